@@ -7,6 +7,7 @@ const BLOCK = 64;
 /** Tokens of a cell in sight, and at the position that is looked at: the most that the server tells. */
 const [ONE, MOST] = [1, 5];
 const NOWHERE = { first: 0, end: 0 };
+const AGAIN_MS = 1000;
 
 /** The map of a session. `version` changes with its content; read it, then `column`. */
 export function makeLensMap(id) {
@@ -20,7 +21,7 @@ export function makeLensMap(id) {
     loading: signal(false),
     error: signal(null),
     /** What is known at a position: `{position, tokenId, text, rows, rounds}`, or undefined. `rows` is a Map from layers to
-     * tokens, best first: `{tokenId, text, p}`. `rounds` tells in which round so many tokens were asked for. */
+     * tokens, best first: `{tokenId, text, p}`, `isOld` if they are asked for anew. `rounds` tells in which round so many tokens were asked for. */
     column: (position) => state.columns.get(position),
     /** The history has `end` positions now, and there may be more to know of them. What is known stays, and what is
      * under way comes, unless `isAnew` says that others may stand there. `calls` says that one must see the last. */
@@ -42,10 +43,10 @@ export function makeLensMap(id) {
       state.detail = position;
       work(state, map);
     },
-    /** What is known after a layer (null: all of them) is not so any more. */
+    /** What is known after a layer is not so any more: it stays until there is an answer. Null: all of them, at once. */
     forget: (layer = null) => {
       state.asking?.abort();
-      for (const { rows } of state.columns.values()) layer === null ? rows.clear() : rows.delete(layer);
+      for (const { rows } of state.columns.values()) layer === null ? rows.clear() : Object.assign(rows.get(layer) ?? {}, { isOld: true });
       begin(state, map);
     },
     /** Nobody looks any more. */
@@ -86,6 +87,7 @@ async function work(state, map) {
     map.error.value = null;
   } catch (error) {
     map.error.value = error;
+    if (!error.status) setTimeout(work, AGAIN_MS, state, map); // the connection has dropped
   }
   map.loading.value = false;
 }
@@ -95,7 +97,7 @@ async function ask(state, next) {
   const { signal } = (state.asking = new AbortController());
   try {
     for (const column of await fetchLens(state.id, next, signal)) {
-      if (!signal.aborted && column.position < state.end) storeColumn(state.columns, column, next.count, round);
+      if (!signal.aborted && column.position < state.end) storeColumn(state.columns, column, next, round);
     }
   } catch (error) {
     if (error.name !== "AbortError") throw error;
@@ -122,15 +124,22 @@ function nextOf(state) {
 function missing({ columns, round, numLayers }, position, count) {
   const column = columns.get(position);
   if (column?.rounds[count] === round) return [];
-  return [...Array(numLayers).keys()].filter((layer) => !(column?.rows.get(layer)?.length >= count));
+  return [...Array(numLayers).keys()].filter((layer) => {
+    const row = column?.rows.get(layer);
+    return row?.isOld || !(row?.length >= count);
+  });
 }
 
 /** Put an answer into `columns`. It adds to what is known there, unless another token stands there now. */
-function storeColumn(columns, fresh, count, round) {
+function storeColumn(columns, fresh, { layers, count }, round) {
   const known = columns.get(fresh.position);
   const before = known?.tokenId === fresh.tokenId ? known : { rows: [], rounds: {} };
   const rows = new Map(before.rows);
-  for (const [layer, top] of fresh.rows) if (!(rows.get(layer)?.length > top.length)) rows.set(layer, top);
+  for (const layer of layers) {
+    const top = fresh.rows.get(layer);
+    if (rows.get(layer)?.isOld) rows.delete(layer);
+    if (top && !(rows.get(layer)?.length > top.length)) rows.set(layer, top);
+  }
   columns.set(fresh.position, { ...fresh, rows, rounds: { ...before.rounds, [count]: round } });
 }
 

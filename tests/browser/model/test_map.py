@@ -79,6 +79,10 @@ def test_an_edit_outdates_the_answer_that_is_under_way(http: httpx.Client, open_
     assert best(now, 0) != best(answer.json(), position)
     route.fulfill(response=answer)
     expect_map(inside, position)
+    inside.page.route(re.compile(r"/lens\?"), lambda route: None)  # no answer
+    inside.button("Fork and compare").click()  # which takes the edit back first
+    expect(inside.page.get_by_role("region", name="Fork and compare").get_by_role("article")).to_have_count(2)
+    expect(inside.cell(last, position)).not_to_be_empty()
 
 
 def test_steps_in_a_row_keep_what_is_known_and_ask_for_the_rest(http: httpx.Client, open_page: OpenPage) -> None:
@@ -95,6 +99,16 @@ def test_steps_in_a_row_keep_what_is_known_and_ask_for_the_rest(http: httpx.Clie
         route.fulfill(response=answer)
     expect(inside.cell(0, 4)).not_to_be_empty()
     assert parse_qs(urlsplit(asked.value.url).query)["layers"] == [",".join(map(str, range(1, inside.layers)))]
+
+
+def test_a_map_whose_connection_dropped_is_asked_for_again(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page, refusals=True)
+    inside.page.route(re.compile(rf"{inside.id}/lens\?"), lambda route: route.abort(), times=1)
+    inside.pause_at(1)
+    lens = inside.page.get_by_role("region", name="Layers and lens")
+    expect(lens.get_by_role("alert")).to_contain_text("The server is away.")
+    expect(inside.cell(1, 4)).not_to_be_empty()
+    expect(lens.get_by_role("alert")).to_have_count(0)
 
 
 def test_a_new_pause_brings_the_map_to_its_tokens(http: httpx.Client, open_page: OpenPage) -> None:
