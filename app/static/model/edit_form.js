@@ -106,6 +106,6 @@ function changeOf(token, beside) {
   const before = beside.find((each) => each.token_id === token.token_id);
   if (!before || before.logprob === null || token.logprob === null) return "new";
   const points = 100 * (probability(token) - probability(before));
-  if (Math.abs(points) < LEAST) return points === 0 ? "no change" : `under ${LEAST} points`;
+  if (Math.abs(points) < LEAST) return points === 0 ? "no change" : `< ${LEAST} points`;
   return `${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)} points`;
 }

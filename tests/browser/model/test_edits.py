@@ -89,8 +89,12 @@ def test_a_preview_shows_what_would_be_said_and_the_smallest_change(http: httpx.
     after = inside.page.get_by_role("table", name="After")
     expect(after).to_contain_text(f"position {inside.view['checkpoint']['end'] - 1}")
     changes = [row.get_by_role("cell").nth(2).text_content() for row in after.get_by_role("row").all()]
-    assert set(changes) <= {"no change", "under 0.05 points"}
-    after.get_by_role("cell").nth(2).evaluate("cell => { cell.textContent = 'under 0.05 points'; }")
+    assert set(changes) <= {"no change", "< 0.05 points"}
+    tables = inside.page.get_by_role("region", name="Edit after layer 1").get_by_role("table").all()
+    rows = [table.evaluate("table => [...table.rows].map((row) => row.getBoundingClientRect().y)") for table in tables]
+    assert rows[0] == pytest.approx(rows[1], abs=1)
+    assert rows[2] == pytest.approx(rows[3], abs=1)
+    after.get_by_role("cell").nth(2).evaluate("cell => { cell.textContent = '< 0.05 points'; }")
     panel = inside.page.get_by_role("region", name="Edit after layer 1")
     assert panel.evaluate("panel => panel.scrollWidth <= panel.clientWidth")
     assert after.evaluate(
@@ -111,6 +115,8 @@ def test_what_is_wrong_with_an_edit_is_told_beside_its_field(http: httpx.Client,
         inside.button("Preview").click()
         expect(factor).to_have_accessible_description(f"a number from -1000000 to 1000000; got {shown}")
         expect(factor).to_have_value(text)
+    factor.fill("1")
+    expect(factor).to_have_accessible_description("")
     positions = inside.page.get_by_label("Positions", exact=True)
     positions.select_option("a range")
     factor.fill("")
