@@ -81,6 +81,7 @@ def test_cells_are_as_large_as_their_bytes(open_page: OpenPage, page_server: str
         assert box is not None
         areas.append(box["width"] * box["height"])
     assert areas[1] / areas[0] == pytest.approx(4, rel=0.25)
+    assert cells(page, small).evaluate("cell => getComputedStyle(cell).textOverflow") == "ellipsis"
 
 
 def test_lanes_and_charts_tell_of_memory_with_units(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
