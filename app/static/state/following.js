@@ -14,6 +14,8 @@ const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 5000;
 /** The server tells of memory each second. A connection that is silent for so long has ended without a word. */
 const SILENT_MS = 15_000;
+/** Short: the header shows the model beside it. */
+const GONE = "Server away, trying again";
 
 /** Follow for as long as the page is open; begin anew with each key that is entered. */
 export function follow() {
@@ -37,7 +39,7 @@ async function keepFollowing(signal) {
     let asked = 0;
     try {
       await followOnce(place, signal, () => (wait = FIRST_WAIT_MS));
-      tell("away", "The server has ended the stream. Trying again");
+      tell("away", GONE);
     } catch (error) {
       if (isHidden() && error.name === "AbortError") continue;
       if (signal.aborted || isFinal(error)) return;
@@ -155,7 +157,7 @@ function isFinal(error) {
     tell("refused", error.message);
     return true;
   }
-  tell("away", error instanceof ApiError && error.status ? error.message : "The server is away. Trying again");
+  tell("away", error instanceof ApiError && error.status ? error.message : GONE);
   return false;
 }
 
