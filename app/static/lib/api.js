@@ -2,12 +2,18 @@
 import { AWAY, connection, key, whileKeyed } from "../state/connection.js";
 
 /** What the server refused, or that it is away: then `status` is 0. `param` names the field, if one was wrong.
- * `retryAfter` is in seconds, or null. */
+ * `retryAfter` is in seconds, or null. `asked` and `told` are when the answer was asked for and came, in milliseconds. */
 export class ApiError extends Error {
   constructor(status, { message, param = null }, retryAfter = null) {
     super(message);
-    Object.assign(this, { status, param, retryAfter });
+    const told = performance.now();
+    Object.assign(this, { status, param, retryAfter, asked: told, told });
   }
+}
+
+/** Throws that error if there is no value: the page's own refusal. */
+export function need(value, empty) {
+  if (!value) throw new ApiError(0, empty);
 }
 
 /** The parsed JSON of an answer; null for an answer without a body. `query` leaves out what is null. */

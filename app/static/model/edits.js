@@ -1,5 +1,5 @@
 // Edits of the checkpoint: from the form to the API's body, tried and taken back.
-import { ApiError, call, download, upload } from "../lib/api.js";
+import { call, download, need, upload } from "../lib/api.js";
 import { server } from "../state/connection.js";
 import { isVector } from "./vectors.js";
 
@@ -36,8 +36,8 @@ const RANGE = { param: "positions", message: "positions: enter the first one, an
 export const noVector = ({ op, vector }) =>
   OPS[op].takes.includes("vector") && !isVector(vector) ? "Choose a vector first, or make one from two prompts." : null;
 
-function numberOf(text, empty) {
-  if (text.trim() === "") throw new ApiError(0, empty);
+export function numberOf(text, empty) {
+  need(text.trim(), empty);
   return Number.isFinite(Number(text)) ? Number(text) : text;
 }
 

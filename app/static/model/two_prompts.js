@@ -1,9 +1,10 @@
 // A vector from two prompts: the difference of what the model has of them after a layer.
-import { call, download } from "../lib/api.js";
+import { call, download, need } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { read } from "../lib/safetensors.js";
 import { Button, errorElse, errorOf, Failure, Field, useAction } from "../shell/controls.js";
 import { server } from "../state/connection.js";
+import { numberOf } from "./edits.js";
 import { keepVector, NameField } from "./vectors.js";
 
 export function TwoPrompts({ desk }) {
@@ -15,24 +16,24 @@ export function TwoPrompts({ desk }) {
   const set = (event) => put({ [event.target.name]: event.target.value });
   const make = (event) => {
     event.preventDefault();
-    act(async () => put({ found: await difference({ ...form, layer: Number(form.layer) }) }));
+    act(async () => put({ found: await difference(form) }));
   };
-  const prompt = (name, label) => html`<${Field} wide id=${name} label=${label} control=${(told) => html`
-    <input ...${told} required value=${form[name]} onInput=${set} autocomplete="off" />`} />`;
+  const prompt = (name, label) => html`<${Field} wide id=${name} label=${label} error=${errorOf(error, name)} control=${(told) => html`
+    <input ...${told} value=${form[name]} onInput=${set} autocomplete="off" />`} />`;
   return html`
     <section class="panel two-prompts stack" aria-labelledby="two-title">
       <h2 id="two-title">A vector from two prompts</h2>
-      <form class="fields" onSubmit=${make}>
+      <form class="fields" noValidate onSubmit=${make}>
         ${prompt("first", "Prompt")} ${prompt("second", "Minus prompt")}
         <${Field} id="layer" label="After layer" error=${errorOf(error, "layer")} control=${(told) => html`
-          <input ...${told} type="number" min="0" max=${count - 1} required value=${form.layer} onInput=${set} />`} />
+          <input ...${told} type="number" min="0" max=${count - 1} value=${form.layer} onInput=${set} />`} />
         <${Field} id="over" label="Taken over" control=${(told) => html`
           <select ...${told} value=${form.over} onChange=${set}>
             <option value="last">the last position</option><option value="mean">the mean of all positions</option>
           </select>`} />
         <${Button} type="submit" why=${busy ? "It is being computed." : null}>Compute the difference<//>
       </form>
-      <${Failure} error=${errorElse(error, ["layer"])} />
+      <${Failure} error=${errorElse(error, ["first", "second", "layer"])} />
       <${Keep} name=${form.name} found=${form.found} put=${put} />
     </section>
   `;
@@ -46,19 +47,22 @@ function Keep({ name, found, put }) {
     if (!found || !(await act(() => keepVector(name, found))).done) return;
     put({ name: "", found: null });
   };
-  return html`<form class="fields" onSubmit=${keep}>
+  return html`<form class="fields" noValidate onSubmit=${keep}>
     <p role="status" class=${found ? null : "dim"}>
       ${found ? `Its norm is ${norm(found).toFixed(3)}.` : "Its norm appears here."}
     </p>
-    <${NameField} id="vector-name" label="Keep as" error=${error?.message ?? null} value=${name}
+    <${NameField} id="vector-name" label="Keep as" error=${errorOf(error, "name")} value=${name}
       set=${(changed) => put({ name: changed })} />
     <${Button} type="submit" why=${why}>Keep the vector<//>
+    <${Failure} error=${errorElse(error, ["name"])} />
   </form>`;
 }
 
 /** A Float32Array: what `first` has after `layer`, minus what `second` has. `over` is "last" for the prompts' last
  * positions, "mean" for the means over all of them. The session that computes it is closed again. */
-async function difference({ first, second, layer, over }) {
+async function difference({ first, second, layer: text, over }) {
+  for (const [param, prompt] of Object.entries({ first, second })) need(prompt, { param, message: "enter a prompt" });
+  const layer = numberOf(text, { param: "layer", message: "enter a layer" });
   const { id } = await call("POST", "/v1/sessions", { body: SCRATCH });
   try {
     await call("POST", `/v1/sessions/${id}/breakpoints`, { body: { layer, action: "capture" } });

@@ -1,6 +1,6 @@
 // The caller's named vectors: the list of them, one from a file, one less.
 import { useState } from "preact/hooks";
-import { call, upload } from "../lib/api.js";
+import { call, need, upload } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { writeVector } from "../lib/safetensors.js";
 import { Button, errorElse, errorOf, Failure, Field, Loading, useAction } from "../shell/controls.js";
@@ -39,8 +39,8 @@ export const VectorOptions = ({ none }) => html`<option value="">${none}</option
 export const isVector = (name) => Boolean(vectors.value.found?.some((each) => each.name === name));
 
 /** Where a new vector gets its name. */
-export const NameField = ({ id, label, error, value, set }) => html`<${Field} id=${id} label=${label} error=${error}
-  control=${(told) => html`<input ...${told} required value=${value} onInput=${(event) => set(event.target.value)} />`}>
+export const NameField = ({ id, label, error, value, set }) => html`<${Field} id=${id} name="name" label=${label} error=${error}
+  control=${(told) => html`<input ...${told} value=${value} onInput=${(event) => set(event.target.value)} />`}>
   ${isVector(value) && html`<p class="dim" role="status">This replaces the vector of that name.</p>`}
 <//>`;
 
@@ -78,15 +78,19 @@ function FromFile() {
   const add = async (event) => {
     event.preventDefault();
     const form = event.target;
-    const { done } = await act(async () => keepVector(name, await form.elements.file.files[0].arrayBuffer()));
+    const { done } = await act(async () => {
+      const [file] = form.elements.file.files;
+      need(file, { param: "file", message: "choose a file" });
+      await keepVector(name, await file.arrayBuffer());
+    });
     if (!done) return;
     setName("");
     form.reset();
   };
-  return html`<form class="fields" onSubmit=${add}>
+  return html`<form class="fields" noValidate onSubmit=${add}>
     <${NameField} id="file-vector-name" label="Name" error=${errorOf(error, "name")} value=${name} set=${setName} />
-    <${Field} id="file" label="Safetensors file" error=${errorElse(error, ["name"])?.message} control=${(told) => html`
-      <input ...${told} type="file" accept=".safetensors" required />`} />
+    <${Field} id="file" label="Safetensors file" error=${errorOf(error, "file") ?? errorElse(error, ["name", "file"])?.message} control=${(told) => html`
+      <input ...${told} type="file" accept=".safetensors" />`} />
     <${Button} type="submit" why=${busy && "It is being added."}>Add the file<//>
   </form>`;
 }

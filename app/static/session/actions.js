@@ -99,7 +99,7 @@ async function download(path, name) {
 function ReturnTime({ value, error }) {
   const wrong = isAbout(error, "resume_in_ms") ? error.message : null;
   return html`
-    <label class="return">back in <input value=${value.value} size="5" inputmode="decimal" autocomplete="off" placeholder="—"
+    <label class="return">back in <input name="resume_in_ms" value=${value.value} size="5" inputmode="decimal" autocomplete="off" placeholder="—"
       ...${told("return", wrong)}
       onInput=${(event) => (value.value = event.target.value)} /> s</label>
     <${Wrong} id="return" error=${wrong} />

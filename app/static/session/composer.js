@@ -74,7 +74,7 @@ function Input({ draft, change, error }) {
       </select></label>`}
     </div>
     <textarea
-      rows="4" aria-label="Text" disabled=${draft.kind === "nothing"} value=${draft.kind === "nothing" ? "" : draft.text}
+      rows="4" aria-label="Text" name=${draft.kind === "message" ? "messages" : "prompt"} disabled=${draft.kind === "nothing"} value=${draft.kind === "nothing" ? "" : draft.text}
       placeholder=${draft.kind === "nothing" ? "The model goes on from the history as it is" : "What comes next. Ctrl+Enter sends"}
       ...${told("text", wrong)}
       onInput=${(event) => change({ text: event.target.value })}

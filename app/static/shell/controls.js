@@ -37,14 +37,22 @@ export const told = (id, error) => (error ? { "aria-invalid": "true", "aria-desc
 
 export const Wrong = ({ id, error }) => error && html`<p class="wrong" id=${`${id}-error`} role="alert">${error}</p>`;
 
-/** Whether an error is about a field: it is one part of the API's name for it, as in `stop.0` or `edits.0.factor`. */
-export const isAbout = (error, name) => Boolean(error?.param?.split(".").includes(name));
+/** When each field was last edited, by its name. */
+const edited = new Map();
+addEventListener("input", ({ target }) => edited.set(target.name, performance.now()), true);
+
+/** A field is one part of the API's name for it, as in `stop.0` or `edits.0.factor`. */
+const names = (error, name) => error?.param?.split(".").includes(name);
+
+/** Whether an error is about a field as it is: one that was edited since it was sent may be right by now. */
+export const isAbout = (error, name) => Boolean(names(error, name) && !(edited.get(name) > error.asked));
 
 /** What an error says of a field, without the field's name; null if it is about another. */
 export const errorOf = (error, name) => (isAbout(error, name) ? error.message.replace(/^[\w.]+: /, "") : null);
 
-/** An error that is about none of these fields, or null. */
-export const errorElse = (error, names) => (names.some((name) => isAbout(error, name)) ? null : error);
+/** An error that is about none of these fields, or about what one held before the answer came; else null. */
+export const errorElse = (error, fields) =>
+  fields.some((name) => names(error, name) && !(edited.get(name) > error.asked && edited.get(name) < error.told)) ? null : error;
 
 /** A title, and below it what to do. */
 export const Empty = ({ title, children }) => html`
@@ -66,12 +74,13 @@ export function useAction() {
   const act = async (run) => {
     if (state.peek().busy) return { done: false };
     state.value = { busy: true, error: null };
+    const asked = performance.now();
     try {
       const value = await run();
       state.value = { busy: false, error: null };
       return { done: true, value };
     } catch (error) {
-      state.value = { busy: false, error: error.name === "AbortError" ? null : error };
+      state.value = { busy: false, error: error.name === "AbortError" ? null : Object.assign(error, { asked }) };
       return { done: false };
     }
   };

@@ -41,7 +41,7 @@ export function settle({ id, state, tokens }) {
 
 const OVER = "The paused turn is over: it ended while this page did not hear the server. ";
 const left = (before, now) =>
-  `${before > now ? `Lost with it, as at a restart: ${counted(before - now, "token")}. ` : ""}Still here: ${counted(now, "token")}.`;
+  `${before > now ? `Lost with it, as at a restart: ${counted(before - now, "token")}. ` : ""}Kept: ${counted(now, "token")}.`;
 
 /** Have it told whether a history of so many tokens has the prompt; what there is to say of that. */
 function fate(asked, tokens) {
@@ -66,6 +66,7 @@ async function run(id, verb, body, { sent = "", tell, onPiece }) {
   turn.value = { ...kept, running: true, verb, sent, error: null, over: null, usage: null };
   const drawn = drawing(turn);
   let rest;
+  const asked = performance.now();
   try {
     const end = await follow(`/v1/sessions/${id}/${verb}`, body, (piece) => (drawn.take(piece), onPiece?.(piece)));
     if (end.checkpoint) stand(id, end.checkpoint);
@@ -73,7 +74,7 @@ async function run(id, verb, body, { sent = "", tell, onPiece }) {
     tell?.(true);
     rest = { text: end.text, usage, asked: usage && { ...turn.peek().asked, end: usage.prompt_tokens } };
   } catch (error) {
-    rest = { error: error instanceof ApiError ? error : AWAY };
+    rest = { error: error instanceof ApiError ? Object.assign(error, { asked }) : AWAY };
   }
   under.value -= 1;
   drawn.stop();

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -98,19 +99,22 @@ def test_a_refused_turn_keeps_what_was_typed(http: httpx.Client, open_page: Open
 
 
 def test_a_paused_turn_that_was_lost_with_the_server_is_explained(open_page: OpenPage, tmp_path: Path) -> None:
-    with serve(state_dir=tmp_path / "state") as url, httpx.Client(base_url=url, timeout=60) as http:
+    kept: dict[str, Any] = {"state_dir": tmp_path / "state", "served_name": "smollm2-135m-instruct"}
+    with serve(**kept) as url, httpx.Client(base_url=url, timeout=60) as http:
         inside = Inside(http, open_page, refusals=True)
         inside.pause_at(1)
         length = inside.view["tokens"]
         expect(inside.page.get_by_text("The pause ends by itself in")).to_be_visible()
     expect(inside.page.get_by_text("The pause ends by itself in")).to_have_count(0)
-    with serve(state_dir=tmp_path / "state", port=int(url.rpartition(":")[2])):
+    figures = inside.page.get_by_role("banner").get_by_text("smollm2-135m-instruct · cpu · float32")
+    assert figures.evaluate("text => text.offsetHeight <= text.parentElement.clientHeight")
+    with serve(**kept, port=int(url.rpartition(":")[2])):
         turn = inside.page.get_by_role("region", name="Turn", exact=True)
         expect(turn.get_by_role("alert")).to_contain_text("The paused turn is over", timeout=WAIT_MS)
         expect(inside.page.get_by_label("Text", exact=True)).to_have_value(PROMPT)
         inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
         told = inside.page.get_by_role("alert")
-        expect(told).to_contain_text(f"Lost with it, as at a restart: {length} tokens. Still here: 0 tokens.")
+        expect(told).to_contain_text(f"Lost with it, as at a restart: {length} tokens. Kept: 0 tokens.")
         expect(told).to_contain_text("The prompt is in its field again.")
         expect(told).to_be_in_viewport()
         inside.page.get_by_role("button", name="Send").click()

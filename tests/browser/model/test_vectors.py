@@ -60,6 +60,34 @@ def expect_vector(inside: Inside, over: str) -> None:
     assert f"cheerful-{over}" not in str(inside.get("/v1/vectors"))
 
 
+def test_what_is_missing_for_a_vector_is_told_beside_its_field(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page, refusals=True)
+    form = inside.page.get_by_role("region", name="A vector from two prompts")
+    compute = form.get_by_role("button", name="Compute the difference")
+    layer = form.get_by_label("After layer")
+    for field, text in ((form.get_by_label("Prompt", exact=True), FIRST), (form.get_by_label("Minus prompt"), SECOND)):
+        compute.click()
+        expect(field).to_have_accessible_description("enter a prompt")
+        field.fill(text)
+        expect(field).to_have_accessible_description("")
+    for text, told in (("", "enter a layer"), ("99", "99")):
+        layer.fill(text)
+        compute.click()
+        expect(layer).to_have_accessible_description(re.compile(told))
+    layer.fill("1")
+    compute.click()
+    expect(form.get_by_role("status")).to_have_text(re.compile("Its norm is"))
+    form.get_by_role("button", name="Keep the vector").click()
+    kept = form.get_by_label("Keep as")
+    expect(kept).to_have_attribute("aria-invalid", "true")
+    kept.fill("named")
+    expect(kept).not_to_have_attribute("aria-invalid", "true")
+    panel = inside.page.get_by_role("region", name="Vectors")
+    panel.get_by_role("button", name="Add the file").click()
+    expect(panel.get_by_label("Safetensors file")).to_have_accessible_description("choose a file")
+    expect(inside.page.locator(":invalid")).to_have_count(0)  # of which the browser would tell in its own way
+
+
 def test_a_file_becomes_a_vector_that_edits_take(http: httpx.Client, open_page: OpenPage, tmp_path: Path) -> None:
     inside = Inside(http, open_page, refusals=True)
     size = inside.get("/version")["hidden_size"]

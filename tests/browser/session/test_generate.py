@@ -102,6 +102,17 @@ def test_what_is_wrong_is_said_beside_its_field(on: OnSession) -> None:
         expect(field).to_have_accessible_description(re.compile(re.escape(message)))
         expect(page.locator("[aria-invalid]")).to_have_count(1)
         field.fill("")
+        expect(page.locator("[aria-invalid]")).to_have_count(0)
+
+    def correct(route: Route) -> None:
+        page.get_by_label("Temperature").fill("1")
+        route.continue_()
+
+    page.route("**/generate", correct, times=1)
+    write(page, "Hello", Temperature="-1")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("alert")).to_have_text("temperature: a number from 0 to 100; got -1")
+    expect(page.locator("[aria-invalid]")).to_have_count(0)
     write(page, "Hello", **{"Min p": "2"})
     page.get_by_text("More", exact=True).click()
     expect(page.get_by_label("Min p")).to_be_hidden()
