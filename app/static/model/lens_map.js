@@ -100,7 +100,7 @@ async function ask(state, next) {
       if (!signal.aborted && column.position < state.end) storeColumn(state.columns, column, next, round);
     }
   } catch (error) {
-    if (error.name !== "AbortError") throw error;
+    if (error.name !== "AbortError" && round === state.round) throw error; // else there is another question
   }
 }
 
