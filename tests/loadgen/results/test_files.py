@@ -88,6 +88,7 @@ def test_files_are_named_after_their_start(tmp_path: Path) -> None:
         ("[]", "is not a result of sums"),
         ('{"experiment": "kv", "schema_version": 3}', "is not a result of sums, but of kv"),
         ('{"experiment": "sums", "schema_version": 1}', "has schema_version 1, but only 3"),
+        ('{"experiment": "sums", "schema_version": 3}', "is old, and lacks seed: measure anew"),
         ('{"experiment": "sums", "schema_version": 3, "seed": "x"}', "is damaged at seed: Input should be a valid int"),
     ],
 )
