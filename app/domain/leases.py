@@ -28,6 +28,8 @@ class Lease:
     length_s: float
     """0: nobody holds it, as the last holder has let it go."""
     renewals: int = 0
+    news: str = ""
+    """What a file beside the journal says: the holder changes it where it cannot write to the journal."""
 
     @property
     def is_free(self) -> bool:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from app.domain.errors import Fenced
 from app.domain.leases import Lease, Tenure, Watch
-from app.journal.lease_table import find_lease, release_lease, renew_lease
+from app.journal import refusals
+from app.journal.lease_table import find_lease, release_lease, renew_in_place, renew_lease
 from app.journal.lock import FolderLock
-from app.journal.store import JournalStore
+from app.journal.renewals import Renewals
+from app.journal.store import JournalStore, is_busy
 from app.machine.boot import boot_time, machine_id
 
 logger = logging.getLogger(__name__)
@@ -100,7 +102,12 @@ class FolderLease:
     """A lease that is held, and renewed until `close`. Any thread may ask."""
 
     def __init__(self, path: Path, tenure: Tenure, lock: FolderLock) -> None:
-        """`path` is the journal's, and `lock` is that of its folder."""
+        """`path` is the journal's, and `lock` is that of its folder. Raises `FieldOutOfRange` if it has no room."""
+        self._renewals = Renewals(path)
+        try:
+            self._renewals.make()
+        except OSError as error:
+            raise refusals.unwritable(path, error) from error
         self._tenure = tenure
         self._lock = lock
         self._length_s = tenure.lease.length_s
@@ -176,8 +183,8 @@ class FolderLease:
         """Whether it could be renewed."""
         began = boot_time()
         try:
-            renewed = renew_lease(self._connection, self._tenure.lease)
-        except sqlite3.Error as error:
+            renewed = self._write_news()
+        except (sqlite3.Error, OSError) as error:
             self._note_failure(error)
             return False
         if renewed is None:
@@ -191,7 +198,17 @@ class FolderLease:
             logger.warning("the lease of the state folder is held again: sessions are served")
         return True
 
-    def _note_failure(self, error: sqlite3.Error) -> None:
+    def _write_news(self) -> Lease | None:
+        """Renew it in the journal, or beside that if it takes nothing: a full disk must not end what needs no room."""
+        mine = self._tenure.lease
+        try:
+            return renew_lease(self._connection, mine)
+        except sqlite3.OperationalError as error:
+            if is_busy(error):
+                raise
+            return renew_in_place(self._connection, self._renewals, mine)
+
+    def _note_failure(self, error: Exception) -> None:
         if not self.holds and not self._has_lapsed:
             self._has_lapsed = True
             logger.error("the lease of the state folder has run out, and no session is served: %s", error)

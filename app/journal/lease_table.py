@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 
 from app.domain.leases import NOBODYS, Lease
+from app.journal.renewals import Renewals
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS lease (
@@ -22,11 +24,18 @@ def find_lease(connection: sqlite3.Connection) -> Lease:
     return NOBODYS if found is None else Lease(*found)
 
 
-def take_lease(connection: sqlite3.Connection, found: Lease, taken: Lease) -> bool:
-    """Put `taken` in the place of `found`, which has been seen. False, and nothing is done, if it has changed since."""
+def look_at_lease(connection: sqlite3.Connection, renewals: Renewals) -> Lease:
+    """The folder's lease with all its news. Raises `OSError` if the file of news cannot be read."""
+    return replace(find_lease(connection), news=renewals.read())
+
+
+def take_lease(connection: sqlite3.Connection, renewals: Renewals, found: Lease, taken: Lease) -> bool:
+    """Put `taken` in the place of `found`, which has been seen. False, and nothing is done, if it has changed since.
+    Raises like `look_at_lease`.
+    """
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        if find_lease(connection) != found:
+        if look_at_lease(connection, renewals) != found:
             return False
         connection.execute(TABLE)
         _put(connection, taken)
@@ -43,6 +52,18 @@ def renew_lease(connection: sqlite3.Connection, mine: Lease) -> Lease | None:
         renewed = found.renewed()
         _put(connection, renewed)
     return renewed
+
+
+def renew_in_place(connection: sqlite3.Connection, renewals: Renewals, mine: Lease) -> Lease | None:
+    """The same as `renew_lease` where the journal has no room: a transaction that writes nothing holds its lock
+    meanwhile, so nobody takes the lease between the look and the news. Raises `OSError` if there can be no news.
+    """
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        if not find_lease(connection).is_of(mine):
+            return None
+        renewals.write()
+    return mine
 
 
 def release_lease(connection: sqlite3.Connection, mine: Lease) -> None:

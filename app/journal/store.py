@@ -17,6 +17,7 @@ from app.domain.values import ModelInfo, Phase, Residency, SessionId
 from app.journal import breakpoint_tables, home_table, lease_table, refusals, response_table
 from app.journal.migrations import FORMAT, OLDEST, bring_up_to_date
 from app.journal.records import TOKEN_BYTES, ResponseRecord, SessionRecord, VectorKey, WriteBatch, moves
+from app.journal.renewals import Renewals
 from app.journal.steering import Steering
 from app.journal.tables import make_journal
 from app.journal.writing import COLUMNS, Fence, Refused, no_fence, write_batch
@@ -48,6 +49,7 @@ class JournalStore:
         or cannot be used now: no session is given up in silence.
         """
         self._path = path
+        self._renewals = Renewals(path)
         self._modes = ("DELETE", "FULL") if shared else ("WAL", "NORMAL")
         self.fence: Fence = no_fence
         """Called in each transaction: it raises an exception unless the folder is still this server's."""
@@ -141,9 +143,11 @@ class JournalStore:
     def lease(self) -> Lease | None:
         """That of the folder; None: others have the file for long. Raises `FieldOutOfRange` if it is damaged."""
         try:
-            return lease_table.find_lease(self._connection)
+            return lease_table.look_at_lease(self._connection, self._renewals)
+        except OSError as error:
+            raise refusals.unwritable(self._path, error) from error
         except sqlite3.DatabaseError as error:
-            if _is_busy(error):
+            if is_busy(error):
                 return None
             raise refusals.unusable(self._path, error) from error
 
@@ -151,9 +155,11 @@ class JournalStore:
         """`take_lease` of the file, flushed: a power cut must not bring the former holder back. Raises like `lease`."""
         self._connection.execute("PRAGMA synchronous = FULL")
         try:
-            return lease_table.take_lease(self._connection, found, taken)
+            return lease_table.take_lease(self._connection, self._renewals, found, taken)
+        except OSError as error:
+            raise refusals.unwritable(self._path, error) from error
         except sqlite3.DatabaseError as error:
-            if _is_busy(error):
+            if is_busy(error):
                 return False
             raise refusals.unusable(self._path, error) from error
         finally:
@@ -224,7 +230,8 @@ class JournalStore:
         return refusals.damaged(self._path, why)
 
 
-def _is_busy(error: sqlite3.Error) -> bool:
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether others have the file just now."""
     return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # its extended codes have more bits
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import Any
 
 import httpx
 
+from app.journal.journal import FILE_NAME
+from tests.processes import ServerProcess
 from tests.serving import serve
 
 TOKENS = 12
@@ -20,6 +24,17 @@ def serving(folder: Path, **changed: Any) -> Iterator[httpx.Client]:
     """A client of a server that keeps its sessions in `folder`."""
     with serve(state_dir=folder, **changed) as url, httpx.Client(base_url=url, timeout=30) as client:
         yield client
+
+
+@contextmanager
+def no_room(server: ServerProcess, folder: Path) -> Iterator[None]:
+    """No file of the server may grow: what a full disk is to the journal."""
+    size = (folder / f"{FILE_NAME}-wal").stat().st_size
+    _, unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size, unlimited))
+    yield
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
 
 
 def open_session(http: httpx.Client, **body: Any) -> str:

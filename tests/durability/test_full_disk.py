@@ -7,7 +7,6 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ from httpx_sse import connect_sse
 from prometheus_client.parser import text_string_to_metric_families
 
 import client
-from app.journal.journal import FILE_NAME
 from app.machine import disk
 from app.web.server import NOT_DURABLE
-from tests.durability.restarting import generate, open_session, serving
+from tests.durability.restarting import generate, no_room, open_session, serving
 from tests.errors import assert_error
-from tests.processes import ServerProcess, serve_process
+from tests.processes import serve_process
 
 MIB = 1 << 20
 TURN = {"token_ids": [5], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
@@ -40,17 +38,6 @@ def journal_metrics(http: httpx.Client) -> tuple[float, float]:
     families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
     failing, waiting = (families[f"djinn_journal_{name}"].samples[0].value for name in ("failing", "waiting"))
     return failing, waiting
-
-
-@contextmanager
-def no_room(server: ServerProcess, folder: Path) -> Iterator[None]:
-    """No file of the server may grow: what a full disk is to the journal."""
-    size = (folder / f"{FILE_NAME}-wal").stat().st_size
-    _, unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size, unlimited))
-    yield
-    with contextlib.suppress(ProcessLookupError):  # it has ended
-        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
 
 
 def warm_up(http: httpx.Client, session: str) -> list[int]:

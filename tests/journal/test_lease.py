@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from app.backup import back_up
 from app.domain.errors import Fenced, FieldOutOfRange, NotDurable
 from app.domain.leases import Lease
 from app.domain.values import SessionId
-from app.journal import lease
+from app.journal import lease, renewals
 from app.journal.journal import FILE_NAME, Journal
 from app.journal.lease_table import find_lease
 from app.journal.lock import FolderLock
@@ -57,6 +58,17 @@ def has_lost(journal: Journal) -> bool:
 
 def is_fenced(journal: Journal) -> bool:
     return journal.state.is_fenced
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """The journal cannot be written at all; the file of news is as large as it may be."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (renewals.SIZE, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def found(folder: Path) -> Lease:
@@ -194,6 +206,52 @@ def test_a_lease_that_cannot_be_renewed_is_held_again_if_nobody_took_it(
     assert not is_fenced(journal)
     said = [line.message for line in caplog.records if line.name == "app.journal.lease"]
     assert [line.partition(" folder ")[2][:18] for line in said] == ["has run out, and n", "is held again: ses"]
+    journal.close()
+
+
+def test_a_lease_is_renewed_where_the_journal_takes_nothing(tmp_path: Path, on: On, shared: bool) -> None:
+    first = started(tmp_path, LONG_S)
+    freeze(first)
+    held = first.lease
+    assert held is not None
+    before = first._store.lease()
+    assert before is not None
+    held._tenure.ends_at = 0.0  # time has passed
+    row = found(tmp_path)
+    with no_room():
+        assert held._renew()
+    held.require()
+    assert found(tmp_path) == row
+    assert first._store.lease() != before
+    assert not first._store.take_lease(before, before.next("another", "two", LONG_S))
+    assert held._renew()
+    assert found(tmp_path) == row.renewed()
+    first.close()
+
+
+def test_a_holder_without_room_learns_that_it_has_lost_the_folder(tmp_path: Path, on: On, shared: bool) -> None:
+    first = Journal(tmp_path, SHORT_S)
+    assert first.lease is not None
+    freeze(first)
+    on("two")
+    second = Journal(tmp_path, LONG_S)
+    news = second._store.lease()
+    with no_room():
+        assert not first.lease._renew()
+    assert has_lost(first)
+    assert second._store.lease() == news
+    second.close()
+    first.close()
+
+
+def test_news_need_the_file_that_others_look_at(tmp_path: Path, on: On) -> None:
+    journal = Journal(tmp_path, LONG_S)
+    assert journal.lease is not None
+    freeze(journal)
+    (tmp_path / renewals.NAME).unlink()
+    with no_room():
+        assert not journal.lease._renew()
+    assert not (tmp_path / renewals.NAME).exists()
     journal.close()
 
 

@@ -1,0 +1,45 @@
+"""News of a lease on a full disk: a file beside the journal that is overwritten where it is, which takes no room."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from app.machine.files import make_private, sync
+
+NAME = "renewals"
+WORD_BYTES = 16
+SIZE = 2 * WORD_BYTES
+"""Of the file: one word that never comes twice, in hexadecimal."""
+
+
+class Renewals:
+    """The file beside the journal at `path`. Who reads or writes it for a decision holds the journal's write lock."""
+
+    def __init__(self, journal: Path) -> None:
+        self._path = journal.with_name(NAME)
+
+    def make(self) -> None:
+        """Have the file, with its room on the disk. Raises `OSError`."""
+        make_private(self._path)
+        if self._path.stat().st_size != SIZE:
+            self._path.write_text(secrets.token_hex(WORD_BYTES))
+        sync(self._path)
+        sync(self._path.parent)
+
+    def read(self) -> str:
+        """What is in the file; empty if nobody has made it. Raises `OSError`."""
+        try:
+            return self._path.read_bytes().hex()
+        except FileNotFoundError:
+            return ""
+
+    def write(self) -> None:
+        """Overwrite the file with another word, and flush it. Raises `OSError`, also if there is no such file."""
+        descriptor = os.open(self._path, os.O_WRONLY)  # never a new one: that needs room, and others may look at it
+        try:
+            os.pwrite(descriptor, secrets.token_hex(WORD_BYTES).encode(), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
