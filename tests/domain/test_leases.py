@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -86,8 +86,8 @@ class Folder(RuleBasedStateMachine):
         if here.tenure is not None and not here.tenure.is_lost:
             here.renewing = self.clock(here)
 
-    @rule(name=st.sampled_from(NAMES), arrives=st.booleans(), answered=st.booleans())
-    def renew(self, name: str, arrives: bool, answered: bool) -> None:
+    @rule(name=st.sampled_from(NAMES), arrives=st.booleans(), answered=st.booleans(), has_room=st.booleans())
+    def renew(self, name: str, arrives: bool, answered: bool, has_room: bool) -> None:
         here = self.processes[name]
         if here.renewing is None or here.tenure is None:
             return
@@ -98,7 +98,8 @@ class Folder(RuleBasedStateMachine):
             if answered:
                 here.tenure.lose()
             return
-        self.lease = self.lease.renewed()
+        self.words += 1
+        self.lease = self.lease.renewed() if has_room else replace(self.lease, news=str(self.words))
         if answered:
             here.tenure.renewed(self.lease, began)
 
