@@ -23,16 +23,16 @@ FLAGS = (
 """Those that count, in the words of Linux: first x86's, then ARM's."""
 NO_FLAGS = "no vector flags known"
 CPUINFO = Path("/proc/cpuinfo")
-MASKS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
-"""Variables that keep PyTorch and oneDNN from using all instructions there are."""
+MASKS = {"ATEN_CPU_CAPABILITY": "aten", "ONEDNN_MAX_CPU_ISA": "onednn", "NUMBA_CPU_NAME": "numba"}
+"""Variables that keep PyTorch, oneDNN and our own kernels from using all instructions there are, in short.
+`NUMBA_CPU_FEATURES` goes with the last one."""
 
 
 def processor_flags() -> tuple[str, ...]:
-    """Those of `FLAGS` that this machine's processor has; none where the kernel does not tell. The last one is
-    `masked_avx2` or the like where one of `MASKS` is set.
+    """Those of `FLAGS` that this machine's processor has; none where the kernel does not tell. Then one for each of
+    `MASKS` that is set, such as `aten_avx2`.
     """
-    masks = [os.environ[name] for name in MASKS if name in os.environ]
-    masked = tuple(f"masked_{mask.lower()}" for mask in masks[:1])
+    masked = tuple(f"{name}_{os.environ[mask].lower()}" for mask, name in MASKS.items() if os.environ.get(mask))
     try:
         return flags_in(CPUINFO.read_text("utf-8")) + masked
     except OSError:

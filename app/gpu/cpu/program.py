@@ -51,7 +51,7 @@ class Program:
     """Launches in their order. Whoever makes one keeps the memory that they work on."""
 
     def __init__(self, launches: Sequence[Launch]) -> None:
-        self._launches = launches
+        self._kinds = [type(each.arguments) for each in launches]
         sizes = [-(-ctypes.sizeof(each.arguments) // _ALIGNMENT) * _ALIGNMENT for each in launches]
         self._starts = np.cumsum([0, *sizes])
         self._fresh = np.zeros(self._starts[-1], np.uint8)
@@ -74,9 +74,9 @@ class Program:
     def _find(self, field: str) -> NDArray[np.int64]:
         """Where in the arguments of all launches the field is, counted in int64."""
         places = [
-            start + getattr(type(each.arguments), field).offset
-            for start, each in zip(self._starts.tolist(), self._launches, strict=False)
-            if hasattr(type(each.arguments), field)
+            start + getattr(kind, field).offset
+            for start, kind in zip(self._starts.tolist(), self._kinds, strict=False)
+            if hasattr(kind, field)
         ]
         return np.array(places, np.int64) // 8
 

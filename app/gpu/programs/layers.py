@@ -15,7 +15,7 @@ from app.gpu.cpu.program import Program
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.programs.inputs import MOST_SHORT, Inputs
-from app.gpu.programs.recording import Arena, NotRecordable, Recording
+from app.gpu.programs.recording import Arena, NotRecordable, Recording, outliving
 from app.gpu.programs.run import layer_by_layer
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A program of all layers; layer i is launches `[starts[i], starts[i + 1])`, and reads `hidden[i]`."""
+    """A program of all layers; layer i is launches `[starts[i], starts[i + 1])`, and reads `hidden[i]`. Other layers
+    have something else in that memory.
+    """
 
     program: Program
     starts: list[int]
@@ -35,7 +37,7 @@ class _Recorded:
 
 class RecordedLayers:
     """A `RunLayers` on a CPU, in inference mode. It records layers once for short rows, and once for prompts beside
-    them; before each run it tells the program how many there are.
+    them. Before each run it tells the program how many there are.
     """
 
     @torch.inference_mode()
@@ -54,10 +56,10 @@ class RecordedLayers:
         self._layer_by_layer = layer_by_layer(stack, pool, on_layer)
         blocks = -(-max_model_len // pool.block_size)
         self._inputs = Inputs(max_step_tokens, blocks, stack.hidden_size, stack.dtype)
-        self._arenas = Arena(), Arena()
-        # The one with the most tokens first: then the memory of the other lies within its own.
-        self._mixed = self._record(*self._inputs.mixed())
-        self._short = self._record(*self._inputs.short())
+        self._arena = Arena()
+        # The one with the most tokens first: then the other needs no memory of its own.
+        self._mixed = self._record("prompts", *self._inputs.mixed())
+        self._short = self._record("decodes", *self._inputs.short())
 
     def __call__(self, lo: int, hi: int, hidden: Tensor, batch: Batch) -> Tensor:
         """See `RunLayers`."""
@@ -93,17 +95,18 @@ class RecordedLayers:
                 self._on_layer()
             recorded.program.run(start, end)
 
-    def _record(self, hidden: Tensor, batch: Batch) -> _Recorded | None:
-        """None if the model, or its attention, needs other kernels."""
+    def _record(self, what: str, hidden: Tensor, batch: Batch) -> _Recorded | None:
+        """None if the model, or its attention, needs other kernels for that."""
         recording = Recording()
         starts, stream = [0], [hidden]
         try:
             for layer in range(self._stack.num_layers):
-                with recording.within(self._arenas[layer % 2]):
-                    stream.append(self._stack.layer(layer, stream[-1], batch, self._pool.layer(layer)))
+                with recording.within(self._arena):
+                    hidden = self._stack.layer(layer, hidden, batch, self._pool.layer(layer))
+                stream.append(outliving(hidden))
                 starts.append(len(recording.launches))
         except NotRecordable as reason:
-            logger.info("layers run without programs: %s", reason)
+            logger.info("%s run without a program: %s", what, reason)
             return None
         launched = (each.arguments for each in recording.launches)
         heads = next((each.heads for each in launched if isinstance(each, PromptArguments)), 0)

@@ -1,9 +1,11 @@
 """Recording what a model gives a CPU to do: which kernels it launches, on which memory."""
 
 import ctypes
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -22,8 +24,6 @@ _ALLOCATIONS = {
     _aten.new_empty_strided.default,
 }
 _ZEROS = {_aten.zeros.default}
-_PAGE = 1 << 20
-_ALIGNMENT = 64
 
 
 class NotRecordable(Exception):
@@ -31,26 +31,37 @@ class NotRecordable(Exception):
 
 
 class Arena:
-    """Memory for the tensors of one layer at a time. It grows, and never moves."""
+    """Memory for tensors that live while layers are recorded: what one has given back, another one gets. It grows, and
+    never moves.
+    """
 
     def __init__(self) -> None:
-        self._pages: list[Tensor] = []
-        self.rewind()
+        self._blocks: list[Tensor] = []
+        self._free: list[tuple[int, int]] = []
+        """Size and address of each block that is free, the smallest first."""
 
-    def rewind(self) -> None:
-        """Give the same memory again: nobody reads what was there."""
-        self._page, self._used = 0, 0
+    @property
+    def nbytes(self) -> int:
+        """Of all blocks."""
+        return sum(block.numel() for block in self._blocks)
 
     def take(self, nbytes: int) -> Tensor:
-        """`[nbytes]` uint8, aligned to a cache line."""
-        while self._page < len(self._pages):
-            end = self._used + nbytes
-            if end <= self._pages[self._page].numel():
-                begin, self._used = self._used, -(-end // _ALIGNMENT) * _ALIGNMENT
-                return self._pages[self._page][begin:end]
-            self._page, self._used = self._page + 1, 0
-        self._pages.append(torch.empty(max(_PAGE, nbytes), dtype=torch.uint8))
-        return self.take(nbytes)
+        """`[nbytes]` uint8, aligned to a cache line. The memory is free again when no tensor shares it any more."""
+        place = bisect_left(self._free, (nbytes, 0))
+        size, address = self._free.pop(place) if place < len(self._free) else self._grow(nbytes)
+        owner = (ctypes.c_uint8 * size).from_address(address)
+        finalize(owner, insort, self._free, (size, address)).atexit = False
+        return torch.frombuffer(owner, dtype=torch.uint8)[:nbytes]
+
+    def _grow(self, nbytes: int) -> tuple[int, int]:
+        self._blocks.append(torch.empty(max(1, nbytes), dtype=torch.uint8))
+        return self._blocks[-1].numel(), self._blocks[-1].data_ptr()
+
+
+def outliving(tensor: Tensor) -> Tensor:
+    """The same dense memory of an arena, which must live on, as a tensor that does not keep it: others may get it."""
+    memory = (ctypes.c_uint8 * (tensor.numel() * tensor.itemsize)).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
 
 class Recording(TorchDispatchMode):
@@ -69,8 +80,7 @@ class Recording(TorchDispatchMode):
 
     @contextmanager
     def within(self, arena: Arena) -> Iterator[None]:
-        """Record, with tensors in `arena`, from its start."""
-        arena.rewind()
+        """Record, with tensors in `arena`."""
         self._arena = arena
         with recorded_by(self), self:
             yield

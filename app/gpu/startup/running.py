@@ -24,7 +24,7 @@ WARM_UP_TOKENS = 32
 def make_runner(
     loaded: LoadedModel, settings: EngineSettings, kv: KV, recorder: Recorder | None, on_layer: Callable[[], None]
 ) -> Runner:
-    """What runs the steps of a loaded model. `on_layer` is called after each layer."""
+    """What runs the steps of a loaded model. `on_layer` is called before each layer that may take long."""
     stack, limit = loaded.stack, kv.max_model_len
     largest = DecodeLimits(settings.max_running, -(-limit // settings.block_size), stack.vocab_size)
     graphs, runs = _record(stack, kv.pool, largest, recorder)

@@ -18,6 +18,7 @@ from app.gpu.attention.cpu.paged import PAGED_TOKENS, PagedCpuAttention
 from app.gpu.attention.pool_rows import to_rows
 from app.gpu.cpu.program import Program
 from app.gpu.kv_pools.device import KVPool
+from app.gpu.linear.base import Products
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.programs.layers import RecordedLayers
@@ -37,15 +38,28 @@ KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 RECORDED = ["llama", "llama-tied-biased-wide-heads", "mistral-window", "qwen2", "qwen3", "smollm3", "gpt2"]
 
 
-def load(case: str, dtype: torch.dtype = torch.float32) -> LayerStack:
+def load(case: str, dtype: torch.dtype = torch.float32, *, in_bfloat16: bool = False) -> LayerStack:
     fields = {**CASES[case], **WIDTHS, "n_positions": 700}
     model = replace(resolve("random:tiny-llama", cache_dir=Path()), config=AutoConfig.for_model(**fields))
-    return load_stack(model, device=CPU, dtype=dtype, attention=PagedCpuAttention(), max_model_len=POSITIONS)
+    return load_stack(
+        model,
+        device=CPU,
+        dtype=dtype,
+        attention=PagedCpuAttention(in_bfloat16=in_bfloat16),
+        max_model_len=POSITIONS,
+        products=Products.BFLOAT16 if in_bfloat16 else Products.FLOAT32,
+    )
 
 
 @pytest.fixture(scope="module", params=RECORDED)
 def stack(request: pytest.FixtureRequest) -> LayerStack:
     return load(request.param)
+
+
+@pytest.fixture(scope="module")
+def rounded() -> LayerStack:
+    """Multiplied in bfloat16."""
+    return load("llama", in_bfloat16=True)
 
 
 def make_step(stack: LayerStack, spans: Sequence[Span], seed: int) -> tuple[Tensor, Batch]:
@@ -92,11 +106,34 @@ def test_any_steps_give_the_same_bits(
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize(
+    "rows",
+    [[(0, 150)], [(9, 1), (40, 130)], [(0, 1)] * 30 + [(0, 8)] * 4 + [(0, 20)] * 5, [(0, 1)] * 64 + [(0, 100)]],
+    ids=["many runs", "beside a decode", "many rows", "no more rows"],
+)
+def test_products_in_bfloat16_give_the_same_bits(rounded: LayerStack, rows: list[Span]) -> None:
+    one, other = pools(rounded)
+    hidden, batch = make_step(rounded, rows, seed=1)
+    recorded = RecordedLayers(rounded, one, POSITIONS, STEP_TOKENS)
+    found = recorded(0, rounded.num_layers, hidden, batch)
+    assert torch.equal(found, layer_by_layer(rounded, other)(0, rounded.num_layers, hidden, batch))
+    assert torch.equal(one.data, other.data)
+
+
+@torch.inference_mode()
+def test_a_watch_sees_each_layer_of_a_prompt(stack: LayerStack) -> None:
+    seen = list[int]()
+    recorded = RecordedLayers(stack, pools(stack)[0], POSITIONS, STEP_TOKENS, lambda: seen.append(1))
+    recorded(1, stack.num_layers, *make_step(stack, [(0, 50)], seed=1))
+    assert len(seen) == stack.num_layers - 1
+
+
+@torch.inference_mode()
 def test_no_count_of_tokens_needs_memory_of_its_own(stack: LayerStack) -> None:
     recorded, memory = RecordedLayers(stack, pools(stack)[0], POSITIONS, STEP_TOKENS), set[int]()
     for length in (1, 5, 60, STEP_TOKENS):
         recorded(0, stack.num_layers, *make_step(stack, [(20, 1), (0, length)], seed=1))
-        memory.add(sum(page.numel() for arena in recorded._arenas for page in arena._pages))
+        memory.add(recorded._arena.nbytes)
     assert len(memory) == 1
 
 

@@ -43,5 +43,8 @@ def test_a_processor_of_which_a_part_is_masked_is_another_one(tmp_path: Path, mo
     for name in MASKS:
         monkeypatch.delenv(name, raising=False)
     assert processor_flags() == ("avx2", "avx512f")
-    monkeypatch.setenv(MASKS[-1], "AVX2")
-    assert processor_flags() == ("avx2", "avx512f", "masked_avx2")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert processor_flags() == ("avx2", "avx512f", "onednn_avx2")
+    monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")
+    assert processor_flags() == ("avx2", "avx512f", "onednn_avx2", "numba_haswell")
