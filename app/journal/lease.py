@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import sqlite3
 import threading
@@ -15,7 +16,7 @@ from app.journal import refusals
 from app.journal.lease_table import find_lease, release_lease, renew_in_place, renew_lease
 from app.journal.lock import FolderLock
 from app.journal.renewals import Renewals
-from app.journal.store import JournalStore, is_busy
+from app.journal.store import JournalStore
 from app.machine.boot import boot_time, machine_id
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ CLOCK_LOOK_S = 1.0
 """Between two looks at the clock, which goes on while the machine sleeps. A wait does not."""
 RETRY_S = 1.0
 """Before another attempt at a renewal that has failed, at most."""
+TAKES_NOTHING = (sqlite3.SQLITE_FULL, *refusals.OUT_OF_REACH)
+"""Codes of SQLite for a disk without room. `SQLITE_READONLY` is none: it may mean that the file has been replaced."""
 SAY_S = 60.0
 """Between two lines of the log about a holder that goes on."""
 
@@ -40,8 +43,11 @@ def take(store: JournalStore, lock: FolderLock, length_s: float, *, shared: bool
 
     A former holder on this machine that has let go of the lock is dead, so its lease is no more, unless the folder is
     shared: one machine may have it twice, and each time with locks of its own. Raises
-    `FieldOutOfRange` if another server has the lock, and is on this machine or has no lease.
+    `FieldOutOfRange` if another server has the lock, and is on this machine or has no lease. Raises it too if there is
+    no room for what a lease needs: then none is taken.
     """
+    if length_s:
+        store.make_news()
     watch, here, wait = Watch(), machine_id(), _Wait()
     while True:
         found = store.lease()
@@ -102,15 +108,13 @@ class FolderLease:
     """A lease that is held, and renewed until `close`. Any thread may ask."""
 
     def __init__(self, path: Path, tenure: Tenure, lock: FolderLock) -> None:
-        """`path` is the journal's, and `lock` is that of its folder. Raises `FieldOutOfRange` if it has no room."""
+        """`path` is the journal's, and `lock` is that of its folder."""
         self._renewals = Renewals(path)
-        try:
-            self._renewals.make()
-        except OSError as error:
-            raise refusals.unwritable(path, error) from error
         self._tenure = tenure
         self._lock = lock
         self._length_s = tenure.lease.length_s
+        self._path = path
+        self._opened = path.stat()  # before it is opened: a file that comes in between counts as another
         # Its own: a large commit of the journal must not hold up a renewal for longer than it has the file.
         busy_s = min(self._length_s / RENEWALS, MOST_BUSY_S)
         self._connection = sqlite3.connect(path, busy_s, isolation_level="IMMEDIATE", check_same_thread=False)
@@ -175,9 +179,10 @@ class FolderLease:
         while not self._closing.wait(min(CLOCK_LOOK_S, max(0.0, due - boot_time()))) and not self.is_lost:
             if boot_time() < due:
                 continue
+            began = boot_time()  # the right is counted from there too, and a renewal may wait long for the file
             with self._renewing:
                 is_renewed = self._renew()
-            due = boot_time() + (pause_s if is_renewed else min(pause_s, RETRY_S))
+            due = began + (pause_s if is_renewed else min(pause_s, RETRY_S))
 
     def _renew(self) -> bool:
         """Whether it could be renewed."""
@@ -200,13 +205,21 @@ class FolderLease:
 
     def _write_news(self) -> Lease | None:
         """Renew it in the journal, or beside that if it takes nothing: a full disk must not end what needs no room."""
+        self._require_place()
         mine = self._tenure.lease
         try:
             return renew_lease(self._connection, mine)
         except sqlite3.OperationalError as error:
-            if is_busy(error):
+            if error.sqlite_errorcode & 0xFF not in TAKES_NOTHING:  # its extended codes have more bits
                 raise
-            return renew_in_place(self._connection, self._renewals, mine)
+        return renew_in_place(self._connection, self._renewals, mine)
+
+    def _require_place(self) -> None:
+        """Raise `OSError` unless the open file is the one that others find. Somebody may have moved the folder, or put
+        an older one in its place.
+        """
+        if not os.path.samestat(self._opened, self._path.stat()):
+            raise OSError(f"another file is in the place of {self._path}")
 
     def _note_failure(self, error: Exception) -> None:
         if not self.holds and not self._has_lapsed:

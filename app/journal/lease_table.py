@@ -55,8 +55,8 @@ def renew_lease(connection: sqlite3.Connection, mine: Lease) -> Lease | None:
 
 
 def renew_in_place(connection: sqlite3.Connection, renewals: Renewals, mine: Lease) -> Lease | None:
-    """The same as `renew_lease` where the journal has no room: a transaction that writes nothing holds its lock
-    meanwhile, so nobody takes the lease between the look and the news. Raises `OSError` if there can be no news.
+    """The same as `renew_lease` where the journal has no room. A transaction that writes nothing holds its lock
+    meanwhile: nobody takes the lease between the look and the news. Raises `OSError` if there can be no news.
     """
     with connection:
         connection.execute("BEGIN IMMEDIATE")

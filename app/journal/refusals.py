@@ -61,6 +61,14 @@ def unwritable(path: Path, error: OSError) -> FieldOutOfRange:
     )
 
 
+def no_news(path: Path, error: OSError) -> FieldOutOfRange:
+    """The file of a lease's news cannot be read or made."""
+    return _refusal(
+        f"cannot use {path}, where a server without room says that it lives: {explain(error)}; make room, make it "
+        "readable and writable, or name another folder with --state-dir"
+    )
+
+
 def not_kept(path: Path, found: int, newest: int, error: Exception) -> FieldOutOfRange:
     """The file of format `found` could not be copied before it becomes one of `newest`."""
     return _refusal(

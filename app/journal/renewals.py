@@ -15,29 +15,32 @@ SIZE = 2 * WORD_BYTES
 
 
 class Renewals:
-    """The file beside the journal at `path`. Who reads or writes it for a decision holds the journal's write lock."""
+    """The file at `path`, beside the journal. Who renews or takes a lease holds the journal's write lock meanwhile. Who
+    only watches needs no lock, as the take looks again. `make` needs none either: its word is news too, and only makes
+    others wait longer.
+    """
 
     def __init__(self, journal: Path) -> None:
-        self._path = journal.with_name(NAME)
+        self.path = journal.with_name(NAME)
 
     def make(self) -> None:
         """Have the file, with its room on the disk. Raises `OSError`."""
-        make_private(self._path)
-        if self._path.stat().st_size != SIZE:
-            self._path.write_text(secrets.token_hex(WORD_BYTES))
-        sync(self._path)
-        sync(self._path.parent)
+        make_private(self.path)
+        if self.path.stat().st_size != SIZE:
+            self.path.write_text(secrets.token_hex(WORD_BYTES))
+        sync(self.path)
+        sync(self.path.parent)
 
     def read(self) -> str:
         """What is in the file; empty if nobody has made it. Raises `OSError`."""
         try:
-            return self._path.read_bytes().hex()
+            return self.path.read_bytes().hex()
         except FileNotFoundError:
             return ""
 
     def write(self) -> None:
         """Overwrite the file with another word, and flush it. Raises `OSError`, also if there is no such file."""
-        descriptor = os.open(self._path, os.O_WRONLY)  # never a new one: that needs room, and others may look at it
+        descriptor = os.open(self.path, os.O_WRONLY)  # never a new one: that needs room, and others may look at it
         try:
             os.pwrite(descriptor, secrets.token_hex(WORD_BYTES).encode(), 0)
             os.fsync(descriptor)

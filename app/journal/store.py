@@ -140,14 +140,23 @@ class JournalStore:
             self.fence(self._connection)
             self._connection.execute("REPLACE INTO proof VALUES (1, zeroblob(?))", (SMALL_BYTES,))
 
+    def make_news(self) -> None:
+        """Have the file that a lease needs beside this one. Raises `FieldOutOfRange` if there can be none."""
+        try:
+            self._renewals.make()
+        except OSError as error:
+            raise refusals.no_news(self._renewals.path, error) from error
+
     def lease(self) -> Lease | None:
-        """That of the folder; None: others have the file for long. Raises `FieldOutOfRange` if it is damaged."""
+        """That of the folder; None: others have the file for long. Raises `FieldOutOfRange` if it is damaged, or its
+        news cannot be read.
+        """
         try:
             return lease_table.look_at_lease(self._connection, self._renewals)
         except OSError as error:
-            raise refusals.unwritable(self._path, error) from error
+            raise refusals.no_news(self._renewals.path, error) from error
         except sqlite3.DatabaseError as error:
-            if is_busy(error):
+            if _is_busy(error):
                 return None
             raise refusals.unusable(self._path, error) from error
 
@@ -157,9 +166,9 @@ class JournalStore:
         try:
             return lease_table.take_lease(self._connection, self._renewals, found, taken)
         except OSError as error:
-            raise refusals.unwritable(self._path, error) from error
+            raise refusals.no_news(self._renewals.path, error) from error
         except sqlite3.DatabaseError as error:
-            if is_busy(error):
+            if _is_busy(error):
                 return False
             raise refusals.unusable(self._path, error) from error
         finally:
@@ -230,8 +239,7 @@ class JournalStore:
         return refusals.damaged(self._path, why)
 
 
-def is_busy(error: sqlite3.Error) -> bool:
-    """Whether others have the file just now."""
+def _is_busy(error: sqlite3.Error) -> bool:
     return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # its extended codes have more bits
 
 

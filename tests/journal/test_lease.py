@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -12,7 +13,7 @@ import pytest
 
 from app.backup import back_up
 from app.domain.errors import Fenced, FieldOutOfRange, NotDurable
-from app.domain.leases import Lease
+from app.domain.leases import NOBODYS, Lease
 from app.domain.values import SessionId
 from app.journal import lease, renewals
 from app.journal.journal import FILE_NAME, Journal
@@ -61,10 +62,10 @@ def is_fenced(journal: Journal) -> bool:
 
 
 @contextmanager
-def no_room() -> Iterator[None]:
-    """The journal cannot be written at all; the file of news is as large as it may be."""
+def no_room(size: int = renewals.SIZE) -> Iterator[None]:
+    """No file may become larger than `size` bytes. By default the file of news has it, and the journal has no room."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (renewals.SIZE, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield
     finally:
@@ -253,6 +254,77 @@ def test_news_need_the_file_that_others_look_at(tmp_path: Path, on: On) -> None:
         assert not journal.lease._renew()
     assert not (tmp_path / renewals.NAME).exists()
     journal.close()
+
+
+def test_a_holder_whose_journal_was_replaced_renews_nothing(tmp_path: Path, on: On, shared: bool) -> None:
+    first = Journal(tmp_path, LONG_S)
+    held = first.lease
+    assert held is not None
+    freeze(first)
+    copy = tmp_path / "copy"
+    shutil.copy(tmp_path / FILE_NAME, copy)
+    copy.replace(tmp_path / FILE_NAME)
+    news = (tmp_path / renewals.NAME).read_bytes()
+    held._tenure.ends_at = 0.0  # time has passed
+    with no_room():
+        assert not held._renew()
+    assert not held._renew()
+    assert is_fenced(first)
+    assert (tmp_path / renewals.NAME).read_bytes() == news
+    first.close()
+
+
+def test_a_journal_that_may_not_be_written_is_not_taken_for_a_full_disk(tmp_path: Path, on: On, shared: bool) -> None:
+    first = Journal(tmp_path, LONG_S)
+    held = first.lease
+    assert held is not None
+    freeze(first)
+    news = (tmp_path / renewals.NAME).read_bytes()
+    held._connection.execute("PRAGMA query_only = ON")
+    held._tenure.ends_at = 0.0  # time has passed
+    assert not held._renew()
+    assert is_fenced(first)
+    assert (tmp_path / renewals.NAME).read_bytes() == news
+    first.close()
+
+
+def test_a_holder_whose_folder_was_moved_renews_nothing(tmp_path: Path, on: On, shared: bool) -> None:
+    first = Journal(tmp_path / "state", LONG_S)
+    assert first.lease is not None
+    freeze(first)
+    (tmp_path / "state").rename(tmp_path / "moved")
+    first.lease._tenure.ends_at = 0.0  # time has passed
+    assert not first.lease._renew()
+    assert is_fenced(first)
+    first.close()
+
+
+@pytest.mark.parametrize("room", [0, renewals.SIZE - 1])
+def test_a_lease_without_room_for_news_is_not_taken(tmp_path: Path, on: On, room: int) -> None:
+    Journal(tmp_path).close()
+    with no_room(room), pytest.raises(FieldOutOfRange, match=r"cannot use .*/renewals, .*: File too large; make room"):
+        Journal(tmp_path, LONG_S)
+    assert found(tmp_path) == NOBODYS
+    journal = Journal(tmp_path, LONG_S)
+    assert journal.lease is not None
+    freeze(journal)
+    with no_room():
+        assert journal.lease._renew()
+    journal.close()
+
+
+@pytest.mark.parametrize("lease_s", [None, LONG_S])
+def test_a_folder_whose_news_cannot_be_read_is_not_taken(tmp_path: Path, on: On, lease_s: float | None) -> None:
+    first = Journal(tmp_path, LONG_S)
+    freeze(first)
+    (tmp_path / renewals.NAME).unlink()
+    (tmp_path / renewals.NAME).mkdir()
+    on("two")
+    before = found(tmp_path)
+    with pytest.raises(FieldOutOfRange, match=r"cannot use .*/renewals, .*: Is a directory; "):
+        Journal(tmp_path, lease_s)
+    assert found(tmp_path) == before
+    first.close()
 
 
 def test_a_renewal_whose_answer_was_lost_is_no_loss(tmp_path: Path, on: On) -> None:
