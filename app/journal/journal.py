@@ -152,6 +152,7 @@ class Journal:
 
     def _hold(self, path: Path, lease_s: float | None, shared: bool, store: JournalStore) -> None:
         tenure = leases.take(store, self._lock, lease_s or 0.0, shared=shared)
+        store.set_modes()  # before the lease has the file open too
         if lease_s is not None:
             self.lease = leases.FolderLease(path, tenure, self._lock)
             store.fence = self.lease.check

@@ -42,8 +42,8 @@ class JournalStore:
     """
 
     def __init__(self, path: Path, *, shared: bool = False, hold: Callable[[JournalStore], None] | None = None) -> None:
-        """`hold` makes the file this server's. It is called before the whole file is read, which may take long and keep
-        others from writing.
+        """`hold` makes the file this server's, and calls `set_modes`. It is called before the whole file is read, which
+        may take long and keep others from writing.
 
         Raises `FieldOutOfRange` if the file is damaged, not a journal, of a format that this version does not read,
         or cannot be used now: no session is given up in silence.
@@ -60,7 +60,9 @@ class JournalStore:
         self._require_writable()
         self._connection = sqlite3.connect(path, isolation_level="IMMEDIATE", check_same_thread=False)
         try:
-            if hold is not None:
+            if hold is None:
+                self.set_modes()
+            else:
                 hold(self)
             self._check()
         except sqlite3.DatabaseError as error:
@@ -69,6 +71,14 @@ class JournalStore:
         except BaseException:
             self.close()
             raise
+
+    def set_modes(self) -> None:
+        """Choose between WAL and none. Only who holds the file may. SQLite does not leave WAL while others have the
+        file open. Raises `sqlite3.Error`.
+        """
+        mode, flush = self._modes
+        self._connection.execute(f"PRAGMA journal_mode = {mode}")
+        self._connection.execute(f"PRAGMA synchronous = {flush}")
 
     def load(self, model: ModelInfo) -> list[tuple[SessionRecord, array[int]]]:
         """Every session and its history, by id. From now on the journal is `model`'s, and of this version's format.
@@ -179,9 +189,6 @@ class JournalStore:
         self._connection.close()
 
     def _check(self) -> None:
-        mode, flush = self._modes
-        self._connection.execute(f"PRAGMA journal_mode = {mode}")
-        self._connection.execute(f"PRAGMA synchronous = {flush}")
         if (found := self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise self._damaged(found)
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]

@@ -300,7 +300,7 @@ def test_a_holder_whose_folder_was_moved_renews_nothing(tmp_path: Path, on: On, 
 
 
 @pytest.mark.parametrize("room", [0, renewals.SIZE - 1])
-def test_a_lease_without_room_for_news_is_not_taken(tmp_path: Path, on: On, room: int) -> None:
+def test_a_lease_without_room_for_news_is_not_taken(tmp_path: Path, on: On, shared: bool, room: int) -> None:
     Journal(tmp_path).close()
     with no_room(room), pytest.raises(FieldOutOfRange, match=r"cannot use .*/renewals, .*: File too large; make room"):
         Journal(tmp_path, LONG_S)
@@ -345,6 +345,10 @@ def test_the_file_is_for_several_machines_where_they_share_it(tmp_path: Path, on
     journal = Journal(tmp_path)
     (mode,) = journal._store._connection.execute("PRAGMA journal_mode").fetchone()
     assert mode == "wal"
+    journal.close()
+    journal = Journal(tmp_path, LONG_S)
+    (mode,) = journal._store._connection.execute("PRAGMA journal_mode").fetchone()
+    assert mode == ("delete" if shared else "wal")
     journal.close()
 
 
