@@ -46,7 +46,7 @@ function makeDesk(id) {
     /** Two replies from one pause, or null: see compare.js. */
     comparison: signal(null),
     /** The form that makes a vector of two prompts, and what it has made: see two_prompts.js. */
-    twoPrompts: signal({ first: "", second: "", layer: null, over: "last", name: "", found: null }),
+    twoPrompts: signal({ plus: "", minus: "", layer: null, over: "last", name: "", found: null }),
     lens: makeLensMap(id),
     place: computed(() => placeOf(session.value)),
     /** The number of the last news of its breakpoints, or 0. */

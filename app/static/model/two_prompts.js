@@ -24,7 +24,7 @@ export function TwoPrompts({ desk }) {
     <section class="panel two-prompts stack" aria-labelledby="two-title">
       <h2 id="two-title">A vector from two prompts</h2>
       <form class="fields" noValidate onSubmit=${make}>
-        ${prompt("first", "Prompt")} ${prompt("second", "Minus prompt")}
+        ${prompt("plus", "Prompt")} ${prompt("minus", "Minus prompt")}
         <${Field} id="layer" label="After layer" error=${errorOf(error, "layer")} control=${(told) => html`
           <input ...${told} type="number" min="0" max=${count - 1} value=${form.layer} onInput=${set} />`} />
         <${Field} id="over" label="Taken over" control=${(told) => html`
@@ -33,7 +33,7 @@ export function TwoPrompts({ desk }) {
           </select>`} />
         <${Button} type="submit" why=${busy ? "It is being computed." : null}>Compute the difference<//>
       </form>
-      <${Failure} error=${errorElse(error, ["first", "second", "layer"])} />
+      <${Failure} error=${errorElse(error, ["plus", "minus", "layer"])} />
       <${Keep} name=${form.name} found=${form.found} put=${put} />
     </section>
   `;
@@ -51,26 +51,26 @@ function Keep({ name, found, put }) {
     <p role="status" class=${found ? null : "dim"}>
       ${found ? `Its norm is ${norm(found).toFixed(3)}.` : "Its norm appears here."}
     </p>
-    <${NameField} id="vector-name" label="Keep as" error=${errorOf(error, "name")} value=${name}
+    <${NameField} id="vector-name" label="Keep as" error=${errorOf(error, "vector-name")} value=${name}
       set=${(changed) => put({ name: changed })} />
     <${Button} type="submit" why=${why}>Keep the vector<//>
-    <${Failure} error=${errorElse(error, ["name"])} />
+    <${Failure} error=${errorElse(error, ["vector-name"])} />
   </form>`;
 }
 
-/** A Float32Array: what `first` has after `layer`, minus what `second` has. `over` is "last" for the prompts' last
+/** A Float32Array: what `plus` has after `layer`, minus what `minus` has. `over` is "last" for the prompts' last
  * positions, "mean" for the means over all of them. The session that computes it is closed again. */
-async function difference({ first, second, layer: text, over }) {
-  for (const [param, prompt] of Object.entries({ first, second })) need(prompt, { param, message: "enter a prompt" });
+async function difference({ plus, minus, layer: text, over }) {
+  for (const [param, prompt] of Object.entries({ plus, minus })) need(prompt, { param, message: "enter a prompt" });
   const layer = numberOf(text, { param: "layer", message: "enter a layer" });
   const { id } = await call("POST", "/v1/sessions", { body: SCRATCH });
   try {
     await call("POST", `/v1/sessions/${id}/breakpoints`, { body: { layer, action: "capture" } });
-    const a = await residual(id, first, over);
-    const b = await residual(id, second, over);
-    return minus(a, b);
+    const a = await residual(id, plus, over);
+    const b = await residual(id, minus, over);
+    return without(a, b);
   } finally {
-    await call("DELETE", `/v1/sessions/${id}`).catch(() => {}); // it closes by itself
+    await call("DELETE", `/v1/sessions/${id}`).catch(() => {});
   }
 }
 
@@ -88,7 +88,7 @@ async function residual(id, prompt, over) {
 const SCRATCH = { ttl_s: 600, metadata: { purpose: "a vector from two prompts" } };
 
 const norm = (a) => Math.sqrt(a.reduce((sum, value) => sum + value * value, 0));
-const minus = (a, b) => Float32Array.from(a, (value, at) => value - b[at]);
+const without = (a, b) => Float32Array.from(a, (value, at) => value - b[at]);
 
 const rowsOf = ({ shape: [count, size], values }) =>
   Array.from({ length: count }, (_, at) => values.subarray(at * size, (at + 1) * size));

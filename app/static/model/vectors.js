@@ -39,7 +39,7 @@ export const VectorOptions = ({ none }) => html`<option value="">${none}</option
 export const isVector = (name) => Boolean(vectors.value.found?.some((each) => each.name === name));
 
 /** Where a new vector gets its name. */
-export const NameField = ({ id, label, error, value, set }) => html`<${Field} id=${id} name="name" label=${label} error=${error}
+export const NameField = ({ id, label, error, value, set }) => html`<${Field} id=${id} label=${label} error=${error}
   control=${(told) => html`<input ...${told} value=${value} onInput=${(event) => set(event.target.value)} />`}>
   ${isVector(value) && html`<p class="dim" role="status">This replaces the vector of that name.</p>`}
 <//>`;
@@ -88,8 +88,8 @@ function FromFile() {
     form.reset();
   };
   return html`<form class="fields" noValidate onSubmit=${add}>
-    <${NameField} id="file-vector-name" label="Name" error=${errorOf(error, "name")} value=${name} set=${setName} />
-    <${Field} id="file" label="Safetensors file" error=${errorOf(error, "file") ?? errorElse(error, ["name", "file"])?.message} control=${(told) => html`
+    <${NameField} id="file-vector-name" label="Name" error=${errorOf(error, "file-vector-name")} value=${name} set=${setName} />
+    <${Field} id="file" label="Safetensors file" error=${errorOf(error, "file") ?? errorElse(error, ["file-vector-name", "file"])?.message} control=${(told) => html`
       <input ...${told} type="file" accept=".safetensors" />`} />
     <${Button} type="submit" why=${busy && "It is being added."}>Add the file<//>
   </form>`;

@@ -3,6 +3,7 @@
 import { useSignal } from "@preact/signals";
 import { html } from "../lib/html.js";
 import { AWAY, isAway, isPast } from "../state/connection.js";
+import { route } from "../state/route.js";
 
 /** `why` is the reason for which it cannot be used now, or null; without the server none can. It keeps the focus then, so
  * that a keyboard does not lose its place while a turn runs. */
@@ -22,7 +23,7 @@ export function Button({ why = null, title = null, onClick, children, ...rest })
 }
 
 /** `control` is a function that gets what ties the control to its label and its error. `error` is a text, or null. */
-export function Field({ id, label, name = id, error = null, wide = false, children, control }) {
+export function Field({ id, label, name = id, error, wide, children, control }) {
   return html`
     <div class=${wide ? "field wide" : "field"}>
       <label for=${id}>${label}</label>
@@ -37,22 +38,23 @@ export const told = (id, error) => (error ? { "aria-invalid": "true", "aria-desc
 
 export const Wrong = ({ id, error }) => error && html`<p class="wrong" id=${`${id}-error`} role="alert">${error}</p>`;
 
-/** When each field was last edited, by its name. */
+/** When each field was last edited, by its session and its name. */
 const edited = new Map();
-addEventListener("input", ({ target }) => edited.set(target.name, performance.now()), true);
+const editOf = (name) => edited.get(route.peek().id + name);
+addEventListener("input", ({ target }) => edited.set(route.peek().id + target.name, performance.now()), true);
 
-/** A field is one part of the API's name for it, as in `stop.0` or `edits.0.factor`. */
-const names = (error, name) => error?.param?.split(".").includes(name);
+/** A field is one part of the API's name for it, as in `stop.0` or `edits.0.factor`. Before a "-" there is its form. */
+const names = (error, name) => error?.param?.split(".").includes(name.split("-").pop());
 
 /** Whether an error is about a field as it is: one that was edited since it was sent may be right by now. */
-export const isAbout = (error, name) => Boolean(names(error, name) && !(edited.get(name) > error.asked));
+export const isAbout = (error, name) => Boolean(names(error, name) && !(editOf(name) > error.asked));
 
 /** What an error says of a field, without the field's name; null if it is about another. */
 export const errorOf = (error, name) => (isAbout(error, name) ? error.message.replace(/^[\w.]+: /, "") : null);
 
 /** An error that is about none of these fields, or about what one held before the answer came; else null. */
 export const errorElse = (error, fields) =>
-  fields.some((name) => names(error, name) && !(edited.get(name) > error.asked && edited.get(name) < error.told)) ? null : error;
+  fields.some((name) => names(error, name) && !(editOf(name) > error.asked && editOf(name) < error.told)) ? null : error;
 
 /** A title, and below it what to do. */
 export const Empty = ({ title, children }) => html`

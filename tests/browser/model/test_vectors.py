@@ -80,6 +80,9 @@ def test_what_is_missing_for_a_vector_is_told_beside_its_field(http: httpx.Clien
     form.get_by_role("button", name="Keep the vector").click()
     kept = form.get_by_label("Keep as")
     expect(kept).to_have_attribute("aria-invalid", "true")
+    inside.page.get_by_role("region", name="Vectors").get_by_label("Name").fill("of-a-file")
+    form.get_by_label("Minus prompt").fill(FIRST)  # which draws the form anew
+    expect(kept).to_have_attribute("aria-invalid", "true")
     kept.fill("named")
     expect(kept).not_to_have_attribute("aria-invalid", "true")
     panel = inside.page.get_by_role("region", name="Vectors")
