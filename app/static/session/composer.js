@@ -48,13 +48,12 @@ function sendDraft(id, draft, turn) {
     return;
   }
   const { kind, role, text } = sent;
-  const isPrompt = kind !== "nothing";
   const tell = (isThere) => {
     if (draft.value.text !== (isThere ? text : "")) return false;
     draft.value = { ...draft.value, ...(isThere ? { text: "" } : { kind, role, text }) };
     return true;
   };
-  generate(id, body, isPrompt ? text : "", isPrompt ? tell : null);
+  generate(id, body, ...(kind === "nothing" ? [] : [text, tell]));
 }
 
 function Input({ draft, change, error }) {
@@ -110,7 +109,7 @@ function Settings({ draft, change, error }) {
 }
 
 /** `error` is an `ApiError` or null; it is shown if it names this field. `rows` makes it a field of so many lines. */
-const Setting = ({ name, label, hint, value, onInput, error, rows = null }) => html`
+const Setting = ({ name, label, hint, value, onInput, error, rows }) => html`
   <${Field} id="field-${name}" name=${name} label=${label} error=${isAbout(error, name) ? error.message : null}
     control=${(tied) => {
       const props = { ...tied, value, placeholder: hint, autocomplete: "off", onInput: (event) => onInput(event.target.value) };

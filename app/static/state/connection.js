@@ -6,6 +6,7 @@ import { batch, signal } from "@preact/signals";
 export const connection = signal({ state: "connecting", message: "Connecting" });
 
 export const AWAY = "The server is away.";
+export const [FIRST_WAIT_MS, LONGEST_WAIT_MS] = [500, 5000];
 export const isAway = () => connection.value.state === "away";
 /** Whether an error says only that the server was away, and it is back. */
 export const isPast = (error) => error?.during && connection.value.state === "live" && connection.value !== error.during;

@@ -2,7 +2,7 @@
 import { batch, effect, untracked } from "@preact/signals";
 import { ApiError, call, stream } from "../lib/api.js";
 import { hearHeader, hearTime } from "../lib/clock.js";
-import { connection, entered, key, server, whileKeyed } from "./connection.js";
+import { connection, entered, FIRST_WAIT_MS, key, LONGEST_WAIT_MS, server, whileKeyed } from "./connection.js";
 import { note } from "./happenings.js";
 import { takeMemory } from "./memory.js";
 import { say } from "./notices.js";
@@ -10,8 +10,6 @@ import { forgetEverything } from "./per_key.js";
 import { grow, put, remove, replaceAll, running } from "./sessions.js";
 import { settle } from "./turns.js";
 
-const FIRST_WAIT_MS = 500;
-const LONGEST_WAIT_MS = 5000;
 /** The server tells of memory each second. A connection that is silent for so long has ended without a word. */
 const SILENT_MS = 15_000;
 /** Short: the header shows the model beside it. */

@@ -2,6 +2,7 @@
 import { computed, signal } from "@preact/signals";
 import { ApiError, call, stream } from "../lib/api.js";
 import { counted } from "../lib/format.js";
+import { FIRST_WAIT_MS, LONGEST_WAIT_MS } from "./connection.js";
 import { historyOf, loadHistory } from "./history.js";
 import { perSession } from "./per_key.js";
 import { sessionOf, stand } from "./sessions.js";
@@ -9,9 +10,9 @@ import { sessionOf, stand } from "./sessions.js";
 const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, over: null, usage: null, asked: null };
 
 /** The signal of it. `verb` is `generate` or `resume`, `sent` what the turn was asked, `text` what it has generated. While
- * it runs, `pieces` has `{ids, text}` of each event. `error` is why the last one failed, `over` says what became of a pause
- * that ended unheard, and `usage` is what a paused turn has cost. `asked` is `{end, tell}`: with its prompt the history has
- * at least `end` tokens, and `tell` is told whether that is so. It answers whether this has changed the prompt's field. */
+ * it runs, `pieces` has `{ids, text}` of each event. `error` is why the last one failed. `over` says what became of a pause
+ * that ended unheard. `usage` is what a paused turn has cost. `asked` is `{text, from, tell}`: the prompt, and the history's
+ * length before it. `tell` is told whether the history has it, and answers whether this has changed its field. */
 export const turnOf = perSession(AT_REST);
 
 /** Most turns of this tab at once. Each has a connection while it runs, and a browser has six for a server: two are for
@@ -27,26 +28,29 @@ export const generate = (id, body, sent, tell) => run(id, "generate", body, { se
 
 /** Go on with a paused turn. `until` is that of `resume`: null goes on to the next breakpoint. `onPiece` is told of each
  * `{ids, text}`. */
-export const resume = (id, until = null, onPiece = null) => run(id, "resume", until === null ? {} : { until }, { onPiece });
+export const resume = (id, until = null, onPiece) => run(id, "resume", until === null ? {} : { until }, { onPiece });
 
 /** A snapshot has this view. If a pause is over since, nobody has told how: the page must, unless it went on with it. */
-export function settle({ id, state, tokens }) {
+export async function settle({ id, state, tokens }) {
   const [turn, before] = [turnOf(id), sessionOf(id).peek()];
   const { running, verb, usage, asked } = turn.peek();
   if (running || state !== "idle" || !before?.checkpoint) return;
-  const said = fate(asked, tokens);
-  const over = verb === null || usage ? { message: OVER + left(before.tokens, tokens) + said } : null;
+  const over = (verb === null || usage) && { message: left(before.tokens, tokens) };
   turn.value = { ...turn.peek(), usage: null, asked: null, over };
+  const said = await fate(id, asked);
+  if (over && turn.peek().over === over) turn.value = { ...turn.peek(), over: { message: over.message + said } };
 }
 
-const OVER = "The paused turn is over: it ended while this page did not hear the server. ";
 const left = (before, now) =>
+  "The paused turn is over: it ended while this page did not hear the server. " +
   `${before > now ? `Lost with it, as at a restart: ${counted(before - now, "token")}. ` : ""}Kept: ${counted(now, "token")}.`;
 
-/** Have it told whether a history of so many tokens has the prompt; what there is to say of that. */
-function fate(asked, tokens) {
-  const isThere = tokens >= asked?.end;
-  if (!asked?.tell?.(isThere)) return "";
+/** Have it told whether the history has the prompt, in doubt not; what there is to say of that. */
+async function fate(id, asked) {
+  if (!asked?.tell) return "";
+  const history = await call("GET", `/v1/sessions/${id}/history`, { query: { pieces: true } }).catch(() => null);
+  const isThere = history?.pieces.slice(asked.from).join("").includes(asked.text);
+  if (!asked.tell(isThere)) return "";
   return isThere ? " The session has the prompt." : " The prompt is in its field again.";
 }
 
@@ -56,14 +60,15 @@ export const cancel = (id) => call("POST", `/v1/sessions/${id}/cancel`);
 async function run(id, verb, body, { sent = "", tell, onPiece }) {
   const turn = turnOf(id);
   if (turn.peek().running) return;
-  const error = whyNoTurn.peek() && new ApiError(0, { message: whyNoTurn.peek() });
-  if (error) {
-    turn.value = { ...turn.peek(), error };
+  const message = whyNoTurn.peek();
+  if (message) {
+    turn.value = { ...turn.peek(), error: new ApiError(0, { message }) };
     return;
   }
   under.value += 1;
-  const kept = verb === "resume" ? turn.peek() : { ...AT_REST, asked: { tell, end: sessionOf(id).peek()?.tokens + 1 } };
-  turn.value = { ...kept, running: true, verb, sent, error: null, over: null, usage: null };
+  const before = verb === "resume" ? turn.peek() : AT_REST;
+  const its = before.asked ?? { tell, text: sent.trim(), from: sessionOf(id).peek()?.tokens };
+  turn.value = { ...before, running: true, verb, sent, error: null, over: null, usage: null, asked: its };
   const drawn = drawing(turn);
   let rest;
   const asked = performance.now();
@@ -72,13 +77,13 @@ async function run(id, verb, body, { sent = "", tell, onPiece }) {
     if (end.checkpoint) stand(id, end.checkpoint);
     const usage = end.status === "paused" ? end.usage : null;
     tell?.(true);
-    rest = { text: end.text, usage, asked: usage && { ...turn.peek().asked, end: usage.prompt_tokens } };
+    rest = { text: end.text, usage, asked: usage && its };
   } catch (error) {
     rest = { error: error instanceof ApiError ? Object.assign(error, { asked }) : AWAY };
   }
   under.value -= 1;
   drawn.stop();
-  if (rest.error) rest = await learn(id, turn, rest.error);
+  if (rest.error) rest = await learn(id, turn, before, rest.error);
   // The history takes the place of the pieces where it is on the screen.
   if (sessionOf(id).peek() !== null && historyOf(id).peek().tokens !== null) await loadHistory(id);
   turn.value = { ...turn.peek(), running: false, pieces: [], ...rest };
@@ -86,29 +91,26 @@ async function run(id, verb, body, { sent = "", tell, onPiece }) {
 
 const AWAY = new ApiError(0, { message: "The server went away during the turn." });
 
-/** A turn has failed. What else there is to know of it, as soon as it runs no more. */
-async function learn(id, turn, error) {
+/** A turn has failed. What else there is to know of it, as soon as it runs no more. A refused one is as it was before. */
+async function learn(id, turn, before, error) {
   turn.value = { ...turn.peek(), error };
-  const { verb, asked } = turn.peek();
   const isRefused = error.status >= 400 && error.status < 500;
   const view = isRefused ? null : await atRest(id);
-  if (view === null) return { asked: verb === "resume" ? asked : null };
-  const said = fate(asked, view.tokens);
-  return { asked: view.checkpoint && asked, error: said ? new ApiError(0, { message: error.message + said }) : error };
+  if (view === null) return { ...before, error };
+  const said = await fate(id, turn.peek().asked);
+  return { ...(view.checkpoint ? { verb: null } : { asked: null }), error: said ? new ApiError(0, { message: error.message + said }) : error };
 }
-
-const LOOK_MS = 500;
 
 /** The session, as soon as the server is there and no turn is under way; null if it does not tell. */
 async function atRest(id) {
-  for (;;) {
+  for (let wait = FIRST_WAIT_MS; ; wait = Math.min(2 * wait, LONGEST_WAIT_MS)) {
     try {
       const view = await call("GET", `/v1/sessions/${id}`);
       if (view.state === "idle" || view.state === "paused") return view;
     } catch ({ status }) {
       if (!(status === 0 || status >= 500)) return null;
     }
-    await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+    await new Promise((resolve) => setTimeout(resolve, wait));
   }
 }
 

@@ -126,6 +126,22 @@ def test_what_is_wrong_is_said_beside_its_field(on: OnSession) -> None:
     assert on.view()["tokens"] == 0
 
 
+def test_an_edit_in_one_session_does_not_hide_what_is_wrong_in_another(on: OnSession) -> None:
+    page = on.open(refusals=True)
+    other = on.api.post("/v1/sessions", json={}).raise_for_status().json()["id"]
+    write(page, "Hello", Temperature="-1")
+    page.get_by_role("button", name="Send").click()
+    field = page.get_by_label("Temperature", exact=True)
+    expect(field).to_have_attribute("aria-invalid", "true")
+    for session, value, wrong in ((other, "1", 0), (on.id, None, 1)):
+        page.evaluate("id => { location.hash = `#/sessions/${id}`; }", session)
+        expect(page.get_by_role("heading", level=1)).to_have_attribute("title", session)
+        if value is not None:
+            field.fill(value)
+        expect(page.locator("[aria-invalid]")).to_have_count(wrong)
+    expect(field).to_have_accessible_description("temperature: a number from 0 to 100; got -1")
+
+
 def test_a_paused_turn_says_so_and_is_resumed(on: OnSession) -> None:
     on.post("breakpoints", layer=2, action="pause", when={"pass": "decode"})
     page = on.open()
@@ -163,6 +179,15 @@ def test_a_turn_is_the_same_on_both_screens(on: OnSession) -> None:
     expect(page.locator(".token.generated")).to_have_count(5)
 
 
+def lose_the_turn(on: OnSession, page: Page) -> None:
+    """As a restart of a server that had not kept the turn, while the page does not look."""
+    page.evaluate(SEE, "hidden")
+    on.post("cancel")
+    on.post("rewind", to_token=0)
+    page.route("**/v1/events", anew)
+    page.evaluate(SEE, "visible")
+
+
 def test_a_resume_that_breaks_off_brings_the_prompt_back_only_if_it_is_lost(on: OnSession) -> None:
     on.post("breakpoints", layer=2, action="pause", when={"pass": "decode"})
     page = on.open()
@@ -175,12 +200,9 @@ def test_a_resume_that_breaks_off_brings_the_prompt_back_only_if_it_is_lost(on: 
     expect(page.get_by_role("alert")).to_have_text("The server went away during the turn.")
     expect(page.get_by_label("Text")).to_have_value("")
     assert on.history()["text"].startswith("<bos>Hello")
-    page.evaluate(SEE, "hidden")
-    on.post("cancel")
-    on.post("rewind", to_token=0)  # as after a restart of a server that had not kept the turn
-    page.route("**/v1/events", anew)
-    page.evaluate(SEE, "visible")
+    lose_the_turn(on, page)
     expect(page.get_by_label("Text")).to_have_value("Hello")
+    expect(page.get_by_text("The paused turn is over")).to_contain_text("The prompt is in its field again.")
 
 
 def test_a_turn_that_breaks_off_empties_its_field_only_if_the_session_has_the_prompt(on: OnSession) -> None:
@@ -212,6 +234,37 @@ def test_a_turn_that_breaks_off_empties_its_field_only_if_the_session_has_the_pr
     send.click()
     expect(alert).to_have_count(0)
     assert on.history()["text"].count("Once more") == 1
+
+
+def test_a_prompt_that_never_arrived_stays_though_another_client_has_added_tokens(on: OnSession) -> None:
+    page = on.open(refusals=True)
+
+    def lose(route: Route) -> None:
+        on.generate("Something else")
+        route.abort()
+
+    page.route("**/generate", lose, times=1)
+    write(page, "Hello")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("alert")).to_have_text("The server is away.")
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    expect(page.get_by_label("Text")).to_have_value("Hello")
+    assert "Hello" not in on.history()["text"]
+
+
+def test_a_pause_that_ends_unheard_is_told_though_a_resume_was_refused(on: OnSession) -> None:
+    on.post("breakpoints", layer=2, action="pause", when={"pass": "decode"})
+    page = on.open(refusals=True)
+    write(page, "Hello")
+    ignore_the_end(page)
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("region", name="Paused")).to_be_visible()
+    refusal = {"error": {"message": "too many calls", "param": None}}
+    page.route("**/resume", lambda route: route.fulfill(status=429, json=refusal), times=1)
+    page.get_by_role("button", name="Resume to the end").click()
+    expect(page.get_by_role("alert")).to_have_text("too many calls")
+    lose_the_turn(on, page)
+    expect(page.get_by_text("The paused turn is over")).to_contain_text("The prompt is in its field again.")
 
 
 def test_a_session_that_is_closed_during_a_turn_is_gone(on_roomy: OnSession) -> None:
