@@ -19,7 +19,7 @@ export function need(value, empty) {
 /** The parsed JSON of an answer; null for an answer without a body. `query` leaves out what is null. */
 export async function call(method, path, { body, query, signal } = {}) {
   const answer = await request(method, path, { json: body, query, signal });
-  return answer.status === 204 ? null : answer.json();
+  return answer.status === 204 ? null : answer.json().catch(dropped);
 }
 
 /** An answer whose body is still to come, as a `Response`. */
@@ -46,16 +46,15 @@ async function request(method, path, { json, bytes, query, headers, signal } = {
   if (key.value) init.headers.Authorization = `Bearer ${key.value}`;
   if (json !== undefined) init.body = JSON.stringify(json);
   if (init.body !== undefined) init.headers["Content-Type"] = json ? "application/json" : "application/octet-stream";
-  let answer;
-  try {
-    answer = await fetch(address(path, query), init);
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw Object.assign(new ApiError(0, { message: AWAY }), { during: connection.peek() });
-  }
+  const answer = await fetch(address(path, query), init).catch(dropped);
   if (answer.ok) return answer;
   const retryAfter = Number(answer.headers.get("Retry-After")) || null;
   throw new ApiError(answer.status, await refusal(answer), retryAfter);
+}
+
+/** A dropped connection is a TypeError. */
+function dropped(error) {
+  throw error instanceof TypeError ? Object.assign(new ApiError(0, { message: AWAY }), { during: connection.peek() }) : error;
 }
 
 function address(path, query = {}) {

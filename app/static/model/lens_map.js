@@ -20,8 +20,9 @@ export function makeLensMap(id) {
     calls: signal(0),
     loading: signal(false),
     error: signal(null),
-    /** What is known at a position: `{position, tokenId, text, rows, rounds}`, or undefined. `rows` is a Map from layers to
-     * tokens, best first: `{tokenId, text, p}`, `isOld` if they are asked for anew. `rounds` tells in which round so many tokens were asked for. */
+    /** What is known at a position: `{position, tokenId, text, rows, old, rounds}`, or undefined. `rows` is a Map from
+     * layers to tokens, best first: `{tokenId, text, p}`. `old` has layers to ask for anew, `rounds` the round in which so
+     * many tokens were asked for. */
     column: (position) => state.columns.get(position),
     /** The history has `end` positions now, and there may be more to know of them. What is known stays, and what is
      * under way comes, unless `isAnew` says that others may stand there. `calls` says that one must see the last. */
@@ -46,7 +47,7 @@ export function makeLensMap(id) {
     /** What is known after a layer is not so any more: it stays until there is an answer. Null: all of them, at once. */
     forget: (layer = null) => {
       state.asking?.abort();
-      for (const { rows } of state.columns.values()) layer === null ? rows.clear() : Object.assign(rows.get(layer) ?? {}, { isOld: true });
+      for (const { rows, old } of state.columns.values()) layer === null ? rows.clear() : old.add(layer);
       begin(state, map);
     },
     /** Nobody looks any more. */
@@ -87,7 +88,8 @@ async function work(state, map) {
     map.error.value = null;
   } catch (error) {
     map.error.value = error;
-    if (!error.status) setTimeout(work, AGAIN_MS, state, map); // the connection has dropped
+    clearTimeout(state.again);
+    if (error.status === 0) state.again = setTimeout(work, AGAIN_MS, state, map); // the connection has dropped
   }
   map.loading.value = false;
 }
@@ -124,23 +126,20 @@ function nextOf(state) {
 function missing({ columns, round, numLayers }, position, count) {
   const column = columns.get(position);
   if (column?.rounds[count] === round) return [];
-  return [...Array(numLayers).keys()].filter((layer) => {
-    const row = column?.rows.get(layer);
-    return row?.isOld || !(row?.length >= count);
-  });
+  return [...Array(numLayers).keys()].filter((layer) => column?.old.has(layer) || !(column?.rows.get(layer)?.length >= count));
 }
 
 /** Put an answer into `columns`. It adds to what is known there, unless another token stands there now. */
 function storeColumn(columns, fresh, { layers, count }, round) {
   const known = columns.get(fresh.position);
-  const before = known?.tokenId === fresh.tokenId ? known : { rows: [], rounds: {} };
-  const rows = new Map(before.rows);
+  const before = known?.tokenId === fresh.tokenId ? known : { rows: [], old: [], rounds: {} };
+  const [rows, old] = [new Map(before.rows), new Set(before.old)];
   for (const layer of layers) {
     const top = fresh.rows.get(layer);
-    if (rows.get(layer)?.isOld) rows.delete(layer);
+    if (old.delete(layer)) rows.delete(layer);
     if (top && !(rows.get(layer)?.length > top.length)) rows.set(layer, top);
   }
-  columns.set(fresh.position, { ...fresh, rows, rounds: { ...before.rounds, [count]: round } });
+  columns.set(fresh.position, { ...fresh, rows, old, rounds: { ...before.rounds, [count]: round } });
 }
 
 /** A list of `{position, tokenId, text, rows}` for positions in `[first, end)`, where `rows` is a Map from layers to
