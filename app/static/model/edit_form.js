@@ -85,7 +85,7 @@ function Ends({ ends }) {
   </div>`;
 }
 
-function Tops({ title, top, beside = null }) {
+function Tops({ title, top, beside }) {
   return html`<table class="tops-table">
     <caption>${title}</caption>
     <tbody>${top.map((token) => html`<tr key=${token.token_id}>

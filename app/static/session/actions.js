@@ -59,8 +59,7 @@ async function signal({ id }, phase, back = "") {
 function secondsOf(text) {
   const count = Number(text);
   if (count >= 0 && count <= DAY_S) return count;
-  const message = `back in: a number of seconds from 0 to ${DAY_S}; got ${text}`;
-  throw new ApiError(0, { message, param: "resume_in_ms" });
+  throw new ApiError(0, { message: `back in: a number of seconds from 0 to ${DAY_S}; got ${text}`, param: "resume_in_ms" });
 }
 
 async function fork({ id }) {

@@ -19,7 +19,7 @@ export function Forks({ view }) {
 const origin = ({ forked_from: from }, isRoot) =>
   from && ` · ${isRoot ? `fork of ${shortId(from.session_id)}, which is closed,` : "forked"} at ${number(from.tokens)}`;
 
-function Branch({ node: { id, children }, here, isRoot = false }) {
+function Branch({ node: { id, children }, here, isRoot }) {
   const view = sessionOf(id).value;
   return view && html`<li>
     <span class="node row">

@@ -21,8 +21,7 @@ export function DropZone({ take }) {
   return html`<div class="drop-zone ${isOver.value ? "over" : ""}" aria-hidden="true">Drop the file to import its session</div>`;
 }
 
-/** A file that is dropped where no `DropZone` is drawn must not take the place of the page either. Until the function that
- * this answers is called. */
+/** A file that is dropped where no `DropZone` is drawn must not take the page's place, until the answer is called. */
 export const keepPage = () => listen({ dragover: hold, drop: hold });
 
 const hold = (event) => hasFiles(event) && event.preventDefault();
@@ -37,9 +36,8 @@ function listen(listeners) {
 const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
 
 function over(event) {
-  if (!hasFiles(event)) return;
-  event.preventDefault();
-  isOver.value = true;
+  hold(event);
+  isOver.value = hasFiles(event);
 }
 
 /** The pointer has left the window; it also leaves each element in it. */
@@ -48,8 +46,7 @@ function leave(event) {
 }
 
 function drop(event, take) {
-  if (!hasFiles(event)) return;
-  event.preventDefault();
+  hold(event);
   isOver.value = false;
-  take([...event.dataTransfer.files]);
+  if (hasFiles(event)) take([...event.dataTransfer.files]);
 }

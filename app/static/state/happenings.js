@@ -23,14 +23,8 @@ export function note(id, name, data) {
   else log.value = [...log.value.slice(-kept), happening];
 }
 
-/** What is kept of a view: there are many. */
-const seen = ({ state, phase, tokens, kv, usage: { restores, bytes_in, bytes_out, resume_ms, last_turn } }) => ({
-  state,
-  phase,
-  tokens,
-  kv,
-  usage: { restores, bytes_in, bytes_out, resume_ms, last_turn },
-});
+/** What is kept of a view. */
+const seen = ({ state, phase, tokens, kv, usage }) => ({ state, phase, tokens, kv, usage });
 
 /** Whether nothing has happened since `before` but that there are more tokens. */
 function isMore(before, { name, data }) {

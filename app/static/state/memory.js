@@ -6,8 +6,7 @@ import { perKey } from "./per_key.js";
 export const KEPT = 600;
 /** The newest `MemoryView`; null before the first. */
 export const memory = perKey(null);
-/** Samples, oldest first: `{time, view, running}`, with `time` in Unix seconds, and the ids of the sessions that ran. A new
- * array each second. */
+/** Samples, oldest first: `{time, view, running}`, with `time` in Unix seconds, and the ids of the sessions that ran. */
 export const samples = perKey([]);
 
 export function takeMemory(view, running) {
