@@ -13,7 +13,8 @@ from benchmarks.engine.away import random_tokens
 from benchmarks.engine.decoding import WARM_UP_TOKENS, DecodeBench
 from benchmarks.engine.live import LiveEngine
 from benchmarks.engine.loading import build, load_layers
-from benchmarks.engine.pauses import PauseBench, PauseTimes, WatchedStack
+from benchmarks.engine.pauses import PauseBench, PauseTimes
+from benchmarks.engine.watched import WatchedStack
 
 
 @dataclass(frozen=True, slots=True)

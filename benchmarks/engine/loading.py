@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, cast
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
 from app.gpu.attention import attention_for
@@ -18,6 +17,7 @@ from app.gpu.startup.weights import LoadedModel
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import Settings
 from benchmarks.engine.live import LiveEngine
+from benchmarks.engine.watched import WatchedStack
 
 FEW = 4
 """Most sessions in one step where no more take part: an engine prepares for as many as it is told when it is loaded."""
@@ -64,7 +64,10 @@ def build(place: Place, model: str, stack: object, **changed: object) -> LiveEng
     settings = make_settings(place.device, model, **changed)
     layers = cast("LayerStack", stack)
     loaded = LoadedModel(layers, streams_of(layers.device))
-    return live(place, build_engine(find_model(model), loaded, settings.engine()))
+    engine = build_engine(find_model(model), loaded, settings.engine())
+    if isinstance(stack, WatchedStack):
+        engine._runner._run_layers = stack.around(engine._runner._run_layers)
+    return live(place, engine)
 
 
 def live(place: Place, engine: Engine) -> LiveEngine:
@@ -85,9 +88,3 @@ def traced(trace: Path, device: str) -> Iterator[None]:
     order = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
     table = found.key_averages().table(sort_by=order, row_limit=TRACED_ROWS)
     trace.with_name(trace.name.removesuffix(".json.gz") + ".txt").write_text(table)
-
-
-def synchronize(device: str) -> None:
-    """Wait for all that the device has been given to do."""
-    if device == "cuda":
-        torch.cuda.synchronize()

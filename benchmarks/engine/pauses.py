@@ -1,51 +1,16 @@
 """A session that pauses again and again: how long the engine takes to leave the batch, and to go on."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from app.domain.breakpoints import NEXT_BREAKPOINT, Action, Breakpoint, Pass, Until, When
 from app.domain.values import SessionId
-from app.gpu.attention.batch import Batch
-from app.gpu.models.base import LayerStack
 from app.messages import Paused
 from benchmarks.engine.live import LiveEngine, LiveTurn
-from benchmarks.engine.loading import synchronize
+from benchmarks.engine.watched import WatchedStack
 from loadgen.errors import NotAsMeant
 
 WARM_UP = 3
-
-
-class WatchedStack:
-    """A model that, when told to, notes when what runs next, a layer or the head, has its input on the device."""
-
-    def __init__(self, stack: LayerStack, device: str) -> None:
-        self._stack = stack
-        self._device = device
-        self._watches = False
-        self.ready_at = 0.0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stack, name)
-
-    def watch(self) -> None:
-        """What runs next is it."""
-        self._watches = True
-
-    def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        self._note()
-        return self._stack.layer(index, hidden, batch, kv)
-
-    def head(self, hidden: Tensor) -> Tensor:
-        self._note()
-        return self._stack.head(hidden)
-
-    def _note(self) -> None:
-        if self._watches:
-            synchronize(self._device)
-            self.ready_at, self._watches = time.perf_counter(), False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from app.gpu.models.base import LayerStack
 from benchmarks.engine.away import random_tokens
 from benchmarks.engine.decoding import DecodeBench
 from benchmarks.engine.loading import FEW, build, load_layers
-from benchmarks.engine.pauses import PauseBench, WatchedStack
+from benchmarks.engine.pauses import PauseBench
+from benchmarks.engine.watched import WatchedStack
 from benchmarks.figures import Target
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.spread import middle_half, ratio_of_medians

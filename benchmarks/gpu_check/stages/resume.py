@@ -10,7 +10,7 @@ from app.messages import Paused
 from benchmarks.engine.away import Moved, Passer, check_whole, park, random_tokens
 from benchmarks.engine.live import LiveEngine
 from benchmarks.engine.loading import FEW, build, load_layers
-from benchmarks.engine.pauses import WatchedStack
+from benchmarks.engine.watched import WatchedStack
 from benchmarks.figures import Target
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import ResumePlan

@@ -12,7 +12,8 @@ from benchmarks.breakpoints.runner import OnCpu, measure_model
 from benchmarks.engine.away import random_tokens
 from benchmarks.engine.live import LiveEngine
 from benchmarks.engine.loading import build, load_layers
-from benchmarks.engine.pauses import PauseBench, WatchedStack
+from benchmarks.engine.pauses import PauseBench
+from benchmarks.engine.watched import WatchedStack
 from loadgen.errors import NotAsMeant
 
 TINY = "random:tiny-llama"

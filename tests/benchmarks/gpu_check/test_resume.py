@@ -8,9 +8,9 @@ import pytest
 from torch import Tensor
 
 from app.gpu.step.activations import HostTensor
-from benchmarks.engine import pauses
+from benchmarks.engine import watched as room
 from benchmarks.engine.loading import FEW, build, load_layers
-from benchmarks.engine.pauses import WatchedStack
+from benchmarks.engine.watched import WatchedStack
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import TINY
 from benchmarks.gpu_check.reports.journal import Journal
@@ -29,7 +29,7 @@ def slow_copies(monkeypatch: pytest.MonkeyPatch) -> None:
         arrives_at[0] = time.perf_counter() + COPY_S
 
     monkeypatch.setattr(HostTensor, "load", launch)
-    monkeypatch.setattr(pauses, "synchronize", lambda _: time.sleep(max(0.0, arrives_at[0] - time.perf_counter())))
+    monkeypatch.setattr(room, "synchronize", lambda _: time.sleep(max(0.0, arrives_at[0] - time.perf_counter())))
 
 
 @pytest.mark.timeout(120)

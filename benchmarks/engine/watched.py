@@ -1,0 +1,56 @@
+"""A model that notes when a resumed session is back in it."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from app.gpu.attention.batch import Batch
+from app.gpu.models.base import LayerStack
+from app.gpu.programs.run import RunLayers
+
+
+class WatchedStack:
+    """A model that, when told to, notes when what runs next has its input on the device: layers, or the head."""
+
+    def __init__(self, stack: LayerStack, device: str) -> None:
+        self._stack = stack
+        self._device = device
+        self._watches = False
+        self.ready_at = 0.0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stack, name)
+
+    def watch(self) -> None:
+        """What runs next is it."""
+        self._watches = True
+
+    def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        self._note()
+        return self._stack.layer(index, hidden, batch, kv)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        self._note()
+        return self._stack.head(hidden)
+
+    def around(self, run_layers: RunLayers) -> RunLayers:
+        """The same, noted too: a program of layers calls none of them."""
+
+        def run(*arguments: Any) -> Tensor:
+            self._note()
+            return run_layers(*arguments)
+
+        return run
+
+    def _note(self) -> None:
+        if self._watches:
+            synchronize(self._device)
+            self.ready_at, self._watches = time.perf_counter(), False
+
+
+def synchronize(device: str) -> None:
+    """Wait for all that the device has been given to do."""
+    if device == "cuda":
+        torch.cuda.synchronize()
