@@ -2,86 +2,20 @@
 
 from __future__ import annotations
 
-import resource
-import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from app.backup import back_up
 from app.domain.errors import Fenced, FieldOutOfRange, NotDurable
-from app.domain.leases import NOBODYS, Lease
-from app.domain.values import SessionId
-from app.journal import lease, renewals
 from app.journal.journal import FILE_NAME, Journal
-from app.journal.lease_table import find_lease
 from app.journal.lock import FolderLock
-from tests.journal.building import change, histories, model_info
+from tests.journal.building import change, histories
+from tests.journal.leases import LONG_S, ONE, SHORT_S, TWO, On, found, freeze, has_lost, is_fenced, on, shared, started
 
-ONE, TWO = SessionId("ses_1"), SessionId("ses_2")
-LONG_S, SHORT_S = 3600.0, 1.0
-
-On = Callable[[str], None]
-
-
-@pytest.fixture
-def on(monkeypatch: pytest.MonkeyPatch) -> On:
-    """Go to another machine."""
-
-    def go(machine: str) -> None:
-        monkeypatch.setattr(lease, "machine_id", lambda: machine)
-
-    go("one")
-    return go
-
-
-@pytest.fixture(params=[False, True], ids=["wal", "over a network"])
-def shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the folder seems to be on a file system of several machines."""
-    monkeypatch.setattr("app.journal.journal.is_over_network", lambda folder: request.param)
-    return bool(request.param)
-
-
-def freeze(journal: Journal) -> None:
-    """It renews its lease no more, and gives it back to nobody."""
-    assert journal.lease is not None
-    journal.lease._closing.set()
-    journal.lease._thread.join()
-
-
-def has_lost(journal: Journal) -> bool:
-    assert journal.lease is not None
-    return journal.lease.is_lost
-
-
-def is_fenced(journal: Journal) -> bool:
-    return journal.state.is_fenced
-
-
-@contextmanager
-def no_room(size: int = renewals.SIZE) -> Iterator[None]:
-    """No file may become larger than `size` bytes. By default the file of news has it, and the journal has no room."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def found(folder: Path) -> Lease:
-    with closing(sqlite3.connect(folder / FILE_NAME)) as connection:
-        return find_lease(connection)
-
-
-def started(folder: Path, lease_s: float | None) -> Journal:
-    journal = Journal(folder, lease_s)
-    journal.load(model_info())
-    journal.start()
-    return journal
+__all__ = ["on", "shared"]
 
 
 async def test_what_a_former_holder_writes_is_refused_whole(tmp_path: Path, on: On, shared: bool) -> None:
@@ -208,123 +142,6 @@ def test_a_lease_that_cannot_be_renewed_is_held_again_if_nobody_took_it(
     said = [line.message for line in caplog.records if line.name == "app.journal.lease"]
     assert [line.partition(" folder ")[2][:18] for line in said] == ["has run out, and n", "is held again: ses"]
     journal.close()
-
-
-def test_a_lease_is_renewed_where_the_journal_takes_nothing(tmp_path: Path, on: On, shared: bool) -> None:
-    first = started(tmp_path, LONG_S)
-    freeze(first)
-    held = first.lease
-    assert held is not None
-    before = first._store.lease()
-    assert before is not None
-    held._tenure.ends_at = 0.0  # time has passed
-    row = found(tmp_path)
-    with no_room():
-        assert held._renew()
-    held.require()
-    assert found(tmp_path) == row
-    assert first._store.lease() != before
-    assert not first._store.take_lease(before, before.next("another", "two", LONG_S))
-    assert held._renew()
-    assert found(tmp_path) == row.renewed()
-    first.close()
-
-
-def test_a_holder_without_room_learns_that_it_has_lost_the_folder(tmp_path: Path, on: On, shared: bool) -> None:
-    first = Journal(tmp_path, SHORT_S)
-    assert first.lease is not None
-    freeze(first)
-    on("two")
-    second = Journal(tmp_path, LONG_S)
-    news = second._store.lease()
-    with no_room():
-        assert not first.lease._renew()
-    assert has_lost(first)
-    assert second._store.lease() == news
-    second.close()
-    first.close()
-
-
-def test_news_need_the_file_that_others_look_at(tmp_path: Path, on: On) -> None:
-    journal = Journal(tmp_path, LONG_S)
-    assert journal.lease is not None
-    freeze(journal)
-    (tmp_path / renewals.NAME).unlink()
-    with no_room():
-        assert not journal.lease._renew()
-    assert not (tmp_path / renewals.NAME).exists()
-    journal.close()
-
-
-def test_a_holder_whose_journal_was_replaced_renews_nothing(tmp_path: Path, on: On, shared: bool) -> None:
-    first = Journal(tmp_path, LONG_S)
-    held = first.lease
-    assert held is not None
-    freeze(first)
-    copy = tmp_path / "copy"
-    shutil.copy(tmp_path / FILE_NAME, copy)
-    copy.replace(tmp_path / FILE_NAME)
-    news = (tmp_path / renewals.NAME).read_bytes()
-    held._tenure.ends_at = 0.0  # time has passed
-    with no_room():
-        assert not held._renew()
-    assert not held._renew()
-    assert is_fenced(first)
-    assert (tmp_path / renewals.NAME).read_bytes() == news
-    first.close()
-
-
-def test_a_journal_that_may_not_be_written_is_not_taken_for_a_full_disk(tmp_path: Path, on: On, shared: bool) -> None:
-    first = Journal(tmp_path, LONG_S)
-    held = first.lease
-    assert held is not None
-    freeze(first)
-    news = (tmp_path / renewals.NAME).read_bytes()
-    held._connection.execute("PRAGMA query_only = ON")
-    held._tenure.ends_at = 0.0  # time has passed
-    assert not held._renew()
-    assert is_fenced(first)
-    assert (tmp_path / renewals.NAME).read_bytes() == news
-    first.close()
-
-
-def test_a_holder_whose_folder_was_moved_renews_nothing(tmp_path: Path, on: On, shared: bool) -> None:
-    first = Journal(tmp_path / "state", LONG_S)
-    assert first.lease is not None
-    freeze(first)
-    (tmp_path / "state").rename(tmp_path / "moved")
-    first.lease._tenure.ends_at = 0.0  # time has passed
-    assert not first.lease._renew()
-    assert is_fenced(first)
-    first.close()
-
-
-@pytest.mark.parametrize("room", [0, renewals.SIZE - 1])
-def test_a_lease_without_room_for_news_is_not_taken(tmp_path: Path, on: On, shared: bool, room: int) -> None:
-    Journal(tmp_path).close()
-    with no_room(room), pytest.raises(FieldOutOfRange, match=r"cannot use .*/renewals, .*: File too large; make room"):
-        Journal(tmp_path, LONG_S)
-    assert found(tmp_path) == NOBODYS
-    journal = Journal(tmp_path, LONG_S)
-    assert journal.lease is not None
-    freeze(journal)
-    with no_room():
-        assert journal.lease._renew()
-    journal.close()
-
-
-@pytest.mark.parametrize("lease_s", [None, LONG_S])
-def test_a_folder_whose_news_cannot_be_read_is_not_taken(tmp_path: Path, on: On, lease_s: float | None) -> None:
-    first = Journal(tmp_path, LONG_S)
-    freeze(first)
-    (tmp_path / renewals.NAME).unlink()
-    (tmp_path / renewals.NAME).mkdir()
-    on("two")
-    before = found(tmp_path)
-    with pytest.raises(FieldOutOfRange, match=r"cannot use .*/renewals, .*: Is a directory; "):
-        Journal(tmp_path, lease_s)
-    assert found(tmp_path) == before
-    first.close()
 
 
 def test_a_renewal_whose_answer_was_lost_is_no_loss(tmp_path: Path, on: On) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import resource
 import sqlite3
 import tempfile
 from array import array
@@ -17,6 +16,7 @@ from app.domain.values import ModelInfo, SessionId
 from app.journal.migrations import FORMAT, OLDEST
 from app.journal.records import WriteBatch, add_to
 from app.journal.store import JournalStore
+from tests.file_sizes import largest_file
 from tests.journal.building import FILE, change, filled, histories, model_info, record
 from tests.privileges import unprivileged_folder
 
@@ -209,13 +209,9 @@ def test_a_disk_that_refuses_does_not_make_a_damaged_journal(tmp_path: Path) -> 
     """What SQLite needs beside the file cannot be made: a quota is used up, or the disk is broken."""
     path = tmp_path / FILE
     filled(path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        with pytest.raises(FieldOutOfRange, match=r"cannot open the journal .*; look at its disk") as refused:
-            JournalStore(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    refusal = pytest.raises(FieldOutOfRange, match=r"cannot open the journal .*; look at its disk")
+    with largest_file(1000), refusal as refused:
+        JournalStore(path)
     assert "move it away" not in refused.value.message
     assert len(histories(path)) == 50
 

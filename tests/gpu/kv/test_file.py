@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from app.gpu.kv.header import (
     KVIdentity,
     KVLayout,
 )
+from tests.file_sizes import largest_file
 from tests.gpu.kv.kv_files import ABOUT, DIGEST, HEADER, IDENTITY, LAYOUT, blocks_of, buffers_for, damage, same
 
 
@@ -139,17 +137,6 @@ def test_a_file_of_another_model_or_layout_is_refused_with_the_difference(
     for read in (read_kv_header, read_kv_file):
         with pytest.raises(KVFileMismatch, match=says):
             read(path, expected)
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Writes past `size` bytes fail with `OSError`, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
