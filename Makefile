@@ -169,7 +169,7 @@ gpu-check:       ## every part of the CUDA path against its target, on a GPU: te
 gpu-wheels: setup  ## the small packages that a GPU machine without a network lacks, for its Python 3.12: .wheels
 	rm -rf .wheels
 	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
-		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+		--platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
 		--constraint constraints.txt --dest .wheels --requirement benchmarks/gpu_check/wheels.txt
 	du -sh .wheels
 

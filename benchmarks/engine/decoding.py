@@ -1,5 +1,6 @@
 """What breakpoints cost sessions that decode: kinds of sessions take turns in random order, with the same prompts."""
 
+import math
 from collections.abc import Callable, Sequence
 from random import Random
 
@@ -15,9 +16,13 @@ WARM_UP_TOKENS = 3
 
 
 def decode_rate(turns: Sequence[LiveTurn]) -> float:
-    """Tokens a second from the moment when every turn has had its first few tokens until the first turn ends."""
+    """Tokens a second from the moment when every turn has had its first few tokens until the first turn ends. NaN if
+    they never decode together.
+    """
     begin = max(turn.times[WARM_UP_TOKENS - 1] for turn in turns)
     end = min(turn.times[-1] for turn in turns)
+    if end <= begin:
+        return math.nan
     counted = sum(1 for turn in turns for time in turn.times if begin < time <= end)
     return counted / (end - begin)
 

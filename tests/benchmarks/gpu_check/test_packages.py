@@ -3,16 +3,41 @@
 import subprocess
 import sys
 import zipfile
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from benchmarks.gpu_check.overlay import ROOT
 from benchmarks.gpu_check.stage_list import STAGES
 from benchmarks.gpu_check.stages.cuda_tests import OPTIONS, find_files
 
-LEFT_AT_HOME = ("numba", "llvmlite", "matplotlib", "zstandard", "lz4", "ml_dtypes", "gguf", "schemathesis", "openai")
-"""Packages of Djinn's that are neither on a bare GPU machine nor in the wheels that go to it."""
+WHEELS = ROOT / "benchmarks" / "gpu_check" / "wheels.txt"
+THERE = ("torch", "triton", "transformers", "accelerate")
+"""Packages that a bare GPU machine has, with all that they require."""
+
+
+def left_at_home() -> set[str]:
+    """Modules that are installed here, but neither on a bare GPU machine nor in the wheels that go to it."""
+    lines = WHEELS.read_text("utf-8").splitlines()
+    there = {canonicalize_name(line) for line in lines if not line.startswith("#")}
+    waiting = [*THERE]
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name not in there:
+            there.add(name)
+            with suppress(PackageNotFoundError):  # required for another platform only
+                needs = [Requirement(each) for each in requires(name) or ()]
+                waiting += [need.name for need in needs if "extra" not in str(need.marker)]
+    return {
+        module
+        for module, packages in packages_distributions().items()
+        if not there & {canonicalize_name(package) for package in packages} and "djinn" not in packages
+    }
+
 
 BARE = f"""
 import sys
@@ -22,7 +47,7 @@ class Without:
         self.finder = finder
 
     def find_spec(self, name, *rest):
-        return None if name.partition(".")[0] in {LEFT_AT_HOME} else self.finder.find_spec(name, *rest)
+        return None if name.partition(".")[0] in {left_at_home()} else self.finder.find_spec(name, *rest)
 
     def __getattr__(self, name):
         return getattr(self.finder, name)
