@@ -16,8 +16,9 @@ from app.gpu.attention.triton_store import store
 from app.gpu.linear.cuda.triton_float8 import matmul_float8, round_rows
 from app.gpu.linear.cuda.triton_int8 import matmul_int8
 from app.gpu.linear.cuda.triton_matmul import matmul
+from app.gpu.linear.cuda.triton_vector import matvec
 from app.gpu.linear.eight_bits import INT8_BLOCK
-from app.gpu.models.triton_elementwise import add_rms_norm, rotate, silu_mul
+from app.gpu.models.triton_elementwise import add_rms_norm, rms_norm, rotate, silu_mul
 from app.gpu.sampling.inputs import Draws, Truncation
 from app.gpu.sampling.triton_draw import draw, draw_any
 
@@ -90,6 +91,7 @@ def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
     weight = torch.zeros(OUTPUTS, INPUTS, dtype=DTYPES[dtype])
     inputs = [torch.zeros(rows, INPUTS, dtype=weight.dtype) for rows in (1, 16, 17)]
     yield "product", lambda: [matmul(each, weight, None) for each in inputs]
+    yield "product of one row", lambda: matvec(inputs[0], weight, None)
     if weight.dtype is not torch.float32:  # which is refused beside them
         numbers, scales = weight.to(torch.int8), torch.zeros(INPUTS // INT8_BLOCK, OUTPUTS, dtype=torch.float16)
         yield "product of int8", lambda: [matmul_int8(each, numbers, scales, None) for each in inputs]
@@ -97,6 +99,7 @@ def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
         yield "rounding to float8", lambda: round_rows(inputs[-1])
         float8, ones = weight.to(torch.float8_e4m3fn), torch.ones(OUTPUTS, 1)
         yield "product of float8", lambda: matmul_float8(float8[:17], ones[:17], float8, ones, None, weight.dtype)
+    yield "norm", lambda: rms_norm(inputs[-1], weight[0], 1e-5)
     yield "add and norm", lambda: add_rms_norm(inputs[-1], inputs[-1], weight[0], 1e-5)
     yield "silu and product", lambda: silu_mul(inputs[-1])
     if weight.dtype is torch.float32:  # as all probabilities are

@@ -66,7 +66,7 @@ def build(place: Place, model: str, stack: object, **changed: object) -> LiveEng
     loaded = LoadedModel(layers, streams_of(layers.device))
     engine = build_engine(find_model(model), loaded, settings.engine())
     if isinstance(stack, WatchedStack):
-        engine._runner._run_layers = stack.around(engine._runner._run_layers)
+        stack.watch_over(engine._runner)
     return live(place, engine)
 
 

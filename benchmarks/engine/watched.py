@@ -1,14 +1,19 @@
 """A model that notes when a resumed session is back in it."""
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from app.gpu.attention.batch import Batch
+from app.gpu.graphs.runs import RunGraphs
 from app.gpu.models.base import LayerStack
-from app.gpu.programs.run import RunLayers
+from app.gpu.step.runner import Runner
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class WatchedStack:
@@ -35,14 +40,18 @@ class WatchedStack:
         self._note()
         return self._stack.head(hidden)
 
-    def around(self, run_layers: RunLayers) -> RunLayers:
-        """The same, noted too: a program of layers calls none of them."""
+    def watch_over(self, runner: Runner) -> None:
+        """Note also what `runner` runs without calling a layer: programs, and parts of steps that were recorded."""
+        runner._run_layers = self._noted(runner._run_layers)
+        if isinstance(runner._runs, RunGraphs):
+            runner._runs.run = self._noted(runner._runs.run)  # type: ignore[method-assign]
 
-        def run(*arguments: Any) -> Tensor:
+    def _noted(self, run: Callable[P, T]) -> Callable[P, T]:
+        def noted(*args: P.args, **kwargs: P.kwargs) -> T:
             self._note()
-            return run_layers(*arguments)
+            return run(*args, **kwargs)
 
-        return run
+        return noted
 
     def _note(self) -> None:
         if self._watches:

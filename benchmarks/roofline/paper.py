@@ -25,7 +25,7 @@ NAMES = {
     "_merge": "merge splits",
     "_add_rms_norm": "add and norm",
     "_silu_mul": "silu and product",
-    "rms_norm": "norm",
+    "_rms_norm": "norm",
     "add_": "add",
 }
 """What a reader calls kernels of a layer; others keep their own names."""

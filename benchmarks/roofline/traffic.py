@@ -84,6 +84,10 @@ def _silu_mul(named: Named, context: int) -> Traffic:
     return Traffic(named["gate_up"].nbytes, named["out"].nbytes)
 
 
+def _rms_norm(named: Named, context: int) -> Traffic:
+    return Traffic(_bytes((named["x"], named["weight"])), named["normed"].nbytes)
+
+
 def _add_rms_norm(named: Named, context: int) -> Traffic:
     x = named["x"].nbytes
     return Traffic(x + _bytes((named["other"], named["weight"])), x + named["normed"].nbytes)
@@ -94,6 +98,6 @@ def _draw(named: Named, context: int) -> Traffic:
 
 
 _TRITON: dict[str, Callable[[Named, int], Traffic]] = {
-    **{each.__name__: each for each in (_rotate, _store, _attend, _merge, _silu_mul, _add_rms_norm, _draw)},
+    **{each.__name__: each for each in (_rotate, _store, _attend, _merge, _silu_mul, _rms_norm, _add_rms_norm, _draw)},
     "_draw_any": _draw,
 }

@@ -8,13 +8,17 @@ from app.gpu.linear.matrix import Matrix, dense_of
 
 
 class DenseLinear:
-    """`F.linear` on the weight as it came from the checkpoint."""
+    """`F.linear` on the weight as it came from the checkpoint, and our own product of a single row on CUDA."""
 
     def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self.weights = cells(dense_of(weight), bias)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.is_cuda and len(x) == 1:
+            from app.gpu.linear.cuda.triton_vector import matvec  # Triton is where CUDA is
+
+            return matvec(x, self.weights[0].tensor, bias_of(self.weights))
         return F.linear(x, self.weights[0].tensor, bias_of(self.weights))
 
 

@@ -44,6 +44,24 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `app.gpu.models.elementwise.rms_norm`."""
+    heads, width = weight.shape if weight.dim() == 2 else (1, weight.shape[0])
+    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    with torch.cuda.device_of(x):
+        _rms_norm[(len(x), heads)](
+            x,
+            weight,
+            normed,
+            x.stride(0),
+            eps,
+            width=width,
+            tile=triton.next_power_of_2(width),
+            num_warps=_warps(width),
+        )
+    return normed
+
+
 def add_rms_norm(x: Tensor, other: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `app.gpu.models.elementwise.add_rms_norm`."""
     tokens, width = x.shape
@@ -58,9 +76,13 @@ def add_rms_norm(x: Tensor, other: Tensor, weight: Tensor, eps: float) -> tuple[
             eps,
             width=width,
             tile=triton.next_power_of_2(width),
-            num_warps=WIDE_WARPS if width >= WIDE else WARPS,
+            num_warps=_warps(width),
         )
     return x, normed
+
+
+def _warps(width: int) -> int:
+    return WIDE_WARPS if width >= WIDE else WARPS
 
 
 @triton.jit
@@ -103,6 +125,27 @@ def _silu_mul(gate_up: tl.tensor, out: tl.tensor, stride: tl.tensor, inner: tl.c
     shrunk = tl.exp(-tl.abs(gate))  # overflows for no gate
     silu = gate * tl.where(gate < 0, shrunk, 1.0) / (1 + shrunk)
     tl.store(out + row * inner + at, (silu * up).to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _rms_norm(
+    x: tl.tensor,
+    weight: tl.tensor,
+    normed: tl.tensor,
+    stride: tl.tensor,
+    eps: tl.tensor,
+    width: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
+    """One program has one head of one row; a row without heads is one head."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, tile)
+    real = at < width
+    wide = tl.load(x + row * stride + head * width + at, mask=real, other=0.0).to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
+    factor = tl.load(weight + head * width + at, mask=real, other=0.0).to(tl.float32)
+    here = normed + (row * tl.num_programs(1) + head) * width + at
+    tl.store(here, (wide * scale * factor).to(normed.dtype.element_ty), mask=real)
 
 
 @triton.jit

@@ -47,7 +47,7 @@ def assert_fits(kernels: Kernels, capability: int) -> None:
 def test_the_kernels_compile_and_fit(capability: int, tmp_path: Path) -> None:
     kernels = compiled(capability, "usual", tmp_path)
     assert_fits(kernels, capability)
-    wide = {"_matmul": 3, "_matmul_int8": 2, "_add_rms_norm": 3, "_silu_mul": 3}
+    wide = {"_matmul": 3, "_matvec": 3, "_matmul_int8": 2, "_rms_norm": 3, "_add_rms_norm": 3, "_silu_mul": 3}
     if capability >= FLOAT8_CAPABILITY:
         wide |= {"_round_rows": 1, "_matmul_float8": 1}
     narrow = {"_rotate": 1, "_store": 2, "_attend": 6, "_merge": 1, "_draw": 1, "_draw_any": 1}

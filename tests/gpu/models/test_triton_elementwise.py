@@ -9,7 +9,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from app.gpu.models.triton_elementwise import add_rms_norm, rotate, silu_mul
+from app.gpu.models.triton_elementwise import add_rms_norm, rms_norm, rotate, silu_mul
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 5e-4}
@@ -54,6 +54,23 @@ def test_silu_mul_of_extreme_values(dtype: torch.dtype) -> None:
     gate_up = torch.tensor([[most, -most, 0.0, torch.nan, 1.0, 1.0, 1.0, 1.0]], dtype=dtype, device=DEVICE)
     expected = F.silu(gate_up[:, :4].float()).to(dtype)
     torch.testing.assert_close(silu_mul(gate_up), expected, equal_nan=True)
+
+
+@dtypes
+@rows
+@pytest.mark.parametrize("width", [1, 576, 4096])
+def test_rms_norm(dtype: torch.dtype, rows: int, width: int) -> None:
+    x, weight = random(dtype, rows, width + 1)[:, :width], random(dtype, width)
+    assert_same(rms_norm(x, weight, 1e-5), F.rms_norm(x.double(), (width,), weight.double(), 1e-5))
+
+
+@dtypes
+@rows
+def test_rms_norm_of_heads_in_a_slice_of_the_fused_projection(dtype: torch.dtype, rows: int) -> None:
+    heads, width = 3, 80
+    x, weight = random(dtype, rows, heads + 2, width)[:, :heads], random(dtype, heads, width)
+    expected = F.rms_norm(x.double(), (width,), None, 1e-5) * weight.double()
+    assert_same(rms_norm(x, weight, 1e-5), expected)
 
 
 @dtypes
