@@ -137,7 +137,8 @@ class Engine:
                 events += self._handle_messages()
                 events += self.overlap()
                 events = tell(events)
-            events += self.collect()
+            if self._step is not None:
+                events += self.collect()
             events += self._handler.placed()
             if not (runs_beside and self._can_compute):
                 events = tell(events)

@@ -14,6 +14,7 @@ import heapq
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 BlockId = int
 BlockHash = bytes
@@ -69,9 +70,9 @@ class BlockPool:
             raise RuntimeError(f"{count} blocks asked, {self.available} available")
         self.changes += 1
         taken = [heapq.heappop(self._free) for _ in range(min(count, len(self._free)))]
-        evicted = [self._cached.popitem(last=False)[0] for _ in range(count - len(taken))]
+        evicted = list(islice(self._cached, count - len(taken)))
         for block in evicted:  # each is published, and a restore evicts many: `unpublish` without a call for each
-            del self._by_hash[self._hash_of.pop(block)]
+            del self._cached[block], self._by_hash[self._hash_of.pop(block)]
         taken += evicted
         for block in taken:
             self._refs[block] = 1
@@ -110,26 +111,37 @@ class BlockPool:
     def share(self, blocks: Iterable[BlockId]) -> None:
         """Add one holder to each block; a cached block becomes owned again."""
         self.changes += 1
+        refs = self._refs
         for block in blocks:
-            if self._refs[block] == 0:
+            if refs[block] == 0:
                 del self._cached[block]
-            self._refs[block] += 1
+            refs[block] += 1
 
     def release(self, blocks: Sequence[BlockId]) -> None:
         """Drop one holder of each block. The last blocks of a sequence become evictable first, prefixes last."""
         self.changes += 1
+        refs, freed = self._refs, list[BlockId]()
         for block in reversed(blocks):
-            if self._refs[block] <= 0:
+            left = refs[block] - 1
+            if left < 0:
                 raise RuntimeError(f"block {block} is released, but nobody holds it")
-            self._refs[block] -= 1
-            if self._refs[block] == 0:
-                self._park(block)
+            refs[block] = left
+            if left == 0 and block in self._hash_of:
+                self._cached[block] = None
+            elif left == 0:
+                freed.append(block)
+        for block in reversed(freed):  # mostly ascending: few have to rise in the heap
+            heapq.heappush(self._free, block)
 
-    def publish(self, block: BlockId, block_hash: BlockHash) -> None:
-        """Offer a full, owned block as a prefix. The first block published under a hash serves it."""
-        if block_hash not in self._by_hash:
-            self._by_hash[block_hash] = block
-            self._hash_of[block] = block_hash
+    def publish(self, blocks: Iterable[BlockId], hashes: Iterable[BlockHash]) -> None:
+        """Offer full, owned blocks as a prefix, each under its hash; what has no counterpart is left out. The first
+        block published under a hash serves it.
+        """
+        by_hash, hash_of = self._by_hash, self._hash_of
+        for block, block_hash in zip(blocks, hashes, strict=False):
+            if block_hash not in by_hash:
+                by_hash[block_hash] = block
+                hash_of[block] = block_hash
 
     def find(self, block_hash: BlockHash) -> BlockId | None:
         """The block that holds this prefix, if there is one."""
@@ -178,9 +190,3 @@ class BlockPool:
             self._hash_of[target] = self._hash_of.pop(source)
             self._by_hash[self._hash_of[target]] = target
         return target
-
-    def _park(self, block: BlockId) -> None:
-        if block in self._hash_of:
-            self._cached[block] = None
-        else:
-            heapq.heappush(self._free, block)

@@ -43,8 +43,7 @@ class Arrivals:
             if current and sequence.moving is Tier.TO_HOST:
                 sequence.moving = None
             return
-        for block, block_hash in zip(move.target, move.hashes, strict=False):
-            host.publish(block, block_hash)
+        host.publish(move.target, move.hashes)
         sequence.traffic.bytes_out += len(move.source) * self._block_bytes
         if current and len(sequence.host_blocks) == move.first:
             unchanged = sequence.written == move.computed
@@ -58,8 +57,7 @@ class Arrivals:
         if not arrived:
             return False
         pool = self._cache.pool
-        for block, block_hash in zip(move.blocks, sequence.hashes, strict=False):
-            pool.publish(block, block_hash)
+        pool.publish(move.blocks, sequence.hashes)
         sequence.traffic.bytes_in += len(move.source) * self._block_bytes
         if sequence.moving is Tier.TO_DEVICE:
             sequence.moving = None
@@ -94,8 +92,7 @@ class Arrivals:
         """
         host, turn = self._cache.host, sequence.turn
         came = move.target[: max(0, host.blocks_for(computed) - move.first)]
-        for block, block_hash in zip(came, move.hashes, strict=False):
-            host.publish(block, block_hash)
+        host.publish(came, move.hashes)
         if came and turn is not None and turn.coming is move:
             self._cache.extend(sequence, move.first, came, computed)
 

@@ -147,8 +147,7 @@ class KVCache:
         if computed < (first + 1) * self.pool.block_size:  # a decoded token seldom fills a block
             return
         self.hash_blocks(sequence)
-        for block, block_hash in zip(sequence.blocks[first:], sequence.hashes[first:], strict=False):
-            self.pool.publish(block, block_hash)
+        self.pool.publish(sequence.blocks[first:], sequence.hashes[first:])
 
     def hash_blocks(self, sequence: TokenSequence) -> None:
         """Bring `hashes` up to the full blocks of the computed tokens."""
@@ -158,8 +157,7 @@ class KVCache:
 
     def publish_copies(self, sequence: TokenSequence) -> None:
         """Offer the full blocks that the host has of the sequence."""
-        for block, block_hash in zip(sequence.host_blocks, sequence.hashes, strict=False):
-            self.host.publish(block, block_hash)
+        self.host.publish(sequence.host_blocks, sequence.hashes)
 
     def trim(self, sequence: TokenSequence) -> None:
         """Give up blocks that were reserved for tokens which will not be computed."""

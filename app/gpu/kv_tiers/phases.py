@@ -96,7 +96,7 @@ class Phases:
             self._leaving.note_moved(sequence)
         seconds = self._placement.meter.seconds
         block_s = seconds(MoveKind.FROM_DISK, 1), seconds(MoveKind.IN, 1)
-        busy_s = float(self._wanted.blocks.sum(axis=1) @ block_s)
+        busy_s = float(self._wanted.blocks.sum(axis=1) @ block_s) if self._wanted else 0.0
         for sequence in self._expected.take_due(now, self._placement.margin.seconds, block_s, busy_s=busy_s):
             self._want(sequence)
         self._leaving.look(now)

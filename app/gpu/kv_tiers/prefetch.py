@@ -48,6 +48,9 @@ class PrefetchOrder(ReturnOrder):
         They are to be back `margin_s` early. A block takes `block_s` seconds: from disk, and to the device. The link is
         busy with others for the next `busy_s` seconds.
         """
+        if not self:  # NumPy would take as long for none as for a few
+            self.next_start = math.inf
+            return []
         restored_s = busy_s + np.cumsum(np.asarray(block_s) @ self.blocks)
         starts = self.times - margin_s - restored_s
         [late] = np.nonzero(starts <= now)

@@ -43,7 +43,7 @@ class ElasticPoolMachine(RuleBasedStateMachine):
     @rule(choice=st.floats(0, 0.999))
     def publish(self, choice: float) -> None:
         for block, content in zip(*self.held[int(choice * len(self.held))], strict=True):
-            self.pool.publish(block, self.hash_of(content))
+            self.pool.publish([block], [self.hash_of(content)])
 
     @precondition(lambda self: self.written)
     @rule(choice=st.floats(0, 0.999))
@@ -114,8 +114,8 @@ def test_a_pool_shrinks_to_what_is_owned_and_no_further() -> None:
 def test_free_blocks_make_way_before_prefixes_do() -> None:
     pool = BlockPool(4, BLOCK_SIZE)
     prefix, gap, free, top = pool.allocate(4)
-    pool.publish(prefix, b"prefix")
-    pool.publish(top, b"top")
+    pool.publish([prefix], [b"prefix"])
+    pool.publish([top], [b"top"])
     pool.release([prefix])
     pool.release([gap, free])
     assert pool.shrink(1) == {top: gap}
