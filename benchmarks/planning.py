@@ -46,7 +46,9 @@ class World:
         blocks = CONTEXT_TOKENS // BLOCK_SIZE
         on_device = (blocks + 3 * TURN_TOKENS // BLOCK_SIZE) * running + 8 * blocks
         cache = KVCache(BlockPool(on_device, BLOCK_SIZE), BlockPool(4 * blocks * sessions, BLOCK_SIZE))
-        self.placement = Placement(KVTiers(cache, BLOCK_BYTES), KVPolicy.SIGNAL, 0, lambda: self.now, lend_nothing)
+        self.placement = Placement(
+            KVTiers(cache, BLOCK_BYTES, LAYERS), KVPolicy.SIGNAL, 0, lambda: self.now, lend_nothing
+        )
         most = 1 << 20
         drafting = Drafting(cache, max_tokens=max_draft_tokens, num_layers=LAYERS, max_model_len=most)
         self.scheduler = Scheduler(

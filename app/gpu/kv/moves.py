@@ -34,6 +34,19 @@ class MoveKind(StrEnum):
     """The session's file goes."""
 
 
+@dataclass(frozen=True, slots=True)
+class HalfPass:
+    """The last `blocks` blocks of a move have KV only of a paused pass, which has run `layers` layers. The layers above
+    are not copied: they mean nothing until the pass goes on, and then it writes to them before anybody reads them.
+    """
+
+    blocks: int = 0
+    layers: int = 0
+
+
+WHOLE_PASSES = HalfPass()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Move:
     """One order: block `source[i]` of one tier is copied to block `target[i]` of the other.
@@ -52,6 +65,9 @@ class Move:
     """For a move in: all device blocks of the session in order; those that are not in `target` were there already."""
     first: int = 0
     hashes: tuple[BlockHash, ...] = ()
+    half: HalfPass = WHOLE_PASSES
+    bytes_left_out: int = 0
+    """Of `half`."""
     token_ids: tuple[int, ...] = ()
     computed: int = 0
     early: bool = False

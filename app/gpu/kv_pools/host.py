@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from app.gpu.device.streams import DeviceStreams, Event, Runs
+from app.gpu.kv.moves import WHOLE_PASSES, HalfPass
 from app.gpu.kv_pools.device import KVPool
 
 PIECE_BYTES = 16 << 20
@@ -26,23 +27,39 @@ class HostPool:
         """`data` are the host blocks; None: they are allocated here."""
         self._device = device.data.view(torch.uint8).view(device.data.shape[0], -1)
         block_bytes = self._device.shape[1]
+        self._layer_bytes = block_bytes // device.data.shape[1]
         self._longest_run = max(1, PIECE_BYTES // block_bytes)
         self._streams = streams
         self.data = streams.host_slab((num_blocks, block_bytes)) if data is None else data
 
-    def copy_out(self, source: Sequence[int], target: Sequence[int], ready: Event) -> None:
+    def copy_out(
+        self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
+    ) -> None:
         """Copy device blocks to host blocks, once the device has passed `ready`: what has written them comes before."""
         stream = self._streams.to_host
         stream.wait(ready)
-        stream.copy(self.data, self._device, runs_of(source, target, self._longest_run))
+        for runs, size in self._parts(source, target, half):
+            stream.copy(self.data[:, :size], self._device[:, :size], runs)
         stream.record().synchronize()
 
-    def copy_in(self, source: Sequence[int], target: Sequence[int], ready: Event) -> None:
+    def copy_in(
+        self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
+    ) -> None:
         """Copy host blocks to device blocks, once the device has passed `ready`: what has used them before has."""
         stream = self._streams.to_device
         stream.wait(ready)
-        stream.copy(self._device, self.data, runs_of(source, target, self._longest_run))
+        for runs, size in self._parts(source, target, half):
+            stream.copy(self._device[:, :size], self.data[:, :size], runs)
         stream.record().synchronize()
+
+    def _parts(self, source: Sequence[int], target: Sequence[int], half: HalfPass) -> Iterator[tuple[Runs, int]]:
+        """The runs of whole blocks, and those of the blocks of a half pass, with the bytes of each block to copy. The
+        first layers of two blocks are no run of bytes, so each of those blocks is a run of its own.
+        """
+        whole = len(source) - half.blocks
+        yield runs_of(source[:whole], target[:whole], self._longest_run), self._device.shape[1]
+        if half.blocks:
+            yield runs_of(source[whole:], target[whole:], 1), half.layers * self._layer_bytes
 
     def views(self, blocks: Sequence[int]) -> list[memoryview]:
         """Each block's bytes, writable in place."""

@@ -107,9 +107,9 @@ class KVMover:
         done = Moved(move.number)
         match move.kind:
             case MoveKind.OUT:
-                self._host.copy_out(move.source, move.target, ready)
+                self._host.copy_out(move.source, move.target, ready, move.half)
             case MoveKind.IN:
-                self._host.copy_in(move.source, move.target, ready)
+                self._host.copy_in(move.source, move.target, ready, move.half)
             case MoveKind.EXPORT:
                 blocks = self._host.views(move.source)
                 write_kv_file(Path(move.path), self._header(move), blocks, move.about.encode())

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from app.gpu.device.streams import DeviceStreams, Event
+from app.gpu.kv.moves import WHOLE_PASSES, HalfPass
 from app.gpu.kv_pools.device import KVPool
-from app.gpu.kv_pools.host import HostPool, runs_of
+from app.gpu.kv_pools.host import HostPool
 
 
 def open_slab() -> int:
@@ -60,20 +62,33 @@ class SharedHostPool(HostPool):
         self._own = np.split(whole, part.ranks, axis=2)[part.rank]
         self._going, self._coming = (streams.host_tensor((self._longest_run, own_bytes), torch.uint8) for _ in range(2))
 
-    def copy_out(self, source: Sequence[int], target: Sequence[int], ready: Event) -> None:
+    def copy_out(
+        self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
+    ) -> None:
         stream = self._streams.to_host
         stream.wait(ready)
-        for write, read in runs_of(source, target, self._longest_run):
-            here = slice(0, write.stop - write.start)
-            stream.copy(self._going, self._device, ((here, read),))
-            stream.record().synchronize()
-            np.copyto(self._own[write], self._going.numpy()[here].reshape(self._own[write].shape))
+        for runs, size in self._parts(source, target, half):
+            for write, read in runs:
+                here = slice(0, write.stop - write.start)
+                stream.copy(self._going[:, :size], self._device[:, :size], ((here, read),))
+                stream.record().synchronize()
+                own = self._own_lines(write, size)
+                np.copyto(own, self._going.numpy()[here, :size].reshape(own.shape))
 
-    def copy_in(self, source: Sequence[int], target: Sequence[int], ready: Event) -> None:
+    def copy_in(
+        self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
+    ) -> None:
         stream = self._streams.to_device
         stream.wait(ready)
-        for write, read in runs_of(source, target, self._longest_run):
-            here = slice(0, write.stop - write.start)
-            np.copyto(self._coming.numpy()[here].reshape(self._own[read].shape), self._own[read])
-            stream.copy(self._device, self._coming, ((write, here),))
-            stream.record().synchronize()
+        for runs, size in self._parts(source, target, half):
+            for write, read in runs:
+                here = slice(0, write.stop - write.start)
+                own = self._own_lines(read, size)
+                np.copyto(self._coming.numpy()[here, :size].reshape(own.shape), own)
+                stream.copy(self._device[:, :size], self._coming[:, :size], ((write, here),))
+                stream.record().synchronize()
+
+    def _own_lines(self, blocks: slice, size: int) -> NDArray[np.uint8]:
+        """This rank's part of host blocks, `[blocks, lines, line bytes]`: the lines of its first `size` bytes."""
+        own: NDArray[np.uint8] = self._own[blocks]
+        return own[:, : size // own.shape[2]]

@@ -44,7 +44,7 @@ class Arrivals:
                 sequence.moving = None
             return
         host.publish(move.target, move.hashes)
-        sequence.traffic.bytes_out += len(move.source) * self._block_bytes
+        sequence.traffic.bytes_out += len(move.source) * self._block_bytes - move.bytes_left_out
         if current and len(sequence.host_blocks) == move.first:
             unchanged = sequence.written == move.computed
             wanted = move.target if unchanged else move.target[: len(move.hashes)]
@@ -58,7 +58,7 @@ class Arrivals:
             return False
         pool = self._cache.pool
         pool.publish(move.blocks, sequence.hashes)
-        sequence.traffic.bytes_in += len(move.source) * self._block_bytes
+        sequence.traffic.bytes_in += len(move.source) * self._block_bytes - move.bytes_left_out
         if sequence.moving is Tier.TO_DEVICE:
             sequence.moving = None
             sequence.traffic.restores += 1

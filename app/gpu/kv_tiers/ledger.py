@@ -80,7 +80,7 @@ class MoveMeter:
         """Count a move that has ended. Early copies do not count: they run only in the time that the model leaves."""
         if move.kind in self._totals and not move.early and report.error is None:
             before = self._totals[move.kind]
-            moved = max(len(move.source), len(move.target)) * self._block_bytes
+            moved = max(len(move.source), len(move.target)) * self._block_bytes - move.bytes_left_out
             self._totals[move.kind] = MoveTotals(
                 before.moves + 1, before.bytes + moved, before.seconds + report.seconds
             )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from app.domain.values import SessionId, Tier
 from app.gpu.kv.blocks import BlockId
-from app.gpu.kv.moves import Move, Moved, MoveKind
+from app.gpu.kv.moves import WHOLE_PASSES, HalfPass, Move, Moved, MoveKind
 from app.gpu.kv_tiers.arrivals import Arrivals
 from app.gpu.kv_tiers.cache import KVCache
 from app.gpu.kv_tiers.files import KVFiles
@@ -24,9 +24,11 @@ from app.gpu.state.sequence import TokenSequence
 class KVTiers:
     """Carries sequences from tier to tier."""
 
-    def __init__(self, cache: KVCache, block_bytes: int) -> None:
+    def __init__(self, cache: KVCache, block_bytes: int, num_layers: int) -> None:
+        """Each of the model's layers has the same share of `block_bytes`."""
         self.cache = cache
         self.block_bytes = block_bytes
+        self._num_layers = num_layers
         self.ledger = MoveLedger(cache.pool, cache.host)
         self.turned_round = 0
         self._freed_at = 0
@@ -157,6 +159,7 @@ class KVTiers:
             source, target = tuple(sequence.blocks[first:end]), tuple(host.allocate(end - first))
             self.cache.pool.share(source)
             sequence.plain_to = 0  # the last block may be among them
+            half = self._half_pass(sequence, first, end)
             sequence.outgoing = self.ledger.order(
                 sequence,
                 MoveKind.OUT,
@@ -164,6 +167,8 @@ class KVTiers:
                 target=target,
                 first=first,
                 hashes=tuple(sequence.hashes[first:end]),
+                half=half,
+                bytes_left_out=self._bytes_above(half),
                 computed=sequence.written,
                 early=early,
             )
@@ -191,7 +196,28 @@ class KVTiers:
             sequence.blocks = list(blocks)
             return
         self.cache.host.share(source)
-        sequence.incoming = self.ledger.order(sequence, MoveKind.IN, source=source, target=target, blocks=blocks)
+        half = self._half_pass(sequence, 0, len(blocks))  # none of its blocks has a hash to be found by
+        sequence.incoming = self.ledger.order(
+            sequence,
+            MoveKind.IN,
+            source=source,
+            target=target,
+            blocks=blocks,
+            half=half,
+            bytes_left_out=self._bytes_above(half),
+        )
+
+    def _half_pass(self, sequence: TokenSequence, first: int, end: int) -> HalfPass:
+        """What of the sequence's blocks `[first, end)` only a paused pass has written to."""
+        paused = sequence.paused_pass
+        if paused is None or not paused.held:
+            return WHOLE_PASSES
+        whole = self.cache.pool.blocks_for(sequence.computed)
+        return HalfPass(max(0, end - max(first, whole)), paused.boundary)
+
+    def _bytes_above(self, half: HalfPass) -> int:
+        """Those of the layers that the half pass has not run."""
+        return half.blocks * (self._num_layers - half.layers) * self.block_bytes // self._num_layers
 
     def _find_on_device(self, sequence: TokenSequence) -> list[BlockId | None]:
         """For each host block of the sequence, the device block with the same content, if there is one."""

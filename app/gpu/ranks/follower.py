@@ -117,12 +117,12 @@ class Follower:
     def copy_out(self, copy: CopyAcross) -> None:
         """Copy device blocks to the host."""
         self._wait(copy.after)
-        self._host.copy_out(copy.source, copy.target, self._host.now())
+        self._host.copy_out(copy.source, copy.target, self._host.now(), copy.half)
 
     def copy_in(self, copy: CopyAcross) -> None:
         """Copy host blocks to the device."""
         self._wait(copy.after)
-        self._host.copy_in(copy.source, copy.target, self._host.now())
+        self._host.copy_in(copy.source, copy.target, self._host.now(), copy.half)
 
     def _run(self, run: Run) -> None:
         page = Page(run, self._stack.hidden_size, self._stack.dtype)

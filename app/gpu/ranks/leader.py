@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from multiprocessing.connection import Connection
@@ -154,11 +154,11 @@ class Ranks:
             self.fail(error)
 
     @contextmanager
-    def copying(self, way: Way, source: Sequence[int], target: Sequence[int], after: int) -> Iterator[None]:
+    def copying(self, way: Way, order: CopyAcross) -> Iterator[None]:
         """Have all copy blocks while the context lasts; it ends when they have. As with `run`, there is no way back."""
         try:
             for other in self._others:
-                other.copies[way].send(CopyAcross(source, target, after))
+                other.copies[way].send(order)
             yield
             for other in self._others:
                 other.copies[way].recv()

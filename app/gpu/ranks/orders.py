@@ -12,6 +12,7 @@ import torch
 
 from app.domain.errors import DjinnError
 from app.gpu.attention.batch import RowShape
+from app.gpu.kv.moves import HalfPass
 from app.gpu.linear.base import Products
 from app.logs.formats import LogFormat
 from app.model_store.resolve import ResolvedModel
@@ -95,6 +96,7 @@ class CopyAcross:
     source: Sequence[int]
     target: Sequence[int]
     after: int
+    half: HalfPass
 
 
 Order = Run | RunHead | CopyBlocks

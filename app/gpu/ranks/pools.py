@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from app.gpu.device.streams import DeviceStreams, Event
+from app.gpu.kv.moves import WHOLE_PASSES, HalfPass
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.kv_pools.shared import Part, SharedHostPool
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.leader import Ranks, Way
-from app.gpu.ranks.orders import CopyBlocks
+from app.gpu.ranks.orders import CopyAcross, CopyBlocks
 
 
 class LeadingPool(KVPool):
@@ -52,17 +53,21 @@ class LeadingHostPool(SharedHostPool):
         super().__init__(device, num_blocks, streams, Part(0, ranks.count, ranks.slab))
         self._ranks = ranks
 
-    def copy_out(self, source: Sequence[int], target: Sequence[int], ready: Event) -> None:
-        self._copy(Way.OUT, source, target, ready)
+    def copy_out(
+        self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
+    ) -> None:
+        self._copy(Way.OUT, source, target, ready, half)
 
-    def copy_in(self, source: Sequence[int], target: Sequence[int], ready: Event) -> None:
-        self._copy(Way.IN, source, target, ready)
+    def copy_in(
+        self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
+    ) -> None:
+        self._copy(Way.IN, source, target, ready, half)
 
     def now(self) -> Event:
         return _Point(super().now(), self._ranks.ordered)
 
-    def _copy(self, way: Way, source: Sequence[int], target: Sequence[int], ready: Event) -> None:
+    def _copy(self, way: Way, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass) -> None:
         assert isinstance(ready, _Point)
         own = super().copy_out if way is Way.OUT else super().copy_in
-        with self._ranks.copying(way, source, target, ready.orders):
-            own(source, target, ready.event)
+        with self._ranks.copying(way, CopyAcross(source, target, ready.orders, half)):
+            own(source, target, ready.event, half)

@@ -20,7 +20,7 @@ def make_scheduler(stack: LayerStack, settings: EngineSettings, kv: KV, draft_to
     """
     budgets, borrower = kv.budgets, kv.borrower
     cache = KVCache(BlockPool(budgets.device, settings.block_size), BlockPool(budgets.host, settings.block_size))
-    tiers = KVTiers(cache, kv.identity.layout.block_bytes)
+    tiers = KVTiers(cache, kv.identity.layout.block_bytes, stack.num_layers)
     borrow = lend_nothing if borrower is None else borrower.borrow
     drafting = Drafting(
         cache,

@@ -98,7 +98,8 @@ TIMED = (
         "The paused session is in the host tier, and others have taken its place on the device. Stands again: from "
         "sending `ready` until the server, which is asked again and again, says that all KV is on the device; the time "
         "in which the residual stream comes back is added, by the server's clock. Next token: from sending `resume`, "
-        "unannounced, to the first token. All KV that the session has comes back, in blocks of all layers.",
+        "unannounced, to the first token. All KV that the session has comes back, in blocks. "
+        "Blocks of the pass that has paused have the layers that it has run.",
     ),
 )
 

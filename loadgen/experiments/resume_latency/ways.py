@@ -62,12 +62,13 @@ async def call_back(subject: Subject, passers: Passers, cell: Cell, repeat: int,
     """
     async with subject.session() as session:
         await arm(session, prompt, cell.layer)
-        await pause_at(session, prompt, cell.layer)
+        paused = await pause_at(session, prompt, cell.layer)
         kv_bytes = (await session.refresh()).kv.device_bytes
+        computed = computed_share(paused, subject.num_layers)
         await passers.send_away(session)
         back = session.info.usage.bytes_in
         standing_s = await fetch(session)
-        _check_copied(session, back, kv_bytes)
+        _check_copied(session, back, computed * kv_bytes)
         await passers.send_away(session)
         back, before = session.info.usage.bytes_in, await ServerClock.read(subject)
         watch = Stopwatch()
@@ -75,7 +76,7 @@ async def call_back(subject: Subject, passers: Passers, cell: Cell, repeat: int,
             token_s, turn = await _first_token(stream, watch)
         split = before.until(await ServerClock.read(subject))
         await session.refresh()
-        _check_copied(session, back, kv_bytes)
+        _check_copied(session, back, computed * kv_bytes)
     if split.checkpoint_s is None:
         raise NotAsMeant("the server does not tell how long the residual stream took to come back")
     standing_s += split.checkpoint_s
@@ -98,9 +99,17 @@ def _check_uncached(turn: Turn) -> None:
         raise NotAsMeant(f"{turn.usage.cached_tokens} tokens of the history were in the prefix cache")
 
 
-def _check_copied(session: AsyncSession, before: int, kv_bytes: int) -> None:
+def computed_share(paused: Turn, num_layers: int) -> float:
+    """Share of a session's KV that has been computed where it is paused: its last pass has run some of the layers."""
+    place = paused.checkpoint
+    assert place is not None
+    above = num_layers - 1 - place.layer
+    return 1 - (place.end - place.first) / place.end * above / num_layers
+
+
+def _check_copied(session: AsyncSession, before: int, computed_bytes: float) -> None:
     usage = session.info.usage
-    if usage.bytes_in - before < WHOLE * kv_bytes:
-        raise NotAsMeant(f"{usage.bytes_in - before} of {kv_bytes} bytes came back: the device had the rest")
+    if usage.bytes_in - before < WHOLE * computed_bytes:
+        raise NotAsMeant(f"{usage.bytes_in - before} of {computed_bytes:.0f} bytes came back: the device had the rest")
     if usage.tokens_recomputed:
         raise NotAsMeant(f"the server computed {usage.tokens_recomputed} tokens again")

@@ -93,6 +93,25 @@ def test_ready_brings_a_paused_session_back_before_it_is_resumed(
     assert turn.end.usage.tokens_recomputed == 0
 
 
+def test_what_a_pass_has_not_run_yet_does_not_move_and_nobody_reads_it(
+    tiered: BreakDriver, expected: list[int]
+) -> None:
+    turn = pause(tiered, Pass.PREFILL)
+    layers = tiered.engine.info.num_layers
+    run, pool = LAYER + 1, tiered.engine._runner.pool.data
+    whole = tiered.place(turn.session)
+    for _ in range(2):
+        tiered.signal(turn.session, Phase.IO_WAIT)
+        pool.fill_(1e4)
+        tiered.signal(turn.session, Phase.READY)
+    assert turn.checkpoint.first == 0
+    place = tiered.place(turn.session)
+    assert place.bytes_in == 2 * place.bytes_out == 2 * whole.device_bytes * run // layers
+    tiered.run(turn)
+    assert turn.tokens == expected
+    assert turn.end.usage.tokens_recomputed == 0
+
+
 @pytest.mark.parametrize("in_pass", PASSES)
 def test_a_parked_session_is_edited_forked_and_resumed(
     tiered: BreakDriver, tiny_llama: TinyModel, expected: list[int], in_pass: Pass

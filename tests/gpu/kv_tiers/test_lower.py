@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from app.domain.breakpoints import Pass
 from app.domain.values import Tier
-from app.gpu.device.streams import CpuStreams
 from app.gpu.kv.moves import MoveKind
-from app.gpu.state.checkpoints import Checkpoint
 from app.gpu.state.sequence import TokenSequence
-from app.gpu.step.activations import HostTensor
-from tests.gpu.breakpoints.breaking_models import vector
-from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, Bench, tier_of
-
-LENGTH = 4 * BLOCK_SIZE
-"""Tokens of the session that is paused."""
-
-
-def paused_on_host(bench: Bench, computed: int) -> TokenSequence:
-    """A session whose turn is paused in the pass from position `computed` on."""
-    sequence = bench.session(0)
-    sequence.tokens = [7] * LENGTH
-    bench.cache.reserve(sequence, computed)
-    bench.cache.commit(sequence, computed)
-    turn = bench.begin_turn(sequence)
-    rest = LENGTH - computed
-    bench.cache.reserve(sequence, rest)
-    hidden = HostTensor(vector(1, rest * 8).view(rest, 8), CpuStreams())
-    sequence.checkpoint = Checkpoint(1, computed, rest, hidden, Pass.PREFILL, None, time.time())
-    turn.paused = True
-    bench.placement.end_turn(sequence)
-    bench.bring_to(sequence, Tier.HOST)
-    bench.placement.refile(sequence)
-    return sequence
+from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, LENGTH, Bench, paused_on_host, tier_of
 
 
 @pytest.mark.parametrize(("computed", "disk"), [(0, 4), (BLOCK_SIZE, 5)])

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
+from app.domain.breakpoints import Pass
 from app.domain.values import KVPolicy, SamplingParams, SessionId, StopRule, Ticket, Tier
+from app.gpu.device.streams import CpuStreams
 from app.gpu.kv.blocks import BlockPool
 from app.gpu.kv.moves import Move, Moved
 from app.gpu.kv_tiers.cache import KVCache
 from app.gpu.kv_tiers.moving import KVTiers
 from app.gpu.kv_tiers.phases import Phases
 from app.gpu.kv_tiers.placement import Placement
+from app.gpu.state.checkpoints import Checkpoint
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
+from app.gpu.step.activations import HostTensor
 from app.gpu.weight_ring.loan import lend_nothing
+from tests.gpu.breakpoints.breaking_models import vector
 
 BLOCK_SIZE = 4
 BLOCK_BYTES = 1000
+LAYERS = 4
+LENGTH = 4 * BLOCK_SIZE
+"""Tokens of the session that is paused."""
 
 
 def tier_of(sequence: TokenSequence) -> Tier | None:
@@ -60,7 +69,7 @@ class Bench:
         self.device = BlockPool(device, BLOCK_SIZE)
         self.host = BlockPool(host, BLOCK_SIZE)
         self.cache = KVCache(self.device, self.host)
-        self.tiers = KVTiers(self.cache, BLOCK_BYTES)
+        self.tiers = KVTiers(self.cache, BLOCK_BYTES, LAYERS)
         self.placement = Placement(self.tiers, policy, disk, lambda: self.now, borrow)
         self.phases = Phases(self.placement, headroom)
         self._names = itertools.count()
@@ -123,3 +132,21 @@ class Bench:
         """So that nothing of a session that has left is found there again."""
         blocks = self.device.allocate(self.device.available)
         self.device.release(blocks)
+
+
+def paused_on_host(bench: Bench, computed: int) -> TokenSequence:
+    """A session whose turn is paused in the pass from position `computed` on."""
+    sequence = bench.session(0)
+    sequence.tokens = [7] * LENGTH
+    bench.cache.reserve(sequence, computed)
+    bench.cache.commit(sequence, computed)
+    turn = bench.begin_turn(sequence)
+    rest = LENGTH - computed
+    bench.cache.reserve(sequence, rest)
+    hidden = HostTensor(vector(1, rest * 8).view(rest, 8), CpuStreams())
+    sequence.checkpoint = Checkpoint(1, computed, rest, hidden, Pass.PREFILL, None, time.time())
+    turn.paused = True
+    bench.placement.end_turn(sequence)
+    bench.bring_to(sequence, Tier.HOST)
+    bench.placement.refile(sequence)
+    return sequence

@@ -88,7 +88,7 @@ class PlanningMachine(RuleBasedStateMachine):
         self.pool = BlockPool(self.DEVICE_BLOCKS, BLOCK_SIZE)
         self.host = BlockPool(self.HOST_BLOCKS, BLOCK_SIZE)
         cache = KVCache(self.pool, self.host)
-        tiers = KVTiers(cache, 1)
+        tiers = KVTiers(cache, 1, 2)
         self.placement = Placement(tiers, self.POLICY, self.DISK_BLOCKS, lambda: self.now, self.borrow)
         self.ledger = tiers.ledger
         drafting = Drafting(cache, max_tokens=self.DRAFT_TOKENS, num_layers=2, max_model_len=self.MAX_LEN)
