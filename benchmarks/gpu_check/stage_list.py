@@ -33,7 +33,7 @@ STAGES = (
     Stage("decode", "Decode beside Transformers and the bytes limit", 160, 30, _ENGINE),
     Stage("breakpoints", "What breakpoints cost", 80, 30, _ENGINE),
     Stage("sessions", "More sessions than the device holds", 100, 40, _ENGINE),
-    Stage("weights", "A model larger than its share of the device", 200, 90, (*_ENGINE, "accelerate")),
+    Stage("weights", "A model larger than its share of the device", 200, 60, (*_ENGINE, "accelerate")),
     Stage("density", "Eighty agents over HTTP", 150, 90, (*_ENGINE, *_HTTP), profiled=False),
     Stage("cuda_tests", "CUDA tests", 90, 20, ("torch", "pytest", "pytest_asyncio", "pytest_timeout"), profiled=False),
 )
