@@ -103,7 +103,8 @@ class Engine:
         """Work until `stop`: commands as they come, steps while any turn has tokens to compute.
 
         `deliver` wakes a thread, which then takes the GIL. A device must not wait for that between two steps, so the
-        events of a step that runs beside this thread are delivered once the next step runs.
+        events of a step that runs beside this thread are delivered once the next step runs. With streamed weights they
+        are delivered at once: the launch of a step may wait for most of its copies, and the device has copies to make.
         """
 
         def tell(events: list[Event]) -> list[Event]:
@@ -140,7 +141,7 @@ class Engine:
             if self._step is not None:
                 events += self.collect()
             events += self._handler.placed()
-            if not (runs_beside and self._can_compute):
+            if self._loans is not None or not (runs_beside and self._can_compute):
                 events = tell(events)
         events += self._handle_messages()  # messages that have waited for the last step
         tell([*events, *self._accounting.fail(self._handler.sequences, Draining("the server is shutting down"))])
