@@ -17,7 +17,7 @@ WARM_UP_TOKENS = 3
 
 def decode_rate(turns: Sequence[LiveTurn]) -> float:
     """Tokens a second from the moment when every turn has had its first few tokens until the first turn ends. NaN if
-    they never decode together.
+    they never decode together, as in a first round, whose prompts take many steps.
     """
     begin = max(turn.times[WARM_UP_TOKENS - 1] for turn in turns)
     end = min(turn.times[-1] for turn in turns)

@@ -121,17 +121,19 @@ class BlockPool:
         """Drop one holder of each block. The last blocks of a sequence become evictable first, prefixes last."""
         self.changes += 1
         refs, freed = self._refs, list[BlockId]()
-        for block in reversed(blocks):
-            left = refs[block] - 1
-            if left < 0:
-                raise RuntimeError(f"block {block} is released, but nobody holds it")
-            refs[block] = left
-            if left == 0 and block in self._hash_of:
-                self._cached[block] = None
-            elif left == 0:
-                freed.append(block)
-        for block in reversed(freed):  # mostly ascending: few have to rise in the heap
-            heapq.heappush(self._free, block)
+        try:
+            for block in reversed(blocks):
+                left = refs[block] - 1
+                if left < 0:
+                    raise RuntimeError(f"block {block} is released, but nobody holds it")
+                refs[block] = left
+                if left == 0 and block in self._hash_of:
+                    self._cached[block] = None
+                elif left == 0:
+                    freed.append(block)
+        finally:
+            for block in reversed(freed):  # mostly ascending: few have to rise in the heap
+                heapq.heappush(self._free, block)
 
     def publish(self, blocks: Iterable[BlockId], hashes: Iterable[BlockHash]) -> None:
         """Offer full, owned blocks as a prefix, each under its hash; what has no counterpart is left out. The first

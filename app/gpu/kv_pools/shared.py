@@ -60,6 +60,7 @@ class SharedHostPool(HostPool):
         lines = 2 * layers  # the keys of a layer, or its values
         whole = self.data.numpy().reshape(num_blocks, lines, own_bytes * part.ranks // lines)
         self._own = np.split(whole, part.ranks, axis=2)[part.rank]
+        self._line_bytes = own_bytes // lines
         self._going, self._coming = (streams.host_tensor((self._longest_run, own_bytes), torch.uint8) for _ in range(2))
 
     def copy_out(
@@ -72,8 +73,8 @@ class SharedHostPool(HostPool):
                 here = slice(0, write.stop - write.start)
                 stream.copy(self._going[:, :size], self._device[:, :size], ((here, read),))
                 stream.record().synchronize()
-                own = self._own_lines(write, size)
-                np.copyto(own, self._going.numpy()[here, :size].reshape(own.shape))
+                lines = slice(0, size // self._line_bytes)
+                np.copyto(self._own[write, lines], self._lines_of(self._going)[here, lines])
 
     def copy_in(
         self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
@@ -83,12 +84,11 @@ class SharedHostPool(HostPool):
         for runs, size in self._parts(source, target, half):
             for write, read in runs:
                 here = slice(0, write.stop - write.start)
-                own = self._own_lines(read, size)
-                np.copyto(self._coming.numpy()[here, :size].reshape(own.shape), own)
+                lines = slice(0, size // self._line_bytes)
+                np.copyto(self._lines_of(self._coming)[here, lines], self._own[read, lines])
                 stream.copy(self._device[:, :size], self._coming[:, :size], ((write, here),))
                 stream.record().synchronize()
 
-    def _own_lines(self, blocks: slice, size: int) -> NDArray[np.uint8]:
-        """This rank's part of host blocks, `[blocks, lines, line bytes]`: the lines of its first `size` bytes."""
-        own: NDArray[np.uint8] = self._own[blocks]
-        return own[:, : size // own.shape[2]]
+    def _lines_of(self, staging: Tensor) -> NDArray[np.uint8]:
+        """The memory of a piece as this rank's part of host blocks, `[blocks, lines, line bytes]`."""
+        return staging.numpy().reshape(-1, *self._own.shape[1:])

@@ -210,7 +210,7 @@ class KVTiers:
     def _half_pass(self, sequence: TokenSequence, first: int, end: int) -> HalfPass:
         """What of the sequence's blocks `[first, end)` only a paused pass has written to."""
         paused = sequence.paused_pass
-        if paused is None or not paused.held:
+        if paused is None or not paused.held or paused.boundary == self._num_layers:
             return WHOLE_PASSES
         whole = self.cache.pool.blocks_for(sequence.computed)
         return HalfPass(max(0, end - max(first, whole)), paused.boundary)

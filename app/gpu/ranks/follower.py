@@ -76,11 +76,12 @@ def load_part(load: Load, group: Group) -> LayerStack:
 
 
 def _warm_up(stack: LayerStack, load: Load) -> None:
-    """Compile what a decode row and a prompt need."""
-    batch = make_batch([(0, 1), (0, load.block_size)], [[0], [1]], load.block_size, load.device)
-    pool = KVPool(stack, 2, load.block_size, dtype=load.kv_dtype)
-    hidden = torch.zeros(1 + load.block_size, stack.hidden_size, dtype=load.dtype, device=load.device)
-    stack.head(stack.layer(0, hidden, batch, pool.layer(0)))
+    """Compile what a decode row needs, alone and beside a prompt."""
+    both = make_batch([(0, 1), (0, load.block_size)], [[0], [1]], load.block_size, load.device)
+    pool = KVPool(stack, 2, load.block_size, dtype=load.kv_dtype).layer(0)
+    for batch in (both, make_batch([(0, 1)], [[0]], load.block_size, load.device)):
+        hidden = torch.zeros(len(batch.positions), stack.hidden_size, dtype=load.dtype, device=load.device)
+        stack.head(stack.layer(0, hidden, batch, pool))
 
 
 class Follower:

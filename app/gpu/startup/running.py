@@ -59,15 +59,17 @@ def _record(
 
 @torch.inference_mode()
 def warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
-    """Run a decode row and a prompt through one layer, and mask logits. Then no client waits for kernels to be
-    compiled, and the memory of loaded kernels is not counted as that of a step or a graph.
+    """Run a decode row, alone and beside a prompt, through one layer, and mask logits. Then no client waits for kernels
+    to be compiled, and the memory of loaded kernels is not counted as that of a step or a graph.
     """
     blocks = -(-WARM_UP_TOKENS // block_size)
-    batch = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)
+    both = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)
     pool = KVPool(stack, blocks + 1, block_size, dtype=kv_dtype).layer(0)
-    hidden = stack.embed(torch.zeros_like(batch.positions), batch.positions)
+    for batch in (both, make_batch([(0, 1)], [[0]], block_size, stack.device)):
+        hidden = stack.embed(torch.zeros_like(batch.positions), batch.positions)
+        logits = stack.head(stack.layer(0, hidden, batch, pool))
     apply_mask(
-        stack.head(stack.layer(0, hidden, batch, pool)),
+        logits,
         torch.zeros(1, dtype=torch.int64, device=stack.device),
         torch.zeros((1, -(-stack.vocab_size // WORD)), dtype=torch.int32, device=stack.device),
     )

@@ -1,6 +1,7 @@
 """Tokens a second of batches, beside Transformers' own generation and what the memory's bandwidth allows."""
 
 import gc
+import math
 from random import Random
 from statistics import mean
 
@@ -16,6 +17,7 @@ from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import DecodePlan
 from benchmarks.gpu_check.rivals.transformers import LEAST_S, Way, rates_of_transformers
 from benchmarks.gpu_check.stages.copies import memory_bandwidth
+from loadgen.errors import NotAsMeant
 from loadgen.results.spread import Spread
 
 OF_LIMIT = Target(0.8, at_least=True)
@@ -48,6 +50,8 @@ def _measure(context: StageContext, live: LiveEngine, batch: int, bandwidth: flo
     # the last one begins to decode.
     prompts = [random_tokens(random, plan.prompt_tokens) for _ in range(batch)]
     rates = [decode_rate(live.generate_together(prompts, plan.tokens)) for _ in range(plan.rounds + 1)][1:]
+    if any(map(math.isnan, rates)):
+        raise NotAsMeant(f"of {batch} turns the first ended before the last one began to decode")
     spread = Spread.over(rates)
     journal.samples(f"Djinn, batch {batch}, tok/s", rates)
     journal.point(CHART, "Djinn", batch, spread.median)

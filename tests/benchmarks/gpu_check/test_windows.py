@@ -1,5 +1,7 @@
 """Rates: how they are counted, and what they are held against."""
 
+import math
+
 import pytest
 
 from app.domain.values import ModelInfo, SessionId
@@ -25,6 +27,10 @@ def test_only_steps_that_all_sessions_take_part_in_are_counted() -> None:
 
 def test_a_session_alone_is_counted_from_its_third_token() -> None:
     assert decode_rate([turn(0.0, 9.0, 10.0, 10.5, 11.0)]) == 2.0
+
+
+def test_turns_that_never_decode_together_have_no_rate() -> None:
+    assert math.isnan(decode_rate([turn(1, 2, 3, 4), turn(5, 6, 7, 8)]))
 
 
 def test_the_bytes_limit_is_that_of_one_pass_over_weights_and_kv() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from app.gpu.linear.cuda import triton_vector
 from app.gpu.linear.cuda.triton_vector import TILE, WIDE_TILE, matvec
 from app.gpu.linear.dense import DenseLinear
 
@@ -32,10 +33,28 @@ def test_product(outputs: int, inputs: int, bias: bool, dtype: torch.dtype) -> N
     torch.testing.assert_close(y.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * inputs**0.5)
 
 
+def test_rows_need_not_be_contiguous() -> None:
+    x, weight = draw(1, 40, dtype=torch.float32)[:, 8:24], draw(24, 40, dtype=torch.float32)[:, 4:20]
+    torch.testing.assert_close(
+        matvec(x, weight, None), matvec(x.contiguous(), weight.contiguous(), None), rtol=0, atol=0
+    )
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(DEVICE == "cpu", reason="there is no CUDA device")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_a_layer_on_cuda_gives_a_row_alone_what_it_gives_it_among_others(dtype: torch.dtype) -> None:
+def test_a_layer_on_cuda_gives_a_row_alone_what_it_gives_it_among_others(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[int]()
+
+    def counted(row: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        calls.append(len(row))
+        return matvec(row, weight, bias)
+
+    monkeypatch.setattr(triton_vector, "matvec", counted)
     x, layer = draw(9, 600, dtype=dtype), DenseLinear(draw(300, 600, dtype=dtype))
     alone = torch.cat([layer(row[None]) for row in x])
-    torch.testing.assert_close(alone, layer(x), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 600**0.5)
+    together = layer(x)
+    assert calls == [1] * 9
+    torch.testing.assert_close(alone, together, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 600**0.5)
