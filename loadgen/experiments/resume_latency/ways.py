@@ -15,8 +15,10 @@ from loadgen.targets.subject import Subject, greedy
 PAUSE_TIMEOUT_S = 3600.0
 """Longer than a sample takes: only the experiment ends its pauses."""
 
-WHOLE = 0.9
-"""Share of a session's KV that must have been copied for it to count as away: a block may be shared with others."""
+WHOLE = 0.8
+"""Share of a session's KV that must have been copied for it to count as away: a block may be shared with others, and
+`computed_share` counts tokens where blocks move.
+"""
 
 
 async def pause_at(session: AsyncSession, prompt: TokenIds, layer: int) -> Turn:
