@@ -106,6 +106,11 @@ class Edit(_Digested):
     positions: Positions = ALL
     max_norm: float | None = None
 
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether each number of the result depends on one number of the stream: no sum is taken over a position."""
+        return self.max_norm is None and self.op not in (EditOp.PROJECT_OUT, EditOp.CLAMP)
+
     def digest(self) -> bytes:
         """16 bytes that differ for edits that do something else; `positions` is left out. Made once."""
         try:

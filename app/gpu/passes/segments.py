@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from app.domain.breakpoints import Intervention
 from app.gpu.drafts.drafter import Drafted
 from app.gpu.passes.pass_plan import PassPlan
 from app.gpu.state.sequence import TokenSequence
@@ -80,6 +81,30 @@ class Segment:
     lo: int
     hi: int
     rows: tuple[int, ...]
+
+
+def find_alike(rows: Sequence[Row], places: Sequence[int], boundary: int) -> list[tuple[int, int]]:
+    """The places of rows of one token each, rising, as runs `[first, end)` that can be edited at once: neighbours with
+    the same edits at `boundary`, and nothing else there. Any other place is a run of its own. An edit that sums over a
+    position is made alone: on a GPU the bits of its sum may depend on how many there are.
+    """
+    runs = list[tuple[int, int]]()
+    before = list[bytes]()
+    for place in places:
+        edits = _elementwise_edits(rows[place].way, boundary)
+        if runs and runs[-1][1] == place and edits and edits == before:
+            runs[-1] = runs[-1][0], place + 1
+        else:
+            runs.append((place, place + 1))
+        before = edits
+    return runs
+
+
+def _elementwise_edits(way: PassPlan, boundary: int) -> list[bytes]:
+    """The digests of all edits at the boundary, in order. None if something else is done there, or the row pauses."""
+    steps = [step for mark in way.marks if mark.boundary == boundary for step in mark.steps]
+    edits = [step.edit.digest() for step in steps if isinstance(step, Intervention) and step.edit.is_elementwise]
+    return edits if len(edits) == len(steps) and not (way.pauses and way.hi == boundary) else []
 
 
 def cut_segments(rows: Sequence[Row]) -> list[Segment]:

@@ -62,9 +62,28 @@ def runs_plainly(sequence: TokenSequence, turn: TurnState, position: int) -> boo
     """Whether a token that is decoded at `position`, whichever it will be, runs all layers with nothing to do on the
     way.
     """
-    stops = turn.pause_at is not None and turn.pause_at[1] == position
-    met_by_any = any(may_meet(each.when, position) for each in sequence.breakpoints.values())
-    return sequence.checkpoint is None and not stops and not met_by_any
+    return not _stops(sequence, turn, position) and not _meeting(sequence, position)
+
+
+def plan_ahead(sequence: TokenSequence, turn: TurnState, position: int, num_layers: int) -> PassPlan | None:
+    """The way of a token that is decoded at `position`, whichever it will be. None where that depends on the token, or
+    more than an edit may be done on the way.
+    """
+    if _stops(sequence, turn, position):
+        return None
+    if any(_must_run(each) or each.when.token_id is not None for each in _meeting(sequence, position)):
+        return None
+    return _plan_new(sequence, turn, (position, position + 1), 0, num_layers)
+
+
+def _stops(sequence: TokenSequence, turn: TurnState, position: int) -> bool:
+    """Whether the turn has stopped, or is to stop at `position`, for no breakpoint's sake."""
+    return sequence.checkpoint is not None or (turn.pause_at is not None and turn.pause_at[1] == position)
+
+
+def _meeting(sequence: TokenSequence, position: int) -> list[Breakpoint]:
+    """The breakpoints that may meet a token that is decoded at `position`."""
+    return [each for each in sequence.breakpoints.values() if may_meet(each.when, position)]
 
 
 def _row_limit(sequence: TokenSequence, turn: TurnState, limits: RowLimits) -> int:

@@ -2,15 +2,18 @@
 
 A device waits while the host reads tokens, accounts for them, tells of them and plans. So while all rows only decode,
 the device is given the next step beside the one that runs. Each row takes its token where that step samples it (vLLM's
-asynchronous scheduling, SGLang's overlap scheduler). A stop token or a failure may end a turn in between: then its row
-has been computed in vain, and the result is passed over.
+asynchronous scheduling, SGLang's overlap scheduler). Edits that are made whatever the token do not change that. A stop
+token or a failure may end a turn in between: then its row has been computed in vain, and the result is passed over.
 """
 
 from collections.abc import Sequence
 
+from app.domain.breakpoint_work import STEP_WORK
 from app.gpu.kv_tiers.cache import KVCache
+from app.gpu.passes.pass_plan import PassPlan
 from app.gpu.passes.segments import Row
-from app.gpu.passes.ways import runs_plainly
+from app.gpu.passes.ways import plan_ahead
+from app.gpu.passes.work import work_of_way
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.sampling.requests import looks_back
 
@@ -19,34 +22,50 @@ def plan_overlapped(scheduler: Scheduler, rows: Sequence[Row], max_model_len: in
     """Rows for the token after the one that each of `rows`, the step that runs, is about to sample; blocks to write to
     are reserved. Rows that sample their turn's last token have none.
 
-    No rows if the step has to be planned when the tokens are known: one of the rows is not a plain one, would not be
-    one next time, or is sampled from by way of its history; blocks are short; or there are drafts, which follow the
-    tokens.
+    No rows if the step has to be planned when the tokens are known: one of the rows is not of a single token, has a
+    way next time that depends on the token, or is sampled from by way of its history; blocks are short; or there are
+    drafts, which follow the tokens.
     """
     if scheduler.drafting.max_tokens:
         return []
     following = list[Row]()
     growing = list[Row]()
+    work = 0
     for row in rows:
         sequence, turn, next_ = row.sequence, row.turn, row.first + row.length
-        if row.first >= sequence.plain_to and (row.scores_prompt or not row.is_plain(scheduler.num_layers)):
+        if row.first >= sequence.plain_to and not _is_step_of_one(row):
             return []
         if turn.is_full(len(sequence.tokens) + 1, max_model_len):
             continue
         if looks_back(turn.sampling):
             return []
-        following.append(Row(sequence, turn, next_, 1, row.way, True, False))
+        way = row.way if next_ <= sequence.plain_to else _plan_next(row, scheduler.num_layers)
+        if way is None:
+            return []
+        work += work_of_way(way)
+        following.append(Row(sequence, turn, next_, 1, way, True, False))
         if next_ >= sequence.plain_to:  # once a block, unless something may happen to the session's rows
             growing.append(following[-1])
-    return following if _grow(scheduler.cache, growing) else []
+    return following if work <= STEP_WORK and _grow(scheduler.cache, growing) else []
+
+
+def _is_step_of_one(row: Row) -> bool:
+    """Whether the row's one token leads to the next, and the breakpoints that meet it stay."""
+    return row.length == 1 and row.samples and not row.scores_prompt and not row.way.spent
+
+
+def _plan_next(row: Row, num_layers: int) -> PassPlan | None:
+    """The way of the token after the row's. None if it has to be known, or if edits are made to the row's own alone:
+    where there are none yet, nobody looks whether they have led to numbers that are not finite.
+    """
+    way = plan_ahead(row.sequence, row.turn, row.first + 1, num_layers)
+    return None if way is not None and row.way.new_edits and not way.new_edits else way
 
 
 def _grow(cache: KVCache, rows: Sequence[Row]) -> bool:
     """Reserve blocks for rows that write past those of which it is known that their rows are plain. False, and nothing
-    is reserved, if one is none or blocks are short.
+    is reserved, if blocks are short.
     """
-    if not all(row.first == row.sequence.plain_to or runs_plainly(row.sequence, row.turn, row.first) for row in rows):
-        return False
     if sum(cache.missing(row.sequence, 2) for row in rows) > cache.pool.available:
         return False
     for row in rows:

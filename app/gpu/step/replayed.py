@@ -7,11 +7,9 @@ from torch import Tensor
 
 from app.gpu.attention.batch import Batch
 from app.gpu.device.staging import Put
-from app.gpu.device.streams import DeviceStreams
-from app.gpu.passes.segments import Row, cut_segments
+from app.gpu.passes.segments import Row, cut_segments, find_alike
 from app.gpu.step.batches import Batches
-from app.gpu.step.edits import DeviceVectors
-from app.gpu.step.walk import token_ids_of
+from app.gpu.step.walk import TokenIds
 from app.gpu.step.watch import Watch
 
 
@@ -57,13 +55,13 @@ class ReplayedWalk:
         runs: RecordedRuns,
         vocab_size: int,
         batches: Batches,
-        streams: DeviceStreams,
         rows: list[Row],
+        token_ids: TokenIds,
         put: Put,
-        vectors: DeviceVectors,
+        watch: Watch,
     ) -> None:
         self._runs, self._vocab_size, self._rows = runs, vocab_size, rows
-        self._token_ids, self._batch = put(token_ids_of(rows)), batches.place(rows, put)
+        self._token_ids, self._batch = token_ids, batches.place(rows, put)
         self._segments = cut_segments(rows)
         self._absent = {
             members: self._find_absent(members, put) for members in dict.fromkeys(each.rows for each in self._segments)
@@ -72,21 +70,22 @@ class ReplayedWalk:
         self._has_outputs = bool(outputs)
         whole = len(outputs) == len(rows)
         self._outputs: slice | Tensor = slice(len(rows)) if whole else put(np.array(outputs, np.int64))
-        self._watch = Watch(rows, put, streams, vectors)
-        self.captured, self.stopped = self._watch.captured, self._watch.stopped
+        self._watch = watch
+        self.captured, self.stopped = watch.captured, watch.stopped
         self.replayed = True
 
     def run(self) -> Tensor:
         """Launch all of it; returns float32 logits `[outputs, vocab_size]`: those of the rows that have some."""
         members: tuple[int, ...] | None = None
+        token_ids = self._token_ids()
         if not self._segments:
-            self._runs.take(self._token_ids, self._batch, None)
+            self._runs.take(token_ids, self._batch, None)
         elif self._segments[0].lo:
             self._runs.hidden.zero_()  # no embedding does: what earlier steps have left there must not grow for ever
         for segment in self._segments:
             if segment.rows != members:
                 members = segment.rows
-                self._runs.take(self._token_ids, self._batch, self._absent[members])
+                self._runs.take(token_ids, self._batch, self._absent[members])
             for place in members:
                 if 0 < segment.lo == self._rows[place].way.lo:
                     self._load_checkpoint(place)
@@ -103,12 +102,12 @@ class ReplayedWalk:
 
     def _act(self, members: tuple[int, ...], boundary: int) -> None:
         """Do what is marked here. A row that pauses is copied: the layers above run in its place too."""
-        for place in members:
-            row = self._rows[place]
+        for first, end in find_alike(self._rows, members, boundary):
+            row = self._rows[first]
             if row.way.marks:
-                self._watch.act(row, boundary, self._hidden_of(place))
+                self._watch.act(row, boundary, self._runs.hidden[first:end])
             if row.way.pauses and row.way.hi == boundary:
-                self._watch.stop(row, self._hidden_of(place).clone())
+                self._watch.stop(row, self._hidden_of(first).clone())
 
     def _load_checkpoint(self, place: int) -> None:
         self._watch.load_checkpoint(self._rows[place], self._hidden_of(place))

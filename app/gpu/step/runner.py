@@ -30,7 +30,8 @@ from app.gpu.step.edits import DeviceVectors
 from app.gpu.step.launched import LaunchedStep, SplitStep, WholeStep
 from app.gpu.step.replayed import RecordedRuns, ReplayedWalk
 from app.gpu.step.results import PendingResult
-from app.gpu.step.walk import Walk, token_ids_of, whole_pass
+from app.gpu.step.walk import TokenIds, Walk, token_ids_of, whole_pass
+from app.gpu.step.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -166,16 +167,17 @@ class Runner:
     def _launch_pending(
         self, pending: PendingResult, rows: list[Row], before: LaunchedStep | None, put: Put
     ) -> WholeStep:
-        if before is not None or all(row.is_plain(self.stack.num_layers) for row in rows):
-            compute = self._place_decode(rows, before, put)
+        token_ids = _place_tokens(rows, before, put)
+        self._followed += before is not None
+        if all(row.is_plain(self.stack.num_layers) for row in rows):
+            batch = self._batches.place(rows, put)
             self._staging.send()
-            pending.launch(compute())
+            pending.launch(self._decode(token_ids(), batch))
             self._replayed += self._replays
             self._eager += not self._replays
-            self._followed += before is not None
             self._tokens += len(rows)
             return WholeStep(rows, pending)
-        walk = self._make_walk(rows, put)
+        walk = self._make_walk(rows, token_ids, put)
         self._staging.send()
         pending.launch(walk.run())
         self._in_runs += walk.replayed
@@ -185,24 +187,25 @@ class Runner:
             self._runs.record()
         return WholeStep(rows, pending, walk.stopped, walk.captured)
 
-    def _make_walk(self, rows: list[Row], put: Put) -> Walk | ReplayedWalk:
+    def _make_walk(self, rows: list[Row], token_ids: TokenIds, put: Put) -> Walk | ReplayedWalk:
+        watch = Watch(rows, put, self._streams, self._vectors)
         if self._runs is None or any(row.length > 1 for row in rows):
-            return Walk(self.stack, self._run_layers, self._batches, self._streams, rows, put, self._vectors)
-        vocab_size = self.stack.vocab_size
-        return ReplayedWalk(self._runs, vocab_size, self._batches, self._streams, rows, put, self._vectors)
+            return Walk(self.stack, self._run_layers, self._batches, rows, token_ids, put, watch)
+        return ReplayedWalk(self._runs, self.stack.vocab_size, self._batches, rows, token_ids, put, watch)
 
-    def _place_decode(self, rows: list[Row], before: LaunchedStep | None, put: Put) -> Callable[[], Tensor]:
-        batch = self._batches.place(rows, put)
-        if before is None:
-            token_ids = put(token_ids_of(rows))
-            return lambda: self._decode(token_ids, batch)
-        sampled = before.tokens
-        assert sampled is not None
-        if len(rows) == len(before.rows):  # none has ended, and rows keep their order
-            return lambda: self._decode(sampled, batch)
-        places = {row.sequence.session: place for place, row in enumerate(before.rows)}
-        index = put(np.array([places[row.sequence.session] for row in rows], np.int64))
-        return lambda: self._decode(sampled[index], batch)
+
+def _place_tokens(rows: Sequence[Row], before: LaunchedStep | None, put: Put) -> TokenIds:
+    """Those of the history, or where they are not known yet, those that the rows sample in the step `before`."""
+    if before is None:
+        known = put(token_ids_of(rows))
+        return lambda: known
+    sampled = before.tokens
+    assert sampled is not None
+    if len(rows) == len(before.rows):  # none has ended, and rows keep their order
+        return lambda: sampled
+    places = {row.sequence.session: place for place, row in enumerate(before.rows)}
+    index = put(np.array([places[row.sequence.session] for row in rows], np.int64))
+    return lambda: sampled[index]
 
 
 def _by_row(rows: Iterable[Row], requests: Iterable[SampleRequest]) -> dict[Row, list[SampleRequest]]:

@@ -1,5 +1,6 @@
 """One step on its way up the layers, segment by segment."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -7,14 +8,14 @@ from torch import Tensor
 
 from app.gpu.attention.batch import Batch
 from app.gpu.device.staging import Put
-from app.gpu.device.streams import DeviceStreams
 from app.gpu.models.base import LayerStack
 from app.gpu.passes.segments import Row, Segment, cut_segments
 from app.gpu.programs.run import RunLayers
 from app.gpu.step.batches import Batches
-from app.gpu.step.edits import DeviceVectors
 from app.gpu.step.watch import Watch
 
+TokenIds = Callable[[], Tensor]
+"""The tokens of a step's rows, packed, `[tokens]` int64: to be called once the step's inputs have been sent."""
 Place = tuple[Segment, Batch, "slice | Tensor"]
 """A segment, the batch of its rows, and where their tokens are."""
 
@@ -23,8 +24,7 @@ class Walk:
     """`hidden` is the residual stream of all rows packed, `[tokens, hidden_size]`: each row's part is at the boundary
     that the row has reached. `run` makes it.
 
-    A walk puts its inputs on the device when it is made; they must be there before `run`. Only the tensors of edits
-    come later, through `vectors`.
+    A walk puts its inputs on the device when it is made; they must be there before `run`.
     """
 
     hidden: Tensor
@@ -36,10 +36,10 @@ class Walk:
         stack: LayerStack,
         run_layers: RunLayers,
         batches: Batches,
-        streams: DeviceStreams,
         rows: list[Row],
+        token_ids: TokenIds,
         put: Put,
-        vectors: DeviceVectors,
+        watch: Watch,
     ) -> None:
         self._stack, self._run_layers, self._batches = stack, run_layers, batches
         self._rows = rows
@@ -49,17 +49,17 @@ class Walk:
             self._starts[row] = total
             total += row.length
         positions = np.concatenate([np.arange(row.first, row.first + row.length) for row in rows])
-        self._token_ids, self._positions = put(token_ids_of(rows)), put(positions)
+        self._token_ids, self._positions = token_ids, put(positions)
         self._outputs = put(np.array(self._find_outputs(), np.int64))
         self._places = self._place_segments(put)
-        self._watch = Watch(rows, put, streams, vectors)
-        self.captured, self.stopped = self._watch.captured, self._watch.stopped
+        self._watch = watch
+        self.captured, self.stopped = watch.captured, watch.stopped
 
     def run(self) -> Tensor:
         """Launch all of it; returns float32 logits `[outputs, vocab_size]`: for each row in order, those of its last
         `row.outputs` tokens.
         """
-        self.hidden = self._stack.embed(self._token_ids, self._positions)
+        self.hidden = self._stack.embed(self._token_ids(), self._positions)
         for row in self._rows:
             if row.way.lo:
                 self._watch.load_checkpoint(row, self.hidden_of(row))
@@ -115,6 +115,6 @@ def whole_pass(stack: LayerStack, run_layers: RunLayers, token_ids: Tensor, batc
     return stack.head(run_layers(0, stack.num_layers, hidden, batch))
 
 
-def token_ids_of(rows: list[Row]) -> np.ndarray[Any, Any]:
+def token_ids_of(rows: Sequence[Row]) -> np.ndarray[Any, Any]:
     """The tokens that the rows compute, packed, `[tokens]` int64."""
     return np.array([token_id for row in rows for token_id in row.token_ids], np.int64)

@@ -39,12 +39,16 @@ class Watch:
         checkpoint.restore_ms = (time.perf_counter() - began) * 1000
 
     def act(self, row: Row, boundary: int, hidden: Tensor) -> None:
-        """Do what is marked at the boundary that the row has reached."""
+        """Do what is marked at the boundary that the row has reached. `hidden` may go on behind a row of one token with
+        the neighbours that `find_alike` finds: they are edited at once.
+        """
         for mark in row.way.marks:
             if mark.boundary != boundary:
                 continue
             for step in mark.steps:
                 match step:
+                    case Intervention() if row.length == 1:
+                        apply_edit(hidden, step.edit, self._vectors.place)
                     case Intervention():
                         with self._chosen.changing(row, step.runs, hidden) as chosen:
                             apply_edit(chosen, step.edit, self._vectors.place)

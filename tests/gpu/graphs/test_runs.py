@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import app.gpu.step.watch
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, TensorData, When
 from app.domain.memory_map import StepCounts
 from app.gpu.attention.batch import Batch
@@ -22,6 +23,7 @@ from app.gpu.kv_pools.device import KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.programs.run import layer_by_layer
+from app.gpu.step.edits import apply_edit
 from app.messages import Disarm
 from app.model_store.resolve import resolve
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
@@ -117,6 +119,24 @@ def test_a_step_with_a_watched_row_replays_all_but_what_is_done_there(
         assert turn.tokens == greedy_tokens(tiny.oracle, prompt(seed, 6), 60)
 
 
+def test_neighbours_with_the_same_edits_are_edited_at_once(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching, edited = Watching(tiny, 6), list[tuple[str, int]]()
+
+    def note(hidden: Tensor, edit: Edit, place: Callable[[TensorData], Tensor]) -> None:
+        edited.append((edit.op, len(hidden)))
+        apply_edit(hidden, edit, place)
+
+    monkeypatch.setattr(app.gpu.step.watch, "apply_edit", note)
+    along = Edit(EditOp.PROJECT_OUT, vector=TensorData("float32", (48,), vector(1, 48).numpy().tobytes()))
+    for session, edits in zip(watching.sessions, [DOUBLE, DOUBLE, (), DOUBLE, (along,), (along,)], strict=True):
+        if edits:
+            watching.driver.arm(session, 2, action=Action.EDIT, when=DECODES, edits=edits)
+    watching.until_recorded()
+    edited.clear()
+    watching.next_step()
+    assert edited == [("scale", 2), ("scale", 1), ("project_out", 1), ("project_out", 1)]
+
+
 def test_a_part_is_recorded_in_the_third_step_that_wants_it_one_in_each_step(tiny: TinyModel) -> None:
     watching = Watching(tiny, 2)
     watching.driver.arm(watching.sessions[0], 2, action=Action.CAPTURE, when=DECODES)
@@ -171,7 +191,7 @@ def test_others_get_a_token_in_every_step_while_one_pauses_rests_and_goes_on(tin
 
 def look(driver: BreakDriver) -> tuple[list[list[int]], list[Tensor]]:
     """Sessions that are captured, steered, paused and left alone at once: their tokens, and what was seen of them."""
-    sessions = [driver.open() for _ in range(5)]
+    sessions = [driver.open() for _ in range(9)]
     turns = [driver.begin(each, prompt(seed, 4 + seed), 24) for seed, each in enumerate(sessions)]
     steered = vector(1, 48).numpy().tobytes()
     add = Edit(EditOp.ADD, factor=0.5, vector=TensorData("float32", (48,), steered))
@@ -179,6 +199,10 @@ def look(driver: BreakDriver) -> tuple[list[list[int]], list[Tensor]]:
     driver.arm(sessions[1], 1, 3, action=Action.EDIT, when=DECODES, edits=(add,))
     driver.arm(sessions[2], 0, 3, when=DECODES)
     driver.arm(sessions[4], 1, action=Action.CAPTURE, when=When(Pass.DECODE, every=3))
+    for session in sessions[5:7]:  # what is alike is done at once, but for what sums over a position
+        driver.arm(session, 1, 3, action=Action.EDIT, when=DECODES, edits=(add, *DOUBLE))
+    for session in sessions[7:]:
+        driver.arm(session, 1, action=Action.EDIT, when=DECODES, edits=(replace(add, op=EditOp.CLAMP),))
     seen = []
     while not all(turn.rests and not turn.paused for turn in turns):
         driver.advance()

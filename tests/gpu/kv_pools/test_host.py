@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 import app.gpu.kv_pools.host
+from app.gpu.attention import attention_for
+from app.gpu.device.choice import streams_of
 from app.gpu.device.streams import PASSED, CpuStreams
 from app.gpu.kv.moves import HalfPass
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.kv_pools.host import HostPool
 from app.gpu.kv_pools.shared import Part, SharedHostPool, open_slab
+from app.gpu.models import load_stack
+from app.gpu.models.base import LayerStack
 from tests.gpu.breakpoints.breaking_models import TinyModel
 
 BLOCKS, RUN = 12, 1
@@ -22,8 +26,8 @@ AWAY, THERE = [4, 5, 6, 1, 2, 9], [0, 1, 2, 3, 7, 8]
 """The last three are of a half pass, and two of them are neighbours."""
 
 
-def fresh_pool(model: TinyModel, dtype: torch.dtype | None) -> KVPool:
-    pool = KVPool(model.stack, BLOCKS, 4, dtype=dtype)
+def fresh_pool(stack: LayerStack, dtype: torch.dtype | None) -> KVPool:
+    pool = KVPool(stack, BLOCKS, 4, dtype=dtype)
     data = pool.data.view(torch.uint8)
     data.copy_(torch.randint(256, data.shape, generator=torch.Generator().manual_seed(0)))
     return pool
@@ -33,24 +37,13 @@ def bytes_of(pool: KVPool) -> Tensor:
     return pool.data.view(torch.uint8).clone()
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float8_e4m3fn])
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_a_half_pass_is_copied_up_to_its_layer(
-    tiny_llama: TinyModel, ranks: int, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = fresh_pool(tiny_llama, dtype)
-    monkeypatch.setattr(app.gpu.kv_pools.host, "PIECE_BYTES", 2 * pool.data[0].nbytes)
-    slab = open_slab()
-    host = HostPool(pool, BLOCKS, CpuStreams())
-    if ranks:
-        host = SharedHostPool(pool, BLOCKS, CpuStreams(), Part(1, ranks, slab))
-    os.close(slab)
+def check_half_pass(pool: KVPool, host: HostPool) -> None:
     before = bytes_of(pool)
-    host.copy_out(AWAY, THERE, PASSED, HALF)
+    host.copy_out(AWAY, THERE, host.now(), HALF)
     copied = host.data[THERE].count_nonzero(dim=1)
     assert copied[3:].max() < copied[:3].min() / 2
     pool.data.view(torch.uint8).zero_()
-    host.copy_in(THERE, AWAY, PASSED, HALF)
+    host.copy_in(THERE, AWAY, host.now(), HALF)
     after = bytes_of(pool)
     assert torch.equal(after[AWAY[:3]], before[AWAY[:3]])
     assert torch.equal(after[AWAY[3:], :RUN], before[AWAY[3:], :RUN])
@@ -59,8 +52,33 @@ def test_a_half_pass_is_copied_up_to_its_layer(
     assert not after[others].any()
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_half_pass_is_copied_up_to_its_layer(
+    tiny_llama: TinyModel, ranks: int, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = fresh_pool(tiny_llama.stack, dtype)
+    monkeypatch.setattr(app.gpu.kv_pools.host, "PIECE_BYTES", 2 * pool.data[0].nbytes)
+    slab = open_slab()
+    host = HostPool(pool, BLOCKS, CpuStreams())
+    if ranks:
+        host = SharedHostPool(pool, BLOCKS, CpuStreams(), Part(1, ranks, slab))
+    os.close(slab)
+    check_half_pass(pool, host)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [None, torch.float8_e4m3fn])
+def test_a_half_pass_crosses_the_link_of_a_gpu(tiny_llama: TinyModel, dtype: torch.dtype | None) -> None:
+    device = torch.device("cuda")
+    stack = load_stack(tiny_llama.resolved, device=device, dtype=torch.float32, attention=attention_for(device))
+    pool = fresh_pool(stack, dtype)
+    check_half_pass(pool, HostPool(pool, BLOCKS, streams_of(device)))
+
+
 def test_what_is_above_a_half_pass_stays_as_it_is(tiny_llama: TinyModel) -> None:
-    pool = fresh_pool(tiny_llama, None)
+    pool = fresh_pool(tiny_llama.stack, None)
     host, before = HostPool(pool, BLOCKS, CpuStreams()), bytes_of(pool)
     host.copy_in([0, 1], [3, 5], PASSED, HalfPass(2, RUN))
     after = bytes_of(pool)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.domain.breakpoints import Action, Breakpoint, Pass, When
+from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, When
 from app.domain.errors import DjinnError, Draining, EngineError
 from app.domain.memory_map import StepCounts
 from app.domain.values import SamplingParams, SessionId, StopRule
@@ -36,6 +36,8 @@ STOPS = frozenset(range(0, VOCAB, 7))
 FREE = SamplingParams(seed=6, temperature=0.9, logprobs=2)
 PENALISED = SamplingParams(seed=7, temperature=0.9, frequency_penalty=0.5)
 CAPTURE = partial(Breakpoint, "bp_capture", (0,), Action.CAPTURE)
+HALVE = Edit(EditOp.SCALE, factor=0.5)
+STEER = partial(Breakpoint, "bp_steer", (0,), Action.EDIT, edits=(HALVE,))
 NEVER = Breakpoint("bp_never", (1,), Action.PAUSE, When(position=10_000))
 
 
@@ -59,6 +61,9 @@ CHATS = [
     partial(chat, name="free", seed=20, sampling=FREE),
     partial(chat, name="armed", seed=30, sampling=FREE, armed=NEVER),
     partial(chat, name="watched", seed=40, sampling=GREEDY, armed=CAPTURE(When(every=6))),
+    partial(chat, name="steered", seed=60, sampling=GREEDY, armed=STEER()),
+    partial(chat, name="steered now and then", seed=70, sampling=FREE, armed=STEER(When(Pass.DECODE, every=3))),
+    partial(chat, name="steered at tokens", seed=80, sampling=GREEDY, armed=STEER(When(token_id=3))),
 ]
 SCENES = {
     "chats": Scene(200, 32, CHATS),
@@ -141,8 +146,18 @@ def one_turn(told: Told, *, sampling: SamplingParams = GREEDY, armed: Breakpoint
         pytest.param(partial(one_turn, armed=CAPTURE(When(Pass.PREFILL))), 60, 4, id="a breakpoint for prompts"),
         pytest.param(partial(one_turn, armed=CAPTURE(When(Pass.DECODE))), 60, 0, id="one that is always met"),
         pytest.param(partial(one_turn, armed=CAPTURE(When(token_id=VOCAB - 1))), 60, 0, id="one that may be met"),
-        # The step at position 7 is planned when the tokens before it are known, and so is the one after it.
-        pytest.param(partial(one_turn, armed=CAPTURE(When(position=7))), 60, 2, id="one that is met once"),
+        # The step at position 7 is planned when the tokens before it are known.
+        pytest.param(partial(one_turn, armed=CAPTURE(When(position=7))), 60, 3, id="one that is met once"),
+        pytest.param(partial(one_turn, armed=STEER()), 60, 4, id="an edit that is always made"),
+        pytest.param(
+            partial(one_turn, armed=STEER(When(Pass.DECODE, every=2))), 60, 2, id="one made at even positions"
+        ),
+        pytest.param(
+            partial(one_turn, armed=STEER(When(token_id=VOCAB - 1))), 60, 0, id="one that a token brings about"
+        ),
+        pytest.param(
+            partial(one_turn, armed=STEER(When(position=7), once=True)), 60, 2, id="an edit that is made once"
+        ),
         # Eleven tokens, of which the last is never computed, need three blocks of four.
         pytest.param(one_turn, 3, 4, id="just enough blocks"),
     ],
