@@ -3,7 +3,8 @@
 They are computed on the device of the logits, and read on the host when the step is over.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -119,8 +120,9 @@ class PendingResult:
         """Launch the work on the step's logits, `[outputs, vocab_size]`; they are changed in place."""
         download = Download(self._streams)
         if self._edited:
-            finite = [torch.isfinite(logits[self._spans[row]]).all() for row in self._edited]
-            self._finite = download.fetch(torch.stack(finite))
+            first, end = self._spans[self._edited[0]].start, self._spans[self._edited[-1]].stop
+            largest = torch.linalg.vector_norm(logits[first:end], ord=math.inf, dim=-1)  # NaN, if one is that
+            self._largest = download.fetch(largest), first
         for row, next_tokens in self._next_tokens.items():
             self._scores[row] = _score(row, logits[self._spans[row]], next_tokens, download)
         if self._requests:
@@ -138,13 +140,21 @@ class PendingResult:
         """The chosen tokens, `[requests]` int64, for what is launched from now on; None if there are none."""
         return self._sampling.chosen
 
+    def _broken(self) -> Iterator[Row]:
+        """The edited rows that have a logit that is not finite."""
+        largest, first = self._largest
+        finite = largest.isfinite().numpy()
+        for row in self._edited:
+            span = self._spans[row]
+            if not finite[span.start - first : span.stop - first].all():
+                yield row
+
     def read(self) -> StepResult:
         """Wait until the step is over."""
         self._done.synchronize()
         result = StepResult()
         if self._edited:
-            finite = zip(self._edited, self._finite.tolist(), strict=True)
-            result.broken.update(row for row, fine in finite if not fine)
+            result.broken.update(self._broken())
         result.scores.update((row, [] if report is None else report.read()) for row, report in self._scores.items())
         if self._requests:
             sampled, end = self._sampling.read(), 0
