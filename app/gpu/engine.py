@@ -149,6 +149,7 @@ class Engine:
     def handle(self, command: Message) -> list[Event]:
         """Carry out one command, or account for a move. A command that fails is answered by `Failed`."""
         if isinstance(command, Moved):
+            self._mover.follow(command)
             return self._handler.moved(command)
         try:
             return self._handler.handle(command)

@@ -9,10 +9,12 @@ from itertools import product
 import torch
 
 from app.gpu.attention.base import AttentionSpec
+from app.gpu.attention.batch import make_batch
 from app.gpu.attention.cuda import PROMPT_ROWS
 from app.gpu.attention.pool_rows import FLOAT8, to_rows
 from app.gpu.attention.triton_attend import LEAST_ROWS, Sequences, attend
 from app.gpu.attention.triton_store import store
+from app.gpu.graphs.triton_inputs import fill_inputs
 from app.gpu.linear.cuda.triton_float8 import matmul_float8, round_rows
 from app.gpu.linear.cuda.triton_int8 import matmul_int8
 from app.gpu.linear.cuda.triton_matmul import matmul
@@ -102,6 +104,10 @@ def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
     yield "norm", lambda: rms_norm(inputs[-1], weight[0], 1e-5)
     yield "add and norm", lambda: add_rms_norm(inputs[-1], inputs[-1], weight[0], 1e-5)
     yield "silu and product", lambda: silu_mul(inputs[-1])
+    if weight.dtype is torch.float32:  # once: numbers of tokens and blocks have no other type
+        batch, columns = make_batch([(3, 1)], [[0]], 16, weight.device), torch.zeros(4, 8, dtype=torch.int64)
+        given, tables = batch.positions, torch.zeros(8, 4, dtype=torch.int32)
+        yield "inputs of graphs", lambda: fill_inputs(given, batch, columns, batch.contexts, tables, 8)
     if weight.dtype is torch.float32:  # as all probabilities are
         column = torch.zeros(1, 1)
         draws, limits = Draws(column[0].long(), column.double(), column), Truncation(column.long(), column, column)

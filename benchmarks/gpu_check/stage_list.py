@@ -1,7 +1,7 @@
 """The stages in the order of their importance: a run that is cut short has the first ones.
 
-Their times are what they took on an H200, and some seconds more. Those of `copies` and `cuda_tests` are estimates: neither
-has run to its end there as a stage.
+Their times are what they took on an H200, and some seconds more. Those of `copies` and `cuda_tests` are estimates:
+neither has run to its end there as a stage.
 """
 
 from dataclasses import dataclass

@@ -38,6 +38,7 @@ class SteppedMover:
         self.threaded = mover
         """What the engine has had before."""
         self.identity = mover._identity
+        self.follow = mover.follow
         self.pending: list[tuple[Move, DeviceEvent]] = []
 
     def submit(self, moves: Iterable[Move]) -> None:

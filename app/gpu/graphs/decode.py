@@ -50,6 +50,11 @@ class DecodeInputs:
 
     def fill(self, token_ids: Tensor, batch: Batch, rows: int) -> None:
         """Copy a step in, behind what the device does now, and make padding of what is left of the first `rows`."""
+        if self._columns.is_cuda:
+            from app.gpu.graphs.triton_inputs import fill_inputs  # a CPU needs nothing of Triton
+
+            fill_inputs(token_ids, batch, self._columns, self._contexts, self._tables, rows)
+            return
         count, width = batch.block_tables.shape
         given = (token_ids, batch.positions, batch.slot_blocks, batch.slot_offsets)
         for column, values in enumerate(given):

@@ -90,7 +90,7 @@ class Moved:
 
     `token_ids` and `computed` are what an imported file holds, and `about_bytes` from `about_at` on what it says.
     `computed` is also what another server has sent, of a prompt even if there is an `error`, and `sent_bytes` what has
-    been sent to one.
+    been sent to one. `arrived` is the share of a move's bytes that have: the others come to the device behind them.
     """
 
     number: int
@@ -103,3 +103,4 @@ class Moved:
     about_at: int = 0
     about_bytes: int = 0
     sent_bytes: int = 0
+    arrived: float = 1.0

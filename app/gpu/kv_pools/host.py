@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 from torch import Tensor
 
-from app.gpu.device.streams import DeviceStreams, Event, Runs
+from app.gpu.device.streams import PASSED, DeviceStreams, Event, Runs, Stream
 from app.gpu.kv.moves import WHOLE_PASSES, HalfPass
 from app.gpu.kv_pools.device import KVPool
 
+Copy = tuple[tuple[slice, slice], int]
+"""A run of blocks, `(target, source)`, and the bytes of each block to copy."""
 PIECE_BYTES = 16 << 20
 """Most bytes in one copy: enough for the full bandwidth of the link, few enough that the copies of a step's inputs and
 tokens, which need the same copy engine, get their turn between two pieces."""
+
+LATE_BYTES = 64 << 20
+"""So many of a large move's bytes may still be on their way to the device when it is told of. They take a millisecond
+or two, as the host does until it has launched something that reads them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Blocks on their way to the device, of whose bytes the `share` has arrived, and all have once it passes `event`.
+    What reads them, or writes to where they come from, comes after that.
+    """
+
+    event: Event
+    share: float
+
+
+LANDED = Landing(PASSED, 1.0)
 
 
 class HostPool:
     """Host blocks as bytes, `[blocks, block_bytes]` uint8.
 
-    `copy_out` and `copy_in` block until the bytes have arrived, without holding the GIL. One thread may use each of
-    them at a time. They know nothing of who owns a block.
+    `copy_out` and `copy_in` block until the bytes have arrived, or nearly all of them, without holding the GIL. One
+    thread may use each of them at a time. They know nothing of who owns a block.
     """
 
     def __init__(self, device: KVPool, num_blocks: int, streams: DeviceStreams, data: Tensor | None = None) -> None:
@@ -44,13 +66,28 @@ class HostPool:
 
     def copy_in(
         self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
-    ) -> None:
-        """Copy host blocks to device blocks, once the device has passed `ready`: what has used them before has."""
+    ) -> Landing:
+        """Copy host blocks to device blocks, once the device has passed `ready`: what has used them before has. Returns
+        a little before the end of a large move, so that its next step is launched when its last bytes arrive.
+        """
         stream = self._streams.to_device
         stream.wait(ready)
-        for runs, size in self._parts(source, target, half):
-            stream.copy(self._device[:, :size], self.data[:, :size], runs)
-        stream.record().synchronize()
+        copies = [(run, size) for runs, size in self._parts(source, target, half) for run in runs]
+        early = len(copies) if self._streams.on_host else _count_early(copies)
+        near = self._launch(stream, copies[:early])
+        landed = self._launch(stream, copies[early:])
+        near.synchronize()
+        return LANDED if early == len(copies) else Landing(landed, _bytes(copies[:early]) / _bytes(copies))
+
+    def follow(self, landed: Event) -> None:
+        """Have what is launched on the device from now on come after the event."""
+        self._streams.compute.wait(landed)
+
+    def _launch(self, stream: Stream, copies: Sequence[Copy]) -> Event:
+        """Launch copies to the device; returns the point after them."""
+        for size, alike in groupby(copies, key=itemgetter(1)):
+            stream.copy(self._device[:, :size], self.data[:, :size], [run for run, _ in alike])
+        return stream.record()
 
     def _parts(self, source: Sequence[int], target: Sequence[int], half: HalfPass) -> Iterator[tuple[Runs, int]]:
         """The runs of whole blocks, and those of the blocks of a half pass, with the bytes of each block to copy. The
@@ -74,6 +111,19 @@ class HostPool:
     def now(self) -> Event:
         """The point after all that the engine has launched on the device until now."""
         return self._streams.compute.record()
+
+
+def _count_early(copies: Sequence[Copy]) -> int:
+    """How many of the copies come before the last `LATE_BYTES`; all, if those would be more than half."""
+    whole, late, early = _bytes(copies), 0, len(copies)
+    while early and late + _bytes(copies[early - 1 : early]) <= LATE_BYTES:
+        early -= 1
+        late += _bytes(copies[early : early + 1])
+    return early if late <= whole // 2 else len(copies)
+
+
+def _bytes(copies: Sequence[Copy]) -> int:
+    return sum((write.stop - write.start) * size for (write, _), size in copies)
 
 
 def runs_of(source: Sequence[int], target: Sequence[int], longest: int) -> Runs:

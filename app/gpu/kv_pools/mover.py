@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from app.gpu.device.streams import Event
+from app.gpu.device.streams import PASSED, Event
 from app.gpu.kv.disk import DiskStore
 from app.gpu.kv.file import read_kv_file, write_kv_file
 from app.gpu.kv.header import KVFileDamaged, KVFileError, KVFileHeader, KVFileMismatch, KVIdentity
 from app.gpu.kv.moves import Move, Moved, MoveKind
 from app.gpu.kv.stream import each_block, receive_into, receive_lead, send_kv
-from app.gpu.kv_pools.host import HostPool
+from app.gpu.kv_pools.host import LANDED, HostPool
 from app.gpu.kv_pools.orders import Orders
 from app.gpu.kv_pools.prompts import PromptStreams
 from app.machine.cores import free_from_core
@@ -40,6 +40,9 @@ class KVMover:
         self._queues = {name: Orders[Move, Event]() for name in ("out", "in", "disk", "files")}
         self._threads: list[threading.Thread] = []
         self._with_peers = set[threading.Thread]()
+        self._landings: dict[int, Event] = {}
+        """By the number of a move that has been reported before its last bytes are there."""
+        self._followed: Event = PASSED
         self._report: Callable[[Moved], None] = lambda report: None
         self.connections = SocketTable()
         """Those to other servers that the engine has been given."""
@@ -69,6 +72,15 @@ class KVMover:
                 continue
             self._queues[_WORKERS.get(move.kind, "disk")].put(move, self.now())
 
+    def follow(self, report: Moved) -> None:
+        """Before a report is accounted for: have the device wait for the last bytes of the move, which may still be on
+        their way, with whatever it is given from now on.
+        """
+        landed = self._landings.pop(report.number, None)
+        if landed is not None:
+            self._host.follow(landed)
+            self._followed = landed
+
     def now(self) -> Event:
         """The point on the device that a move which is ordered now must come after."""
         return self._host.now()
@@ -92,6 +104,8 @@ class KVMover:
     def carry_out(self, move: Move, ready: Event) -> Moved:
         """Do one move on the calling thread, behind `ready`; whatever goes wrong is in the report."""
         started = time.perf_counter()
+        if move.kind not in (MoveKind.OUT, MoveKind.IN):
+            self._followed.synchronize()  # the device may still read host blocks that now belong to this move
         try:
             report = self._do(move, ready)
         except KVFileError as error:
@@ -101,7 +115,7 @@ class KVMover:
         except Exception as error:
             logger.exception("move %s failed", move.kind)
             report = Moved(move.number, error=str(error))
-        return replace(report, seconds=time.perf_counter() - started)
+        return replace(report, seconds=(time.perf_counter() - started) / report.arrived)
 
     def _do(self, move: Move, ready: Event) -> Moved:
         done = Moved(move.number)
@@ -109,7 +123,10 @@ class KVMover:
             case MoveKind.OUT:
                 self._host.copy_out(move.source, move.target, ready, move.half)
             case MoveKind.IN:
-                self._host.copy_in(move.source, move.target, ready, move.half)
+                landing = self._host.copy_in(move.source, move.target, ready, move.half)
+                if landing is not LANDED:
+                    self._landings[move.number] = landing.event
+                done = Moved(move.number, arrived=landing.share)
             case MoveKind.EXPORT:
                 blocks = self._host.views(move.source)
                 write_kv_file(Path(move.path), self._header(move), blocks, move.about.encode())

@@ -18,7 +18,7 @@ from torch import Tensor
 from app.gpu.device.streams import DeviceStreams, Event
 from app.gpu.kv.moves import WHOLE_PASSES, HalfPass
 from app.gpu.kv_pools.device import KVPool
-from app.gpu.kv_pools.host import HostPool
+from app.gpu.kv_pools.host import LANDED, HostPool, Landing
 
 
 def open_slab() -> int:
@@ -78,7 +78,7 @@ class SharedHostPool(HostPool):
 
     def copy_in(
         self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
-    ) -> None:
+    ) -> Landing:
         stream = self._streams.to_device
         stream.wait(ready)
         for runs, size in self._parts(source, target, half):
@@ -88,6 +88,7 @@ class SharedHostPool(HostPool):
                 np.copyto(self._lines_of(self._coming)[here, lines], self._own[read, lines])
                 stream.copy(self._device[:, :size], self._coming[:, :size], ((write, here),))
                 stream.record().synchronize()
+        return LANDED
 
     def _lines_of(self, staging: Tensor) -> NDArray[np.uint8]:
         """The memory of a piece as this rank's part of host blocks, `[blocks, lines, line bytes]`."""

@@ -10,6 +10,7 @@ import torch
 from app.gpu.device.streams import DeviceStreams, Event
 from app.gpu.kv.moves import WHOLE_PASSES, HalfPass
 from app.gpu.kv_pools.device import KVPool
+from app.gpu.kv_pools.host import LANDED, Landing
 from app.gpu.kv_pools.shared import Part, SharedHostPool
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.leader import Ranks, Way
@@ -60,8 +61,9 @@ class LeadingHostPool(SharedHostPool):
 
     def copy_in(
         self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
-    ) -> None:
+    ) -> Landing:
         self._copy(Way.IN, source, target, ready, half)
+        return LANDED
 
     def now(self) -> Event:
         return _Point(super().now(), self._ranks.ordered)

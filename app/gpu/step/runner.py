@@ -183,7 +183,7 @@ class Runner:
         self._in_runs += walk.replayed
         self._eager += not walk.replayed
         self._tokens += sum(row.length for row in rows)
-        if self._runs is not None and not walk.replayed:
+        if self._runs is not None:
             self._runs.record()
         return WholeStep(rows, pending, walk.stopped, walk.captured)
 

@@ -7,17 +7,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 
+import app.gpu.kv_pools.host
 import app.gpu.startup.running
 from app.domain.values import SessionId
 from app.gpu.attention.batch import Batch
 from app.gpu.device.staging import Download, Staging
 from app.gpu.device.streams import PASSED
 from app.gpu.kv_pools.device import KVPool
+from app.gpu.kv_pools.host import HostPool
 from app.gpu.models.base import LayerStack
 from app.gpu.sampling import triton_draw
 from app.gpu.step.activations import HostTensor
@@ -53,10 +55,19 @@ def play_deferred(
 
 
 def defer(model: TinyModel, device: DeferredDevice, patch: pytest.MonkeyPatch) -> TinyModel:
-    """The model on a device that defers its work, as well as the engines that are made of it."""
+    """The model on a device that defers its work, as well as the engines that are made of it. Moves to the device are
+    told of when two blocks have yet to come, or one.
+    """
+
+    def make_pool(*sizes: Any, **dtype: Any) -> KVPool:
+        pool = device.adopt_pool(KVPool(*sizes, **dtype))
+        patch.setattr(app.gpu.kv_pools.host, "LATE_BYTES", 2 * pool.data[0].nbytes)
+        return pool
+
+    patch.setattr(app.gpu.kv_pools.host, "PIECE_BYTES", 1)
     for name in ("draw", "draw_any"):  # Triton's kernels are no operators of PyTorch
         patch.setattr(triton_draw, name, device.deferred_draw(getattr(triton_draw, name)))
-    patch.setattr(app.gpu.startup.running, "KVPool", lambda *sizes, **dtype: device.adopt_pool(KVPool(*sizes, **dtype)))
+    patch.setattr(app.gpu.startup.running, "KVPool", make_pool)
     return replace(model, stack=cast("LayerStack", DeferredStack(model.stack, device)), streams=device)
 
 
@@ -169,6 +180,10 @@ def _staging_not_guarded(device: DeferredDevice, patch: pytest.MonkeyPatch) -> N
     patch.setattr(Staging, "begin", begin_at_once)
 
 
+def _last_bytes_not_followed(device: DeferredDevice, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostPool, "follow", lambda pool, landed: None)
+
+
 def _tokens_read_early(device: DeferredDevice, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Download, "finish", lambda download: PASSED)
 
@@ -184,6 +199,7 @@ MUTATIONS: dict[str, tuple[str, str, Mutation]] = {
     "copies out do not wait for what computes the blocks": ("alone", "compute", no_wait("to_host")),
     "copies in do not wait for what writes to the blocks": ("crossing", "compute", no_wait("to_device")),
     "blocks are read before the copy in has ended": ("crossing", "to_device", no_end("to_device")),
+    "blocks are read before the last bytes have come": ("crossing", "to_device", _last_bytes_not_followed),
     "blocks are given away before the copy out has ended": ("crossing", "to_host", no_end("to_host")),
     "checkpoints do not wait for what computes them": ("alone", "compute", no_wait("saves")),
     "checkpoints are read before they have arrived": ("crowd", "saves", no_end("saves")),

@@ -19,6 +19,7 @@ from app.gpu.kv_pools.shared import Part, SharedHostPool, open_slab
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from tests.gpu.breakpoints.breaking_models import TinyModel
+from tests.gpu.device.deferring import DeferredDevice
 
 BLOCKS, RUN = 12, 1
 HALF = HalfPass(3, RUN)
@@ -75,6 +76,30 @@ def test_a_half_pass_crosses_the_link_of_a_gpu(tiny_llama: TinyModel, dtype: tor
     stack = load_stack(tiny_llama.resolved, device=device, dtype=torch.float32, attention=attention_for(device))
     pool = fresh_pool(stack, dtype)
     check_half_pass(pool, HostPool(pool, BLOCKS, streams_of(device)))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "arrived"),
+    [
+        pytest.param(2, 1.0, id="too few to be told of early"),
+        pytest.param(4, 0.5, id="as many late as early"),
+        pytest.param(8, 0.75, id="many"),
+    ],
+)
+def test_a_large_move_is_told_of_before_its_last_blocks_have_come(
+    tiny_llama: TinyModel, blocks: int, arrived: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, pool = DeferredDevice(0, late="to_device"), fresh_pool(tiny_llama.stack, None)
+    monkeypatch.setattr(app.gpu.kv_pools.host, "PIECE_BYTES", 1)
+    monkeypatch.setattr(app.gpu.kv_pools.host, "LATE_BYTES", 2 * pool.data[0].nbytes)
+    host, before = HostPool(pool, BLOCKS, device), bytes_of(pool)
+    landing = host.copy_in(range(blocks), range(blocks), PASSED)
+    assert landing.share == arrived
+    come = int(blocks * arrived)
+    assert not bytes_of(pool)[:come].any()
+    assert torch.equal(bytes_of(pool)[come:], before[come:])
+    landing.event.synchronize()
+    assert not bytes_of(pool)[:blocks].any()
 
 
 def test_what_is_above_a_half_pass_stays_as_it_is(tiny_llama: TinyModel) -> None:

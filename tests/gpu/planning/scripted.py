@@ -50,6 +50,7 @@ class Play:
         self._engine = engine
         self._random = random.Random(seed)
         self._mover = engine._mover
+        self.follow = engine._mover.follow
         self._tickets = map(Ticket, itertools.count(1))
         self._clients = [_Client(script) for script in scripts]
         self._of: dict[Ticket, _Client] = {}
