@@ -39,10 +39,12 @@ def plan_overlapped(scheduler: Scheduler, rows: Sequence[Row], max_model_len: in
             continue
         if looks_back(turn.sampling):
             return []
-        way = row.way if next_ <= sequence.plain_to else _plan_next(row, scheduler.num_layers)
-        if way is None:
-            return []
-        work += work_of_way(way)
+        way = row.way
+        if next_ > sequence.plain_to:
+            planned = _plan_next(row, scheduler.num_layers)
+            if planned is None:
+                return []
+            way, work = planned, work + work_of_way(planned)
         following.append(Row(sequence, turn, next_, 1, way, True, False))
         if next_ >= sequence.plain_to:  # once a block, unless something may happen to the session's rows
             growing.append(following[-1])

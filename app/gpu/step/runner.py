@@ -169,7 +169,7 @@ class Runner:
     ) -> WholeStep:
         token_ids = _place_tokens(rows, before, put)
         self._followed += before is not None
-        if all(row.is_plain(self.stack.num_layers) for row in rows):
+        if self._are_plain(rows, ahead=before is not None):
             batch = self._batches.place(rows, put)
             self._staging.send()
             pending.launch(self._decode(token_ids(), batch))
@@ -186,6 +186,12 @@ class Runner:
         if self._runs is not None:
             self._runs.record()
         return WholeStep(rows, pending, walk.stopped, walk.captured)
+
+    def _are_plain(self, rows: Sequence[Row], *, ahead: bool) -> bool:
+        """Whether all rows are plain. Of a step that is launched `ahead` each has one token that runs all layers."""
+        if ahead:
+            return not [row for row in rows if row.way.marks]
+        return all(row.is_plain(self.stack.num_layers) for row in rows)
 
     def _make_walk(self, rows: list[Row], token_ids: TokenIds, put: Put) -> Walk | ReplayedWalk:
         watch = Watch(rows, put, self._streams, self._vectors)

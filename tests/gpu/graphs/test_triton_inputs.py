@@ -36,7 +36,8 @@ def test_a_step_and_its_padding_are_where_graphs_look(contexts: list[int], rows:
         inputs._tables += 92
     host = make_batch([(context - 1, 1) for context in contexts], tables, 4, torch.device("cpu"))
     wanted.fill(token_ids.cpu(), host, rows)
-    own = [each.to(DEVICE) for each in (found._columns, found._contexts, found._tables)]
-    fill_inputs(token_ids, batch, *own, rows)
-    for each, expected in zip(own, (wanted._columns, wanted._contexts, wanted._tables), strict=True):
-        assert torch.equal(each.cpu(), expected)
+    columns, listed, tabled = (each.to(DEVICE) for each in (found._columns, found._contexts, found._tables))
+    fill_inputs(token_ids, batch, columns, listed, tabled, rows)
+    assert torch.equal(columns.cpu(), wanted._columns)
+    assert torch.equal(listed.cpu(), wanted._contexts)
+    assert torch.equal(tabled.cpu(), wanted._tables)
