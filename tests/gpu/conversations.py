@@ -233,6 +233,7 @@ def _numbers(event: Event) -> Iterator[Any]:
             yield from (event.checkpoint.layer, event.checkpoint.first, event.checkpoint.end)
         case TurnFinished():
             yield event.history_tokens
+            yield [[made.first, made.end, made.boundary, *made.edit.digest()] for made in event.interventions or ()]
         case Done():
             yield from _values(event.value)
 

@@ -1,8 +1,7 @@
 """Runs of layers as few pieces that others can use too, and which of those are worth a graph. Pure: no tensors.
 
 Any boundary may be armed, so any run of layers may be wanted: half the square of their number. Aligned pieces are only
-twice their number, and any run is made of a few. A device rests between two graphs, though, 5 us on an H200. So a run
-that is wanted again and again, as where sessions are steered, gets a graph of its own.
+twice their number, and any run is made of a few.
 """
 
 from collections import Counter, OrderedDict
@@ -11,8 +10,6 @@ from typing import NamedTuple
 
 RECORD_AFTER = 3
 """How often a piece runs without a graph before it has one: to record it takes about as long as that."""
-JOIN_AFTER = 64
-"""How often a run is made of several pieces before it is one: few runs are wanted so often."""
 
 
 class Piece(NamedTuple):
@@ -26,11 +23,6 @@ class Piece(NamedTuple):
     def stages(self) -> int:
         """How many there are, which its graph's memory goes with."""
         return self.hi - self.lo
-
-    @property
-    def is_aligned(self) -> bool:
-        """Whether it is one of those that any run is made of."""
-        return self.stages & (self.stages - 1) == 0 and self.lo % self.stages == 0
 
 
 def cut_run(bucket: int, lo: int, hi: int) -> list[Piece]:
@@ -52,8 +44,8 @@ class KeptGraphs:
     most twice what they cost without graphs.
     """
 
-    def __init__(self, most_stages: int, record_after: int = RECORD_AFTER, join_after: int = JOIN_AFTER) -> None:
-        self._most_stages, self._record_after, self._join_after = most_stages, record_after, join_after
+    def __init__(self, most_stages: int, record_after: int = RECORD_AFTER) -> None:
+        self._most_stages, self._record_after = most_stages, record_after
         self._replays = OrderedDict[Piece, Callable[[], None]]()
         self._wanted = Counter[Piece]()
 
@@ -73,12 +65,8 @@ class KeptGraphs:
 
     def due(self) -> Piece | None:
         """The largest piece that has been wanted often enough, and fits."""
-        often = [piece for piece, times in self._wanted.items() if times >= self._wanted_before(piece)]
+        often = [piece for piece, times in self._wanted.items() if times >= self._record_after]
         return max((piece for piece in often if piece.stages <= self._most_stages), key=_size, default=None)
-
-    def _wanted_before(self, piece: Piece) -> int:
-        """How often a piece is wanted before it has a graph."""
-        return self._record_after if piece.is_aligned else self._join_after
 
     def make_room(self, piece: Piece) -> None:
         """Let graphs go until there is room for one more."""

@@ -58,10 +58,6 @@ class RunGraphs:
 
     def run(self, lo: int, hi: int) -> bool:
         """See `RecordedRuns.run`."""
-        joined = Piece(self._bucket, lo, hi)
-        if not joined.is_aligned and (replay := self._kept.find(joined)) is not None:
-            replay()
-            return True
         replayed = True
         for piece in cut_run(self._bucket, lo, hi):
             replay = self._kept.find(piece)

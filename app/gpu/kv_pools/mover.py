@@ -4,6 +4,7 @@ A worker takes its orders in turn, blocks until the bytes have arrived, and repo
 Each move to or from another server has a worker of its own: two that wait for each other must not stand in one queue.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -63,6 +64,9 @@ class KVMover:
             orders.close()
         for thread in (*self._threads, *tuple(self._with_peers)):
             thread.join()
+        with contextlib.suppress(RuntimeError):  # a device that is lost reads no host block any more
+            for landed in (*self._landings.values(), self._followed):
+                landed.synchronize()
 
     def submit(self, moves: Iterable[Move]) -> None:
         """Take orders. What the engine has launched on the device until now comes before them."""

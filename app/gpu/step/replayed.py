@@ -38,8 +38,8 @@ class RecordedRuns(Protocol):
         ...
 
     def record(self) -> None:
-        """Record what is wanted often and not recorded yet, one thing at a time: behind the work that has been
-        launched. `hidden` is nobody's afterwards.
+        """Record a part of what was not replayed, if it is wanted often: behind the work that has been launched.
+        `hidden` is nobody's afterwards.
         """
         ...
 

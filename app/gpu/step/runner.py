@@ -130,8 +130,9 @@ class Runner:
     def launch_overlapped(
         self, before: LaunchedStep, rows: list[Row], requests: Sequence[SampleRequest]
     ) -> LaunchedStep | None:
-        """Launch plain rows while the step `before` may still run: each goes on from the token that its row there
-        samples, and they have the order of those. None if memory is too short for both steps, or was a short while ago.
+        """Launch rows of one token while the step `before` may still run. Each goes on from the token that its row
+        there samples, and they have the order of those. None if memory is too short for both steps, or was a short
+        while ago.
         """
         if self._alone:
             return None
@@ -168,13 +169,13 @@ class Runner:
         self, pending: PendingResult, rows: list[Row], before: LaunchedStep | None, put: Put
     ) -> WholeStep:
         token_ids = _place_tokens(rows, before, put)
-        self._followed += before is not None
         if self._are_plain(rows, ahead=before is not None):
             batch = self._batches.place(rows, put)
             self._staging.send()
             pending.launch(self._decode(token_ids(), batch))
             self._replayed += self._replays
             self._eager += not self._replays
+            self._followed += before is not None
             self._tokens += len(rows)
             return WholeStep(rows, pending)
         walk = self._make_walk(rows, token_ids, put)
@@ -182,8 +183,9 @@ class Runner:
         pending.launch(walk.run())
         self._in_runs += walk.replayed
         self._eager += not walk.replayed
+        self._followed += before is not None
         self._tokens += sum(row.length for row in rows)
-        if self._runs is not None:
+        if self._runs is not None and not walk.replayed:
             self._runs.record()
         return WholeStep(rows, pending, walk.stopped, walk.captured)
 

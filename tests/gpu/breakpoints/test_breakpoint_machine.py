@@ -299,7 +299,7 @@ class ReplayedBreakpointMachine(BreakpointMachine):
         engine = self.model().engine(blocks=13, max_step_tokens=7, recorder=FakeRecorder(), max_draft_tokens=0)
         runs = engine._runner._runs
         assert isinstance(runs, RunGraphs)
-        runs._kept = KeptGraphs(most_stages=4, record_after=1, join_after=2)
+        runs._kept = KeptGraphs(most_stages=4, record_after=1)
         return engine
 
 

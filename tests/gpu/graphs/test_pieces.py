@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.gpu.graphs.decode import batch_buckets
-from app.gpu.graphs.pieces import JOIN_AFTER, RECORD_AFTER, KeptGraphs, Piece, cut_run
+from app.gpu.graphs.pieces import RECORD_AFTER, KeptGraphs, Piece, cut_run
 from app.gpu.graphs.runs import run_buckets
 
 
@@ -94,19 +94,6 @@ def test_the_largest_piece_comes_first() -> None:
     for piece in (Piece(1, 4, 6), Piece(1, 0, 4), Piece(1, 6, 7)):
         want(kept, piece)
     assert kept.due() == Piece(1, 0, 4)
-
-
-def test_a_run_of_several_pieces_is_joined_once_it_has_been_wanted_for_long() -> None:
-    kept, run = KeptGraphs(40), Piece(1, 7, 32)
-    want(kept, run, JOIN_AFTER - 1)
-    assert kept.due() is None
-    want(kept, run, 1)
-    assert kept.due() == run
-
-
-@given(st.integers(0, 130), st.integers(1, 130))
-def test_a_run_is_aligned_if_it_is_one_piece(lo: int, size: int) -> None:
-    assert Piece(2, lo, lo + size).is_aligned == (cut_run(2, lo, lo + size) == [Piece(2, lo, lo + size)])
 
 
 def test_a_piece_that_fits_nowhere_is_never_due() -> None:

@@ -16,7 +16,7 @@ from app.domain.breakpoints import Action, Edit, EditOp, Pass, TensorData, When
 from app.domain.memory_map import StepCounts
 from app.gpu.attention.batch import Batch
 from app.gpu.graphs.decode import DecodeLimits
-from app.gpu.graphs.pieces import JOIN_AFTER, RECORD_AFTER
+from app.gpu.graphs.pieces import RECORD_AFTER
 from app.gpu.graphs.recording import record_graphs
 from app.gpu.graphs.runs import KEPT_PASSES, RunGraphs
 from app.gpu.kv_pools.device import KVPool
@@ -73,13 +73,13 @@ class Seen(WrappedStack):
 class Watching:
     """An engine that replays, with sessions that decode, the first of which is looked at."""
 
-    def __init__(self, tiny: TinyModel, sessions: int, *, tokens: int = 60) -> None:
+    def __init__(self, tiny: TinyModel, sessions: int) -> None:
         self.recorder = FakeRecorder()
         self.stack = Seen(tiny.stack, self.recorder)
         engine = replace(tiny, stack=self.stack).engine(recorder=self.recorder, max_draft_tokens=0)
         self.driver = BreakDriver(engine)
         self.sessions = [self.driver.open() for _ in range(sessions)]
-        self.turns = [self.driver.begin(each, prompt(seed, 6), tokens) for seed, each in enumerate(self.sessions)]
+        self.turns = [self.driver.begin(each, prompt(seed, 6), 60) for seed, each in enumerate(self.sessions)]
         self.driver.advance()
 
     def next_step(self) -> StepCounts:
@@ -145,19 +145,6 @@ def test_a_part_is_recorded_in_the_third_step_that_wants_it_one_in_each_step(tin
         watching.next_step()
         recorded.append(watching.recorder.beside)
     assert recorded == [0] * (RECORD_AFTER - 1) + [1, 2, 3, 4, 4]
-
-
-def test_a_run_that_many_steps_want_becomes_one_part(tiny: TinyModel) -> None:
-    watching = Watching(tiny, 1, tokens=JOIN_AFTER + 20)
-    watching.driver.arm(watching.sessions[0], 0, action=Action.EDIT, when=DECODES, edits=DOUBLE)
-    for _ in range(JOIN_AFTER):
-        watching.next_step()
-    assert watching.recorder.replays == 4  # layer 0, layer 1, layers 2 and 3, and the head
-    for _ in range(3):
-        watching.next_step()
-    assert watching.recorder.replays == 3
-    assert watching.stack.replayed == ["embed", 0, 1, 2, 3, "head"]
-    assert watching.stack.eager == []
 
 
 def test_what_happens_once_is_never_recorded(tiny: TinyModel) -> None:

@@ -8,15 +8,22 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+import torch
 
+import app.gpu.kv_pools.host
 from app.domain.values import KVPolicy, SessionId
+from app.gpu.device.streams import PASSED
 from app.gpu.kv import stream
 from app.gpu.kv.disk import DiskStore
-from app.gpu.kv.header import KVFileHeader
+from app.gpu.kv.header import KVFileHeader, KVIdentity, KVLayout
 from app.gpu.kv.moves import Move, Moved, MoveKind
 from app.gpu.kv.stream import send_kv
+from app.gpu.kv_pools.device import KVPool
+from app.gpu.kv_pools.host import HostPool
 from app.gpu.kv_pools.mover import KVMover
 from app.model_store.resolve import ResolvedModel
+from tests.gpu.breakpoints.breaking_models import TinyModel
+from tests.gpu.device.deferring import DeferredDevice
 from tests.gpu.tiny_engine import make_engine, model
 
 __all__ = ["model"]
@@ -86,3 +93,28 @@ def test_the_end_waits_for_no_other_server(model: ResolvedModel, monkeypatch: py
         assert not stopping.is_alive()
     ended = [reports.get(timeout=SOON_S) for _ in range(2)]
     assert all(each.error for each in ended)
+
+
+def test_a_file_waits_for_the_device_that_reads_the_blocks_it_goes_to(
+    tiny_llama: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last two blocks of a move are told of before the device has read them, and then are another's."""
+    pool, device = KVPool(tiny_llama.stack, 8, 4), DeferredDevice(0, late="to_device")
+    monkeypatch.setattr(app.gpu.kv_pools.host, "PIECE_BYTES", 1)
+    monkeypatch.setattr(app.gpu.kv_pools.host, "LATE_BYTES", 2 * pool.data[0].nbytes)
+    host = HostPool(pool, 10, device)
+    for block, memory in enumerate(host.views(range(10))):
+        memory[:] = bytes([block + 1]) * len(memory)
+    stack = tiny_llama.stack
+    identity = KVIdentity("", 512, KVLayout(stack.num_layers, stack.kv_heads, 4, stack.head_dim, "float32"))
+    mover = KVMover(host, identity, DiskStore(tmp_path, identity))
+    saved = mover.carry_out(Move(1, MoveKind.TO_DISK, ID, (8, 9), token_ids=tuple(range(9)), computed=8), PASSED)
+    blocks = tuple(range(8))
+    moved = mover.carry_out(Move(2, MoveKind.IN, SessionId("other"), blocks, blocks, blocks), PASSED)
+    assert (saved.error, moved.error, moved.arrived) == (None, None, 0.75)
+    mover.follow(moved)
+    assert mover.carry_out(Move(3, MoveKind.FROM_DISK, ID, target=(6, 7)), PASSED).error is None
+    device.compute.record().synchronize()
+    assert [set(memory) for memory in host.views((6, 7))] == [{9}, {10}]
+    came = pool.data.view(torch.uint8).view(8, -1)
+    assert came[:, 0].tolist() == list(range(1, 9))
