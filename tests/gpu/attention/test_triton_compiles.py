@@ -50,7 +50,7 @@ def test_the_kernels_compile_and_fit(capability: int, tmp_path: Path) -> None:
     wide = {"_matmul": 3, "_matvec": 3, "_matmul_int8": 2, "_rms_norm": 3, "_add_rms_norm": 3, "_silu_mul": 3}
     if capability >= FLOAT8_CAPABILITY:
         wide |= {"_round_rows": 1, "_matmul_float8": 1}
-    narrow = {"_rotate": 1, "_store": 2, "_attend": 6, "_merge": 1, "_draw": 1, "_draw_any": 1}
+    narrow = {"_fill": 1, "_rotate": 1, "_store": 2, "_attend": 6, "_merge": 1, "_draw": 1, "_draw_any": 1}
     assert Counter(each["kernel"] for each in kernels) == {**narrow, **wide}
     products = [each for each in kernels if each["kernel"] == "_attend" and each["dtype"] == "bfloat16"]
     assert all(each["mma"] + each["wgmma"] and each["async_copies"] for each in products)
