@@ -71,6 +71,8 @@ def test_a_turn_pauses_and_goes_on_step_by_step(http: httpx.Client, open_page: O
 def test_the_next_step_does_not_wait_for_news(http: httpx.Client, open_page: OpenPage) -> None:
     inside = Inside(http, open_page)
     inside.pause_at(0)
+    inside.page.reload()  # else news of the turn before its pause may still come
+    inside.expect_pause(0)
     inside.page.evaluate(SEE, "hidden")  # as if the live stream were slow
     for _ in range(inside.layers - 1):
         inside.button("Next layer").click()
