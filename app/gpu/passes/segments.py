@@ -101,7 +101,7 @@ def find_alike(rows: Sequence[Row], places: Sequence[int], boundary: int) -> lis
 
 
 def _elementwise_edits(way: PassPlan, boundary: int) -> list[bytes]:
-    """The digests of all edits at the boundary, in order. None if something else is done there, or the row pauses."""
+    """The digests of all edits at the boundary, in order. Empty if something else is done there, or the row pauses."""
     steps = [step for mark in way.marks if mark.boundary == boundary for step in mark.steps]
     edits = [step.edit.digest() for step in steps if isinstance(step, Intervention) and step.edit.is_elementwise]
     return edits if len(edits) == len(steps) and not (way.pauses and way.hi == boundary) else []

@@ -52,8 +52,8 @@ def run(context: StageContext) -> None:
         _report(context, layer, samples)
     context.journal.fact("last pass in resume", f"from position {bench.first} of {plan.tokens}")
     context.journal.note(
-        "Both bring back the KV of all layers for the tokens before the last pass, and for those in it only that of "
-        "the layers that have run: hand-written offload as one copy, Djinn in blocks."
+        "Both bring back the KV of all layers for the tokens before the last pass. For those in it they bring only "
+        "that of the layers that have run. Hand-written offload is one copy, Djinn moves blocks."
     )
 
 
