@@ -29,7 +29,8 @@ class WatchedStack:
         return getattr(self._stack, name)
 
     def watch(self) -> None:
-        """What runs next is it."""
+        """What runs next is it. Waits for all that came before: a pause is told of while its pass may still run."""
+        synchronize(self._device)
         self._watches = True
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:

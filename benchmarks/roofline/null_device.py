@@ -6,7 +6,7 @@ Tensors are on the CPU and as small as can be, so that an operator on them takes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.attention.batch import Batch
-from app.gpu.device.streams import PASSED, WHOLE, CpuStream, Event, Runs, Stream
+from app.gpu.device.streams import PASSED, WHOLE, CpuStream, Event, Run, Stream
 from app.gpu.engine import Engine
 from app.gpu.sampling import triton_draw
 from app.gpu.startup.loader import build_engine
@@ -75,7 +75,7 @@ class NullStreams(CpuStream):
         self.events += self._counts
         return _NotYet() if self._busy else PASSED
 
-    def copy(self, target: Tensor, source: Tensor, runs: Runs = WHOLE) -> None:
+    def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
         self.copies += self._counts
         super().copy(target, source, runs)
 

@@ -1,13 +1,14 @@
 """Streams on a CUDA device, and pinned host memory. Nothing else in the engine asks CUDA for either."""
 
 import weakref
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from app.gpu.device.memory import touch, zeroed
-from app.gpu.device.streams import PASSED, WHOLE, Event, Runs, Stream
+from app.gpu.device.streams import PASSED, WHOLE, Event, Run, Stream
 from app.machine.memory import read_host_memory
 
 _PORTABLE = 1
@@ -30,7 +31,7 @@ class CudaStream:
         if event is not PASSED:
             self._stream.wait_event(cast("torch.cuda.Event", event))
 
-    def copy(self, target: Tensor, source: Tensor, runs: Runs = WHOLE) -> None:
+    def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
         """See `Stream.copy`. PyTorch keeps pinned memory of its own until the copies that it has launched are done; for
         device memory that has been allocated on another stream it must be told.
         """

@@ -8,7 +8,7 @@ whoever needs what another stream does, waits for its event.
 On a CPU an operation has been done when its call returns, so every event that a stream records has passed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from app.gpu.device.memory import zeroed
 
-Runs = Sequence[tuple[slice, slice]]
+Run = tuple[slice, slice]
 """Rows of one tensor, and as many of another."""
-WHOLE: Runs = ((slice(None), slice(None)),)
+WHOLE: tuple[Run] = ((slice(None), slice(None)),)
 
 
 class Event(Protocol):
@@ -45,7 +45,7 @@ class Stream(Protocol):
         """What is launched from now on runs after `event`, of whatever stream."""
         ...
 
-    def copy(self, target: Tensor, source: Tensor, runs: Runs = WHOLE) -> None:
+    def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
         """Launch copies of rows `runs[i][1]` of `source` to rows `runs[i][0]` of `target`: tensors of one dtype and one
         shape of rows, each dense. Host memory must come from `DeviceStreams`. The memory of neither is given to another
         tensor before the copies have been done.
@@ -93,7 +93,7 @@ class CpuStream:
         """
         event.synchronize()
 
-    def copy(self, target: Tensor, source: Tensor, runs: Runs = WHOLE) -> None:
+    def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
         """See `Stream.copy`. On the calling thread, as PyTorch's own are busy with the model, and without the GIL."""
         goal, origin = _bytes(target), _bytes(source)
         for write, read in runs:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from app.gpu.device.streams import PASSED, DeviceStreams, Event, Runs, Stream
+from app.gpu.device.streams import PASSED, DeviceStreams, Event, Run, Stream
 from app.gpu.kv.moves import WHOLE_PASSES, HalfPass
 from app.gpu.kv_pools.device import KVPool
 
-Copy = tuple[tuple[slice, slice], int]
-"""A run of blocks, `(target, source)`, and the bytes of each block to copy."""
 PIECE_BYTES = 16 << 20
 """Most bytes in one copy: enough for the full bandwidth of the link, few enough that the copies of a step's inputs and
 tokens, which need the same copy engine, get their turn between two pieces."""
 
-LATE_BYTES = 64 << 20
-"""So many of a large move's bytes may still be on their way to the device when it is told of. They take a millisecond
-or two, as the host does until it has launched something that reads them."""
+LATE_S = 0.0025
+"""For so long may the last bytes of a large move still be on their way to the device when it is told of. The host takes
+that long until it has launched something that reads them; an H200's took 1.7 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +50,13 @@ class HostPool:
         self._longest_run = max(1, PIECE_BYTES // block_bytes)
         self._streams = streams
         self.data = streams.host_slab((num_blocks, block_bytes)) if data is None else data
+        self._best = 0.0
+        """The most bytes a second that a move has brought to the device."""
+
+    @property
+    def late_bytes(self) -> int:
+        """As many as come in `LATE_S`; of a move of fewer than twice as many, none is late."""
+        return 0 if self._streams.on_host else int(LATE_S * self._best)
 
     def copy_out(
         self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
@@ -70,31 +74,52 @@ class HostPool:
         """Copy host blocks to device blocks, once the device has passed `ready`: what has used them before has. Returns
         a little before the end of a large move, so that its next step is launched when its last bytes arrive.
         """
-        stream = self._streams.to_device
+        began, stream = time.perf_counter(), self._streams.to_device
         stream.wait(ready)
-        copies = [(run, size) for runs, size in self._parts(source, target, half) for run in runs]
-        early = len(copies) if self._streams.on_host else _count_early(copies)
-        near = self._launch(stream, copies[:early])
-        landed = self._launch(stream, copies[early:])
+        early = len(source) - self._count_late(len(source), half)
+        halves = max(0, early - len(source) + half.blocks)
+        near = self._launch(stream, source[:early], target[:early], replace(half, blocks=halves))
+        landed = self._launch(stream, source[early:], target[early:], replace(half, blocks=half.blocks - halves))
         near.synchronize()
-        return LANDED if early == len(copies) else Landing(landed, _bytes(copies[:early]) / _bytes(copies))
+        arrived = self._bytes(early, halves, half)
+        self._best = max(self._best, arrived / (time.perf_counter() - began))
+        if early == len(source):
+            return LANDED
+        return Landing(landed, arrived / self._bytes(len(source), half.blocks, half))
 
     def follow(self, landed: Event) -> None:
         """Have what is launched on the device from now on come after the event."""
         self._streams.compute.wait(landed)
 
-    def _launch(self, stream: Stream, copies: Sequence[Copy]) -> Event:
+    def _launch(self, stream: Stream, source: Sequence[int], target: Sequence[int], half: HalfPass) -> Event:
         """Launch copies to the device; returns the point after them."""
-        for size, alike in groupby(copies, key=itemgetter(1)):
-            stream.copy(self._device[:, :size], self.data[:, :size], [run for run, _ in alike])
+        for runs, size in self._parts(source, target, half):
+            stream.copy(self._device[:, :size], self.data[:, :size], runs)
         return stream.record()
 
-    def _parts(self, source: Sequence[int], target: Sequence[int], half: HalfPass) -> Iterator[tuple[Runs, int]]:
+    def _count_late(self, blocks: int, half: HalfPass) -> int:
+        """How many of the blocks are told of before they have come."""
+        late_bytes = self.late_bytes
+        if late_bytes > self._bytes(blocks, half.blocks, half) // 2:
+            return 0
+        halves = min(half.blocks, late_bytes // self._bytes(1, 1, half)) if half.blocks else 0
+        if halves < half.blocks:
+            return halves
+        return halves + (late_bytes - self._bytes(halves, halves, half)) // self._bytes(1, 0, half)
+
+    def _bytes(self, blocks: int, halves: int, half: HalfPass) -> int:
+        """Of so many blocks, of which so many have KV of the half pass."""
+        return (blocks - halves) * self._device.shape[1] + halves * half.layers * self._layer_bytes
+
+    def _parts(
+        self, source: Sequence[int], target: Sequence[int], half: HalfPass
+    ) -> Iterator[tuple[Iterator[Run], int]]:
         """The runs of whole blocks, and those of the blocks of a half pass, with the bytes of each block to copy. The
         first layers of two blocks are no run of bytes, so each of those blocks is a run of its own.
         """
         whole = len(source) - half.blocks
-        yield runs_of(source[:whole], target[:whole], self._longest_run), self._device.shape[1]
+        if whole:
+            yield runs_of(source[:whole], target[:whole], self._longest_run), self._device.shape[1]
         if half.blocks:
             yield runs_of(source[whole:], target[whole:], 1), half.layers * self._layer_bytes
 
@@ -113,27 +138,14 @@ class HostPool:
         return self._streams.compute.record()
 
 
-def _count_early(copies: Sequence[Copy]) -> int:
-    """How many of the copies come before the last `LATE_BYTES`; all, if those would be more than half."""
-    whole, late, early = _bytes(copies), 0, len(copies)
-    while early and late + _bytes(copies[early - 1 : early]) <= LATE_BYTES:
-        early -= 1
-        late += _bytes(copies[early : early + 1])
-    return early if late <= whole // 2 else len(copies)
-
-
-def _bytes(copies: Sequence[Copy]) -> int:
-    return sum((write.stop - write.start) * size for (write, _), size in copies)
-
-
-def runs_of(source: Sequence[int], target: Sequence[int], longest: int) -> Runs:
-    """The pairs as runs of neighbours on both sides, `(target, source)`: few long copies are faster than many short."""
-    runs: list[tuple[slice, slice]] = []
+def runs_of(source: Sequence[int], target: Sequence[int], longest: int) -> Iterator[Run]:
+    """The pairs as runs of neighbours on both sides, `(target, source)`: few long copies are faster than many short.
+    Each is given as soon as it is found: the first copies are under way while the last runs are looked for.
+    """
     start = 0
     for index in range(1, len(source) + 1):
         ends = index in (len(source), start + longest)
         if ends or source[index] != source[index - 1] + 1 or target[index] != target[index - 1] + 1:
             length = index - start
-            runs.append((slice(target[start], target[start] + length), slice(source[start], source[start] + length)))
+            yield slice(target[start], target[start] + length), slice(source[start], source[start] + length)
             start = index
-    return runs

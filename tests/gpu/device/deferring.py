@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from app.gpu.attention.batch import Batch
-from app.gpu.device.streams import PASSED, WHOLE, CpuStreams, Event, Runs, Stream
+from app.gpu.device.streams import PASSED, WHOLE, CpuStreams, Event, Run, Stream
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models.base import LayerStack
 
@@ -69,7 +69,7 @@ class DeferredStream:
             assert isinstance(event, DeferredEvent)
             self.queue.append(event)
 
-    def copy(self, target: Tensor, source: Tensor, runs: Runs = WHOLE) -> None:
+    def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
         def run() -> None:
             for write, read in runs:
                 target[write].copy_(source[read])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import app.gpu.kv_pools.host
 from app.gpu.device.staging import PAGE_BYTES, Staging
-from app.gpu.device.streams import PASSED, WHOLE, CpuStream, CpuStreams, Runs
+from app.gpu.device.streams import PASSED, WHOLE, CpuStream, CpuStreams, Run
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.kv_pools.host import HostPool
 from tests.gpu.breakpoints.breaking_models import TinyModel
@@ -26,9 +27,10 @@ class CountingStream(CpuStream):
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
-    def copy(self, target: Tensor, source: Tensor, runs: Runs = WHOLE) -> None:
-        self.sizes += [source[read].nbytes for _, read in runs]
-        super().copy(target, source, runs)
+    def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
+        for write, read in runs:
+            self.sizes.append(source[read].nbytes)
+            super().copy(target, source, [(write, read)])
 
 
 def counting_streams() -> tuple[CpuStreams, CountingStream]:

@@ -61,7 +61,7 @@ def defer(model: TinyModel, device: DeferredDevice, patch: pytest.MonkeyPatch) -
 
     def make_pool(*sizes: Any, **dtype: Any) -> KVPool:
         pool = device.adopt_pool(KVPool(*sizes, **dtype))
-        patch.setattr(app.gpu.kv_pools.host, "LATE_BYTES", 2 * pool.data[0].nbytes)
+        patch.setattr(HostPool, "late_bytes", 2 * pool.data[0].nbytes)
         return pool
 
     patch.setattr(app.gpu.kv_pools.host, "PIECE_BYTES", 1)

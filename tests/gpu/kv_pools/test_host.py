@@ -79,27 +79,32 @@ def test_a_half_pass_crosses_the_link_of_a_gpu(tiny_llama: TinyModel, dtype: tor
 
 
 @pytest.mark.parametrize(
-    ("blocks", "arrived"),
+    ("blocks", "halves", "early"),
     [
-        pytest.param(2, 1.0, id="too few to be told of early"),
-        pytest.param(4, 0.5, id="as many late as early"),
-        pytest.param(8, 0.75, id="many"),
+        pytest.param(2, 0, 2, id="too few to be told of early"),
+        pytest.param(4, 0, 2, id="as many late as early"),
+        pytest.param(8, 0, 6, id="many"),
+        pytest.param(8, 1, 6, id="half a pass and a whole block, with room to spare"),
+        pytest.param(8, 2, 5, id="half a pass and a whole block"),
+        pytest.param(10, 7, 6, id="only a part of half a pass"),
     ],
 )
 def test_a_large_move_is_told_of_before_its_last_blocks_have_come(
-    tiny_llama: TinyModel, blocks: int, arrived: float, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: TinyModel, blocks: int, halves: int, early: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, pool = DeferredDevice(0, late="to_device"), fresh_pool(tiny_llama.stack, None)
     monkeypatch.setattr(app.gpu.kv_pools.host, "PIECE_BYTES", 1)
-    monkeypatch.setattr(app.gpu.kv_pools.host, "LATE_BYTES", 2 * pool.data[0].nbytes)
+    monkeypatch.setattr(HostPool, "late_bytes", 2 * pool.data[0].nbytes)
     host, before = HostPool(pool, BLOCKS, device), bytes_of(pool)
-    landing = host.copy_in(range(blocks), range(blocks), PASSED)
-    assert landing.share == arrived
-    come = int(blocks * arrived)
-    assert not bytes_of(pool)[:come].any()
-    assert torch.equal(bytes_of(pool)[come:], before[come:])
+    half = pool.data.shape[1] // 2
+    landing = host.copy_in(range(blocks), range(blocks), PASSED, HalfPass(halves, half))
+    sizes = [2] * (blocks - halves) + [1] * halves
+    assert landing.share == sum(sizes[:early]) / sum(sizes)
+    moved = [pool.data.view(torch.uint8)[block, : half * parts] for block, parts in enumerate(sizes)]
+    assert not any(each.any() for each in moved[:early])
+    assert torch.equal(bytes_of(pool)[early:], before[early:])
     landing.event.synchronize()
-    assert not bytes_of(pool)[:blocks].any()
+    assert not any(each.any() for each in moved)
 
 
 def test_what_is_above_a_half_pass_stays_as_it_is(tiny_llama: TinyModel) -> None:

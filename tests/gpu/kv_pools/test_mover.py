@@ -101,7 +101,7 @@ def test_a_file_waits_for_the_device_that_reads_the_blocks_it_goes_to(
     """The last two blocks of a move are told of before the device has read them, and then are another's."""
     pool, device = KVPool(tiny_llama.stack, 8, 4), DeferredDevice(0, late="to_device")
     monkeypatch.setattr(app.gpu.kv_pools.host, "PIECE_BYTES", 1)
-    monkeypatch.setattr(app.gpu.kv_pools.host, "LATE_BYTES", 2 * pool.data[0].nbytes)
+    monkeypatch.setattr(HostPool, "late_bytes", 2 * pool.data[0].nbytes)
     host = HostPool(pool, 10, device)
     for block, memory in enumerate(host.views(range(10))):
         memory[:] = bytes([block + 1]) * len(memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterable
 
 import psutil
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.device.streams import WHOLE, CpuStream, CpuStreams, Event, Runs
+from app.gpu.device.streams import WHOLE, CpuStream, CpuStreams, Event, Run
 from app.gpu.weight_ring.pinned_store import PinnedStore
 from tests.gpu.device.deferring import DeferredDevice
 from tests.gpu.weight_files.bundles import Model, make_model, same_bits
@@ -38,9 +39,10 @@ class NotingStream(CpuStream):
     def __init__(self) -> None:
         self.lengths: list[int] = []
 
-    def copy(self, target: Tensor, source: Tensor, runs: Runs = WHOLE) -> None:
-        self.lengths += [write.stop - write.start for write, _ in runs]
-        super().copy(target, source, runs)
+    def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
+        for write, read in runs:
+            self.lengths.append(write.stop - write.start)
+            super().copy(target, source, [(write, read)])
 
 
 def filled(streams: CpuStreams | DeferredDevice, model: Model = MODEL, chunk_bytes: int = 1000) -> PinnedStore:
