@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from app.gpu.attention.batch import Batch
@@ -24,7 +25,8 @@ class Walk:
     """`hidden` is the residual stream of all rows packed, `[tokens, hidden_size]`: each row's part is at the boundary
     that the row has reached. `run` makes it.
 
-    A walk puts its inputs on the device when it is made; they must be there before `run`.
+    A walk puts its inputs on the device when it is made; they must be there before `run`. Where all rows go on from
+    checkpoints, those are on their way from then on too: nothing of them is embedded.
     """
 
     hidden: Tensor
@@ -42,32 +44,39 @@ class Walk:
         watch: Watch,
     ) -> None:
         self._stack, self._run_layers, self._batches = stack, run_layers, batches
-        self._rows = rows
+        self._rows, self._watch = rows, watch
         self._starts: dict[Row, int] = {}
         total = 0
         for row in rows:
             self._starts[row] = total
             total += row.length
+        self._embeds = not all(row.way.lo for row in rows)
+        if not self._embeds:
+            self._begin(torch.empty(total, stack.hidden_size, dtype=stack.dtype, device=stack.device))
         positions = np.concatenate([np.arange(row.first, row.first + row.length) for row in rows])
         self._token_ids, self._positions = token_ids, put(positions)
         self._outputs = put(np.array(self._find_outputs(), np.int64))
         self._places = self._place_segments(put)
-        self._watch = watch
         self.captured, self.stopped = watch.captured, watch.stopped
 
     def run(self) -> Tensor:
         """Launch all of it; returns float32 logits `[outputs, vocab_size]`: for each row in order, those of its last
         `row.outputs` tokens.
         """
-        self.hidden = self._stack.embed(self._token_ids(), self._positions)
-        for row in self._rows:
-            if row.way.lo:
-                self._watch.load_checkpoint(row, self.hidden_of(row))
+        if self._embeds:
+            self._begin(self._stack.embed(self._token_ids(), self._positions))
         for place in self._places:
             self._run_segment(*place)
         if not len(self._outputs):
             return self.hidden.new_empty(0, self._stack.vocab_size)
         return self._stack.head(self.hidden[self._outputs])
+
+    def _begin(self, hidden: Tensor) -> None:
+        """Take this as the rows' residual stream, with the checkpoints of those that have one in place."""
+        self.hidden = hidden
+        for row in self._rows:
+            if row.way.lo:
+                self._watch.load_checkpoint(row, self.hidden_of(row))
 
     def hidden_of(self, row: Row) -> Tensor:
         """The row's part of the residual stream, `[length, hidden_size]`; writing to it changes the row."""
