@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp
 from app.gpu.attention import attention_for
@@ -21,11 +23,22 @@ from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
 from tests.gpu.breakpoints.breaking_oracle import data_of
 from tests.gpu.conversations import CROWD, GREEDY, HIDDEN, REWRITTEN, SAMPLED, SCORED, Scene, same
 from tests.gpu.driving import Driver
+from tests.gpu.wrapping import WrappedStack
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CUDA = torch.device("cuda")
 BUSY_CYCLES = 200_000_000
 """About a tenth of a second."""
+STEP_CYCLES = 2_000_000
+"""About a millisecond: longer than the host takes to look for messages."""
+
+
+class SlowStack(WrappedStack):
+    """A GPU is done with so small a model before a message can come."""
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        torch.cuda._sleep(STEP_CYCLES)
+        return super().embed(token_ids, positions)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +61,7 @@ def be_busy() -> None:
 def test_clients_are_told_the_same_as_on_a_cpu(
     torch_gpt2: TinyModel, on_gpu: TinyModel, scene: Scene, seed: int
 ) -> None:
-    told, stage = scene.play(on_gpu, seed)
+    told, stage = scene.play(replace(on_gpu, stack=SlowStack(on_gpu.stack)), seed)
     expected, _ = scene.play(torch_gpt2, seed)
     assert stage.handled_in_flight or scene is not CROWD
     for found, wanted in zip(told, expected, strict=True):
