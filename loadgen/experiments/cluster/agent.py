@@ -54,7 +54,7 @@ class ClusterAgent:
         failed = False
         while True:
             try:
-                made, usage = await self._stream(self.session, new_ids, completion_tokens, clock)
+                made, usage = await stream_turn(self.session, new_ids, completion_tokens, clock)
                 break
             except DjinnError as error:
                 if not is_retryable(error):
@@ -74,16 +74,6 @@ class ClusterAgent:
         self.turns.append((new_ids, made))
         resume_ms = None if failed else await self._resume_ms(self.session)
         return TurnCost(usage.prompt_tokens, len(made), usage.cached_tokens, usage.tokens_recomputed, resume_ms)
-
-    async def _stream(
-        self, session: AsyncSession, new_ids: TokenIds, tokens: int, clock: TurnClock
-    ) -> tuple[TokenIds, Usage]:
-        clock.token_times_s.clear()
-        async with session.stream(**greedy(new_ids, tokens)) as turn:
-            async for event in turn:
-                if event.token_ids:
-                    clock.tokens()
-        return turn.turn.token_ids, turn.turn.usage
 
     async def _found(self, session: AsyncSession, new_ids: TokenIds, tokens: int) -> tuple[TokenIds, Usage] | None:
         """The turn, if it was done although its answer has not come. What was done of another is undone.
@@ -140,3 +130,17 @@ class ClusterAgents:
         """The next one."""
         self.every.append(ClusterAgent(len(self.every), self._spec, self._signals, self._findings))
         return self.every[-1]
+
+
+async def stream_turn(
+    session: AsyncSession, new_ids: TokenIds, tokens: int, clock: TurnClock
+) -> tuple[TokenIds, Usage]:
+    """Take a turn of exactly so many tokens, greedily; `clock` is told of its events anew. Returns the tokens, and what
+    the turn has cost.
+    """
+    clock.token_times_s.clear()
+    async with session.stream(**greedy(new_ids, tokens)) as turn:
+        async for event in turn:
+            if event.token_ids:
+                clock.tokens()
+    return turn.turn.token_ids, turn.turn.usage

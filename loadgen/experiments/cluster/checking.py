@@ -16,6 +16,7 @@ from client.transport import AsyncTransport
 from loadgen.errors import NotAsMeant
 from loadgen.experiments.cluster.agent import ClusterAgent
 from loadgen.experiments.cluster.findings import Findings, Routing, WrongTurn
+from loadgen.experiments.cluster.hashing import HashAgent
 from loadgen.experiments.cluster.retrying import retried
 from loadgen.experiments.cluster.twin import Answers
 from loadgen.targets.subject import METRICS
@@ -30,7 +31,7 @@ READ_TIMEOUT_S = 30.0
 ROUTED = "djinn_front_requests_total"
 
 
-def compare(agents: Sequence[ClusterAgent], answers: Answers, findings: Findings) -> None:
+def compare(agents: Sequence[ClusterAgent | HashAgent], answers: Answers, findings: Findings) -> None:
     """Hold the tokens of all turns that were told beside those of the single server."""
     for agent, right in zip(agents, answers, strict=True):
         for turn, ((_, made), expected) in enumerate(zip(agent.turns, right, strict=False)):

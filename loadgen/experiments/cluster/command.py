@@ -14,7 +14,7 @@ from rich.console import Console
 from loadgen.experiments.cluster.experiment import run_cluster
 from loadgen.experiments.cluster.measuring import Work
 from loadgen.experiments.cluster.page import make_page
-from loadgen.experiments.cluster.plan import ClusterPlan
+from loadgen.experiments.cluster.plan import ClusterPlan, Router
 from loadgen.experiments.cluster.report import ClusterReport
 from loadgen.experiments.cluster.tables import tables
 from loadgen.load.think import Uniform
@@ -39,8 +39,19 @@ LOAD = Workload(
 )
 """What fits the tiny model."""
 DEFAULT = ClusterPlan()
+
+
+def _routers(text: str) -> tuple[Router, ...]:
+    """Such as `owner,hash`."""
+    try:
+        return tuple(map(Router, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be owner, hash, or both with a comma between, not {text!r}") from None
+
+
 OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("replicas", integers, "N,N,...", "sizes of the clusters, one after the other"),
+    ("routers", _routers, "owner,hash", "who chooses a turn's replica, one after the other"),
     ("moves_per_second", float, "N", "sessions that an operator moves while they rest"),
     ("kill_every", float, "S", "seconds from a replica's return to the next kill -9; without it none is killed"),
     ("kills", int, "N", "kills at most; fewer are a missed target. 0: as many as come"),

@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
@@ -16,7 +17,8 @@ from loadgen.experiments.cluster.findings import Findings
 from loadgen.experiments.cluster.hosting import cluster_of, single, started
 from loadgen.experiments.cluster.measuring import Work, measure
 from loadgen.experiments.cluster.pinning import cores_for, own_cores, pinned
-from loadgen.experiments.cluster.report import ClusterReport, SizeReport, size_name
+from loadgen.experiments.cluster.plan import Router
+from loadgen.experiments.cluster.report import ClusterReport, SizeReport, run_name
 from loadgen.experiments.cluster.summary import judge
 from loadgen.experiments.cluster.twin import prompts_of, right_answers, warm_up
 from loadgen.experiments.density.live import Watched, watching
@@ -41,10 +43,12 @@ async def run_cluster(work: Work, console: Console) -> ClusterReport:
     """
     work = await _with_answers(work, console)
     sizes: list[SizeReport] = []
-    names = tuple(size_name(count) for count in work.plan.replicas)
+    runs = tuple(product(work.plan.replicas, work.plan.routers))
+    names = tuple(run_name(*each) for each in runs)
     with watching(console, names, work.trace, 1) as view:
-        for count, name in zip(work.plan.replicas, names, strict=True):
-            sizes.append(await _size(count, work, cores_for(count, own_cores()), view.begin(name, 0), console))
+        for (count, router), name in zip(runs, names, strict=True):
+            cores = cores_for(count, own_cores())
+            sizes.append(await _size(count, router, work, cores, view.begin(name, 0), console))
             if sizes[-1].findings.interrupted:
                 break
     return ClusterReport(
@@ -89,7 +93,9 @@ def room_of(work: Work) -> Mapping[str, str]:
     }
 
 
-async def _size(count: int, work: Work, cores: tuple[int, ...], watched: Watched, console: Console) -> SizeReport:
+async def _size(
+    count: int, router: Router, work: Work, cores: tuple[int, ...], watched: Watched, console: Console
+) -> SizeReport:
     """The run of the trace on one cluster. What keeps it from its end is a part of the report."""
     findings, run = Findings(), Run()
     with tempfile.TemporaryDirectory(prefix="loadgen-cluster-") as name:
@@ -103,17 +109,18 @@ async def _size(count: int, work: Work, cores: tuple[int, ...], watched: Watched
             watched.changed(seen, in_flight)
 
         def say(line: str) -> None:
-            console.print(f"{size_name(count)}: {line}", markup=False)
+            console.print(f"{run_name(count, router)}: {line}", markup=False)
 
         try:
             async with started(cluster), pinned(cluster, cores):
                 await cluster.until_whole()
                 await warm_up(cluster.urls.values(), work.prompts[0][0], timeout_s)
-                await measure(cluster, work, findings, changed, say)
+                await measure(cluster, router, work, findings, changed, say)
         except (DjinnError, LoadgenError) as error:
             findings.failures.append(Failure("the run", type(error).__name__, str(error)))
         except asyncio.CancelledError:
             findings.interrupted = True
         shown = cluster.shown(work.model)
     summary = summarize([run], planned_turns(work.trace), Measurement(turn_timeout_s=timeout_s))
-    return SizeReport(count, bool(cores), shown, run, summary, findings, judge(count, work.plan, summary, findings))
+    verdicts = judge(count, router, work.plan, summary, findings)
+    return SizeReport(count, router, bool(cores), shown, run, summary, findings, verdicts)

@@ -72,6 +72,7 @@ class Routing:
 class Findings:
     """Everything seen beside the run itself. `compared` turns of `tokens` tokens were held beside a single server's.
     `owners` counts sessions by how many replicas say that they have them. `refused` counts moves that were, by code.
+    `cold` counts turns of hashed sessions that came to a replica without all of the session's history.
     """
 
     moves: list[Move] = field(default_factory=list)
@@ -79,6 +80,7 @@ class Findings:
     faults: list[Fault] = field(default_factory=list)
     retries: Retries = field(default_factory=Retries)
     routing: Routing | None = None
+    cold: int = 0
     compared: int = 0
     tokens: int = 0
     wrong: list[WrongTurn] = field(default_factory=list)

@@ -13,9 +13,10 @@ from loadgen.experiments.cluster.agent import ClusterAgents
 from loadgen.experiments.cluster.checking import check_histories, check_owners, compare, routing_of
 from loadgen.experiments.cluster.faults import Faults
 from loadgen.experiments.cluster.findings import Findings
+from loadgen.experiments.cluster.hashing import HashAgents
 from loadgen.experiments.cluster.hosting import Cluster
 from loadgen.experiments.cluster.moving import Mover
-from loadgen.experiments.cluster.plan import ClusterPlan
+from loadgen.experiments.cluster.plan import ClusterPlan, Router
 from loadgen.experiments.cluster.twin import Answers, Prompts
 from loadgen.experiments.density.measuring import few_collections
 from loadgen.experiments.density.runner import OnChange, Runner
@@ -39,27 +40,29 @@ class Work:
 
 
 async def measure(
-    cluster: Cluster, work: Work, findings: Findings, on_change: OnChange, say: Callable[[str], None]
+    cluster: Cluster, router: Router, work: Work, findings: Findings, on_change: OnChange, say: Callable[[str], None]
 ) -> None:
     """Run the trace, and then ask whether all is there, unless it was cancelled. `on_change` gets the run."""
-    agents = ClusterAgents(cluster.spec, work.load.signals, findings)
-    runner = Runner(agents, on_change, work.plan.turn_timeout)
+    signals, timeout_s = work.load.signals, work.plan.turn_timeout
+    owned = ClusterAgents(cluster.spec, signals, findings) if router is Router.OWNER else None
+    agents = owned or HashAgents(cluster.urls, timeout_s, signals, findings)
+    runner = Runner(agents, on_change, timeout_s)
     transport = cluster.spec.transport()
     try:
         with few_collections():
-            async with _disturbing(cluster, work, agents, findings, transport, say) as faults:
+            async with _disturbing(cluster, work, owned, findings, transport, say) as faults:
                 run = await runner.execute(work.trace, work.prompts)
                 if not run.interrupted:
                     await faults.over()
         findings.interrupted = run.interrupted
         compare(agents.every, work.answers, findings)
-        if run.interrupted:
+        if run.interrupted or owned is None:  # a hash leaves sessions wherever it has been
             return
         with noting("the end", findings.failures):
             await cluster.until_whole()
             findings.routing = await routing_of(transport)
-            await check_histories(transport, agents.every, findings)
-            await check_owners(cluster.urls, agents.every, findings)
+            await check_histories(transport, owned.every, findings)
+            await check_owners(cluster.urls, owned.every, findings)
     finally:
         await transport.close()
 
@@ -68,7 +71,7 @@ async def measure(
 async def _disturbing(
     cluster: Cluster,
     work: Work,
-    agents: ClusterAgents,
+    owned: ClusterAgents | None,
     findings: Findings,
     transport: AsyncTransport,
     say: Callable[[str], None],
@@ -82,8 +85,8 @@ async def _disturbing(
     plan, names, seed = work.plan, sorted(cluster.urls), work.load.seed
     faults = Faults(cluster, plan, findings, clock, say, seed)
     doing = [("kills", asyncio.create_task(faults.kill())), ("the drain", asyncio.create_task(faults.drain()))]
-    if plan.moves(len(names)):
-        mover = Mover(transport, agents, names, findings, clock, seed)
+    if owned is not None and plan.moves(len(names), Router.OWNER):
+        mover = Mover(transport, owned, names, findings, clock, seed)
         doing.append(("moves", asyncio.create_task(mover.run(plan.moves_per_second))))
     try:
         yield faults

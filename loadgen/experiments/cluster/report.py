@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.experiments.cluster.findings import Findings
-from loadgen.experiments.cluster.plan import ClusterPlan
+from loadgen.experiments.cluster.plan import ClusterPlan, Router
 from loadgen.load.records import Run
 from loadgen.load.workload import Replay, Workload
 from loadgen.results.files import Result
@@ -13,16 +13,17 @@ from loadgen.results.verdicts import Verdict, all_well
 from loadgen.stats import Summary
 
 
-def size_name(replicas: int) -> str:
-    """What a cluster of that size is called."""
-    return f"{replicas} replica{'' if replicas == 1 else 's'}"
+def run_name(replicas: int, router: Router) -> str:
+    """What the run on a cluster of that size is called."""
+    return f"{replicas} replica{'' if replicas == 1 else 's'}{', hashed' if router is Router.HASH else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class SizeReport:
-    """The run on a cluster of so many `replicas`. `pinned`: each had a core to itself."""
+    """The run on a cluster of so many `replicas`, with one router. `pinned`: each replica had a core to itself."""
 
     replicas: int
+    router: Router
     pinned: bool
     server: Server
     run: Run
@@ -33,7 +34,7 @@ class SizeReport:
     @property
     def name(self) -> str:
         """What it is called in tables and figures."""
-        return size_name(self.replicas)
+        return run_name(self.replicas, self.router)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loadgen.experiments.cluster.findings import Findings
-from loadgen.experiments.cluster.plan import ClusterPlan
+from loadgen.experiments.cluster.plan import ClusterPlan, Router
 from loadgen.results.verdicts import Verdict, verdict
 from loadgen.stats import Summary
 
 
-def judge(replicas: int, plan: ClusterPlan, summary: Summary, findings: Findings) -> tuple[Verdict, ...]:
-    """Every target, in the order of the report."""
-    return (*_kept(summary, findings), *_done(replicas, plan, findings))
+def judge(
+    replicas: int, router: Router, plan: ClusterPlan, summary: Summary, findings: Findings
+) -> tuple[Verdict, ...]:
+    """Every target, in the order of the report. Where a hash chooses, nobody owns a session."""
+    owned = _owned(findings) if router is Router.OWNER else ()
+    return (*_kept(summary, findings), *owned, *_done(replicas, router, plan, findings))
 
 
 def _kept(summary: Summary, findings: Findings) -> Iterator[Verdict]:
@@ -26,6 +29,10 @@ def _kept(summary: Summary, findings: Findings) -> Iterator[Verdict]:
         f"{same:,} of {findings.compared:,}",
         None if not findings.compared else not findings.wrong,
     )
+
+
+def _owned(findings: Findings) -> Iterator[Verdict]:
+    """What must hold of sessions that have an owner."""
     lost = len(findings.lost)
     yield verdict("finished turns lost", "none", f"{lost:,}", not lost)
     sessions = sum(findings.owners.values())
@@ -41,9 +48,9 @@ def _kept(summary: Summary, findings: Findings) -> Iterator[Verdict]:
     yield verdict("turns whose owner was asked first", "100 %", told, None if affinity is None else affinity == 1)
 
 
-def _done(replicas: int, plan: ClusterPlan, findings: Findings) -> Iterator[Verdict]:
+def _done(replicas: int, router: Router, plan: ClusterPlan, findings: Findings) -> Iterator[Verdict]:
     """What was to be done to it."""
-    if plan.moves(replicas):
+    if plan.moves(replicas, router):
         yield verdict("sessions moved", "some", f"{len(findings.moves):,}", bool(findings.moves))
     if plan.kill_every is not None:
         kills = came_back(findings, "kill")

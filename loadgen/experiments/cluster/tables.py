@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from loadgen.experiments.cluster.plan import Router
 from loadgen.experiments.cluster.report import ClusterReport, SizeReport
 from loadgen.experiments.cluster.summary import came_back, percent
 from loadgen.results.failures import failure_table
@@ -51,7 +52,7 @@ def figures(size: SizeReport) -> dict[str, str]:
     routing, moves, retries = findings.routing, findings.moves, findings.retries
     moved_bytes, moving_s = sum(move.bytes for move in moves), sum(move.seconds for move in moves)
     affinity = None if routing is None else routing.affinity
-    seconds = summary.duration_s
+    seconds, hashed = summary.duration_s, size.router is Router.HASH
     return {
         "a core for each replica": "yes" if size.pinned else "no",
         "turns completed": f"{summary.turns_completed:,} of {summary.turns_planned:,}",
@@ -64,6 +65,7 @@ def figures(size: SizeReport) -> dict[str, str]:
         "the same, of turns that never failed, p50, ms": _shown(_calm(size), "p50"),
         "the same, of turns that never failed, p99, ms": _shown(_calm(size), "p99"),
         "affinity": NOT_TOLD if affinity is None else percent(affinity),
+        "turns at a replica without all of the history": f"{findings.cold:,}" if hashed else NOT_TOLD,
         "turns followed after a 421": NOT_TOLD if routing is None else f"{routing.followed:,}",
         "turns refused: owner away": NOT_TOLD if routing is None else f"{routing.away:,}",
         "turns refused: moving on": NOT_TOLD if routing is None else f"{routing.moving_on:,}",

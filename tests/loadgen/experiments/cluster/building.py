@@ -6,7 +6,7 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from loadgen.experiments.cluster.findings import Fault, Findings, Move, Retries, Routing
-from loadgen.experiments.cluster.plan import ClusterPlan
+from loadgen.experiments.cluster.plan import ClusterPlan, Router
 from loadgen.experiments.cluster.report import ClusterReport, SizeReport
 from loadgen.experiments.cluster.summary import judge
 from loadgen.load.measurement import Measurement
@@ -47,12 +47,12 @@ def good() -> Findings:
     )
 
 
-def report(findings: Findings) -> ClusterReport:
+def report(findings: Findings, router: Router = Router.OWNER) -> ClusterReport:
     """Of a cluster of two replicas that was found so."""
     run = whole_run()
     summary = summary_of(run)
     server = Server("2", "http://127.0.0.1:1", "djinn", None, ("djinn", "cluster", "serve"))
-    size = SizeReport(2, True, server, run, summary, findings, judge(2, PLAN, summary, findings))
+    size = SizeReport(2, router, True, server, run, summary, findings, judge(2, router, PLAN, summary, findings))
     return ClusterReport(
         seed=0,
         plan=PLAN,

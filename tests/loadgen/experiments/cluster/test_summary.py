@@ -12,6 +12,7 @@ import pytest
 
 from loadgen.experiments.cluster.findings import Fault, Findings, Routing, WrongTurn
 from loadgen.experiments.cluster.page import make_page
+from loadgen.experiments.cluster.plan import Router
 from loadgen.experiments.cluster.report import ClusterReport
 from loadgen.experiments.cluster.summary import judge, percent
 from loadgen.experiments.cluster.tables import tables
@@ -27,7 +28,9 @@ WRONG = WrongTurn(1, 2, "token 3 of 16 is another one")
 
 def missed(findings: Findings) -> set[str]:
     run = whole_run()
-    return {one.what for one in judge(2, PLAN, summary_of(run), findings) if one.outcome is not Outcome.MET}
+    return {
+        one.what for one in judge(2, Router.OWNER, PLAN, summary_of(run), findings) if one.outcome is not Outcome.MET
+    }
 
 
 def test_a_run_in_which_all_was_right_meets_every_target() -> None:
@@ -56,15 +59,26 @@ def test_each_target_can_be_missed(what: str, changed: dict[str, Any]) -> None:
 def test_a_turn_that_failed_for_good_is_a_missed_target() -> None:
     run = whole_run()
     run.turns.pop()
-    outcomes = {one.what: one.outcome for one in judge(2, PLAN, summary_of(run), good())}
+    outcomes = {one.what: one.outcome for one in judge(2, Router.OWNER, PLAN, summary_of(run), good())}
     assert outcomes["turns completed"] is Outcome.MISSED
 
 
 def test_one_replica_is_not_blamed_for_moves_that_cannot_be() -> None:
     run = whole_run()
-    verdicts = judge(1, PLAN, summary_of(run), replace(good(), moves=[]))
+    verdicts = judge(1, Router.OWNER, PLAN, summary_of(run), replace(good(), moves=[]))
     assert all(one.outcome is Outcome.MET for one in verdicts)
     assert "sessions moved" not in {one.what for one in verdicts}
+
+
+def test_where_a_hash_chooses_nobody_owns_a_session_and_none_is_moved() -> None:
+    made = report(replace(good(), moves=[], routing=None, owners={}, cold=4), Router.HASH)
+    assert made.succeeded
+    asked = {one.what for one in made.sizes[0].verdicts}
+    assert {"turns completed", "replicas killed that came back"} <= asked
+    assert asked.isdisjoint({"sessions moved", "sessions that exactly one replica has", "finished turns lost"})
+    rows = {row[0]: row[1] for table in tables(made) for row in table.rows if len(row) == 2}
+    assert rows["turns at a replica without all of the history"] == "4"
+    assert made.sizes[0].name == "2 replicas, hashed"
 
 
 def test_what_failed_makes_the_run_fail() -> None:
