@@ -21,6 +21,7 @@ from app.engine_process.loading import disk_room, find_model
 from app.logs.formats import configure
 from app.machine.cores import free_from_core, leave_core
 from app.machine.handover import receive_sockets
+from app.machine.memory import give_back_freed
 from app.messages import Command, Done, Event, Failed
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def serve(channel: Channel, sockets: socket.socket) -> int:
     host = _Host(channel, sockets, engine)
     gc.enable()
     gc.collect()
+    give_back_freed()
     gc.freeze()
     host.start()
     try:

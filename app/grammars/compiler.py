@@ -19,6 +19,7 @@ from app.grammars.matcher import Matcher, error_of, plain
 from app.grammars.source import source_of
 from app.grammars.trials import Trials
 from app.grammars.vocabulary import Vocabulary
+from app.machine.memory import give_back_freed
 from app.model_store.resolve import ResolvedModel
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Grammars:
     def _read_vocabulary(self) -> None:
         try:
             _ = self._vocabulary.compiled
+            give_back_freed()
         except Exception:
             logger.exception("this model's vocabulary cannot be read: calls with a grammar will fail")
 

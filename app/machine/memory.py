@@ -1,5 +1,6 @@
 """The memory of the host: what is free on the machine is not all free for a process in a container."""
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,3 +27,12 @@ def read_host_memory(root: Path = Path("/")) -> HostMemory:
     """As of now; `root` is where `proc` and `sys` are."""
     memory = psutil.virtual_memory()
     return HostMemory(memory.total, memory.available, read_memory_limit(root, memory.total))
+
+
+def give_back_freed() -> None:
+    """Have the C library give memory that is freed back to the system, where it can (glibc's `malloc_trim`). Takes
+    milliseconds: for the end of work that needed much more memory than what is left of it.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +24,12 @@ def load_tokenizer(model: ResolvedModel) -> ModelTokenizer:
     """
     if model.folder is None:
         return ModelTokenizer.of(byte_tokenizer(model.config.vocab_size))
-    return _load_stored(model.folder)
+    if is_saved(model.folder):
+        return read_tokenizer(model.folder)
+    return _load_with_transformers(model.folder)
 
 
-@lru_cache(maxsize=1)
-def _load_stored(folder: Path) -> ModelTokenizer:
-    """Kept, because those who cut text and those who hold it to a grammar share it: reading it takes a while."""
-    if is_saved(folder):
-        return read_tokenizer(folder)
+def _load_with_transformers(folder: Path) -> ModelTokenizer:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:

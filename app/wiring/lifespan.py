@@ -12,6 +12,7 @@ from app.bridge.executor import GrammarCompiler
 from app.cluster.prefill.prefill import Prefill
 from app.journal.journal import Journal
 from app.machine.disk import DiskRoom
+from app.machine.memory import give_back_freed
 from app.routers.dependencies import Services
 from app.sessions.guards.disk import guard_disk
 from app.sessions.guards.host import guard_host
@@ -62,7 +63,7 @@ class Lifespan:
             endless = [
                 sweep(registry),
                 guard_host(executor, table, tenancy.quotas),
-                _prepare_grammars(executor.engine.grammars, table),
+                _settle(executor.engine.grammars, table),
             ]
             if cluster is not None and self.services.settings.balance:
                 endless.append(cluster.balance.run())
@@ -79,12 +80,13 @@ class Lifespan:
         return kv_dir is not None and self.room.beside(kv_dir) is self.room
 
 
-async def _prepare_grammars(grammars: GrammarCompiler, table: SessionTable) -> None:
-    """Have the vocabulary read while nobody waits for anything else."""
+async def _settle(grammars: GrammarCompiler, table: SessionTable) -> None:
+    """While nobody waits for anything: give back what the start has freed, and have the vocabulary read."""
     while True:
         await asyncio.sleep(QUIET_S)
         if not table.busy:
             break
+    give_back_freed()
     grammars.prepare()
 
 
