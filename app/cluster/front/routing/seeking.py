@@ -100,9 +100,12 @@ class Seeker:
                 *(fetch(self._pool, each, path, headers, PATIENCE_S) for each in asked), return_exceptions=True
             )
         answers = [each for each in told if isinstance(each, Fetched)]
-        homes = [self._home(each, has_it) for each in answers]
-        found = next((each for each in homes if each is not None and each.state is not State.AWAY), None)
-        return _Answer(found, len(answers) == len(fleet) and all(each.status in DEFINITE for each in answers))
+        has = [each.replica for each in answers if has_it(each) or not_done(each.headers) == "moving"]
+        left = {each.replica: self._fleet.find(moved_to(each.headers)) for each in answers if moved_to(each.headers)}
+        named = [home for home in left.values() if home is not None]  # some have handed it on in their turn since
+        homes = [*has, *(home for home in named if home.state is not State.AWAY and home not in left)]
+        is_told = len(answers) == len(fleet) and all(each.status in DEFINITE for each in answers)
+        return _Answer(homes[0] if homes else None, is_told and not named)
 
     def _note(self, question: Question, task: asyncio.Task[_Answer]) -> None:
         del self._asking[question]
@@ -112,12 +115,6 @@ class Seeker:
     def _forget(self, now: float) -> None:
         while self._nobody and next(iter(self._nobody.values()))[0] <= now:
             del self._nobody[next(iter(self._nobody))]
-
-    def _home(self, told: Fetched, has_it: HasIt) -> Replica | None:
-        """Where it is by what one replica says."""
-        if has_it(told) or not_done(told.headers) == "moving":
-            return told.replica
-        return self._fleet.find(moved_to(told.headers))
 
 
 def _is_there(told: Fetched) -> bool:

@@ -135,6 +135,20 @@ def test_a_session_that_moves_on_and_on_is_not_chased(stubs: tuple[Stub, Stub, d
         assert _ways(door, turn="no") == {"moving_on": 1}
 
 
+def test_a_session_that_has_moved_twice_is_away_with_the_replica_that_has_it(
+    stubs: tuple[Stub, Stub, dict[str, str]],
+) -> None:
+    """What the one before says of the next is old: the next one says itself that it has handed the session on."""
+    a, b, urls = stubs
+    away = "http://127.0.0.1:9"
+    b.moved = {MOVED: f"c {away}"}
+    with serving_door({**urls, "c": away}) as door:
+        for asked in range(1, 4):
+            answer = httpx.post(f"{door.url}/v1/sessions/{MOVED}/generate", json={"token_ids": [1, 2]})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_away")
+            assert _ways(door, turn="yes") == {"away": asked}
+
+
 def test_a_large_body_is_not_kept_for_a_second_replica(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
     _, b, urls = stubs
     with serving_door(urls) as door:
