@@ -157,6 +157,13 @@ def _add_cluster(parser: OneLineParser) -> None:
     serve = _add_command(actions, "serve", "start replicas and a front door before them")
     serve.add_argument("--replicas", type=_count, default=2, metavar="COUNT", help="servers, 1 to 64 (default: 2)")
     serve.add_argument(
+        "--prefill-replicas",
+        type=int,
+        default=0,
+        metavar="COUNT",
+        help="how many of them only compute long prompts for the others (default: 0, each computes its own)",
+    )
+    serve.add_argument(
         "--control",
         choices=CONTROLS,
         default="auto",
@@ -205,7 +212,13 @@ def _cluster(arguments: argparse.Namespace) -> int:
         pairs = (target.partition("=") for target in arguments.target)
         return command.front(settings, {name: url for name, _, url in pairs})
     given = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
-    plan = command.Plan(arguments.replicas, arguments.control, arguments.ray_address, arguments.replica_gpus)
+    plan = command.Plan(
+        arguments.replicas,
+        arguments.prefill_replicas,
+        arguments.control,
+        arguments.ray_address,
+        arguments.replica_gpus,
+    )
     return command.serve(settings, given, plan)
 
 

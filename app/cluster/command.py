@@ -42,14 +42,28 @@ FOLDER = "cluster"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many replicas there are to be, and who starts them: `ray`, `processes` of this one, or `auto`. `address` is
-    Ray's, None to start it here; each replica has `gpus` of Ray's.
+    """How many replicas there are to be, of which `prefill` only compute long prompts for the others, and who starts
+    them: `ray`, `processes` of this one, or `auto`. `address` is Ray's, None to start it here; each replica has `gpus`
+    of Ray's.
+
+    Raises `FieldOutOfRange`.
     """
 
     replicas: int
+    prefill: int
     control: str
     address: str | None
     gpus: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prefill < self.replicas:
+            message = f"prefill_replicas: must be from 0 to {self.replicas - 1}, as sessions need a replica too"
+            raise FieldOutOfRange(message, param="prefill_replicas")
+
+    def roles(self) -> list[str]:
+        """The role of each replica, those that compute prompts last."""
+        others = "decode" if self.prefill else "both"
+        return [others] * (self.replicas - self.prefill) + ["prefill"] * self.prefill
 
 
 class ClusterServer(FrontServer):
@@ -129,9 +143,12 @@ def serve(settings: Settings, given: Mapping[str, object], plan: Plan) -> int:
     # No session moves without a folder, as nobody would know who has it, or between machines that share none.
     if folder is not None and plan.address is None:
         shared |= _acquaint(folder, urls_of(LOOPBACK, names, ports))
+    elif plan.prefill:
+        message = "prefill_replicas: needs a --state-dir, and replicas on this machine, which know each other by it"
+        raise FieldOutOfRange(message, param="prefill_replicas")
     specs = [
-        ReplicaSpec(name, LOOPBACK, port, None if folder is None else folder / name, shared)
-        for name, port in zip(names, ports, strict=True)
+        ReplicaSpec(name, LOOPBACK, port, None if folder is None else folder / name, {**shared, "role": role})
+        for name, port, role in zip(names, ports, plan.roles(), strict=True)
     ]
     with Hangups.heard() as hangups, bind(settings.host, settings.port) as bound:
         host = _host(specs, folder, plan)

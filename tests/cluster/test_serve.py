@@ -21,9 +21,15 @@ START_S = 120
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[httpx.Client]:
+def flags() -> list[str]:
+    """What the cluster is started with, beside a tiny model."""
+    return []
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, flags: list[str]) -> Iterator[httpx.Client]:
     port = free_port()
-    command = [sys.executable, "-P", "-m", "app", "cluster", "serve", "--control", "processes", *TINY]
+    command = [sys.executable, "-P", "-m", "app", "cluster", "serve", "--control", "processes", *TINY, *flags]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
             [*command, "--port", str(port), "--state-dir", str(tmp_path)], stdout=log, stderr=subprocess.STDOUT
@@ -71,6 +77,33 @@ def test_a_session_moves_between_replicas_and_nobody_behind_the_front_door_sees_
     assert generate(cluster, twin, PROMPT)["token_ids"] == before["token_ids"]
     assert generate(cluster, twin, [7, 8])["token_ids"] == after["token_ids"]
     assert (tmp_path / "cluster" / "cluster.key").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("flags", [["--prefill-replicas", "1", "--prefill-apart-tokens", "64"]])
+def test_a_replica_computes_the_long_prompts_of_another(cluster: httpx.Client) -> None:
+    session = open_session(cluster)
+    assert home_of(session) == "a"
+    long = [token_id % 200 + 10 for token_id in range(200)]
+    assert generate(cluster, session, long)["usage"]["cached_tokens"] >= len(long) - 1
+    came = re.findall(r'djinn_prompts_apart_total{.*came="whole".*} (\S+)', cluster.get("/metrics").text)
+    assert sum(map(float, came)) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--prefill-replicas=2"], "prefill_replicas: must be from 0 to 1"),
+        (["--prefill-replicas=-1"], "prefill_replicas: must be from 0 to 1"),
+        (["--prefill-replicas=1", "--state-dir=none"], "prefill_replicas: needs a --state-dir"),
+        (["--role=prefill"], "role: needs peers"),
+    ],
+)
+def test_roles_that_cannot_be_are_refused(flags: list[str], words: str) -> None:
+    command = [sys.executable, "-P", "-m", "app", "cluster", "serve", "--control", "processes", *TINY, *flags]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (told.returncode, words in " ".join(told.stderr.split())) == (2, True), told.stderr
 
 
 @pytest.mark.parametrize("flag", ["--replica=a", "--peers=x", "--cluster-key-file=x"])

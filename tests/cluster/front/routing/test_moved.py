@@ -139,7 +139,7 @@ def test_a_session_that_has_moved_twice_is_away_with_the_replica_that_has_it(
     stubs: tuple[Stub, Stub, dict[str, str]],
 ) -> None:
     """What the one before says of the next is old: the next one says itself that it has handed the session on."""
-    a, b, urls = stubs
+    _, b, urls = stubs
     away = "http://127.0.0.1:9"
     b.moved = {MOVED: f"c {away}"}
     with serving_door({**urls, "c": away}) as door:
