@@ -16,7 +16,7 @@ WARM_UP = 3
 @dataclass(frozen=True, slots=True)
 class PauseTimes:
     """Of one pause, in seconds: to leave the batch (save) and to carry out `Resume` (dispatch), as the engine says; and
-    from the sending of `Resume` until the next layer has its input (restore).
+    from the sending of `Resume` to an idle device until the next layer has its input (restore).
     """
 
     save_s: float

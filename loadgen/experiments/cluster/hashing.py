@@ -1,20 +1,19 @@
 """The baseline: agents behind a router that hashes a session's name, as Ray Serve's consistent hash router does.
 
 Such a router knows which replicas are there, and nothing of what they have. Here every agent hashes for itself and asks
-the replica, which costs less than any router between them. A replica that comes back has its old places on the ring;
-behind Ray it would have new ones.
+the replica, which costs less than a router between them. A replica that comes back has its old places on the ring;
+behind Ray it would have new ones. One that is away leaves the ring there; here the agent finds that out by asking it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from bisect import bisect
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from client import AsyncSession, AsyncSessions
-from client.errors import ConnectionFailed, DjinnError, Misdirected, NotFound
+from client.errors import DjinnError, Misdirected, NotFound
 from client.models import Usage
 from loadgen.experiments.cluster.agent import stream_turn
 from loadgen.experiments.cluster.findings import Findings
@@ -27,7 +26,7 @@ from loadgen.targets import TargetSpec
 from loadgen.targets.djinn import signal_leave, signal_return
 
 PLACES, FALLBACKS = 100, 2
-"""Each replica's places on the ring, and how many others are asked where the first is away: Ray Serve's own numbers
+"""Each replica's places on the ring, and how many others are asked after the first: Ray Serve's own numbers
 (`ray.serve.experimental.consistent_hash_router`).
 """
 
@@ -94,18 +93,17 @@ class HashAgent:
             try:
                 kept = self._kept.get(name) or await self._open(name)
                 return kept, *await stream_turn(kept.session, (*history[kept.tokens :], *new_ids), tokens, clock)
-            except (NotFound, Misdirected):  # drained, or closed for want of room
-                del self._kept[name]
             except DjinnError as error:
-                if not is_retryable(error):
+                is_lost = isinstance(error, NotFound | Misdirected) and name in self._kept
+                if not (is_lost or is_retryable(error)):
                     raise
-                if not is_harmless(error):  # nobody knows what the session has now
+                if not is_harmless(error):  # gone, or nobody knows what the session has now
                     self._kept.pop(name, None)
                 self._findings.retries.errors[code_of(error)] += 1
                 if not failed:
                     self._findings.retries.turns.append((self.number, len(self.turns)))
-                failed, place = True, (place + 1) % len(self._order)
-                if place == 0:
+                failed, place = True, place if is_lost else (place + 1) % len(self._order)
+                if is_lost or place == 0:
                     await pause(error)
 
     async def _open(self, name: str) -> _Kept:
@@ -114,15 +112,20 @@ class HashAgent:
 
     async def leave(self, away_s: float | None) -> str | None:
         """See `signal_leave`. A replica that is away is told nothing."""
-        with suppress(ConnectionFailed):
-            return await signal_leave(self._last, self._signals, away_s)
-        return None
+        return await self._told(lambda: signal_leave(self._last, self._signals, away_s))
 
     async def come_back(self) -> str | None:
         """See `signal_return`. A replica that is away is told nothing."""
-        with suppress(ConnectionFailed):
-            return await signal_return(self._last, self._signals)
-        return None
+        return await self._told(lambda: signal_return(self._last, self._signals))
+
+    async def _told(self, tell: Callable[[], Awaitable[str | None]]) -> str | None:
+        try:
+            return await tell()
+        except DjinnError as error:
+            if not (is_retryable(error) or isinstance(error, NotFound | Misdirected)):
+                raise
+            self._findings.retries.errors[code_of(error)] += 1
+            return None
 
     async def close(self) -> None:
         """Close the connections."""

@@ -14,6 +14,7 @@ import httpx
 import psutil
 
 from loadgen.errors import NotAsMeant
+from loadgen.experiments.cluster.plan import Router
 from loadgen.experiments.soak.hosting import HostedServer
 from loadgen.peers.base import SERVED_NAME
 from loadgen.peers.djinn import PACKAGES, djinn_launch
@@ -27,6 +28,7 @@ READ_TIMEOUT_S = 5.0
 POLL_S = 0.1
 NAME = "--replica"
 """Comes before its name in the command line of a replica."""
+STAY = ("--no-balance", "--drain-to", "disk")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 """Of a replica that has one core."""
 
@@ -79,12 +81,15 @@ class Cluster(HostedServer):
 
 
 def cluster_of(
-    replicas: int, model: str, room: Mapping[str, str], state: Path, *, one_core: bool, timeout_s: float
+    replicas: int, router: Router, model: str, room: Mapping[str, str], state: Path, *, one_core: bool, timeout_s: float
 ) -> Cluster:
-    """A cluster that is not started yet, with `room` for KV in each replica."""
+    """A cluster that is not started yet, with `room` for KV in each replica. Sessions that a hash must find again stay
+    where they are.
+    """
     port = free_port()
     flags = {"--replicas": f"{replicas}", "--control": "processes", **_flags(model, port), **room}
     words = [sys.executable, "-P", "-m", "app", "cluster", "serve", *flatten({**flags, "--state-dir": str(state)})]
+    words += STAY if router is Router.HASH else ()
     return Cluster(replicas, Launch(words, ONE_THREAD if one_core else {}), port, state, timeout_s)
 
 

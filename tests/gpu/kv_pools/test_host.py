@@ -81,7 +81,8 @@ def test_a_half_pass_crosses_the_link_of_a_gpu(tiny_llama: TinyModel, dtype: tor
 @pytest.mark.parametrize(
     ("blocks", "halves", "early"),
     [
-        pytest.param(2, 0, 2, id="too few to be told of early"),
+        pytest.param(1, 0, 1, id="one"),
+        pytest.param(3, 0, 2, id="at most half of them late"),
         pytest.param(4, 0, 2, id="as many late as early"),
         pytest.param(8, 0, 6, id="many"),
         pytest.param(8, 1, 6, id="half a pass and a whole block, with room to spare"),

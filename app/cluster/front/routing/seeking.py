@@ -102,10 +102,12 @@ class Seeker:
         answers = [each for each in told if isinstance(each, Fetched)]
         has = [each.replica for each in answers if has_it(each) or not_done(each.headers) == "moving"]
         left = {each.replica: self._fleet.find(moved_to(each.headers)) for each in answers if moved_to(each.headers)}
-        named = [home for home in left.values() if home is not None]  # some have handed it on in their turn since
-        homes = [*has, *(home for home in named if home.state is not State.AWAY and home not in left)]
+        last = [home for home in left.values() if home is not None and home not in left]  # not handed on since
         is_told = len(answers) == len(fleet) and all(each.status in DEFINITE for each in answers)
-        return _Answer(homes[0] if homes else None, is_told and not named)
+        if not is_told:  # one that lacks it may have forgotten to whom it has handed it on
+            last = [home for home in last if home.state is not State.AWAY and home not in {a.replica for a in answers}]
+        found = next(iter([*has, *last]), None)
+        return _Answer(found, is_told and (not left or None in left.values()))
 
     def _note(self, question: Question, task: asyncio.Task[_Answer]) -> None:
         del self._asking[question]

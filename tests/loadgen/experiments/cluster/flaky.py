@@ -29,7 +29,7 @@ class Flaky:
 
     def __init__(self, url: str) -> None:
         self.failures: list[str] = []
-        self._url = url
+        self.url = url
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -44,7 +44,7 @@ class Flaky:
         if failure == CUT:
             body = json.loads(content)
             content = json.dumps({**body, "max_tokens": body["max_tokens"] // 2}).encode()
-        async with httpx.AsyncClient(base_url=self._url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=self.url, timeout=60) as http:
             headers = {"content-type": request.headers.get("content-type", "application/json")}
             found = await http.request(request.method, path, content=content, headers=headers)
         if failure in (UNANSWERED, CUT):

@@ -113,6 +113,19 @@ async def test_another_replica_gets_the_whole_history(urls: tuple[str, str], fai
     assert bad.findings.cold == 2  # the first one lacks the turn that it refused; or all, if nobody knows what it has
 
 
+async def test_a_session_that_is_gone_is_opened_again_where_it_was(urls: tuple[str, str]) -> None:
+    async with stage(urls) as bad:
+        told = [await bad.take()]
+        async with AsyncDjinn(bad.first.url) as djinn:
+            async for session in djinn.sessions.list():
+                await session.close()
+        assert await bad.agent.leave(5.0) is None
+        told.append(await bad.take())
+    assert [made for made, _ in told] == (await right(urls))[:2]
+    assert bad.findings.cold == 1
+    assert bad.findings.retries.errors == {"not_found": 2}
+
+
 async def test_other_errors_are_not_hidden(urls: tuple[str, str]) -> None:
     async with stage(urls) as bad:
         bad.first.failures = [BUG]
