@@ -57,7 +57,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefill < self.replicas:
-            message = f"prefill_replicas: must be from 0 to {self.replicas - 1}, as sessions need a replica too"
+            message = f"--prefill-replicas must be from 0 to {self.replicas - 1}, as sessions need a replica too"
             raise FieldOutOfRange(message, param="prefill_replicas")
 
     def roles(self) -> list[str]:
@@ -144,7 +144,7 @@ def serve(settings: Settings, given: Mapping[str, object], plan: Plan) -> int:
     if folder is not None and plan.address is None:
         shared |= _acquaint(folder, urls_of(LOOPBACK, names, ports))
     elif plan.prefill:
-        message = "prefill_replicas: needs a --state-dir, and replicas on this machine, which know each other by it"
+        message = "--prefill-replicas needs a --state-dir, and replicas on this machine, which know each other by it"
         raise FieldOutOfRange(message, param="prefill_replicas")
     specs = [
         ReplicaSpec(name, LOOPBACK, port, None if folder is None else folder / name, {**shared, "role": role})

@@ -33,15 +33,17 @@ class CharacterLimit:
 
 
 class TokenLengths:
-    """Characters that a token stands for at most."""
+    """Characters, or bytes of UTF-8, that a token stands for at most."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         shrinks = _normalizer_shrinks(_state(tokenizer.normalizer))
         strips = any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values())
-        counts_all = _spells_all(tokenizer) and _keeps_all(_state(tokenizer.pre_tokenizer)) and not strips
+        unspelled = _unspelled(tokenizer)
+        keeps = unspelled is not None and _keeps_all(_state(tokenizer.pre_tokenizer)) and not strips
         longest = max(map(len, tokenizer.get_vocab()), default=1)
-        self._longest = longest * shrinks if counts_all and shrinks is not None else None
+        self._longest = longest * shrinks if keeps and shrinks is not None else None
         """None: a token may stand for any number of characters."""
+        self._unspelled = unspelled or b""
 
     def check(self, text: str, limit: TextLimit | CharacterLimit) -> None:
         """Raise ContextTooLong if the text's length alone tells that it has too many tokens, FieldOutOfRange if it has
@@ -54,7 +56,7 @@ class TokenLengths:
                     param=limit.field,
                 )
             return
-        fewest = 0 if self._longest is None else -(-len(text) // self._longest)
+        fewest = 0 if self._longest is None else -(-self._count(text) // self._longest)
         room = limit.context - limit.used
         if fewest > room:
             raise ContextTooLong(
@@ -63,19 +65,41 @@ class TokenLengths:
                 param=limit.field,
             )
 
+    def _count(self, text: str) -> int:
+        """What of the text has tokens: its characters, or its bytes if some of those have none."""
+        if not self._unspelled:
+            return len(text)
+        return len(text.encode(errors="surrogatepass").translate(None, self._unspelled))
+
 
 def _state(part: Any) -> Mapping[str, Any] | None:
     found: Mapping[str, Any] | None = None if part is None else json.loads(part.__getstate__())
     return found
 
 
-def _spells_all(tokenizer: Tokenizer) -> bool:
-    """Whether any character has tokens of its own: unknown ones may become one token together, or none."""
+def _unspelled(tokenizer: Tokenizer) -> bytes | None:
+    """The bytes that have no token, and so may stand in a text any number of times. None if that is not known of
+    characters: unknown ones may become one token together, or none.
+    """
     model, vocabulary = tokenizer.model, tokenizer.get_vocab()
-    falls_back = isinstance(model, BPE) and model.byte_fallback
-    return (falls_back and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))) or (
-        isinstance(model, BPE) and all(character in vocabulary for character in byte_alphabet())
-    )
+    if not isinstance(model, BPE):
+        return None
+    if model.byte_fallback:
+        return b"" if all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)) else None
+    if not _spells_bytes(_state(tokenizer.pre_tokenizer)):
+        return None
+    return bytes(byte for byte, character in enumerate(byte_alphabet()) if character not in vocabulary)
+
+
+def _spells_bytes(pre_tokenizer: Mapping[str, Any] | None) -> bool:
+    """Whether a pre-tokenizer makes characters of a text's bytes."""
+    match pre_tokenizer:
+        case {"type": "ByteLevel"}:
+            return True
+        case {"type": "Sequence", "pretokenizers": parts}:
+            return any(map(_spells_bytes, parts))
+        case _:
+            return False
 
 
 def _normalizer_shrinks(normalizer: Mapping[str, Any] | None) -> int | None:

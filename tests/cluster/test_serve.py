@@ -94,9 +94,9 @@ def test_a_replica_computes_the_long_prompts_of_another(cluster: httpx.Client) -
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--prefill-replicas=2"], "prefill_replicas: must be from 0 to 1"),
-        (["--prefill-replicas=-1"], "prefill_replicas: must be from 0 to 1"),
-        (["--prefill-replicas=1", "--state-dir=none"], "prefill_replicas: needs a --state-dir"),
+        (["--prefill-replicas=2"], "--prefill-replicas must be from 0 to 1"),
+        (["--prefill-replicas=-1"], "--prefill-replicas must be from 0 to 1"),
+        (["--prefill-replicas=1", "--state-dir=none"], "--prefill-replicas needs a --state-dir"),
         (["--role=prefill"], "role: needs peers"),
     ],
 )

@@ -35,9 +35,18 @@ def test_no_text_that_fits_is_refused(tokens: Tokens, text: str) -> None:
 @given(text=st.text(max_size=60))
 @example(text=" " * 4000)
 @example(text="e\u0301" * 4000)
+@example(text="\x04\x13a\U00040000\U000fffff" * 1000)
 def test_no_text_that_fits_a_real_model_is_refused(smollm: Tokens, text: str) -> None:
     count = len(smollm.encode(text, add_special_tokens=False))
     assert smollm.encode(text, add_special_tokens=False, limit=TextLimit("prompt", count)) is not None
+
+
+@pytest.mark.model
+def test_a_real_model_refuses_a_text_that_cannot_fit_by_its_length(smollm: Tokens) -> None:
+    """Some bytes have no token in its vocabulary: they count for nothing."""
+    with pytest.raises(ContextTooLong, match="are at least"):
+        smollm.encode("a b " * 100_000, add_special_tokens=False, limit=TextLimit("prompt", 1000))
+    assert smollm.encode("\x04" * 100_000 + "a", add_special_tokens=False, limit=TextLimit("prompt", 1))
 
 
 def test_a_text_that_cannot_fit_is_refused_by_name() -> None:
@@ -52,6 +61,7 @@ def make(**parts: object) -> Tokenizer:
     """A byte-level tokenizer with other parts than the usual."""
     alphabet = {character: index for index, character in enumerate(pre_tokenizers.ByteLevel.alphabet())}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     for name, part in parts.items():
         setattr(tokenizer, name, part)
     return tokenizer
