@@ -25,6 +25,7 @@ from app.tenants.keys import digest, new_key
 from app.web.errors.field_schema import schema_of
 from app.web.errors.problems import describe_problem
 from app.web.hangups import Hangups
+from app.web.port import bind
 
 SHELLS = ("bash", "zsh", "fish")
 """Those that `djinn completion` writes a script for."""
@@ -230,23 +231,22 @@ def _serve(settings: Settings) -> int:
 
 
 def _serve_until_told(settings: Settings, hangups: Hangups) -> int:
-    from app.web.connections.caps import Caps
-    from app.web.server import Server, bind
-
     configure(logging.INFO, settings.log_format)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    caps = Caps.of(settings, raise_descriptor_limit())
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    descriptors = raise_descriptor_limit()
     with bind(settings.host, settings.port) as bound:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
         # Imports take seconds: --help and a wrong flag need not wait for them.
         with _no_garbage_collected():
             from app.engine_process.engine import EngineProcess
 
             process = EngineProcess(settings.engine_timeout_s)  # it imports PyTorch meanwhile
             from app.main import load_app
+            from app.web.connections.caps import Caps
+            from app.web.server import Server
 
             application = load_app(settings, process)
-        server = Server(application, caps, hangups)
+        server = Server(application, Caps.of(settings, descriptors), hangups)
         server.run([bound])
     return server.status
 

@@ -25,7 +25,7 @@ from app.machine.files import explain
 from app.settings import Settings, variables
 from app.web.connections.caps import Caps
 from app.web.hangups import Hangups
-from app.web.server import bind
+from app.web.port import bind
 
 logger = logging.getLogger(__name__)
 

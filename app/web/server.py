@@ -3,7 +3,6 @@ before the port closes.
 """
 
 import asyncio
-import errno
 import gc
 import logging
 import signal
@@ -13,7 +12,6 @@ from types import FrameType
 
 from fastapi import FastAPI
 
-from app.domain.errors import FieldOutOfRange
 from app.sessions.lifecycle import Evacuate, drain
 from app.web.connections.caps import Caps
 from app.web.ending import ANSWERS_S, longest_end_s
@@ -26,26 +24,6 @@ ENDED, ENGINE_LOST, NOT_DURABLE, FENCED = 0, 4, 5, 6
 """Exit statuses: the server was told to end; its engine has failed for good; the journal lacks changes; another server
 has the state folder.
 """
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that holds the port but does not listen yet. Raises `FieldOutOfRange` if the port cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only where the protocol is named; with it on, an answer of two writes waits
-    # 40 ms for the client's delayed acknowledgement.
-    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-        # Other sockets that may reuse the address could bind it too until this one listens.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-    except OSError as error:
-        bound.close()
-        setting = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "host"
-        raise FieldOutOfRange(
-            f"cannot listen on {host}, port {port}: {error.strerror}; choose another with --{setting}", param=setting
-        ) from error
-    return bound
 
 
 class Server(ListeningServer):

@@ -18,7 +18,8 @@ from app.model_store.model_tokenizer import ModelTokenizer
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens
 from app.web.connections.caps import Caps
-from app.web.server import ENGINE_LOST, Server, bind
+from app.web.port import bind
+from app.web.server import ENGINE_LOST, Server
 from tests.bridge.test_executor import DyingEngine, info
 from tests.processes import serve_process
 from tests.serving import START_TIMEOUT_S, tiny_settings

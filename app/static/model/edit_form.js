@@ -1,4 +1,4 @@
-// A form for an edit at the pause: tried, taken back, or armed for the tokens to come.
+// A form for an edit at the pause: made, taken back, or armed for what comes.
 import { useRef } from "preact/hooks";
 import { percent, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -30,7 +30,7 @@ export function EditForm({ desk }) {
       <h2 id="edit-title">Edit ${layer === undefined ? "at the pause" : `after layer ${layer}`}</h2>
       <${EditFields} desk=${desk} error=${error} onChange=${() => preview && tryIt()} />
       <div class="row">
-        <${Button} class="primary" why=${why} onClick=${tryIt}>Preview<//>
+        <${Button} class="primary" why=${why} onClick=${tryIt}>Try it<//>
         <${Button} why=${waits ?? unedited} onClick=${() => act(() => undo(desk))}>Undo<//>
         <${Button} why=${why} onClick=${() => act(armIt)} title="Make this edit in every pass from now on">
           Steer from here on
@@ -62,7 +62,7 @@ function useTry(desk, act) {
 
 /** What the model would say at the pause, before and after an edit, and what it then says after its last layer. */
 function EditPreview({ preview }) {
-  if (!preview) return html`<p class="dim empty-preview">A preview shows the lens before and after the edit.</p>`;
+  if (!preview) return html`<p class="dim empty-preview">Trying makes the edit and shows the lens before and after.</p>`;
   const { op, position, before, after, ends } = preview;
   return html`
     <div class="sides" role="status">
@@ -70,7 +70,7 @@ function EditPreview({ preview }) {
       ${after && html`<${Tops} title="After, position ${position}" top=${after.top} beside=${before.top} />`}
     </div>
     ${after && html`<${Ends} ends=${ends} />`}
-    <p class="dim">${!after && "What the edit did is not known. "}The turn goes on with the edit, unless it is undone.
+    <p class="dim">${!after && "What it did is not known. "}The turn goes on with the edit, unless it is undone.
       ${op === "scale" && " A lens normalizes first, so the first two do not show a scale."}</p>
   `;
 }

@@ -26,6 +26,6 @@ def test_it_breaks_no_rule_of_accessibility_and_fits_any_window(http: httpx.Clie
         eventually(lambda: inside.page.evaluate(FITS), wanted=True)
     inside.cell(1, 3).click()
     inside.page.locator(".tops button").first.click()
-    inside.button("Preview").click()
+    inside.button("Try it").click()
     expect(inside.page.get_by_role("table", name="After")).to_be_visible()
     expect_no_violations(inside.page)

@@ -23,7 +23,7 @@ def test_an_edit_is_shown_before_and_after_and_can_be_undone(http: httpx.Client,
     before = inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]
     factor = inside.page.get_by_label("Factor", exact=True)
     factor.fill("-3")
-    inside.button("Preview").click()
+    inside.button("Try it").click()
     tables = inside.page.get_by_role("region", name="Edit after layer 1").get_by_role("table")
     expect(tables).to_have_count(4)
     after = inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]
@@ -61,7 +61,7 @@ def test_an_edit_can_be_undone_though_the_lens_after_it_failed(http: httpx.Clien
 
     inside.page.route(re.compile(rf"{inside.id}/checkpoint/lens\?"), refuse_second)
     inside.page.get_by_label("Factor", exact=True).fill("-3")
-    inside.button("Preview").click()
+    inside.button("Try it").click()
     panel = inside.page.get_by_role("region", name="Edit after layer 1")
     expect(panel.get_by_role("alert")).to_have_text("the lens is broken")
     assert inside.activation() != original
@@ -75,7 +75,7 @@ def test_a_preview_shows_what_would_be_said_and_the_smallest_change(http: httpx.
     inside.pause_at(1)
     sessions = {each["id"] for each in inside.get("/v1/sessions?limit=100")["data"]}
     inside.cell(1, 0).click()
-    inside.button("Preview").click()  # a scale at the last position, which the lens after this layer does not show
+    inside.button("Try it").click()  # a scale at the last position, which the lens after this layer does not show
     with_edit = inside.page.get_by_role("table", name="Last layer, with the edit")
     expect(with_edit).to_be_visible()
     assert {each["id"] for each in inside.get("/v1/sessions?limit=100")["data"]} == sessions
@@ -112,7 +112,7 @@ def test_what_is_wrong_with_an_edit_is_told_beside_its_field(http: httpx.Client,
     expect(factor).to_have_value("0.95")
     for text, shown in (("1e999", "'1e999'"), ("1e30", "1e+30")):
         factor.fill(text)
-        inside.button("Preview").click()
+        inside.button("Try it").click()
         expect(factor).to_have_accessible_description(f"a number from -1000000 to 1000000; got {shown}")
         expect(factor).to_have_value(text)
     factor.fill("1")
@@ -120,14 +120,14 @@ def test_what_is_wrong_with_an_edit_is_told_beside_its_field(http: httpx.Client,
     positions = inside.page.get_by_label("Positions", exact=True)
     positions.select_option("a range")
     factor.fill("")
-    inside.button("Preview").click()
+    inside.button("Try it").click()
     expect(factor).to_have_accessible_description("enter a number")
     factor.fill("0.5")
-    inside.button("Preview").click()
+    inside.button("Try it").click()
     expect(positions).to_have_accessible_description("enter the first one, and the one after the last")
     inside.page.get_by_label("First position").fill("3")
     inside.page.get_by_label("End of the positions, not included").fill("2")
-    inside.button("Preview").click()
+    inside.button("Try it").click()
     expect(positions).to_have_accessible_description(re.compile("the first position must be lower than the end"))
     expect(inside.page.get_by_label("First position")).to_have_value("3")
 

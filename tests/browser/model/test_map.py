@@ -72,7 +72,7 @@ def test_an_edit_outdates_the_answer_that_is_under_way(http: httpx.Client, open_
     inside.pause_at(last)
     position = inside.view["checkpoint"]["end"] - 1
     inside.page.get_by_label("Operation").select_option("ablate")
-    inside.button("Preview").click()
+    inside.button("Try it").click()
     expect(inside.page.get_by_role("table", name=re.compile("After"))).to_be_visible()
     route, answer = held[0]
     now = inside.get(f"{inside.path}/lens?positions={position}:{position + 1}")

@@ -112,10 +112,10 @@ def test_a_file_becomes_a_vector_that_edits_take(http: httpx.Client, open_page: 
     inside.pause_at(1)
     before = np.array(inside.activation())
     inside.page.get_by_label("Operation").select_option("add")
-    expect(inside.button("Preview")).to_be_disabled()
+    expect(inside.button("Try it")).to_be_disabled()
     inside.page.get_by_label("Vector", exact=True).select_option("from-file")
     inside.page.get_by_label("Factor", exact=True).fill("2")
-    inside.button("Preview").click()
+    inside.button("Try it").click()
     expect(inside.page.get_by_role("table", name=re.compile("After"))).to_be_visible()
     after = np.array(inside.activation())
     np.testing.assert_allclose(after[-1], before[-1] + 2 * vector, atol=1e-5)
@@ -174,12 +174,12 @@ def test_a_vector_that_is_gone_is_offered_no_more(http: httpx.Client, open_page:
     offered.select_option("first")
     inside.button("Delete first").click()
     expect(offered).to_have_value("")
-    expect(inside.button("Preview")).to_be_disabled()
+    expect(inside.button("Try it")).to_be_disabled()
     offered.select_option("second")
     inside.call("DELETE", "/v1/vectors/second")  # by another tab, from which one comes back
     inside.page.evaluate("dispatchEvent(new Event('focus'))")
     expect(offered.get_by_role("option", name="second")).to_have_count(0)
-    expect(inside.button("Preview")).to_be_disabled()
+    expect(inside.button("Try it")).to_be_disabled()
 
 
 def test_long_norms_are_not_cut(http: httpx.Client, open_page: OpenPage) -> None:

@@ -18,7 +18,7 @@ from app.cluster.front.server import Front, FrontServer
 from app.cluster.table import Table
 from app.domain.errors import DirectoryAway
 from app.web.connections.caps import Caps
-from app.web.server import bind
+from app.web.port import bind
 from tests.serving import START_TIMEOUT_S, tiny_settings
 
 PATIENCE_S = 30.0

@@ -19,7 +19,8 @@ from starlette.routing import Route
 
 from app.main import load_app
 from app.web.connections.caps import Caps
-from app.web.server import Server, bind
+from app.web.port import bind
+from app.web.server import Server
 from tests.serving import START_TIMEOUT_S, tiny_settings
 
 PATIENCE_S = 30.0

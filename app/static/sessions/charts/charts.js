@@ -60,13 +60,13 @@ function MovesChart() {
   const [, ...rates] = data.value;
   const lines = WAYS.map(({ way, name, token }, index) => {
     const limit = moves[way]?.bytes_per_s;
-    const about = limit ? `copies have run at ${perSecond(limit)}` : "nothing has moved this way yet, so no limit is measured";
-    return { token, name, text: `${inMib(rates[index].at(-1) ?? 0)}${limit ? ` of ${inMib(limit)}` : ""}`, about };
+    const about = limit ? `copies run at ${perSecond(limit)}` : "nothing has moved this way yet";
+    return { token, name, text: `${inMib(rates[index].at(-1) ?? 0)}${limit ? ` (${inMib(limit)})` : ""}`, about };
   });
   const label = `Moves of KV in the last 10 minutes. ${lines
     .map(({ name, text, about }, index) => `${name}: ${text} MiB/s now, at most ${perSecond(peak(rates[index]))}; ${about}`)
     .join(". ")}.`;
-  return html`<${ChartPanel} title="Moves" unit="MiB/s now, of the limit measured" lines=${lines}>
+  return html`<${ChartPanel} title="Moves" unit="MiB/s now (of copies)" lines=${lines}>
     <${Chart} data=${data} label=${label} format=${perSecond} steps=${BINARY} most=${(max) => Math.max(1.15 * max, MIB / 16)} series=${WAYS} />
   <//>`;
 }
