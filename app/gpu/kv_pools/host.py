@@ -21,7 +21,7 @@ LATE_S = 0.0025
 """For about so long may the last bytes of a move still be on their way to the device when it is told of. The host takes
 that long until it has launched something that reads them; an H200's took 1.7 ms."""
 FORGETS = 0.9
-"""Of the best rate that was seen, with each move: what else uses the link changes."""
+"""Of the best rate that was seen, with each long move: what else uses the link changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class HostPool:
         self._streams = streams
         self.data = streams.host_slab((num_blocks, block_bytes)) if data is None else data
         self._rate = 0.0
-        """The most bytes a second that recent moves have brought to the device."""
+        """The most bytes a second that recent long moves have brought to the device."""
 
     @property
     def late_bytes(self) -> int:
@@ -84,7 +84,9 @@ class HostPool:
         landed = self._launch(stream, source[early:], target[early:], replace(half, blocks=half.blocks - halves))
         near.synchronize()
         arrived = self._bytes(early, halves, half)
-        self._rate = max(FORGETS * self._rate, arrived / (time.perf_counter() - began))
+        seconds = time.perf_counter() - began
+        if seconds > LATE_S:  # a shorter move tells of its start more than of the link
+            self._rate = max(FORGETS * self._rate, arrived / seconds)
         if early == len(source):
             return LANDED
         return Landing(landed, arrived / self._bytes(len(source), half.blocks, half))

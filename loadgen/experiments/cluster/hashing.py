@@ -32,10 +32,9 @@ PLACES, FALLBACKS = 100, 2
 
 
 class Ring:
-    """Consistent hashing (Karger et al., 1997)."""
+    """Consistent hashing (Karger et al., 1997). The package uhashring would do it with more choices than Ray has."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self._count = len(names)
         self._places = sorted((_hash(f"{name} {place}"), name) for name in names for place in range(PLACES))
 
     def order(self, key: str) -> list[str]:
