@@ -35,15 +35,17 @@ export async function settle({ id, state, tokens }) {
   const [turn, before] = [turnOf(id), sessionOf(id).peek()];
   const { running, verb, usage, asked } = turn.peek();
   if (running || state !== "idle" || !before?.checkpoint) return;
-  const over = (verb === null || usage) && { message: left(before.tokens, tokens) };
+  const over = (verb === null || usage) && { message: UNHEARD + lost(before.tokens, tokens) + kept(tokens) };
   turn.value = { ...turn.peek(), usage: null, asked: null, over };
   const said = await fate(id, asked);
   if (over && turn.peek().over === over) turn.value = { ...turn.peek(), over: { message: over.message + said } };
 }
 
-const left = (before, now) =>
-  "The paused turn is over: it ended while this page did not hear the server. " +
-  `${before > now ? `Lost with it, as at a restart: ${counted(before - now, "token")}. ` : ""}Kept: ${counted(now, "token")}.`;
+const UNHEARD = "The paused turn is over: it ended while this page did not hear the server.";
+
+/** What a session has lost of the tokens that it had when it was last heard of. */
+const lost = (before, now) => (before > now ? ` Lost with it, as at a restart: ${counted(before - now, "token")}.` : "");
+const kept = (now) => ` Kept: ${counted(now, "token")}.`;
 
 /** Have it told whether the history has the prompt, in doubt not; what there is to say of that. */
 async function fate(id, asked) {
@@ -94,10 +96,12 @@ const AWAY = new ApiError(0, { message: "The server went away during the turn." 
 /** A turn has failed. What else there is to know of it, as soon as it runs no more. A refused one is as it was before. */
 async function learn(id, turn, before, error) {
   turn.value = { ...turn.peek(), error };
+  const had = sessionOf(id).peek()?.tokens;
   const isRefused = error.status >= 400 && error.status < 500;
   const view = isRefused ? null : await atRest(id);
   if (view === null) return { ...before, error };
-  const said = await fate(id, turn.peek().asked);
+  const gone = lost(had, view.tokens);
+  const said = (gone && gone + kept(view.tokens)) + (await fate(id, turn.peek().asked));
   return { ...(view.checkpoint ? { verb: null } : { asked: null }), error: said ? new ApiError(0, { message: error.message + said }) : error };
 }
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.filling import SEE, anew
-from tests.browser.session.on_session import LONG, OnSession
+from tests.browser.conftest import WAIT_MS, OpenPage
+from tests.browser.filling import SEE, anew, wait_until
+from tests.browser.session.on_session import LONG, OnSession, panel
+from tests.processes import serve_process
 
 pytestmark = pytest.mark.browser
 
@@ -275,3 +279,27 @@ def test_a_session_that_is_closed_during_a_turn_is_gone(on_roomy: OnSession) -> 
     expect(page.locator(".token.generated").nth(5)).to_be_visible()
     on_roomy.api.delete(f"/v1/sessions/{on_roomy.id}").raise_for_status()
     expect(page.get_by_role("heading", name="There is no such session")).to_be_visible()
+
+
+def test_a_turn_that_dies_with_its_server_says_what_is_lost(
+    open_page: OpenPage, roomy_model: Path, tmp_path: Path
+) -> None:
+    flags = ("--model", str(roomy_model), "--max-model-len", "8192", "--kv-device", "64MiB")
+    with serve_process(tmp_path / "state", *flags) as server, httpx.Client(base_url=server.url, timeout=60) as api:
+        on = OnSession(api, open_page)
+        on.generate()
+        kept = on.view()["tokens"]
+        page = on.open(refusals=True)
+        write(page, "Once more", **{"Most tokens": str(LONG)})
+        ignore_the_end(page)
+        page.get_by_role("button", name="Send").click()
+        wait_until(api, on.id, lambda view: view["tokens"] > kept + 100)
+        expect(panel(page, "Facts")).not_to_contain_text(f"{kept} tokens")
+        server.kill()
+        port = server.url.rpartition(":")[2]
+    expect(page.get_by_role("alert")).to_have_text("The server went away during the turn.")
+    with serve_process(tmp_path / "state", *flags, "--port", port):
+        lost = rf"Lost with it, as at a restart: \d+ tokens\. Kept: {kept} tokens\.\s*$"
+        expect(page.get_by_role("alert")).to_have_text(re.compile(lost), timeout=WAIT_MS)
+        expect(page.get_by_label("Text")).to_have_value("Once more")
+        page.goto("about:blank")

@@ -53,6 +53,18 @@ def test_filters_by_text_and_by_what_sessions_do(open_page: OpenPage, page_serve
     expect(rows(page)).to_have_count(3)
 
 
+def test_a_click_on_a_row_opens_its_session_but_not_one_on_its_buttons(
+    open_page: OpenPage, page_server: str, http: httpx.Client
+) -> None:
+    session = open_session(http, tokens=20, name="ada")
+    page = open_page(page_server)
+    row(page, session).get_by_role("button", name="Park ada").click()
+    wait_until(http, session, lambda view: view["phase"] == "io_wait")
+    expect(rows(page)).to_have_count(1)
+    row(page, session).locator(".tag").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text(session[-8:])
+
+
 def test_one_click_shows_who_holds_the_most(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
     by_size = [open_session(http, tokens=tokens) for tokens in (200, 20, 80)]
     page = open_page(page_server)

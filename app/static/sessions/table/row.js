@@ -7,7 +7,7 @@ import { CloseButton } from "../../shell/close.js";
 import { Button } from "../../shell/controls.js";
 import { isPast } from "../../state/connection.js";
 import { perSession } from "../../state/per_key.js";
-import { linkTo } from "../../state/route.js";
+import { go, linkTo } from "../../state/route.js";
 import { sessionOf, stateWord } from "../../state/sessions.js";
 import { bytesIn, lookOf, tagsOf, tierName, TIERS } from "../looks.js";
 
@@ -41,11 +41,14 @@ function Expires({ at }) {
 export function Row({ id, index }) {
   const view = sessionOf(id).value;
   if (view === null) return null;
-  return html`<tr aria-rowindex=${index + 2} data-id=${id}>
+  return html`<tr aria-rowindex=${index + 2} data-id=${id} onClick=${(event) => isOnNothing(event) && go(linkTo(id))}>
     ${COLUMNS.map(({ title, isNumber, cell }) => html`<td key=${title} class=${isNumber ? "number" : null}>${cell(view)}</td>`)}
     <td class="actions"><div><${Actions} view=${view} /></div></td>
   </tr>`;
 }
+
+/** Whether a click has hit no control, and ends no selection of text. */
+const isOnNothing = ({ target }) => !target.closest("a, button") && getSelection().isCollapsed;
 
 function Actions({ view }) {
   const refusal = refusalOf(view.id).value;
