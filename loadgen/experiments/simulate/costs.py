@@ -22,10 +22,11 @@ class Costs:
     """The measured costs of one server.
 
     `decode_s` is the time of a step in which so many sessions decode, and `decoded` how many tokens turns have of it:
-    more than one where drafts are right. `prompt_s` is the time of a step with so many tokens of prompts.
-    `first_byte_s` is what the first token of a turn takes beside its steps, and `opening_s` what the first turn of a
-    session takes more. Rates are in bytes per second; None for one that was not measured. `context` is the length in
-    tokens of the histories meanwhile.
+    more than one where drafts are right. `prompt_s` is the time of a step with so many tokens of prompts. Both are
+    medians; `decode_ratios` and `prompt_ratios` are single times over theirs, ascending. `first_byte_s` is what the
+    first token of a turn takes beside its steps, and `opening_s` what the first turn of a session takes more. Rates are
+    in bytes per second; None for one that was not measured. `context` is the length in tokens of the histories
+    meanwhile.
 
     Raises `LoadgenError` if a value is outside its range.
     """
@@ -41,6 +42,8 @@ class Costs:
     to_disk_bytes_per_s: float | None = None
     from_disk_bytes_per_s: float | None = None
     context: int = 0
+    decode_ratios: tuple[float, ...] = (1.0,)
+    prompt_ratios: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "first_byte_s", "opening_s", "bytes_per_token", "context")
@@ -52,6 +55,9 @@ class Costs:
             raise LoadgenError("decode_s or prompt_s has a time below 0")
         if any(not turns or min(turns) < 1 for _, turns in self.decoded):
             raise LoadgenError("decoded needs turns, with at least one token of a step")
+        for name in ("decode_ratios", "prompt_ratios"):
+            if not getattr(self, name) or min(getattr(self, name)) < 0:
+                raise LoadgenError(f"{name} needs numbers from 0 on")
         for name in ("out_bytes_per_s", "in_bytes_per_s", "to_disk_bytes_per_s", "from_disk_bytes_per_s"):
             rate = getattr(self, name)
             if rate is not None and not rate > 0:
@@ -59,13 +65,17 @@ class Costs:
 
 
 def mean_of(measured: Sequence[Costs]) -> Costs:
-    """The mean of several measurements at the same numbers of tokens, each value on its own, and all of their turns."""
+    """The mean of several measurements at the same numbers of tokens, each value on its own. All turns and ratios are
+    kept.
+    """
     if len(measured) == 1:
         return measured[0]
     means: dict[str, Any] = {}
     for field in fields(Costs):
         values = [getattr(each, field.name) for each in measured]
-        if isinstance(values[0], tuple):
+        if field.name in ("decode_ratios", "prompt_ratios"):
+            means[field.name] = tuple(sorted(sum(values, ())))
+        elif isinstance(values[0], tuple):
             joined = zip(*values, strict=True)
             means[field.name] = tuple((points[0][0], _mean([value for _, value in points])) for points in joined)
         elif None in values:
@@ -88,14 +98,17 @@ class StepTimes:
         self._decode = _table(costs.decode_s, most_rows)
         self._prompt = _table(costs.prompt_s, most_tokens)
         self._decoded = [_at_most(costs.decoded, rows) for rows in range(most_rows + 1)]
+        self._ratios = (costs.decode_ratios, costs.prompt_ratios)
 
-    def mixed(self, rows: int, prompt_tokens: int) -> float:
-        """Seconds of a step. Prompts and rows that decode share nothing in it: each takes as long as alone.
+    def mixed(self, rows: int, prompt_tokens: int, luck: float) -> float:
+        """Seconds of a step. Prompts and rows that decode share nothing in it: each takes as long as alone. `luck`,
+        from 0 to below 1, is the step's place among the measured ones, from the fastest to the slowest.
 
         Measured in one run on two cores: 65 tokens beside 0, 1, 3 and 8 rows took 84, 94, 101 and 115 ms, and steps of
         1, 3 and 8 rows without prompts 11, 16 and 36 ms.
         """
-        return self._decode[rows] + self._prompt[prompt_tokens]
+        ratios = self._ratios[prompt_tokens > 0]
+        return (self._decode[rows] + self._prompt[prompt_tokens]) * ratios[int(luck * len(ratios))]
 
     def needed(self, rows: int, tokens: int, luck: float) -> int:
         """Steps in which a turn that is one of `rows` decodes `tokens`. `luck`, from 0 to below 1: its place among the

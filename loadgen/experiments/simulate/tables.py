@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from loadgen.experiments.simulate.measuring.validating import PERCENTILES
@@ -122,12 +122,18 @@ def costs_table(report: SimulateReport) -> TextTable:
         *((f"a step of {count} sessions that decode", in_seconds(seconds)) for count, seconds in costs.decode_s),
         *((f"tokens of a step with {count}, mean of turns", f"{fmean(turns):.2f}") for count, turns in costs.decoded),
         *((f"a step with {tokens} prompt tokens", in_seconds(seconds)) for tokens, seconds in costs.prompt_s),
+        ("single steps that decode, over their median", _range(costs.decode_ratios)),
+        ("single steps with prompts, over theirs", _range(costs.prompt_ratios)),
         ("the rest of a turn's first token", in_seconds(costs.first_byte_s)),
         ("a first turn's more", in_seconds(costs.opening_s)),
         *((name, "not measured" if rate is None else in_speed(rate)) for name, rate in rates.items()),
         ("KV of a token", f"{costs.bytes_per_token:,} bytes"),
     ]
     return TextTable(f"Measured costs, with histories of {costs.context} tokens", ("", ""), rows)
+
+
+def _range(ratios: Sequence[float]) -> str:
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
 def _place(each: Outcome) -> tuple[str, str, str]:

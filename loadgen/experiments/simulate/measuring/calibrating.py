@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from rich.console import Console
 
 from loadgen.errors import LoadgenError
-from loadgen.experiments.simulate.costs import Costs, Points
+from loadgen.experiments.simulate.costs import Costs
 from loadgen.experiments.simulate.measuring.probing import REPEATS, STAGGER, Probe, earlier_turns
 from loadgen.load.corpus import Corpus
 from loadgen.load.workload import Signals, Workload
@@ -59,7 +60,8 @@ async def calibrate(
             decode = {count: await probe.decode(count) for count in rows}
             console.print(f"{spec.name}: prompts of {', '.join(map(str, PROMPTS))} tokens", markup=False)
             resumed = {tokens: await probe.resumed(tokens) for tokens in (1, *PROMPTS)}
-            opening_s = max(0.0, await probe.opened_s(2) - resumed[1][0])  # two tokens to compute in either
+            first_s = median(first for first, _ in resumed[1])
+            opening_s = max(0.0, await probe.opened_s(2) - first_s)  # two tokens to compute in either
             console.print(f"{spec.name}: moves of KV", markup=False)
             bytes_per_token, rates = await probe.moves()
     finally:
@@ -69,20 +71,22 @@ async def calibrate(
 
 
 def _costs(
-    decode: dict[int, tuple[float, tuple[float, ...]]],
-    resumed: dict[int, tuple[float, float]],
+    decode: dict[int, tuple[list[float], tuple[float, ...]]],
+    resumed: dict[int, list[tuple[float, float]]],
     opening_s: float,
     bytes_per_token: int,
     rates: dict[str, float],
     context: int,
 ) -> Costs:
-    plain_s = median(second_s for _, second_s in resumed.values())
-    first_byte_s = max(0.0, resumed[1][0] - plain_s)
-    prompts: Points = ((1, plain_s), *((n + 1, max(0.0, resumed[n][0] - first_byte_s)) for n in PROMPTS))
+    plain_s = median(median(second for _, second in turns) for turns in resumed.values())
+    first_byte_s = max(0.0, median(first for first, _ in resumed[1]) - plain_s)
+    prompts = {n: [max(0.0, first - first_byte_s) for first, _ in resumed[n]] for n in PROMPTS}
     return Costs(
-        decode_s=tuple((count, seconds) for count, (seconds, _) in decode.items()),
+        decode_s=tuple((count, median(seconds)) for count, (seconds, _) in decode.items()),
         decoded=tuple((count, turns) for count, (_, turns) in decode.items()),
-        prompt_s=prompts,
+        decode_ratios=_ratios(seconds for seconds, _ in decode.values()),
+        prompt_s=((1, plain_s), *((n + 1, median(seconds)) for n, seconds in prompts.items())),
+        prompt_ratios=_ratios(prompts.values()),
         first_byte_s=first_byte_s,
         opening_s=opening_s,
         bytes_per_token=bytes_per_token,
@@ -92,3 +96,9 @@ def _costs(
         from_disk_bytes_per_s=rates.get("from_disk"),
         context=context,
     )
+
+
+def _ratios(measured: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    """Each time over the median of those of the same kind, ascending."""
+    kinds = [(times, median(times)) for times in measured]
+    return tuple(sorted(each / middle for times, middle in kinds if middle for each in times)) or (1.0,)

@@ -49,8 +49,9 @@ class Probe:
         self._earlier = earlier_turns(load)
         self._completion = load.completion_tokens
 
-    async def decode(self, count: int) -> tuple[float, tuple[float, ...]]:
-        """Seconds of a step in which `count` sessions decode, and the tokens of a step that each turn had, ascending.
+    async def decode(self, count: int) -> tuple[list[float], tuple[float, ...]]:
+        """Seconds of a step in which `count` sessions decode, each time, and the tokens of a step that each turn had,
+        ascending.
 
         They are in the middle of their turns: the longer a history is, the more of what follows can be drafted.
         """
@@ -71,11 +72,11 @@ class Probe:
                 await _close(agents)
             seconds.append(_step_s(clocks))
             decoded += [(tokens - 1) / max(1, len(clock.token_times_s) - 1) for clock in clocks]
-        return median(seconds), tuple(sorted(decoded))
+        return seconds, tuple(sorted(decoded))
 
-    async def resumed(self, tokens: int) -> tuple[float, float]:
+    async def resumed(self, tokens: int) -> list[tuple[float, float]]:
         """Seconds to the first token of a turn with so many new tokens, in a session that is on the device, and from
-        there to the second, which is the turn's last and so is not drafted.
+        there to the second, which is the turn's last and so is not drafted; each time.
         """
         found = []
         for prompt in await self._prompts(REPEATS, self._context + tokens):
@@ -86,7 +87,7 @@ class Probe:
                 found.append(await _two_tokens(agent, prompt[self._context :]))
             finally:
                 await agent.close()
-        return median(first for first, _ in found), median(second for _, second in found)
+        return found
 
     async def opened_s(self, tokens: int) -> float:
         """Seconds to the first token of a session's first turn, with so many tokens."""

@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Callable
 from itertools import count
+from random import Random
 
 from simpy import Environment, Event
 
@@ -50,6 +51,8 @@ class Replica:
         """Sessions that are to come back to the device, and for which there was no room."""
         self._began_s = self._step_s = self._longest_s = 0.0
         self._planned = self._run = 0
+        self._luck = Random(number)
+        """Of each step, or of each run of alike ones: a machine that is slow stays so for a while."""
         self._chunks: list[tuple[Turn, int]] = []
 
     @property
@@ -168,7 +171,8 @@ class Replica:
         rows = len(self._rows)
         if not rows and not self._chunks:
             return
-        self._step_s = self._steps.mixed(rows, sum(tokens for _, tokens in self._chunks))
+        prompt_tokens = sum(tokens for _, tokens in self._chunks)
+        self._step_s = self._steps.mixed(rows, prompt_tokens, self._luck.random())
         self._longest_s = max(self._step_s, 0.95 * self._longest_s)
         self._began_s = self._env.now
         steps = 1 if self._chunks else self._rows[0][0] - self._step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -58,9 +59,25 @@ def test_many_agents_arrive_in_order_and_at_their_rate() -> None:
 def test_step_times_lie_between_the_measured_points() -> None:
     steps = StepTimes(costs(((1, 0.02), (3, 0.04)), ((1, 0.02), (101, 0.12))), 4, 200)
 
-    assert [steps.mixed(rows, 0) for rows in range(5)] == pytest.approx([0.0, 0.02, 0.03, 0.04, 0.05])
-    assert steps.mixed(0, 51) == pytest.approx(0.07)
-    assert steps.mixed(2, 51) == pytest.approx(0.03 + 0.07)
+    assert [steps.mixed(rows, 0, luck=0.0) for rows in range(5)] == pytest.approx([0.0, 0.02, 0.03, 0.04, 0.05])
+    assert steps.mixed(0, 51, luck=0.0) == pytest.approx(0.07)
+    assert steps.mixed(2, 51, luck=0.0) == pytest.approx(0.03 + 0.07)
+
+
+def test_a_step_has_its_place_among_the_measured_ones_of_its_kind() -> None:
+    drawn = replace(costs(((1, 0.02),), ((1, 0.1),)), decode_ratios=(0.5, 2.0), prompt_ratios=(0.9, 1.0, 1.1, 3.0))
+    steps = StepTimes(drawn, 1, 1)
+
+    assert [steps.mixed(1, 0, luck) for luck in (0.0, 0.49, 0.5, 0.99)] == pytest.approx([0.01, 0.01, 0.04, 0.04])
+    assert [steps.mixed(0, 1, luck) for luck in (0.0, 0.25, 0.74, 0.75)] == pytest.approx([0.09, 0.1, 0.11, 0.3])
+
+
+@pytest.mark.parametrize("name", ["decode_ratios", "prompt_ratios"])
+@pytest.mark.parametrize("ratios", [(), (-0.1, 1.0)])
+def test_ratios_that_cannot_be_are_refused(name: str, ratios: tuple[float, ...]) -> None:
+    given: dict[str, Any] = {name: ratios}
+    with pytest.raises(LoadgenError, match=f"{name} needs numbers from 0 on"):
+        replace(costs(), **given)
 
 
 def test_turns_have_the_drafts_of_those_that_were_measured_beside_no_more_others() -> None:
@@ -81,8 +98,9 @@ def test_turns_without_a_token_of_a_step_are_refused() -> None:
 
 
 def test_costs_of_several_measurements_are_their_means() -> None:
-    slow = replace(costs(((1, 0.03), (8, 0.06))), from_disk_bytes_per_s=None)
+    slow = replace(costs(((1, 0.03), (8, 0.06))), from_disk_bytes_per_s=None, prompt_ratios=(0.8, 1.2))
     mean = mean_of([costs(), slow])
+    assert (mean.decode_ratios, mean.prompt_ratios) == ((1.0, 1.0), (0.8, 1.0, 1.2))
     assert [rows for rows, _ in mean.decode_s] == [1, 8]
     assert [seconds for _, seconds in mean.decode_s] == pytest.approx([0.025, 0.05])
     assert mean.decoded == ((1, (1.0, 1.0)),)

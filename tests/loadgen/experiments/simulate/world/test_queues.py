@@ -38,6 +38,20 @@ def test_prompts_of_equal_length_wait_as_in_an_m_d_1_queue(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
+def test_prompts_of_measured_lengths_wait_as_in_an_m_g_1_queue(seed: int) -> None:
+    """Pollaczek and Khinchine: the mean wait is that of equal lengths, times 1 + the squared variation of them."""
+    service_s, ratios = 0.5, (0.25, 0.75, 1.0, 2.0)
+    load = replace(SINGLE, seed=seed, rate=UTILIZATION / service_s, context=100, completion_tokens=1)
+    plan = ClusterPlan(device_tokens=10**9, step_tokens=100, shared_tokens=100, rows=100, front_s=0.0)
+    drawn = replace(costs(((1, 0.0),), ((1, 0.0), (100, service_s))), prompt_ratios=ratios)
+
+    done = simulate(plan, Policy.OWNER, drawn, population(load, 1))
+
+    wait_s = UTILIZATION * service_s * fmean(ratio**2 for ratio in ratios) / (2 * (1 - UTILIZATION))
+    assert fmean(done.tally.ttft_s) == pytest.approx(service_s + wait_s, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
 def test_turns_that_decode_together_share_the_processor(seed: int) -> None:
     """Kleinrock: where a step takes as long as its rows together, the mean time is s / (1 - rho)."""
     token_s, tokens = 0.01, 100

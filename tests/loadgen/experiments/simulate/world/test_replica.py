@@ -28,7 +28,7 @@ def test_a_turn_alone_takes_its_steps() -> None:
 
     tally = run([agent(0.0, new=600)], made=made)
 
-    assert tally.ttft_s[0] == pytest.approx(0.1 + steps.mixed(0, 512) + steps.mixed(0, 88))
+    assert tally.ttft_s[0] == pytest.approx(0.1 + steps.mixed(0, 512, luck=0.0) + steps.mixed(0, 88, luck=0.0))
     assert tally.tpot_s[0] == pytest.approx(0.02)
 
 
@@ -47,7 +47,7 @@ def test_a_prompt_beside_turns_that_decode_takes_its_time_and_theirs() -> None:
 
     tally = run([agent(0.0, completion=100), agent(1.0)], made=made)
 
-    step_s, alone_s = steps.mixed(1, 0), steps.mixed(0, 100)
+    step_s, alone_s = steps.mixed(1, 0, luck=0.0), steps.mixed(0, 100, luck=0.0)
     assert step_s == pytest.approx(0.02)
     waited_s = tally.ttft_s[0] - alone_s - step_s
     assert 0 <= waited_s <= step_s
