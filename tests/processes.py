@@ -14,8 +14,8 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from app.cli import SPIN_COUNT
 from app.engine_process import engine
+from app.serving import SPIN_COUNT
 
 START_TIMEOUT_S = 60
 READY = re.compile(r"Djinn serves \S+ on (http://\S+:\d+)\n")

@@ -42,15 +42,16 @@ FOLDER = "cluster"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many replicas there are to be, of which `prefill` only compute long prompts for the others, and who starts
-    them: `ray`, `processes` of this one, or `auto`. `address` is Ray's, None to start it here; each replica has `gpus`
-    of Ray's.
+    """How many replicas there are to be, of which `prefill` only compute long prompts for the others, whether
+    processes `stand_by` for them, and who starts them: `ray`, `processes` of this one, or `auto`. `address` is Ray's,
+    None to start it here; each replica has `gpus` of Ray's.
 
     Raises `FieldOutOfRange`.
     """
 
     replicas: int
     prefill: int
+    stand_by: bool
     control: str
     address: str | None
     gpus: float
@@ -147,7 +148,14 @@ def serve(settings: Settings, given: Mapping[str, object], plan: Plan) -> int:
         message = "--prefill-replicas needs a --state-dir, and replicas on this machine, which know each other by it"
         raise FieldOutOfRange(message, param="prefill_replicas")
     specs = [
-        ReplicaSpec(name, LOOPBACK, port, None if folder is None else folder / name, {**shared, "role": role})
+        ReplicaSpec(
+            name=name,
+            host=LOOPBACK,
+            port=port,
+            state_dir=None if folder is None else folder / name,
+            settings={**shared, "role": role},
+            has_standby=plan.stand_by,
+        )
         for name, port, role in zip(names, ports, plan.roles(), strict=True)
     ]
     with Hangups.heard() as hangups, bind(settings.host, settings.port) as bound:

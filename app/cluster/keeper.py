@@ -1,16 +1,18 @@
-"""One replica's process: started, started again when it ends, drained at the end."""
+"""One replica's process: started, followed by another when it ends, drained at the end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import re
 import shutil
 import signal
 import sys
 import time
+from asyncio.subprocess import Process
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +24,11 @@ ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM") if shutil.which("setpriv")
 """What a command begins with so that the kernel ends it when its keeper dies; Linux alone can."""
 PRIVATE = "DJINN_"
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
-"""Before a replica that has ended is started again: twice as long each time."""
-STEADY_S = 60.0
-"""A replica that has run for as long is started again after the first wait."""
+"""Before a replica is started again that has ended at its start: twice as long each time."""
+STEADY_S = 5.0
+"""A replica that has served for as long is started again at once."""
+GO = b"go\n"
+"""What a process that stands by waits for."""
 USAGE_ERROR = 2
 LONGEST_LINE = 1 << 24
 """Bytes that a replica may print without an end of line: a longer one would end its keeper."""
@@ -40,6 +44,8 @@ class ReplicaSpec:
     port: int
     state_dir: Path | None
     settings: Mapping[str, str]
+    has_standby: bool = False
+    """Whether another process is kept that has all but begun."""
 
     def command(self) -> list[str]:
         """The program and its flags."""
@@ -64,7 +70,8 @@ class Keeper:
         """Where it listens; None while it does not."""
         self.failure: str | None = None
         """Why it can never start, if it has never started."""
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
+        self._standby: Process | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._is_ending = False
 
@@ -74,59 +81,84 @@ class Keeper:
 
     def reload(self) -> None:
         """Have it read its files again: one that starts does so anyway."""
-        if self._process is not None and self.url is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGHUP)
+        if self.url is not None:
+            _signal(self._process, signal.SIGHUP)
 
     async def stop(self) -> None:
         """Drain it: returns when its process has ended, in an orderly way or not. It is not started again, and neither
         are the others: its sessions stay.
         """
         self._is_ending = True
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                # One that still starts may have been told to ignore the one, and ends at the other at once.
-                self._process.send_signal(signal.SIGTERM if self.url is None else signal.SIGINT)
+        if _runs(self._process):
+            # One that still starts may have been told to ignore the one, and ends at the other at once.
+            _signal(self._process, signal.SIGTERM if self.url is None else signal.SIGINT)
         elif self._keeping is not None:
             self._keeping.cancel()  # it waits for the next start
+        _signal(self._standby, signal.SIGKILL)
         if self._keeping is not None:
             await asyncio.wait([self._keeping])
 
     def kill(self) -> None:
         """End it at once."""
         self._is_ending = True
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        for process in (self._process, self._standby):
+            _signal(process, signal.SIGKILL)
 
     async def _keep(self) -> None:
-        wait_s, has_run = FIRST_WAIT_S, False
+        wait_s, has_run = 0.0, False
         while True:
-            began = time.monotonic()
-            status = await self._run_once()
-            has_run = has_run or self.url is not None
-            self.url = None
+            self._process = await self._begin()
+            served_s = await self._listen(self._process)
+            status = await self._process.wait()
+            has_run = has_run or served_s > 0
             if self._is_ending:
                 return
             if status == USAGE_ERROR and not has_run:
                 self.failure = f"replica {self.spec.name} cannot start: it has said why"
                 return
-            wait_s = FIRST_WAIT_S if time.monotonic() - began > STEADY_S else wait_s
+            wait_s = 0.0 if served_s > STEADY_S else min(max(FIRST_WAIT_S, 2 * wait_s), LONGEST_WAIT_S)
             logger.error("replica %s ended with status %d; started again in %g s", self.spec.name, status, wait_s)
             await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    async def _run_once(self) -> int:
-        """Run it from its start to its end. Returns its exit status."""
-        self._process = process = await asyncio.create_subprocess_exec(
+    async def _begin(self) -> Process:
+        """The process that stands by, if there is one, or else a new one."""
+        process, self._standby = self._standby, None
+        if not _runs(process):
+            return await self._spawn()
+        assert process is not None
+        assert process.stdin is not None
+        process.stdin.write(GO)
+        return process
+
+    async def _listen(self, process: Process) -> float:
+        """Follow a process to the end of what it says. Returns for how many seconds it has served."""
+        assert process.stdout is not None
+        served_from = math.inf
+        async for line in process.stdout:
+            if (ready := READY.match(line.decode(errors="replace"))) is not None:
+                self.url, served_from = ready[1], time.monotonic()
+                if self.spec.has_standby and not self._is_ending:
+                    self._standby = await self._spawn("--standby")
+        self.url = None
+        return max(0.0, time.monotonic() - served_from)
+
+    async def _spawn(self, *flags: str) -> Process:
+        return await asyncio.create_subprocess_exec(
             *self.spec.command(),
-            stdin=asyncio.subprocess.DEVNULL,
+            *flags,
+            stdin=asyncio.subprocess.PIPE if flags else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             env=self.spec.environment(),
             limit=LONGEST_LINE,
         )
-        assert process.stdout is not None
-        async for line in process.stdout:
-            if (ready := READY.match(line.decode(errors="replace"))) is not None:
-                self.url = ready[1]
-        return await process.wait()
+
+
+def _runs(process: Process | None) -> bool:
+    return process is not None and process.returncode is None
+
+
+def _signal(process: Process | None, number: int) -> None:
+    """Send a process a signal, if it still runs."""
+    if process is not None and process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from app.cluster import keeper as keepers
@@ -18,6 +20,10 @@ PROGRAM = """
 import os, pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[sys.argv.index("--state-dir") + 1])
 folder.mkdir(parents=True, exist_ok=True)
+if "--standby" in sys.argv:
+    (folder / "standby").write_text(str(os.getpid()))
+    if not sys.stdin.readline():
+        sys.exit(0)
 starts = len(list(folder.glob("start*"))) + 1
 (folder / f"start{starts}").write_text(str(os.getpid()))
 if os.environ.get("DJINN_MODEL") == "none":
@@ -46,8 +52,8 @@ class FakeSpec(ReplicaSpec):
         return [sys.executable, "-c", PROGRAM, *real[real.index("serve") :]]
 
 
-def _specs(folder: Path, **settings: str) -> list[ReplicaSpec]:
-    return [FakeSpec(name, "127.0.0.1", 0, folder / name, settings) for name in ("a", "b")]
+def _specs(folder: Path, *, has_standby: bool = False, **settings: str) -> list[ReplicaSpec]:
+    return [FakeSpec(name, "127.0.0.1", 0, folder / name, settings, has_standby) for name in ("a", "b")]
 
 
 async def _found(host: LocalHost, **urls: str) -> None:
@@ -57,6 +63,28 @@ async def _found(host: LocalHost, **urls: str) -> None:
             return
         await asyncio.sleep(0.02)
     raise AssertionError(await host.urls())
+
+
+def _pid(file: Path) -> int:
+    return int(file.read_text())
+
+
+async def _standby(folder: Path, but: int = 0) -> int:
+    """The process that waits there, and is not `but`."""
+    for _ in range(LOOKS):
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            if (pid := _pid(folder / "standby")) != but:
+                return pid
+        await asyncio.sleep(0.02)
+    raise AssertionError("nobody stands by")
+
+
+async def _ended(pid: int) -> None:
+    for _ in range(LOOKS):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{pid} still runs")
 
 
 async def test_a_replica_that_dies_comes_back_from_its_own_folder(
@@ -72,6 +100,40 @@ async def test_a_replica_that_dies_comes_back_from_its_own_folder(
     assert (tmp_path / "a" / "drained").exists()
     assert (tmp_path / "b" / "drained").exists()
     assert not (tmp_path / "a" / "start3").exists()
+
+
+async def test_who_stands_by_takes_the_place_of_one_that_dies_and_ends_with_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keepers, "STEADY_S", 0.0)
+    host = LocalHost(_specs(tmp_path, has_standby=True), None)
+    await host.start()
+    await _found(host, a=FIRST, b=FIRST)
+    waiting = await _standby(tmp_path / "a")
+    os.kill(_pid(tmp_path / "a" / "start1"), signal.SIGKILL)
+    await _found(host, a=SECOND, b=FIRST)
+    assert _pid(tmp_path / "a" / "start2") == waiting
+    next_one = await _standby(tmp_path / "a", but=waiting)
+    await host.stop()
+    for pid in (next_one, _pid(tmp_path / "b" / "standby")):
+        await _ended(pid)
+    assert not (tmp_path / "a" / "start3").exists()
+
+
+async def test_one_that_stands_by_and_has_died_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keepers, "STEADY_S", 0.0)
+    host = LocalHost(_specs(tmp_path, has_standby=True)[:1], None)
+    await host.start()
+    await _found(host, a=FIRST)
+    waiting = await _standby(tmp_path / "a")
+    os.kill(waiting, signal.SIGKILL)
+    await _ended(waiting)
+    os.kill(_pid(tmp_path / "a" / "start1"), signal.SIGKILL)
+    await _found(host, a=SECOND)
+    assert _pid(tmp_path / "a" / "start2") != waiting
+    await host.stop()
 
 
 async def test_settings_that_no_replica_takes_end_the_start(tmp_path: Path) -> None:

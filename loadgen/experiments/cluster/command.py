@@ -70,6 +70,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=read, default=usual, metavar=form, help=f"{text}{_default(usual)}"
         )
+    parser.add_argument(
+        "--standby", action="store_true", help="start the clusters with `--standby`: who is killed is back sooner"
+    )
 
 
 def run(options: argparse.Namespace, progress: Console) -> int:

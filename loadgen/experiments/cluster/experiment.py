@@ -101,7 +101,7 @@ async def _size(
     with tempfile.TemporaryDirectory(prefix="loadgen-cluster-") as name:
         room = {**room_of(work), "--kv-disk": f"{2 * len(work.trace)}x{final_tokens(work.trace)}"}
         state, timeout_s = Path(name) / "state", work.plan.turn_timeout
-        cluster = cluster_of(count, router, work.model, room, state, one_core=bool(cores), timeout_s=timeout_s)
+        cluster = cluster_of(count, router, work.model, room, state, work.plan, one_core=bool(cores))
 
         def changed(seen: Run, in_flight: Collection[TurnClock]) -> None:
             nonlocal run

@@ -77,7 +77,7 @@ class Faults:
     async def _until_back(self, name: str, before: int, began_s: float) -> None:
         while True:
             process = self._cluster.replicas().get(name)
-            if process is not None and process.pid != before and (await self._cluster.states()).get(name) == "ready":
+            if process is not None and process.pid != before and await self._cluster.serves(name):
                 return
             if self._clock() - began_s > GIVE_UP_S:
                 raise NotAsMeant(f"replica {name} did not come back within {GIVE_UP_S:.0f} s")

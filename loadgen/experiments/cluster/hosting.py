@@ -14,7 +14,7 @@ import httpx
 import psutil
 
 from loadgen.errors import NotAsMeant
-from loadgen.experiments.cluster.plan import Router
+from loadgen.experiments.cluster.plan import ClusterPlan, Router
 from loadgen.experiments.soak.hosting import HostedServer
 from loadgen.peers.base import SERVED_NAME
 from loadgen.peers.djinn import PACKAGES, djinn_launch
@@ -48,12 +48,12 @@ class Cluster(HostedServer):
         return found
 
     def replicas(self) -> dict[str, psutil.Process]:
-        """The processes of the replicas that run, by name."""
-        found = {}
+        """The processes of the replicas that run, by name. One that stands by is younger than the one that serves."""
+        found: dict[str, psutil.Process] = {}
         with suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.pid).children():
+            for child in sorted(psutil.Process(self.pid).children(), key=psutil.Process.create_time):
                 if (name := _name_of(child)) is not None:
-                    found[name] = child
+                    found.setdefault(name, child)
         return found
 
     async def until_whole(self) -> None:
@@ -74,6 +74,15 @@ class Cluster(HostedServer):
         found: dict[str, str] = answer.json()["replicas"] if answer.is_success else {}
         return found
 
+    async def serves(self, name: str) -> bool:
+        """Whether a replica takes new work, by its own word too: the front door may not have missed it yet."""
+        try:
+            async with httpx.AsyncClient(timeout=READ_TIMEOUT_S) as http:
+                answer = await http.get(f"{self.urls[name]}/ready")
+        except httpx.TransportError:
+            return False
+        return answer.is_success and (await self.states()).get(name) == "ready"
+
     def shown(self, model: str) -> Server:
         """What may be published of it."""
         launch = without_folders(self.launch, [ROOT, Path(model).parent, self._state.parent])
@@ -81,7 +90,14 @@ class Cluster(HostedServer):
 
 
 def cluster_of(
-    replicas: int, router: Router, model: str, room: Mapping[str, str], state: Path, *, one_core: bool, timeout_s: float
+    replicas: int,
+    router: Router,
+    model: str,
+    room: Mapping[str, str],
+    state: Path,
+    plan: ClusterPlan,
+    *,
+    one_core: bool,
 ) -> Cluster:
     """A cluster that is not started yet, with `room` for KV in each replica. Sessions that a hash must find again stay
     where they are.
@@ -90,7 +106,8 @@ def cluster_of(
     flags = {"--replicas": f"{replicas}", "--control": "processes", **_flags(model, port), **room}
     words = [sys.executable, "-P", "-m", "app", "cluster", "serve", *flatten({**flags, "--state-dir": str(state)})]
     words += STAY if router is Router.HASH else ()
-    return Cluster(replicas, Launch(words, ONE_THREAD if one_core else {}), port, state, timeout_s)
+    words += ["--standby"] if plan.standby else ()
+    return Cluster(replicas, Launch(words, ONE_THREAD if one_core else {}), port, state, plan.turn_timeout)
 
 
 @asynccontextmanager

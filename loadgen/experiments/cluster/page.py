@@ -45,6 +45,8 @@ def plan_in_words(plan: ClusterPlan) -> str:
     if plan.kill_every is not None:
         most = f", {plan.kills} times" if plan.kills else ""
         words.append(f"Every {plan.kill_every:g} s a replica is killed{most}.")
+    if plan.standby:
+        words.append("Another process waits to take the place of each replica.")
     if plan.drain_at is not None:
         words.append(f"After {plan.drain_at:g} s one is told to end.")
     return " ".join(words) or "Nothing is done to them."

@@ -24,7 +24,8 @@ class Router(StrEnum):
 class ClusterPlan:
     """The trace runs on a cluster of each size in `replicas`, with each of the `routers`. Meanwhile an operator moves
     `moves_per_second` sessions that rest. With `kill_every`, so many seconds after the last one a replica is killed, at
-    most `kills` times, or with 0 as often as the trace lasts. `drain_at` is when one gets SIGTERM, None: never.
+    most `kills` times, or with 0 as often as the trace lasts. `drain_at` is when one gets SIGTERM, None: never. With
+    `standby`, another process waits to take the place of each replica.
 
     Raises `LoadgenError` if a value is outside its range.
     """
@@ -35,6 +36,7 @@ class ClusterPlan:
     kill_every: float | None = None
     kills: int = 0
     drain_at: float | None = None
+    standby: bool = False
     turn_timeout: float = 600.0
 
     def __post_init__(self) -> None:

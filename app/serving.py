@@ -1,0 +1,70 @@
+"""`djinn serve`: from settings to a server that runs until it is told to end."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from app.logs.formats import configure
+from app.machine.descriptors import raise_descriptor_limit
+from app.settings import Settings
+from app.web.hangups import Hangups
+from app.web.port import bind
+
+SPIN_COUNT = "4000"
+"""How long PyTorch's OpenMP threads spin at the end of an operator, read when PyTorch is loaded. By default they
+spin for milliseconds, which is no faster on an idle machine and ruinous as soon as anything else wants a core."""
+
+
+def serve(settings: Settings, *, stands_by: bool = False) -> int:
+    """Load the model and serve it. Returns with what the process should end. Raises `DjinnError`.
+
+    One that `stands_by` imports everything, then waits for a line of standard input before it takes its port and its
+    state folder. If the input ends instead, nobody wants it any more.
+    """
+    settings.require_safe_access()
+    with Hangups.heard() as hangups:
+        return _serve_until_told(settings, hangups, stands_by)
+
+
+def _serve_until_told(settings: Settings, hangups: Hangups, stands_by: bool) -> int:
+    configure(logging.INFO, settings.log_format)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    descriptors = raise_descriptor_limit()
+    with ExitStack() as held:
+        bound = None if stands_by else held.enter_context(bind(settings.host, settings.port))
+        # Imports take seconds: --help and a wrong flag need not wait for them.
+        with _no_garbage_collected():
+            from app.engine_process.engine import EngineProcess
+
+            process = EngineProcess(settings.engine_timeout_s)  # it imports PyTorch meanwhile
+            from app.main import load_app
+            from app.web.connections.caps import Caps
+            from app.web.server import ENDED, Server
+
+            if bound is None:
+                if not sys.stdin.buffer.readline():
+                    process.close()
+                    return ENDED
+                bound = held.enter_context(bind(settings.host, settings.port))
+            application = load_app(settings, process)
+        server = Server(application, Caps.of(settings, descriptors), hangups)
+        server.run([bound])
+    return server.status
+
+
+@contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """Within this context, which makes a million objects and hardly any garbage, Python looks for none. It would take a
+    fifth of the time.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,75 @@
+"""A server that stands by: it has imported everything, and takes port and state folder when it is told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.cluster.keeper import GO, READY
+from tests.cluster.pair import free_port
+
+WAIT_S = 100.0
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    flags = ["--model", "random:tiny-llama", "--device", "cpu", "--kv-device", "8MiB", "--port", str(port)]
+    command = [sys.executable, "-P", "-m", "app", "serve", "--standby", *flags, "--state-dir", str(tmp_path / "state")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _engine_of(process: subprocess.Popen[bytes]) -> psutil.Process:
+    """The process in which its engine imports PyTorch."""
+    deadline = time.monotonic() + WAIT_S
+    while not (children := psutil.Process(process.pid).children()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return children[0]
+
+
+def test_it_leaves_port_and_folder_alone_until_it_is_told(
+    waiting: subprocess.Popen[bytes], port: int, tmp_path: Path
+) -> None:
+    engine = _engine_of(waiting)
+    assert not (tmp_path / "state").exists()
+    assert not psutil.Process(waiting.pid).net_connections()
+    assert waiting.stdin is not None
+    assert waiting.stdout is not None
+    waiting.stdin.write(GO)
+    waiting.stdin.flush()
+    ready = READY.match(waiting.stdout.readline().decode())
+    assert ready is not None
+    assert ready[1].endswith(f":{port}")
+    assert (tmp_path / "state").is_dir()
+    assert engine.is_running()
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(WAIT_S) == 0
+
+
+@pytest.mark.parametrize("how", ["input ends", "it is killed"])
+def test_its_engine_ends_with_it(waiting: subprocess.Popen[bytes], how: str) -> None:
+    engine = _engine_of(waiting)
+    assert waiting.stdin is not None
+    if how == "input ends":
+        waiting.stdin.close()
+        assert waiting.wait(WAIT_S) == 0
+    else:
+        os.kill(waiting.pid, signal.SIGKILL)
+    engine.wait(WAIT_S)
