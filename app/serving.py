@@ -15,6 +15,8 @@ from app.settings import Settings
 from app.web.hangups import Hangups
 from app.web.port import bind
 
+logger = logging.getLogger(__name__)
+
 SPIN_COUNT = "4000"
 """How long PyTorch's OpenMP threads spin at the end of an operator, read when PyTorch is loaded. By default they
 spin for milliseconds, which is no faster on an idle machine and ruinous as soon as anything else wants a core."""
@@ -48,6 +50,7 @@ def _serve_until_told(settings: Settings, hangups: Hangups, stands_by: bool) -> 
             from app.web.server import ENDED, Server
 
             if bound is None:
+                logger.info("everything is imported: waits for a line of standard input")
                 if not sys.stdin.buffer.readline():
                     process.close()
                     return ENDED

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.machine.files import explain
+
 logger = logging.getLogger(__name__)
 
 READY = re.compile(r"Djinn serves .+ on (http://\S+)")
@@ -29,7 +31,8 @@ STEADY_S = 5.0
 """A replica that has served for as long is started again at once."""
 GO = b"go\n"
 """What a process that stands by waits for."""
-USAGE_ERROR = 2
+USAGE_ERROR, NO_PROCESS = 2, -1
+"""Exit statuses: the settings are wrong; there was no process."""
 LONGEST_LINE = 1 << 24
 """Bytes that a replica may print without an end of line: a longer one would end its keeper."""
 
@@ -107,9 +110,7 @@ class Keeper:
     async def _keep(self) -> None:
         wait_s, has_run = 0.0, False
         while True:
-            self._process = await self._begin()
-            served_s = await self._listen(self._process)
-            status = await self._process.wait()
+            status, served_s = await self._run_once()
             has_run = has_run or served_s > 0
             if self._is_ending:
                 return
@@ -119,6 +120,16 @@ class Keeper:
             wait_s = 0.0 if served_s > STEADY_S else min(max(FIRST_WAIT_S, 2 * wait_s), LONGEST_WAIT_S)
             logger.error("replica %s ended with status %d; started again in %g s", self.spec.name, status, wait_s)
             await asyncio.sleep(wait_s)
+
+    async def _run_once(self) -> tuple[int, float]:
+        """Run it from its start to its end. Returns its exit status, and for how many seconds it has served."""
+        try:
+            self._process = await self._begin()
+        except OSError as error:
+            logger.warning("replica %s has no process: %s", self.spec.name, explain(error))
+            return NO_PROCESS, 0.0
+        served_s = await self._listen(self._process)
+        return await self._process.wait(), served_s
 
     async def _begin(self) -> Process:
         """The process that stands by, if there is one, or else a new one."""
@@ -137,10 +148,18 @@ class Keeper:
         async for line in process.stdout:
             if (ready := READY.match(line.decode(errors="replace"))) is not None:
                 self.url, served_from = ready[1], time.monotonic()
-                if self.spec.has_standby and not self._is_ending:
-                    self._standby = await self._spawn("--standby")
+                await self._stand_by()
         self.url = None
         return max(0.0, time.monotonic() - served_from)
+
+    async def _stand_by(self) -> None:
+        """Start a process that stands by, if there is to be one. Without, a new one follows where a replica ends."""
+        if not self.spec.has_standby or self._is_ending:
+            return
+        try:
+            self._standby = await self._spawn("--standby")
+        except OSError as error:
+            logger.warning("nobody stands by for replica %s: %s", self.spec.name, explain(error))
 
     async def _spawn(self, *flags: str) -> Process:
         return await asyncio.create_subprocess_exec(

@@ -11,7 +11,7 @@ from app.events.channel import Channel
 from app.messages import Failed, Paused, TurnFinished
 from app.sessions.session import Session
 from app.wire.checkpoint import CheckpointView
-from app.wire.live import BreakpointsNews, PauseNews, SessionNews, TokensNews, TurnNews
+from app.wire.live import BreakpointsNews, EditNews, PauseNews, SessionNews, TokensNews, TurnNews
 from app.wire.sessions import SessionView
 
 INTERVAL_S = 0.1
@@ -76,6 +76,13 @@ class Feed:
             news = BreakpointsNews(time=time.time(), session_id=session.id, armed=list(session.breakpoints))
             channel.publish("breakpoints", _json(news))
 
+    def edited(self, session: Session) -> None:
+        """Tell of a change to the checkpoint of a paused turn, unless that has gone on meanwhile."""
+        if session.pause is not None:
+            news = EditNews(time=time.time(), session_id=session.id, layer=session.pause.info.layer)
+            for _, channel in self._readers(session):
+                channel.publish("edit", _json(news))
+
     def stopped(self, session: Session, event: Paused | TurnFinished | Failed) -> None:
         """Tell of the end of a turn or its pause. That of a session that is gone has ended with it."""
         if session.state is SessionState.CLOSED:
@@ -131,5 +138,5 @@ class Feed:
             self._flush_soon()
 
 
-def _json(news: SessionNews | TokensNews | TurnNews | PauseNews | BreakpointsNews) -> bytes:
+def _json(news: SessionNews | TokensNews | TurnNews | PauseNews | BreakpointsNews | EditNews) -> bytes:
     return news.model_dump_json().encode()

@@ -35,6 +35,10 @@ class Watcher(Protocol[S]):
         """Its breakpoints are others."""
         ...
 
+    def edited(self, session: S) -> None:
+        """A client has changed the checkpoint of its paused turn."""
+        ...
+
     def stopped(self, session: S, event: Paused | TurnFinished | Failed) -> None:
         """The turn has paused or is over; the session has followed already."""
         ...
@@ -63,6 +67,9 @@ class Nobody:
         """Pass over it."""
 
     def armed(self, session: object) -> None:
+        """Pass over it."""
+
+    def edited(self, session: object) -> None:
         """Pass over it."""
 
     def stopped(self, session: object, event: Paused | TurnFinished | Failed) -> None:

@@ -88,6 +88,13 @@ class BreakpointsNews(TimedNews):
     armed: list[str]
 
 
+class EditNews(TimedNews):
+    """A client has edited or overwritten the checkpoint of a paused turn, which is after `layer`."""
+
+    session_id: str
+    layer: int
+
+
 class LiveSnapshotEvent(BaseModel):
     """The first event, and the next one for a client that has missed some. `data` is the JSON text of a
     `SnapshotView`.
@@ -138,6 +145,14 @@ class LiveBreakpointsEvent(BaseModel):
     data: Json[BreakpointsNews]
 
 
+class LiveEditEvent(BaseModel):
+    """A checkpoint is another. `data` is the JSON text of an `EditNews`."""
+
+    id: EventId = None
+    event: Literal["edit"]
+    data: Json[EditNews]
+
+
 class LiveMemoryEvent(BaseModel):
     """The memory map, once a second. `data` is the JSON text of a `MemoryView`."""
 
@@ -155,6 +170,7 @@ LiveEvent = TypeAliasType(
         | LiveTokensEvent
         | LivePauseEvent
         | LiveBreakpointsEvent
+        | LiveEditEvent
         | LiveMemoryEvent,
         Discriminator("event"),
     ],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -133,6 +135,25 @@ async def test_one_that_stands_by_and_has_died_is_not_waited_for(
     os.kill(_pid(tmp_path / "a" / "start1"), signal.SIGKILL)
     await _found(host, a=SECOND)
     assert _pid(tmp_path / "a" / "start2") != waiting
+    await host.stop()
+
+
+async def test_a_machine_without_room_for_a_process_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keepers, "FIRST_WAIT_S", 0.01)
+    spawn = asyncio.create_subprocess_exec
+    failures = iter(range(2))
+
+    async def no_room_at_first(*words: str, **options: Any) -> Any:
+        if next(failures, None) is not None:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return await spawn(*words, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", no_room_at_first)
+    host = LocalHost(_specs(tmp_path)[:1], None)
+    await host.start()
+    await _found(host, a=FIRST)
     await host.stop()
 
 

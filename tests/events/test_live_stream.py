@@ -72,6 +72,23 @@ def test_a_pause_is_told(serve_with: ServeWith) -> None:
         reader.until("turn", session_id=session, status="finished")
 
 
+def test_edits_of_a_checkpoint_are_told(serve_with: ServeWith) -> None:
+    http = serve_with()
+    session = create(http)
+    http.post(f"/v1/sessions/{session}/breakpoints", json={"layer": 1, "action": "pause", "once": True})
+    path = f"/v1/sessions/{session}/checkpoint"
+    with reading(http) as reader:
+        generate(http, session)
+        reader.until("pause", session_id=session)
+        held = http.get(f"{path}/activation").content
+        http.post(f"{path}/edit", json={"edits": [{"op": "scale", "factor": 0.5}]}).raise_for_status()
+        assert reader.until("edit", session_id=session)[-1][1]["layer"] == 1
+        assert http.post(f"{path}/edit", json={"edits": [{"op": "scale", "factor": "x"}]}).status_code == 422
+        http.put(f"{path}/activation", content=held).raise_for_status()
+        assert reader.until("edit", session_id=session)[-1][1]["layer"] == 1
+        http.post(f"/v1/sessions/{session}/cancel")
+
+
 def test_breakpoints_are_told_as_they_come_and_go(serve_with: ServeWith) -> None:
     http = serve_with()
     session = create(http)

@@ -39,12 +39,14 @@ class Checkpoints:
         session.require_pause(to="edit the checkpoint")
         with self._room(session, vector_bytes(edits)):
             await self._executor.call(lambda ticket: EditCheckpoint(ticket, session.id, edits))
+        session.watcher.edited(session)
 
     async def write(self, session: Session, tensor: TensorData) -> None:
         """Put `tensor` in the place of the checkpoint's residual stream. Raises `FieldOutOfRange`, and `DiskShort`."""
         session.require_pause(to="write the checkpoint")
         with self._room(session, len(tensor.data)):
             await self._executor.call(lambda ticket: WriteCheckpoint(ticket, session.id, tensor))
+        session.watcher.edited(session)
 
     async def lens(self, session: Session, positions: Positions, top_k: int) -> tuple[LensPosition, ...]:
         """The `top_k` tokens that the final norm and the head make of the checkpoint.

@@ -51,6 +51,8 @@ function makeDesk(id) {
     place: computed(() => placeOf(session.value)),
     /** The number of the last news of its breakpoints, or 0. */
     heard: computed(() => lastOf(happeningsOf(id).value, ({ name }) => name === "breakpoints")),
+    /** The same of edits of its checkpoint, whoever made them. */
+    edited: computed(() => lastOf(happeningsOf(id).value, ({ name }) => name === "edit")),
   };
 }
 
@@ -58,6 +60,7 @@ function makeDesk(id) {
  * between two looks, or while the server was away, nobody knows. */
 export function attend(desk) {
   let [seen, began] = [null, null];
+  let shown = desk.edited.peek();
   const stops = [
     effect(() => {
       const place = desk.place.value;
@@ -73,6 +76,12 @@ export function attend(desk) {
       if (position !== undefined) untracked(() => desk.lens.lookAt(position));
     }),
     effect(() => void (desk.heard.value && untracked(() => showArmed(desk)))),
+    effect(() => {
+      if (desk.edited.value === shown) return;
+      shown = desk.edited.value;
+      const layer = desk.session.peek()?.checkpoint?.layer;
+      if (layer !== undefined) untracked(() => desk.lens.forget(layer));
+    }),
     effect(() => {
       const last = Math.max(desk.session.value?.checkpoint?.created_at ?? 0, lastTurn(desk.id)?.data.time ?? 0);
       if (last > desk.comparison.peek()?.time) desk.comparison.value = null; // it belongs to one pause

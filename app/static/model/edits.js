@@ -101,11 +101,9 @@ async function make(desk, edit, refused) {
 
 const putBack = (desk, original) => upload("PUT", `${pathOf(desk)}/activation`, original);
 
-/** The map shows the checkpoint as it is now, unless the turn has gone on meanwhile. */
+/** Show it, unless the turn has gone on meanwhile. */
 function show(desk, place, preview) {
-  if (desk.place.peek() !== place) return;
-  desk.preview.value = preview;
-  desk.lens.forget(desk.session.peek().checkpoint.layer);
+  if (desk.place.peek() === place) desk.preview.value = preview;
 }
 
 /** The chosen cell's position if the paused pass has it, or else its last one: an edit there changes no other. */

@@ -61,6 +61,7 @@ export function rowsOf(happenings) {
 }
 
 const WORDS = {
+  edit: ({ layer }) => [["Checkpoint edited", `after layer ${layer}`]],
   breakpoints: ({ armed }) => [["Breakpoints changed", `${armed.length} armed`]],
   turn: (turn) => [TURNS[turn.status](turn)],
   pause: ({ checkpoint }) => [

@@ -46,6 +46,18 @@ def test_an_edit_is_shown_before_and_after_and_can_be_undone(http: httpx.Client,
     assert inside.activation() == original
 
 
+def test_an_edit_of_another_client_is_in_the_map(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
+    inside.pause_at(1)
+    last = inside.view["checkpoint"]["end"] - 1
+    cell = inside.cell(1, last)
+    expect(cell).not_to_have_text("")
+    before, shown = inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]["top"][0], cell.inner_text()
+    inside.post(f"{inside.path}/checkpoint/edit", {"edits": [{"op": "scale", "factor": -3}]})
+    assert inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]["top"][0]["token_id"] != before["token_id"]
+    expect(cell).not_to_have_text(shown)
+
+
 def test_an_edit_can_be_undone_though_the_lens_after_it_failed(http: httpx.Client, open_page: OpenPage) -> None:
     inside = Inside(http, open_page, refusals=True)
     inside.pause_at(1)
