@@ -71,14 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser("djinn", description="A server for language-model sessions.")
     parser.add_argument("--version", action=_ShowVersion, help="what is installed, and what it would serve with")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    serving = _add_command(commands, "serve", "load a model and serve it over HTTP")
-    serving.epilog = "DJINN_<NAME> sets the same from the environment, for example DJINN_PORT; a flag wins."
-    serving.add_argument(
-        "--standby",
-        action="store_true",
-        help="import everything, then wait for a line of standard input: what `djinn cluster serve --standby` starts",
-    )
-    add_flags(serving)
+    _add_serve(_add_command(commands, "serve", "load a model and serve it over HTTP"))
     add_cluster_flags(_add_command(commands, "cluster", "several servers behind one front door"), _add_command)
     showing = _add_command(commands, "demo", "serve a model to a dozen agents, and show them in the browser")
     showing.add_argument(
@@ -109,6 +102,16 @@ def _parser() -> argparse.ArgumentParser:
     completing = _add_command(commands, "completion", "a script that lets a shell complete these commands")
     completing.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     return parser
+
+
+def _add_serve(parser: OneLineParser) -> None:
+    parser.epilog = "DJINN_<NAME> sets the same from the environment, for example DJINN_PORT; a flag wins."
+    parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="import everything, then wait for a line of standard input: what `djinn cluster serve --standby` starts",
+    )
+    add_flags(parser)
 
 
 def _add_bench(parser: OneLineParser) -> None:

@@ -50,8 +50,8 @@ def _serve_until_told(settings: Settings, hangups: Hangups, stands_by: bool) -> 
             from app.web.server import ENDED, Server
 
             if bound is None:
-                logger.info("everything is imported: waits for a line of standard input")
-                if not sys.stdin.buffer.readline():
+                logger.info("%s stands by: it waits for a line of standard input", settings.replica or "the server")
+                if sys.stdin is None or not sys.stdin.buffer.readline():
                     process.close()
                     return ENDED
                 bound = held.enter_context(bind(settings.host, settings.port))

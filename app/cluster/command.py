@@ -139,25 +139,7 @@ def serve(settings: Settings, given: Mapping[str, object], plan: Plan) -> int:
     shared = {name: value for name, value in {**variables(), **flags}.items() if name not in NOT_SHARED}
     # Replicas listen on loopback, and must answer to the names that clients call the front door by.
     shared["allowed_hosts"] = ",".join(dict.fromkeys((*settings.answered_hosts, *LOOPBACK_NAMES)))
-    names = _names(plan.replicas)
-    ports = free_ports(LOOPBACK, len(names))
-    # No session moves without a folder, as nobody would know who has it, or between machines that share none.
-    if folder is not None and plan.address is None:
-        shared |= _acquaint(folder, urls_of(LOOPBACK, names, ports))
-    elif plan.prefill:
-        message = "--prefill-replicas needs a --state-dir, and replicas on this machine, which know each other by it"
-        raise FieldOutOfRange(message, param="prefill_replicas")
-    specs = [
-        ReplicaSpec(
-            name=name,
-            host=LOOPBACK,
-            port=port,
-            state_dir=None if folder is None else folder / name,
-            settings={**shared, "role": role},
-            has_standby=plan.stand_by,
-        )
-        for name, port, role in zip(names, ports, plan.roles(), strict=True)
-    ]
+    specs = _specs(plan, folder, shared)
     with Hangups.heard() as hangups, bind(settings.host, settings.port) as bound:
         host = _host(specs, folder, plan)
         try:
@@ -179,6 +161,29 @@ def front(settings: Settings, urls: Mapping[str, str]) -> int:
     with Hangups.heard() as hangups, bind(settings.host, settings.port) as bound:
         FrontServer(Front(settings, fleet, Table(folder)), _caps(settings), hangups=hangups).run([bound])
     return 0
+
+
+def _specs(plan: Plan, folder: Path | None, shared: dict[str, str]) -> list[ReplicaSpec]:
+    """The replicas, each with settings that all share. Raises `FieldOutOfRange`."""
+    names = _names(plan.replicas)
+    ports = free_ports(LOOPBACK, len(names))
+    # No session moves without a folder, as nobody would know who has it, or between machines that share none.
+    if folder is not None and plan.address is None:
+        shared = shared | _acquaint(folder, urls_of(LOOPBACK, names, ports))
+    elif plan.prefill:
+        message = "--prefill-replicas needs a --state-dir, and replicas on this machine, which know each other by it"
+        raise FieldOutOfRange(message, param="prefill_replicas")
+    return [
+        ReplicaSpec(
+            name=name,
+            host=LOOPBACK,
+            port=port,
+            state_dir=None if folder is None else folder / name,
+            settings={**shared, "role": role},
+            has_standby=plan.stand_by,
+        )
+        for name, port, role in zip(names, ports, plan.roles(), strict=True)
+    ]
 
 
 def _acquaint(folder: Path, urls: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -27,12 +28,14 @@ ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM") if shutil.which("setpriv")
 PRIVATE = "DJINN_"
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 """Before a replica is started again that has ended at its start: twice as long each time."""
-STEADY_S = 5.0
+STEADY_S = 10.0
 """A replica that has served for as long is started again at once."""
 GO = b"go\n"
 """What a process that stands by waits for."""
-USAGE_ERROR, NO_PROCESS = 2, -1
-"""Exit statuses: the settings are wrong; there was no process."""
+USAGE_ERROR = 2
+"""Exit status: the settings are wrong."""
+FULL = (errno.EAGAIN, errno.ENOMEM)
+"""The machine has no room for a process at the moment."""
 LONGEST_LINE = 1 << 24
 """Bytes that a replica may print without an end of line: a longer one would end its keeper."""
 
@@ -76,6 +79,7 @@ class Keeper:
         self._process: Process | None = None
         self._standby: Process | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._is_ending = False
 
     def start(self) -> None:
@@ -88,8 +92,8 @@ class Keeper:
             _signal(self._process, signal.SIGHUP)
 
     async def stop(self) -> None:
-        """Drain it: returns when its process has ended, in an orderly way or not. It is not started again, and neither
-        are the others: its sessions stay.
+        """Drain it: returns when its processes have ended, in an orderly way or not. It is not started again, and
+        neither are the others: its sessions stay.
         """
         self._is_ending = True
         if _runs(self._process):
@@ -97,9 +101,13 @@ class Keeper:
             _signal(self._process, signal.SIGTERM if self.url is None else signal.SIGINT)
         elif self._keeping is not None:
             self._keeping.cancel()  # it waits for the next start
-        _signal(self._standby, signal.SIGKILL)
+        if self._watching is not None:
+            self._watching.cancel()
         if self._keeping is not None:
             await asyncio.wait([self._keeping])
+        if self._standby is not None:
+            _signal(self._standby, signal.SIGKILL)
+            await self._standby.wait()
 
     def kill(self) -> None:
         """End it at once."""
@@ -110,26 +118,26 @@ class Keeper:
     async def _keep(self) -> None:
         wait_s, has_run = 0.0, False
         while True:
-            status, served_s = await self._run_once()
-            has_run = has_run or served_s > 0
+            try:
+                self._process = await self._begin()
+            except OSError as error:
+                if error.errno not in FULL and not has_run:
+                    self.failure = f"replica {self.spec.name} cannot be started: {explain(error)}"
+                    return
+                ended, served_s = f"has no process: {explain(error)}", 0.0
+            else:
+                served_s = await self._listen(self._process)
+                status = await self._process.wait()
+                has_run = has_run or served_s > 0
+                if status == USAGE_ERROR and not has_run and not self._is_ending:
+                    self.failure = f"replica {self.spec.name} cannot start: it has said why"
+                    return
+                ended = f"ended with status {status}"
             if self._is_ending:
                 return
-            if status == USAGE_ERROR and not has_run:
-                self.failure = f"replica {self.spec.name} cannot start: it has said why"
-                return
             wait_s = 0.0 if served_s > STEADY_S else min(max(FIRST_WAIT_S, 2 * wait_s), LONGEST_WAIT_S)
-            logger.error("replica %s ended with status %d; started again in %g s", self.spec.name, status, wait_s)
+            logger.error("replica %s %s; started again in %g s", self.spec.name, ended, wait_s)
             await asyncio.sleep(wait_s)
-
-    async def _run_once(self) -> tuple[int, float]:
-        """Run it from its start to its end. Returns its exit status, and for how many seconds it has served."""
-        try:
-            self._process = await self._begin()
-        except OSError as error:
-            logger.warning("replica %s has no process: %s", self.spec.name, explain(error))
-            return NO_PROCESS, 0.0
-        served_s = await self._listen(self._process)
-        return await self._process.wait(), served_s
 
     async def _begin(self) -> Process:
         """The process that stands by, if there is one, or else a new one."""
@@ -160,6 +168,19 @@ class Keeper:
             self._standby = await self._spawn("--standby")
         except OSError as error:
             logger.warning("nobody stands by for replica %s: %s", self.spec.name, explain(error))
+            return
+        self._watching = asyncio.create_task(self._watch(self._standby))
+
+    async def _watch(self, standby: Process) -> None:
+        """Start another if a process ends while it stands by: nobody asks it for anything meanwhile."""
+        status = await standby.wait()
+        if standby is not self._standby or self._is_ending:
+            return
+        text = "the standby of replica %s ended with status %d; another in %g s"
+        logger.error(text, self.spec.name, status, LONGEST_WAIT_S)
+        await asyncio.sleep(LONGEST_WAIT_S)
+        if standby is self._standby:
+            await self._stand_by()
 
     async def _spawn(self, *flags: str) -> Process:
         return await asyncio.create_subprocess_exec(

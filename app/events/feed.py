@@ -76,12 +76,12 @@ class Feed:
             news = BreakpointsNews(time=time.time(), session_id=session.id, armed=list(session.breakpoints))
             channel.publish("breakpoints", _json(news))
 
-    def edited(self, session: Session) -> None:
-        """Tell of a change to the checkpoint of a paused turn, unless that has gone on meanwhile."""
-        if session.pause is not None:
-            news = EditNews(time=time.time(), session_id=session.id, layer=session.pause.info.layer)
-            for _, channel in self._readers(session):
-                channel.publish("edit", _json(news))
+    def edited(self, session: Session, layer: int) -> None:
+        """Tell of a change to the checkpoint after that layer, after what is still to tell of its pause."""
+        if self._changed.pop(session.id, None) is not None:
+            self._tell_session(session, "changed")
+        for _, channel in self._readers(session) if session.state is not SessionState.CLOSED else ():
+            channel.publish("edit", _json(EditNews(time=time.time(), session_id=session.id, layer=layer)))
 
     def stopped(self, session: Session, event: Paused | TurnFinished | Failed) -> None:
         """Tell of the end of a turn or its pause. That of a session that is gone has ended with it."""

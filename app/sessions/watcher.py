@@ -35,8 +35,8 @@ class Watcher(Protocol[S]):
         """Its breakpoints are others."""
         ...
 
-    def edited(self, session: S) -> None:
-        """A client has changed the checkpoint of its paused turn."""
+    def edited(self, session: S, layer: int) -> None:
+        """A client has changed the checkpoint of its paused turn, which was after that layer."""
         ...
 
     def stopped(self, session: S, event: Paused | TurnFinished | Failed) -> None:
@@ -69,7 +69,7 @@ class Nobody:
     def armed(self, session: object) -> None:
         """Pass over it."""
 
-    def edited(self, session: object) -> None:
+    def edited(self, session: object, layer: int) -> None:
         """Pass over it."""
 
     def stopped(self, session: object, event: Paused | TurnFinished | Failed) -> None:

@@ -138,6 +138,55 @@ async def test_one_that_stands_by_and_has_died_is_not_waited_for(
     await host.stop()
 
 
+async def test_another_takes_the_place_of_one_that_stood_by_and_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keepers, "LONGEST_WAIT_S", 0.01)
+    host = LocalHost(_specs(tmp_path, has_standby=True)[:1], None)
+    await host.start()
+    await _found(host, a=FIRST)
+    waiting = await _standby(tmp_path / "a")
+    os.kill(waiting, signal.SIGKILL)
+    assert await _standby(tmp_path / "a", but=waiting)
+    await host.stop()
+
+
+async def test_a_process_that_begins_to_stand_by_as_all_ends_ends_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn, gate, begun, found = asyncio.create_subprocess_exec, asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def slowly(*words: str, **options: Any) -> Any:
+        process = await spawn(*words, **options)
+        if "--standby" in words:
+            found.append(process.pid)
+            begun.set()
+            await gate.wait()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
+    host = LocalHost(_specs(tmp_path, has_standby=True)[:1], None)
+    await host.start()
+    await begun.wait()
+    ending = asyncio.create_task(host.stop())
+    await asyncio.sleep(0.05)
+    gate.set()
+    await ending
+    await _ended(found[0])
+
+
+async def test_a_program_that_is_not_there_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def missing(*_words: str, **_options: Any) -> Any:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "python")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", missing)
+    host = LocalHost(_specs(tmp_path)[:1], None)
+    await host.start()
+    with pytest.raises(NeverStarted, match="cannot be started: No such file"):
+        await _found(host, a=FIRST)
+    await host.stop()
+
+
 async def test_a_machine_without_room_for_a_process_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

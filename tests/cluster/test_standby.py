@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,8 @@ def port() -> int:
 def waiting(tmp_path: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     flags = ["--model", "random:tiny-llama", "--device", "cpu", "--kv-device", "8MiB", "--port", str(port)]
     command = [sys.executable, "-P", "-m", "app", "serve", "--standby", *flags, "--state-dir", str(tmp_path / "state")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         try:
             yield process
         finally:
@@ -48,12 +50,15 @@ def test_it_leaves_port_and_folder_alone_until_it_is_told(
     waiting: subprocess.Popen[bytes], port: int, tmp_path: Path
 ) -> None:
     engine = _engine_of(waiting)
+    assert waiting.stderr is not None
+    assert b"stands by" in waiting.stderr.readline()
     assert not (tmp_path / "state").exists()
     assert not psutil.Process(waiting.pid).net_connections()
     assert waiting.stdin is not None
     assert waiting.stdout is not None
     waiting.stdin.write(GO)
     waiting.stdin.flush()
+    threading.Thread(target=waiting.stderr.read, daemon=True).start()  # it must not wait for a reader
     ready = READY.match(waiting.stdout.readline().decode())
     assert ready is not None
     assert ready[1].endswith(f":{port}")

@@ -36,17 +36,17 @@ class Checkpoints:
 
     async def edit(self, session: Session, edits: tuple[Edit, ...]) -> None:
         """Change the checkpoint, by all of `edits` or none. Raises `FieldOutOfRange`, and `DiskShort`."""
-        session.require_pause(to="edit the checkpoint")
+        layer = session.require_pause(to="edit the checkpoint").info.layer
         with self._room(session, vector_bytes(edits)):
             await self._executor.call(lambda ticket: EditCheckpoint(ticket, session.id, edits))
-        session.watcher.edited(session)
+        session.watcher.edited(session, layer)
 
     async def write(self, session: Session, tensor: TensorData) -> None:
         """Put `tensor` in the place of the checkpoint's residual stream. Raises `FieldOutOfRange`, and `DiskShort`."""
-        session.require_pause(to="write the checkpoint")
+        layer = session.require_pause(to="write the checkpoint").info.layer
         with self._room(session, len(tensor.data)):
             await self._executor.call(lambda ticket: WriteCheckpoint(ticket, session.id, tensor))
-        session.watcher.edited(session)
+        session.watcher.edited(session, layer)
 
     async def lens(self, session: Session, positions: Positions, top_k: int) -> tuple[LensPosition, ...]:
         """The `top_k` tokens that the final norm and the head make of the checkpoint.

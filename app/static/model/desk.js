@@ -10,6 +10,8 @@ import { refresh } from "./arming.js";
 import { FIRST_EDIT } from "./edits.js";
 import { makeLensMap } from "./lens_map.js";
 
+/** How long the map waits for another edit of the checkpoint. */
+const GATHERED_MS = 100;
 const desks = perSession(null);
 
 /** The desk of a session. What it knows stays while other screens are open. */
@@ -51,8 +53,8 @@ function makeDesk(id) {
     place: computed(() => placeOf(session.value)),
     /** The number of the last news of its breakpoints, or 0. */
     heard: computed(() => lastOf(happeningsOf(id).value, ({ name }) => name === "breakpoints")),
-    /** The same of edits of its checkpoint, whoever made them. */
-    edited: computed(() => lastOf(happeningsOf(id).value, ({ name }) => name === "edit")),
+    /** The last news of an edit of its checkpoint, whoever made it, or undefined. */
+    edited: computed(() => happeningsOf(id).value.findLast(({ name }) => name === "edit")),
   };
 }
 
@@ -60,7 +62,7 @@ function makeDesk(id) {
  * between two looks, or while the server was away, nobody knows. */
 export function attend(desk) {
   let [seen, began] = [null, null];
-  let shown = desk.edited.peek();
+  let [shown, later] = [desk.edited.peek(), null];
   const stops = [
     effect(() => {
       const place = desk.place.value;
@@ -77,15 +79,17 @@ export function attend(desk) {
     }),
     effect(() => void (desk.heard.value && untracked(() => showArmed(desk)))),
     effect(() => {
-      if (desk.edited.value === shown) return;
-      shown = desk.edited.value;
-      const layer = desk.session.peek()?.checkpoint?.layer;
-      if (layer !== undefined) untracked(() => desk.lens.forget(layer));
+      const news = desk.edited.value;
+      if (news === shown) return;
+      shown = news;
+      clearTimeout(later); // a slider makes many, and one try two
+      later = setTimeout(() => desk.lens.forget(news.data.layer), GATHERED_MS);
     }),
     effect(() => {
       const last = Math.max(desk.session.value?.checkpoint?.created_at ?? 0, lastTurn(desk.id)?.data.time ?? 0);
       if (last > desk.comparison.peek()?.time) desk.comparison.value = null; // it belongs to one pause
     }),
+    () => clearTimeout(later),
     desk.lens.leave,
   ];
   return () => stops.forEach((stop) => stop());

@@ -12,7 +12,7 @@ export function Breakpoints({ view }) {
   const armed = desk.breakpoints.value;
   const [error, tell] = useState(null);
   const load = () => refresh(desk).then(() => tell(null), tell);
-  const happened = lastOf(happeningsOf(view.id).value, (each) => each.name !== "session" || isSeen(each));
+  const happened = lastOf(happeningsOf(view.id).value, (each) => !["session", "edit"].includes(each.name) || isSeen(each));
   useEffect(() => void load(), [happened]); // one that acts once goes when it has
   return html`
     <section class="panel stack" aria-labelledby="breakpoints">

@@ -19,7 +19,8 @@ export function note(id, name, data) {
   const said = name === "session" ? { change: data.change, session: seen(data.session) } : data;
   const before = log.value.at(-1);
   const happening = { number: (last += 1), time: data.time, name, data: said };
-  if (isMore(before, happening)) log.value = [...log.value.slice(0, -1), { ...before, data: { ...before.data, session: said.session } }];
+  if (name === "edit" && before?.name === name) log.value = [...log.value.slice(0, -1), happening];
+  else if (isMore(before, happening)) log.value = [...log.value.slice(0, -1), { ...before, data: { ...before.data, session: said.session } }];
   else log.value = [...log.value.slice(-kept), happening];
 }
 

@@ -23,10 +23,10 @@ class Costs:
 
     `decode_s` is the time of a step in which so many sessions decode, and `decoded` how many tokens turns have of it:
     more than one where drafts are right. `prompt_s` is the time of a step with so many tokens of prompts. Both are
-    medians; `decode_ratios` and `prompt_ratios` are single times over theirs, ascending. `first_byte_s` is what the
-    first token of a turn takes beside its steps, and `opening_s` what the first turn of a session takes more. Rates are
-    in bytes per second; None for one that was not measured. `context` is the length in tokens of the histories
-    meanwhile.
+    medians; `prompt_ratios` are single times over theirs, and `decode_ratios` those of a turn's mean step, ascending.
+    `first_byte_s` is what the first token of a turn takes beside its steps, and `opening_s` what the first turn of a
+    session takes more. Rates are in bytes per second; None for one that was not measured. `context` is the length in
+    tokens of the histories meanwhile.
 
     Raises `LoadgenError` if a value is outside its range.
     """

@@ -76,7 +76,7 @@ class ClusterPlan:
     A step computes `step_tokens`, of which prompts have `shared_tokens` while there are other turns; at most `rows`
     turns run at once. KV moves between replicas at `link_bytes_per_s`, to each and from each. A replica that was killed
     or started anew is back after `down_s`. Who is refused asks again after `retry_s`. `front_s` is what the front door
-    adds to a turn's first token.
+    adds to a turn's first token. `draw` decides which measured step each simulated one is as long as.
 
     Raises `LoadgenError` if a value is outside its range.
     """
@@ -94,6 +94,7 @@ class ClusterPlan:
     retry_s: float = 1.0
     front_s: float = 0.001
     events: tuple[Event, ...] = ()
+    draw: int = 0
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "replicas", "device_tokens", "step_tokens", "shared_tokens", "rows", "block_tokens")

@@ -12,16 +12,18 @@ from loadgen.errors import LoadgenError
 from loadgen.experiments.density.measuring import Attempt, Plan, measure
 from loadgen.experiments.simulate.costs import Costs, mean_of
 from loadgen.experiments.simulate.plan import ClusterPlan, Policy
-from loadgen.experiments.simulate.world.simulation import Simulated, simulate
+from loadgen.experiments.simulate.world.simulation import simulate
 from loadgen.load.corpus import Corpus
 from loadgen.load.measurement import Measurement
 from loadgen.load.records import Run
-from loadgen.load.trace import planned_turns, trace_sha256
+from loadgen.load.trace import AgentPlan, planned_turns, trace_sha256
 from loadgen.load.workload import Workload, plan_trace
 from loadgen.results.verdicts import Verdict, verdict
 from loadgen.stats import Distribution
 from loadgen.targets import TargetSpec
 
+DRAWS = 50
+"""Simulations of each run, with other steps drawn: the turns of all count, as a p99 of one goes by a turn or two."""
 TOLERANCE = 0.15
 """The error that a simulated percentile may have."""
 FIGURES = ("first token, first turn", "first token, resumed turns", "time per output token")
@@ -71,7 +73,7 @@ async def validate(
     costs: list[Costs],
     again: Measure | None,
 ) -> tuple[Validation, ...]:
-    """Run the load with each of the seeds on the target, and simulate it.
+    """Run the load with each of the seeds on the target, and simulate it `DRAWS` times.
 
     Costs are measured `again` after each run, and go to the end of `costs`: a simulation goes by those around its run,
     as a machine is not as fast in every minute. None: it goes by the last of `costs`.
@@ -93,9 +95,8 @@ async def validate(
         if again is not None:
             costs.append(await again())
             around = costs[-2:]
-        done = simulate(plan, Policy.OWNER, mean_of(around), trace, load.signals, load.system_tokens)
         measured_of_all.append(_measured(attempt.run))
-        simulated_of_all.append(_simulated(done))
+        simulated_of_all.append(_drawn(plan, mean_of(around), trace, load))
         pairs = _pairs(measured_of_all[-1:], simulated_of_all[-1:])
         others = _others(attempt.run, others_s)
         found.append(Validation(seed, (trace_sha256(trace),), len(attempt.run.turns), pairs, others))
@@ -141,10 +142,16 @@ def _measured(run: Run) -> Samples:
     return dict(zip(FIGURES, (first, resumed, tpots), strict=True))
 
 
-def _simulated(done: Simulated) -> Samples:
-    tally = done.tally
-    found = (tally.ttfts(resumed=False), tally.ttfts(resumed=True), tally.tpots())
-    return {figure: list(samples) for figure, samples in zip(FIGURES, found, strict=True)}
+def _drawn(plan: ClusterPlan, costs: Costs, trace: tuple[AgentPlan, ...], load: Workload) -> Samples:
+    """The turns of all simulations of a trace."""
+    samples: Samples = {figure: [] for figure in FIGURES}
+    for draw in range(DRAWS):
+        done = simulate(replace(plan, draw=draw), Policy.OWNER, costs, trace, load.signals, load.system_tokens)
+        tally = done.tally
+        found = (tally.ttfts(resumed=False), tally.ttfts(resumed=True), tally.tpots())
+        for figure, values in zip(FIGURES, found, strict=True):
+            samples[figure] += values
+    return samples
 
 
 def _pairs(measured: list[Samples], simulated: list[Samples]) -> dict[str, Pair]:

@@ -51,7 +51,7 @@ class Replica:
         """Sessions that are to come back to the device, and for which there was no room."""
         self._began_s = self._step_s = self._longest_s = 0.0
         self._planned = self._run = 0
-        self._luck = Random(number)
+        self._luck = Random(f"{plan.draw} {number}")
         """Of each step, or of each run of alike ones: a machine that is slow stays so for a while."""
         self._chunks: list[tuple[Turn, int]] = []
 
