@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 from app.logs.formats import configure
 from app.machine.descriptors import raise_descriptor_limit
@@ -15,8 +17,13 @@ from app.settings import Settings
 from app.web.hangups import Hangups
 from app.web.port import bind
 
+if TYPE_CHECKING:
+    from app.engine_process.engine import EngineProcess
+
 logger = logging.getLogger(__name__)
 
+LOOK_S = 1.0
+"""Between two looks at the engine of a server that stands by."""
 SPIN_COUNT = "4000"
 """How long PyTorch's OpenMP threads spin at the end of an operator, read when PyTorch is loaded. By default they
 spin for milliseconds, which is no faster on an idle machine and ruinous as soon as anything else wants a core."""
@@ -26,7 +33,7 @@ def serve(settings: Settings, *, stands_by: bool = False) -> int:
     """Load the model and serve it. Returns with what the process should end. Raises `DjinnError`.
 
     One that `stands_by` imports everything, then waits for a line of standard input before it takes its port and its
-    state folder. If the input ends instead, nobody wants it any more.
+    state folder. If the input ends instead, nobody wants it any more. It ends too if its engine's process dies.
     """
     settings.require_safe_access()
     with Hangups.heard() as hangups:
@@ -47,18 +54,33 @@ def _serve_until_told(settings: Settings, hangups: Hangups, stands_by: bool) -> 
             process = EngineProcess(settings.engine_timeout_s)  # it imports PyTorch meanwhile
             from app.main import load_app
             from app.web.connections.caps import Caps
-            from app.web.server import ENDED, Server
+            from app.web.server import Server
 
             if bound is None:
                 logger.info("%s stands by: it waits for a line of standard input", settings.replica or "the server")
-                if sys.stdin is None or not sys.stdin.buffer.readline():
-                    process.close()
-                    return ENDED
+                if (status := _wait_until_wanted(process)) is not None:
+                    return status
                 bound = held.enter_context(bind(settings.host, settings.port))
             application = load_app(settings, process)
         server = Server(application, Caps.of(settings, descriptors), hangups)
         server.run([bound])
     return server.status
+
+
+def _wait_until_wanted(process: EngineProcess) -> int | None:
+    """Wait for a line of standard input. With what this process should end if none comes: the input has ended, or the
+    engine's process has, which nobody is served without.
+    """
+    from app.web.server import ENDED, ENGINE_LOST
+
+    while process.is_running:
+        if sys.stdin is None or select.select([sys.stdin], [], [], LOOK_S)[0]:
+            if sys.stdin is not None and sys.stdin.buffer.readline():
+                return None
+            process.close()
+            return ENDED
+    process.close()
+    return ENGINE_LOST
 
 
 @contextmanager

@@ -190,6 +190,7 @@ class Keeper:
             stdout=asyncio.subprocess.PIPE,
             env=self.spec.environment(),
             limit=LONGEST_LINE,
+            process_group=0,  # a terminal's Ctrl-C is for who keeps it: a second one would end it at once
         )
 
 

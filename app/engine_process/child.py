@@ -54,6 +54,11 @@ class Child:
         """Of the process."""
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
     def give(self, number: int, connection: socket.socket) -> None:
         """Send a connection to another server over, to be known by that number there; this process closes its own.
 

@@ -72,6 +72,11 @@ class EngineProcess:
         """Of the process that runs now."""
         return self._child.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process that runs now has not ended."""
+        return self._child.is_running
+
     def begin(self, load: Load) -> None:
         """Begin to load the model, which takes seconds or minutes."""
         self._load, self._began_at = load, time.monotonic()

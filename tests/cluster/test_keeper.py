@@ -111,13 +111,13 @@ async def test_who_stands_by_takes_the_place_of_one_that_dies_and_ends_with_the_
     host = LocalHost(_specs(tmp_path, has_standby=True), None)
     await host.start()
     await _found(host, a=FIRST, b=FIRST)
-    waiting = await _standby(tmp_path / "a")
+    waiting, other = await _standby(tmp_path / "a"), await _standby(tmp_path / "b")
     os.kill(_pid(tmp_path / "a" / "start1"), signal.SIGKILL)
     await _found(host, a=SECOND, b=FIRST)
     assert _pid(tmp_path / "a" / "start2") == waiting
     next_one = await _standby(tmp_path / "a", but=waiting)
     await host.stop()
-    for pid in (next_one, _pid(tmp_path / "b" / "standby")):
+    for pid in (next_one, other):
         await _ended(pid)
     assert not (tmp_path / "a" / "start3").exists()
 
@@ -203,6 +203,16 @@ async def test_a_machine_without_room_for_a_process_is_asked_again(
     host = LocalHost(_specs(tmp_path)[:1], None)
     await host.start()
     await _found(host, a=FIRST)
+    await host.stop()
+
+
+async def test_a_terminals_ctrl_c_reaches_no_replica_but_by_its_keeper(tmp_path: Path) -> None:
+    """It goes to a whole process group, and a second one would end a replica at once."""
+    host = LocalHost(_specs(tmp_path), None)
+    await host.start()
+    await _found(host, a=FIRST, b=FIRST)
+    groups = [os.getpgid(_pid(tmp_path / name / "start1")) for name in ("a", "b")]
+    assert os.getpgid(0) not in groups
     await host.stop()
 
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from app.cluster.keeper import GO, READY
+from app.web.server import ENGINE_LOST
 from tests.cluster.pair import free_port
 
 WAIT_S = 100.0
@@ -66,6 +67,14 @@ def test_it_leaves_port_and_folder_alone_until_it_is_told(
     assert engine.is_running()
     waiting.send_signal(signal.SIGTERM)
     assert waiting.wait(WAIT_S) == 0
+
+
+def test_it_ends_if_its_engine_dies(waiting: subprocess.Popen[bytes]) -> None:
+    engine = _engine_of(waiting)
+    assert waiting.stderr is not None
+    assert b"stands by" in waiting.stderr.readline()
+    engine.kill()
+    assert waiting.wait(WAIT_S) == ENGINE_LOST
 
 
 @pytest.mark.parametrize("how", ["input ends", "it is killed"])

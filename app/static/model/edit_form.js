@@ -71,7 +71,7 @@ function EditPreview({ preview }) {
     </div>
     ${after && html`<${Ends} ends=${ends} />`}
     <p class="dim">${!after && "What it did is not known. "}The turn goes on with the edit, unless it is undone.
-      ${op === "scale" && " A lens normalizes first, so the first two do not show a scale."}</p>
+      ${op === "scale" && " A lens normalizes first, so the first two do not show a scale above 0."}</p>
   `;
 }
 
