@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from app.domain.session_ids import home_of
@@ -77,6 +78,36 @@ def test_a_session_moves_between_replicas_and_nobody_behind_the_front_door_sees_
     assert generate(cluster, twin, PROMPT)["token_ids"] == before["token_ids"]
     assert generate(cluster, twin, [7, 8])["token_ids"] == after["token_ids"]
     assert (tmp_path / "cluster" / "cluster.key").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("flags", [["--standby"]])
+def test_who_stands_by_goes_on_with_the_sessions_of_a_replica_that_is_killed(
+    cluster: httpx.Client, tmp_path: Path
+) -> None:
+    one = open_session(cluster)
+    before = generate(cluster, one, PROMPT)
+    home = home_of(one)
+    assert home is not None
+    while len(serving := _processes(tmp_path / "cluster" / home)) < 2:
+        time.sleep(0.2)
+    serving[0].kill()
+    deadline = time.monotonic() + START_S
+    while cluster.get(f"/v1/sessions/{one}").status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert serving[1].is_running()
+    after = generate(cluster, one, [7, 8])
+    twin = open_session(cluster)
+    assert generate(cluster, twin, PROMPT)["token_ids"] == before["token_ids"]
+    assert generate(cluster, twin, [7, 8])["token_ids"] == after["token_ids"]
+
+
+def _processes(folder: Path) -> list[psutil.Process]:
+    """The servers of a state folder, the oldest first."""
+    found = [process for process in psutil.process_iter(["cmdline"]) if str(folder) in (process.info["cmdline"] or ())]
+    return sorted(found, key=psutil.Process.create_time)
 
 
 @pytest.mark.long
