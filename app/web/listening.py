@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import signal
 import socket
+import time
 from types import FrameType
 
 import uvicorn
@@ -21,6 +24,10 @@ from app.web.connections.watch import watch
 from app.web.connections.websocket import WebSocketProtocol
 from app.web.ending import ANSWERS_S
 
+ECHO_S = 0.5
+"""Linux tells a process of its parent's end, where it has asked for SIGTERM then, once for each thread of the parent
+(prctl(2), PR_SET_PDEATHSIG). What comes so soon after the first is no second signal.
+"""
 KEEP_ALIVE_TIMEOUT_S = 75
 """Agents come back after a tool has run: uvicorn's 5 s would close their pooled connections under them."""
 
@@ -50,6 +57,8 @@ class ListeningServer(uvicorn.Server):
         self._deadlines = Deadlines.of(settings)
         self._listener: Listener | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._told_at = -math.inf
+        """When a first signal came."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, on the one of `sockets`."""
@@ -92,8 +101,11 @@ class ListeningServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, leave at the second. Unlike uvicorn's own, the process has an exit status."""
-        if self.should_exit:
+        now = time.monotonic()
+        if self.should_exit and not (sig == signal.SIGTERM and now - self._told_at < ECHO_S):
             self.end_at_once()
+        elif not self.should_exit:
+            self._told_at = now
         self.should_exit = True
 
     def end_at_once(self) -> None:
