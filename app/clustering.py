@@ -45,7 +45,7 @@ def run_cluster(arguments: argparse.Namespace) -> int:
     plan = command.Plan(
         replicas=arguments.replicas,
         prefill=arguments.prefill_replicas,
-        stand_by=arguments.standby,
+        standby=arguments.standby,
         control=arguments.control,
         address=arguments.ray_address,
         gpus=arguments.replica_gpus,

@@ -42,16 +42,16 @@ FOLDER = "cluster"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many replicas there are to be, of which `prefill` only compute long prompts for the others, whether
-    processes `stand_by` for them, and who starts them: `ray`, `processes` of this one, or `auto`. `address` is Ray's,
-    None to start it here; each replica has `gpus` of Ray's.
+    """How many replicas there are to be, of which `prefill` only compute long prompts for the others. With `standby`
+    another process waits to take the place of each. `control` is who starts them: `ray`, `processes` of this one, or
+    `auto`. `address` is Ray's, None to start it here; each replica has `gpus` of Ray's.
 
     Raises `FieldOutOfRange`.
     """
 
     replicas: int
     prefill: int
-    stand_by: bool
+    standby: bool
     control: str
     address: str | None
     gpus: float
@@ -180,7 +180,7 @@ def _specs(plan: Plan, folder: Path | None, shared: dict[str, str]) -> list[Repl
             port=port,
             state_dir=None if folder is None else folder / name,
             settings={**shared, "role": role},
-            has_standby=plan.stand_by,
+            has_standby=plan.standby,
         )
         for name, port, role in zip(names, ports, plan.roles(), strict=True)
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import signal
 import socket
 import time
@@ -57,7 +56,7 @@ class ListeningServer(uvicorn.Server):
         self._deadlines = Deadlines.of(settings)
         self._listener: Listener | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._told_at = -math.inf
+        self._told_at = 0.0
         """When a first signal came."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -102,10 +101,10 @@ class ListeningServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, leave at the second. Unlike uvicorn's own, the process has an exit status."""
         now = time.monotonic()
-        if self.should_exit and not (sig == signal.SIGTERM and now - self._told_at < ECHO_S):
-            self.end_at_once()
-        elif not self.should_exit:
+        if not self.should_exit:
             self._told_at = now
+        elif sig != signal.SIGTERM or now - self._told_at >= ECHO_S:
+            self.end_at_once()
         self.should_exit = True
 
     def end_at_once(self) -> None:

@@ -81,6 +81,14 @@ async def _standby(folder: Path, but: int = 0) -> int:
     raise AssertionError("nobody stands by")
 
 
+async def _one_with_standby(folder: Path) -> tuple[LocalHost, int]:
+    """A replica that listens, and the process that waits for its place."""
+    host = LocalHost(_specs(folder, has_standby=True)[:1], None)
+    await host.start()
+    await _found(host, a=FIRST)
+    return host, await _standby(folder / "a")
+
+
 async def _ended(pid: int) -> None:
     for _ in range(LOOKS):
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
@@ -126,10 +134,7 @@ async def test_one_that_stands_by_and_has_died_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keepers, "STEADY_S", 0.0)
-    host = LocalHost(_specs(tmp_path, has_standby=True)[:1], None)
-    await host.start()
-    await _found(host, a=FIRST)
-    waiting = await _standby(tmp_path / "a")
+    host, waiting = await _one_with_standby(tmp_path)
     os.kill(waiting, signal.SIGKILL)
     await _ended(waiting)
     os.kill(_pid(tmp_path / "a" / "start1"), signal.SIGKILL)
@@ -142,10 +147,7 @@ async def test_another_takes_the_place_of_one_that_stood_by_and_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keepers, "LONGEST_WAIT_S", 0.01)
-    host = LocalHost(_specs(tmp_path, has_standby=True)[:1], None)
-    await host.start()
-    await _found(host, a=FIRST)
-    waiting = await _standby(tmp_path / "a")
+    host, waiting = await _one_with_standby(tmp_path)
     os.kill(waiting, signal.SIGKILL)
     assert await _standby(tmp_path / "a", but=waiting)
     await host.stop()

@@ -13,6 +13,8 @@ Points = tuple[tuple[int, float], ...]
 """Seconds by a number of tokens or sessions, ascending in it."""
 Drafts = tuple[tuple[int, tuple[float, ...]], ...]
 """By a number of sessions, ascending in it: the tokens of a step that each of several turns had, ascending."""
+RATIOS = ("decode_ratios", "prompt_ratios")
+"""Fields of `Costs`."""
 SOON = 1e-9
 """Of a step: what rounding may make of a whole number."""
 
@@ -55,7 +57,7 @@ class Costs:
             raise LoadgenError("decode_s or prompt_s has a time below 0")
         if any(not turns or min(turns) < 1 for _, turns in self.decoded):
             raise LoadgenError("decoded needs turns, with at least one token of a step")
-        for name in ("decode_ratios", "prompt_ratios"):
+        for name in RATIOS:
             if not getattr(self, name) or min(getattr(self, name)) < 0:
                 raise LoadgenError(f"{name} needs numbers from 0 on")
         for name in ("out_bytes_per_s", "in_bytes_per_s", "to_disk_bytes_per_s", "from_disk_bytes_per_s"):
@@ -73,7 +75,7 @@ def mean_of(measured: Sequence[Costs]) -> Costs:
     means: dict[str, Any] = {}
     for field in fields(Costs):
         values = [getattr(each, field.name) for each in measured]
-        if field.name in ("decode_ratios", "prompt_ratios"):
+        if field.name in RATIOS:
             means[field.name] = tuple(sorted(sum(values, ())))
         elif isinstance(values[0], tuple):
             joined = zip(*values, strict=True)

@@ -53,3 +53,16 @@ class OnSession:
 def panel(page: Page, name: str) -> Locator:
     """A part of the screen by its heading."""
     return page.get_by_role("region", name=name, exact=True)
+
+
+def write(page: Page, text: str, **fields: str) -> None:
+    """Fill in the composer for a turn that is the same every time."""
+    page.get_by_label("Text").fill(text)
+    for label, value in {"Most tokens": "4", "Temperature": "0", **fields}.items():
+        page.get_by_label(label, exact=True).fill(value)
+
+
+def ignore_the_end(page: Page) -> None:
+    """Have the composer's turn run to its most tokens."""
+    page.get_by_text("More", exact=True).click()
+    page.get_by_label("Ignore the end token").check()
