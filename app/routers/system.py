@@ -16,6 +16,9 @@ from app.wire.errors import ErrorBody
 from app.wire.memory import EstimateQuery, MemoryEstimate, MemoryView, TenantUseView
 from app.wire.system import Status, Version
 
+VERSION = version("djinn")
+"""Read once: the package's metadata is parsed each time."""
+
 router = APIRouter(tags=["system"])
 
 PATIENCE_S = 5.0
@@ -90,7 +93,7 @@ async def get_version(services: ServicesDep) -> Version:
     """What runs here."""
     info = services.info
     return Version(
-        version=version("djinn"),
+        version=VERSION,
         model=info.name,
         device=info.device,
         dtype=info.dtype,

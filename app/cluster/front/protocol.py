@@ -40,7 +40,7 @@ class FrontProtocol(HttpProtocol):
         when it has.
         """
         if not self.transport.is_closing():
-            self.transport.write(data)
+            self.transport.write(self.conn.take_held() + data)
         return not self.flow.write_paused
 
     def resume_writing(self) -> None:

@@ -46,7 +46,7 @@ class HttpProtocol(H11Protocol):
         """`uvicorn` is what uvicorn's own protocol takes."""
         super().__init__(**uvicorn)
         self.app_state = {**self.app_state, "hand_over": self.hand_over, "cut": self.cut}  # each request has a copy
-        self.conn: HttpWire = HttpWire()
+        self.conn: HttpWire = HttpWire(self._send_held_soon)
         self._connection = connection
         self._table = table
         self._owed: Ended | None = None
@@ -89,8 +89,16 @@ class HttpProtocol(H11Protocol):
 
     def cut(self) -> None:
         """End the connection in the middle of an answer: so the client knows that the rest is missing."""
+        self._send_held()
         self.cycle.disconnected = True
         self.transport.close()
+
+    def _send_held_soon(self) -> None:
+        self.loop.call_soon(self._send_held)
+
+    def _send_held(self) -> None:
+        if (held := self.conn.take_held()) and not self.transport.is_closing():
+            self.transport.write(held)
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: to ask for another protocol is no error, and the route may know it."""

@@ -47,8 +47,19 @@ async def _quiet_stream(request: object) -> Response:
     return StreamingResponse(parts())
 
 
+async def _late_body(request: object) -> Response:
+    async def parts() -> AsyncIterator[bytes]:
+        await asyncio.sleep(QUIET_S)
+        yield b"late"
+
+    return StreamingResponse(parts())
+
+
 async def _big(request: object) -> Response:
     return Response(BIG)
+
+
+ROUTES = {"/quiet": _quiet_answer, "/quiet-stream": _quiet_stream, "/late-body": _late_body, "/big": _big}
 
 
 @dataclass
@@ -100,7 +111,7 @@ def serving(**changed: Any) -> Iterator[Edge]:
     """A server with these settings, and routes that keep a client waiting."""
     settings = tiny_settings(**changed)
     app = load_app(settings)
-    for path, route in (("/quiet", _quiet_answer), ("/quiet-stream", _quiet_stream), ("/big", _big)):
+    for path, route in ROUTES.items():
         app.router.routes.append(Route(path, route))
     server = Server(app, Caps.of(settings, descriptors=4096))
     with bind("127.0.0.1", 0) as bound, ExitStack() as sockets:

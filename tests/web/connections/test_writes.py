@@ -1,0 +1,39 @@
+"""How answers are written to the socket: a small one at once, and the head of a slow one before its body."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+import time
+
+import pytest
+
+from tests.web.connections.conftest import GET, HEADER, QUIET_S, Serve, read_answer
+
+DATA_SEGMENTS_IN = 152
+"""Where Linux has their number in `struct tcp_info` (linux/tcp.h), as 32 bits."""
+
+
+def segments(connection: socket.socket) -> int:
+    """With data that have come: loopback makes one of each write that is not large."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, DATA_SEGMENTS_IN + 4)
+    found: int = struct.unpack_from("=I", info, DATA_SEGMENTS_IN)[0]
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts segments")
+def test_a_small_answer_is_written_at_once(edge: Serve) -> None:
+    connection = edge().connect(GET)
+    for answered in range(1, 4):
+        assert read_answer(connection).endswith(b"}")
+        assert segments(connection) == answered
+        connection.sendall(GET)
+
+
+def test_the_head_of_an_answer_does_not_wait_for_its_body(edge: Serve) -> None:
+    connection = edge().connect(b"GET /late-body HTTP/1.1\r\n" + HEADER + b"\r\n")
+    began = time.monotonic()
+    assert connection.recv(1 << 16).endswith(b"\r\n\r\n")
+    assert time.monotonic() - began < QUIET_S
+    assert b"late" in connection.recv(1 << 16)
