@@ -11,10 +11,8 @@ from loadgen.errors import LoadgenError, require_at_least
 
 Points = tuple[tuple[int, float], ...]
 """Seconds by a number of tokens or sessions, ascending in it."""
-Drafts = tuple[tuple[int, tuple[float, ...]], ...]
-"""By a number of sessions, ascending in it: the tokens of a step that each of several turns had, ascending."""
-RATIOS = ("decode_ratios", "prompt_ratios")
-"""Fields of `Costs`."""
+Samples = tuple[tuple[int, tuple[float, ...]], ...]
+"""By a number of tokens or sessions, ascending in it: what was found each time, ascending."""
 SOON = 1e-9
 """Of a step: what rounding may make of a whole number."""
 
@@ -25,7 +23,8 @@ class Costs:
 
     `decode_s` is the time of a step in which so many sessions decode, and `decoded` how many tokens turns have of it:
     more than one where drafts are right. `prompt_s` is the time of a step with so many tokens of prompts. Both are
-    medians; `prompt_ratios` are single times over theirs, and `decode_ratios` those of a turn's mean step, ascending.
+    medians. `prompt_ratios` are single times of a number of tokens over their median: those of long prompts are nearer
+    to it. `decode_ratios` are those of a turn's mean step, of all numbers of sessions together, ascending.
     `first_byte_s` is what the first token of a turn takes beside its steps, and `opening_s` what the first turn of a
     session takes more. Rates are in bytes per second; None for one that was not measured. `context` is the length in
     tokens of the histories meanwhile.
@@ -34,7 +33,7 @@ class Costs:
     """
 
     decode_s: Points
-    decoded: Drafts
+    decoded: Samples
     prompt_s: Points
     first_byte_s: float
     opening_s: float
@@ -45,11 +44,11 @@ class Costs:
     from_disk_bytes_per_s: float | None = None
     context: int = 0
     decode_ratios: tuple[float, ...] = (1.0,)
-    prompt_ratios: tuple[float, ...] = (1.0,)
+    prompt_ratios: Samples = ((1, (1.0,)),)
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "first_byte_s", "opening_s", "bytes_per_token", "context")
-        for name in ("decode_s", "decoded", "prompt_s"):
+        for name in ("decode_s", "decoded", "prompt_s", "prompt_ratios"):
             numbers = [number for number, _ in getattr(self, name)]
             if not numbers or any(later <= earlier for earlier, later in pairwise((0, *numbers))):
                 raise LoadgenError(f"{name} needs points at ascending numbers above 0")
@@ -57,8 +56,11 @@ class Costs:
             raise LoadgenError("decode_s or prompt_s has a time below 0")
         if any(not turns or min(turns) < 1 for _, turns in self.decoded):
             raise LoadgenError("decoded needs turns, with at least one token of a step")
-        for name in RATIOS:
-            if not getattr(self, name) or min(getattr(self, name)) < 0:
+        for name, ratios in (
+            ("decode_ratios", self.decode_ratios),
+            *(("prompt_ratios", each) for _, each in self.prompt_ratios),
+        ):
+            if not ratios or min(ratios) < 0:
                 raise LoadgenError(f"{name} needs numbers from 0 on")
         for name in ("out_bytes_per_s", "in_bytes_per_s", "to_disk_bytes_per_s", "from_disk_bytes_per_s"):
             rate = getattr(self, name)
@@ -67,15 +69,13 @@ class Costs:
 
 
 def mean_of(measured: Sequence[Costs]) -> Costs:
-    """The mean of several measurements at the same numbers of tokens, each value on its own. All turns and ratios are
-    kept.
-    """
+    """The mean of several measurements at the same numbers of tokens, each value on its own. All samples are kept."""
     if len(measured) == 1:
         return measured[0]
     means: dict[str, Any] = {}
     for field in fields(Costs):
         values = [getattr(each, field.name) for each in measured]
-        if field.name in RATIOS:
+        if field.name == "decode_ratios":
             means[field.name] = tuple(sorted(sum(values, ())))
         elif isinstance(values[0], tuple):
             joined = zip(*values, strict=True)
@@ -88,7 +88,7 @@ def mean_of(measured: Sequence[Costs]) -> Costs:
 
 
 def _mean(values: list[Any]) -> Any:
-    """Of times; of turns' tokens all are kept."""
+    """Of times; of samples all are kept."""
     return tuple(sorted(sum(values, ()))) if isinstance(values[0], tuple) else fmean(values)
 
 
@@ -100,7 +100,8 @@ class StepTimes:
         self._decode = _table(costs.decode_s, most_rows)
         self._prompt = _table(costs.prompt_s, most_tokens)
         self._decoded = [_at_most(costs.decoded, rows) for rows in range(most_rows + 1)]
-        self._ratios = (costs.decode_ratios, costs.prompt_ratios)
+        self._decode_ratios = costs.decode_ratios
+        self._prompt_ratios = [_nearest(costs.prompt_ratios, tokens) for tokens in range(most_tokens + 1)]
 
     def mixed(self, rows: int, prompt_tokens: int, luck: float) -> float:
         """Seconds of a step. Prompts and rows that decode share nothing in it: each takes as long as alone. `luck`,
@@ -109,8 +110,9 @@ class StepTimes:
         Measured in one run on two cores: 65 tokens beside 0, 1, 3 and 8 rows took 84, 94, 101 and 115 ms, and steps of
         1, 3 and 8 rows without prompts 11, 16 and 36 ms.
         """
-        ratios = self._ratios[prompt_tokens > 0]
-        return (self._decode[rows] + self._prompt[prompt_tokens]) * ratios[int(luck * len(ratios))]
+        decode, prompt = self._decode_ratios, self._prompt_ratios[prompt_tokens]
+        decode_s = self._decode[rows] * decode[int(luck * len(decode))]
+        return decode_s + self._prompt[prompt_tokens] * prompt[int(luck * len(prompt))]
 
     def needed(self, rows: int, tokens: int, luck: float) -> int:
         """Steps in which a turn that is one of `rows` decodes `tokens`. `luck`, from 0 to below 1: its place among the
@@ -120,7 +122,12 @@ class StepTimes:
         return math.ceil(tokens / turns[int(luck * len(turns))] - SOON)
 
 
-def _at_most(decoded: Drafts, rows: int) -> tuple[float, ...]:
+def _nearest(samples: Samples, number: int) -> tuple[float, ...]:
+    """Those of the measured number that is the nearest."""
+    return min(samples, key=lambda each: abs(each[0] - number))[1]
+
+
+def _at_most(decoded: Samples, rows: int) -> tuple[float, ...]:
     """Turns of the largest measured number of sessions that is no more than `rows`, or of the smallest."""
     return next((turns for sessions, turns in reversed(decoded) if sessions <= rows), decoded[0][1])
 

@@ -123,7 +123,10 @@ def costs_table(report: SimulateReport) -> TextTable:
         *((f"tokens of a step with {count}, mean of turns", f"{fmean(turns):.2f}") for count, turns in costs.decoded),
         *((f"a step with {tokens} prompt tokens", in_seconds(seconds)) for tokens, seconds in costs.prompt_s),
         ("turns' mean steps that decode, over their median", _range(costs.decode_ratios)),
-        ("steps with prompts, over theirs", _range(costs.prompt_ratios)),
+        *(
+            (f"a step with {tokens} prompt tokens, over its median", _range(each))
+            for tokens, each in costs.prompt_ratios
+        ),
         ("the rest of a turn's first token", in_seconds(costs.first_byte_s)),
         ("a first turn's more", in_seconds(costs.opening_s)),
         *((name, "not measured" if rate is None else in_speed(rate)) for name, rate in rates.items()),

@@ -86,7 +86,7 @@ def _costs(
         decoded=tuple((count, turns) for count, (_, turns) in decode.items()),
         decode_ratios=_ratios(seconds for seconds, _ in decode.values()),
         prompt_s=((1, plain_s), *((n + 1, median(seconds)) for n, seconds in prompts.items())),
-        prompt_ratios=_ratios(prompts.values()),
+        prompt_ratios=tuple((n + 1, _ratios([seconds])) for n, seconds in prompts.items()),
         first_byte_s=first_byte_s,
         opening_s=opening_s,
         bytes_per_token=bytes_per_token,

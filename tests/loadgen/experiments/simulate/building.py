@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadgen.experiments.simulate.costs import Costs, Drafts, Points
+from loadgen.experiments.simulate.costs import Costs, Points, Samples
 from loadgen.load.trace import AgentPlan, TurnPlan
 
 DECODE: Points = ((1, 0.02), (8, 0.04))
-ONE_EACH: Drafts = ((1, (1.0,)),)
+ONE_EACH: Samples = ((1, (1.0,)),)
 PROMPT: Points = ((1, 0.02), (512, 0.5))
 
 
 def costs(
-    decode_s: Points = DECODE, prompt_s: Points = PROMPT, first_byte_s: float = 0.0, decoded: Drafts = ONE_EACH
+    decode_s: Points = DECODE, prompt_s: Points = PROMPT, first_byte_s: float = 0.0, decoded: Samples = ONE_EACH
 ) -> Costs:
     """A server whose KV moves at 1 GB/s, 10 kB of each token."""
     return Costs(

@@ -65,17 +65,20 @@ def test_step_times_lie_between_the_measured_points() -> None:
 
 
 def test_a_step_has_its_place_among_the_measured_ones_of_its_kind() -> None:
-    drawn = replace(costs(((1, 0.02),), ((1, 0.1),)), decode_ratios=(0.5, 2.0), prompt_ratios=(0.9, 1.0, 1.1, 3.0))
-    steps = StepTimes(drawn, 1, 1)
+    prompts = ((1, (0.9, 1.0, 1.1, 3.0)), (100, (1.0, 1.2)))
+    drawn = replace(costs(((1, 0.02),), ((1, 0.1),)), decode_ratios=(0.5, 2.0), prompt_ratios=prompts)
+    steps = StepTimes(drawn, 1, 100)
 
     assert [steps.mixed(1, 0, luck) for luck in (0.0, 0.49, 0.5, 0.99)] == pytest.approx([0.01, 0.01, 0.04, 0.04])
     assert [steps.mixed(0, 1, luck) for luck in (0.0, 0.25, 0.74, 0.75)] == pytest.approx([0.09, 0.1, 0.11, 0.3])
+    assert [steps.mixed(0, tokens, 0.9) / steps.mixed(0, tokens, 0.3) for tokens in (50, 51)] == pytest.approx([3, 1.2])
+    assert steps.mixed(1, 1, 0.75) == pytest.approx(0.04 + 0.3)
 
 
-@pytest.mark.parametrize("name", ["decode_ratios", "prompt_ratios"])
 @pytest.mark.parametrize("ratios", [(), (-0.1, 1.0)])
+@pytest.mark.parametrize("name", ["decode_ratios", "prompt_ratios"])
 def test_ratios_that_cannot_be_are_refused(name: str, ratios: tuple[float, ...]) -> None:
-    given: dict[str, Any] = {name: ratios}
+    given: dict[str, Any] = {name: ratios if name == "decode_ratios" else ((1, (1.0,)), (2, ratios))}
     with pytest.raises(LoadgenError, match=f"{name} needs numbers from 0 on"):
         replace(costs(), **given)
 
@@ -98,9 +101,9 @@ def test_turns_without_a_token_of_a_step_are_refused() -> None:
 
 
 def test_costs_of_several_measurements_are_their_means() -> None:
-    slow = replace(costs(((1, 0.03), (8, 0.06))), from_disk_bytes_per_s=None, prompt_ratios=(0.8, 1.2))
+    slow = replace(costs(((1, 0.03), (8, 0.06))), from_disk_bytes_per_s=None, prompt_ratios=((1, (0.8, 1.2)),))
     mean = mean_of([costs(), slow])
-    assert (mean.decode_ratios, mean.prompt_ratios) == ((1.0, 1.0), (0.8, 1.0, 1.2))
+    assert (mean.decode_ratios, mean.prompt_ratios) == ((1.0, 1.0), ((1, (0.8, 1.0, 1.2)),))
     assert [rows for rows, _ in mean.decode_s] == [1, 8]
     assert [seconds for _, seconds in mean.decode_s] == pytest.approx([0.025, 0.05])
     assert mean.decoded == ((1, (1.0, 1.0)),)

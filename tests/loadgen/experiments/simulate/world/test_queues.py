@@ -43,7 +43,7 @@ def test_prompts_of_measured_lengths_wait_as_in_an_m_g_1_queue(seed: int) -> Non
     service_s, ratios = 0.5, (0.25, 0.75, 1.0, 2.0)
     load = replace(SINGLE, seed=seed, rate=UTILIZATION / service_s, context=100, completion_tokens=1)
     plan = ClusterPlan(device_tokens=10**9, step_tokens=100, shared_tokens=100, rows=100, front_s=0.0)
-    drawn = replace(costs(((1, 0.0),), ((1, 0.0), (100, service_s))), prompt_ratios=ratios)
+    drawn = replace(costs(((1, 0.0),), ((1, 0.0), (100, service_s))), prompt_ratios=((100, ratios),))
 
     done = simulate(plan, Policy.OWNER, drawn, population(load, 1))
 
