@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from app.logs.formats import configure
+from app.logs.formats import Log, configure
 from app.machine.descriptors import raise_descriptor_limit
 from app.settings import Settings
 from app.web.hangups import Hangups
@@ -41,7 +41,7 @@ def serve(settings: Settings, *, stands_by: bool = False) -> int:
 
 
 def _serve_until_told(settings: Settings, hangups: Hangups, stands_by: bool) -> int:
-    configure(logging.INFO, settings.log_format)
+    configure(Log(logging.INFO, settings.log_format, settings.replica))
     logging.getLogger("httpx").setLevel(logging.WARNING)
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     descriptors = raise_descriptor_limit()

@@ -19,7 +19,7 @@ from app.cluster.keeper import ReplicaSpec
 from app.cluster.table import Table
 from app.domain.addresses import LOOPBACK_NAMES
 from app.domain.errors import FieldOutOfRange
-from app.logs.formats import configure
+from app.logs.formats import Log, configure
 from app.machine.descriptors import raise_descriptor_limit
 from app.machine.files import explain
 from app.settings import Settings, variables
@@ -133,7 +133,7 @@ def serve(settings: Settings, given: Mapping[str, object], plan: Plan) -> int:
     `given` are the settings that flags have given. Those of the environment are the replicas' too, on any machine.
     """
     settings.require_safe_access()
-    configure(logging.INFO, settings.log_format)
+    configure(Log(logging.INFO, settings.log_format))
     folder = None if settings.state_dir is None else settings.state_dir.expanduser() / FOLDER
     flags = {name: _variable(value) for name, value in given.items()}
     shared = {name: value for name, value in {**variables(), **flags}.items() if name not in NOT_SHARED}
@@ -155,7 +155,7 @@ def serve(settings: Settings, given: Mapping[str, object], plan: Plan) -> int:
 def front(settings: Settings, urls: Mapping[str, str]) -> int:
     """A front door before replicas that are started elsewhere, at these URLs by name. Returns the exit status."""
     settings.require_safe_access()
-    configure(logging.INFO, settings.log_format)
+    configure(Log(logging.INFO, settings.log_format))
     fleet = Fleet(urls)
     folder = None if settings.state_dir is None else settings.state_dir.expanduser() / FOLDER
     with Hangups.heard() as hangups, bind(settings.host, settings.port) as bound:

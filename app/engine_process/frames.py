@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from app.domain.errors import DjinnError
 from app.domain.grammar import Grammar
 from app.domain.values import ModelInfo, WeightsDtype
-from app.logs.formats import LogFormat
+from app.logs.formats import Log
 from app.settings import EngineSettings
 
 
@@ -24,8 +24,7 @@ class Load:
     weights_dtype: WeightsDtype
     disk: str
     reserve: int
-    log_level: int
-    log_format: LogFormat
+    log: Log
     engine: EngineSettings
 
 

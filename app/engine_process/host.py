@@ -50,7 +50,7 @@ def serve(channel: Channel, sockets: socket.socket) -> int:
     leave_core()  # of the thread that imports PyTorch, which all others come from
     seconds = time.perf_counter() - began
     load = _first(channel)
-    configure(load.log_level, load.log_format)
+    configure(load.log)
     logger.info("imported PyTorch and the engine in %.1f s", seconds)
 
     def die(reason: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.domain.values import WeightsDtype
 from app.engine_process.frames import Load
+from app.logs.formats import Log
 from app.machine.disk import DiskRoom
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import Settings
@@ -22,8 +23,7 @@ def load_frame(settings: Settings, log_level: int) -> Load:
         weights_dtype=WeightsDtype(settings.weights_dtype),
         disk=tempfile.gettempdir() if folder is None else str(folder.expanduser()),
         reserve=0 if folder is None else int(settings.disk_reserve),
-        log_level=log_level,
-        log_format=settings.log_format,
+        log=Log(log_level, settings.log_format, settings.replica),
         engine=settings.engine(),
     )
 

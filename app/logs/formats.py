@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -16,39 +17,60 @@ CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)
 """A line break within a message would be a line of its own, with what a client wrote in it."""
 
 
-def configure(level: int, form: LogFormat) -> None:
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What a process logs, in which form, and the replica that it is a part of: several may share a terminal."""
+
+    level: int
+    form: LogFormat
+    replica: str | None = None
+
+
+def configure(log: Log) -> None:
     """Log to standard error from now on, also what Python would write there by itself."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    logging.basicConfig(level=level, handlers=[handler])
+    handler.setFormatter(JsonFormatter(log.replica) if log.form == "json" else TextFormatter(log.replica))
+    logging.basicConfig(level=log.level, handlers=[handler])
     log_uncaught()
 
 
-def configured() -> tuple[int, LogFormat]:
-    """Level and form of this process's log, for another one beside it."""
+def configured() -> Log:
+    """That of this process, for another one beside it."""
     root = logging.getLogger()
-    is_json = any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers)
-    return root.level, "json" if is_json else "text"
+    for handler in root.handlers:
+        if isinstance(handler.formatter, TextFormatter | JsonFormatter):
+            form: LogFormat = "json" if isinstance(handler.formatter, JsonFormatter) else "text"
+            return Log(root.level, form, handler.formatter.replica)
+    return Log(root.level, "text")
 
 
 class TextFormatter(logging.Formatter):
     """`2027-01-15T08:00:00.123Z INFO djinn: message (request req_1, session ses_1)`, and a traceback below. That is
-    indented, as an error may have line breaks too.
+    indented, as an error may have line breaks too. Replica `a` is `djinn[a]`.
     """
+
+    def __init__(self, replica: str | None = None) -> None:
+        super().__init__()
+        self.replica = replica
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
         names = ", ".join(f"{what.removesuffix('_id')} {name}" for what, name in _about(record).items())
         message = record.getMessage().translate(CONTROL)
-        line = f"{_time(record)} {record.levelname} djinn: {message}{f' ({names})' if names else ''}"
+        program = "djinn" if self.replica is None else f"djinn[{self.replica}]"
+        line = f"{_time(record)} {record.levelname} {program}: {message}{f' ({names})' if names else ''}"
         below = self.formatException(record.exc_info).split("\n") if record.exc_info else ()
         return "\n".join([line, *(f"  {each.translate(CONTROL)}" for each in below)])
 
 
 class JsonFormatter(logging.Formatter):
-    """An object with `time`, `level`, `logger` and `message`; `request_id` and `session` where there is one,
-    `traceback` for a bug, and what the line itself has as `fields`.
+    """An object with `time`, `level`, `logger` and `message`; `replica`, `request_id` and `session` where there is
+    one, `traceback` for a bug, and what the line itself has as `fields`.
     """
+
+    def __init__(self, replica: str | None = None) -> None:
+        super().__init__()
+        self.replica = replica
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -58,6 +80,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": _without_surrogates(record.getMessage()),
+            **({} if self.replica is None else {"replica": self.replica}),
             **_about(record),
             **fields,
         }

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.logs.about import REQUEST
-from app.logs.formats import JsonFormatter, TextFormatter
+from app.logs.formats import JsonFormatter, LogFormat, TextFormatter
 
 SESSION = "ses_" + "0" * 36
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -41,6 +43,20 @@ def scope() -> Iterator[dict[str, Any]]:
 
 def test_a_line_of_text_has_time_and_level() -> None:
     assert re.fullmatch(f"{TIME} WARNING djinn: 3 turns", TextFormatter().format(record("%d turns", 3)))
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_line_names_the_replica_and_so_do_those_of_other_processes_of_it(form: LogFormat) -> None:
+    script = (
+        "import logging; from app.logs.formats import Log, configure, configured\n"
+        f"log = Log(logging.INFO, {form!r}, 'a')\n"
+        "configure(log); assert configured() == log; logging.getLogger('x').info('here')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    if form == "text":
+        assert re.fullmatch(rf"{TIME} INFO djinn\[a\]: here\n", done.stderr)
+    else:
+        assert json.loads(done.stderr)["replica"] == "a"
 
 
 def test_a_line_of_text_names_its_request_and_session(scope: dict[str, Any]) -> None:

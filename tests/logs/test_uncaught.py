@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import logging, threading, warnings
-from app.logs.formats import configure
+from app.logs.formats import Log, configure
 
 class Unfinished:
     def __del__(self):
@@ -17,7 +17,7 @@ class Unfinished:
 def fail():
     raise RuntimeError("in a thread")
 
-configure(logging.INFO, "json")
+configure(Log(logging.INFO, "json"))
 warnings.warn("of a library", stacklevel=1)
 thread = threading.Thread(target=fail, name="worker")
 thread.start()

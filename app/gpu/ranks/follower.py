@@ -36,7 +36,7 @@ Copy = Callable[[CopyAcross], None]
 def follow(orders: Connection, copies: tuple[Connection, Connection], slab: int) -> None:
     """Serve rank 0 until it closes the sockets, which raises `EOFError`. `copies` are those out and in."""
     load: Load = orders.recv()
-    configure(load.log_level, load.log_format)
+    configure(load.log)
     torch.set_num_threads(load.threads)
     if load.device.type == "cuda":
         torch.cuda.set_device(load.device)

@@ -14,7 +14,7 @@ from app.domain.errors import DjinnError
 from app.gpu.attention.batch import RowShape
 from app.gpu.kv.moves import HalfPass
 from app.gpu.linear.base import Products
-from app.logs.formats import LogFormat
+from app.logs.formats import Log
 from app.model_store.resolve import ResolvedModel
 
 
@@ -35,8 +35,7 @@ class Load:
     kv_dtype: torch.dtype
     threads: int
     """That compute on a CPU."""
-    log_level: int
-    log_format: LogFormat
+    log: Log
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ def start_ranks(
     threads = max(1, torch.get_num_threads() // count)
     if device.type == "cpu":
         torch.set_num_threads(threads)
-    level, form = configured()
     products, kv_dtype = choose_products(settings, model, device, dtype), choose_kv_dtype(settings.kv_dtype, dtype)
     own: int = model.config.get_text_config().max_position_embeddings
     ranks = Ranks(count, device, die)
@@ -46,8 +45,7 @@ def start_ranks(
             block_size=settings.block_size,
             kv_dtype=kv_dtype,
             threads=threads,
-            log_level=level,
-            log_format=form,
+            log=configured(),
         )
     )
     return ranks
