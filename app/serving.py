@@ -52,11 +52,12 @@ def _serve_until_told(settings: Settings, hangups: Hangups, stands_by: bool) -> 
             from app.engine_process.engine import EngineProcess
 
             process = EngineProcess(settings.engine_timeout_s)  # it imports PyTorch meanwhile
-            from app.main import load_app
+            from app.main import load_app, prepare
             from app.web.connections.caps import Caps
             from app.web.server import Server
 
             if bound is None:
+                prepare(settings, process)
                 logger.info("%s stands by: it waits for a line of standard input", settings.replica or "the server")
                 if (status := _wait_until_wanted(process)) is not None:
                     return status

@@ -17,7 +17,7 @@ from app.engine_process.channel import Closed
 from app.engine_process.child import Child
 from app.engine_process.codec import Frame, decode, encode
 from app.engine_process.deaths import Deaths
-from app.engine_process.frames import Beat, Compiled, Dying, Load, Loaded, NotLoaded, Stop
+from app.engine_process.frames import Beat, Compiled, Dying, Find, Load, Loaded, NotLoaded, Stop
 from app.engine_process.grammars import RemoteGrammars
 from app.messages import Back, Command, Lost
 
@@ -76,6 +76,10 @@ class EngineProcess:
     def is_running(self) -> bool:
         """Whether the process that runs now has not ended."""
         return self._child.is_running
+
+    def find(self, load: Load) -> None:
+        """Have the process find the model, long before `begin`: what that needs is imported by then."""
+        self._child.channel.send(encode(Find(load)))
 
     def begin(self, load: Load) -> None:
         """Begin to load the model, which takes seconds or minutes."""

@@ -11,7 +11,7 @@ from app.settings import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """To the engine, first of all: load this model, which is on the disk already. Answered by `Loaded` or `NotLoaded`.
+    """To the engine, first but for `Find`: load this model, which is on the disk. Answered by `Loaded` or `NotLoaded`.
 
     KV files leave `reserve` bytes free on the disk of `disk`.
     """
@@ -26,6 +26,13 @@ class Load:
     reserve: int
     log: Log
     engine: EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """To the engine, before `Load` if at all: find the model, so that all that this needs is imported."""
+
+    load: Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +96,5 @@ class Dying:
     reason: str
 
 
-ToEngine = Load | Compile | Release | Prepare | Stop
+ToEngine = Load | Find | Compile | Release | Prepare | Stop
 FromEngine = Loaded | NotLoaded | Compiled | Beat | Dying

@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING, get_args
 from app.domain.errors import Busy, DjinnError, EngineError
 from app.engine_process.channel import Channel, Closed
 from app.engine_process.codec import decode, encode, encode_events
-from app.engine_process.frames import Beat, Compile, Compiled, Dying, Load, Loaded, NotLoaded, Prepare, Release, Stop
+from app.engine_process.frames import (
+    Beat,
+    Compile,
+    Compiled,
+    Dying,
+    Find,
+    Load,
+    Loaded,
+    NotLoaded,
+    Prepare,
+    Release,
+    Stop,
+)
 from app.engine_process.loading import disk_room, find_model
 from app.logs.formats import configure
 from app.machine.cores import free_from_core, leave_core
@@ -88,11 +100,16 @@ def _end_with_server(channel: Channel) -> None:
 
 
 def _first(channel: Channel) -> Load:
-    while (data := channel.receive(BEAT_S)) is None:
-        pass
-    frame = decode(data)
-    assert isinstance(frame, Load)
-    return frame
+    while True:
+        data = channel.receive(BEAT_S)
+        frame = None if data is None else decode(data)
+        if isinstance(frame, Load):
+            return frame
+        if isinstance(frame, Find):
+            with contextlib.suppress(DjinnError):  # whoever loads it is told
+                find_model(frame.load)
+            gc.collect()
+            gc.freeze()
 
 
 class _Host:

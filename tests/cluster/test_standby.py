@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.cluster.keeper import GO, READY
+from app.cluster.keeper import GO, READY, USAGE_ERROR
 from app.web.server import ENGINE_LOST
 from tests.cluster.pair import free_port
 
@@ -27,8 +27,13 @@ def port() -> int:
 
 
 @pytest.fixture
-def waiting(tmp_path: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    flags = ["--model", "random:tiny-llama", "--device", "cpu", "--kv-device", "8MiB", "--port", str(port)]
+def model() -> str:
+    return "random:tiny-llama"
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, port: int, model: str) -> Iterator[subprocess.Popen[bytes]]:
+    flags = ["--model", model, "--device", "cpu", "--kv-device", "8MiB", "--port", str(port)]
     command = [sys.executable, "-P", "-m", "app", "serve", "--standby", *flags, "--state-dir", str(tmp_path / "state")]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
@@ -67,6 +72,16 @@ def test_it_leaves_port_and_folder_alone_until_it_is_told(
     assert engine.is_running()
     waiting.send_signal(signal.SIGTERM)
     assert waiting.wait(WAIT_S) == 0
+
+
+@pytest.mark.parametrize("model", ["no/where"])
+def test_what_is_wrong_with_its_model_is_said_when_it_is_wanted(waiting: subprocess.Popen[bytes]) -> None:
+    assert waiting.stderr is not None
+    assert any(b"stands by" in line for line in waiting.stderr)
+    said, errors = waiting.communicate(GO, WAIT_S)
+    assert not said
+    assert b"no/where" in errors
+    assert waiting.returncode == USAGE_ERROR
 
 
 def test_it_ends_if_its_engine_dies(waiting: subprocess.Popen[bytes]) -> None:

@@ -14,6 +14,10 @@ from app.domain.errors import ReplicaAway
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
+AWAY_INTERVAL_S = 0.2
+"""Between two looks at a replica that is away: clients wait for it. One that takes longer to answer
+is found by the next look at all.
+"""
 PATIENCE_S = 3.0
 """How long a replica may take. It answers without its engine."""
 MISSES = 2
@@ -32,20 +36,25 @@ class Lookout:
 
     async def run(self) -> None:
         """Look for ever."""
+        now = asyncio.get_running_loop().time
         while True:
             await self.look()
-            await asyncio.sleep(INTERVAL_S)
+            next_s = now() + INTERVAL_S
+            while (left_s := next_s - now()) > 0:
+                await asyncio.sleep(min(left_s, AWAY_INTERVAL_S))
+                away = [each for each in self._fleet if each.state is State.AWAY]
+                await asyncio.gather(*(self._look_at(each, AWAY_INTERVAL_S) for each in away))
 
     async def look(self) -> None:
         """Look at all of them once."""
-        await asyncio.gather(*(self._look_at(each) for each in self._fleet))
+        await asyncio.gather(*(self._look_at(each, PATIENCE_S) for each in self._fleet))
 
-    async def _look_at(self, replica: Replica) -> None:
+    async def _look_at(self, replica: Replica, patience_s: float) -> None:
         before = replica.state
         host = self._name or f"{replica.host}:{replica.port}"
         headers = [(b"host", host.encode()), (b"user-agent", OWN_NAME.encode())]
         try:
-            found = await fetch(self._pool, replica, b"/ready", headers, PATIENCE_S)
+            found = await fetch(self._pool, replica, b"/ready", headers, patience_s)
         except ReplicaAway:
             missed = self._missed[replica.name] = self._missed.get(replica.name, 0) + 1
             if missed >= MISSES or before is State.AWAY:

@@ -62,9 +62,9 @@ def serving_door(urls: Mapping[str, str], directory: Directory | None = None, **
 
 
 @contextmanager
-def serving_stub(app: ASGIApp) -> Iterator[str]:
-    """A replica that is only `app`; yields its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off", access_log=False))
+def serving_stub(app: ASGIApp, port: int = 0) -> Iterator[str]:
+    """A replica that is only `app`, on that port or any; yields its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", lifespan="off", access_log=False))
     thread = threading.Thread(target=server.run, name="stub")
     thread.start()
     try:
