@@ -50,6 +50,12 @@ class ClusterSettings(BaseModel):
         512, ge=1, description="so many tokens of a prompt without KV make it a long one, with --role decode"
     )
 
+    prefill_transport: Literal["tcp", "nixl"] = Field(
+        "tcp",
+        description="how KV of such prompts comes: over the connection of the two servers, or read from the other's "
+        "memory by NIXL, which must be installed; both servers need the same",
+    )
+
     @field_validator("replica")
     @classmethod
     def _name_a_replica(cls, value: str | None) -> str | None:

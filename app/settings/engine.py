@@ -44,4 +44,6 @@ class EngineSettings:
     """None: `DRAFT_TOKENS` where drafts change no token, and help."""
     max_activation_bytes: int
     """Of checkpoints and captures in host memory."""
+    prefill_transport: str
+    """Of prompts between servers: `tcp` or `nixl`."""
     max_model_len: int | None

@@ -1,6 +1,7 @@
 """Every setting of the server together: the only reader of the environment (`DJINN_*`)."""
 
 import os
+from importlib.util import find_spec
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -73,6 +74,8 @@ class Settings(LimitSettings, MemorySettings, ModelSettings, ClusterSettings, Ac
             raise ValueError("peers: sessions that move must survive a restart, and state_dir is none")
         if self.peers is None and self.role != "both":
             raise ValueError("role: needs peers, which compute prompts or have them computed")
+        if self.prefill_transport == "nixl" and find_spec("nixl_cu12") is None:
+            raise ValueError("prefill_transport: NIXL is not installed: pip install 'djinn[nixl]'")
         return self
 
     @model_validator(mode="after")
@@ -106,5 +109,6 @@ class Settings(LimitSettings, MemorySettings, ModelSettings, ClusterSettings, Ac
             max_running=self.max_running,
             max_draft_tokens=self.max_draft_tokens,
             max_activation_bytes=int(self.max_activation_bytes),
+            prefill_transport=self.prefill_transport,
             max_model_len=self.max_model_len,
         )

@@ -13,7 +13,7 @@ from app.cluster.moves.key import ClusterKey
 from app.cluster.moves.peers import Peers
 from app.domain.errors import FieldOutOfRange
 from app.machine.handover import SocketTable, receive_sockets, send_socket
-from app.settings import Settings
+from app.settings import Settings, settings
 
 FILES: dict[str, Any] = {"peers": "peers.yaml", "cluster_key_file": "key"}
 
@@ -87,6 +87,13 @@ def test_a_role_is_one_among_peers(role: str) -> None:
     assert Settings(**FILES, replica="a", role=role).role == role
     with pytest.raises(ValidationError, match="role: needs peers"):
         Settings(role=role)
+
+
+def test_a_transport_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings(prefill_transport="nixl").prefill_transport == "nixl"
+    monkeypatch.setattr(settings, "find_spec", lambda name: None)
+    with pytest.raises(ValidationError, match=r"prefill_transport: NIXL is not installed: pip install 'djinn\[nixl\]'"):
+        Settings(prefill_transport="nixl")
 
 
 def test_a_cluster_needs_a_journal() -> None:

@@ -79,6 +79,7 @@ def make_engine(
         max_running=8,
         max_draft_tokens=max_draft_tokens,
         max_activation_bytes=1 << 30,
+        prefill_transport="tcp",
         max_model_len=None,
     )
     return load_engine(model, settings)

@@ -14,8 +14,7 @@ from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.giving import give
 from app.cluster.moves.outlook import Outlook
 from app.cluster.moves.peers import Peer
-from app.cluster.moves.wire import Model
-from app.cluster.prefill.wire import FORMAT, PROMPT, PromptOffer, encode_prompt
+from app.cluster.prefill.wire import FORMAT, PROMPT, Form, PromptOffer, encode_prompt
 from app.domain.errors import DjinnError, PeerAway, WrongState
 from app.messages import ComputePrompt, Lacking, ReceivedPrompt, ReceivePrompt
 from app.sessions.registry import SessionRegistry
@@ -32,15 +31,15 @@ class PromptsAsked:
     """Finds servers that compute prompts, and has the engine receive what they send. Used on the event loop only."""
 
     def __init__(
-        self, registry: SessionRegistry, here: str, calls: PeerCalls, outlook: Outlook, *, least: int, block_size: int
+        self, registry: SessionRegistry, here: str, form: Form, calls: PeerCalls, outlook: Outlook, *, least: int
     ) -> None:
-        """`here` is the server's own name. `least`: tokens of a long prompt."""
+        """`here` is the server's own name, and `form` what it needs of others. `least`: tokens of a long prompt."""
         self._registry = registry
         self._metrics = registry.metrics.prompts
         self._here = here
         self._calls = calls
         self._least = least
-        self._block_size = block_size
+        self._form = form
         self._outlook = outlook
         self._under_way = set[asyncio.Task[None]]()
 
@@ -115,8 +114,7 @@ class PromptsAsked:
         offer = PromptOffer(
             format=FORMAT,
             source=self._here,
-            model=Model.of(self._registry.executor.engine.info),
-            block_size=self._block_size,
+            form=self._form,
             tenant=session.owner or "",
             namespace=session.namespace,
             token_ids=session.history[: session.prompt_tokens].tobytes(),

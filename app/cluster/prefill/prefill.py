@@ -8,9 +8,10 @@ from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.cluster import Membership
 from app.cluster.moves.doors import Way
 from app.cluster.moves.outlook import Outlook
+from app.cluster.moves.wire import Model
 from app.cluster.prefill.asked import PREFILL, PromptsAsked
 from app.cluster.prefill.served import PromptsServed
-from app.cluster.prefill.wire import PROMPT
+from app.cluster.prefill.wire import PROMPT, Form
 from app.sessions.registry import SessionRegistry
 from app.settings import Settings
 
@@ -22,15 +23,15 @@ class Prefill:
 
     def __init__(self, registry: SessionRegistry, member: Membership, settings: Settings) -> None:
         self._asks = settings.role == DECODE
-        size = settings.block_size
-        self._served = PromptsServed(registry, member.here, is_asked=settings.role == PREFILL, block_size=size)
+        form = Form(Model.of(registry.executor.engine.info), settings.block_size, settings.prefill_transport)
+        self._served = PromptsServed(registry, member.here, form, is_asked=settings.role == PREFILL)
         self._asked = PromptsAsked(
             registry,
             member.here,
+            form,
             PeerCalls(member.key),
             Outlook(member.here, member.peers, member.host),
             least=settings.prefill_apart_tokens,
-            block_size=size,
         )
         self.ways: Mapping[str, Way] = {PROMPT: self._served}
         """What other servers may offer, by path."""

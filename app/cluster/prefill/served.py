@@ -11,8 +11,7 @@ from functools import partial
 
 from app.cluster.moves.doors import read_message
 from app.cluster.moves.giving import give
-from app.cluster.moves.wire import Model
-from app.cluster.prefill.wire import FORMAT, PromptOffer
+from app.cluster.prefill.wire import FORMAT, Form, PromptOffer
 from app.domain.errors import DjinnError, PeerFull, PeerMismatch
 from app.domain.session_ids import new_session_id
 from app.domain.values import SamplingParams, SessionId, StopRule
@@ -47,13 +46,15 @@ class OfferedPrompt:
 class PromptsServed:
     """Used on the event loop only."""
 
-    def __init__(self, registry: SessionRegistry, here: str, *, is_asked: bool, block_size: int) -> None:
-        """`here` is the server's own name. `is_asked`: it computes prompts for others at all."""
+    def __init__(self, registry: SessionRegistry, here: str, form: Form, *, is_asked: bool) -> None:
+        """`here` is the server's own name, and `form` what others must have alike. `is_asked`: it computes prompts for
+        others at all.
+        """
         self._registry = registry
         self._metrics = registry.metrics.prompts
         self._here = here
         self._is_asked = is_asked
-        self._block_size = block_size
+        self._form = form
         self._count = 0
         self._under_way = set[asyncio.Task[None]]()
 
@@ -63,8 +64,9 @@ class PromptsServed:
         executor = self._registry.executor
         if not self._is_asked:
             raise PeerMismatch("this server computes no prompts for others: its role is not prefill")
-        if (offer.format, offer.model, offer.block_size) != (FORMAT, Model.of(executor.engine.info), self._block_size):
-            raise PeerMismatch("the prompt is for another version, model or size of blocks than this server has")
+        if (offer.format, offer.form) != (FORMAT, self._form):
+            what = "version, model, size of blocks or transport"
+            raise PeerMismatch(f"the prompt is for another {what} than this server has")
         if self._count >= AT_ONCE:
             raise PeerFull(f"{AT_ONCE} prompts wait here")
         try:

@@ -6,9 +6,18 @@ import msgspec
 
 from app.cluster.moves.wire import PREFIX, Model
 
-FORMAT = 1
+FORMAT = 2
 """Of a prompt that is offered. One more whenever anything in it changes its meaning."""
 PROMPT = f"{PREFIX}prompt"
+
+
+class Form(msgspec.Struct, frozen=True):
+    """What both servers must have alike."""
+
+    model: Model
+    block_size: int
+    transport: str
+    """`tcp` or `nixl`."""
 
 
 class PromptOffer(msgspec.Struct, frozen=True):
@@ -17,8 +26,7 @@ class PromptOffer(msgspec.Struct, frozen=True):
     format: int
     source: str
     """The server that asks."""
-    model: Model
-    block_size: int
+    form: Form
     tenant: str
     namespace: str | None
     """Of the session, if it is not the tenant's: only then may others find what has been computed for it."""

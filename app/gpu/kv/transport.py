@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -35,6 +36,10 @@ class Transport(Protocol):
         ...
 
 
+OpenWay = Callable[[AbstractContextManager[socket.socket]], Transport]
+"""Makes one of a connection that the two servers have handed to their engines. Raises `OSError` if it does not come."""
+
+
 class Ways(Protocol):
     """All ways to other servers, by the number that commands know each by."""
 
@@ -62,8 +67,7 @@ class SocketTransport:
     def send(self, data: memoryview) -> None:
         """Send it all. Raises `OSError`."""
         with self._in_use:
-            for first in range(0, len(data), SLICE_BYTES):  # the time limit of `sendall` is for all that it is given
-                self._connection.sendall(data[first : first + SLICE_BYTES])
+            self._send(data)
 
     def receive(self, target: memoryview) -> None:
         """Fill the target. Raises `OSError` if not enough comes."""
@@ -85,3 +89,7 @@ class SocketTransport:
             self._connection.shutdown(socket.SHUT_RDWR)
         with self._in_use:  # only now nobody can read from another's connection with the same number
             self._taken.close()
+
+    def _send(self, data: memoryview) -> None:
+        for first in range(0, len(data), SLICE_BYTES):  # the time limit of `sendall` is for all that it is given
+            self._connection.sendall(data[first : first + SLICE_BYTES])

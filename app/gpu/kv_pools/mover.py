@@ -18,6 +18,7 @@ from app.gpu.kv.file import read_kv_file, write_kv_file
 from app.gpu.kv.header import KVFileDamaged, KVFileError, KVFileHeader, KVFileMismatch, KVIdentity
 from app.gpu.kv.moves import Move, Moved, MoveKind
 from app.gpu.kv.stream import each_block, receive_into, receive_lead, send_kv
+from app.gpu.kv.transport import OpenWay, SocketTransport
 from app.gpu.kv_pools.host import LANDED, HostPool
 from app.gpu.kv_pools.orders import Orders
 from app.gpu.kv_pools.prompts import PromptStreams
@@ -34,7 +35,14 @@ _WORKERS = {MoveKind.OUT: "out", MoveKind.IN: "in", MoveKind.EXPORT: "files", Mo
 class KVMover:
     """Owns the copy workers. `disk` is None where there is no disk tier; only exports are written then."""
 
-    def __init__(self, host: HostPool, identity: KVIdentity, disk: DiskStore | None) -> None:
+    def __init__(
+        self,
+        host: HostPool,
+        identity: KVIdentity,
+        disk: DiskStore | None,
+        open_way: OpenWay = SocketTransport,
+    ) -> None:
+        """`open_way` is how prompts go to other servers, and come from them."""
         self._host = host
         self._identity = identity
         self._disk = disk
@@ -47,7 +55,7 @@ class KVMover:
         self._report: Callable[[Moved], None] = lambda report: None
         self.connections = SocketTable()
         """Those to other servers that the engine has been given."""
-        self.prompts = PromptStreams(host, identity, self.connections)
+        self.prompts = PromptStreams(host, identity, self.connections, open_way)
 
     def start(self, report: Callable[[Moved], None]) -> None:
         """Start the workers; each end of a move is reported from the worker's thread."""

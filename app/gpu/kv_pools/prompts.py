@@ -18,7 +18,7 @@ from dataclasses import replace
 from app.gpu.kv.file import zero_after
 from app.gpu.kv.header import KVFileHeader, KVFileMismatch, KVIdentity, encode_header
 from app.gpu.kv.moves import Move, Moved
-from app.gpu.kv.transport import SocketTransport, Transport
+from app.gpu.kv.transport import OpenWay, Transport
 from app.gpu.kv_pools.host import HostPool
 from app.machine.handover import SocketTable
 
@@ -28,7 +28,8 @@ LEAD_BYTES = 32
 class PromptStreams:
     """Ways to other servers, by the number of the connection. A worker sends or receives; the engine ends."""
 
-    def __init__(self, host: HostPool, identity: KVIdentity, connections: SocketTable) -> None:
+    def __init__(self, host: HostPool, identity: KVIdentity, connections: SocketTable, open_way: OpenWay) -> None:
+        self._open_way = open_way
         self._host = host
         self._identity = identity
         self._connections = connections
@@ -102,7 +103,7 @@ class PromptStreams:
                 return known, False
             self._taking.add(connection)
         try:
-            way = SocketTransport(self._connections.take(connection))
+            way = self._open_way(self._connections.take(connection))
         except BaseException:
             with self._changing:
                 self._taking.discard(connection)

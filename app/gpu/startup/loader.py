@@ -19,6 +19,8 @@ from app.gpu.engine import Engine
 from app.gpu.graphs.decode import Recorder
 from app.gpu.graphs.recorder import choose_recorder
 from app.gpu.kv.header import KVLayout
+from app.gpu.kv.transport import OpenWay, SocketTransport
+from app.gpu.kv_pools.host import HostPool
 from app.gpu.kv_pools.mover import KVMover
 from app.gpu.kv_tiers.phases import Phases
 from app.gpu.linear.base import Products
@@ -106,7 +108,7 @@ def build_engine(
     to_host = partial(HostTensor.of, streams=loaded.streams)
     checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host, grammars.match, activations)
     inspector = Inspector(scheduler, loaded.text, runner.counts, activations.use)
-    mover = KVMover(kv.host, kv.identity, kv.disk)
+    mover = KVMover(kv.host, kv.identity, kv.disk, _open_way(settings, kv.host))
     handler = CommandHandler(
         scheduler,
         phases,
@@ -130,6 +132,15 @@ def build_engine(
         progress,
         loaded.close,
     )
+
+
+def _open_way(settings: EngineSettings, host: HostPool) -> OpenWay:
+    """How prompts go from server to server."""
+    if settings.prefill_transport != "nixl":
+        return SocketTransport
+    from app.gpu.kv_pools.nixl_transport import NixlAgent  # an extra
+
+    return NixlAgent(host.data).open
 
 
 def _describe(name: str, stack: LayerStack, max_model_len: int, layout: KVLayout) -> ModelInfo:

@@ -16,7 +16,13 @@ WHOLE = len(PROMPT) - 1
 """What another server computes of it."""
 STEP = ("--max-step-tokens", "64", "--max-running", "32")
 """A prompt comes in many parts."""
+TRANSPORTS = ("tcp", "nixl")
 ROLES = {"a": (*STEP, "--role", "decode", "--prefill-apart-tokens", "200"), "b": (*STEP, "--role", "prefill")}
+
+
+def roles(transport: str) -> dict[str, tuple[str, ...]]:
+    """`ROLES`, with prompts that come in this way."""
+    return {name: (*flags, "--prefill-transport", transport) for name, flags in ROLES.items()}
 
 
 def metric(http: httpx.Client, name: str) -> float:

@@ -18,7 +18,18 @@ from app.gpu.kv import transport
 from app.gpu.kv.moves import Move, Moved
 from app.gpu.kv_pools.prompts import PromptStreams
 from tests.cluster.pair import GREEDY, open_session, pair
-from tests.cluster.prefill.apart import PROMPT, ROLES, WHOLE, acquainted, came, eventually, metric, say
+from tests.cluster.prefill.apart import (
+    PROMPT,
+    ROLES,
+    TRANSPORTS,
+    WHOLE,
+    acquainted,
+    came,
+    eventually,
+    metric,
+    roles,
+    say,
+)
 
 
 def _after_parts(act: Callable[[], None]) -> None:
@@ -57,9 +68,12 @@ def is_slow() -> None:
     Engine.launch = launches  # type: ignore[method-assign]
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("breaks", [dies, hangs])
-def test_a_prompt_that_breaks_off_is_computed_to_its_end_here(tmp_path: Path, breaks: Callable[[], None]) -> None:
-    with pair(tmp_path, start=False, flags=ROLES) as servers:
+def test_a_prompt_that_breaks_off_is_computed_to_its_end_here(
+    tmp_path: Path, breaks: Callable[[], None], transport: str
+) -> None:
+    with pair(tmp_path, start=False, flags=roles(transport)) as servers:
         a = servers.start("a", prepare=is_impatient)
         servers.start("b", prepare=breaks)
         acquainted(servers)
@@ -94,7 +108,15 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None
         assert first["token_ids"] == say(servers.clients["b"])[0]["token_ids"]
 
 
-@pytest.mark.parametrize("other", [("--kv-host", "0"), ("--model", "random:tiny-gpt2"), ("--block-size", "8")])
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("--kv-host", "0"),
+        ("--model", "random:tiny-gpt2"),
+        ("--block-size", "8"),
+        ("--prefill-transport", "nixl"),
+    ],
+)
 def test_a_server_that_cannot_help_hinders_nobody(tmp_path: Path, other: tuple[str, ...]) -> None:
     with pair(tmp_path, flags={**ROLES, "b": (*ROLES["b"], *other)}) as servers:
         acquainted(servers, "none")

@@ -10,12 +10,24 @@ from typing import Any
 import pytest
 
 from tests.cluster.pair import DRAWN, GREEDY, Pair, generate, open_session, pair
-from tests.cluster.prefill.apart import PROMPT, ROLES, STEP, WHOLE, acquainted, came, eventually, metric, say
+from tests.cluster.prefill.apart import (
+    PROMPT,
+    ROLES,
+    STEP,
+    TRANSPORTS,
+    WHOLE,
+    acquainted,
+    came,
+    eventually,
+    metric,
+    roles,
+    say,
+)
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with pair(tmp_path_factory.mktemp("apart"), flags=ROLES) as found:
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with pair(tmp_path_factory.mktemp("apart"), flags=roles(request.param)) as found:
         acquainted(found)
         yield found
 

@@ -109,6 +109,7 @@ class TinyModel:
             max_running=16,
             max_draft_tokens=max_draft_tokens,
             max_activation_bytes=max_activation_bytes,
+            prefill_transport="tcp",
             max_model_len=None,
         )
         if self.ranks > 1:

@@ -1,0 +1,181 @@
+"""Ways on which KV of prompts goes between servers: each brings what was sent, or says that it does not."""
+
+from __future__ import annotations
+
+import functools
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.gpu.kv import transport
+from app.gpu.kv.transport import OpenWay, SocketTransport, Transport
+from app.gpu.kv_pools.nixl_transport import AGENT, HEAD, MEMORY, WINDOW_BYTES, NixlAgent
+
+POOL_BYTES = 3 * WINDOW_BYTES
+KINDS = ["tcp", "nixl"]
+SOON_S = 30.0
+POOL = torch.randint(256, (POOL_BYTES,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+@functools.cache
+def sends(kind: str) -> OpenWay:
+    """Opens the end that sends from the pool."""
+    return SocketTransport if kind == "tcp" else NixlAgent(POOL).open
+
+
+@functools.cache
+def receives(kind: str) -> OpenWay:
+    """Opens the other end."""
+    return SocketTransport if kind == "tcp" else NixlAgent(torch.zeros(1, dtype=torch.uint8)).open
+
+
+@contextmanager
+def ways(kind: str) -> Iterator[tuple[Transport, Transport]]:
+    """Both ends of a way."""
+    there, here = _connected()
+    sender, receiver = sends(kind)(closing(there)), receives(kind)(closing(here))
+    try:
+        yield sender, receiver
+    finally:
+        sender.end()
+        receiver.end()
+
+
+def _connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        there = socket.create_connection(listening.getsockname())
+        return there, listening.accept()[0]
+
+
+def _beside(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+SPANS = st.lists(
+    st.one_of(
+        st.binary(max_size=100),
+        st.tuples(st.integers(0, POOL_BYTES), st.integers(0, POOL_BYTES)).map(lambda ends: slice(*sorted(ends))),
+    ),
+    max_size=4,
+)
+"""Of the pool, or of other memory."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=20, deadline=None)
+@given(spans=SPANS, shares=st.lists(st.floats(0, 1), max_size=4))
+def test_what_was_sent_comes_in_any_parts(kind: str, spans: list[bytes | slice], shares: list[float]) -> None:
+    sent = [POOL[each].numpy().data if isinstance(each, slice) else memoryview(each) for each in spans]
+    whole = b"".join(sent)
+    came = bytearray(len(whole))
+    cuts = [0, *sorted(int(share * len(whole)) for share in shares), len(whole)]
+    with ways(kind) as (sender, receiver):
+
+        def send() -> None:
+            for span in sent:
+                sender.send(span)
+
+        thread = _beside(send)
+        for first, end in pairwise(cuts):
+            receiver.receive(memoryview(came)[first:end])
+        thread.join()
+    assert came == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_receiver_that_goes_away_is_seen(kind: str) -> None:
+    with ways(kind) as (sender, receiver):
+        thread = _beside(lambda: sender.send(POOL[: 2 * WINDOW_BYTES].numpy().data))
+        receiver.receive(memoryview(bytearray(2 * WINDOW_BYTES)))
+        thread.join()
+        assert not sender.is_gone()
+        receiver.end()
+        deadline = time.monotonic() + SOON_S
+        while not sender.is_gone():
+            assert time.monotonic() < deadline
+        with pytest.raises(OSError, match=r"peer|pipe|closed"):
+            sender.send(POOL.numpy().data)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sender_that_goes_away_is_seen(kind: str) -> None:
+    with ways(kind) as (sender, receiver):
+        sender.end()
+        with pytest.raises(ConnectionError, match="closed the connection before all had come"):
+            receiver.receive(memoryview(bytearray(1)))
+
+
+def test_memory_that_was_let_go_as_it_was_read_does_not_count() -> None:
+    ours, theirs = _connected()
+    receiver = receives("nixl")(closing(theirs))
+    agent = NixlAgent(POOL)
+    target = bytearray(100)
+
+    def let_go() -> None:
+        with ours:
+            ours.sendall(HEAD.pack(AGENT, len(agent.told), 0) + agent.told + HEAD.pack(MEMORY, 100, POOL.data_ptr()))
+            while not select.select([ours], [], [], 0)[0]:
+                agent.progress()
+
+    thread = _beside(let_go)
+    with pytest.raises(ConnectionError, match=r"closed the connection|reset"):
+        receiver.receive(memoryview(target))
+    thread.join()
+    assert not any(target)
+    receiver.end()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "does not send prompts as this one does"),
+        (HEAD.pack(AGENT, 1 << 40, 0), "says too much"),
+        (HEAD.pack(AGENT, 3, 0) + b"abc", "NIXL cannot reach"),
+        (HEAD.pack(MEMORY, 100, 0), "NIXL cannot read"),
+        (HEAD.pack(7, 100, 0), "does not send prompts as this one does"),
+    ],
+)
+def test_what_no_sender_says_is_refused(said: bytes, why: str) -> None:
+    ours, theirs = _connected()
+    receiver = receives("nixl")(closing(theirs))
+    with ours:
+        ours.sendall(said)
+        with pytest.raises(ConnectionError, match=why):
+            receiver.receive(memoryview(bytearray(1)))
+    receiver.end()
+
+
+def test_an_address_that_is_not_in_the_pool_cannot_be_read() -> None:
+    ours, theirs = _connected()
+    receiver = receives("nixl")(closing(theirs))
+    agent = NixlAgent(POOL)
+    with ours:
+        outside = HEAD.pack(MEMORY, 100, POOL.data_ptr() - 4096)
+        ours.sendall(HEAD.pack(AGENT, len(agent.told), 0) + agent.told + outside)
+        with pytest.raises(ConnectionError, match="NIXL cannot read"):
+            receiver.receive(memoryview(bytearray(1)))
+    receiver.end()
+
+
+def test_a_sender_that_is_frozen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
+    ours, theirs = _connected()
+    receiver = receives("nixl")(closing(theirs))
+    agent = NixlAgent(POOL)
+    with ours:
+        head = HEAD.pack(MEMORY, 100, POOL.data_ptr())
+        ours.sendall(HEAD.pack(AGENT, len(agent.told), 0) + agent.told + head)
+        with pytest.raises(ConnectionError, match="was not read in time"):
+            receiver.receive(memoryview(bytearray(1)))
+    receiver.end()
