@@ -73,9 +73,10 @@ def prepare(settings: Settings, process: EngineProcess) -> None:
     is there by then is never garbage, and nobody looks through it again.
     """
     load = load_frame(settings, logging.getLogger().getEffectiveLevel())
-    process.find(load)
     with suppress(DjinnError):  # `load_app` says it
-        load_tokens(find_model(load))
+        model = find_model(load)
+        process.find(load)  # now that the model is on the disk
+        load_tokens(model)
     gc.collect()
     gc.freeze()
 

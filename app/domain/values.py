@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import Literal, NewType
 
 from app.domain.grammar import Grammar
 
@@ -55,6 +55,10 @@ class KVPolicy(StrEnum):
 
 AUTO_DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 """What `--dtype auto` computes in, on each kind of device."""
+
+
+PrefillTransport = Literal["tcp", "nixl"]
+"""How KV of prompts goes between servers: over their connection, or read from the other's memory."""
 
 
 class WeightsDtype(StrEnum):

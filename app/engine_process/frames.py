@@ -11,7 +11,8 @@ from app.settings import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """To the engine, first but for `Find`: load this model, which is on the disk. Answered by `Loaded` or `NotLoaded`.
+    """To the engine, before all but `Find`: load this model, which is on the disk already. Answered by `Loaded` or
+    `NotLoaded`.
 
     KV files leave `reserve` bytes free on the disk of `disk`.
     """
@@ -30,7 +31,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """To the engine, before `Load` if at all: find the model, so that all that this needs is imported."""
+    """To the engine, before `Load` if at all: find the model, which is on the disk already. All that this needs is
+    imported then.
+    """
 
     load: Load
 

@@ -102,14 +102,19 @@ def _end_with_server(channel: Channel) -> None:
 def _first(channel: Channel) -> Load:
     while True:
         data = channel.receive(BEAT_S)
-        frame = None if data is None else decode(data)
-        if isinstance(frame, Load):
-            return frame
-        if isinstance(frame, Find):
-            with contextlib.suppress(DjinnError):  # whoever loads it is told
-                find_model(frame.load)
-            gc.collect()
-            gc.freeze()
+        match None if data is None else decode(data):
+            case None:
+                pass
+            case Find(load):
+                configure(load.log)
+                with contextlib.suppress(DjinnError):  # whoever loads it is told
+                    find_model(load)
+                gc.collect()
+                gc.freeze()
+            case Load() as load:
+                return load
+            case frame:
+                raise EngineError(f"nobody says {type(frame).__name__} to an engine that has no model")
 
 
 class _Host:

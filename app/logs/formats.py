@@ -35,7 +35,7 @@ def configure(log: Log) -> None:
 
 
 def configured() -> Log:
-    """That of this process, for another one beside it."""
+    """This process's log, for another process beside it."""
     root = logging.getLogger()
     for handler in root.handlers:
         if isinstance(handler.formatter, TextFormatter | JsonFormatter):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
 from app.domain.session_ids import REPLICA_NAME
+from app.domain.values import PrefillTransport
 from app.settings.values import none_or_path
 
 CLUSTER_LEASE_S = 15.0
@@ -50,10 +51,10 @@ class ClusterSettings(BaseModel):
         512, ge=1, description="so many tokens of a prompt without KV make it a long one, with --role decode"
     )
 
-    prefill_transport: Literal["tcp", "nixl"] = Field(
+    prefill_transport: PrefillTransport = Field(
         "tcp",
-        description="how KV of such prompts comes: over the connection of the two servers, or read from the other's "
-        "memory by NIXL, which must be installed; both servers need the same",
+        description="with --role decode or prefill, how KV of prompts goes between them: tcp; or nixl, where one reads "
+        "the other's memory; both servers need the same",
     )
 
     @field_validator("replica")

@@ -109,6 +109,7 @@ class Settings(LimitSettings, MemorySettings, ModelSettings, ClusterSettings, Ac
             max_running=self.max_running,
             max_draft_tokens=self.max_draft_tokens,
             max_activation_bytes=int(self.max_activation_bytes),
-            prefill_transport=self.prefill_transport,
+            prefill_transport="tcp" if self.role == "both" else self.prefill_transport,
+            computes_prompts=self.role == "prefill",
             max_model_len=self.max_model_len,
         )

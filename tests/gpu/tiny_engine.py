@@ -80,6 +80,7 @@ def make_engine(
         max_draft_tokens=max_draft_tokens,
         max_activation_bytes=1 << 30,
         prefill_transport="tcp",
+        computes_prompts=False,
         max_model_len=None,
     )
     return load_engine(model, settings)

@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 AWAY_INTERVAL_S = 0.2
-"""Between two looks at a replica that is away: clients wait for it. One that takes longer to answer
-is found by the next look at all.
+"""Between two looks at a replica that is away: clients wait for it. The next look at all replicas
+finds one that takes longer to answer.
 """
 PATIENCE_S = 3.0
 """How long a replica may take. It answers without its engine."""
@@ -36,35 +36,46 @@ class Lookout:
 
     async def run(self) -> None:
         """Look for ever."""
-        now = asyncio.get_running_loop().time
-        while True:
-            await self.look()
-            next_s = now() + INTERVAL_S
-            while (left_s := next_s - now()) > 0:
-                await asyncio.sleep(min(left_s, AWAY_INTERVAL_S))
-                away = [each for each in self._fleet if each.state is State.AWAY]
-                await asyncio.gather(*(self._look_at(each, AWAY_INTERVAL_S) for each in away))
+        async with asyncio.TaskGroup() as looking:
+            looking.create_task(self._look_at_all())
+            looking.create_task(self._look_at_those_away())
 
     async def look(self) -> None:
         """Look at all of them once."""
         await asyncio.gather(*(self._look_at(each, PATIENCE_S) for each in self._fleet))
 
+    async def _look_at_all(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _look_at_those_away(self) -> None:
+        """Beside the looks at all, for which one replica that hangs is waited for."""
+        while True:
+            await asyncio.sleep(AWAY_INTERVAL_S)
+            away = [each for each in self._fleet if each.state is State.AWAY]
+            await asyncio.gather(*(self._look_at(each, AWAY_INTERVAL_S) for each in away))
+
     async def _look_at(self, replica: Replica, patience_s: float) -> None:
-        before = replica.state
         host = self._name or f"{replica.host}:{replica.port}"
         headers = [(b"host", host.encode()), (b"user-agent", OWN_NAME.encode())]
         try:
             found = await fetch(self._pool, replica, b"/ready", headers, patience_s)
         except ReplicaAway:
             missed = self._missed[replica.name] = self._missed.get(replica.name, 0) + 1
-            if missed >= MISSES or before is State.AWAY:
-                replica.told(State.AWAY, None)
-        else:
-            self._missed[replica.name] = 0
-            told = dict(found.headers).get(load.HEADER.lower().encode())
-            state = State.READY if found.status == 200 else State.REFUSES
-            if load.LEFT.lower().encode() in dict(found.headers):
-                state = State.AWAY  # before it is: a connection that closes may take a request with it
-            replica.told(state, None if told is None else load.Load.of(told.decode("latin-1")))
-        if replica.state is not before:
-            logger.info("replica %s at %s: %s, was %s", replica.name, replica.url, replica.state.value, before.value)
+            if missed >= MISSES:
+                _tell(replica, State.AWAY, None)
+            return
+        self._missed[replica.name] = 0
+        told = dict(found.headers).get(load.HEADER.lower().encode())
+        state = State.READY if found.status == 200 else State.REFUSES
+        if load.LEFT.lower().encode() in dict(found.headers):
+            state = State.AWAY  # before it is: a connection that closes may take a request with it
+        _tell(replica, state, None if told is None else load.Load.of(told.decode("latin-1")))
+
+
+def _tell(replica: Replica, state: State, found: load.Load | None) -> None:
+    before = replica.state
+    replica.told(state, found)
+    if state is not before:
+        logger.info("replica %s at %s: %s, was %s", replica.name, replica.url, state.value, before.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from app.cluster.moves.wire import PREFIX, Model
+from app.domain.values import PrefillTransport
 
 FORMAT = 2
 """Of a prompt that is offered. One more whenever anything in it changes its meaning."""
@@ -16,8 +17,7 @@ class Form(msgspec.Struct, frozen=True):
 
     model: Model
     block_size: int
-    transport: str
-    """`tcp` or `nixl`."""
+    transport: PrefillTransport
 
 
 class PromptOffer(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """KV of prompts by NIXL (github.com/ai-dynamo/nixl): the receiver reads the sender's host memory, by RDMA where there
 is any. The connection that the servers have handed over carries the rest, in messages of a head and what it says:
 
-    AGENT   bytes     how to reach the sender's memory, before the first of it
+    AGENT   bytes     the sender's metadata: how to reach its memory, before the first of it
     BYTES   bytes     what is not in its pool
     MEMORY  address   where in the pool the next bytes are
 
@@ -13,13 +13,15 @@ network writes to a block: one that is given up may be another session's by then
 from __future__ import annotations
 
 import logging
+import os
 import select
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -27,6 +29,7 @@ from uuid import uuid4
 import numpy as np
 from torch import Tensor
 
+from app.domain.errors import FieldOutOfRange
 from app.gpu.kv.stream import receive, receive_into
 from app.gpu.kv.transport import SocketTransport
 
@@ -44,20 +47,25 @@ TAKEN, HELD = b"t", b"h"
 class NixlAgent:
     """This engine's part in NIXL. Any thread may use it."""
 
-    def __init__(self, pool: Tensor) -> None:
-        """Other agents may read `pool`, a contiguous tensor in host memory, once they have been told of this one."""
-        from nixl_cu12 import nixl_agent, nixl_agent_config  # only for those who ask for it
-        from nixl_cu12 import nixl_thread_sync_t as sync
-
-        _log_as_we_do()
-        # A thread of its own would take half a core for ever. Without, both ends go on while they wait for each other.
-        config = nixl_agent_config(backends=["UCX"], sync_mode=sync.NIXL_THREAD_SYNC_STRICT, enable_prog_thread=False)
-        self._nixl: Any = nixl_agent(f"djinn-{uuid4().hex}", config)
-        self._first, self._bytes = pool.data_ptr(), pool.nbytes
-        self._nixl.register_memory([(self._first, self._bytes, 0, "")], "DRAM")
-        self.told: bytes = self._nixl.get_agent_metadata()
-        """What others need to read the pool."""
+    def __init__(self, pool: Tensor | None) -> None:
+        """Other agents may read `pool`, a contiguous tensor in host memory, once they have this one's metadata. None:
+        it only reads. Raises `FieldOutOfRange` if NIXL does not start.
+        """
+        self._pool = pool
+        self._first, self._end = (0, 0) if pool is None else (pool.data_ptr(), pool.data_ptr() + pool.nbytes)
+        try:
+            self._nixl: Any = _started()
+            if pool is not None:
+                self._nixl.register_memory([(self._first, pool.nbytes, 0, "")], "DRAM")
+            self.metadata: bytes = self._nixl.get_agent_metadata()
+            """What others need to read the pool."""
+        except Exception as error:  # of the bindings, as below
+            message = f"prefill_transport: NIXL does not start: {error}"
+            raise FieldOutOfRange(message, param="prefill_transport") from error
+        self._peers = Counter[str]()
+        """How many connections there are to each agent."""
         self._stuck: list[tuple[Any, Window]] = []
+        """Reads that nobody waits for any more."""
         self._changing = threading.Lock()
 
     def open(self, taken: AbstractContextManager[socket.socket]) -> NixlTransport:
@@ -67,70 +75,108 @@ class NixlAgent:
     def address_of(self, data: memoryview) -> int | None:
         """Where the bytes are in the pool; None if they are not in it."""
         address: int = np.frombuffer(data, np.uint8).ctypes.data if len(data) else 0
-        return address if self._first <= address < self._first + self._bytes else None
+        return address if self._first <= address and address + len(data) <= self._end and len(data) else None
 
-    def meet(self, told: bytes) -> str:
-        """Another agent's name, after which its pool can be read. Raises `ConnectionError`."""
-        try:
-            name: str | bytes = self._nixl.add_remote_agent(told)
-        except Exception as error:  # of the bindings, for whatever another server sends
-            raise ConnectionError(f"NIXL cannot reach the other server: {error}") from error
-        return name.decode() if isinstance(name, bytes) else name
+    def add_peer(self, metadata: bytes) -> str:
+        """Another agent's name, whose pool can be read until `remove_peer`. Raises `ConnectionError`."""
+        with self._changing, _as_connection_errors("cannot reach the other server"):
+            name: str | bytes = self._nixl.add_remote_agent(metadata)
+            found = name.decode() if isinstance(name, bytes) else name
+            self._peers[found] += 1
+        return found
+
+    def remove_peer(self, name: str) -> None:
+        """Forget another agent, unless there are more connections to it."""
+        with self._changing:
+            self._peers[name] -= 1
+            if not self._peers[name]:
+                del self._peers[name]
+                with suppress(Exception):
+                    self._nixl.remove_remote_agent(name)
 
     def progress(self) -> None:
-        """Answer what others want to read, where that takes this process."""
-        self._nixl.get_new_notifs()
+        """Serve the reads of others, where those need this process. Raises `ConnectionError`."""
+        with _as_connection_errors("does not go on"):
+            self._nixl.get_new_notifs()
 
     def window(self) -> Window:
-        """Memory that can be read to."""
+        """Memory that can be read to. Raises `ConnectionError`."""
         self._sweep()
         memory = np.empty(WINDOW_BYTES, np.uint8)
-        return Window(memory, self._nixl.register_memory([(memory.ctypes.data, WINDOW_BYTES, 0, "")], "DRAM"))
+        with _as_connection_errors("has no memory to read to"):
+            return Window(memory, self._nixl.register_memory([(memory.ctypes.data, WINDOW_BYTES, 0, "")], "DRAM"))
 
     def close(self, window: Window) -> None:
         """Let go of it, or do so later if a read to it is under way."""
         with self._changing:
             if all(each is not window for _, each in self._stuck):
-                self._nixl.deregister_memory(window.registered)
+                self._free(window)
 
-    def read(self, window: Window, count: int, name: str, address: int, goes_on: Callable[[], bool]) -> None:
-        """Read `count` bytes at another agent's address into the window, as long as it `goes_on`. Raises
+    def read(self, window: Window, count: int, name: str, address: int, why_stop: Callable[[], str | None]) -> None:
+        """Read `count` bytes at another agent's address into the window, until there is a reason to stop. Raises
         `ConnectionError` if they do not come.
         """
-        here = self._nixl.get_xfer_descs([(window.memory.ctypes.data, count, 0)], "DRAM")
-        there = self._nixl.get_xfer_descs([(address, count, 0)], "DRAM")
-        try:
+        with _as_connection_errors("cannot read from the other server"):
+            here = self._nixl.get_xfer_descs([(window.memory.ctypes.data, count, 0)], "DRAM")
+            there = self._nixl.get_xfer_descs([(address, count, 0)], "DRAM")
             handle = self._nixl.initialize_xfer("READ", here, there, name)
             state = self._nixl.transfer(handle)
-        except Exception as error:  # of the bindings: the address is not the other agent's, or it is gone
-            raise ConnectionError(f"NIXL cannot read from the other server: {error}") from error
         while state == "PROC":
-            if not goes_on():
+            if (reason := why_stop()) is not None:
                 with self._changing:
                     self._stuck.append((handle, window))
-                raise ConnectionError("the other server's memory was not read in time")
+                raise ConnectionError(reason)
             time.sleep(POLL_S)
-            state = self._nixl.check_xfer_state(handle)
-        handle.release()
+            state = self._state(handle)
+        with suppress(Exception):
+            handle.release()
         if state != "DONE":
             raise ConnectionError("the other server's memory cannot be read")
+
+    def _state(self, handle: Any) -> str:
+        """`PROC` while the read goes on. The bindings raise for most errors."""
+        try:
+            state: str = self._nixl.check_xfer_state(handle)
+        except Exception:
+            return "ERR"
+        return state
 
     def _sweep(self) -> None:
         """Let go of windows whose reads have come to an end after all."""
         with self._changing:
-            ended = [each for each in self._stuck if self._nixl.check_xfer_state(each[0]) != "PROC"]
+            ended = [each for each in self._stuck if self._state(each[0]) != "PROC"]
             self._stuck = [each for each in self._stuck if each not in ended]
             for handle, window in ended:
-                handle.release()
-                self._nixl.deregister_memory(window.registered)
+                with suppress(Exception):
+                    handle.release()
+                self._free(window)
+
+    def _free(self, window: Window) -> None:
+        with suppress(Exception):
+            self._nixl.deregister_memory(window.registered)
 
 
-def _log_as_we_do() -> None:
-    """NIXL's own handler would write to standard output."""
-    logger = logging.getLogger("nixl")
-    logger.handlers.clear()
-    logger.propagate = True
-    logger.setLevel(logging.WARNING)
+@contextmanager
+def _as_connection_errors(what: str) -> Iterator[None]:
+    """Errors of the bindings are of many types, none of which is an `OSError`."""
+    try:
+        yield
+    except Exception as error:
+        raise ConnectionError(f"NIXL {what}: {error}") from error
+
+
+def _started() -> Any:
+    """An agent of NIXL. It writes no lines of its own, which would have neither our form nor a replica's name."""
+    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
+    os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
+    raises = logging.raiseExceptions
+    from nixl_cu12 import nixl_agent, nixl_agent_config  # only for those who ask for it
+    from nixl_cu12 import nixl_thread_sync_t as sync
+
+    logging.raiseExceptions = raises
+    # A thread of its own would take half a core for ever. Without, both ends go on while they wait for each other.
+    config = nixl_agent_config(backends=["UCX"], sync_mode=sync.NIXL_THREAD_SYNC_STRICT, enable_prog_thread=False)
+    return nixl_agent(f"djinn-{uuid4().hex}", config)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,6 +202,7 @@ class NixlTransport(SocketTransport):
         self._left = 0
         """Of the message that is being taken."""
         self._address: int | None = None
+        self._read_until = 0.0
 
     def send(self, data: memoryview) -> None:
         """Have it read, or send it if it is not in the pool. Raises `OSError`."""
@@ -166,7 +213,8 @@ class NixlTransport(SocketTransport):
                 self._send(data)
                 return
             if not self._has_told:
-                self._connection.sendall(HEAD.pack(AGENT, len(self._agent.told), 0) + self._agent.told)
+                metadata = self._agent.metadata
+                self._connection.sendall(HEAD.pack(AGENT, len(metadata), 0) + metadata)
                 self._has_told = True
             self._connection.sendall(HEAD.pack(MEMORY, len(data), address))
             for _ in range(0, len(data), WINDOW_BYTES):
@@ -198,6 +246,9 @@ class NixlTransport(SocketTransport):
         """Let go of it. Whoever sends or receives fails."""
         self._is_over.set()
         super().end()
+        if self._peer:
+            self._agent.remove_peer(self._peer)
+            self._peer = ""
         if self._window is not None:
             self._agent.close(self._window)
             self._window = None
@@ -228,14 +279,8 @@ class NixlTransport(SocketTransport):
         if self._address is None:
             receive_into(self._connection, [ready])
         else:
-            deadline = time.monotonic() + (self._connection.gettimeout() or 0)
-            self._agent.read(
-                self._window,
-                count,
-                self._peer,
-                self._address,
-                lambda: not self._is_over.is_set() and not self.is_gone() and time.monotonic() < deadline,
-            )
+            self._read_until = time.monotonic() + (self._connection.gettimeout() or 0)
+            self._agent.read(self._window, count, self._peer, self._address, self._why_stop)
             self._connection.sendall(TAKEN)
             if receive(self._connection, len(HELD)) != HELD:
                 raise ConnectionError("the other server does not say that it has held its memory")
@@ -244,6 +289,16 @@ class NixlTransport(SocketTransport):
         return ready
 
     def _meet(self) -> None:
-        if self._left > MAX_AGENT_BYTES:
+        if self._peer or self._left > MAX_AGENT_BYTES:
             raise ConnectionError("the other server says too much of how to reach it")
-        self._peer, self._left = self._agent.meet(receive(self._connection, self._left)), 0
+        self._peer, self._left = self._agent.add_peer(receive(self._connection, self._left)), 0
+
+    def _why_stop(self) -> str | None:
+        """Why a read that is under way is waited for no longer."""
+        if self._is_over.is_set():
+            return "nobody wants what comes over the connection any more"
+        if self.is_gone():
+            return "the other server has gone away"
+        if time.monotonic() > self._read_until:
+            return "the other server's memory was not read in time"
+        return None

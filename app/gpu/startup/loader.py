@@ -140,7 +140,7 @@ def _open_way(settings: EngineSettings, host: HostPool) -> OpenWay:
         return SocketTransport
     from app.gpu.kv_pools.nixl_transport import NixlAgent  # an extra
 
-    return NixlAgent(host.data).open
+    return NixlAgent(host.data if settings.computes_prompts else None).open
 
 
 def _describe(name: str, stack: LayerStack, max_model_len: int, layout: KVLayout) -> ModelInfo:

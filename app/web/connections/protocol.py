@@ -47,6 +47,7 @@ class HttpProtocol(H11Protocol):
         super().__init__(**uvicorn)
         self.app_state = {**self.app_state, "hand_over": self.hand_over, "cut": self.cut}  # each request has a copy
         self.conn: HttpWire = HttpWire(self._send_held_soon)
+        self._served, self.app = self.app, self._serve
         self._connection = connection
         self._table = table
         self._owed: Ended | None = None
@@ -93,6 +94,13 @@ class HttpProtocol(H11Protocol):
         self.cycle.disconnected = True
         self.transport.close()
 
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        """Have the application answer. A head whose body it has left out goes out too, before uvicorn closes."""
+        try:
+            await self._served(scope, receive, send)
+        finally:
+            self._send_held()
+
     def _send_held_soon(self) -> None:
         self.loop.call_soon(self._send_held)
 
@@ -129,6 +137,7 @@ class HttpProtocol(H11Protocol):
 
     def _end(self, error: DjinnError | None) -> None:
         """Answer with `error` unless an answer has begun, and close."""
+        self._send_held()
         if error is not None and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(last_answer(error))
         if self.cycle is not None:

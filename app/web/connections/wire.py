@@ -50,7 +50,7 @@ class HttpWire(h11.Connection):
         return event
 
     def send(self, event: Any) -> Any:
-        """The bytes of a part of an answer; of a head none, as they come with the next part."""
+        """The bytes of a part of an answer, behind a head that is held; of a head itself none."""
         if isinstance(event, h11.Response) and self._leaves_body():
             headers = [*event.headers.raw_items(), CLOSE]
             event = h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
@@ -62,7 +62,7 @@ class HttpWire(h11.Connection):
         return self.take_held() + (data or b"")
 
     def take_held(self) -> bytes:
-        """What is held back, and is not any more."""
+        """The head that is held back. It is not held afterwards."""
         held, self._held = self._held, b""
         return held
 

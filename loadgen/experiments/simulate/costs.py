@@ -104,8 +104,9 @@ class StepTimes:
         self._prompt_ratios = [_nearest(costs.prompt_ratios, tokens) for tokens in range(most_tokens + 1)]
 
     def mixed(self, rows: int, prompt_tokens: int, luck: float) -> float:
-        """Seconds of a step. Prompts and rows that decode share nothing in it: each takes as long as alone. `luck`,
-        from 0 to below 1, is the step's place among the measured ones, from the fastest to the slowest.
+        """Seconds of a step. Prompts and rows that decode share no work: each takes as long as alone. `luck`, from 0 to
+        below 1, is the step's place among the measured ones, from the fastest to the slowest. It is one for both, as a
+        machine that is slow is so for all that it does.
 
         Measured in one run on two cores: 65 tokens beside 0, 1, 3 and 8 rows took 84, 94, 101 and 115 ms, and steps of
         1, 3 and 8 rows without prompts 11, 16 and 36 ms.

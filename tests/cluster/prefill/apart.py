@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.cluster.pair import SOON_S, Pair, generate, open_session
 
@@ -16,7 +18,10 @@ WHOLE = len(PROMPT) - 1
 """What another server computes of it."""
 STEP = ("--max-step-tokens", "64", "--max-running", "32")
 """A prompt comes in many parts."""
-TRANSPORTS = ("tcp", "nixl")
+TRANSPORTS = (
+    "tcp",
+    pytest.param("nixl", marks=pytest.mark.skipif(sys.platform != "linux", reason="NIXL is for Linux")),
+)
 ROLES = {"a": (*STEP, "--role", "decode", "--prefill-apart-tokens", "200"), "b": (*STEP, "--role", "prefill")}
 
 

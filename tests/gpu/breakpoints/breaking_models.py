@@ -110,6 +110,7 @@ class TinyModel:
             max_draft_tokens=max_draft_tokens,
             max_activation_bytes=max_activation_bytes,
             prefill_transport="tcp",
+            computes_prompts=False,
             max_model_len=None,
         )
         if self.ranks > 1:

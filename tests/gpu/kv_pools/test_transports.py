@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +23,8 @@ from app.gpu.kv.transport import OpenWay, SocketTransport, Transport
 from app.gpu.kv_pools.nixl_transport import AGENT, HEAD, MEMORY, WINDOW_BYTES, NixlAgent
 
 POOL_BYTES = 3 * WINDOW_BYTES
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NIXL is for Linux")
+
 KINDS = ["tcp", "nixl"]
 SOON_S = 30.0
 POOL = torch.randint(256, (POOL_BYTES,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
@@ -35,7 +39,7 @@ def sends(kind: str) -> OpenWay:
 @functools.cache
 def receives(kind: str) -> OpenWay:
     """Opens the other end."""
-    return SocketTransport if kind == "tcp" else NixlAgent(torch.zeros(1, dtype=torch.uint8)).open
+    return SocketTransport if kind == "tcp" else NixlAgent(None).open
 
 
 @contextmanager
@@ -124,7 +128,9 @@ def test_memory_that_was_let_go_as_it_was_read_does_not_count() -> None:
 
     def let_go() -> None:
         with ours:
-            ours.sendall(HEAD.pack(AGENT, len(agent.told), 0) + agent.told + HEAD.pack(MEMORY, 100, POOL.data_ptr()))
+            ours.sendall(
+                HEAD.pack(AGENT, len(agent.metadata), 0) + agent.metadata + HEAD.pack(MEMORY, 100, POOL.data_ptr())
+            )
             while not select.select([ours], [], [], 0)[0]:
                 agent.progress()
 
@@ -156,13 +162,13 @@ def test_what_no_sender_says_is_refused(said: bytes, why: str) -> None:
     receiver.end()
 
 
-def test_an_address_that_is_not_in_the_pool_cannot_be_read() -> None:
+def test_no_address_outside_the_senders_pool_is_asked_for() -> None:
     ours, theirs = _connected()
     receiver = receives("nixl")(closing(theirs))
     agent = NixlAgent(POOL)
     with ours:
         outside = HEAD.pack(MEMORY, 100, POOL.data_ptr() - 4096)
-        ours.sendall(HEAD.pack(AGENT, len(agent.told), 0) + agent.told + outside)
+        ours.sendall(HEAD.pack(AGENT, len(agent.metadata), 0) + agent.metadata + outside)
         with pytest.raises(ConnectionError, match="NIXL cannot read"):
             receiver.receive(memoryview(bytearray(1)))
     receiver.end()
@@ -175,7 +181,53 @@ def test_a_sender_that_is_frozen_is_not_waited_for(monkeypatch: pytest.MonkeyPat
     agent = NixlAgent(POOL)
     with ours:
         head = HEAD.pack(MEMORY, 100, POOL.data_ptr())
-        ours.sendall(HEAD.pack(AGENT, len(agent.told), 0) + agent.told + head)
+        ours.sendall(HEAD.pack(AGENT, len(agent.metadata), 0) + agent.metadata + head)
         with pytest.raises(ConnectionError, match="was not read in time"):
             receiver.receive(memoryview(bytearray(1)))
     receiver.end()
+
+
+def _say_and_freeze(port: int) -> None:
+    """Another process: say where its memory is, and serve no read."""
+    agent = NixlAgent(POOL)
+    with socket.create_connection(("127.0.0.1", port)) as ours:
+        head = HEAD.pack(MEMORY, 100, POOL.data_ptr())
+        ours.sendall(HEAD.pack(AGENT, len(agent.metadata), 0) + agent.metadata + head)
+        time.sleep(SOON_S)
+
+
+def test_after_a_sender_that_dies_as_it_is_read_others_are_read() -> None:
+    agent = NixlAgent(None)
+    context = multiprocessing.get_context("spawn")
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            sender = context.Process(target=_say_and_freeze, args=(listening.getsockname()[1],))
+            sender.start()
+            receiver = agent.open(closing(listening.accept()[0]))
+        threading.Timer(0.5, sender.kill).start()
+        with pytest.raises(ConnectionError, match="has gone away"):
+            receiver.receive(memoryview(bytearray(1)))
+        receiver.end()
+        sender.join()
+    there, here = _connected()
+    other, receiver = sends("nixl")(closing(there)), agent.open(closing(here))
+    came = bytearray(POOL_BYTES)
+    thread = _beside(lambda: other.send(POOL.numpy().data))
+    receiver.receive(memoryview(came))
+    thread.join()
+    assert came == POOL.numpy().data
+    other.end()
+    receiver.end()
+
+
+def test_two_senders_are_read_at_once() -> None:
+    with ways("nixl") as (first, first_here), ways("nixl") as (second, second_here):
+        came = bytearray(POOL_BYTES), bytearray(POOL_BYTES)
+        threads = [_beside(lambda end=end: end.send(POOL.numpy().data)) for end in (first, second)]  # type: ignore[misc]
+        threads += [
+            _beside(lambda end=end, into=into: end.receive(memoryview(into)))  # type: ignore[misc]
+            for end, into in zip((first_here, second_here), came, strict=True)
+        ]
+        for thread in threads:
+            thread.join()
+        assert came[0] == came[1] == POOL.numpy().data

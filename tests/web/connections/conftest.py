@@ -16,6 +16,7 @@ import pytest
 from fastapi.responses import Response, StreamingResponse
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from app.main import load_app
 from app.web.connections.caps import Caps
@@ -55,11 +56,39 @@ async def _late_body(request: object) -> Response:
     return StreamingResponse(parts())
 
 
+class _Broken(Response):
+    """Sends its head, and then `fails` or returns."""
+
+    def __init__(self, *, fails: bool) -> None:
+        super().__init__(b"never")
+        self._fails = fails
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if self._fails:
+            raise RuntimeError("on purpose")
+
+
+async def _head_and_failure(request: object) -> Response:
+    return _Broken(fails=True)
+
+
+async def _head_alone(request: object) -> Response:
+    return _Broken(fails=False)
+
+
 async def _big(request: object) -> Response:
     return Response(BIG)
 
 
-ROUTES = {"/quiet": _quiet_answer, "/quiet-stream": _quiet_stream, "/late-body": _late_body, "/big": _big}
+ROUTES = {
+    "/quiet": _quiet_answer,
+    "/quiet-stream": _quiet_stream,
+    "/late-body": _late_body,
+    "/head-alone": _head_alone,
+    "/head-and-failure": _head_and_failure,
+    "/big": _big,
+}
 
 
 @dataclass
