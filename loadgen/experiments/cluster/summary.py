@@ -14,7 +14,7 @@ def judge(
     replicas: int, router: Router, plan: ClusterPlan, summary: Summary, findings: Findings
 ) -> tuple[Verdict, ...]:
     """Every target, in the order of the report. Where a hash chooses, nobody owns a session."""
-    owned = _owned(findings) if router is Router.OWNER else ()
+    owned = _owned(plan, findings) if router is Router.OWNER else ()
     return (*_kept(summary, findings), *owned, *_done(replicas, router, plan, findings))
 
 
@@ -31,7 +31,7 @@ def _kept(summary: Summary, findings: Findings) -> Iterator[Verdict]:
     )
 
 
-def _owned(findings: Findings) -> Iterator[Verdict]:
+def _owned(plan: ClusterPlan, findings: Findings) -> Iterator[Verdict]:
     """What must hold of sessions that have an owner."""
     lost = len(findings.lost)
     yield verdict("finished turns lost", "none", f"{lost:,}", not lost)
@@ -43,9 +43,14 @@ def _owned(findings: Findings) -> Iterator[Verdict]:
         f"{one:,} of {sessions:,}",
         None if not sessions else one == sessions,
     )
-    affinity = None if findings.routing is None else findings.routing.affinity
-    told = "not told" if affinity is None else percent(affinity)
-    yield verdict("turns whose owner was asked first", "100 %", told, None if affinity is None else affinity == 1)
+    routing = findings.routing
+    affinity = None if routing is None else routing.affinity
+    told = "not told" if routing is None or affinity is None else f"{percent(affinity)}, {routing.followed:,} followed"
+    # Nobody tells the front door where a drain has moved a session: it learns that with the session's next turn.
+    target = "100 %" if plan.drain_at is None else "100 %, but once for each session after a drain"
+    most = 0 if plan.drain_at is None else sessions
+    is_met = None if routing is None or affinity is None else not routing.moving_on and routing.followed <= most
+    yield verdict("turns whose owner was asked first", target, told, is_met)
 
 
 def _done(replicas: int, router: Router, plan: ClusterPlan, findings: Findings) -> Iterator[Verdict]:

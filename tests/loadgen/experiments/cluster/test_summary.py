@@ -12,7 +12,7 @@ import pytest
 
 from loadgen.experiments.cluster.findings import Fault, Findings, Routing, WrongTurn
 from loadgen.experiments.cluster.page import make_page
-from loadgen.experiments.cluster.plan import Router
+from loadgen.experiments.cluster.plan import ClusterPlan, Router
 from loadgen.experiments.cluster.report import ClusterReport
 from loadgen.experiments.cluster.summary import judge, percent
 from loadgen.experiments.cluster.tables import tables
@@ -26,10 +26,10 @@ from tests.loadgen.experiments.cluster.building import PLAN, good, report, summa
 WRONG = WrongTurn(1, 2, "token 3 of 16 is another one")
 
 
-def missed(findings: Findings) -> set[str]:
+def missed(findings: Findings, plan: ClusterPlan = PLAN) -> set[str]:
     run = whole_run()
     return {
-        one.what for one in judge(2, Router.OWNER, PLAN, summary_of(run), findings) if one.outcome is not Outcome.MET
+        one.what for one in judge(2, Router.OWNER, plan, summary_of(run), findings) if one.outcome is not Outcome.MET
     }
 
 
@@ -46,7 +46,8 @@ def test_a_run_in_which_all_was_right_meets_every_target() -> None:
         ("finished turns lost", {"lost": [WRONG]}),
         ("sessions that exactly one replica has", {"owners": {1: 2, 2: 1}}),
         ("sessions that exactly one replica has", {"owners": {0: 1, 1: 2}}),
-        ("turns whose owner was asked first", {"routing": Routing(9_999, 1, 0, 0, 0)}),
+        ("turns whose owner was asked first", {"routing": Routing(9_996, 4, 0, 0, 0)}),
+        ("turns whose owner was asked first", {"routing": Routing(9_999, 0, 1, 0, 0)}),
         ("sessions moved", {"moves": []}),
         ("replicas killed that came back", {"faults": [Fault("kill", "a", 5.0, None), Fault("drain", "b", 9.5, 12.0)]}),
         ("replicas told to end that came back", {"faults": [Fault("kill", "a", 5.0, 9.0)]}),
@@ -54,6 +55,13 @@ def test_a_run_in_which_all_was_right_meets_every_target() -> None:
 )
 def test_each_target_can_be_missed(what: str, changed: dict[str, Any]) -> None:
     assert missed(replace(good(), **changed)) == {what}
+
+
+def test_each_session_that_a_drain_moves_may_be_followed_once() -> None:
+    followed = replace(good(), routing=Routing(9_997, 3, 0, 0, 0))
+    assert followed.owners == {1: 3}
+    assert missed(followed) == set()
+    assert missed(followed, replace(PLAN, drain_at=None)) == {"turns whose owner was asked first"}
 
 
 def test_a_turn_that_failed_for_good_is_a_missed_target() -> None:
