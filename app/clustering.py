@@ -65,7 +65,7 @@ def _add_serve(serve: OneLineParser) -> None:
     serve.add_argument(
         "--standby",
         action="store_true",
-        help="keep a second process of each replica, some 230 MiB, which takes its place sooner than a new one when it "
+        help="keep a second process of each replica, some 260 MiB, which takes its place sooner than a new one when it "
         "dies",
     )
     serve.add_argument(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from app.domain.errors import EngineError
 from app.logs.formats import Log, configure
 from app.machine.descriptors import raise_descriptor_limit
 from app.settings import Settings
@@ -54,7 +55,7 @@ def _serve_until_told(settings: Settings, hangups: Hangups, stands_by: bool) -> 
             process = EngineProcess(settings.engine_timeout_s)  # it imports PyTorch meanwhile
             from app.main import load_app, prepare
             from app.web.connections.caps import Caps
-            from app.web.server import Server
+            from app.web.server import ENGINE_LOST, Server
 
             if bound is None:
                 prepare(settings, process)
@@ -62,7 +63,14 @@ def _serve_until_told(settings: Settings, hangups: Hangups, stands_by: bool) -> 
                 if (status := _wait_until_wanted(process)) is not None:
                     return status
                 bound = held.enter_context(bind(settings.host, settings.port))
-            application = load_app(settings, process)
+            try:
+                application = load_app(settings, process)
+            except EngineError as error:
+                if not stands_by:
+                    raise
+                # It died as it was wanted. Nobody's settings are wrong: another process can have another engine.
+                logger.critical("%s", error)
+                return ENGINE_LOST
         server = Server(application, Caps.of(settings, descriptors), hangups)
         server.run([bound])
     return server.status

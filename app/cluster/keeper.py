@@ -176,7 +176,7 @@ class Keeper:
         status = await standby.wait()
         if standby is not self._standby or self._is_ending:
             return
-        text = "the standby of replica %s ended with status %d; another in %g s"
+        text = "the standby of replica %s ended with status %d; another in %g s, or when the replica is started again"
         logger.error(text, self.spec.name, status, LONGEST_WAIT_S)
         await asyncio.sleep(LONGEST_WAIT_S)
         if standby is self._standby:

@@ -92,6 +92,19 @@ def test_it_ends_if_its_engine_dies(waiting: subprocess.Popen[bytes]) -> None:
     assert waiting.wait(WAIT_S) == ENGINE_LOST
 
 
+def test_it_does_not_serve_with_an_engine_that_has_just_died(waiting: subprocess.Popen[bytes]) -> None:
+    engine = _engine_of(waiting)
+    assert waiting.stderr is not None
+    assert any(b"stands by" in line for line in waiting.stderr)
+    os.kill(waiting.pid, signal.SIGSTOP)  # it must not notice before it is told
+    engine.kill()
+    assert waiting.stdin is not None
+    waiting.stdin.write(GO)
+    waiting.stdin.flush()
+    os.kill(waiting.pid, signal.SIGCONT)
+    assert waiting.wait(WAIT_S) == ENGINE_LOST
+
+
 @pytest.mark.parametrize("how", ["input ends", "it is killed"])
 def test_its_engine_ends_with_it(waiting: subprocess.Popen[bytes], how: str) -> None:
     engine = _engine_of(waiting)

@@ -27,11 +27,11 @@ MISSES = 2
 class Lookout:
     """Used on the event loop only."""
 
-    def __init__(self, fleet: Fleet, pool: Pool, name: str | None) -> None:
-        """`name` is one that clients call the front door by, and so replicas answer to; None: any is as good."""
+    def __init__(self, fleet: Fleet, pool: Pool, host: str | None) -> None:
+        """Replicas answer to `host`; None: to any, or to their own."""
         self._fleet = fleet
         self._pool = pool
-        self._name = name
+        self._host = host
         self._missed: dict[str, int] = {}
 
     async def run(self) -> None:
@@ -57,7 +57,7 @@ class Lookout:
             await asyncio.gather(*(self._look_at(each, AWAY_INTERVAL_S) for each in away))
 
     async def _look_at(self, replica: Replica, patience_s: float) -> None:
-        host = self._name or f"{replica.host}:{replica.port}"
+        host = self._host or f"{replica.host}:{replica.port}"
         headers = [(b"host", host.encode()), (b"user-agent", OWN_NAME.encode())]
         try:
             found = await fetch(self._pool, replica, b"/ready", headers, patience_s)

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.cluster.directory import Directory
-from app.cluster.fleet import Fleet
+from app.cluster.fleet import OWN_NAME, Fleet
 from app.cluster.front.door import FrontDoor
 from app.cluster.front.look import Lookout
 from app.cluster.front.merged.answers import Merged
@@ -56,12 +56,13 @@ class Front:
         self.tenancy = Tenancy(settings.model_copy(update={"audit_log": None}), time.time)
         self.pool = Pool()
         names = [name for name in settings.answered_hosts if name != "*"]
-        self.lookout = Lookout(fleet, self.pool, names[0] if names else None)
+        host = names[0] if names else OWN_NAME  # replicas answer to what clients call the front door by, or to any
+        self.lookout = Lookout(fleet, self.pool, host)
         door = FrontDoor(
             fleet,
-            Owners(fleet, directory, Seeker(fleet, self.pool)),
+            Owners(fleet, directory, Seeker(fleet, self.pool, host)),
             self.pool,
-            Merged(fleet, self.pool, self.registry),
+            Merged(fleet, self.pool, self.registry, host),
             RoutingMetrics(self.registry),
             self._tenant_of,
             int(settings.max_request_bytes),

@@ -31,6 +31,8 @@ class HttpWire(h11.Connection):
         """What was wrong with what the client sent, once `next_event` has raised."""
         self._pieces = SmallPieces()
         self._rest_is_small = True
+        self._is_ambiguous = False
+        """Whether the request has told the length of its body in two ways: what comes behind it may be of it."""
         self._on_held = on_held
         self._held = b""
 
@@ -42,6 +44,8 @@ class HttpWire(h11.Connection):
             event = super().next_event()
             if isinstance(event, h11.Request):
                 self._rest_is_small = _is_small(event)
+                names = {name for name, _ in event.headers}
+                self._is_ambiguous = {b"content-length", b"transfer-encoding"} <= names
             elif isinstance(event, h11.Data) and event.chunk_start:
                 self._count(len(event.data))
         except h11.RemoteProtocolError as error:
@@ -51,7 +55,7 @@ class HttpWire(h11.Connection):
 
     def send(self, event: Any) -> Any:
         """The bytes of a part of an answer, behind a head that is held; of a head itself none."""
-        if isinstance(event, h11.Response) and self._leaves_body():
+        if isinstance(event, h11.Response) and (self._is_ambiguous or self._leaves_body()):
             headers = [*event.headers.raw_items(), CLOSE]
             event = h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
         data = super().send(event)

@@ -48,3 +48,11 @@ def test_a_head_without_a_body_comes_by_itself(edge: Serve) -> None:
     assert connection.recv(1 << 16).endswith(b"\r\n\r\n")
     connection.sendall(GET)
     assert read_answer(connection).endswith(b"}")
+
+
+def test_behind_a_body_of_two_lengths_nothing_is_read(edge: Serve) -> None:
+    """RFC 9112, 6.1: what comes behind it may be of it."""
+    head = b"POST /v1/sessions HTTP/1.1\r\n" + HEADER + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answers = read_to_end(edge().connect(head + b"2\r\n{}\r\n0\r\n\r\n" + GET))
+    assert answers.startswith(b"HTTP/1.1 400 ")
+    assert answers.count(b"HTTP/1.1") == 1

@@ -31,9 +31,10 @@ DEFAULT_LIMIT = 20
 class Merged:
     """Used on the event loop only."""
 
-    def __init__(self, fleet: Fleet, pool: Pool, registry: CollectorRegistry) -> None:
-        """`registry` has the front door's own metrics."""
+    def __init__(self, fleet: Fleet, pool: Pool, registry: CollectorRegistry, host: str) -> None:
+        """`registry` has the front door's own metrics. Replicas answer to `host`, for clients that name none."""
         self._fleet = fleet
+        self._host = host
         self._pool = pool
         self._registry = registry
         self._events = MergedEvents(fleet, pool)
@@ -42,7 +43,7 @@ class Merged:
         """Answer a request. Raises `ReplicaAway` where a part would be missing, and nobody could tell."""
         match scope["path"]:
             case "/v1/events":
-                await self._events.serve(scope, bodiless(scope, OWN_NAME), receive, send)
+                await self._events.serve(scope, bodiless(scope, self._host), receive, send)
                 return
             case "/health":
                 answer = Response(b'{"status":"ok"}', media_type="application/json")
@@ -69,7 +70,7 @@ class Merged:
 
     async def _made(self, scope: Scope, make: Callable[[list[Any]], Any]) -> Response:
         replicas = [self._fleet.reachable(each.name) for each in self._fleet] or [self._fleet.any()]
-        fetched = await fetch_all(self._pool, replicas, target_bytes(scope), bodiless(scope, OWN_NAME), PATIENCE_S)
+        fetched = await fetch_all(self._pool, replicas, target_bytes(scope), bodiless(scope, self._host), PATIENCE_S)
         refused = next((each for each in fetched if each.status != 200), None)
         if refused is not None:
             return _same(refused)
@@ -81,7 +82,7 @@ class Merged:
         texts = {OWN_NAME: generate_latest(self._registry).decode()}
         first: Fetched | None = None
         up = ["# HELP djinn_replica_up Whether the replica answers", "# TYPE djinn_replica_up gauge"]
-        asked = [fetch(self._pool, each, b"/metrics", bodiless(scope, OWN_NAME), PATIENCE_S) for each in self._fleet]
+        asked = [fetch(self._pool, each, b"/metrics", bodiless(scope, self._host), PATIENCE_S) for each in self._fleet]
         for replica, found in zip(self._fleet, await asyncio.gather(*asked, return_exceptions=True), strict=True):
             if isinstance(found, Fetched) and found.status in (401, 403, 429):
                 return _same(found)

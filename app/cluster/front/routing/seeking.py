@@ -11,7 +11,7 @@ from urllib.parse import quote
 import orjson
 from starlette.types import Scope
 
-from app.cluster.fleet import OWN_NAME, Fleet, Replica, State
+from app.cluster.fleet import Fleet, Replica, State
 from app.cluster.front.heads import bodiless, moved_to, not_done
 from app.cluster.front.routing.targets import RESPONSES, SESSIONS
 from app.cluster.front.upstream.fetch import Fetched, fetch
@@ -48,8 +48,10 @@ class Seeker:
     All questions but `followed` return None if nobody has it, and raise `ReplicaAway` if not every replica has said so.
     """
 
-    def __init__(self, fleet: Fleet, pool: Pool) -> None:
+    def __init__(self, fleet: Fleet, pool: Pool, host: str) -> None:
+        """Replicas answer to `host`, for clients that name none."""
         self._fleet = fleet
+        self._host = host
         self._pool = pool
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._asking: dict[Question, asyncio.Task[_Answer]] = {}
@@ -72,7 +74,7 @@ class Seeker:
         """Who has the response, as `first` says, who has had it: for what can be sent to one replica alone."""
         path = f"{RESPONSES}/{response_id}".encode()
         try:
-            told = await fetch(self._pool, first, path, bodiless(scope, OWN_NAME), PATIENCE_S)
+            told = await fetch(self._pool, first, path, bodiless(scope, self._host), PATIENCE_S)
         except ReplicaAway:
             return first
         return self._fleet.find(moved_to(told.headers)) or first
@@ -93,7 +95,7 @@ class Seeker:
         return answer.replica
 
     async def _ask(self, target: str, scope: Scope, has_it: HasIt) -> _Answer:
-        path, headers, fleet = target.encode(), bodiless(scope, OWN_NAME), list(self._fleet)
+        path, headers, fleet = target.encode(), bodiless(scope, self._host), list(self._fleet)
         async with self._at_once:
             asked = [each for each in fleet if each.state is not State.AWAY]
             told = await asyncio.gather(

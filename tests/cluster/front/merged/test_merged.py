@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.cluster.front.merged.event_ids import joined_id, split_id
 from app.cluster.front.merged.merging import merged_memory, merged_page
-from tests.cluster.front.doors import Door, serving_door
+from tests.cluster.front.doors import PATIENCE_S, Door, serving_door
 from tests.serving import serve
 
 
@@ -42,6 +43,13 @@ def test_the_list_has_every_session_once_and_in_order(client: httpx.Client, sess
 @pytest.mark.parametrize("query", ["limit=0", "limit=x", "after=nonsense", "state=odd", "what=1"])
 def test_a_list_that_no_replica_gives_is_refused(client: httpx.Client, query: str) -> None:
     assert client.get(f"/v1/sessions?{query}").status_code == 422
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/models", "/v1/memory", "/metrics", "/version"])
+def test_an_old_client_that_names_no_host_is_answered(door: Door, path: str) -> None:
+    with socket.create_connection(door.address, timeout=PATIENCE_S) as connection:
+        connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
 
 def test_models_memory_and_metrics_are_those_of_all(client: httpx.Client, replica_urls: dict[str, str]) -> None:
