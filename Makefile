@@ -53,10 +53,10 @@ report: folder   ## every experiment small, in a quarter of an hour: report/inde
 test: model      ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-# After `make test`, whose compiled kernels it finds. Half of the time these tests wait: four fit on two cores.
+# After `make test`, whose compiled kernels it finds.
 test-long: model  ## run the tests that take longer, and those of Hypothesis with all of their examples
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long or examples" --hypothesis-profile full \
-		--numprocesses 4 --dist worksteal
+		--numprocesses auto --maxprocesses 4 --dist worksteal
 
 test-clients: setup  ## make clients from the OpenAPI document with standard generators, and run them
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m clients tests/clients
