@@ -205,7 +205,7 @@ def test_after_a_sender_that_dies_as_it_is_read_others_are_read() -> None:
             sender.start()
             receiver = agent.open(closing(listening.accept()[0]))
         threading.Timer(0.5, sender.kill).start()
-        with pytest.raises(ConnectionError, match="has gone away"):
+        with pytest.raises(ConnectionError, match=r"has gone away|cannot (be )?read"):
             receiver.receive(memoryview(bytearray(1)))
         receiver.end()
         sender.join()
