@@ -46,6 +46,13 @@ def test_it_says_what_one_server_says(servers: Pair, sampling: dict[str, Any]) -
     assert second["usage"]["cached_tokens"] == len(PROMPT) + 7
 
 
+def test_prompts_come_as_was_asked_for(servers: Pair, request: pytest.FixtureRequest) -> None:
+    say(servers.clients["a"])
+    for process in servers.processes.values():
+        has_nixl = "nixl" in Path(f"/proc/{process.pid}/maps").read_text()
+        assert has_nixl == (request.node.callspec.params["servers"] == "nixl")
+
+
 def test_a_short_prompt_and_a_known_one_stay(servers: Pair) -> None:
     a = servers.clients["a"]
     say(a)
