@@ -12,11 +12,14 @@ import socket
 import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
 
 from app.gpu.kv.transport import OpenWay, SocketTransport
+from app.gpu.kv_pools.nixl_agent import NixlAgent
+from app.gpu.kv_pools.nixl_transport import NixlTransport
 from benchmarks.command import bind_to_cores
 from benchmarks.figures import Figure, figure_table
 from benchmarks.spread import middle_half
@@ -36,9 +39,7 @@ def way_of(name: str, pool: torch.Tensor) -> OpenWay:
         return SocketTransport
     if name == "nixl, tcp":
         os.environ["UCX_TLS"] = "tcp"
-    from app.gpu.kv_pools.nixl_transport import NixlAgent
-
-    return NixlAgent(pool).open
+    return partial(NixlTransport, agent=NixlAgent(pool))
 
 
 def send(name: str, port: Connection, times: int) -> None:

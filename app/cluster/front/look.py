@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 AWAY_INTERVAL_S = 0.2
-"""Between two looks at a replica that is away: clients wait for it. The next look at all replicas
-finds one that takes longer to answer.
+"""Between two looks at a replica that is away: clients wait for it. The next look at all replicas finds one that takes
+longer to answer.
 """
 PATIENCE_S = 3.0
 """How long a replica may take. It answers without its engine."""

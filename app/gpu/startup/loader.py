@@ -138,9 +138,10 @@ def _open_way(settings: EngineSettings, host: HostPool) -> OpenWay:
     """How prompts go from server to server."""
     if settings.prefill_transport != "nixl":
         return SocketTransport
-    from app.gpu.kv_pools.nixl_transport import NixlAgent  # an extra
+    from app.gpu.kv_pools.nixl_agent import NixlAgent  # an extra
+    from app.gpu.kv_pools.nixl_transport import NixlTransport
 
-    return NixlAgent(host.data if settings.computes_prompts else None).open
+    return partial(NixlTransport, agent=NixlAgent(host.data if settings.computes_prompts else None))
 
 
 def _describe(name: str, stack: LayerStack, max_model_len: int, layout: KVLayout) -> ModelInfo:

@@ -20,8 +20,7 @@ CLOSE = (b"connection", b"close")
 class HttpWire(h11.Connection):
     """The server's side of one connection. Says `Connection: close` where it answers before a large body has come.
 
-    The head of an answer is held back for what follows: each write to a socket wakes the client, so that two of them
-    cost a small answer a tenth of its time.
+    The head of an answer is held back for what follows: each write to a socket wakes the client.
     """
 
     def __init__(self, on_held: Callable[[], None]) -> None:

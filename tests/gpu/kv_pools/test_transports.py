@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from app.gpu.kv import transport
 from app.gpu.kv.transport import OpenWay, SocketTransport, Transport
-from app.gpu.kv_pools.nixl_transport import AGENT, HEAD, MEMORY, WINDOW_BYTES, NixlAgent
+from app.gpu.kv_pools.nixl_agent import WINDOW_BYTES, NixlAgent
+from app.gpu.kv_pools.nixl_transport import AGENT, HEAD, MEMORY, NixlTransport
 
 POOL_BYTES = 3 * WINDOW_BYTES
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NIXL is for Linux")
@@ -33,13 +34,13 @@ POOL = torch.randint(256, (POOL_BYTES,), dtype=torch.uint8, generator=torch.Gene
 @functools.cache
 def sends(kind: str) -> OpenWay:
     """Opens the end that sends from the pool."""
-    return SocketTransport if kind == "tcp" else NixlAgent(POOL).open
+    return SocketTransport if kind == "tcp" else functools.partial(NixlTransport, agent=NixlAgent(POOL))
 
 
 @functools.cache
 def receives(kind: str) -> OpenWay:
     """Opens the other end."""
-    return SocketTransport if kind == "tcp" else NixlAgent(None).open
+    return SocketTransport if kind == "tcp" else functools.partial(NixlTransport, agent=NixlAgent(None))
 
 
 @contextmanager
@@ -203,14 +204,14 @@ def test_after_a_sender_that_dies_as_it_is_read_others_are_read() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             sender = context.Process(target=_say_and_freeze, args=(listening.getsockname()[1],))
             sender.start()
-            receiver = agent.open(closing(listening.accept()[0]))
+            receiver = NixlTransport(closing(listening.accept()[0]), agent)
         threading.Timer(0.5, sender.kill).start()
         with pytest.raises(ConnectionError, match=r"has gone away|cannot (be )?read"):
             receiver.receive(memoryview(bytearray(1)))
         receiver.end()
         sender.join()
     there, here = _connected()
-    other, receiver = sends("nixl")(closing(there)), agent.open(closing(here))
+    other, receiver = sends("nixl")(closing(there)), NixlTransport(closing(here), agent)
     came = bytearray(POOL_BYTES)
     thread = _beside(lambda: other.send(POOL.numpy().data))
     receiver.receive(memoryview(came))
@@ -223,9 +224,9 @@ def test_after_a_sender_that_dies_as_it_is_read_others_are_read() -> None:
 def test_two_senders_are_read_at_once() -> None:
     with ways("nixl") as (first, first_here), ways("nixl") as (second, second_here):
         came = bytearray(POOL_BYTES), bytearray(POOL_BYTES)
-        threads = [_beside(lambda end=end: end.send(POOL.numpy().data)) for end in (first, second)]  # type: ignore[misc]
+        threads = [_beside(functools.partial(end.send, POOL.numpy().data)) for end in (first, second)]
         threads += [
-            _beside(lambda end=end, into=into: end.receive(memoryview(into)))  # type: ignore[misc]
+            _beside(functools.partial(end.receive, memoryview(into)))
             for end, into in zip((first_here, second_here), came, strict=True)
         ]
         for thread in threads:
