@@ -25,9 +25,9 @@ from tests.openai.reference import save_tiny_model
 from tests.serving import running_services, serve
 
 # On a busy machine any example can take long; `timeout` ends one that hangs.
-settings.register_profile(FULL, deadline=None)
-settings.register_profile("no deadline", settings.get_profile(FULL))
-settings.load_profile("no deadline")
+settings.register_profile(FULL, deadline=None, max_examples=100)
+settings.register_profile("quick", deadline=None, max_examples=20)
+settings.load_profile("quick")
 
 ServeWith = Callable[..., httpx.Client]
 COMPILING = "compiling"
