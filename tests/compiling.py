@@ -18,7 +18,7 @@ from tests.serving import running_services
 
 
 def begin_compiling(lock: Path) -> subprocess.Popen[bytes]:
-    """Start a process that holds a lock on the file until the kernels are in Numba's cache."""
+    """Start a process that holds a lock on the file until all kernels are in the cache."""
     descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
 PYTHON = os.environ.get("WHEEL_PYTHON", sys.executable)
 """Whose environment it is."""
-OF_THE_CHECKOUT = ("PYTHONPATH", "VIRTUAL_ENV", "NUMBA_CACHE_DIR")
+OF_THE_CHECKOUT = ("PYTHONPATH", "VIRTUAL_ENV", "DJINN_CACHE_DIR")
 
 
 class WheelEnvironment:

@@ -2,19 +2,29 @@
 
 import functools
 import hashlib
+import os
+import pickle
+import re
+import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
+import llvmlite
 import llvmlite.binding as llvm
+import numba
 import numpy as np
 import torch
 from numba import njit, types
 from numba.core import config
-from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
+from numba.core.compiler import CompileResult
 from numba.core.runtime.nrt import rtsys
+from numba.core.serialize import dumps
 
 from app.gpu.cpu.compilations import COMPILATIONS
 
@@ -24,8 +34,9 @@ ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16:
 POOL_ELEMENTS = {**ELEMENTS, torch.float8_e4m3fn: np.uint8}
 """The same of a pool of KV."""
 
-KERNEL_ROOMS = ("attention", "cpu", "linear")
-
+_ROOT = Path(__file__).parents[3]
+_IMPORT = re.compile(r"^ *from (app\.gpu[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
+_KEPT_DAYS = 60
 _OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "boundscheck": False}
 
 P = ParamSpec("P")
@@ -34,7 +45,7 @@ R = TypeVar("R")
 
 def compiled_features() -> frozenset[str]:
     """Instruction sets that kernels are compiled for, in LLVM's words: the processor's, or those that Numba is told in
-    NUMBA_CPU_FEATURES. Numba's cache keeps the machine code of each apart.
+    NUMBA_CPU_FEATURES. The machine code of each is kept in files of its own.
     """
     told: Any = vars(config)["CPU_FEATURES"]
     if told is not None:
@@ -51,18 +62,22 @@ def inlined(function: Callable[P, R]) -> Callable[P, R]:
 def c_function(kernel: Callable[[int], None]) -> Any:
     """Compile `kernel`, which takes the address of its arguments; the result's `address` is a C function.
 
-    Compiling takes up to some seconds; the machine code is kept in Numba's cache, beside the file or in the user's
-    cache directory, and compiled again at every start where neither can be written to.
+    Compiling takes up to some seconds. The machine code is kept in `kernel_folder()`, for every checkout and process of
+    this user. Where that folder cannot be written to, each start compiles anew.
     """
     compiled = _Kernel(kernel, ((types.int64,), types.void), locals={}, options=dict(_OPTIONS))
-    with suppress(RuntimeError):  # nowhere to keep it
-        compiled._cache = _KernelCache(kernel)  # type: ignore[attr-defined, no-untyped-call]
+    compiled._cache = _KernelCache(kernel)  # type: ignore[attr-defined]
     compiled.compile()
     return compiled
 
 
+def kernel_folder() -> Path:
+    """Where machine code is kept: below the folder of models, in DJINN_CACHE_DIR or ~/.cache/djinn."""
+    return Path(os.environ.get("DJINN_CACHE_DIR") or "~/.cache/djinn").expanduser() / "kernels"
+
+
 class _Kernel(CFunc):
-    """One whose compilation counts, unless it is in the cache."""
+    """A kernel that counts its compilation, unless the machine code is in the cache."""
 
     def _compile_uncached(self) -> Any:
         untyped: Any = super()
@@ -70,38 +85,97 @@ class _Kernel(CFunc):
             return untyped._compile_uncached()
 
 
-class _KernelCache(FunctionCache):
-    """Numba's knows a kernel by its own file and by what it closes over. What others of our files give to be compiled
-    into it could change, and the old machine code run on data that is laid out in another way.
+class _KernelCache:
+    """Machine code of one kernel, in a file whose name is a digest of all that it depends on.
+
+    Numba's own cache lies next to the source, so that each checkout compiles for itself. And it does not notice when
+    another file changes whose functions are compiled into the kernel.
     """
 
-    def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Numba's own begins with all that a compilation may use: half a second of a start. A compiled kernel needs its
-        runtime alone.
-        """
-        runtime: Any = rtsys
-        runtime.initialize(target_context)
-        untyped: Any = super()
-        with untyped._guard_against_spurious_io_errors():
-            return untyped._load_overload(signature, target_context)
+    def __init__(self, kernel: Callable[[int], None]) -> None:
+        self._kernel = kernel
 
-    def _index_key(self, signature: Any, codegen: Any) -> Any:
-        return *super()._index_key(signature, codegen), kernel_sources()  # type: ignore[no-untyped-call]
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """The compiled kernel, or None. Prepares Numba's runtime alone: the compiler takes half a second."""
+        path = self._path(signature, target_context)
+        with suppress(Exception):  # no file, a damaged one, or one of another Numba: the kernel is recompiled
+            payload = pickle.loads(path.read_bytes())
+            runtime: Any = rtsys
+            runtime.initialize(target_context)
+            rebuilt = CompileResult._rebuild(target_context, *payload)  # type: ignore[no-untyped-call]
+            with suppress(OSError):
+                os.utime(path)  # `_remove_unused` sees when it was last used
+            return rebuilt
+        return None
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        """Keep the machine code, and remove what was not used for long. Several processes may do so at once."""
+        path = self._path(signature, compiled.target_context)
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+                file.write(dumps(compiled._reduce()))  # type: ignore[no-untyped-call]
+            Path(file.name).replace(path)
+            _remove_unused(path.parent)
+
+    def _path(self, signature: Any, target_context: Any) -> Path:
+        target = target_context.codegen().magic_tuple()
+        versions = numba.__version__, llvmlite.__version__, sys.version_info[:3]
+        modules = {self._kernel.__module__}
+        known = repr((versions, str(signature), target, _identity(self._kernel, modules)))
+        digest = hashlib.sha256(known.encode())
+        for path in sorted(imported_files(frozenset(modules)), key=_module_path):
+            digest.update(_module_path(path).encode() + path.read_bytes())
+        return kernel_folder() / f"{self._kernel.__qualname__.split('.')[0].strip('_')}-{digest.hexdigest()[:40]}"
+
+
+def _remove_unused(folder: Path) -> None:
+    oldest = time.time() - _KEPT_DAYS * 86400
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process was quicker
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+
+
+def _identity(value: Any, modules: set[str]) -> Any:
+    """What tells `value`, a kernel or part of its closure, from others, the same in each process. Adds to `modules`
+    those whose code goes into it.
+    """
+    function = getattr(value, "py_func", value)
+    if not isinstance(function, FunctionType):
+        return repr(value)
+    modules.add(function.__module__)
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    return function.__module__, function.__qualname__, [_identity(cell, modules) for cell in cells]
 
 
 @functools.cache
-def kernel_sources() -> str:
-    """A digest of all files that kernels are made of."""
-    digest = hashlib.sha256()
-    for path in kernel_files():
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+def imported_files(modules: frozenset[str]) -> frozenset[Path]:
+    """The files of these modules, of those of the engine that they import, and so on. Kernels take nothing from other
+    rooms that changes their code.
+    """
+    waiting, found = list(modules), set[Path]()
+    while waiting:
+        path = _file_of(waiting.pop())
+        if path is None or path in found:
+            continue
+        found.add(path)
+        for module, names in _IMPORT.findall(path.read_text()):
+            waiting += [module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))]
+    return frozenset(found)
 
 
-def kernel_files() -> list[Path]:
-    """Every file of the rooms that kernels are written in, so that a new file counts without being listed."""
-    engine = Path(__file__).parents[1]
-    return sorted(path for room in KERNEL_ROOMS for path in (engine / room).rglob("*.py"))
+def _file_of(module: str) -> Path | None:
+    """None for a name that is no module of Djinn's."""
+    if not module.startswith("app."):
+        module_here = sys.modules.get(module)  # a kernel of a test
+        return Path(module_here.__file__) if module_here and module_here.__file__ else None
+    path = _ROOT.joinpath(*module.split("."))
+    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
+
+
+def _module_path(path: Path) -> str:
+    return str(path.relative_to(_ROOT)) if path.is_relative_to(_ROOT) else path.name
 
 
 @inlined

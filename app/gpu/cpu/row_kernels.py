@@ -46,8 +46,6 @@ def compiled(name: str, dtype: torch.dtype) -> Any:
     return c_function(_KERNELS[name](ELEMENTS[dtype]))
 
 
-# Numba's cache knows a kernel by what it closes over, and no compiled function by the same bytes in another process:
-# so each kernel finds its row function among the globals.
 def _rms_norm_kernel(element: Any) -> Callable[[int], None]:
     def kernel(address: int) -> None:
         _each_row(address, element, element, _rms_norm_row)

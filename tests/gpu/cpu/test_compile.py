@@ -1,74 +1,112 @@
-"""What is compiled for a CPU is kept, for as long as it is what would be compiled."""
+"""Machine code for a CPU is kept as long as it is what would be compiled, and a start tells of what it compiles."""
 
 from __future__ import annotations
 
-import ast
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from numba.core import config
-from numba.core.codegen import JITCPUCodegen
 from numba.np.numpy_support import carray
 
-import app.gpu
-from app.gpu.cpu import compile as cpu_compile
-from app.gpu.cpu.compile import c_function, compiled_features
+import app
+from app.gpu.cpu.compilations import COMPILATIONS
+from app.gpu.cpu.compile import c_function, compiled_features, kernel_folder
 from app.gpu.cpu.intrinsics import pointer
-from app.gpu.linear.cpu import tile as tiles
 
-CODEGEN: Any = JITCPUCodegen
+ROOT = Path(app.__path__[0]).parent
+COMPILE = """
+import torch
+from app.gpu.cpu.row_kernels import compiled
+print(compiled("add", torch.float32).cache_hits)
+"""
 
 
 def _kernel(address: int) -> None:
     carray(pointer(address), 1, np.int64)[0] = 7
 
 
-def test_machine_code_is_kept_until_a_file_that_kernels_are_made_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty place for machine code."""
+    monkeypatch.setenv("DJINN_CACHE_DIR", str(tmp_path))
+    return kernel_folder()
+
+
+def test_a_kernel_is_compiled_once(folder: Path) -> None:
+    assert [c_function(_kernel).cache_hits for _ in range(3)] == [0, 1, 1]
+    (file,) = folder.iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    assert [c_function(_kernel).cache_hits for _ in range(2)] == [0, 1], "a damaged file was not replaced"
+
+
+def test_closures_over_other_types_are_other_kernels(folder: Path) -> None:
+    def kernel_of(element: type) -> None:
+        def kernel(address: int) -> None:
+            carray(pointer(address), 1, element)[0] = 1
+
+        assert c_function(kernel).cache_hits == 0
+
+    kernel_of(np.int32)
+    kernel_of(np.float32)
+
+
+def test_where_nothing_can_be_kept_each_start_compiles(folder: Path) -> None:
+    folder.write_text("a file stands in the way")
+    assert [c_function(_kernel).cache_hits for _ in range(2)] == [0, 0]
+
+
+def test_machine_code_that_was_not_used_for_long_is_removed(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "old").touch()
+    (folder / "new").touch()
+    os.utime(folder / "old", (time.time() - 100 * 86400,) * 2)
     c_function(_kernel)
-    assert c_function(_kernel).cache_hits == 1
-    monkeypatch.setattr(cpu_compile, "kernel_sources", lambda: "another digest")
-    c_function(_kernel)._cache.flush()
-    assert c_function(_kernel).cache_hits == 0
+    assert not (folder / "old").exists()
+    assert (folder / "new").exists()
 
 
-def _imports_a_compiler(path: Path) -> bool:
-    modules = [
-        name
-        for node in ast.walk(ast.parse(path.read_text()))
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    ]
-    return any(module.split(".")[0] in ("numba", "llvmlite") for module in modules)
+def test_features_are_those_that_numba_is_told_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "CPU_FEATURES", "+avx2,+avx512f,-amx-bf16")
+    assert compiled_features() == {"avx2", "avx512f"}
 
 
-def test_every_file_that_holds_code_of_kernels_is_in_the_digest() -> None:
-    """A file that is not would leave old machine code in Numba's cache when it changes."""
-    engine = Path(app.gpu.__path__[0])
-    written_for_a_compiler = {path for path in engine.rglob("*.py") if _imports_a_compiler(path)}
-    assert len(written_for_a_compiler) > 5
-    assert written_for_a_compiler <= set(cpu_compile.kernel_files())
+@pytest.mark.long
+def test_a_checkout_uses_what_another_has_compiled_until_a_file_of_the_kernel_changes(tmp_path: Path) -> None:
+    """A comment in a file that the kernel does not import changes nothing; other instructions do."""
+    environment = {**os.environ, "DJINN_CACHE_DIR": str(tmp_path / "cache")}
+
+    def hits(checkout: Path, **variables: str) -> int:
+        told = {**environment, "PYTHONPATH": str(checkout), **variables}
+        return int(subprocess.check_output([sys.executable, "-c", COMPILE], cwd=tmp_path, env=told))
+
+    assert hits(ROOT) == 0
+    other = tmp_path / "other"
+    shutil.copytree(ROOT / "app", other / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    assert hits(other) == 1
+    assert hits(other, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="") == 0
+    for name, expected in (("attention/triton_attend.py", 1), ("cpu/intrinsics.py", 0)):
+        with (other / "app/gpu" / name).open("a") as file:
+            file.write("# A comment.\n")
+        assert hits(other) == expected, name
 
 
-@pytest.mark.parametrize(
-    ("told", "tile"),
-    [("+sse4.2", (6, 2, 4)), ("+avx2,+fma", (6, 2, 8)), ("+avx2,+avx512f,-amx-bf16", (12, 2, 16))],
-)
-def test_instructions_that_numba_is_told_to_use_decide_about_tiles(
-    told: str, tile: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(config, "CPU_FEATURES", told)
-    assert tiles._shape_of_tiles() == tile
-    assert "amx-bf16" not in compiled_features()
-
-
-def test_machine_code_for_other_instructions_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    key = c_function(_kernel)._cache._index_key(None, CODEGEN("plain"))
-    monkeypatch.setattr(config, "CPU_FEATURES", "+sse4.2")
-    assert c_function(_kernel)._cache._index_key(None, CODEGEN("masked")) != key
+def test_a_start_tells_of_the_kernels_that_it_compiles(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="app.gpu.cpu.compilations"):
+        with COMPILATIONS.telling():
+            c_function(_kernel)
+        before, after = caplog.messages
+        assert before == "compiling kernels for this processor: it takes a minute or two, the first time"
+        assert after.startswith("compiled 1 kernel in ")
+        caplog.clear()
+        with COMPILATIONS.telling():
+            c_function(_kernel)  # from the cache
+        shutil.rmtree(folder)
+        c_function(_kernel)  # after the start
+        assert caplog.messages == []

@@ -61,8 +61,7 @@ _CACHE_LINE = 64
 def attend_kernel(dtype: torch.dtype, head_dim: int) -> Any:
     """The kernel for a pool of `dtype`; its `address` is a C function that takes the address of an `Arguments`.
 
-    Any number of threads may run it on the same arguments at once, and share the work. Compiling takes seconds; the
-    machine code is kept in Numba's cache, beside this file or in the user's cache directory.
+    Any number of threads may run it on the same arguments at once, and share the work. See `c_function`.
     """
     element, columns = POOL_ELEMENTS[dtype], columns_of(head_dim, dtype)
 

@@ -115,7 +115,6 @@ def _compiled(kernel: _MakeKernel, element: Any) -> Any:
     return c_function(kernel(element))
 
 
-# Numba's cache knows a kernel by what it closes over.
 def _memory_kernel(element: Any) -> Callable[[int], None]:
     def kernel(address: int) -> None:
         _from_memory(address, element)
