@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import shutil
+import ssl
 import sys
 import tempfile
 import threading
@@ -32,6 +34,9 @@ settings.load_profile("quick")
 ServeWith = Callable[..., httpx.Client]
 COMPILING = "compiling"
 LOCK = pytest.StashKey[Path]()
+
+# Each new client of HTTPX reads all certificates: 40 ms, and tests make thousands of clients.
+ssl.create_default_context = functools.cache(ssl.create_default_context)  # type: ignore[assignment]
 
 gc.disable()  # until all tests are collected: imports make hardly any garbage
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import sys
 import threading
 import time
-import traceback
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -20,7 +17,8 @@ from app.settings import Settings
 
 START_TIMEOUT_S = 90
 """The first server of a model compiles kernels."""
-STOP_LOOKS = 300
+TICK_S = 0.1
+"""Between what uvicorn does regularly, such as the next `Date`."""
 KEEP_ALIVE_S = 75
 """As `djinn serve` has it. On a busy machine clients pause for uvicorn's 5 s: a request meets a closed connection."""
 
@@ -38,6 +36,28 @@ def tiny_settings(**changed: Any) -> Settings:
     return Settings(**{**values, **changed})
 
 
+class _Server(uvicorn.Server):
+    """A uvicorn that sees at once that it shall stop: the original looks ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """From any thread; the server may have ended by itself."""
+        self.should_exit = True
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._stopping.set)
+
+    async def main_loop(self) -> None:
+        counter = 0
+        while not await self.on_tick(counter):
+            counter += 1
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), TICK_S)
+
+
 @contextmanager
 def serve(*, clock: Callable[[], float] = time.time, port: int = 0, **changed: Any) -> Iterator[str]:
     """A server on a free port; yields its base URL. In-process ASGI clients buffer streams and cannot disconnect.
@@ -53,16 +73,11 @@ def serve(*, clock: Callable[[], float] = time.time, port: int = 0, **changed: A
         timeout_graceful_shutdown=5,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-    server = uvicorn.Server(config)
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def run() -> None:
-        loops.append(asyncio.get_running_loop())
-        await server.serve()
+    server = _Server(config)
 
     def work() -> None:
-        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            runner.run(run())
+        with asyncio.Runner(loop_factory=lambda: server.loop) as runner:
+            runner.run(server.serve())
 
     thread = threading.Thread(target=work, name="test-server")
     thread.start()
@@ -75,27 +90,12 @@ def serve(*, clock: Callable[[], float] = time.time, port: int = 0, **changed: A
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}"
     finally:
-        server.should_exit = True
-        for _ in range(STOP_LOOKS):  # a machine that stands still for minutes costs one of them, not all
-            if thread.is_alive():
-                thread.join(timeout=START_TIMEOUT_S / STOP_LOOKS)
+        server.stop()
+        thread.join(timeout=START_TIMEOUT_S)
         if thread.is_alive():
-            raise RuntimeError(f"the server did not stop; where it is:\n{_where(thread, loops)}")
-
-
-def _where(thread: threading.Thread, loops: Sequence[asyncio.AbstractEventLoop]) -> str:
-    """Where the server's thread is, and each task of its loops."""
-    text = io.StringIO()
-    traceback.print_stack(sys._current_frames().get(thread.ident or 0), file=text)
-    for loop in loops:
-        print(loop, "at", loop.time(), file=text)
-        for task in asyncio.all_tasks(loop):
-            print(task, file=text)
-            coroutine: Any = task.get_coro()
-            while frame := getattr(coroutine, "cr_frame", None):  # a task's own stack ends at its outermost coroutine
-                print("  ", frame.f_code.co_qualname, "at line", frame.f_lineno, file=text)
-                coroutine = coroutine.cr_await
-    return text.getvalue()
+            for task in asyncio.all_tasks(server.loop):
+                task.print_stack()
+            raise RuntimeError("the server did not stop; its tasks are above")
 
 
 @asynccontextmanager
