@@ -63,6 +63,7 @@ def serve(channel: Channel, sockets: socket.socket) -> int:
     seconds = time.perf_counter() - began
     load = _first(channel)
     configure(load.log)
+    os.environ["DJINN_CACHE_DIR"] = load.cache_dir  # compiled kernels are kept there too
     logger.info("imported PyTorch and the engine in %.1f s", seconds)
 
     def die(reason: str) -> None:

@@ -38,7 +38,7 @@ class ModelSettings(BaseModel):
     )
     seed: int = Field(0, ge=0, description="seed of random:SHAPE weights")
     cache_dir: Annotated[Path, BeforeValidator(not_empty)] = Field(
-        Path("~/.cache/djinn"), description="where pulled models are kept"
+        Path("~/.cache/djinn"), description="where pulled models and compiled kernels are kept"
     )
     batch_invariant: bool = Field(
         False, description="a token has the same bits in any batch, paused, swapped or moved: slower"
