@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -11,9 +14,8 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
-from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from loadgen.experiments.density.experiment import run_density
@@ -25,8 +27,7 @@ from loadgen.load.workload import Workload, plan_trace
 from loadgen.options.targets import run_on
 from loadgen.targets import TargetSpec
 from loadgen.targets.access import Access, RunningTarget
-from tests.loadgen.stubs import serving
-from tests.loadgen.waiting import until
+from tests.loadgen.stubs import openai_app, serving, until
 
 AGENTS, TOKENS = 3, 2
 LOAD = Workload(AGENTS, rate=float("inf"), turns=1, context=20, system_tokens=8, completion_tokens=TOKENS)
@@ -45,15 +46,7 @@ class Stub:
         self.stalls = False
         self.stalled = False
 
-    async def models(self, _request: Request) -> Response:
-        return JSONResponse({"data": [{"id": "stub"}]})
-
-    async def tokenize(self, request: Request) -> Response:
-        return JSONResponse({"tokens": [ord(character) for character in (await request.json())["prompt"]]})
-
-    async def complete(self, request: Request) -> Response:
-        if not (await request.json()).get("stream"):
-            return JSONResponse({"choices": [{"text": "a", "token_ids": [97]}]})
+    async def complete(self, _request: Request) -> Response:
         self.completions += 1
         body = (*(f"data: {json.dumps(event)}\n\n" for event in EVENTS), "data: [DONE]\n\n")
         return StreamingResponse(iter(body), media_type="text/event-stream")
@@ -68,13 +61,7 @@ class Stub:
 @contextmanager
 def stub() -> Iterator[tuple[Stub, TargetSpec]]:
     server = Stub()
-    routes = [
-        Route("/v1/models", server.models),
-        Route("/tokenize", server.tokenize, methods=["POST"]),
-        Route("/v1/completions", server.complete, methods=["POST"]),
-        Route("/metrics", server.metrics),
-    ]
-    with serving(Starlette(routes=routes)) as url:
+    with serving(openai_app(server.complete, Route("/metrics", server.metrics))) as url:
         yield server, TargetSpec("stub", url, "stub")
 
 
@@ -96,6 +83,13 @@ class InterruptedAtItsEnd:
 
 async def density(*targets: Access) -> DensityReport:
     return await run_density(targets, PLAN, Console(file=StringIO()))
+
+
+def test_while_the_servers_of_an_experiment_are_stopped() -> None:
+    async def experiment(specs: list[TargetSpec]) -> list[str]:
+        return [spec.name for spec in specs]
+
+    assert run_on([InterruptedAtItsEnd(TargetSpec("a", "http://nowhere"))], experiment) == ["a"]
 
 
 async def test_while_a_server_is_stopped() -> None:
@@ -129,8 +123,31 @@ async def test_before_the_first_run_there_is_nothing_to_write() -> None:
     assert server.completions == 0
 
 
-def test_while_the_servers_of_another_experiment_are_stopped() -> None:
-    async def experiment(specs: list[TargetSpec]) -> list[str]:
-        return [spec.name for spec in specs]
+TERMINATED = """
+import time
+from loadgen.options.ending import sigterm_as_interrupt
+with sigterm_as_interrupt():
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        pass
+print("interrupted", flush=True)
+time.sleep(60)
+"""
 
-    assert run_on([InterruptedAtItsEnd(TargetSpec("a", "http://nowhere"))], experiment) == ["a"]
+
+def ignore_interrupts() -> None:
+    """As a shell has it for what it runs in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def test_sigterm_interrupts_a_run_in_the_background_and_ends_what_comes_behind_it() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TERMINATED], stdout=subprocess.PIPE, text=True, preexec_fn=ignore_interrupts
+    ) as process:
+        assert process.stdout is not None
+        for line in ("ready\n", "interrupted\n"):
+            assert process.stdout.readline() == line
+            process.terminate()
+        assert process.wait(30) == -signal.SIGTERM

@@ -1,4 +1,4 @@
-"""Servers that outlive the command that started them."""
+"""Servers of peers: up for a block or until they are told to stop, and then gone with all of their processes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,71 @@ import os
 import re
 import signal
 import socket
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from loadgen.cli import main
 from loadgen.errors import LoadgenError
 from loadgen.peers import background
-from loadgen.peers.base import ServerSettings
-from loadgen.processes.process import ServerFailedError, free_port
-from tests.loadgen.peers.fakes import DIES, FakePeer
+from loadgen.peers.base import Say, ServerSettings
+from loadgen.peers.llamacpp_source import LlamaCppSource
+from loadgen.peers.registry import PEERS
+from loadgen.peers.serving import ManagedTarget, serving
+from loadgen.processes.launch import Launch
+from loadgen.processes.process import ServerFailedError, free_port, log_tail, running_server, spawn, stop_server
+
+SERVER = """
+import http.server, subprocess, sys
+port = sys.argv[sys.argv.index("--port") + 1]
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print("child", child.pid, "of", port, flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/v1/models" else 404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+"""
+"""Lists its models, and has a child in a POSIX session of its own, as Ray's servers do."""
+DIES = "import os, sys; sys.exit('no such model for ' + os.environ['MODEL'])"
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGUSR1))
+print("ready", flush=True)
+time.sleep(60)
+"""
+"""Does not end when it is asked to, but interrupts who asked."""
+
+
+@dataclass(frozen=True)
+class FakePeer:
+    """Runs `code`, a small real process."""
+
+    code: str = SERVER
+    name: str = "fake"
+    served_model: str = "model"
+    installed: bool = True
+
+    def is_installed(self) -> bool:
+        return self.installed
+
+    def install(self, say: Say) -> None:
+        raise NotImplementedError
+
+    def launch(self, settings: ServerSettings, port: int) -> Launch:
+        return Launch([sys.executable, "-c", self.code, "--port", str(port)], {"MODEL": str(settings.model)})
+
+    def versions(self) -> dict[str, str]:
+        return {"fake": "1"}
+
 
 PEER = FakePeer()
 
@@ -36,55 +88,106 @@ def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+def child_in(log: str) -> int:
+    child = re.match(r"child (\d+) of \d+\n", log)
+    assert child is not None
+    return int(child[1])
+
+
+# For the length of a block.
+
+
+def test_a_server_is_up_in_the_block_and_its_log_stays(settings: ServerSettings) -> None:
+    with serving(PEER, settings) as served:
+        assert httpx.get(f"{served.url}/v1/models").is_success
+        child = child_in(served.log.read_text())
+        assert is_running(served.pid)
+        assert is_running(child)
+    assert not is_running(served.pid)
+    assert not is_running(child)
+    assert served.log.exists()
+    assert served.versions == {"fake": "1"}
+    assert served.command[0] == "MODEL=tiny", "it is published how it was started, but not where"
+    assert served.url.endswith(f":{served.command[-1]}")
+
+
+async def test_a_managed_target_is_up_while_it_is_reached(settings: ServerSettings) -> None:
+    target = ManagedTarget("second", PEER, settings)
+    assert (target.name, target.running) == ("second", None)
+    async with target.reach() as spec:
+        assert (spec.name, spec.model, spec.command[0]) == ("second", "model", "MODEL=tiny")
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(f"{spec.url}/v1/models")).is_success
+    assert spec.pid is not None
+    assert not is_running(spec.pid)
+
+
+def test_a_server_that_ends_is_reported_with_its_last_words_in_our_environment() -> None:
+    command = [sys.executable, "-c", "import os, sys; sys.exit(os.environ['PEER'] + os.environ['PATH'])"]
+    said = re.escape(f"vllm{os.environ['PATH']}")
+    with (
+        pytest.raises(ServerFailedError, match=rf"status 1\n{said}"),
+        running_server(command, {"PEER": "vllm"}, "http://127.0.0.1:9"),
+    ):
+        pass
+
+
+def test_who_does_not_want_to_wait_leaves_nothing_behind() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with tempfile.TemporaryFile() as output:
+            process = spawn([sys.executable, "-c", STUBBORN], {}, output)
+            deadline = time.monotonic() + 30
+            while log_tail(output) != "ready\n":
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            with pytest.raises(KeyboardInterrupt):
+                stop_server(process.pid)
+            process.wait()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not is_running(process.pid)
+
+
+# Until it is told to stop.
+
+
 def test_a_started_server_answers_until_it_is_stopped_with_all_of_its_processes(settings: ServerSettings) -> None:
     port = free_port()
-
     served = background.start(PEER, settings, port)
-
-    assert served.url == f"http://127.0.0.1:{port}"
-    assert served.target == f"fake={served.url}#model"
+    assert served.target == f"fake=http://127.0.0.1:{port}#model"
+    with pytest.raises(LoadgenError, match=rf"running already, as process {served.pid} on {served.url}"):
+        background.start(PEER, settings, None)
     assert httpx.get(f"{served.url}/v1/models").is_success
     note = background.running(PEER)
     assert note is not None
     assert (note.pid, note.url) == (served.pid, served.url)
-    child = re.fullmatch(rf"child (\d+) of {port}", served.log.read_text().splitlines()[0])
-    assert child is not None
-    assert is_running(int(child[1]))
+    child = child_in(served.log.read_text())
+    assert is_running(child)
 
     assert background.stop(PEER) == note
 
     assert background.running(PEER) is None
     assert not is_running(served.pid)
-    assert not is_running(int(child[1]))
+    assert not is_running(child)
 
 
-def test_one_of_a_kind_at_a_time(settings: ServerSettings) -> None:
-    served = background.start(PEER, settings, None)
-    with pytest.raises(LoadgenError, match=rf"running already, as process {served.pid} on {served.url}"):
-        background.start(PEER, settings, None)
-    assert httpx.get(f"{served.url}/v1/models").is_success
-
-
-def test_what_does_not_run_cannot_be_stopped() -> None:
+def test_what_cannot_start_says_why(settings: ServerSettings) -> None:
+    for start in (
+        lambda peer: background.start(peer, settings, None),
+        lambda peer: serving(peer, settings).__enter__(),
+    ):
+        with pytest.raises(LoadgenError, match="not installed: python -m loadgen peers install fake"):
+            start(FakePeer(installed=False))
     with pytest.raises(LoadgenError, match="fake is not running"):
         background.stop(PEER)
-
-
-def test_what_is_not_installed_is_not_started(settings: ServerSettings) -> None:
-    with pytest.raises(LoadgenError, match="not installed: python -m loadgen peers install fake"):
-        background.start(FakePeer(installed=False), settings, None)
-
-
-def test_a_taken_port_is_named(settings: ServerSettings) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
+    with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(LoadgenError, match=f"port {port} is taken"):
             background.start(PEER, settings, port)
-
-
-def test_a_server_that_dies_during_its_start_is_reported_with_its_last_words(settings: ServerSettings) -> None:
     with pytest.raises(ServerFailedError, match=r"ended with status 1; the end of \S+fake.log:\nno such model"):
         background.start(FakePeer(DIES), settings, None)
     assert background.running(PEER) is None
@@ -97,29 +200,56 @@ def test_a_server_that_was_killed_can_be_started_again(settings: ServerSettings)
     while background.running(PEER) is not None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-    second = background.start(PEER, settings, None)
-
-    assert httpx.get(f"{second.url}/v1/models").is_success
+    assert httpx.get(f"{background.start(PEER, settings, None).url}/v1/models").is_success
 
 
-def test_another_process_that_got_the_pid_is_left_alone(cache: Path) -> None:
-    """The note names this very process, but another start time."""
-    note = cache / "running/fake.json"
-    note.parent.mkdir(parents=True)
-    note.write_text(json.dumps({"pid": os.getpid(), "created_s": time.time() - 3600, "url": "http://127.0.0.1:9"}))
-
-    with pytest.raises(LoadgenError, match="fake is not running"):
-        background.stop(PEER)
-
-    assert not note.exists()
+STRANGER = json.dumps({"pid": os.getpid(), "created_s": time.time() - 3600, "url": "http://127.0.0.1:9"})
+"""Names this very process, but another start time."""
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"pid": "x"}'])
-def test_a_note_that_cannot_be_read_is_none(cache: Path, text: str) -> None:
+@pytest.mark.parametrize("text", [STRANGER, "", "{}", '{"pid": "x"}'])
+def test_a_note_about_another_process_or_nothing_is_none(cache: Path, text: str) -> None:
     note = cache / "running/fake.json"
     note.parent.mkdir(parents=True)
     note.write_text(text)
-
-    assert background.running(PEER) is None
+    with pytest.raises(LoadgenError, match="fake is not running"):
+        background.stop(PEER)
     assert not note.exists()
+
+
+# `python -m loadgen peers`.
+
+
+def test_a_peer_from_start_to_stop(source: LlamaCppSource, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start = ["peers", "start", "llamacpp", "--dtype", "float32", "--model"]
+    assert main([*start, str(model)]) == 2
+    assert "llamacpp is not installed: python -m loadgen peers install llamacpp" in capsys.readouterr().err
+    source.server.parent.mkdir(parents=True)
+    source.server.write_text(f"#!{sys.executable}\n{SERVER}")
+    source.server.chmod(0o755)
+    assert main([*start, "/nowhere"]) == 2
+    assert "no model in /nowhere" in capsys.readouterr().err
+
+    assert main([*start, str(model)]) == 0
+    found = re.search(r"--target llamacpp=(http://127\.0\.0\.1:\d+)#model", capsys.readouterr().out)
+    assert found is not None
+    assert httpx.get(f"{found[1]}/v1/models").is_success
+    assert main(["peers", "list"]) == 0
+    said = capsys.readouterr().out
+    assert all(peer.name in said for peer in PEERS)
+
+    assert main(["peers", "stop", "llamacpp"]) == 0
+    assert "llamacpp has stopped" in capsys.readouterr().out
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(found[1])
+    assert main(["peers", "stop", "llamacpp"]) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["", "start", "start vllm --kv 20", "start vllm --kv 0x1024", "start vllm --port 65536", "start vllm --dtype int8"],
+)
+def test_a_command_line_that_cannot_be_read(arguments: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["peers", *arguments.split()])
+    assert ended.value.code == 2

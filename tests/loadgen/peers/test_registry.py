@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,59 +11,55 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import LoadgenError
-from loadgen.peers import dtype_choice, vllm
+from loadgen.options.servers import add_server_options, read_settings
 from loadgen.peers.base import ServerSettings
+from loadgen.peers.dtypes import AUTO
+from loadgen.peers.llamacpp import SLOTS
+from loadgen.peers.llamacpp_source import LlamaCppSource
 from loadgen.peers.registry import PEERS, find_peer
-from tests.loadgen.processes.calibrations import calibration
+from loadgen.peers.vllm_environment import needed_requirements
+from loadgen.processes.launch import Launch
+from loadgen.results.inputs import Server
+from loadgen.targets import TargetSpec
+from tests.loadgen.calibrations import remember
+from tests.loadgen.peers.conftest import BeOn
+
+REFUSES = "import sys; sys.exit('Model LlamaForCausalLM is not supported')"
+
+
+def launched(peer: str, settings: ServerSettings) -> Launch:
+    return find_peer(peer).launch(settings, 8123)
 
 
 def flags(peer: str, settings: ServerSettings) -> dict[str, str]:
     """The options that the peer is started with; the last of its command's words are pairs."""
-    command = find_peer(peer).launch(settings, 8123).command
+    command = launched(peer, settings).command
     first = next(index for index, word in enumerate(command) if word.startswith("--"))
     words = command[first:]
     return {word: following for word, following in zip(words, [*words[1:], ""], strict=True) if word.startswith("--")}
 
 
-@pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "on_cuda", lambda: False)
+def read(arguments: list[str], default: str = AUTO) -> ServerSettings:
+    """What a command line with these options gives servers."""
+    parser = argparse.ArgumentParser()
+    add_server_options(parser, dtype=default)
+    return replace(read_settings(parser.parse_args(arguments)), cores=(0, 1))
 
 
-@pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "on_cuda", lambda: True)
-
-
-def test_names_are_unique() -> None:
-    assert len({peer.name for peer in PEERS}) == len(PEERS)
-
-
-def test_an_unknown_peer_is_told_the_names_there_are() -> None:
+def test_every_peer_is_found_by_a_name_of_its_own() -> None:
+    assert [find_peer(peer.name) for peer in PEERS] == list(PEERS)
     with pytest.raises(LoadgenError, match=r"no peer 'sglang', only djinn, djinn\+lru"):
         find_peer("sglang")
+
+
+# Djinn.
 
 
 @pytest.mark.parametrize(("peer", "policy"), [("djinn", "signal"), ("djinn+lru", "lru"), ("djinn+none", "none")])
 def test_djinn_with_its_policies(settings: ServerSettings, peer: str, policy: str) -> None:
     given = flags(peer, settings)
-    assert given["--kv-policy"] == policy
-    assert given["--kv-device"] == "1x20480"
-    assert given["--state-dir"] == "none"
-
-
-def test_djinn_serves_the_checkpoint_that_a_folder_was_made_of(
-    settings: ServerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dtype_choice, "calibrate", lambda model, cores: calibration("bfloat16"))
-    stored = tmp_path / "stored"
-    stored.mkdir()
-    settings.model.mkdir(parents=True)
-    (settings.model / "checkpoint").symlink_to(stored)
-    assert flags("djinn", replace(settings, dtype="auto"))["--model"] == str(settings.model / "checkpoint")
-    assert flags("djinn", settings)["--model"] == str(settings.model)
-    stored.rmdir()
-    assert flags("djinn", replace(settings, dtype="auto"))["--model"] == str(settings.model)
+    assert (given["--kv-policy"], given["--kv-device"], given["--state-dir"]) == (policy, "1x20480", "none")
+    assert "--bind-by-prefix" not in given
 
 
 def test_agents_with_tools_are_found_by_what_they_continue(settings: ServerSettings) -> None:
@@ -69,51 +67,169 @@ def test_agents_with_tools_are_found_by_what_they_continue(settings: ServerSetti
     assert find_peer("djinn+tools").served_model == "model+tools"
 
 
-@pytest.mark.usefixtures("on_cpu")
-def test_vllm_on_cpus_gets_the_same_kv_in_its_own_blocks(settings: ServerSettings) -> None:
+def test_djinn_serves_the_checkpoint_that_a_folder_was_made_of(
+    settings: ServerSettings, cache: Path, model: Path, tmp_path: Path
+) -> None:
+    remember(cache.parent, model, "bfloat16")
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    (model / "checkpoint").symlink_to(stored)
+    best = replace(settings, dtype="auto")
+    assert flags("djinn", best)["--model"] == str(model / "checkpoint")
+    assert flags("djinn", settings)["--model"] == str(model)
+    stored.rmdir()
+    assert flags("djinn", best)["--model"] == str(model)
+
+
+# Data types.
+
+
+@pytest.mark.parametrize(("slow", "fast"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_servers_made_of_pytorch_get_the_fastest_type_and_djinn_multiplies_in_it(
+    slow: str, fast: str, on_gpu: BeOn, cache: Path, model: Path
+) -> None:
+    on_gpu(False)
+    remember(cache.parent, model, slow)
+    settings = read(["--model", str(model)])
+    for peer in ("vllm", "transformers", "ray"):
+        assert flags(peer, settings)["--dtype"] == fast
+    assert flags("djinn", settings)["--dtype"] == "auto"
+    assert flags("djinn", settings).get("--matmul-precision") == (None if fast == "float32" else fast)
+    assert "--matmul-precision" not in flags("djinn", replace(settings, dtype="float32"))
+    calibration = launched("djinn", settings).calibration
+    assert calibration is not None
+    assert calibration.dtype == fast
+    assert Server.of(replace(TargetSpec("a", "http://b", "c"), calibration=calibration)).calibration == calibration
+
+
+def test_a_gpu_is_given_bfloat16_unmeasured(on_gpu: BeOn, model: Path) -> None:
+    on_gpu(True)
+    settings = read(["--model", str(model)])
+    assert flags("transformers", settings)["--dtype"] == "bfloat16"
+    assert launched("transformers", settings).calibration is None
+    assert "--matmul-precision" not in flags("djinn", settings)
+
+
+@pytest.mark.parametrize(
+    ("asked", "default", "dtype"),
+    [(["--dtype", "float16"], "auto", "float16"), (["--dtype", "bfloat16"], "float32", "bfloat16"), ([], "f", "f")],
+)
+def test_a_type_that_is_given_is_everybodys(asked: list[str], default: str, dtype: str, model: Path) -> None:
+    for peer in ("djinn", "vllm", "transformers", "ray"):
+        settings = read(["--model", str(model), *asked], default)
+        assert flags(peer, settings)["--dtype"] == dtype
+        assert launched(peer, settings).calibration is None
+    assert read(["--model", str(model), "--dtype", "auto"], "float16").dtype == "auto"
+
+
+# vLLM and Ray.
+
+
+def test_vllm_on_cpus_gets_the_same_kv_in_its_own_blocks(settings: ServerSettings, on_gpu: BeOn, cache: Path) -> None:
+    on_gpu(False)
     assert flags("vllm", settings)["--num-gpu-blocks-override"] == str(20480 // 128)
-    launch = find_peer("vllm").launch(settings, 8123)
-    assert launch.environment["VLLM_CPU_OMP_THREADS_BIND"] == "0,1"
-
-
-@pytest.mark.usefixtures("on_cpu")
-def test_intels_openmp_is_loaded_first_where_it_is(settings: ServerSettings, cache: Path) -> None:
-    assert "LD_PRELOAD" not in find_peer("vllm").launch(settings, 8123).environment
+    assert "--num-gpu-blocks-override" not in flags("vllm", replace(settings, kv_tokens=None))
+    assert launched("vllm", settings).environment["VLLM_CPU_OMP_THREADS_BIND"] == "0,1"
+    assert "LD_PRELOAD" not in launched("vllm", settings).environment
     library = cache / "vllm/lib/libiomp5.so"
     library.parent.mkdir(parents=True)
     library.touch()
-    assert find_peer("vllm").launch(settings, 8123).environment["LD_PRELOAD"] == str(library)
-
-
-@pytest.mark.usefixtures("on_cpu")
-def test_vllm_keeps_its_own_kv_size_unless_told(settings: ServerSettings) -> None:
-    assert "--num-gpu-blocks-override" not in flags("vllm", replace(settings, kv_tokens=None))
+    assert launched("vllm", settings).environment["LD_PRELOAD"] == str(library), "Intel's OpenMP comes first"
 
 
 def test_vllm_takes_conversations_as_long_as_they_become(settings: ServerSettings) -> None:
     """It does not start without KV for one context of the model's whole length, unless told of a shorter one."""
     assert "--max-model-len" not in flags("vllm", replace(settings, context_tokens=None))
-    assert flags("vllm", replace(settings, context_tokens=1728))["--max-model-len"] == "1728"
+    assert flags("vllm", settings)["--max-model-len"] == "1728"
 
 
-@pytest.mark.usefixtures("on_cpu")
-def test_offloading_needs_cuda(settings: ServerSettings) -> None:
+def test_offloading_needs_cuda_and_is_the_only_difference_there(settings: ServerSettings, on_gpu: BeOn) -> None:
+    on_gpu(False)
     assert not find_peer("vllm+offload").is_installed()
     with pytest.raises(LoadgenError, match=r"vllm\+offload needs CUDA"):
-        find_peer("vllm+offload").launch(settings, 8123)
+        launched("vllm+offload", settings)
     with pytest.raises(LoadgenError, match=r"vllm\+offload needs CUDA"):
         find_peer("vllm+offload").install(print)
-
-
-@pytest.mark.usefixtures("on_gpu")
-def test_offloading_is_the_only_difference_on_cuda(settings: ServerSettings) -> None:
+    on_gpu(True)
     plain, offload = flags("vllm", settings), flags("vllm+offload", settings)
     assert plain["--num-gpu-blocks-override"] == str(20480 // 16)
     assert offload == {**plain, "--kv-offloading-size": "16"}
-    assert "VLLM_CPU_KVCACHE_SPACE" not in find_peer("vllm").launch(settings, 8123).environment
+    assert "VLLM_CPU_KVCACHE_SPACE" not in launched("vllm", settings).environment
+
+
+@pytest.mark.parametrize(
+    ("lines", "needed"),
+    [
+        (["torch==2.13.0+cpu", "torchvision", "TorchCodec>=0.14", "triton==3.9.0", "numpy"], ["numpy"]),
+        (["torchdata>=1"], ["torchdata>=1"]),
+        (["pandas; extra == 'bench'", "protobuf==7.36.1; platform_machine == 'no-such-machine'"], []),
+        (["six>=1.16.0; python_version > '3.8'", "fastapi[a]<0.137.0"], ["six>=1.16.0", "fastapi[a]<0.137.0"]),
+    ],
+)
+def test_of_a_wheels_requirements_builds_for_cuda_extras_and_other_platforms_are_left_out(
+    lines: list[str], needed: list[str]
+) -> None:
+    assert needed_requirements(lines) == needed
 
 
 def test_ray_divides_the_same_cores(settings: ServerSettings) -> None:
     alone, divided = flags("transformers", settings), flags("ray", settings)
     assert divided == {**alone, "--actors": "2"}
-    assert find_peer("transformers").launch(settings, 8123).command[0] == sys.executable
+    assert launched("transformers", settings).command[0] == sys.executable
+
+
+# llama.cpp.
+
+
+@pytest.mark.usefixtures("source")
+def test_the_model_is_converted_once_for_each_data_type_and_each_state_of_its_weights(
+    settings: ServerSettings, model: Path
+) -> None:
+    first = Path(flags("llamacpp", settings)["--model"])
+    assert first.read_text() == f"{model} --outtype bf16"
+    written = first.stat().st_mtime_ns
+    assert Path(flags("llamacpp", settings)["--model"]) == first
+    assert first.stat().st_mtime_ns == written
+    for dtype, kind in (("float32", "f32"), ("auto", "q8_0")):
+        other = Path(flags("llamacpp", replace(settings, dtype=dtype))["--model"])
+        assert other.read_text() == f"{model} --outtype {kind}"
+    os.utime(model / "model.safetensors", (1, 1))
+    assert Path(flags("llamacpp", settings)["--model"]) != first
+
+
+@pytest.mark.usefixtures("source")
+def test_its_best_type_is_that_of_the_checkpoint_where_the_folder_was_made_of_one(
+    settings: ServerSettings, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "m.gguf").touch()
+    (model / "checkpoint.gguf").symlink_to(tmp_path / "m.gguf")
+    assert flags("llamacpp", replace(settings, dtype="auto"))["--model"] == str(model / "checkpoint.gguf")
+    assert Path(flags("llamacpp", settings)["--model"]).read_text() == f"{model} --outtype bf16"
+
+
+def test_what_cannot_be_converted_says_why(settings: ServerSettings, source: LlamaCppSource) -> None:
+    with pytest.raises(LoadgenError, match="not a Transformers folder"):
+        launched("llamacpp", settings)
+    with pytest.raises(LoadgenError, match="no data type int8, only auto, float32, bfloat16, float16"):
+        launched("llamacpp", replace(settings, dtype="int8"))
+    settings.model.mkdir(parents=True)
+    (settings.model / "model.safetensors").write_text("weights")
+    source.converter.write_text(REFUSES)
+    with pytest.raises(LoadgenError, match=r"the conversion of .* for llama.cpp failed:\n.*LlamaForCausalLM"):
+        launched("llamacpp", settings)
+
+
+@pytest.mark.usefixtures("source", "model")
+@pytest.mark.parametrize(("dtype", "kv"), [("bfloat16", "f16"), ("float32", "f32"), ("auto", "f16")])
+def test_kv_takes_as_many_bytes_as_that_of_the_others(settings: ServerSettings, dtype: str, kv: str) -> None:
+    given = flags("llamacpp", replace(settings, dtype=dtype))
+    assert (given["--cache-type-k"], given["--cache-type-v"], given["--ctx-size"]) == (kv, kv, "20480")
+
+
+@pytest.mark.usefixtures("source", "model")
+@pytest.mark.parametrize(("context", "slots"), [(1728, 11), (30000, 1), (None, SLOTS)])
+def test_as_many_slots_as_have_room_for_whole_conversations(
+    settings: ServerSettings, context: int | None, slots: int
+) -> None:
+    given = flags("llamacpp", replace(settings, context_tokens=context))
+    assert (given["--parallel"], "--kv-unified" in given) == (str(slots), context is None)

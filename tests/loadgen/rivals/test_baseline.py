@@ -77,27 +77,19 @@ async def complete(http: httpx.AsyncClient, prompt: list[int], tokens: int) -> l
 
 
 async def test_prompts_of_unequal_length_in_one_batch_get_what_they_get_alone(served: Served, model: Path) -> None:
+    """More than a batch holds wait."""
     lengths = (5, 9, 7)
+    right = [expected(model, prompt, tokens) for prompt, tokens in zip(PROMPTS, lengths, strict=True)]
     async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
-        asked = (complete(http, prompt, tokens) for prompt, tokens in zip(PROMPTS, lengths, strict=True))
-        answers = await asyncio.gather(*asked)
-    assert answers == [expected(model, prompt, tokens) for prompt, tokens in zip(PROMPTS, lengths, strict=True)]
+        asked = (complete(http, prompt, tokens) for prompt, tokens in 7 * [*zip(PROMPTS, lengths, strict=True)])
+        assert await asyncio.gather(*asked) == 7 * right
 
 
 def test_the_stream_says_what_the_whole_answer_says(sdk: openai.OpenAI) -> None:
     extra = {"ignore_eos": True}
-    whole = sdk.completions.create(model="model", prompt=PROMPTS[0], max_tokens=12, temperature=0, extra_body=extra)
-    chunks = list(
-        sdk.completions.create(
-            model="model",
-            prompt=PROMPTS[0],
-            max_tokens=12,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body=extra,
-        )
-    )
+    asked: Any = {"model": "model", "prompt": PROMPTS[0], "max_tokens": 12, "temperature": 0, "extra_body": extra}
+    whole = sdk.completions.create(**asked)
+    chunks = list(sdk.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
     assert chunks[-1].usage == whole.usage
     assert whole.usage is not None
@@ -109,23 +101,15 @@ def test_the_stream_says_what_the_whole_answer_says(sdk: openai.OpenAI) -> None:
 def test_the_tokenizer_is_that_of_the_model(served: Served) -> None:
     answer = httpx.post(f"{served.url}/tokenize", json={"prompt": "Hé", "add_special_tokens": True})
     assert answer.json() == {"tokens": [256, *"Hé".encode()]}
+    other = httpx.post(f"{served.url}/tokenize", json={"prompt": "Hé", "model": "gpt-9"})
+    assert (other.status_code, "no model gpt-9, only model" in other.text) == (404, True)
 
 
-def test_nothing_is_tokenized_for_another_model(served: Served) -> None:
-    answer = httpx.post(f"{served.url}/tokenize", json={"prompt": "Hé", "model": "gpt-9"})
-    assert answer.status_code == 404
-    assert "no model gpt-9, only model" in answer.text
-
-
-def test_the_load_generator_understands_it(served: Served) -> None:
-    async def ask() -> object:
-        transport = served.spec.transport()
-        try:
-            return await find_dialect(served.spec, "model", transport)
-        finally:
-            await transport.close()
-
-    assert asyncio.run(ask()) == OpenAIDialect("model", {"return_token_ids": True})
+async def test_the_load_generator_understands_it(served: Served) -> None:
+    transport = served.spec.transport()
+    dialect = await find_dialect(served.spec, "model", transport)
+    await transport.close()
+    assert dialect == OpenAIDialect("model", {"return_token_ids": True})
 
 
 @pytest.mark.parametrize(
@@ -145,12 +129,6 @@ def test_what_it_cannot_do_it_refuses(served: Served, changed: dict[str, Any], s
     answer = httpx.post(f"{served.url}/v1/completions", json=body)
     assert answer.status_code == status
     assert words in answer.text
-
-
-async def test_more_requests_than_a_batch_holds_wait_and_are_answered(served: Served, model: Path) -> None:
-    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
-        answers = await asyncio.gather(*(complete(http, PROMPTS[0], 4) for _ in range(20)))
-    assert answers == [expected(model, PROMPTS[0], 4)] * 20
 
 
 async def test_readers_that_leave_are_no_burden(served: Served, model: Path) -> None:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from client.models import Model
 from loadgen.experiments.resume_latency.offload import OffloadFailed, Shape, hand_written_offload
 from loadgen.experiments.resume_latency.plan import Cell
-from tests.loadgen.experiments.resume_latency.test_away import server
+from tests.loadgen.experiments.test_resume_latency import server
 from tests.openai.reference import save_tiny_model
 
 LENGTH = 40
@@ -31,7 +31,7 @@ def shape_of(folder: Path, *, with_model: bool) -> Shape:
     return Shape(config.num_hidden_layers, elements, config.hidden_size, "float32", model)
 
 
-@pytest.mark.parametrize("first", [0, 16])
+@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.long), 16])
 async def test_the_next_token_is_that_of_a_whole_pass(folder: Path, first: int) -> None:
     history = tuple((7 * place + 11) % 250 for place in range(LENGTH))
     with torch.inference_mode():
@@ -49,21 +49,14 @@ async def test_the_next_token_is_that_of_a_whole_pass(folder: Path, first: int) 
             assert sample.bytes == rows * shape.elements * 4
 
 
-async def test_without_a_model_as_many_bytes_are_moved(folder: Path) -> None:
+async def test_without_a_model_as_many_bytes_are_moved_and_a_script_that_ends_says_why(folder: Path) -> None:
     shape = shape_of(folder, with_model=False)
     async with hand_written_offload() as offload:
         await offload.describe(shape)
         await offload.prepare((1,) * LENGTH, 0, [1])
         sample = await offload.restore(Cell(LENGTH, 1), 0)
-    assert (sample.token_s, sample.token_id) == (None, None)
-    assert sample.bytes == 2 * LENGTH * shape.elements * 4
-
-
-async def test_a_script_that_ends_says_why(folder: Path) -> None:
-    shape = shape_of(folder, with_model=False)
-    async with hand_written_offload() as offload:
-        await offload.describe(shape)
-        await offload.prepare((1,) * LENGTH, 0, [1])
+        assert (sample.token_s, sample.token_id) == (None, None)
+        assert sample.bytes == 2 * LENGTH * shape.elements * 4
         with pytest.raises(OffloadFailed, match="KeyError: 0"):
             await offload.restore(Cell(LENGTH, 0), 0)
         with pytest.raises(OffloadFailed, match="it ended with status 1"):

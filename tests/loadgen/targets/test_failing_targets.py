@@ -18,14 +18,12 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from loadgen.cli import main
 from loadgen.selfcheck.stub import READY_LINE
-from tests.loadgen.stubs import serving
+from tests.loadgen.stubs import openai_app, serving
 
 AGENTS, TURNS, TOKENS = 2, 2, 4
 LOAD = f"""
@@ -49,23 +47,7 @@ def density(output: Path, url: str, *arguments: str) -> tuple[int, dict[str, Any
 def answering(complete: Complete) -> Iterator[str]:
     """A server that is well until it is asked for a streamed completion."""
 
-    async def models(_request: Request) -> Response:
-        return JSONResponse({"data": [{"id": "stub"}]})
-
-    async def tokenize(request: Request) -> Response:
-        return JSONResponse({"tokens": [ord(character) for character in (await request.json())["prompt"]]})
-
-    async def completions(request: Request) -> Response:
-        if not (await request.json()).get("stream"):
-            return JSONResponse({"choices": [{"text": "a", "token_ids": [97]}]})
-        return await complete(request)
-
-    routes = [
-        Route("/v1/models", models),
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/v1/completions", completions, methods=["POST"]),
-    ]
-    with serving(Starlette(routes=routes)) as url:
+    with serving(openai_app(complete)) as url:
         yield url
 
 
@@ -123,7 +105,7 @@ async def break_off() -> None:
         (dribble, "Timeout"),
         (with_status(500), "ServerError"),
         (with_status(429, **{"Retry-After": "7"}), "RateLimited"),
-        (streaming(EVENT, b'data: {"error": {"message": "out of memory"}}\n\n'), "APIError"),
+        (streaming(EVENT, b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'), "APIError"),
         (streaming(EVENT, b"data: {malformed\n\n"), "InvalidAnswer"),
         (streaming(EVENT, then=break_off), "StreamBroken"),
         (streaming(EVENT), "StreamBroken"),
@@ -156,15 +138,14 @@ def test_a_server_that_accepts_and_never_answers(tmp_path: Path) -> None:
 
 
 def kill_under_way(url: str, pid: int) -> None:
-    """`kill -9` once 15 turns have begun, of which a server with turns of half a second has ended some, or in any case
-    after half a minute.
-    """
+    """`kill -9` once turns have begun and others have ended, or in any case after half a minute."""
     deadline = time.monotonic() + 30
     while len(httpx.get(f"{url}/done").json()["first_s"]) < 15 and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_under_the_load(tmp_path: Path) -> None:
     """The turns that run break off; those that come later find nobody."""
     command = [sys.executable, "-m", "loadgen.selfcheck.stub", "--ttft", "0.05", "--gap", "0.01"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,9 +15,11 @@ from httpx_sse import ServerSentEvent
 from client.errors import InvalidAnswer
 from loadgen.load.turn_clock import TurnClock
 from loadgen.load.workload import Signals
-from loadgen.targets import TargetSpec, ToolTarget, connect
+from loadgen.targets import DjinnTarget, TargetSpec, ToolTarget, connect
 from loadgen.targets.base import WITH_SIGNALS, WITH_TOOLS
 from loadgen.targets.tools import ToolCallDecoder
+from tests.loadgen.flaky import Flaky
+from tests.loadgen.stubs import serving
 from tests.openai.conftest import MODEL
 from tests.openai.reference import save_tiny_model
 from tests.serving import serve
@@ -82,3 +85,18 @@ def test_an_answer_that_is_no_call_is_an_error() -> None:
     assert not decoder.feed(ServerSentEvent(data="[DONE]"))
     with pytest.raises(InvalidAnswer, match="ended with length instead of a call"):
         decoder.cost()
+
+
+async def test_a_turn_begins_when_its_first_request_goes_out_which_opens_its_session(url: str) -> None:
+    """What this process takes to make the request is no time of the server's."""
+    door, clock = Flaky(url), TurnClock()
+    made = clock.started
+    await asyncio.sleep(0.1)
+    with serving(door) as address:
+        target = DjinnTarget(TargetSpec("djinn", address), Signals.NONE)
+        agent = target.new_agent()
+        await agent.run_turn((1, 2), 2, clock)
+        await agent.close()
+        await target.close()
+    [opened] = [at for path, at in door.seen if path == "/v1/sessions"]
+    assert made + 0.1 <= clock.started <= opened < clock.started + clock.token_times_s[0]

@@ -16,7 +16,7 @@ from loadgen.experiments.cluster.findings import Findings
 from loadgen.load.turn_clock import TurnClock
 from loadgen.load.workload import Signals
 from loadgen.targets import TargetSpec
-from tests.loadgen.experiments.cluster.flaky import BUG, CUT, MOVING, REFUSED, UNANSWERED, Flaky
+from tests.loadgen.flaky import BUG, CUT, MOVING, REFUSED, UNANSWERED, Flaky
 from tests.loadgen.stubs import serving
 from tests.serving import serve
 

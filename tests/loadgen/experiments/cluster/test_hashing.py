@@ -18,7 +18,7 @@ from loadgen.experiments.cluster.hashing import HashAgent, HashAgents, Ring
 from loadgen.load.turn_clock import TurnClock
 from loadgen.load.workload import Signals
 from loadgen.targets.subject import greedy
-from tests.loadgen.experiments.cluster.flaky import BUG, CUT, REFUSED, UNANSWERED, Flaky
+from tests.loadgen.flaky import BUG, CUT, REFUSED, UNANSWERED, Flaky
 from tests.loadgen.stubs import serving
 from tests.serving import serve
 

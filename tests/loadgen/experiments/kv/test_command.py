@@ -22,7 +22,7 @@ from loadgen.load.corpus import python_topics
 from loadgen.results.files import read_result
 from loadgen.results.schema import json_schema
 from loadgen.targets import TargetSpec
-from tests.loadgen.waiting import until
+from tests.loadgen.stubs import until
 from tests.serving import serve
 
 TOKENS, REPEATS, DECODED = 64, 2, 8

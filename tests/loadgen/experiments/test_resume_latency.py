@@ -1,0 +1,317 @@
+"""`loadgen resume-latency`: three ways back to where a session stood, by hand and on a real server."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import client
+from client import MemoryMap
+from loadgen.cli import main
+from loadgen.errors import LoadgenError
+from loadgen.experiments.resume_latency.away import passer_lengths
+from loadgen.experiments.resume_latency.findings import Findings, Sample, ServerSplit, Way
+from loadgen.experiments.resume_latency.plan import (
+    DEPTHS,
+    Cell,
+    ResumePlan,
+    choose_layers,
+    depth_of,
+    order_of_ways,
+    plan_cells,
+)
+from loadgen.experiments.resume_latency.report import ResumeReport, TargetReport, judge
+from loadgen.experiments.resume_latency.summary import Crossing, Measure, Summary, summarize
+from loadgen.experiments.resume_latency.tables import tables
+from loadgen.results.files import read_result
+from loadgen.results.inputs import Server
+from loadgen.results.verdicts import Outcome
+from tests.loadgen.interrupting import interrupt
+from tests.loadgen.recording import memory
+from tests.openai.reference import save_tiny_model
+from tests.serving import serve
+
+LAYERS = 4
+
+
+def sample(
+    way: Way, layer: int, standing_s: float, token_s: float | None, *, repeat: int = 0, length: int = 64, token: int = 7
+) -> Sample:
+    """One way back. Djinn's have a split of the server."""
+    split = ServerSplit(1e-5, standing_s / 2, 1e-4) if way is Way.DJINN else None
+    return Sample(way, length, layer, repeat, standing_s, token_s, None if token_s is None else token, 1024, split)
+
+
+def crossing_at_layer_2() -> Findings:
+    """At layers 0 and 1 a recompute is sooner, and from layer 2 on Djinn, who is as far from both in both measures."""
+    findings = Findings(passes={64: 0})
+    for repeat in range(3):
+        for layer in range(LAYERS):
+            computed = 0.01 * (layer + 1)
+            findings.samples += [
+                sample(Way.RECOMPUTE, layer, computed, 0.04, repeat=repeat),
+                sample(Way.OFFLOAD, layer, 0.005, 0.055 - computed, repeat=repeat),
+                sample(Way.DJINN, layer, 0.025, 0.065 - computed, repeat=repeat),
+            ]
+    return findings
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "layers"),
+    [(40, (0, 9, 19, 29, 39)), (30, (0, 7, 14, 22, 29)), (4, (0, 1, 2, 3)), (1, (0,))],
+)
+def test_at_least_so_many_percent_of_the_layers_have_run(num_layers: int, layers: tuple[int, ...]) -> None:
+    found = choose_layers(num_layers, DEPTHS)
+    assert found == layers
+    assert all(any(depth_of(layer, num_layers) >= depth for layer in found) for depth in DEPTHS)
+
+
+def test_every_way_is_first_second_and_last_as_often_as_the_others() -> None:
+    orders = [order_of_ways(tuple(Way), repeat, cell) for repeat in range(3) for cell in range(5)]
+    for place in range(len(Way)):
+        assert set(Counter(order[place] for order in orders).values()) == {5}
+    assert all(set(order) == set(Way) for order in orders)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"lengths": (1,)}, "lengths must be different numbers from 2"),
+        ({"lengths": (64, 64)}, "lengths must be different numbers from 2"),
+        ({"depths": (float("nan"),)}, "depths must be above 0 and at most 100"),
+        ({"seed": -1}, "seed must be at least 0"),
+    ],
+)
+def test_a_plan_out_of_range_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(LoadgenError, match=message):
+        ResumePlan(**changed)
+
+
+CELLS = plan_cells([64], range(LAYERS))
+PLANNED = 3 * LAYERS * len(Way)
+
+
+@pytest.fixture
+def summary() -> Summary:
+    return summarize(crossing_at_layer_2(), CELLS, LAYERS)
+
+
+def test_a_layer_above_at_which_it_is_not_sooner_undoes_the_crossing() -> None:
+    findings = Findings(
+        samples=[
+            sample(way, layer, seconds, None)
+            for layer, pair in enumerate(((2.0, 1.0), (2.0, 3.0), (3.0, 1.0)))
+            for way, seconds in zip((Way.RECOMPUTE, Way.DJINN), pair, strict=True)
+        ]
+    )
+    found = summarize(findings, plan_cells([64], range(3)), 3).crossings
+    assert found == (Crossing(64, Measure.STANDING, 2), Crossing(64, Measure.TOKEN, None))
+
+
+def test_ratios_are_taken_within_a_repeat() -> None:
+    """Both are twice as slow in the second repeat: the ratio is the same, and has no spread."""
+    findings = Findings(
+        samples=[
+            sample(way, 0, repeats * seconds, None, repeat=repeats)
+            for repeats in (1, 2)
+            for way, seconds in ((Way.RECOMPUTE, 0.6), (Way.DJINN, 0.3), (Way.OFFLOAD, 0.1))
+        ]
+    )
+    recompute, offload = summarize(findings, [Cell(64, 0)], LAYERS).comparisons
+    for found, way, ratio in ((recompute, Way.RECOMPUTE, 2.0), (offload, Way.OFFLOAD, 3.0)):
+        assert (found.way, found.ratio.count) == (way, 2)
+        assert (found.ratio.low, found.ratio.median, found.ratio.high) == pytest.approx((ratio, ratio, ratio))
+
+
+def test_a_way_that_failed_leaves_the_others(summary: Summary) -> None:
+    findings = crossing_at_layer_2()
+    findings.samples = [one for one in findings.samples if one.way is not Way.OFFLOAD]
+    found = summarize(findings, CELLS, LAYERS)
+    assert found.crossings == summary.crossings
+    assert {row.way for row in found.rows} == {Way.RECOMPUTE, Way.DJINN}
+    assert found.agreements == ()
+    outcomes = {verdict.what: verdict.outcome for verdict in judge(found, findings, PLANNED, LAYERS)}
+    assert outcomes["next tokens that are those of Transformers"] is Outcome.UNKNOWN
+    assert Outcome.MISSED in outcomes.values()
+    nothing = judge(summarize(Findings(), CELLS, LAYERS), Findings(), PLANNED, LAYERS)
+    assert [verdict.outcome for verdict in nothing] == [Outcome.UNKNOWN, Outcome.UNKNOWN, Outcome.MISSED]
+    differing = Findings(samples=[sample(Way.DJINN, 0, 1.0, 2.0, token=7), sample(Way.OFFLOAD, 0, 1.0, 2.0, token=8)])
+    _, tokens, _ = judge(summarize(differing, [Cell(64, 0)], LAYERS), differing, 2, LAYERS)
+    assert (tokens.measured, tokens.outcome) == ("0 of 1", Outcome.MISSED)
+
+
+def test_the_table_names_the_layer_and_both_ratios(summary: Summary) -> None:
+    findings = crossing_at_layer_2()
+    server = Server("djinn", "http://127.0.0.1:1", "djinn", None)
+    report = TargetReport(server, LAYERS, tuple(range(LAYERS)), findings, summary, ())
+    assert summary.crossings == (Crossing(64, Measure.STANDING, 2), Crossing(64, Measure.TOKEN, 2))
+    (table,) = (table for table in tables(report) if table.title == "What it comes to")
+    assert table.rows[0] == ("stands again", "64", "from layer 2 on (75 % of depth)", "0.40–1.60", "5.0–5.0")
+
+
+def server(device_tokens: int, host_tokens: int, policy: str = "signal") -> MemoryMap:
+    """A server's map, with blocks of 16 tokens that take 16 bytes."""
+    raw: dict[str, Any] = memory().model_dump(by_alias=True)
+    data = raw["data"]
+    data["block_bytes"] = data["block_tokens"] = 16
+    data["device"]["total_bytes"], data["host"]["total_bytes"] = device_tokens, host_tokens
+    return MemoryMap.model_validate({**raw, "policy": policy})
+
+
+def test_one_session_fills_all_but_a_block() -> None:
+    assert passer_lengths(server(1024, 4096), "a", longest=512, max_model_len=2048) == [1008]
+
+
+def test_several_do_where_one_cannot_be_so_long() -> None:
+    lengths = passer_lengths(server(1024, 4096), "a", longest=300, max_model_len=400)
+    assert sum(lengths) == 1008
+    assert max(lengths) < 400
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (server(1024, 4096, "lru"), "start it with --kv-policy signal"),
+        (server(512, 4096), "start it with --kv-device 1x768"),
+        (server(1 << 20, 1 << 22), "start it with --kv-device 1x768"),
+        (server(1024, 1024), "start it with --kv-host 2x1024"),
+    ],
+)
+def test_a_server_that_cannot_be_measured_is_told_how_it_could_be(found: MemoryMap, message: str) -> None:
+    with pytest.raises(LoadgenError, match=message):
+        passer_lengths(found, "a", longest=512, max_model_len=2048)
+
+
+LENGTHS, REPEATS = (40, 150), 2
+DEVICE_TOKENS = 256
+STEP_TOKENS = 96
+"""Less than the longer length: the server computes it in two parts."""
+
+
+def resume(output: Path, *arguments: str) -> int:
+    lengths = ",".join(map(str, LENGTHS))
+    chosen = ["--lengths", lengths, "--repeats", str(REPEATS), "--seed", "3", "--output", str(output)]
+    return main(["resume-latency", *chosen, *arguments])
+
+
+def result(folder: Path) -> ResumeReport:
+    (path,) = folder.glob("resume-latency-*.json")
+    return read_result(path, ResumeReport)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(model: Path) -> Iterator[str]:
+    """A server whose device holds little more than the longest session."""
+    with serve(model=str(model), kv_device=f"1x{DEVICE_TOKENS}", max_step_tokens=STEP_TOKENS, max_running=8) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def measured(url: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run. So small a model is computed about as soon as it is fetched: the exit code can be either."""
+    folder = tmp_path_factory.mktemp("results")
+    assert resume(folder, "--target", f"djinn={url}", "--model", str(model)) in (0, 1)
+    return folder
+
+
+@pytest.mark.long
+def test_every_way_back_to_every_place_is_timed_and_leads_to_transformers_tokens(measured: Path) -> None:
+    (target,) = result(measured).targets
+    assert target.findings.failures == []
+    assert (target.num_layers, target.layers) == (LAYERS, (0, 1, 2, 3))
+    taken = [(s.way, s.length, s.layer, s.repeat) for s in target.findings.samples]
+    assert sorted(taken) == sorted(product(Way, LENGTHS, range(LAYERS), range(REPEATS)))
+    for sample in target.findings.samples:
+        assert sample.token_s is not None
+        assert 0 < sample.standing_s < 30
+        assert sample.token_id is not None
+    assert [(each.length, each.layer) for each in target.summary.agreements] == [(40, 0), (150, 1)]
+    assert all(each.djinn == each.transformers for each in target.summary.agreements)
+    assert target.findings.passes == {40: 0, 150: STEP_TOKENS}, "parts before the last one are whole"
+
+
+@pytest.mark.long
+def test_every_session_that_is_called_back_was_away(measured: Path, url: str) -> None:
+    """The server says how long it copied each time: had the device had the KV still, nothing would have been."""
+    (target,) = result(measured).targets
+    for sample in target.findings.samples:
+        if sample.way is Way.DJINN:
+            assert sample.split is not None
+            assert sample.split.copy_s > 0
+            assert sample.split.dispatch_s is not None
+            assert 0 < (sample.split.checkpoint_s or 0) < sample.standing_s
+    with client.Djinn(url, timeout=30) as djinn:
+        assert list(djinn.sessions.list()) == []
+
+
+@pytest.mark.long
+def test_the_page_says_what_is_timed(measured: Path) -> None:
+    (path,) = measured.glob("resume-latency-*.html")
+    text = path.read_text()
+    assert text.count("<svg") == len(list(measured.glob("resume-latency-*.png"))) == 4
+    assert "Hand-written offload: what is timed" in text
+    assert "(96 of 150 tokens)" in text
+
+
+def test_without_its_script_the_other_ways_are_measured(
+    url: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script finds a Transformers that cannot be imported."""
+    (tmp_path / "broken/torch").mkdir(parents=True)
+    (tmp_path / "broken/torch/__init__.py").write_text("raise ImportError('this torch is broken')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'broken'}:{os.environ.get('PYTHONPATH', '')}")
+    few = ["--lengths", "40", "--repeats", "1", "--depths", "100"]
+    assert resume(tmp_path / "out", "--target", f"djinn={url}", "--model", str(model), *few) == 1
+    (target,) = result(tmp_path / "out").targets
+    assert [sample.way for sample in target.findings.samples] == [Way.RECOMPUTE, Way.DJINN]
+    assert {failure.kind for failure in target.findings.failures} == {"OffloadFailed"}
+    assert "this torch is broken" in target.findings.failures[0].message
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "message"),
+    [
+        ({"kv_policy": "lru"}, [], "does not listen to signals"),
+        ({}, ["--lengths", "2000"], "has room for"),
+        ({}, ["--repeats", "0"], "repeats must be at least 1"),
+    ],
+)
+def test_what_cannot_start_says_why(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    settings: dict[str, Any],
+    arguments: list[str],
+    message: str,
+) -> None:
+    with serve(**settings) as url:
+        assert resume(tmp_path, "--target", f"djinn={url}", *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+def test_an_interrupted_run_leaves_what_it_measured(url: str, tmp_path: Path) -> None:
+    """So many repeats that Ctrl-C comes long before their end."""
+    command = ["resume-latency", "--target", f"djinn={url}", "--output", str(tmp_path)]
+    command += ["--lengths", "40", "--depths", "100", "--repeats", "100"]
+    with client.Djinn(url, timeout=30) as djinn:
+        before = djinn.memory().moves["in"].count
+        interrupt(command, lambda: djinn.memory().moves["in"].count >= before + 4)
+    (target,) = result(tmp_path).targets
+    assert target.findings.interrupted
+    assert 0 < len(target.findings.samples) < 300
+    with client.Djinn(url, timeout=30) as djinn:
+        assert list(djinn.sessions.list()) == []

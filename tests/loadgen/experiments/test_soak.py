@@ -1,0 +1,307 @@
+"""`loadgen soak`: faults and which errors they explain, agents that find what is wrong, and a short soak."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from client import AsyncDjinn
+from client.errors import ConnectionLost, DjinnError, NotFound, RateLimited, ServerError, Timeout
+from loadgen.cli import main
+from loadgen.experiments.soak.agent import SessionAgent
+from loadgen.experiments.soak.findings import Fault, Findings, Sample, Unexpected, WrongAnswer
+from loadgen.experiments.soak.notes import Notes
+from loadgen.experiments.soak.plan import FAULTS, SoakPlan
+from loadgen.experiments.soak.report import SoakReport
+from loadgen.experiments.soak.summary import judge, summarize
+from loadgen.experiments.soak.twin import Mirror
+from loadgen.results.files import read_result
+from loadgen.results.schema import json_schema
+from loadgen.results.verdicts import Outcome
+from tests.loadgen.stubs import until
+from tests.serving import serve
+
+HOUR_S = 3600.0
+
+
+def samples(sizes: Iterable[tuple[float, int]]) -> list[Sample]:
+    """Of seconds and bytes of resident memory."""
+    return [Sample(at_s, rss_bytes, 50, 1 << 20, 8) for at_s, rss_bytes in sizes]
+
+
+def calm() -> Findings:
+    """An hour with a fault, in which all was right: every target is met."""
+    return Findings(
+        duration_s=HOUR_S,
+        answers=10,
+        tokens=120,
+        faults=[Fault("kill of the engine", 1000.0, 1005.0, "ready after 5.0 s")],
+        samples=samples((float(second), 1 << 30) for second in range(0, 3600, 10)),
+    )
+
+
+def test_each_fault_comes_once_in_a_round() -> None:
+    coming, again = ([name for _, name in islice(SoakPlan(seed=3).faults(), 3 * len(FAULTS))] for _ in range(2))
+    assert coming == again
+    for begin in range(0, len(coming), len(FAULTS)):
+        assert sorted(coming[begin : begin + len(FAULTS)]) == sorted(FAULTS)
+
+
+def test_faults_come_about_as_often_as_was_asked() -> None:
+    waits = [wait_s for wait_s, _ in islice(SoakPlan(every=25).faults(), 200)]
+    assert all(20 <= wait_s <= 30 for wait_s in waits)
+    assert max(waits) - min(waits) > 5
+
+
+EXPLAINED = [
+    ConnectionLost("gone"),
+    RateLimited("full", status=429, code="queue_full"),
+    ServerError("dead", status=503, code="engine_restarting"),
+    ServerError("full", code="not_durable"),
+]
+NEVER = [
+    ServerError("a bug", status=500, code="internal_error", request_id="request-1"),
+    NotFound("gone", status=404, code="not_found"),
+    Timeout("silent"),
+]
+
+
+@pytest.mark.parametrize("error", EXPLAINED)
+def test_an_error_is_expected_only_while_a_fault_lasts(error: DjinnError) -> None:
+    findings = Findings()
+    notes = Notes(findings)
+    notes.failed("agent-0", "turn", notes.seconds, error)
+    assert len(findings.unexpected) == 1
+    sent_s = notes.seconds
+    with notes.disturbed("kill of the engine"):
+        notes.failed("agent-0", "turn", notes.seconds, error)
+    notes.failed("agent-0", "turn", sent_s, error)
+    assert len(findings.unexpected) == 1
+    assert sum(findings.expected.values()) == 2
+
+
+@pytest.mark.parametrize("error", NEVER)
+def test_no_fault_explains_a_bug(error: DjinnError) -> None:
+    findings = Findings()
+    notes = Notes(findings)
+    with notes.disturbed("kill of the engine"):
+        notes.failed("agent-0", "turn", notes.seconds, error)
+    (told,) = findings.unexpected
+    assert (told.kind, told.message, told.request_id) == (type(error).__name__, error.message, error.request_id)
+
+
+def test_an_answer_that_differs_is_written_down() -> None:
+    findings = Findings()
+    notes = Notes(findings)
+    notes.compared("agent-0", (1, 2), (1, 2), tokens=2, position=5)
+    assert not findings.wrong
+    notes.compared("agent-0", (1, 2), (1, 3), tokens=2, position=7)
+    (wrong,) = findings.wrong
+    assert (wrong.position, wrong.made, wrong.expected) == (7, (1, 2), (1, 3))
+    assert (findings.answers, findings.tokens) == (2, 4)
+
+
+PLAN = SoakPlan()
+LOST = Unexpected("agent-1", 5.0, "turn", "ServerError", 500, "internal_error", "a bug", "request-1")
+WRONG = WrongAnswer("agent-1", 5.0, 3, (1, 2), (1, 3))
+
+
+def outcomes(findings: Findings) -> dict[str, Outcome]:
+    return {one.what: one.outcome for one in judge(summarize(findings), findings, PLAN)}
+
+
+def test_a_calm_hour_meets_every_target() -> None:
+    assert set(outcomes(calm()).values()) == {Outcome.MET}
+
+
+@pytest.mark.parametrize(
+    ("what", "changed"),
+    [
+        ("answers compared with the twin's", {"answers": 0}),
+        ("wrong answers", {"wrong": [WRONG]}),
+        ("errors that no fault explains", {"unexpected": [LOST]}),
+        ("faults", {"faults": []}),
+    ],
+)
+def test_each_target_can_be_missed(what: str, changed: dict[str, Any]) -> None:
+    found = outcomes(replace(calm(), **changed))
+    assert {name for name, outcome in found.items() if outcome is not Outcome.MET} == {what}
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "outcome"),
+    [(1000, 1010, Outcome.MET), (1000, 1030, Outcome.MISSED), (1030, 1000, Outcome.MISSED)],
+)
+def test_memory_must_be_flat_from_minute_10_on(first: int, last: int, outcome: Outcome) -> None:
+    findings, step = calm(), (last - first) / 300
+    warming = [(float(second), 10 * second) for second in range(0, 600, 10)]
+    later = [(600.0 + 10 * number, round(1e6 * (first + step * number))) for number in range(301)]
+    findings.samples = samples([*warming, *later])
+    assert outcomes(findings)["growth of resident memory from minute 10 on"] is outcome
+
+
+def test_samples_during_a_fault_do_not_count() -> None:
+    findings = calm()
+    findings.samples = samples((one.at_s, 1 if 1000 <= one.at_s <= 1005 else 1 << 30) for one in calm().samples)
+    assert summarize(findings).growth == pytest.approx(0)
+
+
+def test_a_short_run_tells_nothing_of_growth() -> None:
+    findings = calm()
+    findings.duration_s = 700.0
+    assert outcomes(findings)["growth of resident memory from minute 10 on"] is Outcome.UNKNOWN
+
+
+LAYERS = 4
+ENOUGH = 12
+"""Answers, among them those of forks, moves and rewinds."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serve() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def twin() -> Iterator[str]:
+    with serve() as url:
+        yield url
+
+
+async def found(
+    url: str, twin: str, folder: Path, meanwhile: Callable[[AsyncDjinn, Findings], Awaitable[None]] | None = None
+) -> Findings:
+    """What an agent finds until it has enough answers; `meanwhile` comes before the last of them."""
+    findings, stop = Findings(), asyncio.Event()
+    async with AsyncDjinn(url) as djinn, AsyncDjinn(twin) as other:
+        agent = SessionAgent(0, SoakPlan(), LAYERS, djinn, Mirror(other), Notes(findings), folder)
+        running = asyncio.create_task(agent.run(stop))
+        await until(lambda: findings.answers >= ENOUGH // 2 or running.done())
+        if meanwhile is not None:
+            await meanwhile(djinn, findings)
+        await until(lambda: findings.answers >= ENOUGH or running.done())
+        stop.set()
+        await running
+    return findings
+
+
+async def test_where_nothing_is_wrong_nothing_is_found(url: str, twin: str, tmp_path: Path) -> None:
+    findings = await found(url, twin, tmp_path)
+    assert findings.answers >= ENOUGH
+    assert (findings.wrong, findings.unexpected, findings.expected) == ([], [], {})
+    assert os.listdir(tmp_path) == []
+    async with AsyncDjinn(url) as djinn:
+        assert len([session async for session in djinn.sessions.list()]) == 1
+
+
+async def test_another_models_tokens_are_wrong(url: str, tmp_path: Path) -> None:
+    with serve(seed=1) as other:
+        findings = await found(url, other, tmp_path)
+    assert findings.wrong
+    assert not findings.unexpected
+    assert all(one.made != one.expected for one in findings.wrong)
+
+
+@pytest.mark.long
+async def test_a_session_that_is_gone_is_found(url: str, twin: str, tmp_path: Path) -> None:
+    async def close(djinn: AsyncDjinn, findings: Findings) -> None:
+        """Again and again: an agent that moves its session to a file has none for a moment."""
+        while not findings.unexpected:
+            async for session in djinn.sessions.list():
+                await asyncio.gather(session.close(), return_exceptions=True)
+            await asyncio.sleep(0)
+
+    findings = await found(url, twin, tmp_path, close)
+    assert "the session is gone" in {one.message for one in findings.unexpected}
+    assert not findings.wrong
+
+
+@pytest.mark.long
+async def test_a_history_that_was_cut_is_found(url: str, twin: str, tmp_path: Path) -> None:
+    async def cut(djinn: AsyncDjinn, findings: Findings) -> None:
+        """Behind the agent's back."""
+        while not findings.unexpected and not findings.wrong:
+            async for session in djinn.sessions.list():
+                if session.info.state == "idle" and session.info.tokens:
+                    await asyncio.gather(session.rewind(0), return_exceptions=True)
+            await asyncio.sleep(0)
+
+    findings = await found(url, twin, tmp_path, cut)
+    assert findings.wrong or findings.unexpected
+
+
+SEED = 6
+"""A full disk comes first, then a kill of the engine."""
+MINUTES, EVERY = 0.2, 3.0
+
+
+@pytest.fixture(scope="module")
+def soaked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve seconds of four agents, and faults in them."""
+    folder = tmp_path_factory.mktemp("soak")
+    size = ["--minutes", str(MINUTES), "--every", str(EVERY), "--agents", "4", "--seed", str(SEED)]
+    assert main(["soak", *size, "--model", "random:tiny-llama", "--output", str(folder)]) == 0
+    return folder
+
+
+def result(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("soak-*.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_no_token_is_wrong_and_faults_came(soaked: Path) -> None:
+    found = result(soaked)["findings"]
+    assert (found["wrong"], found["unexpected"], found["failures"]) == ([], [], [])
+    names = [name for _, (_, name) in zip(found["faults"], SoakPlan(seed=SEED).faults(), strict=False)]
+    assert [fault["name"] for fault in found["faults"]] == names
+    assert names
+    assert "clock steps" in found["skipped"]
+    assert found["actions"]["chat"] > 0
+    assert found["answers"] > found["actions"]["chat"]
+
+
+@pytest.mark.long
+def test_the_server_was_sampled_and_all_is_in_the_files(soaked: Path) -> None:
+    samples = result(soaked)["findings"]["samples"]
+    assert len(samples) >= 5
+    assert all(sample["rss_bytes"] > 0 and sample["descriptors"] > 0 for sample in samples)
+    assert any(sample["sessions"] for sample in samples)
+    assert any(sample["state_bytes"] for sample in samples)
+    (path,) = soaked.glob("soak-*.json")
+    jsonschema.validate(result(soaked), json_schema(SoakReport))
+    assert read_result(path, SoakReport).succeeded
+    text = path.with_suffix(".html").read_text()
+    assert all(heading in text for heading in ("Targets", "Faults", "What agents did", "Resident memory"))
+    assert text.count("<svg") == len(list(soaked.glob("soak-*.png"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--minutes", "0"], "minutes must be a number above 0"),
+        (["--every", "nan"], "every must be a number above 0"),
+        (["--agents", "0"], "agents must be at least 1"),
+        (["--context", "103"], "context must be at least 104"),
+        (["--seed", "-1"], "seed must be at least 0"),
+        (["--model", "random:nothing"], "no shape 'nothing'"),
+    ],
+)
+def test_what_cannot_start_says_why(
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["soak", "--minutes", "1", *arguments, "--output", str(tmp_path)]) == 2
+    assert says in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

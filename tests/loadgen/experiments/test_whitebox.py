@@ -1,0 +1,412 @@
+"""`loadgen whitebox`: what follows from findings made by hand, and the experiment on a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from html import unescape
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+import client
+from loadgen.cli import main
+from loadgen.experiments.whitebox.concurrency import TokenMeter
+from loadgen.experiments.whitebox.findings import Arm, Findings, Rates, RoundTrip, Saved, Steered, Trial, Waited, Window
+from loadgen.experiments.whitebox.page import make_page
+from loadgen.experiments.whitebox.plan import WhiteboxPlan, choose_layers
+from loadgen.experiments.whitebox.report import TargetReport, WhiteboxReport, judge
+from loadgen.experiments.whitebox.steering import first_difference
+from loadgen.experiments.whitebox.summary import Ratio, pair_windows, summarize
+from loadgen.experiments.whitebox.tables import tables
+from loadgen.options.common import each_target
+from loadgen.results.failures import Failure
+from loadgen.results.files import read_result, write_result
+from loadgen.results.inputs import Server, Texts
+from loadgen.results.page import write_page
+from loadgen.results.verdicts import Outcome
+from loadgen.targets import TargetSpec
+from loadgen.targets.histogram import Bucket
+from loadgen.targets.subject import HISTOGRAMS
+from tests.loadgen.interrupting import interrupt
+from tests.loadgen.recording import memory
+from tests.serving import serve
+
+
+def histogram(*counts: int) -> list[Bucket]:
+    """So many observations up to 0.1, 1 and 10 ms, and beyond."""
+    uppers = (1e-4, 1e-3, 1e-2, float("inf"))
+    return [Bucket(upper, sum(counts[: place + 1])) for place, upper in enumerate(uppers)]
+
+
+def everything() -> Findings:
+    """A run in which every target is met."""
+    return Findings(
+        trials=[Trial(layer, 0, (1, 2, 3), (1, 2, 3), 1, 2) for layer in (3, 6)],
+        round_trips=[
+            RoundTrip(Waited.RESUME, 64, 0.2),
+            RoundTrip(Waited.RESUME, 1, 0.03),
+            RoundTrip(Waited.TOKEN, 1, 0.02),
+            RoundTrip(Waited.READ, 64, 0.004),
+            RoundTrip(Waited.WRITE, 64, 0.005),
+        ],
+        saved=[Saved(64, 1 << 16, 2e-5), Saved(1, 1 << 10, 1e-5)],
+        steered=[Steered(3, 0, 1), Steered(3, 1, None), Steered(6, 0, 0)],
+        rates=[Rates({Arm.PLAIN: 100.0, Arm.UNMATCHED: 99.5, Arm.STEERED: 80.0})],
+        windows=[
+            Window(0, False, (100, 100), 100.0),
+            Window(0, True, (99, 100), 99.5),
+        ],
+        memory={"before": memory(), "during": memory(4096, 256, 1), "after": memory()},
+        histograms={
+            "djinn_checkpoint_save_seconds": histogram(2, 0, 0, 0),
+            "djinn_checkpoint_restore_seconds": histogram(0, 2, 0, 0),
+            "djinn_resume_dispatch_seconds": histogram(2, 0, 0, 0),
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "layers"), [(12, (3, 6, 9)), (32, (8, 16, 24)), (30, (7, 15, 22)), (4, (1, 2, 3)), (1, (0,))]
+)
+def test_layers_are_a_quarter_a_half_and_three_quarters_of_the_way_up(num_layers: int, layers: tuple[int, ...]) -> None:
+    assert choose_layers(num_layers) == layers
+
+
+SetClock = Callable[[float], None]
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    """Sets the time."""
+    return lambda now: monkeypatch.setattr("time.perf_counter", lambda: now)
+
+
+def test_steps_are_counted_whole(at: SetClock) -> None:
+    """Two sessions with 2 tokens every 0.8 s, wherever in a step the second hand stands."""
+    for start in (100.0, 100.3, 100.79):
+        meter = TokenMeter(2, seconds=3.0)
+        at(start)
+        meter.start()
+        for step in range(1, 8):
+            for session in range(2):
+                at(100.0 + 0.8 * step + 0.01 * session)
+                meter.tokens(session, 2)
+        assert meter.over.is_set()
+        assert meter.tokens_per_s == pytest.approx(2 * 2 / 0.8)
+
+
+def test_a_session_that_stalls_at_the_end_is_waited_for(at: SetClock) -> None:
+    meter = TokenMeter(1, seconds=2.0)
+    at(100.0)
+    meter.start()
+    for now in (100.5, 101.5):
+        at(now)
+        meter.tokens(0, 1)
+    assert not meter.over.is_set()
+    at(110.5)
+    meter.tokens(0, 1)
+    assert meter.over.is_set()
+    assert meter.tokens_per_s == pytest.approx(2 / 10)
+    assert meter.by_second == (1, 1)
+
+
+def test_accuracy_is_that_of_each_layer() -> None:
+    trials = [
+        Trial(6, 0, (1, 2, 3, 4), (1, 2, 9, 4), 1, 3),
+        Trial(3, 0, (1, 2), (1, 2), 1, 1),
+        Trial(6, 1, (5,), (5,), 2, 0),
+    ]
+    low, high = summarize(Findings(trials=trials)).accuracy
+    assert (low.layer, low.trials, low.share) == (3, 1, 1.0)
+    assert (high.layer, high.trials, high.matching, high.tokens) == (6, 2, 4, 5)
+    assert (high.prefill_pauses, high.decode_pauses, high.paused_everywhere) == (3, 3, True)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(0, 1), (1, 0), (1, 2)])
+def test_a_pass_without_its_pause_is_noticed(prefill: int, decode: int) -> None:
+    (row,) = summarize(Findings(trials=[Trial(3, 0, (1, 2), (1, 2), prefill, decode)])).accuracy
+    assert not row.paused_everywhere
+
+
+@given(st.lists(st.integers(0, 2), max_size=6), st.lists(st.integers(0, 2), max_size=6))
+def test_the_first_difference_is_the_end_of_the_common_beginning(one: list[int], other: list[int]) -> None:
+    place = first_difference(tuple(one), tuple(other))
+    if place is None:
+        assert one == other
+    else:
+        assert one[:place] == other[:place]
+        assert one[place : place + 1] != other[place : place + 1]
+
+
+def test_rates_are_compared_within_each_round() -> None:
+    kept = summarize(everything()).kept
+    assert kept[Arm.UNMATCHED] == Ratio(0.995, 0.995, 0.995, 1)
+    assert kept[Arm.STEERED] == Ratio(0.8, 0.8, 0.8, 1)
+
+
+def test_windows_are_compared_within_each_repeat() -> None:
+    windows = [
+        Window(0, False, (100,), 100.0),
+        Window(0, True, (50,), 100.0),
+        Window(1, True, (90,), 90.0),
+        Window(1, False, (100,), 100.0),
+        Window(2, True, (100,), 100.0),
+    ]
+    assert list(pair_windows(windows)) == [1.0, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "first", "last"), [(3, 1, 3), (6, 1, 6), (8, 1, 8), (9, 2, 8), (10, 2, 9), (15, 4, 12), (20, 6, 15)]
+)
+def test_the_bounds_of_a_median_are_those_of_the_tables(pairs: int, first: int, last: int) -> None:
+    """As they are printed, for 95 %, in tables of the sign test; up to five pairs have none, and get all."""
+    found = Ratio.of([float(number) for number in range(pairs, 0, -1)])
+    assert found is not None
+    assert (found.low, found.high) == (first, last)
+
+
+def outcomes(findings: Findings) -> dict[str, Outcome]:
+    return {verdict.what: verdict.outcome for verdict in judge(summarize(findings), findings)}
+
+
+def test_all_is_met_where_all_is_well() -> None:
+    assert set(outcomes(Findings()).values()) == {Outcome.UNKNOWN}
+    assert set(outcomes(everything()).values()) == {Outcome.MET}
+
+
+MISSES: list[tuple[str, Callable[[Findings], Findings]]] = [
+    ("tokens that", lambda good: replace(good, trials=[*good.trials, Trial(9, 0, (1, 2), (1, 3), 1, 1)])),
+    ("tokens that", lambda good: replace(good, trials=[*good.trials, Trial(9, 0, (1, 2), (1, 2), 1, 0)])),
+    (
+        "restored",
+        lambda good: replace(
+            good, histograms={**good.histograms, "djinn_checkpoint_restore_seconds": histogram(1, 1, 3, 0)}
+        ),
+    ),
+    (
+        "dispatched",
+        lambda good: replace(
+            good, histograms={**good.histograms, "djinn_resume_dispatch_seconds": histogram(1, 2, 0, 0)}
+        ),
+    ),
+    ("say something else", lambda good: replace(good, steered=[*good.steered, Steered(9, 0, None)])),
+    (
+        "never matches",
+        lambda good: replace(good, rates=[Rates({Arm.PLAIN: 100.0, Arm.UNMATCHED: 98.9, Arm.STEERED: 80.0})]),
+    ),
+    ("others", lambda good: replace(good, windows=[good.windows[0], Window(0, True, (95, 100), 98.9)])),
+    ("as they would have", lambda good: replace(good, windows=[replace(w, undisturbed=False) for w in good.windows])),
+    ("memory", lambda good: replace(good, memory={**good.memory, "after": memory(owned=1)})),
+    ("memory", lambda good: replace(good, memory={**good.memory, "after": memory(checkpoint=1)})),
+]
+
+
+@pytest.mark.parametrize(("named", "spoil"), MISSES)
+def test_one_miss_is_that_of_its_figure_alone(named: str, spoil: Callable[[Findings], Findings]) -> None:
+    missed = [what for what, outcome in outcomes(spoil(everything())).items() if outcome is Outcome.MISSED]
+    assert len(missed) == 1
+    assert named in missed[0]
+
+
+def test_a_rate_whose_bounds_have_the_target_between_them_is_neither_met_nor_missed() -> None:
+    rates = [Rates({Arm.PLAIN: 100.0, Arm.UNMATCHED: kept, Arm.STEERED: 80.0}) for kept in (90.0, 98.0, 106.0)]
+    found = outcomes(replace(everything(), rates=rates))
+    assert [what for what, outcome in found.items() if outcome is Outcome.UNDECIDED] == [
+        "decode rate kept with a breakpoint that never matches"
+    ]
+    assert Outcome.MISSED not in found.values()
+
+
+def report(findings: Findings, name: str = "djinn") -> WhiteboxReport:
+    summary = summarize(findings)
+    server = Server.of(TargetSpec(name, "http://host", api_key="sesame"))
+    target = TargetReport(server, (3, 6), "sha", findings, summary, tuple(judge(summary, findings)))
+    plan = WhiteboxPlan()
+    return WhiteboxReport(seed=plan.seed, plan=plan, texts=Texts("text", "sha"), targets=(target,))
+
+
+def page(findings: Findings, folder: Path, name: str = "djinn") -> str:
+    return write_page(make_page(report(findings, name)), folder / "a.html").read_text("utf-8")
+
+
+def test_every_table_is_on_the_page_and_on_the_terminal(tmp_path: Path) -> None:
+    made = report(everything())
+    text = unescape(page(everything(), tmp_path))
+    console = Console(width=300, record=True, file=StringIO())
+    console.print(each_target(made.targets, tables))
+    printed = console.export_text()
+    for table in tables(made.targets[0]):
+        assert table.title in text
+        assert table.title in printed
+        for row in table.rows:
+            assert all(f"{cell}</td>" in text and cell in printed for cell in row)
+
+
+def test_a_miss_and_a_failure_are_shown_and_names_do_not_become_markup(tmp_path: Path) -> None:
+    good = everything()
+    failures = [Failure("steering", "Timeout", "<too> late")]
+    bad = replace(good, trials=[replace(good.trials[0], paused=(9, 9, 9))], failures=failures, interrupted=True)
+    text = page(bad, tmp_path, name="<script>")
+    assert 'class="bad">missed<' in text
+    assert "&lt;too&gt; late" in text
+    assert "interrupted" in text
+    assert "<script>" not in text
+    assert "not measured" in page(Findings(interrupted=True), tmp_path)
+
+
+def test_a_report_is_read_back_without_its_key(tmp_path: Path) -> None:
+    made = report(everything())
+    path = write_result(made, tmp_path / "a.json")
+    found = read_result(path, WhiteboxReport)
+    assert found.targets[0].findings == made.targets[0].findings
+    assert (found.targets[0].verdicts, found.plan) == (made.targets[0].verdicts, made.plan)
+    assert "sesame" not in path.read_text()
+
+
+SEQUENCES, TOKENS, CONTEXT, OTHERS, REPEATS = 2, 24, 20, 3, 2
+LOAD = f"""
+    --sequences {SEQUENCES} --tokens {TOKENS} --context {CONTEXT} --others {OTHERS} --repeats {REPEATS}
+    --pause-seconds 0.4 --scale 0.2 --seed 3
+""".split()
+
+
+def whitebox(output: Path, *arguments: str) -> int:
+    return main(["whitebox", *LOAD, "--output", str(output), *arguments])
+
+
+def result(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("whitebox-*.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server of this file's own, so that what is left on it was left by the load generator."""
+    with serve() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def measured(url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run. Speed is missed or met as the machine pleases, so that the exit code can be either."""
+    folder = tmp_path_factory.mktemp("results")
+    assert whitebox(folder, "--target", f"djinn={url}") in (0, 1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(measured: Path) -> dict[str, Any]:
+    (found,) = result(measured)["targets"]
+    assert found["findings"]["failures"] == []
+    assert isinstance(found, dict)
+    return found
+
+
+def test_every_token_is_the_same_with_a_pause_in_every_pass_and_others_decode_on(target: dict[str, Any]) -> None:
+    findings = target["findings"]
+    assert target["layers"] == [1, 2, 3]
+    assert [(trial["layer"], trial["sequence"]) for trial in findings["trials"]] == [
+        (layer, sequence) for layer in (1, 2, 3) for sequence in range(SEQUENCES)
+    ]
+    for trial in findings["trials"]:
+        assert trial["plain"] == trial["paused"]
+        assert (len(trial["plain"]), trial["prefill_pauses"], trial["decode_pauses"]) == (TOKENS, 1, TOKENS - 1)
+    assert len(findings["saved"]) == 3 * SEQUENCES * TOKENS
+    assert {saved["positions"] for saved in findings["saved"]} == {1, CONTEXT}
+    assert len(findings["steered"]) == 3 * SEQUENCES
+    assert any(turn["differs_at"] is not None for turn in findings["steered"])
+    order = [(window["repeat"], window["paused"]) for window in findings["windows"]]
+    assert order == [(0, False), (0, True), (1, True), (1, False)]
+    assert all(window["undisturbed"] and window["tokens_per_s"] > 0 for window in findings["windows"])
+
+
+def test_round_trips_the_servers_clock_and_its_memory(target: dict[str, Any], url: str) -> None:
+    findings = target["findings"]
+    calls = [trip["waited"] for trip in findings["round_trips"]]
+    assert calls.count("resume to the next pause") == 3 * SEQUENCES * (TOKENS - 1)
+    assert calls.count("read the activation") == calls.count("write it back") == 3 * SEQUENCES
+    assert all(0 < trip["seconds"] < 5 for trip in findings["round_trips"])
+    assert set(findings["histograms"]) == set(HISTOGRAMS)
+    saves = findings["histograms"]["djinn_checkpoint_save_seconds"][-1]["count"]
+    assert saves == len(findings["saved"]) + REPEATS
+    before, during, after = (findings["memory"][when] for when in ("before", "during", "after"))
+    assert (before["sessions"], during["sessions"], after["sessions"]) == (0, 1, 0)
+    assert min(during["stack"]["checkpoint_bytes"], during["data"]["device"]["owned_bytes"]) > 0
+    assert after["stack"]["checkpoint_bytes"] == after["data"]["device"]["owned_bytes"] == 0
+    with client.Djinn(url, timeout=30) as djinn:
+        assert list(djinn.sessions.list()) == []
+
+
+def test_the_page_has_the_plots(measured: Path) -> None:
+    (path,) = measured.glob("whitebox-*.html")
+    assert path.read_text().count("<svg") == 2
+    assert "Token accuracy with a pause in every pass" in path.read_text()
+
+
+@pytest.mark.long
+def test_layers_can_be_chosen_and_a_miss_is_no_success(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steering by 1 changes nothing, and that misses its target."""
+    assert whitebox(tmp_path, "--target", f"djinn={url}", "--layers", "0", "--scale", "1") == 1
+    (found,) = result(tmp_path)["targets"]
+    assert found["layers"] == [0]
+    outcomes = {verdict["what"]: verdict["outcome"] for verdict in found["verdicts"]}
+    assert outcomes["steered turns that say something else"] == "missed"
+    assert outcomes["tokens that are the same with a pause in every pass"] == "met"
+    assert "missed" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_server_too_full_for_the_others_is_a_failure_of_that_part(tmp_path: Path) -> None:
+    with serve(max_sessions=2) as url:
+        assert whitebox(tmp_path, "--target", f"djinn={url}") == 1
+    (found,) = result(tmp_path)["targets"]
+    failures = [(failure["part"], failure["kind"]) for failure in found["findings"]["failures"]]
+    assert failures == [("throughput of the others", "RateLimited")]
+    assert len(found["findings"]["trials"]) == 3 * SEQUENCES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "a=http://127.0.0.1:9"], "measuring target a failed: GET http://127.0.0.1:9/"),
+        (["--target", "a=URL#tiny-llama"], "this experiment is for Djinn servers"),
+        (["--target", "a=URL", "--layers", "4"], "layers must be from 0 to 3"),
+        (["--target", "a=URL", "--context", "2000"], "has room for 1024"),
+        (["--target", "a=URL", "--tokens", "1"], "tokens must be at least 2"),
+        (["--target", "a=URL", "--scale", "nan"], "--scale"),
+        (["--target", "a=URL", "--pause-seconds", "0"], "--pause-seconds"),
+        (["--target", "a=URL", "--layers", "3,3"], "layers"),
+    ],
+)
+def test_what_cannot_start_says_why(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert whitebox(tmp_path, *(argument.replace("URL", url) for argument in arguments)) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+def test_an_interrupted_run_leaves_what_it_measured(url: str, tmp_path: Path) -> None:
+    """The pause would last an hour: Ctrl-C comes in its first window."""
+    arguments = [*LOAD, "--layers", "1", "--sequences", "1", "--pause-seconds", "3600", "--output", str(tmp_path)]
+    with client.Djinn(url, timeout=30) as djinn:
+
+        def decoding() -> bool:
+            return len(list(djinn.sessions.list(state="running"))) == OTHERS
+
+        assert "interrupted" in interrupt(["whitebox", "--target", f"djinn={url}", *arguments], decoding)
+        assert list(djinn.sessions.list()) == []
+    (found,) = result(tmp_path)["targets"]
+    assert found["findings"]["interrupted"]
+    assert (len(found["findings"]["trials"]), found["findings"]["windows"]) == (1, [])

@@ -1,0 +1,165 @@
+"""A page is one file in which everything is; an XML parser is the judge of its drawings."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure as Drawing
+from matplotlib.patches import Rectangle
+
+from loadgen.results.figures import COLORS, Figure, color_of, to_png, to_svg
+from loadgen.results.page import Page, Section, write_page, write_pictures
+from loadgen.results.plots import Series, areas, bars, cdf, level, lines
+from loadgen.results.tables import Mark, TextTable
+
+
+def draw(axes: Axes) -> None:
+    lines(axes, [Series("<a>", [(0.0, 1.0)]), Series("b", [(0.0, 2.0)])], "x", "y")
+
+
+TABLE = TextTable("Table <1>", ("", "x"), [("a & b", "1"), ("", "missed")], "a note", marks={"missed": Mark.BAD})
+PAGE = Page(
+    "Title <&>",
+    ("lead one", "lead two"),
+    (
+        Section("First", "some text", (Figure("Figure 1", "caption 1", draw), Figure("Figure 1", "again", draw))),
+        Section("Second", tables=(TABLE,)),
+    ),
+)
+
+
+class Reader(HTMLParser):
+    """Notes tags that stay open, and what the document would load."""
+
+    VOID = ("meta", "br", "link", "img")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href") and value and not value.startswith("#"):
+                self.loaded.append(value)
+            if name == "id" and value:
+                self.ids.append(value)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_figures_of_one_name_are_pictures_of_two(tmp_path: Path) -> None:
+    written = write_pictures(PAGE, tmp_path / "a.html")
+    assert [path.name for path in written] == ["a-figure-1.png", "a-figure-1-2.png"]
+    assert all(path.stat().st_size > 1000 for path in written)
+
+
+def test_the_page_is_whole_has_everything_and_loads_nothing(tmp_path: Path) -> None:
+    text = write_page(PAGE, tmp_path / "a.html").read_text("utf-8")
+    found = Reader(text)
+    assert (found.open, found.loaded) == ([], [])
+    assert len(found.ids) == len(set(found.ids))
+    for words in ("Title &lt;&amp;&gt;", "lead two", "First", "some text", "caption 1", "Table &lt;1&gt;", "a note"):
+        assert words in text
+    assert text.count("<svg") == 2
+    assert "a &amp; b</td>" in text
+    assert '<td class="bad">missed</td>' in text
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+NAMES = ("djinn & co", "<script>", "$5 a_b", "_hidden")
+
+
+def two_lines(axes: Axes) -> None:
+    lines(axes, [Series(name, [(0.0, 1.0), (1.0, place)]) for place, name in enumerate(NAMES)], "seconds", "turns")
+
+
+def texts(drawing: str) -> list[str]:
+    return ["".join(text.itertext()).strip() for text in ElementTree.fromstring(drawing).iter(f"{SVG}text")]
+
+
+def test_a_picture_is_a_png(tmp_path: Path) -> None:
+    figure = Figure("Turns, <in> flight!", "caption", two_lines)
+    assert figure.slug == "turns-in-flight"
+    to_png(figure, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+@pytest.fixture
+def axes() -> Axes:
+    return Drawing().subplots()
+
+
+def test_a_distribution_keeps_the_colours_of_those_without_samples(axes: Axes) -> None:
+    cdf(axes, {"none": [], "some": [3.0, 1.0, 2.0]}, "seconds")
+    (line,) = axes.get_lines()
+    assert line.get_color() == color_of(1)
+    assert np.asarray(line.get_xdata()).tolist() == [1.0, 1.0, 2.0, 3.0]
+    assert np.asarray(line.get_ydata()).tolist() == pytest.approx([0.0, 1 / 3, 2 / 3, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"), [(0.02, 300.0, {"0.1", "1", "10", "100"}), (1.0, 9.0, {"1", "2", "5"})]
+)
+def test_logarithmic_axes_have_plain_numbers(low: float, high: float, ticks: set[str]) -> None:
+    found = texts(to_svg(Figure("t", "c", lambda axes: cdf(axes, {"a": [low, high]}, "seconds", log=True))))
+    assert ticks <= set(found)
+    assert not any("$" in text or "^" in text for text in found)
+
+
+def rectangles(axes: Axes) -> list[Rectangle]:
+    return [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+
+
+def test_stacked_bars_stand_on_each_other_and_none_is_no_bar(axes: Axes) -> None:
+    bars(axes, ["a", "b"], {"one": [1.0, 2.0], "two": [3.0, None]}, "ms", stacked=True)
+    assert [(bar.get_y(), bar.get_height()) for bar in rectangles(axes)] == [(0, 1), (0, 2), (1, 3), (2, 0)]
+
+
+def test_a_series_without_bars_keeps_its_colour_and_takes_no_room(axes: Axes) -> None:
+    bars(axes, ["a"], {"one": [1.0], "two": [None], "three": [3.0]}, "ms")
+    alone = Drawing().subplots()
+    bars(alone, ["a"], {"one": [1.0], "three": [3.0]}, "ms")
+    assert [bar.get_x() for bar in rectangles(axes)] == [bar.get_x() for bar in rectangles(alone)]
+    assert [to_hex(bar.get_facecolor()) for bar in rectangles(axes)] == [COLORS[0], COLORS[2]]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda axes: areas(axes, [0.0, 1.0], {"device": [1.0, 2.0], "host": [0.0, 3.0]}, "s", "sessions"),
+        lambda axes: level(axes, 3.0, "room"),
+        lambda axes: lines(axes, [Series("a", [(1.0, math.nan), (2.0, 3.0)])], "x", "y", log_x=True, log_y=True),
+        lambda axes: lines(axes, [Series("a", [(1.0, 1.0)])], "x", "y", steps=True, markers=True),
+        lambda axes: bars(axes, ["a rather long name indeed"] * 4, {}, "ms"),
+    ],
+)
+def test_every_kind_of_plot_can_be_drawn(draw: Callable[[Axes], None]) -> None:
+    ElementTree.fromstring(to_svg(Figure("t", "c", draw)))
+
+
+def test_drawings_have_every_name_as_text_and_need_nothing_from_elsewhere() -> None:
+    """Those of one page share no ids."""
+    figure = Figure("title", "caption", two_lines)
+    drawings = [to_svg(figure, prefix) for prefix in ("figure-0", "figure-1")]
+    ids = [{found.get("id") for found in ElementTree.fromstring(drawing).iter()} - {None} for drawing in drawings]
+    assert not ids[0] & ids[1]
+    for drawing, own in zip(drawings, ids, strict=True):
+        assert {*NAMES, "seconds", "turns"} <= set(texts(drawing))
+        assert set(re.findall(r'(?:url\(|href=")#([^")]*)', drawing)) <= own
+        assert not re.findall(r'(?:src|href)="(?!#)', drawing)
+        assert "currentColor" in drawing, "the colour of the page"

@@ -1,0 +1,204 @@
+"""What servers answer: dialects, streamed completions, and Prometheus' histograms."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from httpx_sse import ServerSentEvent
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+
+import client
+from loadgen.errors import LoadgenError
+from loadgen.load.turn_clock import TurnClock
+from loadgen.targets import OpenAITarget, TargetSpec
+from loadgen.targets.completion import CompletionDecoder
+from loadgen.targets.dialects import LlamaCppDialect, OpenAIDialect
+from loadgen.targets.histogram import Bucket, between, quantile, read_buckets
+from loadgen.targets.llamacpp_completion import LlamaCppDecoder
+from tests.loadgen.stubs import serving
+
+CHUNKS: tuple[dict[str, Any], ...] = (
+    {"index": 0, "content": " you", "tokens": [346], "stop": False, "tokens_predicted": 1, "tokens_evaluated": 4},
+    {"index": 0, "content": " going", "tokens": [2045], "stop": False, "tokens_predicted": 2, "tokens_evaluated": 4},
+    {
+        "index": 0,
+        "content": "",
+        "tokens": [],
+        "stop": True,
+        "tokens_predicted": 2,
+        "tokens_evaluated": 4,
+        "stop_type": "limit",
+        "timings": {"cache_n": 3, "prompt_n": 1, "predicted_n": 2},
+    },
+)
+"""As llama.cpp's server wrote them, less what nobody needs here."""
+
+
+def llamacpp_stub(asked: list[dict[str, Any]]) -> FastAPI:
+    """The answers of llama.cpp's server, which takes any field: `asked` gets what it was asked."""
+    app = FastAPI()
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": "model", "owned_by": "llamacpp"}]}
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> dict[str, Any]:
+        return {"tokens": list((await request.json()).get("content", "").encode())}
+
+    @app.post("/completion")
+    async def complete(request: Request) -> StreamingResponse:
+        asked.append(await request.json())
+        return StreamingResponse((f"data: {json.dumps(chunk)}\n\n" for chunk in CHUNKS), media_type="text/event-stream")
+
+    return app
+
+
+def plain_stub(*, tells_ids: bool) -> FastAPI:
+    """A server with vLLM's `/tokenize`, that refuses to tell ids unless `tells_ids`."""
+    app = FastAPI()
+    app.add_api_route("/v1/models", lambda: {"object": "list", "data": [{"id": "model"}]})
+    app.add_api_route("/tokenize", lambda: {"tokens": [1, 2]}, methods=["POST"])
+
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> JSONResponse:
+        refused = "return_token_ids" in await request.json() and not tells_ids
+        return JSONResponse({"error": {"message": "unknown field"}}, 400 if refused else 200)
+
+    return app
+
+
+async def dialect_of(app: FastAPI) -> object:
+    with serving(app) as url:
+        target = OpenAITarget(TargetSpec("peer", url, "model"), "model")
+        try:
+            await target.prepare(1)
+        finally:
+            await target.close()
+    return target.dialect
+
+
+async def test_servers_are_told_apart() -> None:
+    assert await dialect_of(llamacpp_stub([])) == LlamaCppDialect()
+    assert await dialect_of(plain_stub(tells_ids=True)) == OpenAIDialect("model", {"return_token_ids": True})
+    assert await dialect_of(plain_stub(tells_ids=False)) == OpenAIDialect("model")
+
+
+async def test_a_server_without_a_tokenizer_cannot_be_measured() -> None:
+    app = FastAPI()
+    app.add_api_route("/v1/models", lambda: {"data": [{"id": "model"}]})
+    with pytest.raises(LoadgenError, match=r"target peer has no /tokenize as vLLM or llama\.cpp have it"):
+        await dialect_of(app)
+
+
+async def test_a_conversation_with_llamacpp_is_exact() -> None:
+    """The second turn sends the ids of the first's answer, as they were told."""
+    asked: list[dict[str, Any]] = []
+    with serving(llamacpp_stub(asked)) as url:
+        target = OpenAITarget(TargetSpec("llamacpp", url, "model"), "model")
+        await target.prepare(1)
+        assert await target.tokenize("Hi", True) == tuple(b"Hi")
+        agent, clock = target.new_agent(), TurnClock()
+        cost = await agent.run_turn((1, 2), 2, clock)
+        await agent.run_turn((3,), 2, TurnClock())
+        await agent.close()
+        await target.close()
+    assert (cost.prompt_tokens, cost.completion_tokens, cost.cached_tokens) == (4, 2, 3)
+    assert len(clock.token_times_s) == 2
+    assert [body["prompt"] for body in asked] == [[1, 2], [1, 2, 346, 2045, 3]]
+    assert all(body["n_predict"] == 2 and body["ignore_eos"] and body["stream"] for body in asked)
+
+
+def feed(decoder: Any, *chunks: dict[str, Any]) -> list[bool]:
+    """Whether each brings tokens."""
+    return [decoder.feed(ServerSentEvent(data=json.dumps(chunk))) for chunk in chunks]
+
+
+def test_token_ids_are_told_or_not_but_never_some_of_them() -> None:
+    """llama.cpp tells no id of a token that ends inside a character."""
+    whole, part = LlamaCppDecoder(), LlamaCppDecoder()
+    feed(whole, *CHUNKS)
+    feed(part, *CHUNKS[1:])
+    assert (whole.token_ids, part.token_ids, part.text) == ((346, 2045), (), " going")
+
+
+def test_a_completion_of_llamacpp_that_does_not_stop_is_broken_and_an_error_is_told() -> None:
+    decoder = LlamaCppDecoder()
+    feed(decoder, *CHUNKS[:-1])
+    with pytest.raises(client.StreamBroken):
+        decoder.cost()
+    error = {"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}}
+    with pytest.raises(client.APIError, match="Context size has been exceeded"):
+        feed(decoder, error)
+
+
+def chunk(*choices: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A chunk of a completion as OpenAI and vLLM write it, with fields that no test needs."""
+    return {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m", "choices": choices, **fields}
+
+
+@pytest.mark.parametrize(("cached", "told"), [({"prompt_tokens_details": {"cached_tokens": 5}}, 5), ({}, None)])
+def test_text_ids_and_usage_of_a_completion(cached: dict[str, Any], told: int | None) -> None:
+    """Ids count as tokens even without text."""
+    decoder = CompletionDecoder()
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, **cached}
+    brings = feed(
+        decoder,
+        chunk({"index": 0, "text": "", "token_ids": [4], "finish_reason": None}, usage=None),
+        chunk({"index": 0, "text": "é", "token_ids": [5, 6], "finish_reason": None}, usage=None),
+        chunk({"index": 0, "text": "", "finish_reason": "length"}, usage=None),
+        chunk(usage=usage),
+    )
+    assert not decoder.feed(ServerSentEvent(data="[DONE]"))
+    cost = decoder.cost()
+    assert (brings, decoder.text, decoder.token_ids) == ([True, True, False, False], "é", (4, 5, 6))
+    assert (cost.prompt_tokens, cost.completion_tokens, cost.cached_tokens) == (7, 3, told)
+
+
+BOUNDS = [0.1, 0.2, 0.3, 0.4, 0.5]
+
+
+def metrics(histogram: str, values: list[float]) -> str:
+    registry = CollectorRegistry()
+    made = Histogram(histogram, "For this test", ["kind"], buckets=BOUNDS, registry=registry)
+    for index, value in enumerate(values):
+        made.labels("even" if index % 2 else "odd").observe(value)
+    return generate_latest(registry).decode()
+
+
+def read(values: list[float]) -> list[Bucket]:
+    buckets = read_buckets(metrics("signal_seconds", values), "signal_seconds")
+    assert buckets is not None
+    return buckets
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
+def test_a_quantile_is_right_to_within_a_bucket(share: float) -> None:
+    values = [float(value) for value in np.random.default_rng(3).uniform(0, 0.5, 1000)]
+
+    assert quantile(read(values), share) == pytest.approx(np.quantile(values, share), abs=0.02)
+
+
+def test_only_what_came_between_two_readings_counts() -> None:
+    slow, fast = [0.45] * 100, [0.05] * 10
+
+    assert quantile(between(read(slow), read(slow + fast)), 0.99) <= 0.1
+
+
+def test_all_labels_are_counted_and_beyond_the_last_bound_the_bound_is_all_that_is_known() -> None:
+    buckets = read([0.05, 0.15, 0.15, 9.0])
+    assert [(bucket.upper, bucket.count) for bucket in buckets] == [
+        *zip(BOUNDS, (1, 3, 3, 3, 3), strict=True),
+        (math.inf, 4),
+    ]
+    assert quantile(buckets, 0.99) == 0.5
+    assert read_buckets(metrics("other_seconds", [0.1]), "signal_seconds") is None
+    with pytest.raises(ValueError, match="empty"):
+        quantile(between(buckets, buckets), 0.5)

