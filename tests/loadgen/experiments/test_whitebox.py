@@ -258,7 +258,9 @@ def test_a_miss_and_a_failure_are_shown_and_names_do_not_become_markup(tmp_path:
     assert "&lt;too&gt; late" in text
     assert "interrupted" in text
     assert "<script>" not in text
-    assert "not measured" in page(Findings(interrupted=True), tmp_path)
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    assert "not measured" in page(Findings(interrupted=True), nothing)
 
 
 def test_a_report_is_read_back_without_its_key(tmp_path: Path) -> None:
@@ -347,7 +349,7 @@ def test_round_trips_the_servers_clock_and_its_memory(target: dict[str, Any], ur
 
 def test_the_page_has_the_plots(measured: Path) -> None:
     (path,) = measured.glob("whitebox-*.html")
-    assert path.read_text().count("<svg") == 2
+    assert path.read_text().count("<svg") == len(list(measured.glob("whitebox-*.png"))) > 0
     assert "Token accuracy with a pause in every pass" in path.read_text()
 
 

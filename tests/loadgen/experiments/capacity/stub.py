@@ -10,12 +10,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
-from tests.loadgen.stubs import serving
+from tests.loadgen.stubs import openai_app, serving
 
 SYSTEM, CONTEXT = 8, 60
 FIRST_S = 0.1
@@ -32,16 +30,8 @@ class Stub:
     seen: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """The agents of each probe by their texts, one of whom comes before the clock starts."""
 
-    async def models(self, _request: Request) -> Response:
-        return JSONResponse({"data": [{"id": "stub"}]})
-
-    async def tokenize(self, request: Request) -> Response:
-        return JSONResponse({"tokens": [ord(character) for character in (await request.json())["prompt"]]})
-
     async def complete(self, request: Request) -> Response:
         body = await request.json()
-        if not body.get("stream"):
-            return JSONResponse({"choices": [{"text": "a", "token_ids": [97]}]})
         prompt = body["prompt"]
         opening = re.match(r"Agent (\d+)\.(\d+) ", "".join(map(chr, prompt[SYSTEM:])))
         assert opening is not None
@@ -68,10 +58,5 @@ class Stub:
 @contextmanager
 def serving_stub(stub: Stub) -> Iterator[str]:
     """Serve it; yields what `--target NAME=` takes."""
-    routes = [
-        Route("/v1/models", stub.models),
-        Route("/tokenize", stub.tokenize, methods=["POST"]),
-        Route("/v1/completions", stub.complete, methods=["POST"]),
-    ]
-    with serving(Starlette(routes=routes)) as url:
+    with serving(openai_app(stub.complete)) as url:
         yield f"{url}#stub"

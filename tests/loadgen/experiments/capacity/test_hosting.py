@@ -84,8 +84,3 @@ async def test_a_server_that_does_not_come_up_costs_nothing_of_the_others() -> N
     assert (first.findings.held, first.findings.failures) == (2, [])
     assert [failure.message for failure in second.findings.failures] == ["down did not come up"]
     assert not found.succeeded
-
-
-async def test_without_any_server_there_is_nothing_to_report() -> None:
-    with pytest.raises(LoadgenError, match="down did not come up"):
-        await run_capacity([NeverUp()], PLAN, python_topics(), Console(file=StringIO()))

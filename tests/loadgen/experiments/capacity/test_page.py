@@ -46,12 +46,6 @@ def test_every_probe_is_a_row() -> None:
     assert course_table(report().targets).rows[-1][:4] == ("llamacpp", "2", "5 of 6", "RateLimited 1")
 
 
-def test_a_curve_goes_over_agents_whatever_the_order_of_the_probes() -> None:
-    (djinn, vllm, llamacpp) = curves(report(), lambda probe: probe.summary.ttft_resumed_s)
-    assert [agents for agents, _ in djinn.points] == [2, 4, 5, 8]
-    assert [one.color for one in (djinn, vllm, llamacpp)] == [0, 1, 2]
-
-
 def test_several_rounds_are_one_point() -> None:
     found = Findings([probe(2, ttft, number=number) for number, ttft in enumerate((0.1, 0.9, 0.3))], 2, None)
     (series,) = curves(with_findings(report(), found), lambda probe: probe.summary.ttft_resumed_s)
@@ -77,11 +71,6 @@ def test_a_search_that_did_not_end_says_so(tmp_path: Path) -> None:
     nothing = with_findings(report(), Findings(interrupted=True))
     assert held_table(nothing).rows == [("djinn", "unknown", "", "")]
     assert "<svg" not in write_page(make_page(nothing), tmp_path / "b.html").read_text("utf-8")
-
-
-def test_only_a_search_that_found_a_number_has_succeeded() -> None:
-    assert [target.succeeded for target in report().targets] == [True, True, False]
-    assert not report().succeeded
 
 
 def test_the_file_is_what_the_schema_says_and_is_read_back(tmp_path: Path) -> None:

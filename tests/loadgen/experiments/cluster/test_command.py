@@ -1,15 +1,20 @@
-"""A small run on a real cluster of a tiny model, and what cannot run."""
+"""A small run on a real cluster of a tiny model, processes on one core, and what cannot run."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 
 from loadgen.cli import main
+from loadgen.experiments.cluster.pinning import pin
 from loadgen.experiments.cluster.report import ClusterReport
 from loadgen.results.files import read_result
 from loadgen.results.schema import json_schema
@@ -20,52 +25,27 @@ LENGTHS = ["--resume-tokens", "16", "--completion-tokens", "16", "--system-token
 DONE = ["--replicas", "2", "--routers", "owner,hash", "--moves-per-second", "4", "--kill-every", "3", "--kills", "1"]
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two replicas, one of which is killed while sessions move."""
-    folder = tmp_path_factory.mktemp("cluster")
-    assert main(["cluster", *LOAD, *LENGTHS, *DONE, "--output", str(folder)]) == 0
-    return folder
-
-
-def result(folder: Path) -> dict[str, Any]:
-    (path,) = folder.glob("cluster-*.json")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
-
-
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_a_cluster_whose_replica_is_killed_says_what_a_single_server_says(ran: Path) -> None:
-    size, _ = result(ran)["sizes"]
-    findings = size["findings"]
-    assert (findings["wrong"], findings["lost"], findings["failures"]) == ([], [], [])
-    assert findings["compared"] == size["summary"]["turns_completed"] == AGENTS * TURNS
-    assert findings["owners"] == {"1": AGENTS}
-    assert [fault["kind"] for fault in findings["faults"]] == ["kill"]
-    assert all(move["bytes"] > 0 for move in findings["moves"])
-    assert findings["moves"]
-    assert findings["routing"]["owner"] > 0
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
-def test_the_same_agents_behind_a_hash_get_the_same_tokens_and_have_their_history_computed_again(ran: Path) -> None:
-    _, hashed = result(ran)["sizes"]
-    assert (hashed["router"], hashed["findings"]["wrong"]) == ("hash", [])
-    assert hashed["findings"]["compared"] == hashed["summary"]["turns_completed"] == AGENTS * TURNS
-    assert [fault["kind"] for fault in hashed["findings"]["faults"]] == ["kill"]
-    assert hashed["findings"]["moves"] == []
-    assert hashed["findings"]["cold"] > 0
-    assert hashed["summary"]["recomputed_tokens"] > 0
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
-def test_the_result_is_what_the_schema_says_and_can_be_read_back(ran: Path) -> None:
-    (path,) = ran.glob("cluster-*.json")
-    jsonschema.validate(result(ran), json_schema(ClusterReport))
+def test_a_cluster_whose_replica_is_killed_says_what_a_single_server_says(tmp_path: Path) -> None:
+    """Two replicas, one of which is killed while sessions move; and the same agents behind a hash."""
+    assert main(["cluster", *LOAD, *LENGTHS, *DONE, "--output", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("cluster-*.json")
+    written: dict[str, Any] = json.loads(path.read_text())
+    jsonschema.validate(written, json_schema(ClusterReport))
     assert read_result(path, ClusterReport).succeeded
+    owned, hashed = written["sizes"]
+    for size in (owned, hashed):
+        assert size["findings"]["wrong"] == []
+        assert size["findings"]["compared"] == size["summary"]["turns_completed"] == AGENTS * TURNS
+        assert [fault["kind"] for fault in size["findings"]["faults"]] == ["kill"]
+    findings = owned["findings"]
+    assert (findings["lost"], findings["failures"], findings["owners"]) == ([], [], {"1": AGENTS})
+    assert findings["moves"]
+    assert all(move["bytes"] > 0 for move in findings["moves"])
+    assert findings["routing"]["owner"] > 0
+    assert (hashed["router"], hashed["findings"]["moves"]) == ("hash", [])
+    assert hashed["findings"]["cold"] > 0 < hashed["summary"]["recomputed_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -73,9 +53,8 @@ def test_the_result_is_what_the_schema_says_and_can_be_read_back(ran: Path) -> N
     [
         (["--replicas", "0"], "from 1 to 64"),
         (["--kills", "2"], "--kills has no effect without --kill-every"),
-        (["--routers", "hash,hash"], "once each"),
         (["--moves-per-second", "-1"], "--moves-per-second must be"),
-        (["--agents", "0"], "agents must be at least 1"),
+        (["--model", "random:nothing"], "no shape 'nothing'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(
@@ -86,12 +65,28 @@ def test_options_that_cannot_be_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_router_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["cluster", "--routers", "owner,luck"])
-    assert "--routers: must be owner, hash, or both" in capsys.readouterr().err
+CHILD = """
+import subprocess, sys, threading, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+print(threading.active_count(), flush=True)
+time.sleep(60)
+"""
 
 
-def test_a_model_that_is_not_there_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cluster", "--model", "random:nothing", "--output", str(tmp_path)]) == 2
-    assert "no shape 'nothing'" in capsys.readouterr().err
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins nothing")
+def test_all_threads_of_a_process_and_of_its_children_are_pinned() -> None:
+    core = max(os.sched_getaffinity(0))
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE) as child:
+        family = [psutil.Process(child.pid)]
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"2\n"
+            family += family[0].children()
+            pin(family[0], core)
+            threads = [thread.id for process in family for thread in process.threads()]
+            assert len(threads) >= 3
+            assert {tuple(os.sched_getaffinity(thread)) for thread in threads} == {(core,)}
+        finally:
+            for process in family:
+                process.kill()

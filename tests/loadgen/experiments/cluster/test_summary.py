@@ -1,27 +1,115 @@
-"""What made-up findings come to, and how they are shown."""
+"""What can be asked for, and what made-up findings come to."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from loadgen.experiments.cluster.findings import Fault, Findings, Routing, WrongTurn
+from loadgen.errors import LoadgenError
+from loadgen.experiments.cluster.findings import Fault, Findings, Move, Retries, Routing, WrongTurn
 from loadgen.experiments.cluster.page import make_page
+from loadgen.experiments.cluster.pinning import cores_for
 from loadgen.experiments.cluster.plan import ClusterPlan, Router
-from loadgen.experiments.cluster.report import ClusterReport
+from loadgen.experiments.cluster.report import ClusterReport, SizeReport
 from loadgen.experiments.cluster.summary import judge, percent
 from loadgen.experiments.cluster.tables import tables
+from loadgen.load.measurement import Measurement
+from loadgen.load.records import Run
+from loadgen.load.trace import planned_turns
+from loadgen.load.workload import Workload, plan_trace
 from loadgen.results.failures import Failure
 from loadgen.results.files import read_result
+from loadgen.results.inputs import Server, Texts
 from loadgen.results.page import write_outputs
 from loadgen.results.schema import json_schema
 from loadgen.results.verdicts import Outcome
-from tests.loadgen.experiments.cluster.building import PLAN, good, report, summary_of, whole_run
+from loadgen.stats import Summary, summarize
+from tests.loadgen.experiments.density.building import MACHINE, run_of
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"replicas": (0,)}, "from 1 to 64"),
+        ({"replicas": (2, 2)}, "names a number twice"),
+        ({"routers": (Router.HASH, Router.HASH)}, "once each"),
+        ({"drain_at": float("inf")}, "drain_at"),
+        ({"kills": 3}, "without kill_every"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(LoadgenError, match=message):
+        ClusterPlan(**given)
+
+
+def test_sessions_are_moved_where_there_are_replicas_and_no_hash_must_find_them_again() -> None:
+    plan = ClusterPlan(moves_per_second=2.0)
+    assert [plan.moves(count, Router.OWNER) for count in (1, 2)] == [False, True]
+    assert not plan.moves(2, Router.HASH)
+    assert not ClusterPlan().moves(2, Router.OWNER)
+
+
+def test_replicas_have_cores_of_their_own_only_where_one_is_left_for_the_others() -> None:
+    assert cores_for(2, (0, 1, 2)) == (1, 2)
+    assert cores_for(2, (0, 1)) == ()
+    assert cores_for(1, (4, 5)) == (5,)
+
+
+LOAD = Workload(agents=3, turns=2, context=256)
+PLAN = ClusterPlan((1, 2), moves_per_second=2.0, kill_every=5.0, kills=1, drain_at=9.0)
+
+
+def whole_run() -> Run:
+    """Every turn is done."""
+    run = run_of(plan_trace(LOAD), 0.1, 1)
+    run.turns.append(run.turns[-1])
+    run.failures.clear()
+    return run
+
+
+def summary_of(run: Run) -> Summary:
+    return summarize([run], planned_turns(plan_trace(LOAD)), Measurement())
+
+
+def good() -> Findings:
+    """All was done that `PLAN` says, and all was right: every target is met."""
+    return Findings(
+        moves=[Move(1.0, 0.01, 1 << 20, 300, 290)],
+        refused=Counter(peer_away=2),
+        faults=[Fault("kill", "a", 5.0, 9.0), Fault("drain", "b", 9.5, 12.0)],
+        retries=Retries([(0, 1), (1, 1)], 1, Counter(replica_away=3)),
+        routing=Routing(owner=5, followed=0, moving_on=0, away=3, lost=1),
+        compared=6,
+        tokens=384,
+        owners={1: 3},
+    )
+
+
+def report(findings: Findings, router: Router = Router.OWNER) -> ClusterReport:
+    """Of a cluster of two replicas that was found so."""
+    run = whole_run()
+    summary = summary_of(run)
+    server = Server("2", "http://127.0.0.1:1", "djinn", None, ("djinn", "cluster", "serve"))
+    size = SizeReport(2, router, True, server, run, summary, findings, judge(2, router, PLAN, summary, findings))
+    return ClusterReport(
+        seed=0,
+        plan=PLAN,
+        workload=LOAD,
+        trace_sha256="0",
+        prompts_sha256="0",
+        texts=Texts("topics", "0"),
+        sizes=(size,),
+        machine=MACHINE,
+        started_at=datetime(2026, 1, 2, tzinfo=UTC),
+    )
+
 
 WRONG = WrongTurn(1, 2, "token 3 of 16 is another one")
 
@@ -36,6 +124,11 @@ def missed(findings: Findings, plan: ClusterPlan = PLAN) -> set[str]:
 def test_a_run_in_which_all_was_right_meets_every_target() -> None:
     assert missed(good()) == set()
     assert report(good()).succeeded
+    assert not report(replace(good(), failures=[Failure("the end", "NotAsMeant", "why")])).succeeded
+    run = whole_run()
+    run.turns.pop()
+    outcomes = {one.what: one.outcome for one in judge(2, Router.OWNER, PLAN, summary_of(run), good())}
+    assert outcomes["turns completed"] is Outcome.MISSED
 
 
 @pytest.mark.parametrize(
@@ -64,13 +157,6 @@ def test_each_session_that_a_drain_moves_may_be_followed_once() -> None:
     assert missed(followed, replace(PLAN, drain_at=None)) == {"turns whose owner was asked first"}
 
 
-def test_a_turn_that_failed_for_good_is_a_missed_target() -> None:
-    run = whole_run()
-    run.turns.pop()
-    outcomes = {one.what: one.outcome for one in judge(2, Router.OWNER, PLAN, summary_of(run), good())}
-    assert outcomes["turns completed"] is Outcome.MISSED
-
-
 def test_one_replica_is_not_blamed_for_moves_that_cannot_be() -> None:
     run = whole_run()
     verdicts = judge(1, Router.OWNER, PLAN, summary_of(run), replace(good(), moves=[]))
@@ -89,17 +175,9 @@ def test_where_a_hash_chooses_nobody_owns_a_session_and_none_is_moved() -> None:
     assert made.sizes[0].name == "2 replicas, hashed"
 
 
-def test_what_failed_makes_the_run_fail() -> None:
-    assert not report(replace(good(), failures=[Failure("the end", "NotAsMeant", "why")])).succeeded
-
-
 def test_affinity_is_of_turns_that_reached_a_replica() -> None:
     assert Routing(owner=97, followed=1, moving_on=1, away=50, lost=1).affinity == pytest.approx(0.98)
     assert Routing(0, 0, 0, 5, 0).affinity is None
-
-
-def test_only_what_is_whole_is_100_percent() -> None:
-    assert (percent(1.0), percent(0.999999)) == ("100.00 %", "99.99 %")
 
 
 def test_the_files_hold_all_and_the_page_shows_it(tmp_path: Path) -> None:
@@ -111,12 +189,10 @@ def test_the_files_hold_all_and_the_page_shows_it(tmp_path: Path) -> None:
     for words in ("By number of replicas", "What was done to replicas", "Wrong and lost turns", "2 cores"):
         assert words in text
     assert text.count("<svg") == len(pictures) == 3
-
-
-def test_the_table_has_what_was_moved_and_asked_again() -> None:
-    rows = {row[0]: row[1] for table in tables(report(good())) for row in table.rows if len(row) == 2}
-    assert rows["affinity"] == "100.00 %"
-    assert rows["moved"] == "1.00 MiB"
-    assert rows["moves refused"] == "peer_away 2"
-    assert rows["errors asked again after"] == "replica_away 3"
-    assert rows["turns that failed before they were done"] == "2"
+    rows = {row[0]: row[1] for table in tables(made) for row in table.rows if len(row) == 2}
+    assert (rows["affinity"], percent(0.999999)) == ("100.00 %", "99.99 %")
+    assert (rows["moved"], rows["moves refused"]) == ("1.00 MiB", "peer_away 2")
+    assert (rows["errors asked again after"], rows["turns that failed before they were done"]) == (
+        "replica_away 3",
+        "2",
+    )

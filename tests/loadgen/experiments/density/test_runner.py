@@ -30,7 +30,7 @@ LATE_S = 0.25
 class Server:
     """Takes `TURN_S` for each turn; a new token id can ask it to misbehave. It is its own agent."""
 
-    FAIL, STUTTER, SILENT, HANG, KEEP_OPEN, CLOSE_BADLY, DEAF, SLOW_TO_HEAR = range(-8, 0)
+    FAIL, STUTTER, SILENT, HANG, CLOSE_BADLY, DEAF, SLOW_TO_HEAR = range(-7, 0)
 
     def __init__(self) -> None:
         self.spec = TargetSpec("server", "http://nowhere")
@@ -88,8 +88,6 @@ class ScriptedAgent:
         return None
 
     async def close(self) -> None:
-        if self._last == Server.KEEP_OPEN:
-            await asyncio.sleep(3600)
         if self._last == Server.CLOSE_BADLY:
             raise client.NotFound("no such session")
         await asyncio.sleep(self._close_s)
@@ -118,16 +116,6 @@ async def test_agents_arrive_on_time_however_long_the_others_take() -> None:
     assert max(record.sent_s for record in found.turns) < first_over_s
 
 
-async def test_an_agent_thinks_from_the_end_of_its_turn() -> None:
-    found = await run(Server(), [plan(0.0, 0.3, 0.1)], [[1, 2, 3]])
-    first, second, third = found.turns
-    assert second.due_s == pytest.approx(first.sent_s + first.latency_s + 0.3)
-    assert third.due_s == pytest.approx(second.sent_s + second.latency_s + 0.1)
-    assert all(record.sent_s >= record.due_s for record in found.turns)
-    assert [record.turn for record in found.turns] == [0, 1, 2]
-    assert found.duration_s >= third.sent_s + third.latency_s
-
-
 @pytest.mark.parametrize(
     ("token_id", "kind"),
     [(Server.FAIL, "RateLimited"), (Server.STUTTER, "WrongTokenCount"), (Server.SILENT, "WrongTokenCount")],
@@ -141,14 +129,10 @@ async def test_a_failed_turn_ends_its_agent_and_no_other(token_id: int, kind: st
     assert server.open == 0
 
 
-async def test_a_conversation_that_cannot_be_closed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "CLOSE_TIMEOUT_S", 0.05)
-    found = await run(Server(), 2 * [plan(0.0)], [[Server.KEEP_OPEN], [Server.CLOSE_BADLY]])
-    assert len(found.turns) == 2
-    assert {(failure.agent, failure.turn, failure.kind) for failure in found.failures} == {
-        (0, None, "Timeout"),
-        (1, None, "NotFound"),
-    }
+async def test_a_conversation_that_cannot_be_closed_is_reported() -> None:
+    found = await run(Server(), [plan(0.0)], [[Server.CLOSE_BADLY]])
+    assert len(found.turns) == 1
+    assert [(failure.agent, failure.turn, failure.kind) for failure in found.failures] == [(0, None, "NotFound")]
 
 
 async def test_a_server_is_told_of_each_pause_when_it_begins_and_before_it_ends() -> None:
@@ -167,22 +151,16 @@ async def test_a_server_is_told_of_each_pause_when_it_begins_and_before_it_ends(
 
 async def test_what_an_agent_announces_need_not_be_when_it_comes_back() -> None:
     server = Server()
-    turns = [TurnPlan(1, COMPLETION, 0.2, 0.9, False), TurnPlan(1, COMPLETION, 0.2, None, False), plan(0.0).turns[0]]
+    turns = [TurnPlan(1, 7, 0.2, 0.9, False), TurnPlan(1, COMPLETION, 0.2, None, True), plan(0.0).turns[0]]
     found = await run(server, [AgentPlan(0.0, tuple(turns))], [[1, 2, 3]])
     (_, announced_s, _), (_, unsaid, _) = server.told[::2]
     assert announced_s is not None
     assert 0 <= 0.9 - announced_s < LATE_S
     assert unsaid is None
+    assert server.asked == [7, COMPLETION, COMPLETION]
+    assert [record.tool for record in found.turns] == [False, True, False]
     for earlier, later in pairwise(found.turns):
         assert later.due_s == pytest.approx(earlier.sent_s + earlier.latency_s + 0.2, abs=1e-6)
-
-
-async def test_each_turn_generates_what_its_plan_says() -> None:
-    server = Server()
-    turns = (TurnPlan(1, 7, 0.0, 0.0, tool=True), TurnPlan(1, 3, None, None, tool=False))
-    found = await run(server, [AgentPlan(0.0, turns)], [[1, 2]])
-    assert server.asked == [7, 3]
-    assert [(record.cost.completion_tokens, record.tool) for record in found.turns] == [(7, True), (3, False)]
 
 
 async def test_a_turn_that_takes_too_long_has_failed() -> None:
@@ -194,15 +172,10 @@ async def test_a_turn_that_takes_too_long_has_failed() -> None:
     assert server.open == 0
 
 
-async def test_a_signal_that_takes_too_long_has_failed_and_its_agent_goes_on() -> None:
-    found = await run(Server(), [plan(0.0, 0.0)], [[Server.SLOW_TO_HEAR, 1]], turn_timeout_s=2 * TURN_S)
-    assert [(failure.turn, failure.kind) for failure in found.failures] == [(None, "Timeout")]
-    assert len(found.turns) == 2
-
-
-async def test_a_signal_that_fails_is_reported_and_its_agent_goes_on() -> None:
-    found = await run(Server(), [plan(0.0, 0.0)], [[Server.DEAF, 1]])
-    assert [(failure.turn, failure.kind) for failure in found.failures] == [(None, "Conflict")]
+@pytest.mark.parametrize(("token_id", "kind"), [(Server.SLOW_TO_HEAR, "Timeout"), (Server.DEAF, "Conflict")])
+async def test_a_signal_that_fails_is_reported_and_its_agent_goes_on(token_id: int, kind: str) -> None:
+    found = await run(Server(), [plan(0.0, 0.0)], [[token_id, 1]], turn_timeout_s=2 * TURN_S)
+    assert [(failure.turn, failure.kind) for failure in found.failures] == [(None, kind)]
     assert len(found.turns) == 2
     assert found.signals == []
 

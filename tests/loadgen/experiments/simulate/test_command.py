@@ -21,9 +21,8 @@ from loadgen.results.files import read_result, write_result
 from loadgen.results.inputs import Server
 from loadgen.results.origin import machine
 from loadgen.results.schema import json_schema
+from tests.loadgen.experiments.simulate.building import costs
 from tests.serving import serve
-
-from .building import costs
 
 SMALL = ("--agents", "5", "--rate", "0.5", "--turns", "2", "--think", "1:9", "--seed", "4")
 
@@ -57,12 +56,11 @@ def result(folder: Path) -> dict[str, Any]:
 def test_a_cluster_is_simulated_with_known_costs(
     known: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    events = ("--event", "zone@3", "--event", "rolling:2@10")
     out = tmp_path / "out"
+    chosen = ("--replicas", "3,6", "--event", "zone@3", "--event", "rolling:2@10", "--output", str(out))
 
-    code = main(["simulate", "--costs", str(known), "--replicas", "3,6", *SMALL, *events, "--output", str(out)])
+    assert main(["simulate", "--costs", str(known), *SMALL, *chosen]) == 0
 
-    assert code == 0
     outcomes = result(out)["outcomes"]
     assert [(each["replicas"], each["policy"]) for each in outcomes] == [
         (size, policy) for size in (3, 6) for policy in ("owner", "hash", "shortest")
@@ -76,12 +74,10 @@ def test_a_cluster_is_simulated_with_known_costs(
     assert "Simulated: directory" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_rates_are_compared(known: Path, tmp_path: Path) -> None:
     chosen = ("--replicas", "2", "--rates", "0.5,50", "--agents", "40", "--policy", "owner")
-    out = ("--output", str(tmp_path / "out"))
-
-    assert main(["simulate", "--costs", str(known), *SMALL, *chosen, *out]) == 0
-
+    assert main(["simulate", "--costs", str(known), *SMALL, *chosen, "--output", str(tmp_path / "out")]) == 0
     slow, fast = result(tmp_path / "out")["outcomes"]
     assert (slow["rate"], fast["rate"]) == (0.5, 50.0)
     assert slow["ttft_resumed_s"]["p99"] < fast["ttft_resumed_s"]["p99"]
@@ -108,6 +104,7 @@ def test_nothing_to_do_is_said(known: Path, tmp_path: Path, capsys: pytest.Captu
     assert "nothing to do" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_real_server_is_measured_and_its_turns_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model takes no time: the errors are those of its surroundings, and have no limit here."""
     for name, few in (("ROWS", (1, 2)), ("PROMPTS", (16, 64))):

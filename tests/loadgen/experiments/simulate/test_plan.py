@@ -12,8 +12,7 @@ from loadgen.experiments.simulate.costs import StepTimes, mean_of
 from loadgen.experiments.simulate.plan import ClusterPlan, Event
 from loadgen.experiments.simulate.population import BLOCK, population
 from loadgen.load.workload import Workload, plan_trace
-
-from .building import costs
+from tests.loadgen.experiments.simulate.building import costs
 
 
 @pytest.mark.parametrize("text", ["zone:3@60", "replica@1.5", "rolling:2@0", "add:10@7", "balance@3"])
@@ -33,11 +32,6 @@ def test_an_event_reads_as_it_is_shown(text: str) -> None:
 def test_a_bad_event_says_what_is_wrong(text: str, why: str) -> None:
     with pytest.raises(LoadgenError, match=why):
         Event.parse(text)
-
-
-def test_a_cluster_needs_a_replica() -> None:
-    with pytest.raises(LoadgenError, match="replicas must be at least 1"):
-        ClusterPlan(replicas=0)
 
 
 def test_one_replica_has_the_agents_of_density() -> None:
@@ -75,14 +69,6 @@ def test_a_step_has_its_place_among_the_measured_ones_of_its_kind() -> None:
     assert steps.mixed(1, 1, 0.75) == pytest.approx(0.04 + 0.3)
 
 
-@pytest.mark.parametrize("ratios", [(), (-0.1, 1.0)])
-@pytest.mark.parametrize("name", ["decode_ratios", "prompt_ratios"])
-def test_ratios_that_cannot_be_are_refused(name: str, ratios: tuple[float, ...]) -> None:
-    given: dict[str, Any] = {name: ratios if name == "decode_ratios" else ((1, (1.0,)), (2, ratios))}
-    with pytest.raises(LoadgenError, match=f"{name} needs numbers from 0 on"):
-        replace(costs(), **given)
-
-
 def test_turns_have_the_drafts_of_those_that_were_measured_beside_no_more_others() -> None:
     steps = StepTimes(costs(decoded=((2, (1.0, 4.0)), (4, (1.0, 2.0)))), 8, 200)
 
@@ -90,14 +76,20 @@ def test_turns_have_the_drafts_of_those_that_were_measured_beside_no_more_others
     assert [steps.needed(2, tokens, luck=0.4) for tokens in (0, 1, 8)] == [0, 1, 8]
 
 
-def test_costs_without_points_are_refused() -> None:
-    with pytest.raises(LoadgenError, match="decode_s needs points"):
-        costs(decode_s=())
-
-
-def test_turns_without_a_token_of_a_step_are_refused() -> None:
-    with pytest.raises(LoadgenError, match="at least one token of a step"):
-        costs(decoded=((1, (0.5,)),))
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"decode_s": ()}, "decode_s needs points"),
+        ({"decoded": ((1, (0.5,)),)}, "at least one token of a step"),
+        ({"decode_ratios": ()}, "decode_ratios needs numbers from 0 on"),
+        ({"prompt_ratios": ((1, (1.0,)), (2, (-0.1, 1.0)))}, "prompt_ratios needs numbers from 0 on"),
+    ],
+)
+def test_costs_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(LoadgenError, match=message):
+        replace(costs(), **given)
+    with pytest.raises(LoadgenError, match="replicas must be at least 1"):
+        ClusterPlan(replicas=0)
 
 
 def test_costs_of_several_measurements_are_their_means() -> None:

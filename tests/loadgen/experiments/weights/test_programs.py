@@ -1,21 +1,106 @@
-"""The programs that Djinn is compared with, against Transformers: they say what a model says that streams nothing."""
+"""The programs that Djinn is compared with, against Transformers; models' sizes; files out of the page cache."""
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
+from loadgen.errors import LoadgenError, NotAsMeant
 from loadgen.experiments.weights.findings import Way
+from loadgen.experiments.weights.page_cache import bytes_in_memory, dropped
 from loadgen.experiments.weights.programs import ACCELERATE, DOUBLE_BUFFER, ProgramFailed, launches, running
-from loadgen.experiments.weights.sizes import read_model_bytes
+from loadgen.experiments.weights.sizes import Budget, ModelBytes, parse_bytes, read_model_bytes
 from loadgen.processes.line_process import line_process
 from loadgen.rivals.double_buffer.__main__ import DoubleBuffer
 from tests.openai.reference import Reference, save_tiny_model
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("90000000", 90_000_000), ("90MiB", 90 << 20), ("1.5GiB", 3 << 29), ("10GB", 10**10)]
+)
+def test_bytes_have_units(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+    assert Budget(text).of(1) == size
+    assert Budget("2/3").of(600) == 400
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "90 MiB", "90mib", "MiB", "1e9", "0/6", "7/6", "1/0", "1/6/2"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Budget(text)
+
+
+@pytest.mark.parametrize(("dtype", "element"), [("float32", 4), ("bfloat16", 2)])
+def test_a_pass_needs_all_but_the_embedding(tmp_path: Path, dtype: str, element: int) -> None:
+    save_tiny_model(tmp_path)
+    model = Reference(tmp_path).model
+    total = sum(parameter.numel() for parameter in model.parameters())
+    looked_up = model.get_input_embeddings().weight.numel()
+    assert read_model_bytes(tmp_path, dtype) == ModelBytes(element * total, element * (total - looked_up))
+
+
+def test_a_pass_needs_an_embedding_that_is_the_output_projection_too(tmp_path: Path) -> None:
+    """In two files, as large models come."""
+    save_file({"model.embed_tokens.weight": torch.zeros(8, 4)}, tmp_path / "a.safetensors")
+    save_file({"model.norm.weight": torch.zeros(4)}, tmp_path / "b.safetensors")
+    assert read_model_bytes(tmp_path, "float32") == ModelBytes(4 * 36, 4 * 36)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x02" + bytes(7) + b"[]"])
+def test_a_file_that_is_something_else_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(LoadgenError, match=r"model\.safetensors is no safetensors file"):
+        read_model_bytes(tmp_path, "float32")
+
+
+SIZE = 4 << 20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "weights"
+    path.write_bytes(os.urandom(SIZE))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if bytes_in_memory(file.fileno()):
+            pytest.skip("this file system keeps all of its files in memory")
+        file.read()
+    return path
+
+
+def in_memory(path: Path) -> int:
+    with path.open("rb") as file:
+        return bytes_in_memory(file.fileno())
+
+
+def test_a_file_is_cold_while_the_block_lasts_however_often_it_is_read_and_warm_again_afterwards(path: Path) -> None:
+    assert in_memory(path) == SIZE
+    with dropped([path]):
+        assert in_memory(path) == 0
+        path.read_bytes()
+        deadline = time.monotonic() + 10
+        while in_memory(path):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert in_memory(path) == SIZE
+
+
+def test_a_file_that_cannot_be_dropped_is_an_error(path: Path) -> None:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[:: mmap.PAGESIZE]), "every page is touched"
+        with pytest.raises(NotAsMeant, match="stay in memory: some process has them mapped"), dropped([path]):
+            pass
+
 
 TOKENS = 6
 PROMPTS = tuple(tuple((7 * place + 11 * session) % 250 for place in range(20)) for session in range(3))
@@ -49,7 +134,7 @@ async def answers(module: str, setup: dict[str, Any]) -> tuple[dict[str, Any], l
     return about, found["token_ids"]
 
 
-@pytest.mark.parametrize("spare_layers", [0, 2])
+@pytest.mark.parametrize("spare_layers", [pytest.param(0, marks=pytest.mark.long), 2])
 async def test_the_double_buffer_says_the_same_whatever_it_keeps(
     folder: Path, expected: list[list[int]], tmp_path: Path, spare_layers: int
 ) -> None:
@@ -62,6 +147,7 @@ async def test_the_double_buffer_says_the_same_whatever_it_keeps(
     assert needed == pytest.approx(read_model_bytes(folder, "float32").per_pass, abs=norm_and_alignment)
 
 
+@pytest.mark.long
 async def test_plain_copies_are_of_what_a_pass_streams(folder: Path, tmp_path: Path) -> None:
     (launch, *_) = launches()
     async with running(launch, asked(folder, tmp_path, 3 * layer_bytes(folder))) as program:
@@ -70,6 +156,7 @@ async def test_plain_copies_are_of_what_a_pass_streams(folder: Path, tmp_path: P
         assert (await program.generate(PROMPTS, TOKENS)).token_ids == before.token_ids, "copies are in nobody's way"
 
 
+@pytest.mark.long
 async def test_accelerate_says_the_same(folder: Path, expected: list[list[int]], tmp_path: Path) -> None:
     about, found = await answers(ACCELERATE, asked(folder, tmp_path, 1 << 20))
     assert found == expected
@@ -94,7 +181,7 @@ def test_a_model_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> Non
 
 
 def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("loadgen.peers.deepspeed.peers_folder", lambda: tmp_path)
+    monkeypatch.setenv("DJINN_CACHE_DIR", str(tmp_path))
     assert [launch.way for launch in launches()] == [Way.DOUBLE_BUFFER, Way.ACCELERATE]
 
 

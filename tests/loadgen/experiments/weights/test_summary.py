@@ -1,17 +1,118 @@
-"""Ratios and verdicts of samples made by hand."""
+"""What the experiment asks for, and what samples made by hand come to."""
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 
-from loadgen.experiments.weights.findings import Findings, Way
-from loadgen.experiments.weights.plan import Cell
+from loadgen.errors import LoadgenError, NotAsMeant
+from loadgen.experiments.weights.chunks import choose, chunk_rows
+from loadgen.experiments.weights.findings import ChunkSample, Findings, Sample, Way
+from loadgen.experiments.weights.generation import Generation
+from loadgen.experiments.weights.plan import Cell, WeightsPlan, order_of_ways, ways_of
 from loadgen.experiments.weights.report import judge
 from loadgen.experiments.weights.summary import Measure, summarize
 from loadgen.results.verdicts import Outcome, Verdict
-from tests.loadgen.experiments.weights.building import ONE, findings, plain, sample
 
-MANY, COLD = Cell(8), Cell(1, cold=True)
+ONE = Cell(1)
+STREAMED_BYTES = 1000
+PLAIN = 4000.0
+"""Bytes a second of plain copies: those of a pass take a quarter of a second."""
+
+
+def sample(
+    way: Way, first_s: float, tokens_per_s: float, *, repeat: int = 0, cell: Cell = ONE, answer: str = "a"
+) -> Sample:
+    """What a way had."""
+    bandwidth = None if way is Way.RESIDENT else STREAMED_BYTES * tokens_per_s / cell.batch
+    return Sample(way, cell.batch, cell.cold, repeat, first_s, tokens_per_s, bandwidth, answer)
+
+
+def plain(bytes_per_s: float = PLAIN, *, repeat: int = 0, cell: Cell = ONE) -> Sample:
+    """Copies and nothing else."""
+    return Sample(Way.PLAIN, cell.batch, cell.cold, repeat, bytes_per_s=bytes_per_s)
+
+
+def findings(*samples: Sample, device: str = "cpu") -> Findings:
+    """Of these samples."""
+    return Findings(list(samples), streamed_bytes={Way.STREAMED: STREAMED_BYTES}, device=device)
+
+
+def test_the_smallest_batch_is_also_measured_cold() -> None:
+    assert WeightsPlan(batches=(8, 1)).cells == (Cell(8), Cell(1))
+    assert WeightsPlan(batches=(8, 1), cold=True).cells == (Cell(8), Cell(1), Cell(1, cold=True))
+
+
+def test_where_a_disk_is_waited_for_only_those_take_part_that_read_from_one() -> None:
+    assert set(ways_of(Cell(1), tuple(Way))) == set(Way)
+    assert set(Way) - set(ways_of(Cell(1, cold=True), tuple(Way))) == {Way.RESIDENT, Way.DEEPSPEED}
+
+
+def test_every_way_is_first_and_last_as_often_as_the_others() -> None:
+    ways = tuple(Way)
+    orders = [order_of_ways(ways, repeat, cell) for repeat in range(len(ways)) for cell in range(3)]
+    for place in range(len(ways)):
+        assert set(Counter(order[place] for order in orders).values()) == {3}
+
+
+def test_every_batch_has_as_much_to_compute_before_its_first_tokens() -> None:
+    plan = WeightsPlan(batches=(1, 8, 32), prompt=1024)
+    assert [batch * plan.prompt_tokens(batch) for batch in plan.batches] == [1024, 1024, 1024]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"batches": (1, 1)}, "batches must be different numbers from 1"),
+        ({"chunks": (0,)}, "chunks must be different numbers from 1"),
+        ({"batches": (32,), "prompt": 63}, "prompt must be at least 64: 2 tokens for each session"),
+        ({"tokens": 1}, "tokens must be at least 2"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(LoadgenError, match=message):
+        WeightsPlan(**changed)
+
+
+def chunk(size: int, first_s: float, bytes_per_s: float, repeat: int = 0) -> ChunkSample:
+    return ChunkSample(size, repeat, first_s, 10.0, bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("samples", "size", "share"),
+    [
+        ([chunk(64, 1.0, 100.0), chunk(16, 0.9, 99.0), chunk(8, 0.5, 97.0)], 16, 0.99),
+        ([chunk(64, 1.0, 100.0), chunk(16, 1.1, 99.0)], 64, 1.0),
+        ([chunk(64, 1.0, 100.0)], 64, 1.0),
+    ],
+)
+def test_the_earliest_first_token_of_those_near_the_best_bandwidth(
+    samples: list[ChunkSample], size: int, share: float
+) -> None:
+    choice = choose(chunk_rows(samples))
+    assert choice is not None
+    assert (choice.chunk_bytes, choice.share_of_best) == (size, share)
+
+
+TOKENS = ((1, 2, 3), (4, 5, 6))
+
+
+def test_rates_are_taken_while_every_session_decodes() -> None:
+    """From second 2 to second 4: two tokens of the one session, one of the other."""
+    found = Generation(TOKENS, [[1.0, 3.0, 4.0], [2.0, 4.0, 5.0]]).timed()
+    assert found.first_s == 2.0
+    assert found.tokens_per_s == pytest.approx(3 / 2)
+    assert found.steps_per_s == pytest.approx(3 / 4)
+
+
+def test_sessions_that_never_decode_together_have_no_rate() -> None:
+    with pytest.raises(NotAsMeant, match="let there be more tokens"):
+        Generation(TOKENS, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).timed()
+
+
+MANY = Cell(8)
 
 
 def verdicts(found: Findings, *cells: Cell) -> list[Verdict]:
@@ -48,13 +149,6 @@ def test_bandwidth_is_held_against_plain_copies(rates: tuple[float, ...], outcom
     )
     assert verdicts(found)[0].what == "bandwidth over that of plain copies, 1 session"
     assert verdicts(found)[0].outcome is outcome
-
-
-def test_with_many_sessions_the_weights_are_not_what_takes_the_time() -> None:
-    cells = (ONE, MANY, COLD)
-    found = findings(*(sample(Way.STREAMED, 1, 4, cell=cell) for cell in cells), *(plain(cell=cell) for cell in cells))
-    judged = [each.what for each in verdicts(found, *cells) if each.what.startswith("bandwidth")]
-    assert [what.partition(", ")[2] for what in judged] == ["1 session", "1 session, cold"]
 
 
 def test_djinn_must_be_ahead_of_accelerate_in_both_measures_with_every_batch() -> None:

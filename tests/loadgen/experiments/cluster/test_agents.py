@@ -1,0 +1,265 @@
+"""Agents whose requests fail on their way to real servers, behind owners or a hash; what is asked at the end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from client import AsyncDjinn, ServerError
+from loadgen.experiments.cluster import retrying
+from loadgen.experiments.cluster.agent import ClusterAgent, LostTurn
+from loadgen.experiments.cluster.checking import check_histories, check_owners, compare, read_routing
+from loadgen.experiments.cluster.findings import Findings, Routing
+from loadgen.experiments.cluster.hashing import HashAgent, HashAgents, Ring
+from loadgen.load.turn_clock import TurnClock
+from loadgen.load.workload import Signals
+from loadgen.targets import TargetSpec
+from loadgen.targets.subject import greedy
+from tests.loadgen.flaky import BUG, CUT, MOVING, REFUSED, UNANSWERED, Flaky
+from tests.loadgen.stubs import serving
+from tests.serving import serve
+
+PROMPTS = ((40, 41, 42), (43, 44))
+TOKENS = 6
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serve() as url:
+        yield url
+
+
+@dataclass
+class Stage:
+    """An agent, the door that fails, and what was found."""
+
+    agent: ClusterAgent
+    door: Flaky
+    findings: Findings
+    djinn: AsyncDjinn
+
+    async def take(self, *failures: str) -> tuple[int, ...]:
+        """The agent's next turn, before which so much fails; returns its tokens."""
+        self.door.failures = list(failures)
+        clock = TurnClock()
+        await self.agent.run_turn(PROMPTS[len(self.agent.turns)], TOKENS, clock)
+        assert clock.token_times_s
+        return self.agent.turns[-1][1]
+
+    async def histories(self) -> tuple[int, ...]:
+        """What the server has."""
+        assert self.agent.session is not None
+        return (await (await self.djinn.sessions.get(self.agent.session.id)).history()).token_ids
+
+
+@asynccontextmanager
+async def stage(url: str) -> AsyncIterator[Stage]:
+    door, findings = Flaky(url), Findings()
+    with serving(door) as address:
+        agent = ClusterAgent(0, TargetSpec("flaky", address), Signals.ETA, findings)
+        async with AsyncDjinn(url) as djinn:
+            yield Stage(agent, door, findings, djinn)
+        await agent.close()
+
+
+async def right(url: str) -> list[tuple[int, ...]]:
+    """What the server says when nothing fails."""
+    async with stage(url) as calm:
+        return [await calm.take(), await calm.take()]
+
+
+@pytest.mark.parametrize(
+    ("failures", "errors", "recovered"),
+    [
+        ([REFUSED, REFUSED, MOVING], {"replica_away": 2, "moving": 1}, 0),
+        ([UNANSWERED], {"replica_lost": 1}, 1),
+        ([CUT], {"replica_lost": 1}, 0),
+        ([REFUSED, CUT, UNANSWERED], {"replica_away": 1, "replica_lost": 2}, 1),
+    ],
+)
+async def test_a_turn_that_fails_on_its_way_is_taken_exactly_once(
+    url: str, failures: list[str], errors: dict[str, int], recovered: int
+) -> None:
+    expected = await right(url)
+    async with stage(url) as one:
+        assert [await one.take(), await one.take(*failures)] == expected
+        retries = one.findings.retries
+        assert (retries.errors, retries.turns, retries.recovered) == (errors, [(0, 1)], recovered)
+        assert await one.histories() == one.agent.history == (*PROMPTS[0], *expected[0], *PROMPTS[1], *expected[1])
+        compare([one.agent], (tuple(expected),), one.findings)
+        assert (one.findings.compared, one.findings.tokens, one.findings.wrong) == (2, 2 * TOKENS, [])
+
+
+async def test_a_bug_is_not_asked_again_after_and_another_turn_than_the_single_servers_is_found(url: str) -> None:
+    expected = await right(url)
+    async with stage(url) as one:
+        await one.take()
+        with pytest.raises(ServerError):
+            await one.take(BUG)
+        assert one.findings.retries.errors == {}
+        compare([one.agent], ((expected[1],),), one.findings)
+        assert [(wrong.agent, wrong.turn) for wrong in one.findings.wrong] == [(0, 0)]
+
+
+async def test_a_finished_turn_that_is_gone_is_found_at_the_end_or_by_the_next_one_that_fails(url: str) -> None:
+    async with stage(url) as one:
+        await one.take()
+        transport = TargetSpec("direct", url).transport()
+        await check_histories(transport, [one.agent], one.findings)
+        assert one.findings.lost == []
+        assert one.agent.session is not None
+        await (await one.djinn.sessions.get(one.agent.session.id)).rewind(4)
+        await check_histories(transport, [one.agent], one.findings)
+        await transport.close()
+        assert [(lost.agent, lost.turn) for lost in one.findings.lost] == [(0, None)]
+        with pytest.raises(LostTurn):
+            await one.take(UNANSWERED)
+        assert len(one.findings.lost) == 2
+
+
+async def test_an_agent_rests_from_its_signal_until_it_comes_back(url: str) -> None:
+    async with stage(url) as one:
+        await one.take()
+        rests = [one.agent.rests]
+        assert await one.agent.leave(5.0) == "io_wait"
+        rests.append(one.agent.rests)
+        await one.agent.come_back()
+        assert [*rests, one.agent.rests] == [False, True, False]
+
+
+THREE = ((40, 41, 42), (43, 44), (45,))
+NAMES = st.lists(st.text("abcdef", min_size=1, max_size=3), min_size=2, max_size=6, unique=True)
+
+
+@given(NAMES, st.text(max_size=8))
+def test_a_name_belongs_to_every_replica_in_some_order(names: list[str], key: str) -> None:
+    assert sorted(Ring(names).order(key)) == sorted(names)
+
+
+@given(NAMES, st.text(max_size=8), st.data())
+def test_who_goes_takes_only_its_own_names_along(names: list[str], key: str, data: st.DataObject) -> None:
+    gone = data.draw(st.sampled_from(names))
+    left = [name for name in Ring(names).order(key) if name != gone]
+    assert Ring([name for name in names if name != gone]).order(key) == left
+
+
+@dataclass
+class Hashed:
+    """An agent between two servers: `first` is the one that its name belongs to."""
+
+    agent: HashAgent
+    first: Flaky
+    second: Flaky
+    findings: Findings
+
+    async def take(self) -> tuple[tuple[int, ...], int | None]:
+        """The agent's next turn; returns its tokens, and how many were computed again."""
+        clock = TurnClock()
+        cost = await self.agent.run_turn(THREE[len(self.agent.turns)], TOKENS, clock)
+        assert clock.token_times_s
+        return self.agent.turns[-1][1], cost.recomputed_tokens
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[tuple[str, str]]:
+    with serve() as one, serve() as other:
+        yield one, other
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrying, "PAUSE_S", 0.0)
+
+
+@asynccontextmanager
+async def hashed(urls: tuple[str, str]) -> AsyncIterator[Hashed]:
+    doors, findings = [Flaky(url) for url in urls], Findings()
+    with serving(doors[0]) as one, serving(doors[1]) as other:
+        agents = HashAgents({"a": one, "b": other}, 60.0, Signals.ETA, findings)
+        agent = agents.new_agent()
+        if Ring("ab").order("agent 0")[0] == "b":
+            doors.reverse()
+        yield Hashed(agent, doors[0], doors[1], findings)
+        await agent.close()
+
+
+async def right_of_one(urls: tuple[str, str]) -> list[tuple[int, ...]]:
+    """What one server says to all turns."""
+    async with AsyncDjinn(urls[0]) as djinn, await djinn.sessions.create() as session:
+        return [(await session.generate(**greedy(prompt, TOKENS))).token_ids for prompt in THREE]
+
+
+@pytest.mark.parametrize(
+    "failure", [CUT, *(pytest.param(each, marks=pytest.mark.long) for each in (REFUSED, UNANSWERED))]
+)
+async def test_another_replica_gets_the_whole_history(urls: tuple[str, str], failure: str) -> None:
+    async with hashed(urls) as bad:
+        told = [await bad.take()]
+        bad.first.failures = [failure]
+        told.append(await bad.take())
+        history = len(THREE[0]) + TOKENS
+        assert [again for _, again in told] == [0, history]
+        assert bad.findings.cold == 1
+        assert bad.findings.retries.turns == [(0, 1)]
+        told.append(await bad.take())
+    assert [made for made, _ in told] == await right_of_one(urls)
+    assert bad.findings.cold == 2  # the first one lacks the turn that it refused; or all, if nobody knows what it has
+
+
+async def test_a_session_that_is_gone_is_opened_again_where_it_was(urls: tuple[str, str]) -> None:
+    async with hashed(urls) as bad:
+        told = [await bad.take()]
+        async with AsyncDjinn(bad.first.url) as djinn:
+            async for session in djinn.sessions.list():
+                await session.close()
+        assert await bad.agent.leave(5.0) is None
+        told.append(await bad.take())
+    assert [made for made, _ in told] == (await right_of_one(urls))[:2]
+    assert bad.findings.cold == 1
+    assert bad.findings.retries.errors == {"not_found": 2}
+
+
+METRICS = """
+# TYPE djinn_front_requests_total counter
+djinn_front_requests_total{replica="front",turn="yes",way="owner"} 90.0
+djinn_front_requests_total{replica="front",turn="yes",way="followed"} 2.0
+djinn_front_requests_total{replica="front",turn="yes",way="moving_on"} 0.0
+djinn_front_requests_total{replica="front",turn="yes",way="away"} 7.0
+djinn_front_requests_total{replica="front",turn="yes",way="lost"} 1.0
+djinn_front_requests_total{replica="front",turn="no",way="owner"} 500.0
+djinn_front_requests_created{replica="front",turn="yes",way="owner"} 1.7e+09
+"""
+
+
+def replica(**statuses: int) -> ASGIApp:
+    """A replica that answers so to the sessions of these names, and 404 to others."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        status = statuses.get(scope["path"].rpartition("/")[2], 404)
+        await JSONResponse({}, status)(scope, receive, send)
+
+    return app
+
+
+def agents(*names: str) -> list[ClusterAgent]:
+    return [cast("ClusterAgent", SimpleNamespace(session=SimpleNamespace(id=name))) for name in names]
+
+
+async def test_sessions_are_counted_by_how_many_replicas_have_them() -> None:
+    findings = Findings()
+    with serving(replica(one=200, two=200)) as a, serving(replica(one=421, two=200)) as b:
+        await check_owners({"a": a, "b": b}, agents("one", "two", "none"), findings)
+    assert findings.owners == {0: 1, 1: 1, 2: 1}
+
+
+def test_only_turns_count_for_affinity() -> None:
+    assert read_routing(METRICS) == Routing(owner=90, followed=2, moving_on=0, away=7, lost=1)

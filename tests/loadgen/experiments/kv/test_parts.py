@@ -1,0 +1,242 @@
+"""What is read from a session file and follows from it; fp8 and codecs, links, and whether packing pays."""
+
+from __future__ import annotations
+
+import math
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lz4.frame
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import zstandard
+from safetensors.numpy import load, save_file
+
+from loadgen.errors import LoadgenError
+from loadgen.experiments.kv.codecs import CODECS, Compression, measure_codec
+from loadgen.experiments.kv.fp8 import MAX_E4M3, from_fp8, measure_error, to_fp8
+from loadgen.experiments.kv.links import Link, time_loopback
+from loadgen.experiments.kv.payoff import break_even, weigh
+from loadgen.experiments.kv.plan import KVPlan
+from loadgen.experiments.kv.session_file import read_session_file
+from loadgen.experiments.kv.structure import Structure
+
+BLOCKS, LAYERS, KV_HEADS, BLOCK_TOKENS, HEAD_DIM = 3, 2, 2, 16, 8
+SHAPE = (BLOCKS, LAYERS, 2, KV_HEADS, BLOCK_TOKENS, HEAD_DIM)
+
+
+def random_kv(dtype: Any = np.float32) -> Any:
+    """Blocks of normally distributed numbers."""
+    return np.random.default_rng(7).normal(size=SHAPE).astype(dtype)
+
+
+def save_session(path: Path, kv: Any, computed_tokens: int) -> Path:
+    """A file with a session's tensors, as the safetensors library writes it."""
+    tensors = {
+        "token_ids": np.arange(computed_tokens + 1, dtype=np.int32),
+        "about": np.zeros(13, np.uint8),
+        "kv": kv,
+        "sha256": np.zeros(32, np.uint8),
+    }
+    save_file(tensors, path, {"computed_tokens": str(computed_tokens)})
+    return path
+
+
+LLAMA_3_8B = Structure(
+    model="Llama-3-8B",
+    max_model_len=8192,
+    layers=32,
+    kv_heads=8,
+    head_dim=128,
+    dtype="BF16",
+    element_bytes=2,
+    block_tokens=16,
+    block_bytes=16 * 131072,
+    file_shape=(63, 32, 2, 8, 16, 128),
+    computed_tokens=1000,
+    file_bytes=0,
+    device_bytes=10 << 30,
+    host_bytes=0,
+    disk_bytes=0,
+)
+
+
+def test_a_token_of_llama_3_8b_takes_128_kib() -> None:
+    """The figure that is known for this model: 32 layers, 8 KV heads of 128, two bytes."""
+    assert LLAMA_3_8B.bytes_per_token == 131072
+    assert LLAMA_3_8B.agrees
+
+
+@pytest.mark.parametrize("changed", [{"block_bytes": 16 * 131072 - 1}, {"file_shape": (62, 32, 2, 8, 16, 128)}])
+def test_a_server_that_accounts_for_something_else(changed: dict[str, Any]) -> None:
+    assert not replace(LLAMA_3_8B, **changed).agrees
+
+
+def test_sessions_grow_in_whole_blocks() -> None:
+    assert LLAMA_3_8B.session_bytes(16) == LLAMA_3_8B.block_bytes
+    assert LLAMA_3_8B.session_bytes(17) == 2 * LLAMA_3_8B.block_bytes
+
+
+def test_a_file_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    kv = random_kv()
+    file = read_session_file(save_session(tmp_path / "session", kv, 2 * BLOCK_TOKENS + 3))
+    np.testing.assert_array_equal(file.kv, kv)
+    assert (file.dtype, file.computed_tokens) == ("F32", 2 * BLOCK_TOKENS + 3)
+    np.testing.assert_array_equal(file.full_blocks, kv[:2])
+
+
+def test_other_blocks_in_the_same_file(tmp_path: Path) -> None:
+    kv = random_kv()
+    file = read_session_file(save_session(tmp_path / "session", kv, 2 * BLOCK_TOKENS))
+    found = load(file.with_blocks(2 * kv[:2]))
+    np.testing.assert_array_equal(found["kv"], np.concatenate([2 * kv[:2], kv[2:]]))
+    assert list(found["token_ids"]) == list(range(2 * BLOCK_TOKENS + 1))
+
+
+def test_a_session_without_kv(tmp_path: Path) -> None:
+    with pytest.raises(LoadgenError, match="nothing to measure"):
+        read_session_file(save_session(tmp_path / "session", random_kv()[:0], 0))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"\x02\0\0\0\0\0\0\0{}"])
+def test_what_is_no_session(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "session"
+    path.write_bytes(content)
+    with pytest.raises(LoadgenError, match="reading the exported session failed"):
+        read_session_file(path)
+
+
+EDGES = [0.0, -0.0, 1.0625, 1.1875, 447.0, 448.0, -448.0, 460.0, 1e30, -1e30, 2**-6, 2**-9, 2**-10, 2**-11, 3e-3, -1e-8]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_bytes_are_those_of_pytorch(dtype: torch.dtype) -> None:
+    spread = torch.randn(20_000, generator=torch.Generator().manual_seed(1)) * torch.logspace(-4, 3, 20_000)
+    given = torch.cat([torch.tensor(EDGES), spread]).to(dtype)
+    wanted = given.float().clamp(-MAX_E4M3, MAX_E4M3).to(torch.float8_e4m3fn).view(torch.uint8)
+    numpy_dtype = np.dtype(ml_dtypes.bfloat16) if dtype is torch.bfloat16 else given.numpy().dtype
+    array = given.view(torch.uint8).numpy().view(numpy_dtype)
+    np.testing.assert_array_equal(to_fp8(array), wanted.numpy())
+
+
+def test_every_byte_comes_back_as_what_pytorch_says() -> None:
+    codes = np.arange(256, dtype=np.uint8)
+    wanted = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    np.testing.assert_array_equal(from_fp8(codes, np.dtype(np.float32)), wanted)
+
+
+def test_error_of_keys_and_of_values_by_layer() -> None:
+    """1.0625 is halfway between 1 and 1.125, and goes to the even one; 1.5 is exact; 2**-11 is nearer to 0."""
+    kv = np.full((2, 2, 2, 1, 4, 4), 1.5, np.float32)
+    kv[:, 1, 0] = 1.0625
+    kv[:, :, 1] = 2.0**-11
+    kv[0, 0, 1, 0, 0, 0] = 1000.0
+    error = measure_error(kv)
+    assert error.keys.layers == pytest.approx((0.0, 0.0625 / 1.0625))
+    assert error.keys.relative == pytest.approx(math.sqrt(0.0625**2 / (1.5**2 + 1.0625**2)))
+    assert (error.keys.clipped, error.keys.zeroed) == (0.0, 0.0)
+    assert error.values.layers == pytest.approx((552 / 1000, 1.0), rel=1e-6)
+    assert (error.values.clipped, error.values.zeroed) == (1 / 64, 63 / 64)
+
+
+BY_NAME = {codec.name: codec for codec in CODECS}
+READERS: dict[str, Callable[[bytes], bytes]] = {
+    "zlib -1": zlib.decompress,
+    "zlib -6": zlib.decompress,
+    "zstd -3": lambda packed: zstandard.ZstdDecompressor().decompress(packed),
+    "lz4": lz4.frame.decompress,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_lossless_codecs_keep_every_byte(name: str, dtype: Any) -> None:
+    kv = random_kv(dtype)
+    packed = BY_NAME[name].pack(kv)
+    assert READERS[name](packed) == kv.tobytes()
+    assert BY_NAME[name].unpack(packed, kv.dtype) == kv.tobytes()
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_zeros_nearly_vanish(name: str) -> None:
+    kv = np.zeros_like(random_kv())
+    found = measure_codec(BY_NAME[name], kv, 2)
+    assert found.raw_bytes == kv.nbytes
+    assert found.packed_bytes == len(BY_NAME[name].pack(kv))
+    assert found.ratio > 50
+    assert found.lossless
+
+
+@pytest.mark.parametrize(("dtype", "ratio"), [(np.float32, 4), (np.float16, 2), (ml_dtypes.bfloat16, 2)])
+def test_fp8_is_a_byte_a_number(dtype: Any, ratio: int) -> None:
+    found = measure_codec(BY_NAME["fp8 e4m3"], random_kv(dtype), 1)
+    assert found.ratio == ratio
+    assert not found.lossless
+
+
+def test_a_codec_that_loses_bytes_is_found_out() -> None:
+    lossy = replace(BY_NAME["lz4"], unpack=lambda packed, _dtype: lz4.frame.decompress(packed)[:-1])
+    with pytest.raises(LoadgenError, match="lz4 did not give back"):
+        measure_codec(lossy, random_kv(), 1)
+
+
+def test_a_name_can_have_an_equals_sign_in_it() -> None:
+    assert Link.parse("a=b=2.5") == Link("a=b", 2.5e9)
+
+
+@pytest.mark.parametrize("text", ["wifi", "=1", "wifi=fast", "wifi=0", "wifi=inf"])
+def test_what_is_no_link(text: str) -> None:
+    with pytest.raises(LoadgenError, match="NAME=GB/s"):
+        Link.parse(text)
+
+
+def test_two_links_of_one_name() -> None:
+    with pytest.raises(LoadgenError, match="a name of its own: a, a"):
+        KVPlan(links=(Link("a", 1.0), Link("a", 2.0)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"), [({"tokens": 31}, "tokens"), ({"repeats": 0}, "repeats"), ({"decoded": 0}, "decoded")]
+)
+def test_a_plan_out_of_range(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(LoadgenError, match=f"{message} must be at least"):
+        KVPlan(**changed)
+
+
+def test_bytes_go_over_a_socket() -> None:
+    found = time_loopback(os.urandom(3_000_001), 3)
+    assert found.bytes == 3_000_001
+    assert len(found.seconds) == 3
+    assert all(0 < seconds < 10 for seconds in found.seconds)
+
+
+HALVED = Compression("half", True, raw_bytes=100, packed_bytes=50, pack_s=1.0, unpack_s=2.0)
+USELESS = Compression("none", True, raw_bytes=100, packed_bytes=101, pack_s=0.001, unpack_s=0.001)
+
+
+def test_one_step_after_the_other_and_pipelined() -> None:
+    (found,) = weigh([Link("ten", 10.0)], [HALVED])
+    assert (found.plain_s, found.in_turn_s, found.pipelined_s) == (10.0, 1.0 + 5.0 + 2.0, 5.0)
+
+
+@pytest.mark.parametrize("way", ["in_turn", "pipelined"])
+def test_at_break_even_both_take_the_same_time(way: str) -> None:
+    speed = getattr(break_even(HALVED), way)
+    below, at, above = weigh([Link(f"{factor}", factor * speed) for factor in (0.9, 1.0, 1.1)], [HALVED])
+    assert getattr(at, f"{way}_s") == pytest.approx(at.plain_s)
+    assert getattr(below, f"{way}_s") < below.plain_s
+    assert getattr(above, f"{way}_s") > above.plain_s
+
+
+def test_what_does_not_shrink_never_pays() -> None:
+    limit = break_even(USELESS)
+    assert (limit.in_turn, limit.pipelined) == (0.0, 0.0)
+    (slowest,) = weigh([Link("slow", 1e-3)], [USELESS])
+    assert slowest.in_turn_s > slowest.plain_s
+    assert slowest.pipelined_s > slowest.plain_s
