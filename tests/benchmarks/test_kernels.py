@@ -13,22 +13,13 @@ from benchmarks import kernels
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kernel: str) -> str:
-    smallest = [
-        "--small",
-        "--rows",
-        "1",
-        "--context",
-        "16",
-        "--repeats",
-        "1",
-        "--threads",
-        str(torch.get_num_threads()),
-    ]
+    smallest = ["--small", "--rows=1", "--context=16", "--repeats=1", f"--threads={torch.get_num_threads()}"]
     monkeypatch.setattr(sys, "argv", ["kernels", kernel, *smallest])
     kernels.main()
     return capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_linears_have_a_time_in_every_way_that_this_processor_multiplies(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks.record import RESULTS, file_stem, write_results
+from benchmarks.record import RESULTS, write_results
 
 
 @dataclass
@@ -19,19 +19,6 @@ def test_a_run_becomes_json_and_markdown_of_one_name(tmp_path: Path) -> None:
 
     assert path.read_text() == "# Title\n"
     assert orjson.loads(path.with_suffix(".json").read_bytes()) == {"values": [1.5]}
-
-
-def test_a_dot_in_a_name_is_no_suffix(tmp_path: Path) -> None:
-    path = write_results(tmp_path, "cpu-2.5ghz", Run([]), "")
-
-    assert {found.name for found in tmp_path.iterdir()} == {"cpu-2.5ghz.json", "cpu-2.5ghz.md"}
-    assert path.name == "cpu-2.5ghz.md"
-
-
-def test_a_file_name_tells_machine_and_time() -> None:
-    stem = file_stem("avx2 avx512f avx512_bf16", 4, "2026-01-31T09:30:00Z")
-
-    assert stem == "avx2-avx512f-avx512-bf16-4-cores-2026-01-31T093000Z"
 
 
 def test_the_index_links_to_every_result_and_to_nothing_that_is_gone() -> None:

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from io import StringIO
 
-import pytest
 from rich.console import Console
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -111,16 +110,6 @@ async def test_while_the_last_sample_is_taken() -> None:
     (target,) = found.targets
     assert found.interrupted
     assert target.summary.turns_completed == AGENTS
-
-
-async def test_before_the_first_run_there_is_nothing_to_write() -> None:
-    with stub() as (server, spec):
-        run = asyncio.create_task(density(RunningTarget(spec)))
-        await asyncio.sleep(0)
-        run.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run
-    assert server.completions == 0
 
 
 TERMINATED = """

@@ -90,14 +90,6 @@ def read(*arguments: str) -> Workload | Replay:
     return read_workload(parser.parse_args(arguments))
 
 
-def test_an_experiment_may_have_defaults_of_its_own() -> None:
-    parser, usual = argparse.ArgumentParser(), Workload(agents=3, context=200, rate=2.0)
-    add_workload_options(parser, usual)
-    assert read_workload(parser.parse_args([]), usual) == usual
-    assert read_workload(parser.parse_args(["--rate", "4"]), usual) == replace(usual, rate=4.0)
-    assert "how many agents arrive (default: 3)" in parser.format_help()
-
-
 @pytest.mark.parametrize(
     ("arguments", "changes"),
     [

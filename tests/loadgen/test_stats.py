@@ -14,7 +14,7 @@ from loadgen.load.records import Failure, Moves, Run, ServerTotals, SignalRecord
 from loadgen.stats import Distribution, Goodput, Summary, Swaps, spread, summarize
 from loadgen.stats.distribution import percentile
 from loadgen.stats.traffic import peak_agents
-from tests.loadgen.recording import COST, moved, record, sample
+from tests.loadgen.recording import COST, moved, record
 
 PLAIN = Measurement()
 
@@ -139,13 +139,6 @@ def test_totals_of_a_server_that_was_started_anew_are_not_known() -> None:
     assert before.since(after) is None
 
 
-def test_cpu_and_memory_come_from_the_samples() -> None:
-    one = Run(2.0, samples=[sample(0.0, cpu_s=3.0, rss_bytes=10), sample(2.0, cpu_s=5.5, rss_bytes=7)])
-    other = Run(2.0, samples=[sample(0.0, cpu_s=1.0, rss_bytes=8, bytes={"device": 64}), sample(1.0, cpu_s=2.0)])
-    summary = figures(one, other)
-    assert (summary.cpu_s, summary.peak_rss_bytes, summary.peak_device_bytes) == (3.5, 10, 64)
-
-
 def test_a_percentile_of_too_few_samples_is_said_to_be_one() -> None:
     told = [percentile("p99", "7", count) for count in (12, 99, 100)]
     assert told == ["too few samples (n=12)", "too few samples (n=99)", "7"]
@@ -164,12 +157,6 @@ def test_repeats_are_pooled_and_have_a_spread() -> None:
     assert found["turn_latency_p50_s"].values == (1.0, 3.0)
     assert (found["turn_latency_p50_s"].low, found["turn_latency_p50_s"].high) == (1.0, 3.0)
     assert (found["ttft_resumed_p50_s"].values, found["ttft_resumed_p50_s"].low) == ((None, None), None)
-
-
-def test_a_run_that_was_interrupted_at_once_has_a_summary() -> None:
-    summary = figures(Run(0.0, True), planned=24)
-    assert summary.ttft_first_s is None
-    assert (summary.tokens_per_s, summary.peak_agents, summary.turns_not_run) == (0.0, 0, 24)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=30))

@@ -58,19 +58,6 @@ def test_every_turn_has_its_own_length() -> None:
     assert [[len(turn) for turn in agent] for agent in prompts] == lengths
 
 
-def test_the_turns_of_an_agent_are_one_text() -> None:
-    (agent,) = cut(Workload(1, context=300, system_tokens=10, turns=4, resume_tokens=50), tokenize=characters)
-    text = "".join(map(chr, (token for turn in agent for token in turn[10 if turn is agent[0] else 0 :])))
-    assert text.startswith("Agent 0.0 of run 0.\n\n")
-    assert any(text.removeprefix("Agent 0.0 of run 0.\n\n")[:200] in document for document in TOPICS.documents)
-
-
-def test_a_corpus_shorter_than_a_prompt_is_read_again() -> None:
-    corpus = Corpus("short", "You are short.", ("one two three ",))
-    ((prompt,),) = cut(Workload(1, context=2000, system_tokens=5, turns=1), corpus, characters)
-    assert len(prompt) == 2000
-
-
 def test_a_system_text_that_is_too_short_is_an_error() -> None:
     with pytest.raises(LoadgenError, match="system_tokens"):
         cut(Workload(system_tokens=50), Corpus("short", "Hi.", ("text",)))

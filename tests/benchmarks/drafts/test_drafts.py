@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from benchmarks.drafts.contexts import cut_contexts, read_conversations
 from benchmarks.drafts.figures import figures_of
 from benchmarks.drafts.replay import Cost, Measured, Plan, Together, measure
 from benchmarks.figures import figure_table
-from loadgen.errors import NotAsMeant
 
 PLAN = Plan(conversations=3, turns=2, streams=2, context=300, tokens=20, temperature=0.0)
 
@@ -44,19 +42,6 @@ def test_every_answer_is_the_same_with_drafts_and_without(runs: Path) -> None:
     assert [batch.turns for batch in measured.batches] == [2, 1, 1, 1]
     assert all(batch.equal == batch.turns for batch in measured.batches)
     assert sum(batch.tokens for batch in measured.batches) == 5 * 19
-
-
-@pytest.mark.usefixtures("own_threads")
-def test_conversations_that_are_all_too_long_are_refused(runs: Path) -> None:
-    with pytest.raises(NotAsMeant, match=r"no context of at most 3 tokens before an answer: --context is too small"):
-        measure(Path("random:tiny-llama"), runs, replace(PLAN, context=3), [0])
-
-
-def test_a_file_without_conversations_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    path.write_text('{"prompt": "hello"}\n')
-    with pytest.raises(NotAsMeant, match=r"runs\.jsonl is no file of conversations"):
-        read_conversations(path)
 
 
 def test_contexts_that_are_too_long_are_passed_over(runs: Path) -> None:

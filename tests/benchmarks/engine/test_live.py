@@ -7,10 +7,8 @@ from random import Random
 
 import pytest
 
-from app.domain.breakpoints import Action, Breakpoint, Pass, When
 from app.domain.values import SessionId
-from app.messages import Paused, TurnFinished
-from benchmarks.engine.away import Moved, Passer, check_whole, fetch, park, random_tokens
+from benchmarks.engine.away import Passer, check_whole, fetch, park
 from benchmarks.engine.live import LiveEngine
 from benchmarks.engine.loading import load
 from benchmarks.gpu_check.context import StageContext
@@ -30,16 +28,6 @@ def live() -> Iterator[LiveEngine]:
         yield engine
 
 
-def test_a_turn_has_its_tokens_and_their_times(live: LiveEngine) -> None:
-    session = live.open()
-    turn = live.generate(session, PROMPT, 5)
-
-    assert isinstance(turn.end, TurnFinished)
-    assert len(turn.token_ids) == len(turn.times) == 5
-    assert turn.sent_at < turn.times[0] <= turn.times[-1] <= turn.ended_at
-    live.close(session)
-
-
 def test_a_session_that_was_away_says_the_same(live: LiveEngine) -> None:
     session, other = live.open(), live.open(namespace="other")
     first = live.generate(session, PROMPT, 4).token_ids
@@ -54,17 +42,6 @@ def test_a_session_that_was_away_says_the_same(live: LiveEngine) -> None:
     live.close(session, other)
 
 
-def test_a_move_that_found_the_kv_there_already_is_no_move(live: LiveEngine) -> None:
-    with pytest.raises(NotAsMeant, match="bytes moved"):
-        check_whole(live, Moved(1.0, 0), len(PROMPT))
-
-
-def test_a_paused_session_can_be_closed(live: LiveEngine) -> None:
-    session = live.open([Breakpoint("stop", (1,), Action.PAUSE, When(Pass.DECODE))])
-    assert isinstance(live.generate(session, PROMPT, 4).end, Paused)
-    live.close(session)
-
-
 def test_what_the_engine_refuses_is_raised(live: LiveEngine) -> None:
     with pytest.raises(NotAsMeant, match="no session"):
         live.close(SessionId("nobody"))
@@ -72,15 +49,3 @@ def test_what_the_engine_refuses_is_raised(live: LiveEngine) -> None:
     with pytest.raises(NotAsMeant, match="turn failed"):
         live.finish(live.resume(session))
     live.close(session)
-
-
-def test_an_engine_that_dies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = StageContext(TINY, Journal(StringIO(), has_targets=False), 0.0, Path())
-    with load(context, "random:tiny-llama", kv_device="1x64", kv_policy="none") as engine:
-
-        def die(*_: object) -> None:
-            raise RuntimeError("out of luck")
-
-        monkeypatch.setattr(engine._engine, "handle", die)
-        with pytest.raises(NotAsMeant, match="out of luck"):
-            engine.generate(SessionId("one"), random_tokens(Random(0), 4))

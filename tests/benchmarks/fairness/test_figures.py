@@ -16,12 +16,6 @@ NEIGHBOURS = [
 CALM = Outcome("calm", "does nothing", 20, Waits(0.2, 0.02), 100.0, 0, {"200": 3})
 
 
-def test_the_wait_is_the_95th_percentile() -> None:
-    waits = Waits.of([number / 100 for number in range(101)], [0.5] * 101)
-    assert waits.first_s == pytest.approx(0.95)
-    assert waits.token_s == 0.5
-
-
 @pytest.mark.parametrize(
     ("tokens_per_s", "first_s", "token_s"),
     [(0.0, 0.2, 0.02), (100.0, 0.2, 0.02), (200.0, 0.3, 0.03), (400.0, 0.8, 0.045), (9000.0, 1.2, 0.05)],

@@ -8,7 +8,6 @@ import pytest
 from benchmarks.kv.parks import measure_parks
 from benchmarks.kv.resume import ResumeBench
 from benchmarks.kv.signals import measure_signals
-from benchmarks.kv.turns import wait_for_tier
 from benchmarks.text import TokenSource
 from client import Djinn
 from loadgen.processes.process import ServerFailedError
@@ -61,14 +60,6 @@ def test_signals_are_timed(client: Djinn, base_url: str, source: TokenSource) ->
     assert min(times.round_trips_s) > 0
     if times.server is not None:
         assert times.server[-1].count == 4
-
-
-def test_kv_that_does_not_move_is_an_error(client: Djinn, source: TokenSource) -> None:
-    with client.sessions.create() as session:
-        session.generate(token_ids=source.take(40), max_tokens=1)
-
-        with pytest.raises(ServerFailedError, match="in tier device, not host"):
-            wait_for_tier(session, "host", timeout_s=0.1)
 
 
 def test_a_session_that_the_device_still_has_is_no_resumed_one(source: TokenSource) -> None:

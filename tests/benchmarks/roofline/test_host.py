@@ -11,7 +11,7 @@ from app.gpu.engine import Engine
 from app.messages import Open, Submit, Token
 from benchmarks.roofline.host import SAMPLINGS, HostPlan, measure_step
 from benchmarks.roofline.null_device import NullStreams, null_draws, null_engine
-from benchmarks.roofline.stages import LOOP, PLAN, STAGES, Stopwatch
+from benchmarks.roofline.stages import STAGES
 from tests.gpu.kv_tiers.tiering import calls_of
 
 PLAN_OF_FEW = HostPlan(context=20, steps=30, warm_up=5)
@@ -34,17 +34,6 @@ def test_one_row_that_is_edited_keeps_nobody_from_replays() -> None:
     plan = HostPlan(context=20, steps=30, warm_up=15)
     found = measure_step(3, "greedy", plan, in_turn=True, watched=1)  # raises if a step is not replayed
     assert (found.tokens, found.watched) == (3 * plan.steps, 1)
-
-
-def test_a_stage_within_another_is_not_counted_twice() -> None:
-    stopwatch = Stopwatch()
-    inner = stopwatch.around(lambda: None, PLAN)
-    outer = stopwatch.around(lambda: [inner(), inner()], STAGES[1])
-    stopwatch.start()
-    outer()
-    stopwatch.stop()
-    outer()
-    assert set(stopwatch.charged) == {LOOP, PLAN, STAGES[1]}
 
 
 class Decoding:

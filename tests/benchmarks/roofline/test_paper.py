@@ -8,17 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from app.domain.values import ModelInfo
 from app.gpu.kv.header import KVLayout
 from app.model_store.shapes import shape_config
-from benchmarks.gpu_check.stages.decode import bytes_limit
-
-pytest.importorskip("triton", reason="Triton is not installed")
-
-from benchmarks.roofline.devices import H100, H200, LAUNCH_S, PROCESSORS, Device
+from benchmarks.roofline.devices import LAUNCH_S, PROCESSORS, Device
 from benchmarks.roofline.host import SAMPLINGS
 from benchmarks.roofline.launches import BLOCK_SIZE, build_on_meta, decode_launches
-from benchmarks.roofline.paper import CHOICE, GRAPH, Bound, Kernel, PaperStep, paper_step
+from benchmarks.roofline.paper import CHOICE, GRAPH, Kernel, PaperStep, paper_step
+
+pytest.importorskip("triton", reason="Triton is not installed")
 
 CONTEXT = 1024
 MODELS = ("llama-3-8b", "llama-2-13b")
@@ -81,37 +78,6 @@ def test_operations_are_those_of_weights_and_attention(model: str, heads: int, s
     assert total == 2 * sessions * (weights - norms + attention)
 
 
-@pytest.mark.parametrize("sessions", [1, 32, 128])
-@pytest.mark.parametrize("model", MODELS)
-def test_the_memory_bound_is_a_little_below_what_the_gpu_check_holds_devices_against(model: str, sessions: int) -> None:
-    """That one counts weights and KV alone."""
-    stack = build(model)
-    layout = KVLayout(stack.num_layers, stack.kv_heads, BLOCK_SIZE, stack.head_dim, "bfloat16")
-    info = ModelInfo(
-        model,
-        stack.max_model_len,
-        stack.vocab_size,
-        stack.num_layers,
-        stack.hidden_size,
-        stack.kv_heads,
-        stack.head_dim,
-        "bfloat16",
-        "cuda",
-        stack.parameter_bytes,
-        layout.block_bytes // BLOCK_SIZE,
-        layout.dtype,
-    )
-    limit = bytes_limit(info, sessions, CONTEXT, H200.usable_bytes_per_s / 1e9)
-    rate = sessions / (step(model, sessions).moved() / H200.usable_bytes_per_s)
-    assert 0.9 * limit < rate < limit
-
-
-def test_draws_move_what_their_softmax_does_with_limits_or_without() -> None:
-    greedy, free, limited = (step("llama-3-8b", 32, sampling=name).moved(CHOICE) for name in SAMPLINGS)
-    assert 4 * greedy < free < 8 * greedy
-    assert limited == pytest.approx(free, rel=0.001)
-
-
 DEVICE = Device("made up", bytes_per_s=1e12, flops_per_s=1e14)
 
 
@@ -129,14 +95,3 @@ def test_the_bound_that_holds(moved: int, flops: int, launches: int, host_s: flo
     bound = PaperStep("made up", 1, CONTEXT, "greedy", kernels).bound(DEVICE, host_s)
     assert bound.holds == holds
     assert bound.step_s == pytest.approx(seconds)
-
-
-def test_kernels_run_one_after_the_other() -> None:
-    kernels = [Kernel(GRAPH, "reads", 1, 10**9, 0, 0), Kernel(GRAPH, "computes", 1, 0, 0, 10**11)]
-    assert PaperStep("made up", 1, CONTEXT, "greedy", kernels).bound(DEVICE) == Bound(1e-3, 1e-3, 2 * LAUNCH_S)
-
-
-def test_what_was_measured_counts_before_a_data_sheet() -> None:
-    assert H200.usable_bytes_per_s < H200.bytes_per_s
-    assert H100.usable_bytes_per_s == H100.bytes_per_s
-    assert (H100.origin, H200.origin) == ("data sheet", "measured elsewhere")

@@ -102,18 +102,6 @@ def summary() -> Summary:
     return summarize(crossing_at_layer_2(), CELLS, LAYERS)
 
 
-def test_a_layer_above_at_which_it_is_not_sooner_undoes_the_crossing() -> None:
-    findings = Findings(
-        samples=[
-            sample(way, layer, seconds, None)
-            for layer, pair in enumerate(((2.0, 1.0), (2.0, 3.0), (3.0, 1.0)))
-            for way, seconds in zip((Way.RECOMPUTE, Way.DJINN), pair, strict=True)
-        ]
-    )
-    found = summarize(findings, plan_cells([64], range(3)), 3).crossings
-    assert found == (Crossing(64, Measure.STANDING, 2), Crossing(64, Measure.TOKEN, None))
-
-
 def test_ratios_are_taken_within_a_repeat() -> None:
     """Both are twice as slow in the second repeat: the ratio is the same, and has no spread."""
     findings = Findings(
@@ -166,12 +154,6 @@ def server(device_tokens: int, host_tokens: int, policy: str = "signal") -> Memo
 
 def test_one_session_fills_all_but_a_block() -> None:
     assert passer_lengths(server(1024, 4096), "a", longest=512, max_model_len=2048) == [1008]
-
-
-def test_several_do_where_one_cannot_be_so_long() -> None:
-    lengths = passer_lengths(server(1024, 4096), "a", longest=300, max_model_len=400)
-    assert sum(lengths) == 1008
-    assert max(lengths) < 400
 
 
 @pytest.mark.parametrize(
@@ -255,15 +237,6 @@ def test_every_session_that_is_called_back_was_away(measured: Path, url: str) ->
             assert 0 < (sample.split.checkpoint_s or 0) < sample.standing_s
     with client.Djinn(url, timeout=30) as djinn:
         assert list(djinn.sessions.list()) == []
-
-
-@pytest.mark.long
-def test_the_page_says_what_is_timed(measured: Path) -> None:
-    (path,) = measured.glob("resume-latency-*.html")
-    text = path.read_text()
-    assert text.count("<svg") == len(list(measured.glob("resume-latency-*.png"))) == 4
-    assert "Hand-written offload: what is timed" in text
-    assert "(96 of 150 tokens)" in text
 
 
 def test_without_its_script_the_other_ways_are_measured(

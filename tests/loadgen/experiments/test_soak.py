@@ -149,18 +149,6 @@ def test_memory_must_be_flat_from_minute_10_on(first: int, last: int, outcome: O
     assert outcomes(findings)["growth of resident memory from minute 10 on"] is outcome
 
 
-def test_samples_during_a_fault_do_not_count() -> None:
-    findings = calm()
-    findings.samples = samples((one.at_s, 1 if 1000 <= one.at_s <= 1005 else 1 << 30) for one in calm().samples)
-    assert summarize(findings).growth == pytest.approx(0)
-
-
-def test_a_short_run_tells_nothing_of_growth() -> None:
-    findings = calm()
-    findings.duration_s = 700.0
-    assert outcomes(findings)["growth of resident memory from minute 10 on"] is Outcome.UNKNOWN
-
-
 LAYERS = 4
 ENOUGH = 12
 """Answers, among them those of forks, moves and rewinds."""
@@ -224,20 +212,6 @@ async def test_a_session_that_is_gone_is_found(url: str, twin: str, tmp_path: Pa
     findings = await found(url, twin, tmp_path, close)
     assert "the session is gone" in {one.message for one in findings.unexpected}
     assert not findings.wrong
-
-
-@pytest.mark.long
-async def test_a_history_that_was_cut_is_found(url: str, twin: str, tmp_path: Path) -> None:
-    async def cut(djinn: AsyncDjinn, findings: Findings) -> None:
-        """Behind the agent's back."""
-        while not findings.unexpected and not findings.wrong:
-            async for session in djinn.sessions.list():
-                if session.info.state == "idle" and session.info.tokens:
-                    await asyncio.gather(session.rewind(0), return_exceptions=True)
-            await asyncio.sleep(0)
-
-    findings = await found(url, twin, tmp_path, cut)
-    assert findings.wrong or findings.unexpected
 
 
 SEED = 6

@@ -5,33 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from html import unescape
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 import client
 from loadgen.cli import main
 from loadgen.experiments.whitebox.concurrency import TokenMeter
 from loadgen.experiments.whitebox.findings import Arm, Findings, Rates, RoundTrip, Saved, Steered, Trial, Waited, Window
-from loadgen.experiments.whitebox.page import make_page
-from loadgen.experiments.whitebox.plan import WhiteboxPlan, choose_layers
-from loadgen.experiments.whitebox.report import TargetReport, WhiteboxReport, judge
+from loadgen.experiments.whitebox.plan import choose_layers
+from loadgen.experiments.whitebox.report import judge
 from loadgen.experiments.whitebox.steering import first_difference
 from loadgen.experiments.whitebox.summary import Ratio, pair_windows, summarize
-from loadgen.experiments.whitebox.tables import tables
-from loadgen.options.common import each_target
-from loadgen.results.failures import Failure
-from loadgen.results.files import read_result, write_result
-from loadgen.results.inputs import Server, Texts
-from loadgen.results.page import write_page
 from loadgen.results.verdicts import Outcome
-from loadgen.targets import TargetSpec
 from loadgen.targets.histogram import Bucket
 from loadgen.targets.subject import HISTOGRAMS
 from tests.loadgen.interrupting import interrupt
@@ -102,21 +91,6 @@ def test_steps_are_counted_whole(at: SetClock) -> None:
         assert meter.tokens_per_s == pytest.approx(2 * 2 / 0.8)
 
 
-def test_a_session_that_stalls_at_the_end_is_waited_for(at: SetClock) -> None:
-    meter = TokenMeter(1, seconds=2.0)
-    at(100.0)
-    meter.start()
-    for now in (100.5, 101.5):
-        at(now)
-        meter.tokens(0, 1)
-    assert not meter.over.is_set()
-    at(110.5)
-    meter.tokens(0, 1)
-    assert meter.over.is_set()
-    assert meter.tokens_per_s == pytest.approx(2 / 10)
-    assert meter.by_second == (1, 1)
-
-
 def test_accuracy_is_that_of_each_layer() -> None:
     trials = [
         Trial(6, 0, (1, 2, 3, 4), (1, 2, 9, 4), 1, 3),
@@ -127,12 +101,6 @@ def test_accuracy_is_that_of_each_layer() -> None:
     assert (low.layer, low.trials, low.share) == (3, 1, 1.0)
     assert (high.layer, high.trials, high.matching, high.tokens) == (6, 2, 4, 5)
     assert (high.prefill_pauses, high.decode_pauses, high.paused_everywhere) == (3, 3, True)
-
-
-@pytest.mark.parametrize(("prefill", "decode"), [(0, 1), (1, 0), (1, 2)])
-def test_a_pass_without_its_pause_is_noticed(prefill: int, decode: int) -> None:
-    (row,) = summarize(Findings(trials=[Trial(3, 0, (1, 2), (1, 2), prefill, decode)])).accuracy
-    assert not row.paused_everywhere
 
 
 @given(st.lists(st.integers(0, 2), max_size=6), st.lists(st.integers(0, 2), max_size=6))
@@ -222,54 +190,6 @@ def test_a_rate_whose_bounds_have_the_target_between_them_is_neither_met_nor_mis
         "decode rate kept with a breakpoint that never matches"
     ]
     assert Outcome.MISSED not in found.values()
-
-
-def report(findings: Findings, name: str = "djinn") -> WhiteboxReport:
-    summary = summarize(findings)
-    server = Server.of(TargetSpec(name, "http://host", api_key="sesame"))
-    target = TargetReport(server, (3, 6), "sha", findings, summary, tuple(judge(summary, findings)))
-    plan = WhiteboxPlan()
-    return WhiteboxReport(seed=plan.seed, plan=plan, texts=Texts("text", "sha"), targets=(target,))
-
-
-def page(findings: Findings, folder: Path, name: str = "djinn") -> str:
-    return write_page(make_page(report(findings, name)), folder / "a.html").read_text("utf-8")
-
-
-def test_every_table_is_on_the_page_and_on_the_terminal(tmp_path: Path) -> None:
-    made = report(everything())
-    text = unescape(page(everything(), tmp_path))
-    console = Console(width=300, record=True, file=StringIO())
-    console.print(each_target(made.targets, tables))
-    printed = console.export_text()
-    for table in tables(made.targets[0]):
-        assert table.title in text
-        assert table.title in printed
-        for row in table.rows:
-            assert all(f"{cell}</td>" in text and cell in printed for cell in row)
-
-
-def test_a_miss_and_a_failure_are_shown_and_names_do_not_become_markup(tmp_path: Path) -> None:
-    good = everything()
-    failures = [Failure("steering", "Timeout", "<too> late")]
-    bad = replace(good, trials=[replace(good.trials[0], paused=(9, 9, 9))], failures=failures, interrupted=True)
-    text = page(bad, tmp_path, name="<script>")
-    assert 'class="bad">missed<' in text
-    assert "&lt;too&gt; late" in text
-    assert "interrupted" in text
-    assert "<script>" not in text
-    nothing = tmp_path / "nothing"
-    nothing.mkdir()
-    assert "not measured" in page(Findings(interrupted=True), nothing)
-
-
-def test_a_report_is_read_back_without_its_key(tmp_path: Path) -> None:
-    made = report(everything())
-    path = write_result(made, tmp_path / "a.json")
-    found = read_result(path, WhiteboxReport)
-    assert found.targets[0].findings == made.targets[0].findings
-    assert (found.targets[0].verdicts, found.plan) == (made.targets[0].verdicts, made.plan)
-    assert "sesame" not in path.read_text()
 
 
 SEQUENCES, TOKENS, CONTEXT, OTHERS, REPEATS = 2, 24, 20, 3, 2

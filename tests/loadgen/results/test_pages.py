@@ -12,11 +12,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as Drawing
 from matplotlib.patches import Rectangle
 
-from loadgen.results.figures import COLORS, Figure, color_of, to_png, to_svg
+from loadgen.results.figures import Figure, color_of, to_svg
 from loadgen.results.page import Page, Section, write_page, write_pictures
 from loadgen.results.plots import Series, areas, bars, cdf, level, lines
 from loadgen.results.tables import Mark, TextTable
@@ -92,13 +91,6 @@ def texts(drawing: str) -> list[str]:
     return ["".join(text.itertext()).strip() for text in ElementTree.fromstring(drawing).iter(f"{SVG}text")]
 
 
-def test_a_picture_is_a_png(tmp_path: Path) -> None:
-    figure = Figure("Turns, <in> flight!", "caption", two_lines)
-    assert figure.slug == "turns-in-flight"
-    to_png(figure, tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n")
-
-
 @pytest.fixture
 def axes() -> Axes:
     return Drawing().subplots()
@@ -112,15 +104,6 @@ def test_a_distribution_keeps_the_colours_of_those_without_samples(axes: Axes) -
     assert np.asarray(line.get_ydata()).tolist() == pytest.approx([0.0, 1 / 3, 2 / 3, 1.0])
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"), [(0.02, 300.0, {"0.1", "1", "10", "100"}), (1.0, 9.0, {"1", "2", "5"})]
-)
-def test_logarithmic_axes_have_plain_numbers(low: float, high: float, ticks: set[str]) -> None:
-    found = texts(to_svg(Figure("t", "c", lambda axes: cdf(axes, {"a": [low, high]}, "seconds", log=True))))
-    assert ticks <= set(found)
-    assert not any("$" in text or "^" in text for text in found)
-
-
 def rectangles(axes: Axes) -> list[Rectangle]:
     return [patch for patch in axes.patches if isinstance(patch, Rectangle)]
 
@@ -128,14 +111,6 @@ def rectangles(axes: Axes) -> list[Rectangle]:
 def test_stacked_bars_stand_on_each_other_and_none_is_no_bar(axes: Axes) -> None:
     bars(axes, ["a", "b"], {"one": [1.0, 2.0], "two": [3.0, None]}, "ms", stacked=True)
     assert [(bar.get_y(), bar.get_height()) for bar in rectangles(axes)] == [(0, 1), (0, 2), (1, 3), (2, 0)]
-
-
-def test_a_series_without_bars_keeps_its_colour_and_takes_no_room(axes: Axes) -> None:
-    bars(axes, ["a"], {"one": [1.0], "two": [None], "three": [3.0]}, "ms")
-    alone = Drawing().subplots()
-    bars(alone, ["a"], {"one": [1.0], "three": [3.0]}, "ms")
-    assert [bar.get_x() for bar in rectangles(axes)] == [bar.get_x() for bar in rectangles(alone)]
-    assert [to_hex(bar.get_facecolor()) for bar in rectangles(axes)] == [COLORS[0], COLORS[2]]
 
 
 @pytest.mark.parametrize(

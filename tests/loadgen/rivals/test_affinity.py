@@ -21,11 +21,6 @@ def test_conversations_are_divided_evenly_and_come_back_to_their_worker() -> Non
     assert [affinity.begin((number, 0, 7, 8)) for number in range(4)] == workers
 
 
-def test_conversations_that_begin_at_once_are_divided_evenly_too() -> None:
-    affinity = Affinity(2)
-    assert sorted(affinity.begin((number,)) for number in range(6)) == [0, 0, 0, 1, 1, 1]
-
-
 @pytest.mark.parametrize("answer", [None, (1, 2)])
 def test_a_turn_that_is_over_counts_no_more_than_its_conversation(answer: tuple[int, ...] | None) -> None:
     """A failed one leaves nothing: the next conversation goes to the same worker."""

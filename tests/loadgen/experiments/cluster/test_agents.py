@@ -126,16 +126,6 @@ async def test_a_finished_turn_that_is_gone_is_found_at_the_end_or_by_the_next_o
         assert len(one.findings.lost) == 2
 
 
-async def test_an_agent_rests_from_its_signal_until_it_comes_back(url: str) -> None:
-    async with stage(url) as one:
-        await one.take()
-        rests = [one.agent.rests]
-        assert await one.agent.leave(5.0) == "io_wait"
-        rests.append(one.agent.rests)
-        await one.agent.come_back()
-        assert [*rests, one.agent.rests] == [False, True, False]
-
-
 THREE = ((40, 41, 42), (43, 44), (45,))
 NAMES = st.lists(st.text("abcdef", min_size=1, max_size=3), min_size=2, max_size=6, unique=True)
 
@@ -213,19 +203,6 @@ async def test_another_replica_gets_the_whole_history(urls: tuple[str, str], fai
         told.append(await bad.take())
     assert [made for made, _ in told] == await right_of_one(urls)
     assert bad.findings.cold == 2  # the first one lacks the turn that it refused; or all, if nobody knows what it has
-
-
-async def test_a_session_that_is_gone_is_opened_again_where_it_was(urls: tuple[str, str]) -> None:
-    async with hashed(urls) as bad:
-        told = [await bad.take()]
-        async with AsyncDjinn(bad.first.url) as djinn:
-            async for session in djinn.sessions.list():
-                await session.close()
-        assert await bad.agent.leave(5.0) is None
-        told.append(await bad.take())
-    assert [made for made, _ in told] == (await right_of_one(urls))[:2]
-    assert bad.findings.cold == 1
-    assert bad.findings.retries.errors == {"not_found": 2}
 
 
 METRICS = """

@@ -150,20 +150,6 @@ def test_each_target_can_be_missed(what: str, changed: dict[str, Any]) -> None:
     assert missed(replace(good(), **changed)) == {what}
 
 
-def test_each_session_that_a_drain_moves_may_be_followed_once() -> None:
-    followed = replace(good(), routing=Routing(9_997, 3, 0, 0, 0))
-    assert followed.owners == {1: 3}
-    assert missed(followed) == set()
-    assert missed(followed, replace(PLAN, drain_at=None)) == {"turns whose owner was asked first"}
-
-
-def test_one_replica_is_not_blamed_for_moves_that_cannot_be() -> None:
-    run = whole_run()
-    verdicts = judge(1, Router.OWNER, PLAN, summary_of(run), replace(good(), moves=[]))
-    assert all(one.outcome is Outcome.MET for one in verdicts)
-    assert "sessions moved" not in {one.what for one in verdicts}
-
-
 def test_where_a_hash_chooses_nobody_owns_a_session_and_none_is_moved() -> None:
     made = report(replace(good(), moves=[], routing=None, owners={}, cold=4), Router.HASH)
     assert made.succeeded
@@ -173,11 +159,6 @@ def test_where_a_hash_chooses_nobody_owns_a_session_and_none_is_moved() -> None:
     rows = {row[0]: row[1] for table in tables(made) for row in table.rows if len(row) == 2}
     assert rows["turns at a replica without all of the history"] == "4"
     assert made.sizes[0].name == "2 replicas, hashed"
-
-
-def test_affinity_is_of_turns_that_reached_a_replica() -> None:
-    assert Routing(owner=97, followed=1, moving_on=1, away=50, lost=1).affinity == pytest.approx(0.98)
-    assert Routing(0, 0, 0, 5, 0).affinity is None
 
 
 def test_the_files_hold_all_and_the_page_shows_it(tmp_path: Path) -> None:

@@ -5,24 +5,18 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 from html import unescape
-from io import StringIO
 from pathlib import Path
 
-import pytest
-from rich.console import Console
-
 from loadgen.experiments.density.figures import figures
-from loadgen.experiments.density.outputs import COLUMNS, write_csv, write_density
+from loadgen.experiments.density.outputs import COLUMNS, write_csv
 from loadgen.experiments.density.page import differences, make_comparison, make_page
 from loadgen.experiments.density.report import DensityReport, of_report, of_reports
 from loadgen.experiments.density.tables import tables
 from loadgen.load.arrivals import Arrivals
 from loadgen.load.records import Run
-from loadgen.load.trace import read_trace, trace_sha256
-from loadgen.load.workload import Workload, plan_trace
-from loadgen.results.files import read_result, write_result
+from loadgen.load.workload import Workload
 from loadgen.results.page import Page, write_page
-from loadgen.results.tables import TextTable, to_rich
+from loadgen.results.tables import TextTable
 from loadgen.stats import spread, summarize
 from tests.loadgen.experiments.density.building import report
 
@@ -34,29 +28,6 @@ def table(made: DensityReport, title: str) -> TextTable:
 def html(page: Page, folder: Path) -> str:
     folder.mkdir(exist_ok=True)
     return unescape(write_page(page, folder / "a.html").read_text("utf-8"))
-
-
-def test_every_table_is_on_the_page_and_on_the_terminal(tmp_path: Path) -> None:
-    made = report()
-    text = html(make_page(made), tmp_path)
-    console = Console(width=200, file=StringIO(), record=True)
-    console.print(to_rich(tables(of_report(made))))
-    printed = console.export_text()
-    for shown in tables(of_report(made)):
-        assert shown.title in text
-        assert shown.title in printed
-        for row in shown.rows:
-            assert all(f"{cell}</td>" in text and cell in printed for cell in row)
-
-
-def test_turns_of_the_warm_up_are_in_no_figure_of_times() -> None:
-    made = report(repeats=1)
-    runs = made.targets[0].runs
-    warmup_s = 1.0 + max(turn.sent_s for run in runs for turn in run.turns)
-    cold = replace(made, measurement=replace(made.measurement, warmup_s=warmup_s))
-    assert len(of_report(made)[0].measured_turns) == len(runs[0].turns)
-    assert of_report(cold)[0].measured_turns == []
-    assert "Time to first token, resumed turns" not in [figure.title for figure in figures(of_report(cold)[:1])]
 
 
 def test_targets_stand_side_by_side_with_their_factor() -> None:
@@ -107,19 +78,6 @@ def test_the_page_says_what_was_run_on_what_and_what_failed(tmp_path: Path) -> N
     assert "12 (interrupted)" in empty
 
 
-def test_a_report_is_read_back(tmp_path: Path) -> None:
-    made = report()
-    found = read_result(write_result(made, tmp_path / "a.json"), DensityReport)
-    for mine, read in zip(made.targets, found.targets, strict=True):
-        assert read.server == mine.server
-        assert read.summary.turn_errors == {"RateLimited": 2}
-        assert [len(run.turns) for run in read.runs] == [len(run.turns) for run in mine.runs]
-        assert read.runs[0].turns[-1].ttft_s == pytest.approx(mine.runs[0].turns[-1].ttft_s)
-        assert read.runs[0].samples[-1].bytes == mine.runs[0].samples[-1].bytes
-    assert found.workload == made.workload
-    assert found.measurement == made.measurement
-
-
 def test_every_turn_is_a_line(tmp_path: Path) -> None:
     made = report()
     with write_csv(made, tmp_path / "a.csv").open(newline="") as file:
@@ -136,14 +94,3 @@ def test_every_turn_is_a_line(tmp_path: Path) -> None:
     assert len(failed) == 4
     assert {(line["agent"], line["turn"], line["ttft_s"]) for line in failed} == {("1", "2", "")}
     assert {line["message"] for line in failed} == {"the <queue> is full"}
-
-
-def test_a_run_leaves_all_its_files_and_can_be_run_again(tmp_path: Path) -> None:
-    made = report()
-    assert isinstance(made.workload, Workload)
-    trace = plan_trace(made.workload)
-    written = write_density(made, trace, tmp_path)
-    assert sorted(written) == sorted(tmp_path.iterdir())
-    assert {path.suffix for path in written} == {".json", ".html", ".csv", ".jsonl", ".png"}
-    (replay,) = tmp_path.glob("trace-*.jsonl")
-    assert trace_sha256(read_trace(replay)) == made.trace_sha256

@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 
 from loadgen.experiments.density.live import LiveView, watching
 from loadgen.experiments.density.progress import Follower
-from loadgen.experiments.density.wording import bar, block, told
+from loadgen.experiments.density.wording import block, told
 from loadgen.load.records import Failure, Run, Sample, TurnCost, TurnRecord
 from loadgen.load.trace import AgentPlan, TurnPlan
 from loadgen.load.turn_clock import TurnClock
@@ -80,11 +80,6 @@ def test_a_line_says_everything_and_a_block_fits_a_terminal_of_80_columns() -> N
     assert len(lines) <= 5
     for words in ("1 of 5 turns, 0 failed", "0:10", "1 generating", "p50 500 ms, p99 500 ms", "device"):
         assert words in "\n".join(lines)
-
-
-@pytest.mark.parametrize(("part", "shown"), [(0, "····"), (1.5, "█▌··"), (9, "████")])
-def test_bars_are_filled_to_an_eighth(part: float, shown: str) -> None:
-    assert bar(part, 4, 4) == shown
 
 
 def test_without_a_terminal_there_is_a_line_and_on_one_every_target_has_its_place() -> None:

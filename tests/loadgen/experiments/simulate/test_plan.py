@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loadgen.errors import LoadgenError
-from loadgen.experiments.simulate.costs import StepTimes, mean_of
+from loadgen.experiments.simulate.costs import StepTimes
 from loadgen.experiments.simulate.plan import ClusterPlan, Event
 from loadgen.experiments.simulate.population import BLOCK, population
 from loadgen.load.workload import Workload, plan_trace
@@ -69,13 +69,6 @@ def test_a_step_has_its_place_among_the_measured_ones_of_its_kind() -> None:
     assert steps.mixed(1, 1, 0.75) == pytest.approx(0.04 + 0.3)
 
 
-def test_turns_have_the_drafts_of_those_that_were_measured_beside_no_more_others() -> None:
-    steps = StepTimes(costs(decoded=((2, (1.0, 4.0)), (4, (1.0, 2.0)))), 8, 200)
-
-    assert [steps.needed(rows, 8, luck=0.9) for rows in (1, 2, 3, 4, 8)] == [2, 2, 2, 4, 4]
-    assert [steps.needed(2, tokens, luck=0.4) for tokens in (0, 1, 8)] == [0, 1, 8]
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -90,13 +83,3 @@ def test_costs_that_cannot_be_are_refused(given: dict[str, Any], message: str) -
         replace(costs(), **given)
     with pytest.raises(LoadgenError, match="replicas must be at least 1"):
         ClusterPlan(replicas=0)
-
-
-def test_costs_of_several_measurements_are_their_means() -> None:
-    slow = replace(costs(((1, 0.03), (8, 0.06))), from_disk_bytes_per_s=None, prompt_ratios=((1, (0.8, 1.2)),))
-    mean = mean_of([costs(), slow])
-    assert (mean.decode_ratios, mean.prompt_ratios) == ((1.0, 1.0), ((1, (0.8, 1.0, 1.2)),))
-    assert [rows for rows, _ in mean.decode_s] == [1, 8]
-    assert [seconds for _, seconds in mean.decode_s] == pytest.approx([0.025, 0.05])
-    assert mean.decoded == ((1, (1.0, 1.0)),)
-    assert (mean.bytes_per_token, mean.from_disk_bytes_per_s) == (10_000, None)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from loadgen.errors import LoadgenError, NotAsMeant
+from loadgen.errors import LoadgenError
 from loadgen.experiments.weights.chunks import choose, chunk_rows
 from loadgen.experiments.weights.findings import ChunkSample, Findings, Sample, Way
 from loadgen.experiments.weights.generation import Generation
-from loadgen.experiments.weights.plan import Cell, WeightsPlan, order_of_ways, ways_of
+from loadgen.experiments.weights.plan import Cell, WeightsPlan, order_of_ways
 from loadgen.experiments.weights.report import judge
 from loadgen.experiments.weights.summary import Measure, summarize
 from loadgen.results.verdicts import Outcome, Verdict
@@ -45,21 +45,11 @@ def test_the_smallest_batch_is_also_measured_cold() -> None:
     assert WeightsPlan(batches=(8, 1), cold=True).cells == (Cell(8), Cell(1), Cell(1, cold=True))
 
 
-def test_where_a_disk_is_waited_for_only_those_take_part_that_read_from_one() -> None:
-    assert set(ways_of(Cell(1), tuple(Way))) == set(Way)
-    assert set(Way) - set(ways_of(Cell(1, cold=True), tuple(Way))) == {Way.RESIDENT, Way.DEEPSPEED}
-
-
 def test_every_way_is_first_and_last_as_often_as_the_others() -> None:
     ways = tuple(Way)
     orders = [order_of_ways(ways, repeat, cell) for repeat in range(len(ways)) for cell in range(3)]
     for place in range(len(ways)):
         assert set(Counter(order[place] for order in orders).values()) == {3}
-
-
-def test_every_batch_has_as_much_to_compute_before_its_first_tokens() -> None:
-    plan = WeightsPlan(batches=(1, 8, 32), prompt=1024)
-    assert [batch * plan.prompt_tokens(batch) for batch in plan.batches] == [1024, 1024, 1024]
 
 
 @pytest.mark.parametrize(
@@ -105,11 +95,6 @@ def test_rates_are_taken_while_every_session_decodes() -> None:
     assert found.first_s == 2.0
     assert found.tokens_per_s == pytest.approx(3 / 2)
     assert found.steps_per_s == pytest.approx(3 / 4)
-
-
-def test_sessions_that_never_decode_together_have_no_rate() -> None:
-    with pytest.raises(NotAsMeant, match="let there be more tokens"):
-        Generation(TOKENS, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).timed()
 
 
 MANY = Cell(8)
@@ -163,14 +148,6 @@ def test_djinn_must_be_ahead_of_accelerate_in_both_measures_with_every_batch() -
     assert outcomes["tokens/s: times better than Accelerate, 1 session"] is Outcome.MISSED
     assert outcomes["time to the first token: times better than Accelerate, 8 sessions"] is Outcome.MISSED
     assert outcomes["tokens/s: times better than Accelerate, 8 sessions"] is Outcome.MET
-
-
-@pytest.mark.parametrize(("first_s", "outcome"), [(0.32, Outcome.MET), (0.33, Outcome.MISSED)])
-def test_on_a_gpu_the_first_token_may_not_take_much_longer_than_the_weights(first_s: float, outcome: Outcome) -> None:
-    samples = sample(Way.STREAMED, first_s, 4), plain()
-    assert not [each for each in verdicts(findings(*samples)) if "one pass" in each.what]
-    (found,) = [each for each in verdicts(findings(*samples, device="cuda")) if "one pass" in each.what]
-    assert found.outcome is outcome
 
 
 @pytest.mark.parametrize(

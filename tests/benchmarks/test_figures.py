@@ -1,0 +1,183 @@
+"""Figures and targets of Djinn's own benchmarks, on measurements made by hand; the files of a run."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from benchmarks.breakpoints.__main__ import BENCHMARK as BREAKPOINTS
+from benchmarks.breakpoints.figures import figures_of as pause_figures
+from benchmarks.breakpoints.plan import KINDS
+from benchmarks.breakpoints.runner import DecodeRound
+from benchmarks.breakpoints.runner import Measured as PausesMeasured
+from benchmarks.command import Benchmark
+from benchmarks.engine.pauses import PauseTimes
+from benchmarks.figures import Figure, figure_table
+from benchmarks.grammars.__main__ import BENCHMARK as GRAMMARS
+from benchmarks.grammars.figures import figures_of as grammar_figures
+from benchmarks.grammars.runner import DecodeRound as GrammarsRound
+from benchmarks.grammars.runner import Measured as GrammarsMeasured
+from benchmarks.kv.__main__ import BENCHMARK as KV
+from benchmarks.kv.bandwidth import Copies, CopyRound
+from benchmarks.kv.figures import figures_of
+from benchmarks.kv.parks import ParkedTwice
+from benchmarks.kv.resume import ResumedTurn, ResumeRound
+from benchmarks.kv.runner import Measured
+from benchmarks.kv.signals import SignalTimes
+from benchmarks.spread import middle_half, ratio_of_medians
+from loadgen.processes.launch import ROOT
+from loadgen.targets.histogram import Bucket
+
+
+def rates(*values: float) -> dict[str, float]:
+    return dict(zip(KINDS, values, strict=True))
+
+
+PAUSES = PausesMeasured(
+    decode_pauses=[PauseTimes(1e-4, 2e-5, 5e-4), PauseTimes(1e-4, 4e-5, 7e-4), PauseTimes(1e-4, 6e-5, 1e-2)],
+    prefill_pauses=[PauseTimes(1e-3, 2e-5, 3e-3)] * 2,
+    rounds=[
+        DecodeRound(16, rates(200.0, 196.0, 199.0, 180.0)),
+        DecodeRound(16, rates(100.0, 99.5, 98.0, 50.0)),
+        DecodeRound(16, rates(200.0, 202.0, 196.0, 160.0)),
+        DecodeRound(1, rates(40.0, 20.0, 40.0, 40.0)),
+        DecodeRound(1, rates(40.0, 20.0, 40.0, 40.0)),
+    ],
+    other_cpu_share=0.0,
+)
+
+
+def pause_figure(label: str) -> Figure:
+    [found] = [figure for figure in pause_figures(PAUSES) if figure.label == label]
+    return found
+
+
+def pause_row(label: str) -> tuple[str, ...]:
+    [found] = [row for row in figure_table("", pause_figures(PAUSES)).rows if row[0] == label]
+    return found[1:]
+
+
+def test_times_are_in_milliseconds_and_held_against_their_targets() -> None:
+    assert pause_row("Resume taken, decode, p50") == ("0.040 ms [0.030, 0.050]", "≤ 0.1 ms", "yes")
+    assert pause_row("Checkpoint restored, prefill of 512 tokens, p50") == ("3.00 ms", "≤ 2 ms", "no")
+
+
+def test_throughput_is_compared_within_its_round() -> None:
+    # 196 / 200, 99.5 / 100, 202 / 200.
+    found = pause_figure("Throughput of 16 sessions beside a paused one / alone")
+
+    assert found.spread.median == pytest.approx(0.995)
+    assert found.target is not None
+    assert found.target.is_met(0.99)
+    assert not found.target.is_met(0.98)
+
+
+def resume_round(resident: float, again: float, ready: float, cold: float) -> ResumeRound:
+    """Times to the first token; a cold turn waited 10 ms for its KV."""
+    return ResumeRound(
+        resident=ResumedTurn(resident, 0.0),
+        resident_again=ResumedTurn(again, 0.0),
+        ready=ResumedTurn(ready, 0.0),
+        cold=ResumedTurn(cold, 0.010),
+    )
+
+
+MOVES = Measured(
+    session_bytes=2**20,
+    copies=Copies([CopyRound(1e-3, 1e-3, 2e-3, 1e-3, 0.5e-3)] * 3, first_out_s=[1e-2]),
+    resumes=[
+        resume_round(resident=0.100, again=0.104, ready=0.101, cold=0.120),
+        resume_round(resident=0.200, again=0.190, ready=0.210, cold=0.230),
+        resume_round(resident=0.100, again=0.102, ready=0.102, cold=0.110),
+    ],
+    parks=[ParkedTwice(64, 4), ParkedTwice(64, 8)],
+    signals=SignalTimes([0.001] * 99 + [0.1], [Bucket(5e-5, 99), Bucket(1e-4, 100), Bucket(1.0, 100)]),
+    other_cpu_share=0.0,
+)
+
+
+def row(measured: Measured, label: str) -> tuple[str, ...]:
+    [found] = [row for row in figure_table("", figures_of(measured)).rows if row[0] == label]
+    return found[1:]
+
+
+def test_a_move_that_takes_twice_as_long_has_half_the_rate() -> None:
+    cells = row(MOVES, "Move out, scattered blocks, of the plain copy's rate")
+
+    assert cells == ("0.500 ×", "≥ 0.9 ×", "no")
+
+
+MODEL = Path("/home/me/models/smollm2")
+
+
+STEPS = GrammarsMeasured(
+    rounds=[
+        GrammarsRound(32, 0.100, 0.104),
+        GrammarsRound(32, 0.200, 0.206),
+        GrammarsRound(32, 0.080, 0.090),
+        GrammarsRound(1, 0.020, 0.030),
+        GrammarsRound(1, 0.020, 0.030),
+    ],
+    other_cpu_share=0.0,
+)
+
+
+@pytest.mark.parametrize(("benchmark", "measured"), [(BREAKPOINTS, PAUSES), (GRAMMARS, STEPS), (KV, MOVES)])
+def test_the_files_hold_every_figure_and_tell_nothing_about_folders(
+    benchmark: Benchmark[Any, Any], measured: Any, tmp_path: Path
+) -> None:
+    run = benchmark.describe(MODEL, benchmark.quick, measured)
+
+    markdown = benchmark.write(tmp_path, run, benchmark.quick)
+
+    text, written = markdown.read_text(), markdown.with_suffix(".json").read_text()
+    assert markdown.name.startswith(f"{benchmark.name}-")
+    assert all(" | ".join(row) in text for row in figure_table("", run.figures).rows)
+    assert len(orjson.loads(written)["figures"]) == len(run.figures)
+    assert orjson.loads(written)["model"] == "smollm2"
+    assert "/home/me" not in text + written
+    assert str(ROOT) not in text + written
+
+
+def test_steps_with_grammars_are_compared_within_their_round() -> None:
+    """104 / 100, 206 / 200, 90 / 80."""
+    rows = {row[0]: row[1:] for row in figure_table("", grammar_figures(STEPS)).rows}
+    value, target, met = rows["Step with schemas / without, 32 sessions"]
+    assert value.startswith("1.040 ×")
+    assert (target, met) == ("≤ 1.05 ×", "yes")
+    assert rows["Decode step, 1 session"][0] == "20.00 ms"
+    assert rows["Step with schemas / without, 1 session"] == ("1.500 ×", "≤ 1.05 ×", "no")
+
+
+def test_the_middle_half_has_the_quartiles() -> None:
+    values = [random.Random(7).gauss(100, 15) for _ in range(51)]
+
+    spread = middle_half(values)
+
+    expected = np.quantile(values, [0.5, 0.25, 0.75])
+    np.testing.assert_allclose([spread.median, spread.low, spread.high], expected)
+
+
+def test_a_ratio_of_medians_has_an_interval_that_holds_the_true_ratio() -> None:
+    noise = np.random.default_rng(1)
+    base = noise.normal(100, 10, size=200)
+    values = 1.2 * noise.normal(100, 10, size=200)
+
+    spread = ratio_of_medians(values.tolist(), base.tolist())
+
+    assert spread.median == pytest.approx(np.median(values) / np.median(base))
+    assert spread.low < 1.2 < spread.high
+    assert spread.high - spread.low < 0.1
+
+
+def test_rounds_that_rise_and_fall_together_leave_no_doubt_about_their_ratio() -> None:
+    base = np.random.default_rng(2).uniform(1, 2, size=50).tolist()
+
+    spread = ratio_of_medians([2 * value for value in base], base)
+
+    assert (spread.low, spread.median, spread.high) == pytest.approx((2.0, 2.0, 2.0))
