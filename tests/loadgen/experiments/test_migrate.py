@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
-from rich.console import Console
 
-import client
 from loadgen.cli import main
-from loadgen.experiments.migrate.experiment import run_migrate
 from loadgen.experiments.migrate.journey import FirstToken, Journey
 from loadgen.experiments.migrate.page import tables
 from loadgen.experiments.migrate.plan import MigratePlan
 from loadgen.experiments.migrate.report import Findings, MigrateReport, summarize
-from loadgen.load.corpus import python_topics
-from loadgen.results.failures import Failure
-from loadgen.results.files import read_result
 from loadgen.results.inputs import Server, Texts
-from loadgen.results.schema import json_schema
-from loadgen.targets import TargetSpec
-from tests.loadgen.stubs import until
+from tests.loadgen.experiments.running import raw_result, result, sessions_on
 from tests.serving import serve
 
 SERVER = Server("A", "http://a", "djinn", None)
@@ -69,12 +58,6 @@ def test_an_answer_that_differs_is_no_success() -> None:
     assert answers.rows[0][-1] == "DIFFERENT"
 
 
-def test_a_failure_and_an_interruption_are_no_success() -> None:
-    assert report(Findings([journey(100)])).succeeded
-    assert not report(Findings([journey(100)], [Failure("part", "Timeout", "silent")])).succeeded
-    assert not report(Findings([journey(100)], interrupted=True)).succeeded
-
-
 LENGTHS, REPEATS, NEW, DECODED = (32, 100), 2, 5, 12
 LOAD = f"--lengths 32,100 --repeats {REPEATS} --new-tokens {NEW} --decoded {DECODED} --seed 3".split()
 
@@ -82,12 +65,6 @@ LOAD = f"--lengths 32,100 --repeats {REPEATS} --new-tokens {NEW} --decoded {DECO
 def migrate(output: Path, *urls: str) -> int:
     targets = [f"--target={name}={url}" for name, url in zip("ABC", urls, strict=False)]
     return main(["migrate", *LOAD, "--output", str(output), *targets])
-
-
-def result(folder: Path) -> dict[str, Any]:
-    (path,) = folder.glob("migrate-*.json")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +91,7 @@ def measured(origin: str, goal: str, tmp_path_factory: pytest.TempPathFactory) -
 
 def test_every_session_says_what_it_would_have_said_where_it_was(measured: Path, origin: str, goal: str) -> None:
     """Only what is new is computed after a move, and the last token before it: its KV was not there yet."""
-    found = result(measured)
+    found = raw_result(measured, MigrateReport, "What they said after the move", "for each token of the history")
     assert found["findings"]["failures"] == []
     journeys = found["findings"]["journeys"]
     assert [(each["tokens"], each["repeat"]) for each in journeys] == [*product(LENGTHS, range(REPEATS))]
@@ -126,20 +103,7 @@ def test_every_session_says_what_it_would_have_said_where_it_was(measured: Path,
     for cost in found["costs"]:
         assert (cost["moves"], cost["equal"], cost["same_tokens"]) == (REPEATS, REPEATS, REPEATS * DECODED)
     for url in (origin, goal):
-        with client.Djinn(url) as djinn:
-            assert list(djinn.sessions.list()) == []
-
-
-def test_the_result_is_what_the_schema_says_and_has_a_page(measured: Path) -> None:
-    (path,) = measured.glob("migrate-*.json")
-    jsonschema.validate(result(measured), json_schema(MigrateReport))
-    report = read_result(path, MigrateReport)
-    assert report.succeeded
-    assert (report.origin.name, report.goal.name) == ("A", "B")
-    text = path.with_suffix(".html").read_text()
-    for heading in ("What they said after the move", "What a move costs", "for each token of the history"):
-        assert heading in text
-    assert text.count("<svg") == len(list(measured.glob("migrate-*.png"))) == 2
+        assert sessions_on(url) == []
 
 
 @pytest.mark.long
@@ -149,15 +113,11 @@ def test_a_server_that_refuses_is_reported(
 ) -> None:
     with serve(**settings) as url:
         assert migrate(tmp_path / "out", origin, url) == 1
-        with client.Djinn(origin) as djinn:
-            assert list(djinn.sessions.list()) == []
-    found = result(tmp_path / "out")
-    assert [(failure["part"], failure["kind"]) for failure in found["findings"]["failures"]] == [
-        ("32 tokens", "Unprocessable"),
-        ("100 tokens", "Unprocessable"),
-    ]
-    assert says in found["findings"]["failures"][0]["message"]
-    assert found["costs"] == []
+    assert sessions_on(origin) == []
+    found = result(tmp_path / "out", MigrateReport)
+    failures = [(failure.part, failure.kind) for failure in found.findings.failures]
+    assert failures == [("32 tokens", "Unprocessable"), ("100 tokens", "Unprocessable")]
+    assert says in found.findings.failures[0].message
     assert "Unprocessable" in capsys.readouterr().out
 
 
@@ -166,42 +126,5 @@ def test_where_kv_cannot_be_kept_it_is_computed_again_and_shown(origin: str, tmp
     """A server without a disk takes the tokens alone; the answer is the same."""
     with serve() as url:
         assert migrate(tmp_path, origin, url) == 0
-    for journey in result(tmp_path)["findings"]["journeys"]:
+    for journey in raw_result(tmp_path, MigrateReport)["findings"]["journeys"]:
         assert journey["moved"]["computed_tokens"] == journey["tokens"] + 1 + NEW
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--target", "A=URL"], "migrate takes two targets"),
-        (["--target", "A=URL", "--target", "A=URL"], "a name of its own"),
-        (["--target", "A=URL", "--target", "B=http://127.0.0.1:9"], "measuring target B failed"),
-        (["--target", "A=URL", "--target", "B=URL", "--lengths", "2000"], "has room for 1024"),
-        (["--target", "A=URL", "--target", "B=URL", "--lengths", "5,5"], "lengths must be different"),
-        (["--target", "A=URL", "--target", "B=URL", "--decoded", "0"], "decoded must be at least 1"),
-    ],
-)
-def test_what_cannot_start_says_why(
-    origin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    replaced = [argument.replace("URL", origin) for argument in arguments]
-    assert main(["migrate", *replaced, "--output", str(tmp_path)]) == 2
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.long
-async def test_an_interrupted_run_keeps_what_it_measured(origin: str, goal: str) -> None:
-    """It would go on for long: it is interrupted after the first moves."""
-    plan = MigratePlan(lengths=(32,), repeats=100, decoded=2)
-    servers = TargetSpec("A", origin), TargetSpec("B", goal)
-    run = asyncio.create_task(run_migrate(*servers, plan, python_topics(), Console(quiet=True)))
-    with client.Djinn(goal) as djinn:
-        arrived = djinn.memory().moves["from_disk"].count
-        await until(lambda: djinn.memory().moves["from_disk"].count > arrived + 1)
-    run.cancel()
-    report = await run
-    assert report.findings.interrupted
-    assert 1 <= len(report.findings.journeys) < 100
-    assert report.costs[0].moves == len(report.findings.journeys)
-    assert not report.succeeded

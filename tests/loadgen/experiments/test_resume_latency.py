@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import client
 from client import MemoryMap
 from loadgen.cli import main
 from loadgen.errors import LoadgenError
@@ -20,7 +19,6 @@ from loadgen.experiments.resume_latency.findings import Findings, Sample, Server
 from loadgen.experiments.resume_latency.plan import (
     DEPTHS,
     Cell,
-    ResumePlan,
     choose_layers,
     depth_of,
     order_of_ways,
@@ -29,10 +27,9 @@ from loadgen.experiments.resume_latency.plan import (
 from loadgen.experiments.resume_latency.report import ResumeReport, TargetReport, judge
 from loadgen.experiments.resume_latency.summary import Crossing, Measure, Summary, summarize
 from loadgen.experiments.resume_latency.tables import tables
-from loadgen.results.files import read_result
 from loadgen.results.inputs import Server
 from loadgen.results.verdicts import Outcome
-from tests.loadgen.interrupting import interrupt
+from tests.loadgen.experiments.running import raw_result, result, sessions_on
 from tests.loadgen.recording import memory
 from tests.openai.reference import save_tiny_model
 from tests.serving import serve
@@ -77,20 +74,6 @@ def test_every_way_is_first_second_and_last_as_often_as_the_others() -> None:
     for place in range(len(Way)):
         assert set(Counter(order[place] for order in orders).values()) == {5}
     assert all(set(order) == set(Way) for order in orders)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"lengths": (1,)}, "lengths must be different numbers from 2"),
-        ({"lengths": (64, 64)}, "lengths must be different numbers from 2"),
-        ({"depths": (float("nan"),)}, "depths must be above 0 and at most 100"),
-        ({"seed": -1}, "seed must be at least 0"),
-    ],
-)
-def test_a_plan_out_of_range_is_refused(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(LoadgenError, match=message):
-        ResumePlan(**changed)
 
 
 CELLS = plan_cells([64], range(LAYERS))
@@ -182,11 +165,6 @@ def resume(output: Path, *arguments: str) -> int:
     return main(["resume-latency", *chosen, *arguments])
 
 
-def result(folder: Path) -> ResumeReport:
-    (path,) = folder.glob("resume-latency-*.json")
-    return read_result(path, ResumeReport)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
@@ -210,8 +188,9 @@ def measured(url: str, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.long
-def test_every_way_back_to_every_place_is_timed_and_leads_to_transformers_tokens(measured: Path) -> None:
-    (target,) = result(measured).targets
+def test_every_way_back_to_every_place_is_timed_and_leads_to_transformers_tokens(measured: Path, url: str) -> None:
+    raw_result(measured, ResumeReport, "Hand-written offload: what is timed", "(96 of 150 tokens)")
+    (target,) = result(measured, ResumeReport).targets
     assert target.findings.failures == []
     assert (target.num_layers, target.layers) == (LAYERS, (0, 1, 2, 3))
     taken = [(s.way, s.length, s.layer, s.repeat) for s in target.findings.samples]
@@ -220,23 +199,14 @@ def test_every_way_back_to_every_place_is_timed_and_leads_to_transformers_tokens
         assert sample.token_s is not None
         assert 0 < sample.standing_s < 30
         assert sample.token_id is not None
+        if sample.way is Way.DJINN:  # had the device had the KV still, nothing would have been copied
+            assert sample.split is not None
+            assert sample.split.copy_s > 0
+            assert 0 < (sample.split.checkpoint_s or 0) < sample.standing_s
     assert [(each.length, each.layer) for each in target.summary.agreements] == [(40, 0), (150, 1)]
     assert all(each.djinn == each.transformers for each in target.summary.agreements)
     assert target.findings.passes == {40: 0, 150: STEP_TOKENS}, "parts before the last one are whole"
-
-
-@pytest.mark.long
-def test_every_session_that_is_called_back_was_away(measured: Path, url: str) -> None:
-    """The server says how long it copied each time: had the device had the KV still, nothing would have been."""
-    (target,) = result(measured).targets
-    for sample in target.findings.samples:
-        if sample.way is Way.DJINN:
-            assert sample.split is not None
-            assert sample.split.copy_s > 0
-            assert sample.split.dispatch_s is not None
-            assert 0 < (sample.split.checkpoint_s or 0) < sample.standing_s
-    with client.Djinn(url, timeout=30) as djinn:
-        assert list(djinn.sessions.list()) == []
+    assert sessions_on(url) == []
 
 
 def test_without_its_script_the_other_ways_are_measured(
@@ -248,43 +218,7 @@ def test_without_its_script_the_other_ways_are_measured(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'broken'}:{os.environ.get('PYTHONPATH', '')}")
     few = ["--lengths", "40", "--repeats", "1", "--depths", "100"]
     assert resume(tmp_path / "out", "--target", f"djinn={url}", "--model", str(model), *few) == 1
-    (target,) = result(tmp_path / "out").targets
+    (target,) = result(tmp_path / "out", ResumeReport).targets
     assert [sample.way for sample in target.findings.samples] == [Way.RECOMPUTE, Way.DJINN]
     assert {failure.kind for failure in target.findings.failures} == {"OffloadFailed"}
     assert "this torch is broken" in target.findings.failures[0].message
-
-
-@pytest.mark.parametrize(
-    ("settings", "arguments", "message"),
-    [
-        ({"kv_policy": "lru"}, [], "does not listen to signals"),
-        ({}, ["--lengths", "2000"], "has room for"),
-        ({}, ["--repeats", "0"], "repeats must be at least 1"),
-    ],
-)
-def test_what_cannot_start_says_why(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    settings: dict[str, Any],
-    arguments: list[str],
-    message: str,
-) -> None:
-    with serve(**settings) as url:
-        assert resume(tmp_path, "--target", f"djinn={url}", *arguments) == 2
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.long
-def test_an_interrupted_run_leaves_what_it_measured(url: str, tmp_path: Path) -> None:
-    """So many repeats that Ctrl-C comes long before their end."""
-    command = ["resume-latency", "--target", f"djinn={url}", "--output", str(tmp_path)]
-    command += ["--lengths", "40", "--depths", "100", "--repeats", "100"]
-    with client.Djinn(url, timeout=30) as djinn:
-        before = djinn.memory().moves["in"].count
-        interrupt(command, lambda: djinn.memory().moves["in"].count >= before + 4)
-    (target,) = result(tmp_path).targets
-    assert target.findings.interrupted
-    assert 0 < len(target.findings.samples) < 300
-    with client.Djinn(url, timeout=30) as djinn:
-        assert list(djinn.sessions.list()) == []

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import psutil
 import pytest
 
 from loadgen.cli import main
 from loadgen.experiments.cluster.pinning import pin
 from loadgen.experiments.cluster.report import ClusterReport
-from loadgen.results.files import read_result
-from loadgen.results.schema import json_schema
+from tests.loadgen.experiments.running import raw_result, result
 
 AGENTS, TURNS = 6, 6
 LOAD = ["--agents", f"{AGENTS}", "--turns", f"{TURNS}", "--think", "1:3", "--rate", "6", "--context", "96"]
@@ -30,11 +26,9 @@ DONE = ["--replicas", "2", "--routers", "owner,hash", "--moves-per-second", "4",
 def test_a_cluster_whose_replica_is_killed_says_what_a_single_server_says(tmp_path: Path) -> None:
     """Two replicas, one of which is killed while sessions move; and the same agents behind a hash."""
     assert main(["cluster", *LOAD, *LENGTHS, *DONE, "--output", str(tmp_path)]) == 0
-    (path,) = tmp_path.glob("cluster-*.json")
-    written: dict[str, Any] = json.loads(path.read_text())
-    jsonschema.validate(written, json_schema(ClusterReport))
-    assert read_result(path, ClusterReport).succeeded
-    owned, hashed = written["sizes"]
+    assert result(tmp_path, ClusterReport).succeeded
+    headings = ("By number of replicas", "What was done to replicas")
+    owned, hashed = raw_result(tmp_path, ClusterReport, *headings)["sizes"]
     for size in (owned, hashed):
         assert size["findings"]["wrong"] == []
         assert size["findings"]["compared"] == size["summary"]["turns_completed"] == AGENTS * TURNS
@@ -46,23 +40,6 @@ def test_a_cluster_whose_replica_is_killed_says_what_a_single_server_says(tmp_pa
     assert findings["routing"]["owner"] > 0
     assert (hashed["router"], hashed["findings"]["moves"]) == ("hash", [])
     assert hashed["findings"]["cold"] > 0 < hashed["summary"]["recomputed_tokens"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--replicas", "0"], "from 1 to 64"),
-        (["--kills", "2"], "--kills has no effect without --kill-every"),
-        (["--moves-per-second", "-1"], "--moves-per-second must be"),
-        (["--model", "random:nothing"], "no shape 'nothing'"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["cluster", *options, "--output", str(tmp_path)]) == 2
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 CHILD = """

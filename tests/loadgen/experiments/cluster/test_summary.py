@@ -12,7 +12,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from loadgen.errors import LoadgenError
 from loadgen.experiments.cluster.findings import Fault, Findings, Move, Retries, Routing, WrongTurn
 from loadgen.experiments.cluster.page import make_page
 from loadgen.experiments.cluster.pinning import cores_for
@@ -32,21 +31,6 @@ from loadgen.results.schema import json_schema
 from loadgen.results.verdicts import Outcome
 from loadgen.stats import Summary, summarize
 from tests.loadgen.experiments.density.building import MACHINE, run_of
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"replicas": (0,)}, "from 1 to 64"),
-        ({"replicas": (2, 2)}, "names a number twice"),
-        ({"routers": (Router.HASH, Router.HASH)}, "once each"),
-        ({"drain_at": float("inf")}, "drain_at"),
-        ({"kills": 3}, "without kill_every"),
-    ],
-)
-def test_what_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(LoadgenError, match=message):
-        ClusterPlan(**given)
 
 
 def test_sessions_are_moved_where_there_are_replicas_and_no_hash_must_find_them_again() -> None:

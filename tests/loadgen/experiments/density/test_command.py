@@ -194,39 +194,6 @@ def test_repeats_have_texts_of_their_own_and_a_spread_and_a_warm_up_is_not_measu
     assert (target["summary"]["ttft_first_s"], target["summary"]["tokens_per_s"]) == (None, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--target", "djinn=http://127.0.0.1:9"], "measuring target djinn failed: GET http://127.0.0.1:9/"),
-        (["--target", "a=URL", "--context", "2000"], "last turn ends at 2058 tokens"),
-        (["--target", "a=URL#"], "NAME=URL#MODEL"),
-        (["--target", "a=URL/v1/#tiny-llama"], "without /v1"),
-        (["--target", "a=URL#gpt-9"], "no model gpt-9, only tiny-llama"),
-        (["--target", "a=URL", "--target", "a=URL#tiny-llama"], "a name of its own: a, a"),
-        (["--target", "a=URL", "--api-key", "b=secret"], "--api-key for no target that is up: b"),
-        (["--target", "a=URL", "--api-key", "secret"], "--api-key is NAME=VALUE"),
-        (["--target", "a=URL", "--api-key", "a=x", "--api-key", "a=y"], "--api-key is given twice for a"),
-        (["--target", "a=http://me:secret@127.0.0.1:9"], "the URL of target a must be without a user"),
-        (["--target", "a=URL", "--turns", "0"], "--turns must be at least 1"),
-        (["--target", "a=URL", "--context", "9", "--system-tokens", "9"], "--context must be above --system-tokens"),
-        (["--target", "a=URL", "--repeats", "0"], "repeats must be at least 1"),
-        (["--target", "a=URL", "--warmup", "-1"], "warmup must be at least 0"),
-        (["--target", "a=URL", "--turn-timeout", "0"], "--turn-timeout must be above 0"),
-        (["--target", "a=URL", "--slo-ttft", "0"], "--slo-ttft must be above 0"),
-        (["--target", "a=URL", "--texts", "/nowhere.jsonl"], "/nowhere.jsonl"),
-        (["--target", "a=URL", "--output", "/dev/null/x"], "cannot write to /dev/null/x"),
-    ],
-)
-def test_what_cannot_start_says_why(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert density(tmp_path, *(argument.replace("URL", url) for argument in arguments)) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert "secret" not in told
-    assert list(tmp_path.glob("density-*.json")) == []
-
-
 @pytest.mark.parametrize("told", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_an_interrupted_run_leaves_what_it_measured(url: str, tmp_path: Path, told: signal.Signals) -> None:
     """The agents think for an hour after their first turn: Ctrl-C or a `kill` comes in between."""

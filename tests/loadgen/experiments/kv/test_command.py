@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
-from rich.console import Console
 from safetensors.numpy import load
 
 import client
 from loadgen.cli import main
-from loadgen.experiments.kv.experiment import run_kv
-from loadgen.experiments.kv.plan import KVPlan
 from loadgen.experiments.kv.report import KVReport
-from loadgen.load.corpus import python_topics
-from loadgen.results.files import read_result
-from loadgen.results.schema import json_schema
-from loadgen.targets import TargetSpec
-from tests.loadgen.stubs import until
+from tests.loadgen.experiments.running import raw_result, sessions_on
 from tests.serving import serve
 
 TOKENS, REPEATS, DECODED = 64, 2, 8
@@ -33,12 +23,6 @@ def kv(output: Path, *arguments: str) -> int:
     return main(["kv", *LOAD, "--output", str(output), *arguments])
 
 
-def result(folder: Path) -> dict[str, Any]:
-    (path,) = folder.glob("kv-*.json")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
-
-
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server with a disk: an imported session brings its KV."""
@@ -47,19 +31,16 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def measured(url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs, of which the second finds what the first has left on the server."""
+def target(url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The second of two runs, which finds what the first has left on the server."""
     kv(tmp_path_factory.mktemp("first"), "--target", f"djinn={url}")
     folder = tmp_path_factory.mktemp("results")
     assert kv(folder, "--target", f"djinn={url}") == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
-def target(measured: Path) -> dict[str, Any]:
-    (found,) = result(measured)["targets"]
+    headings = ("What KV is made of", "How a session grows", "How long a session takes to move", "What fp8 loses")
+    (found,) = raw_result(folder, KVReport, *headings)["targets"]
     assert isinstance(found, dict)
     assert found["findings"]["failures"] == []
+    assert sessions_on(url) == []
     return found
 
 
@@ -119,25 +100,11 @@ def test_rounded_kv_is_asked_for_an_answer(target: dict[str, Any]) -> None:
     assert len(answers["exact"]) == len(answers["rounded"]) == DECODED
 
 
-def test_the_result_is_what_the_schema_says_and_has_a_page(measured: Path, url: str) -> None:
-    (path,) = measured.glob("kv-*.json")
-    jsonschema.validate(result(measured), json_schema(KVReport))
-    report = read_result(path, KVReport)
-    assert report.targets[0].succeeded
-    assert report.command[3:5] == ("kv", "--tokens")
-    text = path.with_suffix(".html").read_text()
-    for heading in ("What KV is made of", "How a session grows", "How long a session takes to move", "What fp8 loses"):
-        assert heading in text
-    assert text.count("<svg") == len(list(measured.glob("kv-*.png"))) == 5
-    with client.Djinn(url) as djinn:
-        assert list(djinn.sessions.list()) == [], "nothing is left on the server"
-
-
 @pytest.mark.long
 def test_without_a_disk_what_needs_none_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serve() as url:
         assert kv(tmp_path, "--target", f"djinn={url}") == 1
-    (found,) = result(tmp_path)["targets"]
+    (found,) = raw_result(tmp_path, KVReport)["targets"]
     failures = found["findings"]["failures"]
     assert [failure["part"] for failure in failures] == ["host to device", "fp8"]
     assert all("no disk tier" in failure["message"] for failure in failures)
@@ -150,42 +117,7 @@ def test_without_a_disk_what_needs_none_is_measured(tmp_path: Path, capsys: pyte
 def test_a_server_that_does_not_listen_to_signals(tmp_path: Path) -> None:
     with serve(kv_policy="lru") as url:
         assert kv(tmp_path, "--target", f"djinn={url}") == 1
-    (found,) = result(tmp_path)["targets"]
+    (found,) = raw_result(tmp_path, KVReport)["targets"]
     assert found["findings"]["failures"][0]["part"] == "device to host"
     assert "its policy is lru" in found["findings"]["failures"][0]["message"]
     assert found["findings"]["loopback"] is not None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--target", "a=http://127.0.0.1:9"], "measuring target a failed"),
-        (["--target", "a=URL#tiny-llama"], "this experiment is for Djinn servers"),
-        (["--target", "a=URL", "--tokens", "2000"], "has room for 1024"),
-        (["--target", "a=URL", "--repeats", "0"], "repeats must be at least 1"),
-        (["--target", "a=URL", "--link", "wifi"], "--link is NAME=GB/s"),
-        (["--target", "a=URL", "--link", "bus=3"], "every link needs a name of its own"),
-    ],
-)
-def test_what_cannot_start_says_why(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert kv(tmp_path, *(argument.replace("URL", url) for argument in arguments)) == 2
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.long
-async def test_an_interrupted_run_keeps_what_it_measured(url: str) -> None:
-    """It would go on for long: it is interrupted once it copies."""
-    plan = KVPlan(tokens=TOKENS, repeats=300, decoded=DECODED)
-    run = asyncio.create_task(run_kv([TargetSpec("djinn", url)], plan, python_topics(), Console(quiet=True)))
-    with client.Djinn(url) as djinn:
-        out = djinn.memory().moves["out"].count
-        await until(lambda: djinn.memory().moves["out"].count > out + 2)
-    run.cancel()
-    (found,) = (await run).targets
-    assert found.findings.interrupted
-    assert found.findings.structure is not None
-    assert found.findings.loopback is None
-    assert not found.succeeded

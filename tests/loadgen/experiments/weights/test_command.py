@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import jsonschema
 import pytest
 
-import client
 from loadgen.cli import main
 from loadgen.experiments.weights.findings import Way
 from loadgen.experiments.weights.plan import WeightsPlan
@@ -19,11 +16,10 @@ from loadgen.experiments.weights.report import WeightsReport
 from loadgen.experiments.weights.setup import Setup
 from loadgen.experiments.weights.sizes import ModelBytes
 from loadgen.peers.base import ServerSettings
-from loadgen.results.files import read_result
-from loadgen.results.schema import json_schema
 from loadgen.results.verdicts import Outcome
 from loadgen.targets import TargetSpec
 from loadgen.targets.access import RunningTarget
+from tests.loadgen.experiments.running import raw_result, result, sessions_on
 from tests.openai.reference import save_tiny_model
 from tests.serving import serve
 from tests.test_settings import from_flags
@@ -69,17 +65,12 @@ def weights(model: Path, output: Path, *arguments: str) -> int:
     )
 
 
-def result(folder: Path) -> WeightsReport:
-    (path,) = folder.glob("weights-*.json")
-    return read_result(path, WeightsReport)
-
-
 @pytest.mark.long
 @pytest.mark.usefixtures("_servers_are_up")
 def test_every_way_is_measured_with_every_batch(model: Path, urls: list[str], tmp_path: Path) -> None:
     """So small a model is computed in no time: whether a target is met is chance, and the exit code either."""
     assert weights(model, tmp_path, "--batches", "1,3", "--cold") in (0, 1)
-    report = result(tmp_path)
+    report = result(tmp_path, WeightsReport)
     assert report.findings.failures == []
     found = {(each.way, each.batch, each.cold, each.repeat) for each in report.findings.samples}
     warm = {(way, batch, False, repeat) for way in WAYS for batch in BATCHES for repeat in range(REPEATS)}
@@ -98,15 +89,11 @@ def test_every_way_is_measured_with_every_batch(model: Path, urls: list[str], tm
         assert agreed[way, 1] == (REPEATS, REPEATS), "it says what Transformers says"
     assert report.verdicts[-1].outcome is Outcome.MET
     (path,) = tmp_path.glob("weights-*.json")
-    jsonschema.validate(json.loads(path.read_text()), json_schema(WeightsReport))
+    raw_result(tmp_path, WeightsReport, "dropped from the page cache")
     with path.with_suffix(".csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(report.findings.samples)
-    text = path.with_suffix(".html").read_text()
-    assert text.count("<svg") == len(list(tmp_path.glob("weights-*.png"))) == 3
-    assert "dropped from the page cache" in text
     for url in urls:
-        with client.Djinn(url, timeout=30) as djinn:
-            assert list(djinn.sessions.list()) == []
+        assert sessions_on(url) == []
     assert not list((tmp_path / "cache/peers").iterdir()), "the scratch folder is gone"
 
 
@@ -114,35 +101,13 @@ def test_every_way_is_measured_with_every_batch(model: Path, urls: list[str], tm
 def test_a_sweep_chooses_a_size(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is one server here: which size is the better one is chance."""
     assert weights(model, tmp_path, "--sweep", "--chunks", "1MiB,2MiB") == 0
-    report = result(tmp_path)
+    report = result(tmp_path, WeightsReport)
     assert [(row.chunk_bytes, row.first_s.count) for row in report.chunks] == [(size, REPEATS) for size in CHUNKS]
     assert report.choice is not None
     assert report.choice.chunk_bytes in CHUNKS
     said = " ".join(capsys.readouterr().out.split())
     assert "the one with the earliest first token" in said
-    (path,) = tmp_path.glob("weights-*.html")
-    assert "the one with the earliest first token" in path.read_text()
-    assert path.read_text().count("<svg") == 1
-
-
-@pytest.mark.usefixtures("_servers_are_up")
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--budget", "1000000000"], "--budget must be less than"),
-        (["--prompt", "5000"], "has room for"),
-        (["--chunks", "1MiB"], "--chunks are for --sweep"),
-        (["--sweep", "--batches", "8"], "leave --batches and --cold out"),
-        (["--dtype", "auto"], "--dtype is auto, but the budget counts bytes: name float32, float16, bfloat16"),
-        (["--model", "/nowhere"], "no model in /nowhere"),
-    ],
-)
-def test_what_cannot_start_says_why(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert weights(model, tmp_path / "results", *arguments) == 2
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.glob("results/*"))
+    raw_result(tmp_path, WeightsReport, "the one with the earliest first token")
 
 
 def test_servers_are_started_as_djinn_can_be(tmp_path: Path) -> None:
