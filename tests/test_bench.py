@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,40 +10,42 @@ from pathlib import Path
 
 import pytest
 
-from app import bench
-from app.cli import main
 from docs.site.pages import ROOT
 from loadgen.cli import make_parser
+
+STAND_IN = """
+import json, os, sys
+json.dump(sys.argv, open(os.environ["CALLED"], "w"))
+sys.exit(1)
+"""
+"""In place of the load generator, whose experiments take minutes."""
+
+
+def run(folder: Path, module: str, code: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """`djinn bench` where `module` is another one."""
+    (folder / module).mkdir()
+    for name in ("__init__.py", "__main__.py"):
+        (folder / module / name).write_text(code)
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "CALLED": str(folder / "called")}
+    command = [sys.executable, "-m", "app", "bench", *flags]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
     ("flags", "quick", "rivals"),
-    [((), True, None), (("--full",), False, None), (("--rivals", "llamacpp,ray"), True, "llamacpp,ray")],
+    [((), True, None), (("--full", "--rivals", "llamacpp,ray"), False, "llamacpp,ray")],
 )
 def test_it_runs_the_comparisons_of_the_load_generator(
-    flags: tuple[str, ...], quick: bool, rivals: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    flags: tuple[str, ...], quick: bool, rivals: str | None, tmp_path: Path
 ) -> None:
-    ran: list[list[str]] = []
-
-    class Ended(subprocess.Popen[bytes]):
-        def __init__(self, command: list[str]) -> None:
-            ran.append(command)
-            super().__init__([sys.executable, "-c", "raise SystemExit(1)"])
-
-    monkeypatch.setattr(bench.subprocess, "Popen", Ended)  # type: ignore[attr-defined]
-    assert main(["bench", *flags, "--output", str(tmp_path)]) == 1
-    (command,) = ran
-    options = make_parser().parse_args(command[command.index("loadgen") + 1 :])
+    assert run(tmp_path, "loadgen", STAND_IN, *flags, "--output", str(tmp_path)).returncode == 1
+    _, *arguments = json.loads((tmp_path / "called").read_text())
+    options = make_parser().parse_args(arguments)
     assert (options.subcommand, options.only) == ("all", "density,capacity")
     assert (options.quick, options.rivals, options.output) == (quick, rivals, tmp_path)
 
 
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "lz4").mkdir()
-    (tmp_path / "lz4/__init__.py").write_text("raise ModuleNotFoundError('no lz4', name='lz4')")
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "app", "bench"], env=environment, cwd=tmp_path, capture_output=True, text=True
-    )
+    done = run(tmp_path, "lz4", "raise ModuleNotFoundError('no lz4', name='lz4')")
     assert done.returncode == 2
     assert done.stderr == "loadgen: lz4 is missing: pip install 'djinn[loadgen]'\n"

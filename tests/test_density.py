@@ -17,7 +17,7 @@ from tests.taking_turns import start_turn
 
 AGENTS = 80
 TURNS = 3
-CONTEXT = 900
+CONTEXT = 400
 GREEDY = SamplingParams(seed=0, temperature=0)
 Answers = dict[int, list[list[int]]]
 
@@ -47,7 +47,7 @@ async def live(services: Services, number: int, answers: Answers) -> int:
 
 async def run(**settings: Any) -> tuple[Answers, int]:
     answers: Answers = {}
-    async with running_services(max_model_len=1024, **settings) as services:
+    async with running_services(max_model_len=512, **settings) as services:
         lives = await asyncio.gather(*(live(services, number, answers) for number in range(AGENTS)))
         if settings.get("kv_policy") == "signal":
             await everything_is_off_the_device(services)
@@ -68,7 +68,7 @@ async def everything_is_off_the_device(services: Services) -> None:
 
 @pytest.fixture(scope="module")
 def unlimited() -> Answers:
-    answers, recomputed = asyncio.run(run(kv_device="100x1024", kv_policy="none"))
+    answers, recomputed = asyncio.run(run(kv_device="100x512", kv_policy="none"))
     assert recomputed == 0
     return answers
 
@@ -77,14 +77,15 @@ def unlimited() -> Answers:
     "policy", ["signal", *(pytest.param(each, marks=pytest.mark.long) for each in ("lru", "none"))]
 )
 async def test_eighty_say_what_they_would_say_with_room_for_all(policy: str, unlimited: Answers) -> None:
-    host = {} if policy == "none" else {"kv_host": "100x1024"}
-    answers, recomputed = await run(kv_device="20x1024", kv_policy=policy, **host)
+    host = {} if policy == "none" else {"kv_host": "100x512"}
+    answers, recomputed = await run(kv_device="20x512", kv_policy=policy, **host)
     assert answers == unlimited
     assert (recomputed == 0) == (policy != "none")
 
 
+@pytest.mark.long
 async def test_a_host_too_small_for_all_uses_the_disk(tmp_path: Any, unlimited: Answers) -> None:
-    settings = {"kv_device": "20x1024", "kv_host": "10x1024", "kv_disk": "100x1024", "kv_policy": "signal"}
+    settings = {"kv_device": "20x512", "kv_host": "10x512", "kv_disk": "100x512", "kv_policy": "signal"}
     answers, recomputed = await run(state_dir=tmp_path, **settings)
     assert answers == unlimited
     assert recomputed == 0
@@ -92,6 +93,6 @@ async def test_a_host_too_small_for_all_uses_the_disk(tmp_path: Any, unlimited: 
 
 @pytest.mark.long
 async def test_tiers_too_small_for_all_cost_time_and_nothing_else(unlimited: Answers) -> None:
-    answers, recomputed = await run(kv_device="20x1024", kv_host="10x1024", kv_policy="lru")
+    answers, recomputed = await run(kv_device="20x512", kv_host="10x512", kv_policy="lru")
     assert answers == unlimited
     assert recomputed > 0

@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks.generators.comparison import Round, compare
 from benchmarks.generators.generator import Endpoint, Generator
-from benchmarks.generators.guidellm import read_report
 from benchmarks.generators.load import Load
 from benchmarks.generators.measured import Measured, OtherLoadError, check_load
 from benchmarks.generators.report import Run, comparison_table, write_run
@@ -90,35 +89,6 @@ def test_generators_take_turns_at_going_first_and_no_seed_comes_twice() -> None:
     rounds = [measuring.run(number, LOAD) for number in range(2)]
     assert order == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
     assert [entry.first for entry in rounds] == ["a", "b"]
-
-
-def test_another_load_is_measured_again_with_other_texts() -> None:
-    order: list[tuple[str, int]] = []
-    discarded: list[str] = []
-    lost = replace(RIGHT, requests=4, prompt_tokens=400, completion_tokens=40)
-    measuring = runner(Scripted("a", [RIGHT] * 2, order), Scripted("b", [lost, RIGHT], order), discarded)
-    assert measuring.run(0, LOAD).seed == 1
-    assert order == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
-    assert discarded == ["b, steady: 4 of 5 requests completed"]
-
-
-def test_guidellm_reports_milliseconds() -> None:
-    def figure(**values: float) -> dict[str, dict[str, float]]:
-        return {"successful": {"mean": 0.0, "median": 0.0, "total_sum": 0.0, **values}}
-
-    metrics = {
-        "request_totals": {"successful": 2, "errored": 0},
-        "time_to_first_token_ms": figure(mean=150.0, median=100.0),
-        "output_tokens_per_second": figure(mean=31.5),
-        "prompt_token_count": figure(total_sum=128.0),
-        "output_token_count": figure(total_sum=32.0),
-        "root_dispatch_delay": {"max": 0.4},
-    }
-    requests = {"successful": [{"cached_tokens": 16}, {"cached_tokens": None}]}
-    text = orjson.dumps({"benchmarks": [{"metrics": metrics, "requests": requests}]})
-    assert read_report(text) == Measured(
-        2, 128, 32, 16, ttft_p50_s=0.1, ttft_mean_s=0.15, tokens_per_s=31.5, latest_s=0.4
-    )
 
 
 def test_the_record_says_who_does_not_agree(tmp_path: Path) -> None:

@@ -66,17 +66,6 @@ def test_nothing_of_compose_is_open_to_other_machines() -> None:
     assert SERVICES["djinn"]["ports"] == [f"127.0.0.1:8000:{PORT}"]
 
 
-def test_only_profiles_bring_what_djinn_is_compared_with() -> None:
-    assert SERVICES["vllm"]["profiles"] == ["baseline"]
-    assert SERVICES["loadgen"]["profiles"] == ["loadgen"]
-    assert [name for name, service in SERVICES.items() if "profiles" not in service] == [
-        "djinn",
-        "prometheus",
-        "grafana",
-        "collector",
-    ]
-
-
 def collector_config() -> dict[str, Any]:
     """The file that the collector is told to read, where Compose puts it."""
     (flag,) = SERVICES["collector"]["command"]

@@ -81,15 +81,3 @@ def test_the_dashboard_takes_any_prometheus() -> None:
     (source,) = [each for each in board["templating"]["list"] if each["type"] == "datasource"]
     used = {target["datasource"]["uid"] for _, target in TARGETS}
     assert used == {f"${{{source['name']}}}"}
-
-
-def test_panels_do_not_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in dashboard()["panels"]:
-        grid = panel["gridPos"]
-        cells = {
-            (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
-        }
-        assert max(x for x, _ in cells) < 24
-        assert not taken & cells, panel["title"]
-        taken |= cells

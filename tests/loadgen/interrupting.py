@@ -13,10 +13,8 @@ from tests.processes import hear_interrupts
 TIMEOUT_S = 60
 
 
-def interrupt(
-    arguments: Sequence[str], under_way: Callable[[], bool], told: signal.Signals = signal.SIGINT
-) -> str:
-    """Interrupt `python -m loadgen` once it is `under_way`; it must say so by its exit code. Returns what it printed."""
+def interrupt(arguments: Sequence[str], under_way: Callable[[], bool], told: signal.Signals = signal.SIGINT) -> str:
+    """Interrupt `python -m loadgen` once it is `under_way`. Its exit code must say so. Returns what it printed."""
     command = [sys.executable, "-m", "loadgen", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear_interrupts) as process:
         try:

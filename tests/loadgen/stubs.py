@@ -1,4 +1,4 @@
-"""Servers for tests of the load generator that are not Djinn: a real uvicorn in a thread. And a wait for what one does."""
+"""Servers for tests of the load generator that are not Djinn: a real uvicorn in a thread. And a wait for them."""
 
 from __future__ import annotations
 

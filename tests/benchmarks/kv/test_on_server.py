@@ -37,7 +37,6 @@ def test_only_a_cold_turn_waits_for_its_kv(client: Djinn, source: TokenSource) -
     bench = ResumeBench(client, source, seed=1, history_tokens=200, other_tokens=256)
     rounds = bench.run(2)
     bench.close()
-
     assert len(rounds) == 2
     for entry in rounds:
         assert entry.resident.restore_s == entry.ready.restore_s == 0
@@ -47,7 +46,6 @@ def test_only_a_cold_turn_waits_for_its_kv(client: Djinn, source: TokenSource) -
 
 def test_a_second_park_copies_what_is_new(client: Djinn, source: TokenSource) -> None:
     [parked] = measure_parks(client, source, 1, tokens=160, growth=32)
-
     # 10 blocks; then the last of them, which had room for one token, and 2 more.
     block_bytes = client.memory().data.block_bytes
     assert (parked.first_bytes, parked.second_bytes) == (10 * block_bytes, 3 * block_bytes)
@@ -55,7 +53,6 @@ def test_a_second_park_copies_what_is_new(client: Djinn, source: TokenSource) ->
 
 def test_signals_are_timed(client: Djinn, base_url: str, source: TokenSource) -> None:
     times = measure_signals(client, base_url, source, signals=4, tokens=40)
-
     assert len(times.round_trips_s) == 4
     assert min(times.round_trips_s) > 0
     if times.server is not None:

@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from app.gpu.kv.header import KVLayout
 from app.model_store.shapes import shape_config
-from benchmarks.roofline.devices import LAUNCH_S, PROCESSORS, Device
-from benchmarks.roofline.host import SAMPLINGS
-from benchmarks.roofline.launches import BLOCK_SIZE, build_on_meta, decode_launches
-from benchmarks.roofline.paper import CHOICE, GRAPH, Kernel, PaperStep, paper_step
 
 pytest.importorskip("triton", reason="Triton is not installed")
+
+from benchmarks.roofline.devices import LAUNCH_S, PROCESSORS, Device
+from benchmarks.roofline.host import SAMPLINGS
+from benchmarks.roofline.launches import build_on_meta, decode_launches
+from benchmarks.roofline.paper import CHOICE, GRAPH, Kernel, PaperStep, paper_step
 
 CONTEXT = 1024
 MODELS = ("llama-3-8b", "llama-2-13b")
@@ -24,11 +24,6 @@ build = cache(build_on_meta)
 
 def step(model: str, sessions: int, context: int = CONTEXT, sampling: str = "greedy") -> PaperStep:
     return paper_step(model, build(model), sessions, context, (sampling, SAMPLINGS[sampling]))
-
-
-def kernel(found: PaperStep, name: str) -> Kernel:
-    [one] = [each for each in found.kernels if each.name == name and each.part == GRAPH]
-    return one
 
 
 def transformers_parameters(model: str) -> int:
@@ -45,13 +40,6 @@ def test_a_step_reads_each_weight_that_transformers_has_once(model: str) -> None
     weights = [each.arguments["weight"] for each in launches if each.arguments.get("weight") is not None]
     assert sum(weight.nbytes for weight in weights) == 2 * transformers_parameters(model)
     assert len({id(weight) for weight in weights}) == len(weights)
-
-
-@pytest.mark.parametrize(("model", "kv_heads"), [("llama-3-8b", 8), ("llama-2-13b", 40)])
-def test_a_block_more_of_each_session_is_read_once(model: str, kv_heads: int) -> None:
-    sessions, block = 3, KVLayout(build(model).num_layers, kv_heads, BLOCK_SIZE, 128, "bfloat16").block_bytes
-    fewer, more = (kernel(step(model, sessions, context), "attention") for context in (CONTEXT, CONTEXT + BLOCK_SIZE))
-    assert more.read - fewer.read == sessions * block
 
 
 def test_what_a_layer_launches() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("triton", reason="Triton is not installed")
+
 from benchmarks.roofline.devices import DEVICES, H100, LAUNCH_S
 from benchmarks.roofline.host import HostPlan, HostStep
 from benchmarks.roofline.paper import CHOICE, GRAPH, INPUTS, Kernel, PaperStep
 from benchmarks.roofline.report import RooflineRun, bound_table
 from benchmarks.roofline.stages import STAGES
-
-pytest.importorskip("triton", reason="Triton is not installed")
 
 MS = int(H100.bytes_per_s / 1e3)
 """Bytes that an H100 moves in a millisecond."""

@@ -41,13 +41,6 @@ def report(findings: Findings) -> MigrateReport:
     return MigrateReport(seed=0, plan=plan, texts=texts, origin=SERVER, goal=SERVER, findings=findings, costs=costs)
 
 
-def test_costs_by_length() -> None:
-    short, long = summarize([journey(200), journey(100, export_s=0.5), journey(100), journey(100, export_s=9.0)])
-    assert (short.tokens, short.moves, long.tokens, long.moves) == (100, 3, 200, 1)
-    assert (short.export_s, short.move_s, long.move_s) == (0.5, 1.25, 1.0)
-    assert long.gain == 3.0
-
-
 def test_an_answer_that_differs_is_no_success() -> None:
     found = report(Findings([journey(100), journey(100, moved=(1, 9, 3))]))
     (cost,) = found.costs

@@ -24,10 +24,8 @@ from loadgen.experiments.resume_latency.plan import (
     order_of_ways,
     plan_cells,
 )
-from loadgen.experiments.resume_latency.report import ResumeReport, TargetReport, judge
-from loadgen.experiments.resume_latency.summary import Crossing, Measure, Summary, summarize
-from loadgen.experiments.resume_latency.tables import tables
-from loadgen.results.inputs import Server
+from loadgen.experiments.resume_latency.report import ResumeReport, judge
+from loadgen.experiments.resume_latency.summary import Summary, summarize
 from loadgen.results.verdicts import Outcome
 from tests.loadgen.experiments.running import raw_result, result, sessions_on
 from tests.loadgen.recording import memory
@@ -117,15 +115,6 @@ def test_a_way_that_failed_leaves_the_others(summary: Summary) -> None:
     assert (tokens.measured, tokens.outcome) == ("0 of 1", Outcome.MISSED)
 
 
-def test_the_table_names_the_layer_and_both_ratios(summary: Summary) -> None:
-    findings = crossing_at_layer_2()
-    server = Server("djinn", "http://127.0.0.1:1", "djinn", None)
-    report = TargetReport(server, LAYERS, tuple(range(LAYERS)), findings, summary, ())
-    assert summary.crossings == (Crossing(64, Measure.STANDING, 2), Crossing(64, Measure.TOKEN, 2))
-    (table,) = (table for table in tables(report) if table.title == "What it comes to")
-    assert table.rows[0] == ("stands again", "64", "from layer 2 on (75 % of depth)", "0.40–1.60", "5.0–5.0")
-
-
 def server(device_tokens: int, host_tokens: int, policy: str = "signal") -> MemoryMap:
     """A server's map, with blocks of 16 tokens that take 16 bytes."""
     raw: dict[str, Any] = memory().model_dump(by_alias=True)
@@ -133,10 +122,6 @@ def server(device_tokens: int, host_tokens: int, policy: str = "signal") -> Memo
     data["block_bytes"] = data["block_tokens"] = 16
     data["device"]["total_bytes"], data["host"]["total_bytes"] = device_tokens, host_tokens
     return MemoryMap.model_validate({**raw, "policy": policy})
-
-
-def test_one_session_fills_all_but_a_block() -> None:
-    assert passer_lengths(server(1024, 4096), "a", longest=512, max_model_len=2048) == [1008]
 
 
 @pytest.mark.parametrize(

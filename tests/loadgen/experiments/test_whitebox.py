@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.cli import main
-from loadgen.experiments.whitebox.concurrency import TokenMeter
 from loadgen.experiments.whitebox.findings import Arm, Findings, Rates, RoundTrip, Saved, Steered, Trial, Waited, Window
 from loadgen.experiments.whitebox.plan import choose_layers
 from loadgen.experiments.whitebox.report import WhiteboxReport, judge
@@ -63,29 +62,6 @@ def everything() -> Findings:
 )
 def test_layers_are_a_quarter_a_half_and_three_quarters_of_the_way_up(num_layers: int, layers: tuple[int, ...]) -> None:
     assert choose_layers(num_layers) == layers
-
-
-SetClock = Callable[[float], None]
-
-
-@pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> SetClock:
-    """Sets the time."""
-    return lambda now: monkeypatch.setattr("time.perf_counter", lambda: now)
-
-
-def test_steps_are_counted_whole(at: SetClock) -> None:
-    """Two sessions with 2 tokens every 0.8 s, wherever in a step the second hand stands."""
-    for start in (100.0, 100.3, 100.79):
-        meter = TokenMeter(2, seconds=3.0)
-        at(start)
-        meter.start()
-        for step in range(1, 8):
-            for session in range(2):
-                at(100.0 + 0.8 * step + 0.01 * session)
-                meter.tokens(session, 2)
-        assert meter.over.is_set()
-        assert meter.tokens_per_s == pytest.approx(2 * 2 / 0.8)
 
 
 @given(st.lists(st.integers(0, 2), max_size=6), st.lists(st.integers(0, 2), max_size=6))
@@ -150,15 +126,6 @@ def test_one_miss_is_that_of_its_figure_alone(named: str, spoil: Callable[[Findi
     missed = [what for what, outcome in outcomes(spoil(everything())).items() if outcome is Outcome.MISSED]
     assert len(missed) == 1
     assert named in missed[0]
-
-
-def test_a_rate_whose_bounds_have_the_target_between_them_is_neither_met_nor_missed() -> None:
-    rates = [Rates({Arm.PLAIN: 100.0, Arm.UNMATCHED: kept, Arm.STEERED: 80.0}) for kept in (90.0, 98.0, 106.0)]
-    found = outcomes(replace(everything(), rates=rates))
-    assert [what for what, outcome in found.items() if outcome is Outcome.UNDECIDED] == [
-        "decode rate kept with a breakpoint that never matches"
-    ]
-    assert Outcome.MISSED not in found.values()
 
 
 SEQUENCES, TOKENS, CONTEXT, OTHERS, REPEATS = 2, 24, 20, 3, 2

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
-from matplotlib.patches import Rectangle
 
 from loadgen.results.figures import Figure, color_of, to_svg
 from loadgen.results.page import Page, Section, write_page, write_pictures
@@ -102,15 +101,6 @@ def test_a_distribution_keeps_the_colours_of_those_without_samples(axes: Axes) -
     assert line.get_color() == color_of(1)
     assert np.asarray(line.get_xdata()).tolist() == [1.0, 1.0, 2.0, 3.0]
     assert np.asarray(line.get_ydata()).tolist() == pytest.approx([0.0, 1 / 3, 2 / 3, 1.0])
-
-
-def rectangles(axes: Axes) -> list[Rectangle]:
-    return [patch for patch in axes.patches if isinstance(patch, Rectangle)]
-
-
-def test_stacked_bars_stand_on_each_other_and_none_is_no_bar(axes: Axes) -> None:
-    bars(axes, ["a", "b"], {"one": [1.0, 2.0], "two": [3.0, None]}, "ms", stacked=True)
-    assert [(bar.get_y(), bar.get_height()) for bar in rectangles(axes)] == [(0, 1), (0, 2), (1, 3), (2, 0)]
 
 
 @pytest.mark.parametrize(

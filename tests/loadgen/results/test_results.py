@@ -6,19 +6,16 @@ import json
 import math
 from dataclasses import dataclass
 from datetime import datetime
-from io import StringIO
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from rich.console import Console
 
 from loadgen.errors import LoadgenError
 from loadgen.load.think import InfinityAsNull
 from loadgen.results.failures import Failure, failure_table, noting
 from loadgen.results.files import Result, read_result, write_result
 from loadgen.results.origin import published
-from loadgen.results.tables import Mark, TextTable, to_rich
 from loadgen.results.text import in_bytes, in_seconds, in_speed
 
 
@@ -96,19 +93,6 @@ def test_keys_are_not_published(arguments: list[str]) -> None:
     assert "sesame" not in " ".join(shown)
     assert shown[:4] == ("python", "-m", "loadgen", "density")
     assert shown[-2:] == ("--agents", "3")
-
-
-def printed(*tables: TextTable) -> str:
-    console = Console(width=100, file=StringIO(), record=True)
-    console.print(to_rich(tables))
-    return console.export_text()
-
-
-def test_cells_are_printed_as_they_are() -> None:
-    table = TextTable("A [bold] title", ("", "[x]"), [("[/]", "1"), ("", "2")], "a [note]", marks={"1": Mark.GOOD})
-    text = printed(table)
-    for words in ("A [bold] title", "[x]", "[/]", "a [note]"):
-        assert words in text
 
 
 @pytest.mark.parametrize(

@@ -27,17 +27,3 @@ def test_a_turn_that_is_over_counts_no_more_than_its_conversation(answer: tuple[
     affinity = Affinity(2)
     affinity.end(affinity.begin((1,)), answer)
     assert affinity.begin((9,)) == (0 if answer is None else 1)
-
-
-def test_the_longest_history_decides() -> None:
-    affinity = Affinity(2)
-    assert turn(affinity, (1,), ()) == 0
-    assert turn(affinity, (5,), ()) == 1
-    affinity.end(affinity.begin((5, 6)), (1, 2))
-    assert affinity.begin((1, 2, 3)) == 1
-
-
-def test_a_conversation_that_began_alike_is_another() -> None:
-    affinity = Affinity(2)
-    assert turn(affinity, (1, 2), (3,)) == 0
-    assert affinity.begin((1, 2, 4)) == 1

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -126,15 +125,6 @@ def test_every_turn_fails_by_its_kind(
     assert (summary["turns_completed"], summary["turns_not_run"]) == (0, AGENTS * (TURNS - 1))
     assert kind in capsys.readouterr().out
     assert time.monotonic() - started < 20
-
-
-def test_a_server_that_accepts_and_never_answers(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        code, found = density(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}")
-    assert code == 1
-    summary = found["targets"][0]["summary"]
-    assert summary["other_errors"] == {"Timeout": 1}
-    assert summary["turns_not_run"] == AGENTS * TURNS
 
 
 def kill_under_way(url: str, pid: int) -> None:

@@ -182,13 +182,11 @@ def read(values: list[float]) -> list[Bucket]:
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
 def test_a_quantile_is_right_to_within_a_bucket(share: float) -> None:
     values = [float(value) for value in np.random.default_rng(3).uniform(0, 0.5, 1000)]
-
     assert quantile(read(values), share) == pytest.approx(np.quantile(values, share), abs=0.02)
 
 
 def test_only_what_came_between_two_readings_counts() -> None:
     slow, fast = [0.45] * 100, [0.05] * 10
-
     assert quantile(between(read(slow), read(slow + fast)), 0.99) <= 0.1
 
 

@@ -34,7 +34,6 @@ def test_the_number_that_a_server_holds_is_found(tmp_path: Path, capsys: pytest.
     with serving_stub(Stub(5, SLOW_S)) as five, serving_stub(Stub(99)) as many:
         targets = ("--target", f"five={five}", "--target", f"many={many}")
         assert capacity(tmp_path, *targets, "--least", "2", "--most", "10") == 0
-
     five_found, many_found = result(tmp_path, CapacityReport).targets
     assert found(five_found) == (5, 6)
     assert found(many_found) == (10, None)
@@ -52,7 +51,6 @@ def test_the_number_that_a_server_holds_is_found(tmp_path: Path, capsys: pytest.
 def test_all_targets_get_the_same_agents_and_each_probe_has_its_own_texts(tmp_path: Path) -> None:
     with serving_stub(Stub(3, SLOW_S)) as three, serving_stub(Stub(99)) as many:
         assert capacity(tmp_path, "--target", f"a={three}", "--target", f"b={many}", "--most", "4") == 0
-
     three_found, many_found = (
         {probe.agents: probe for probe in t.findings.probes} for t in result(tmp_path, CapacityReport).targets
     )
@@ -66,7 +64,6 @@ def test_all_targets_get_the_same_agents_and_each_probe_has_its_own_texts(tmp_pa
 def test_a_probe_that_can_only_fail_ends_early(tmp_path: Path) -> None:
     with serving_stub(Stub(0, SLOW_S)) as none:
         assert capacity(tmp_path, "--target", f"none={none}", "--turns", "30", "--least", "4", "--most", "4") == 1
-
     (target,) = result(tmp_path, CapacityReport).targets
     (probe,) = target.findings.probes
     assert found(target) == (None, 4)
@@ -79,7 +76,6 @@ def test_a_probe_that_can_only_fail_ends_early(tmp_path: Path) -> None:
 def test_a_number_with_errors_is_not_held(tmp_path: Path) -> None:
     with serving_stub(Stub(2, status=429)) as two:
         assert capacity(tmp_path, "--target", f"two={two}", "--most", "4") == 0
-
     (target,) = result(tmp_path, CapacityReport).targets
     assert found(target) == (2, 3)
     failed = next(probe for probe in target.findings.probes if probe.agents == 3)
@@ -91,7 +87,6 @@ def test_a_server_with_a_tiny_model(tmp_path: Path) -> None:
     with serve(max_sessions=2) as url:
         code = capacity(tmp_path, "--target", f"djinn={url}", "--slo-ttft", "60", "--slo-tpot", "60", "--most", "4")
         assert sessions_on(url) == []
-
     (target,) = result(tmp_path, CapacityReport).targets
     assert code == 0
     assert found(target) == (2, 3)

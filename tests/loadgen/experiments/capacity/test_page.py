@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
 from loadgen.experiments.capacity.page import figures, make_page
-from loadgen.experiments.capacity.report import CapacityReport, Findings
 from loadgen.experiments.capacity.tables import held_table, tables
-from loadgen.results.failures import Failure
 from loadgen.results.page import write_page
-from tests.loadgen.experiments.capacity.building import probe, report
-
-SCHEMA = Path(__file__).parents[4] / "docs/schemas/capacity.json"
-
-
-def with_findings(made: CapacityReport, findings: Findings) -> CapacityReport:
-    """The report of its first target alone, with other findings."""
-    return replace(made, targets=(replace(made.targets[0], findings=findings),))
+from tests.loadgen.experiments.capacity.building import report
 
 
 def test_each_target_says_what_it_holds_and_why_not_more() -> None:
@@ -39,13 +29,3 @@ def test_the_page_has_every_table_and_both_curves(tmp_path: Path) -> None:
     for shown in tables(made):
         assert all(f"{cell}</td>" in text for row in shown.rows for cell in row)
     assert "2 to 8 agents, 3 turns each" in text
-
-
-def test_a_search_that_did_not_end_says_so(tmp_path: Path) -> None:
-    failures = [Failure("the search", "LoadgenError", "djinn did not come up")]
-    broken = with_findings(report(), Findings([probe(2, 0.2)], 2, None, failures=failures))
-    assert held_table(broken).rows == [("djinn", "at least 2", "", "")]
-    assert "djinn did not come up" in write_page(make_page(broken), tmp_path / "a.html").read_text("utf-8")
-    nothing = with_findings(report(), Findings(interrupted=True))
-    assert held_table(nothing).rows == [("djinn", "unknown", "", "")]
-    assert "<svg" not in write_page(make_page(nothing), tmp_path / "b.html").read_text("utf-8")

@@ -39,16 +39,6 @@ def test_more_agents_arrive_in_the_same_time_and_do_the_same() -> None:
     assert [agent.turns for agent in plan_trace(few)] == [agent.turns for agent in plan_trace(many)[:8]]
 
 
-def test_agents_that_do_not_think_all_arrive_at_once() -> None:
-    assert CapacityPlan(Workload(think=Uniform(0.0, 0.0))).load_of(3).rate == math.inf
-
-
-def test_every_probe_has_texts_of_its_own() -> None:
-    plan = CapacityPlan(LOAD, least=1, most=20, rounds=3)
-    numbers = [plan.texts_of(agents, turn) for agents in range(1, 21) for turn in range(3)]
-    assert len(set(numbers)) == len(numbers)
-
-
 RANGES = st.tuples(st.integers(1, 50), st.integers(0, 500)).map(lambda pair: (pair[0], sum(pair)))
 
 
@@ -67,9 +57,7 @@ def finish(search: Search, holds: Callable[[int], bool]) -> list[int]:
 def test_a_border_is_found_exactly_and_with_few_probes(bounds: tuple[int, int], border: int, rounds: int) -> None:
     least, most = bounds
     search = Search(least, most, rounds)
-
     probed = finish(search, lambda agents: agents <= border)
-
     assert search.held == (None if border < least else min(border, most))
     assert search.failed == (None if border >= most else max(border + 1, least))
     doublings, halvings = math.ceil(math.log2(most / least)) + 1, math.ceil(math.log2(most))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from client import AsyncDjinn, ServerError
+from client import AsyncDjinn
 from loadgen.experiments.cluster import retrying
 from loadgen.experiments.cluster.agent import ClusterAgent, LostTurn
 from loadgen.experiments.cluster.checking import check_histories, check_owners, compare, read_routing
@@ -24,7 +24,7 @@ from loadgen.load.turn_clock import TurnClock
 from loadgen.load.workload import Signals
 from loadgen.targets import TargetSpec
 from loadgen.targets.subject import greedy
-from tests.loadgen.flaky import BUG, CUT, MOVING, REFUSED, UNANSWERED, Flaky
+from tests.loadgen.flaky import CUT, MOVING, REFUSED, UNANSWERED, Flaky
 from tests.loadgen.stubs import serving
 from tests.serving import serve
 
@@ -99,17 +99,6 @@ async def test_a_turn_that_fails_on_its_way_is_taken_exactly_once(
         assert (one.findings.compared, one.findings.tokens, one.findings.wrong) == (2, 2 * TOKENS, [])
 
 
-async def test_a_bug_is_not_asked_again_after_and_another_turn_than_the_single_servers_is_found(url: str) -> None:
-    expected = await right(url)
-    async with stage(url) as one:
-        await one.take()
-        with pytest.raises(ServerError):
-            await one.take(BUG)
-        assert one.findings.retries.errors == {}
-        compare([one.agent], ((expected[1],),), one.findings)
-        assert [(wrong.agent, wrong.turn) for wrong in one.findings.wrong] == [(0, 0)]
-
-
 async def test_a_finished_turn_that_is_gone_is_found_at_the_end_or_by_the_next_one_that_fails(url: str) -> None:
     async with stage(url) as one:
         await one.take()
@@ -133,13 +122,6 @@ NAMES = st.lists(st.text("abcdef", min_size=1, max_size=3), min_size=2, max_size
 @given(NAMES, st.text(max_size=8))
 def test_a_name_belongs_to_every_replica_in_some_order(names: list[str], key: str) -> None:
     assert sorted(Ring(names).order(key)) == sorted(names)
-
-
-@given(NAMES, st.text(max_size=8), st.data())
-def test_who_goes_takes_only_its_own_names_along(names: list[str], key: str, data: st.DataObject) -> None:
-    gone = data.draw(st.sampled_from(names))
-    left = [name for name in Ring(names).order(key) if name != gone]
-    assert Ring([name for name in names if name != gone]).order(key) == left
 
 
 @dataclass

@@ -33,13 +33,6 @@ from loadgen.stats import Summary, summarize
 from tests.loadgen.experiments.density.building import MACHINE, run_of
 
 
-def test_sessions_are_moved_where_there_are_replicas_and_no_hash_must_find_them_again() -> None:
-    plan = ClusterPlan(moves_per_second=2.0)
-    assert [plan.moves(count, Router.OWNER) for count in (1, 2)] == [False, True]
-    assert not plan.moves(2, Router.HASH)
-    assert not ClusterPlan().moves(2, Router.OWNER)
-
-
 def test_replicas_have_cores_of_their_own_only_where_one_is_left_for_the_others() -> None:
     assert cores_for(2, (0, 1, 2)) == (1, 2)
     assert cores_for(2, (0, 1)) == ()
@@ -132,17 +125,6 @@ def test_a_run_in_which_all_was_right_meets_every_target() -> None:
 )
 def test_each_target_can_be_missed(what: str, changed: dict[str, Any]) -> None:
     assert missed(replace(good(), **changed)) == {what}
-
-
-def test_where_a_hash_chooses_nobody_owns_a_session_and_none_is_moved() -> None:
-    made = report(replace(good(), moves=[], routing=None, owners={}, cold=4), Router.HASH)
-    assert made.succeeded
-    asked = {one.what for one in made.sizes[0].verdicts}
-    assert {"turns completed", "replicas killed that came back"} <= asked
-    assert asked.isdisjoint({"sessions moved", "sessions that exactly one replica has", "finished turns lost"})
-    rows = {row[0]: row[1] for table in tables(made) for row in table.rows if len(row) == 2}
-    assert rows["turns at a replica without all of the history"] == "4"
-    assert made.sizes[0].name == "2 replicas, hashed"
 
 
 def test_the_files_hold_all_and_the_page_shows_it(tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
 from loadgen.experiments.density.figures import figures
-from loadgen.experiments.density.outputs import COLUMNS, write_csv
 from loadgen.experiments.density.page import differences, make_comparison, make_page
 from loadgen.experiments.density.report import DensityReport, of_report, of_reports
 from loadgen.experiments.density.tables import tables
@@ -76,21 +74,3 @@ def test_the_page_says_what_was_run_on_what_and_what_failed(tmp_path: Path) -> N
     empty = html(make_page(replace(made, targets=targets)), tmp_path / "empty")
     assert "<svg" not in empty
     assert "12 (interrupted)" in empty
-
-
-def test_every_turn_is_a_line(tmp_path: Path) -> None:
-    made = report()
-    with write_csv(made, tmp_path / "a.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert tuple(lines[0]) == COLUMNS
-    completed = [line for line in lines if not line["error"]]
-    records = [record for target in made.targets for run in target.runs for record in run.turns]
-    assert [float(line["ttft_s"]) for line in completed] == [record.ttft_s for record in records]
-    assert {line["queue_ms"] for line in completed if line["target"] == "vllm"} == {""}
-    assert {(line["target"], line["repeat"]) for line in lines} == {
-        (target.server.name, str(repeat)) for target in made.targets for repeat in range(2)
-    }
-    failed = [line for line in lines if line["error"]]
-    assert len(failed) == 4
-    assert {(line["agent"], line["turn"], line["ttft_s"]) for line in failed} == {("1", "2", "")}
-    assert {line["message"] for line in failed} == {"the <queue> is full"}

@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 
 from loadgen.experiments.density.live import LiveView, watching
 from loadgen.experiments.density.progress import Follower
-from loadgen.experiments.density.wording import block, told
+from loadgen.experiments.density.wording import told
 from loadgen.load.records import Failure, Run, Sample, TurnCost, TurnRecord
 from loadgen.load.trace import AgentPlan, TurnPlan
 from loadgen.load.turn_clock import TurnClock
@@ -66,20 +66,6 @@ def test_figures_so_far() -> None:
     assert (seen.resumed_p50_s, seen.resumed_p99_s) == pytest.approx((0.3, 0.398))
     assert seen.tokens_per_s == pytest.approx(1.5)
     assert seen.sessions == {"device": 2, "host": 0, "disk": 0, "moving": 3}
-
-
-def test_a_line_says_everything_and_a_block_fits_a_terminal_of_80_columns() -> None:
-    run = Run(turns=[turn(0, 1, 0.0)], samples=on(device=3))
-    seen = Follower(TRACE).look(run, 10.0)
-    assert told("djinn", seen) == (
-        "djinn: 1 of 5 turns, 0 failed; 2 of 3 arrived: 0 thinking, 1 generating, 1 done; "
-        "resumed TTFT p50 500 ms, p99 500 ms; 5 tokens, 0 tokens/s; "
-        "sessions: device 3, host 0, disk 0, moving 0; 0:10, about 0:11 left"
-    )
-    lines = printed(*block("djinn, run 1 of 3", seen)).splitlines()
-    assert len(lines) <= 5
-    for words in ("1 of 5 turns, 0 failed", "0:10", "1 generating", "p50 500 ms, p99 500 ms", "device"):
-        assert words in "\n".join(lines)
 
 
 def test_without_a_terminal_there_is_a_line_and_on_one_every_target_has_its_place() -> None:

@@ -47,9 +47,7 @@ def test_a_cluster_is_simulated_with_known_costs(
 ) -> None:
     out = tmp_path / "out"
     chosen = ("--replicas", "3,6", "--event", "zone@3", "--event", "rolling:2@10", "--output", str(out))
-
     assert main(["simulate", "--costs", str(known), *SMALL, *chosen]) == 0
-
     assert result(out, SimulateReport).calibration.costs == costs()
     outcomes = raw_result(out, SimulateReport, "Assumed, and measured nowhere", "zone:3@3, rolling:2@10")["outcomes"]
     assert [(each["replicas"], each["policy"]) for each in outcomes] == [

@@ -10,7 +10,7 @@ import pytest
 from loadgen.errors import LoadgenError
 from loadgen.experiments.simulate.costs import StepTimes
 from loadgen.experiments.simulate.plan import ClusterPlan, Event
-from loadgen.experiments.simulate.population import BLOCK, population
+from loadgen.experiments.simulate.population import population
 from loadgen.load.workload import Workload, plan_trace
 from tests.loadgen.experiments.simulate.building import costs
 
@@ -36,33 +36,13 @@ def test_a_bad_event_says_what_is_wrong(text: str, why: str) -> None:
 
 def test_one_replica_has_the_agents_of_density() -> None:
     load = Workload(agents=20, seed=5)
-
     assert tuple(population(load, 1)) == plan_trace(load)
-
-
-def test_many_agents_arrive_in_order_and_at_their_rate() -> None:
-    load = Workload(agents=BLOCK // 10, turns=1, rate=2.0)
-
-    times = [agent.arrival_s for agent in population(load, 12)]
-
-    assert len(times) == 12 * load.agents
-    assert times == sorted(times)
-    assert times[-1] == pytest.approx(len(times) / 24, rel=0.02)
-
-
-def test_step_times_lie_between_the_measured_points() -> None:
-    steps = StepTimes(costs(((1, 0.02), (3, 0.04)), ((1, 0.02), (101, 0.12))), 4, 200)
-
-    assert [steps.mixed(rows, 0, luck=0.0) for rows in range(5)] == pytest.approx([0.0, 0.02, 0.03, 0.04, 0.05])
-    assert steps.mixed(0, 51, luck=0.0) == pytest.approx(0.07)
-    assert steps.mixed(2, 51, luck=0.0) == pytest.approx(0.03 + 0.07)
 
 
 def test_a_step_has_its_place_among_the_measured_ones_of_its_kind() -> None:
     prompts = ((1, (0.9, 1.0, 1.1, 3.0)), (100, (1.0, 1.2)))
     drawn = replace(costs(((1, 0.02),), ((1, 0.1),)), decode_ratios=(0.5, 2.0), prompt_ratios=prompts)
     steps = StepTimes(drawn, 1, 100)
-
     assert [steps.mixed(1, 0, luck) for luck in (0.0, 0.49, 0.5, 0.99)] == pytest.approx([0.01, 0.01, 0.04, 0.04])
     assert [steps.mixed(0, 1, luck) for luck in (0.0, 0.25, 0.74, 0.75)] == pytest.approx([0.09, 0.1, 0.11, 0.3])
     assert [steps.mixed(0, tokens, 0.9) / steps.mixed(0, tokens, 0.3) for tokens in (50, 51)] == pytest.approx([3, 1.2])

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from loadgen.experiments.weights.findings import Way
 from loadgen.experiments.weights.page_cache import bytes_in_memory, dropped
-from loadgen.experiments.weights.programs import ACCELERATE, DOUBLE_BUFFER, ProgramFailed, launches, running
+from loadgen.experiments.weights.programs import ACCELERATE, DOUBLE_BUFFER, ProgramFailed, launches
 from loadgen.experiments.weights.sizes import Budget, ModelBytes, parse_bytes, read_model_bytes
 from loadgen.processes.line_process import line_process
 from loadgen.rivals.double_buffer.__main__ import DoubleBuffer
@@ -132,15 +132,6 @@ async def test_the_double_buffer_says_the_same_whatever_it_keeps(
 
 
 @pytest.mark.long
-async def test_plain_copies_are_of_what_a_pass_streams(folder: Path, tmp_path: Path) -> None:
-    (launch, *_) = launches()
-    async with running(launch, asked(folder, tmp_path, 3 * layer_bytes(folder))) as program:
-        before = await program.generate(PROMPTS, TOKENS)
-        assert await program.copy(3) > 0
-        assert (await program.generate(PROMPTS, TOKENS)).token_ids == before.token_ids, "copies are in nobody's way"
-
-
-@pytest.mark.long
 async def test_accelerate_says_the_same(folder: Path, expected: list[list[int]], tmp_path: Path) -> None:
     about, found = await answers(ACCELERATE, asked(folder, tmp_path, 1 << 20))
     assert found == expected
@@ -151,17 +142,6 @@ async def test_accelerate_says_the_same(folder: Path, expected: list[list[int]],
 def test_a_budget_that_is_of_no_use_is_refused(folder: Path, tmp_path: Path, layers: float, message: str) -> None:
     with pytest.raises(SystemExit, match=message):
         DoubleBuffer(asked(folder, tmp_path, int(layers * layer_bytes(folder))))
-
-
-def test_a_model_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> None:
-    """Computed without its biases it would say something else, and as fast."""
-    for name in ("config.json", "generation_config.json"):
-        (tmp_path / name).write_text((folder / name).read_text())
-    tensors = load_file(folder / "model.safetensors")
-    name = "model.layers.0.self_attn.q_proj"
-    save_file({**tensors, f"{name}.bias": tensors[f"{name}.weight"][:, 0].clone()}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"not a plain Llama: 1 tensors are unknown, such as .*q_proj\.bias"):
-        DoubleBuffer(asked(tmp_path, tmp_path, 1 << 20))
 
 
 def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

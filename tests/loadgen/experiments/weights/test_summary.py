@@ -6,10 +6,8 @@ from collections import Counter
 
 import pytest
 
-from loadgen.experiments.weights.chunks import choose, chunk_rows
-from loadgen.experiments.weights.findings import ChunkSample, Findings, Sample, Way
-from loadgen.experiments.weights.generation import Generation
-from loadgen.experiments.weights.plan import Cell, WeightsPlan, order_of_ways
+from loadgen.experiments.weights.findings import Findings, Sample, Way
+from loadgen.experiments.weights.plan import Cell, order_of_ways
 from loadgen.experiments.weights.report import judge
 from loadgen.experiments.weights.summary import Measure, summarize
 from loadgen.results.verdicts import Outcome, Verdict
@@ -38,47 +36,11 @@ def findings(*samples: Sample, device: str = "cpu") -> Findings:
     return Findings(list(samples), streamed_bytes={Way.STREAMED: STREAMED_BYTES}, device=device)
 
 
-def test_the_smallest_batch_is_also_measured_cold() -> None:
-    assert WeightsPlan(batches=(8, 1)).cells == (Cell(8), Cell(1))
-    assert WeightsPlan(batches=(8, 1), cold=True).cells == (Cell(8), Cell(1), Cell(1, cold=True))
-
-
 def test_every_way_is_first_and_last_as_often_as_the_others() -> None:
     ways = tuple(Way)
     orders = [order_of_ways(ways, repeat, cell) for repeat in range(len(ways)) for cell in range(3)]
     for place in range(len(ways)):
         assert set(Counter(order[place] for order in orders).values()) == {3}
-
-
-def chunk(size: int, first_s: float, bytes_per_s: float, repeat: int = 0) -> ChunkSample:
-    return ChunkSample(size, repeat, first_s, 10.0, bytes_per_s)
-
-
-@pytest.mark.parametrize(
-    ("samples", "size", "share"),
-    [
-        ([chunk(64, 1.0, 100.0), chunk(16, 0.9, 99.0), chunk(8, 0.5, 97.0)], 16, 0.99),
-        ([chunk(64, 1.0, 100.0), chunk(16, 1.1, 99.0)], 64, 1.0),
-        ([chunk(64, 1.0, 100.0)], 64, 1.0),
-    ],
-)
-def test_the_earliest_first_token_of_those_near_the_best_bandwidth(
-    samples: list[ChunkSample], size: int, share: float
-) -> None:
-    choice = choose(chunk_rows(samples))
-    assert choice is not None
-    assert (choice.chunk_bytes, choice.share_of_best) == (size, share)
-
-
-TOKENS = ((1, 2, 3), (4, 5, 6))
-
-
-def test_rates_are_taken_while_every_session_decodes() -> None:
-    """From second 2 to second 4: two tokens of the one session, one of the other."""
-    found = Generation(TOKENS, [[1.0, 3.0, 4.0], [2.0, 4.0, 5.0]]).timed()
-    assert found.first_s == 2.0
-    assert found.tokens_per_s == pytest.approx(3 / 2)
-    assert found.steps_per_s == pytest.approx(3 / 4)
 
 
 MANY = Cell(8)

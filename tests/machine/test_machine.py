@@ -1,12 +1,39 @@
+"""Memory that a process gives back, room on a disk, and sizes as people read them."""
+
 from __future__ import annotations
 
+import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from app.machine import disk
 from app.machine.disk import DiskFull, DiskRoom, free_bytes
+from app.machine.units import GIB, MIB, rate, size
+
+FREE_MUCH = """
+import psutil
+from app.machine.memory import give_back_freed
+held = psutil.Process().memory_info
+parts = [bytes(1000) for _ in range(100_000)]
+last = bytes(1000)  # above all of them: the C library keeps what is below
+full = held().rss
+parts.clear()
+freed = held().rss
+give_back_freed()
+print(full - freed, freed - held().rss)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to give memory back")
+def test_what_was_freed_goes_back_to_the_system() -> None:
+    done = subprocess.run([sys.executable, "-c", FREE_MUCH], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert before < 10 * MIB
+    assert after > 80 * MIB
 
 
 @pytest.fixture
@@ -56,3 +83,23 @@ def test_another_disk_has_no_reserve(room: DiskRoom, tmp_path: Path) -> None:
     assert room.beside(tmp_path / "kv") is room
     with room.beside(memory).claiming(1000):
         pass
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0.0 MiB"),
+        (8 * MIB, "8.0 MiB"),
+        (GIB - MIB, "1023.0 MiB"),
+        (GIB, "1.0 GiB"),
+        (79.1 * GIB, "79.1 GiB"),
+        (-8 * MIB, "-8.0 MiB"),
+        (-2 * GIB, "-2.0 GiB"),
+    ],
+)
+def test_sizes(nbytes: float, text: str) -> None:
+    assert size(nbytes) == text
+
+
+def test_rates_are_in_powers_of_ten() -> None:
+    assert rate(55.24e9) == "55.2 GB/s"

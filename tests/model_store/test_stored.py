@@ -1,4 +1,4 @@
-"""Sizes of stored tensors are those of the tensors themselves."""
+"""What is read of a model's files without Transformers, and refused where they are damaged."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoTokenizer
 
 from app.model_store.errors import BrokenModel
 from app.model_store.gguf.cached import cached_gguf
 from app.model_store.gguf.tensors import GgufTensors
+from app.model_store.model_tokenizer import ModelTokenizer
+from app.model_store.saved import SAVED, read_config, read_tokenizer
 from app.model_store.sizes import stored_sizes
 from tests.model_store.conftest import TinyModel
 
@@ -58,20 +61,10 @@ def test_a_file_without_a_header_is_refused(tmp_path: Path, content: bytes) -> N
 @pytest.mark.parametrize(
     "change",
     [
-        {"nbytes": -1},
-        {"nbytes": 1 << 60},
-        {"nbytes": 40},
-        {"offset": "0"},
-        {"offset": -8},
-        {"offset": 1 << 40},
-        {"kind": "X"},
-        {"kind": "Q8_0"},
-        {"shape": []},
-        {"shape": ["a"]},
-        {"shape": [3, True]},
-        {"heads": 3},
-        {"heads": -2},
-        {"unheard": 1},
+        *({"nbytes": -1}, {"nbytes": 1 << 60}, {"nbytes": 40}),
+        *({"offset": "0"}, {"offset": -8}, {"offset": 1 << 40}),
+        *({"kind": "X"}, {"kind": "Q8_0"}, {"unheard": 1}),
+        *({"shape": []}, {"shape": ["a"]}, {"shape": [3, True]}, {"heads": 3}, {"heads": -2}),
     ],
 )
 def test_an_index_that_does_not_fit_its_file_is_refused(
@@ -84,3 +77,43 @@ def test_an_index_that_does_not_fit_its_file_is_refused(
     (folder / "gguf.json").write_text(json.dumps(index))
     with pytest.raises(BrokenModel, match=r"cannot read .*gguf\.json"):
         stored_sizes(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cached_gguf(tiny.gguf, tmp_path_factory.mktemp("cache"))
+
+
+def test_the_config_has_all_entries(folder: Path) -> None:
+    expected = AutoConfig.from_pretrained(folder).to_dict()
+    del expected["_name_or_path"]
+    found = read_config(folder)
+    assert found.to_dict() == json.loads(json.dumps(expected, default=str))
+    assert found.get_text_config().rope_parameters == expected["rope_parameters"]
+
+
+def test_the_tokenizer_is_the_same(folder: Path) -> None:
+    loaded: Any = AutoTokenizer.from_pretrained(folder)
+    expected = ModelTokenizer.of(loaded)
+    found = read_tokenizer(folder)
+    assert found.facts == expected.facts
+    assert found.backend.to_str() == expected.backend.to_str()
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"config": [], "tokenizer": 5}', '{"config": {}}', pytest.param("[" * 100_000, id="deep")]
+)
+def test_a_file_without_the_parts_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / SAVED).write_text(content)
+    for read in (read_config, read_tokenizer):
+        with pytest.raises(BrokenModel, match=SAVED):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("name", [SAVED, "tokenizer.json"])
+def test_a_damaged_file_is_named(folder: Path, tmp_path: Path, name: str) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / name).write_text("{")
+    with pytest.raises(BrokenModel, match=name):
+        read_tokenizer(tmp_path)
