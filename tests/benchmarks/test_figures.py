@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from benchmarks.kv.parks import ParkedTwice
 from benchmarks.kv.resume import ResumedTurn, ResumeRound
 from benchmarks.kv.runner import Measured
 from benchmarks.kv.signals import SignalTimes
-from benchmarks.spread import middle_half, ratio_of_medians
+from benchmarks.spread import ratio_of_medians
 from loadgen.processes.launch import ROOT
 from loadgen.targets.histogram import Bucket
 
@@ -148,13 +147,6 @@ def test_steps_with_grammars_are_compared_within_their_round() -> None:
     assert (target, met) == ("≤ 1.05 ×", "yes")
     assert rows["Decode step, 1 session"][0] == "20.00 ms"
     assert rows["Step with schemas / without, 1 session"] == ("1.500 ×", "≤ 1.05 ×", "no")
-
-
-def test_the_middle_half_has_the_quartiles() -> None:
-    values = [random.Random(7).gauss(100, 15) for _ in range(51)]
-    spread = middle_half(values)
-    expected = np.quantile(values, [0.5, 0.25, 0.75])
-    np.testing.assert_allclose([spread.median, spread.low, spread.high], expected)
 
 
 def test_a_ratio_of_medians_has_an_interval_that_holds_the_true_ratio() -> None:

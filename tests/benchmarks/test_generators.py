@@ -3,19 +3,15 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 
-import orjson
 import pytest
 
 from benchmarks.generators.comparison import Round, compare
 from benchmarks.generators.generator import Endpoint, Generator
 from benchmarks.generators.load import Load
 from benchmarks.generators.measured import Measured, OtherLoadError, check_load
-from benchmarks.generators.report import Run, comparison_table, write_run
 from benchmarks.generators.rounds import RoundRunner
-from loadgen.processes.launch import Launch
 
 LOAD = Load("steady", requests=5, rate=2.0, prompt_tokens=100, completion_tokens=10)
 RIGHT = Measured(
@@ -53,15 +49,6 @@ def a_round(number: int, own_ttft_s: float, rival_ttft_s: float, load: str = "st
     return Round(number, load, seed=number, first="a", own=own, rival=rival, other_cpu_share=0.0)
 
 
-def test_a_load_begins_at_once_and_arrives_at_its_rate() -> None:
-    trace = replace(LOAD, requests=4001).trace(seed=3)
-    times = [agent.arrival_s for agent in trace]
-    assert times[0] == 0.0
-    assert times == sorted(times)
-    assert times[-1] == pytest.approx(4000 / LOAD.rate, rel=0.05)
-    assert {(turn.new_tokens, turn.completion_tokens) for agent in trace for turn in agent.turns} == {(100, 10)}
-
-
 @pytest.mark.parametrize(
     ("measured", "fault"),
     [
@@ -89,28 +76,3 @@ def test_generators_take_turns_at_going_first_and_no_seed_comes_twice() -> None:
     rounds = [measuring.run(number, LOAD) for number in range(2)]
     assert order == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
     assert [entry.first for entry in rounds] == ["a", "b"]
-
-
-def test_the_record_says_who_does_not_agree(tmp_path: Path) -> None:
-    rounds = [a_round(0, 1.2, 1.0)]
-    found = compare(rounds)
-    burst = replace(LOAD, name="burst", rate=inf)
-    reason = "b, steady: 4 of 5 requests completed"
-    run = Run(
-        model="m",
-        rival_versions={},
-        launch=Launch(["djinn"]),
-        loads=(LOAD, burst),
-        rounds=rounds,
-        comparisons=found,
-        discarded=[reason],
-    )
-    path = write_run(tmp_path, run, comparison_table(found, "ours", "theirs"))
-    text = path.read_text()
-    assert "| steady: TTFT, median (s) | 1.2 [1.2, 1.2] | 1 [1, 1] | 1.20× [1.20, 1.20] | NO |" in text
-    assert "| steady: Output (tokens/s) | 20 [20, 20] | 20 [20, 20] | 1.00× [1.00, 1.00] | yes |" in text
-    assert f"Measured again: {reason}." in text
-    assert "at most 0.010 s late by loadgen, 0.010 s by GuideLLM" in text
-    assert "burst: 5 requests, all at once" in text
-    kept = orjson.loads(path.with_suffix(".json").read_bytes())
-    assert kept["rounds"][0]["own"]["ttft_p50_s"] == 1.2

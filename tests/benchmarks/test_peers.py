@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import cast
 
 import httpx
 import pytest
-from rich.console import Console
 
-from benchmarks.peers.__main__ import run_rounds
 from benchmarks.peers.load import OpenAILoad
 from benchmarks.peers.peers import launch
 from benchmarks.peers.report import best_types, describe_run
 from benchmarks.peers.rounds import Measurement, Round
-from benchmarks.peers.runner import PeerRunner
 from benchmarks.peers.summary import Best, Metric, best_by_peer
 from benchmarks.peers.timeline import DecodePhase, Stream, measure_decode
 from benchmarks.peers.workload import FULL, QUICK, Workload, build_workload
@@ -41,36 +36,6 @@ def test_no_part_of_the_text_is_asked_twice() -> None:
 def test_prompts_that_a_prefix_cache_could_share_are_refused() -> None:
     with pytest.raises(ValueError, match="share their first"):
         build_workload(FULL, [7] * 40_000)
-
-
-VARIANTS = [("djinn", "auto"), ("vllm", "auto")]
-
-
-class FailingRunner:
-    """Stands for servers that take minutes; one of them fails after so many runs."""
-
-    def __init__(self, runs: int, error: BaseException) -> None:
-        self.runs, self.error = runs, error
-
-    def run(self, number: int, peer: str, dtype: str, workload: Workload) -> Round:
-        self.runs -= 1
-        if self.runs < 0:
-            raise self.error
-        return Round(number, peer, dtype, None, Measurement([], [], 0.0, 0.0))
-
-
-def run(runs: int, error: BaseException) -> tuple[list[Round], str]:
-    said = io.StringIO()
-    runner = cast("PeerRunner", FailingRunner(runs, error))
-    rounds = run_rounds(runner, VARIANTS, 3, cast("Workload", None), Console(file=said, width=200))
-    return rounds, said.getvalue()
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), httpx.RemoteProtocolError("gone")])
-def test_whole_rounds_are_kept(error: BaseException) -> None:
-    rounds, said = run(5, error)
-    assert [(each.number, each.peer) for each in rounds] == [(0, "djinn"), (0, "vllm"), (1, "vllm"), (1, "djinn")]
-    assert "broken off after 2 of 3 rounds" in said
 
 
 THROUGHPUT = Metric("throughput_8", "Throughput, 8 streams", "tok/s", True)

@@ -51,24 +51,12 @@ def test_json_is_what_the_schema_says(kernel: Kernel) -> None:
         validator.validate(spoiled)
 
 
-def test_json_has_findings_and_facts() -> None:
-    unbound = replace(healthy_facts(), numa=replace(healthy_facts().numa, process_nodes=(0, 1)))
-    made = json.loads(report(unbound).to_json())
+def test_each_finding_is_a_line_with_its_remedy_below_unbroken_and_is_in_the_json() -> None:
+    unbound = report(replace(healthy_facts(), numa=replace(healthy_facts().numa, process_nodes=(0, 1))))
+    lines, made = printed(unbound), json.loads(unbound.to_json())
     assert (made["schema_version"], made["device"], made["status"]) == (1, "cuda:0", "warning")
-    assert made["findings"][0] == {
-        "name": "device",
-        "status": "ok",
-        "summary": "cuda:0: NVIDIA H100 80GB HBM3",
-        "remedy": None,
-    }
     assert next(finding["remedy"] for finding in made["findings"] if finding["name"] == "numa") == NUMACTL
-    assert made["facts"]["device"]["copies"]["to_device"]["median"] == 55e9
-    assert made["facts"]["numa"]["gpu_node"] == 1
-
-
-def test_each_finding_is_a_line_with_its_remedy_below_unbroken() -> None:
-    unbound = replace(healthy_facts(), numa=replace(healthy_facts().numa, process_nodes=(0, 1)))
-    lines = printed(report(unbound))
+    assert (made["facts"]["device"]["copies"]["to_device"]["median"], made["facts"]["numa"]["gpu_node"]) == (55e9, 1)
     position = next(number for number, line in enumerate(lines) if line.startswith("warning  numa"))
     assert lines[position].endswith("GPU on node 1, process on nodes 0, 1 of nodes 0, 1")
     assert lines[position + 1].endswith(f"-> {NUMACTL}")

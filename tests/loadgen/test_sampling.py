@@ -23,7 +23,6 @@ from loadgen.sampling.prometheus import read_metrics
 from loadgen.sampling.sampler import INTERVAL_S
 from loadgen.targets import TargetSpec
 from tests.loadgen.stubs import serving
-from tests.serving import serve
 
 LLAMACPP = """\
 # HELP llamacpp:requests_processing Number of requests processing.
@@ -112,28 +111,9 @@ async def test_a_server_without_metrics_has_none_and_is_asked_once() -> None:
     assert found.totals is None
 
 
-async def test_a_server_that_is_gone_is_known_by_its_processes_alone() -> None:
-    with metrics_of(PlainTextResponse(LLAMACPP)) as spec:
-        pass
-    found = await sampled(TargetSpec("gone", spec.url, "m", pid=os.getpid()), 0.0)
-    assert all(is_silent(one) for one in found.samples)
-    assert all(one.rss_bytes for one in found.samples)
-    assert found.totals is None
-
-
 def is_silent(one: Sample) -> bool:
     told = (one.sessions, one.bytes, one.running, one.waiting, one.kv_used)
     return told == ({}, {}, None, None, None)
-
-
-async def test_a_djinn_server_says_where_its_sessions_are() -> None:
-    with serve() as url:
-        found = await sampled(TargetSpec("djinn", url), 0.0)
-    assert {one.sessions["device"] for one in found.samples} == {0}
-    assert all(set(one.bytes) == {"device", "host", "disk"} for one in found.samples)
-    assert {(one.running, one.waiting, one.kv_used) for one in found.samples} == {(0, 0, 0.0)}
-    assert found.totals is not None
-    assert {moves.count for moves in found.totals.moves.values()} == {0}
 
 
 BURN = "import time; end = time.process_time() + {s}\nwhile time.process_time() < end: pass\n"

@@ -1,7 +1,6 @@
 """The stages of the GPU check on a CPU, and what they make of what they see."""
 
 import io
-import math
 import tempfile
 import time
 from argparse import Namespace
@@ -12,15 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.domain.values import SessionId
-from app.gpu.startup.loader import load_engine
-from benchmarks.engine.decoding import decode_rate
-from benchmarks.engine.live import LiveEngine, LiveTurn
-from benchmarks.engine.loading import make_settings
 from benchmarks.figures import Target
 from benchmarks.gpu_check.context import StageContext
-from benchmarks.gpu_check.large_model import with_layers
-from benchmarks.gpu_check.plan import FULL, TINY
+from benchmarks.gpu_check.plan import FULL
 from benchmarks.gpu_check.processes import run_for
 from benchmarks.gpu_check.program import run_check, write_page_of
 from benchmarks.gpu_check.reports.journal import Journal, Outcome, StageRecord, read_journal
@@ -28,7 +21,6 @@ from benchmarks.gpu_check.reports.record import Run, describe_run, read_run
 from benchmarks.gpu_check.runner import Budget, run_stages
 from benchmarks.gpu_check.stage_list import STAGES
 from benchmarks.gpu_check.stages import cuda_tests
-from benchmarks.gpu_check.stages.weights import streamed_bytes
 
 ENGINE_STAGES = [stage.name for stage in STAGES if stage.name != "cuda_tests"]
 
@@ -170,40 +162,3 @@ def test_each_end_is_counted_and_failures_are_named(tmp_path: Path) -> None:
     assert [figure.spread.median for figure in record.figures] == [1, 1, 1]
     assert record.notes == ["Failed: test_some::test_wrong"]
     assert not record.is_well
-
-
-def turn(*times: float) -> LiveTurn:
-    return LiveTurn(SessionId("one"), 0.0, [1] * len(times), list(times))
-
-
-def test_only_steps_that_all_sessions_take_part_in_are_counted() -> None:
-    early, late = turn(1, 2, 3, 4, 5, 6), turn(3, 4, 5, 6, 7, 8)
-    # From 5, when the later one has had three tokens, to 6, when the earlier one ends: one token of each.
-    assert decode_rate([early, late]) == 2.0
-
-
-def test_turns_that_never_decode_together_have_no_rate() -> None:
-    assert math.isnan(decode_rate([turn(1, 2, 3, 4), turn(5, 6, 7, 8)]))
-
-
-PASSES = 50
-
-
-def test_bytes_of_a_pass_are_those_that_the_engine_counts(tmp_path: Path) -> None:
-    plan = TINY.streaming
-    settings = make_settings(
-        "cpu",
-        plan.model,
-        weights_device=plan.budget,
-        cache_dir=tmp_path,
-        kv_device="1x256",
-        kv_policy="none",
-        max_draft_tokens=0,
-    )
-    with LiveEngine(load_engine(with_layers(plan.model, plan.layers), settings.engine())) as live:
-        session = live.open()
-        live.generate(session, [1], 1)
-        before = live.memory().text.streamed_bytes
-        live.generate(session, [2], PASSES)
-        counted = (live.memory().text.streamed_bytes - before) / PASSES
-        assert counted == pytest.approx(streamed_bytes(live, plan), rel=0.01)

@@ -10,7 +10,6 @@ from benchmarks.kv.resume import ResumeBench
 from benchmarks.kv.signals import measure_signals
 from benchmarks.text import TokenSource
 from client import Djinn
-from loadgen.processes.process import ServerFailedError
 from tests.serving import serve
 
 
@@ -57,12 +56,3 @@ def test_signals_are_timed(client: Djinn, base_url: str, source: TokenSource) ->
     assert min(times.round_trips_s) > 0
     if times.server is not None:
         assert times.server[-1].count == 4
-
-
-def test_a_session_that_the_device_still_has_is_no_resumed_one(source: TokenSource) -> None:
-    with (
-        serve(kv_device="8x272", kv_host="8x272") as roomy,
-        Djinn(roomy) as client,
-        pytest.raises(ServerFailedError, match="the device had the rest"),
-    ):
-        ResumeBench(client, source, seed=1, history_tokens=200, other_tokens=256).run(1)

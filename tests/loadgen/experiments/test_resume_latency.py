@@ -22,11 +22,9 @@ from loadgen.experiments.resume_latency.plan import (
     choose_layers,
     depth_of,
     order_of_ways,
-    plan_cells,
 )
-from loadgen.experiments.resume_latency.report import ResumeReport, judge
-from loadgen.experiments.resume_latency.summary import Summary, summarize
-from loadgen.results.verdicts import Outcome
+from loadgen.experiments.resume_latency.report import ResumeReport
+from loadgen.experiments.resume_latency.summary import summarize
 from tests.loadgen.experiments.running import raw_result, result, sessions_on
 from tests.loadgen.recording import memory
 from tests.openai.reference import save_tiny_model
@@ -41,20 +39,6 @@ def sample(
     """One way back. Djinn's have a split of the server."""
     split = ServerSplit(1e-5, standing_s / 2, 1e-4) if way is Way.DJINN else None
     return Sample(way, length, layer, repeat, standing_s, token_s, None if token_s is None else token, 1024, split)
-
-
-def crossing_at_layer_2() -> Findings:
-    """At layers 0 and 1 a recompute is sooner, and from layer 2 on Djinn, who is as far from both in both measures."""
-    findings = Findings(passes={64: 0})
-    for repeat in range(3):
-        for layer in range(LAYERS):
-            computed = 0.01 * (layer + 1)
-            findings.samples += [
-                sample(Way.RECOMPUTE, layer, computed, 0.04, repeat=repeat),
-                sample(Way.OFFLOAD, layer, 0.005, 0.055 - computed, repeat=repeat),
-                sample(Way.DJINN, layer, 0.025, 0.065 - computed, repeat=repeat),
-            ]
-    return findings
 
 
 @pytest.mark.parametrize(
@@ -74,15 +58,6 @@ def test_every_way_is_first_second_and_last_as_often_as_the_others() -> None:
     assert all(set(order) == set(Way) for order in orders)
 
 
-CELLS = plan_cells([64], range(LAYERS))
-PLANNED = 3 * LAYERS * len(Way)
-
-
-@pytest.fixture
-def summary() -> Summary:
-    return summarize(crossing_at_layer_2(), CELLS, LAYERS)
-
-
 def test_ratios_are_taken_within_a_repeat() -> None:
     """Both are twice as slow in the second repeat: the ratio is the same, and has no spread."""
     findings = Findings(
@@ -96,23 +71,6 @@ def test_ratios_are_taken_within_a_repeat() -> None:
     for found, way, ratio in ((recompute, Way.RECOMPUTE, 2.0), (offload, Way.OFFLOAD, 3.0)):
         assert (found.way, found.ratio.count) == (way, 2)
         assert (found.ratio.low, found.ratio.median, found.ratio.high) == pytest.approx((ratio, ratio, ratio))
-
-
-def test_a_way_that_failed_leaves_the_others(summary: Summary) -> None:
-    findings = crossing_at_layer_2()
-    findings.samples = [one for one in findings.samples if one.way is not Way.OFFLOAD]
-    found = summarize(findings, CELLS, LAYERS)
-    assert found.crossings == summary.crossings
-    assert {row.way for row in found.rows} == {Way.RECOMPUTE, Way.DJINN}
-    assert found.agreements == ()
-    outcomes = {verdict.what: verdict.outcome for verdict in judge(found, findings, PLANNED, LAYERS)}
-    assert outcomes["next tokens that are those of Transformers"] is Outcome.UNKNOWN
-    assert Outcome.MISSED in outcomes.values()
-    nothing = judge(summarize(Findings(), CELLS, LAYERS), Findings(), PLANNED, LAYERS)
-    assert [verdict.outcome for verdict in nothing] == [Outcome.UNKNOWN, Outcome.UNKNOWN, Outcome.MISSED]
-    differing = Findings(samples=[sample(Way.DJINN, 0, 1.0, 2.0, token=7), sample(Way.OFFLOAD, 0, 1.0, 2.0, token=8)])
-    _, tokens, _ = judge(summarize(differing, [Cell(64, 0)], LAYERS), differing, 2, LAYERS)
-    assert (tokens.measured, tokens.outcome) == ("0 of 1", Outcome.MISSED)
 
 
 def server(device_tokens: int, host_tokens: int, policy: str = "signal") -> MemoryMap:

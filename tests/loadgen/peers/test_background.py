@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from loadgen.peers.llamacpp_source import LlamaCppSource
 from loadgen.peers.registry import PEERS
 from loadgen.peers.serving import ManagedTarget, serving
 from loadgen.processes.launch import Launch
-from loadgen.processes.process import ServerFailedError, free_port, log_tail, running_server, spawn, stop_server
+from loadgen.processes.process import ServerFailedError, free_port, running_server
 
 SERVER = """
 import http.server, subprocess, sys
@@ -42,13 +41,6 @@ http.server.HTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
 """
 """Lists its models, and has a child in a POSIX session of its own, as Ray's servers do."""
 DIES = "import os, sys; sys.exit('no such model for ' + os.environ['MODEL'])"
-STUBBORN = """
-import os, signal, time
-signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGUSR1))
-print("ready", flush=True)
-time.sleep(60)
-"""
-"""Does not end when it is asked to, but interrupts who asked."""
 
 
 @dataclass(frozen=True)
@@ -130,26 +122,6 @@ def test_a_server_that_ends_is_reported_with_its_last_words_in_our_environment()
         running_server(command, {"PEER": "vllm"}, "http://127.0.0.1:9"),
     ):
         pass
-
-
-def test_who_does_not_want_to_wait_leaves_nothing_behind() -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    try:
-        with tempfile.TemporaryFile() as output:
-            process = spawn([sys.executable, "-c", STUBBORN], {}, output)
-            deadline = time.monotonic() + 30
-            while log_tail(output) != "ready\n":
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            with pytest.raises(KeyboardInterrupt):
-                stop_server(process.pid)
-            process.wait()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert not is_running(process.pid)
 
 
 # Until it is told to stop.
@@ -243,13 +215,3 @@ def test_a_peer_from_start_to_stop(source: LlamaCppSource, model: Path, capsys: 
     with pytest.raises(httpx.ConnectError):
         httpx.get(found[1])
     assert main(["peers", "stop", "llamacpp"]) == 2
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    ["", "start", "start vllm --kv 20", "start vllm --kv 0x1024", "start vllm --port 65536", "start vllm --dtype int8"],
-)
-def test_a_command_line_that_cannot_be_read(arguments: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["peers", *arguments.split()])
-    assert ended.value.code == 2

@@ -17,7 +17,6 @@ from loadgen.peers.dtypes import AUTO
 from loadgen.peers.llamacpp import SLOTS
 from loadgen.peers.llamacpp_source import LlamaCppSource
 from loadgen.peers.registry import PEERS, find_peer
-from loadgen.peers.vllm_environment import needed_requirements
 from loadgen.processes.launch import Launch
 from loadgen.results.inputs import Server
 from loadgen.targets import TargetSpec
@@ -157,21 +156,6 @@ def test_offloading_needs_cuda_and_is_the_only_difference_there(settings: Server
     assert "VLLM_CPU_KVCACHE_SPACE" not in launched("vllm", settings).environment
 
 
-@pytest.mark.parametrize(
-    ("lines", "needed"),
-    [
-        (["torch==2.13.0+cpu", "torchvision", "TorchCodec>=0.14", "triton==3.9.0", "numpy"], ["numpy"]),
-        (["torchdata>=1"], ["torchdata>=1"]),
-        (["pandas; extra == 'bench'", "protobuf==7.36.1; platform_machine == 'no-such-machine'"], []),
-        (["six>=1.16.0; python_version > '3.8'", "fastapi[a]<0.137.0"], ["six>=1.16.0", "fastapi[a]<0.137.0"]),
-    ],
-)
-def test_of_a_wheels_requirements_builds_for_cuda_extras_and_other_platforms_are_left_out(
-    lines: list[str], needed: list[str]
-) -> None:
-    assert needed_requirements(lines) == needed
-
-
 def test_ray_divides_the_same_cores(settings: ServerSettings) -> None:
     alone, divided = flags("transformers", settings), flags("ray", settings)
     assert divided == {**alone, "--actors": "2"}
@@ -220,16 +204,12 @@ def test_what_cannot_be_converted_says_why(settings: ServerSettings, source: Lla
 
 
 @pytest.mark.usefixtures("source", "model")
-@pytest.mark.parametrize(("dtype", "kv"), [("bfloat16", "f16"), ("float32", "f32"), ("auto", "f16")])
-def test_kv_takes_as_many_bytes_as_that_of_the_others(settings: ServerSettings, dtype: str, kv: str) -> None:
-    given = flags("llamacpp", replace(settings, dtype=dtype))
-    assert (given["--cache-type-k"], given["--cache-type-v"], given["--ctx-size"]) == (kv, kv, "20480")
-
-
-@pytest.mark.usefixtures("source", "model")
 @pytest.mark.parametrize(("context", "slots"), [(1728, 11), (30000, 1), (None, SLOTS)])
 def test_as_many_slots_as_have_room_for_whole_conversations(
     settings: ServerSettings, context: int | None, slots: int
 ) -> None:
     given = flags("llamacpp", replace(settings, context_tokens=context))
     assert (given["--parallel"], "--kv-unified" in given) == (str(slots), context is None)
+    for dtype, kv in (("bfloat16", "f16"), ("float32", "f32"), ("auto", "f16")):  # as many bytes as the others have
+        given = flags("llamacpp", replace(settings, dtype=dtype))
+        assert (given["--cache-type-k"], given["--cache-type-v"], given["--ctx-size"]) == (kv, kv, "20480")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from loadgen.results.figures import Figure, color_of, to_svg
+from loadgen.results.figures import Figure, to_svg
 from loadgen.results.page import Page, Section, write_page, write_pictures
-from loadgen.results.plots import Series, areas, bars, cdf, level, lines
+from loadgen.results.plots import Series, lines
 from loadgen.results.tables import Mark, TextTable
 
 
@@ -93,28 +90,6 @@ def texts(drawing: str) -> list[str]:
 @pytest.fixture
 def axes() -> Axes:
     return Drawing().subplots()
-
-
-def test_a_distribution_keeps_the_colours_of_those_without_samples(axes: Axes) -> None:
-    cdf(axes, {"none": [], "some": [3.0, 1.0, 2.0]}, "seconds")
-    (line,) = axes.get_lines()
-    assert line.get_color() == color_of(1)
-    assert np.asarray(line.get_xdata()).tolist() == [1.0, 1.0, 2.0, 3.0]
-    assert np.asarray(line.get_ydata()).tolist() == pytest.approx([0.0, 1 / 3, 2 / 3, 1.0])
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda axes: areas(axes, [0.0, 1.0], {"device": [1.0, 2.0], "host": [0.0, 3.0]}, "s", "sessions"),
-        lambda axes: level(axes, 3.0, "room"),
-        lambda axes: lines(axes, [Series("a", [(1.0, math.nan), (2.0, 3.0)])], "x", "y", log_x=True, log_y=True),
-        lambda axes: lines(axes, [Series("a", [(1.0, 1.0)])], "x", "y", steps=True, markers=True),
-        lambda axes: bars(axes, ["a rather long name indeed"] * 4, {}, "ms"),
-    ],
-)
-def test_every_kind_of_plot_can_be_drawn(draw: Callable[[Axes], None]) -> None:
-    ElementTree.fromstring(to_svg(Figure("t", "c", draw)))
 
 
 def test_drawings_have_every_name_as_text_and_need_nothing_from_elsewhere() -> None:

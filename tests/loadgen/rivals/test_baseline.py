@@ -129,12 +129,3 @@ def test_what_it_cannot_do_it_refuses(served: Served, changed: dict[str, Any], s
     answer = httpx.post(f"{served.url}/v1/completions", json=body)
     assert answer.status_code == status
     assert words in answer.text
-
-
-async def test_readers_that_leave_are_no_burden(served: Served, model: Path) -> None:
-    body = {"model": "model", "prompt": PROMPTS[0], "max_tokens": 100, "ignore_eos": True, "stream": True}
-    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
-        for _ in range(4):
-            async with http.stream("POST", "/v1/completions", json=body) as response:
-                await anext(response.aiter_lines())
-        assert await complete(http, PROMPTS[0], 4) == expected(model, PROMPTS[0], 4)

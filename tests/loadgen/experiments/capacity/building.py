@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from loadgen.experiments.capacity.limits import misses
 from loadgen.experiments.capacity.plan import CapacityPlan
-from loadgen.experiments.capacity.report import CapacityReport, Findings, Probe, TargetReport
+from loadgen.experiments.capacity.report import Probe
 from loadgen.load.records import Failure, Run, TurnCost, TurnRecord
 from loadgen.load.workload import Workload
-from loadgen.results.inputs import Server, Texts
-from loadgen.results.origin import Machine
 from loadgen.stats import summarize
 
 LOAD = Workload(turns=3, completion_tokens=11)
@@ -38,26 +35,3 @@ def probe(agents: int, ttft_s: float, tpot_s: float = 0.05, failures: Sequence[F
     summary = summarize([run], 3 * agents, PLAN.measurement)
     missed = misses(summary, PLAN)
     return Probe(agents, number, summary.succeeded and not missed, False, missed, "0" * 64, "1" * 64, run, summary)
-
-
-def report() -> CapacityReport:
-    """Djinn holds 4 and fails at 5, another one holds all, a third one none."""
-    refused = [Failure(0, 1, 1.0, "RateLimited", "the <queue> is full")]
-    found = {
-        "djinn": Findings([probe(2, 0.2), probe(4, 0.5), probe(8, 9.0, 0.5), probe(5, 1.5)], 4, 5, complete=True),
-        "vllm": Findings([probe(2, 0.2), probe(4, 0.3), probe(8, 0.4)], 8, None, complete=True),
-        "llamacpp": Findings([probe(2, 0.2, failures=refused)], None, 2, complete=True),
-    }
-    return CapacityReport(
-        seed=0,
-        command=("python", "-m", "loadgen", "capacity", "--target", "djinn"),
-        started_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
-        machine=Machine(("avx2", "fma"), 2, 16 << 30, "Linux", "3.12.1"),
-        plan=PLAN,
-        arrive_within_s=PLAN.arrive_within_s,
-        texts=Texts("text", "0" * 64),
-        targets=tuple(
-            TargetReport(Server(name, "http://127.0.0.1:8000", "djinn", None), findings)
-            for name, findings in found.items()
-        ),
-    )

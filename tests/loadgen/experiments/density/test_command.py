@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
 import client
 from loadgen.cli import main
 from loadgen.experiments.density.report import DensityReport
 from loadgen.load.trace import read_trace, trace_sha256
-from loadgen.results.files import read_result
+from tests.loadgen.experiments.running import raw_result, result
 from tests.loadgen.interrupting import interrupt
 from tests.serving import serve
 
@@ -29,17 +28,8 @@ LOAD = f"""
 """.split()
 
 
-SCHEMA = Path(__file__).parents[4] / "docs/schemas/density.json"
-
-
 def density(output: Path, *arguments: str) -> int:
     return main(["density", *LOAD, "--output", str(output), *arguments])
-
-
-def result(folder: Path) -> dict[str, Any]:
-    (path,) = folder.glob("density-*.json")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
 
 
 def only_run(target: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +57,7 @@ def folder(url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compared(folder: Path) -> dict[str, Any]:
-    return result(folder)
+    return raw_result(folder, DensityReport)
 
 
 def test_every_turn_of_both_targets_is_recorded_and_is_as_planned(compared: dict[str, Any], url: str) -> None:
@@ -121,30 +111,57 @@ def test_both_servers_are_looked_at_while_they_run(compared: dict[str, Any]) -> 
         assert all(0 <= sample["kv_used"] <= 1 for sample in samples)
 
 
-def test_the_files_are_what_the_schema_says_have_no_key_and_can_be_shown_again(
+def test_the_files_have_every_turn_and_no_key(folder: Path) -> None:
+    raw_result(folder, DensityReport, "Side by side", "Time to first token, resumed turns", "4 agents, 2 a second")
+    found = result(folder, DensityReport)
+    (path,) = folder.glob("density-*.json")
+    assert "sesame" not in path.read_text() + path.with_suffix(".html").read_text()
+    assert found.command[:4] == ("python", "-m", "loadgen", "density")
+    assert "plain=***" in found.command
+    with path.with_suffix(".csv").open(newline="") as file:
+        assert [line["error"] for line in csv.DictReader(file)] == [""] * (2 * AGENTS * TURNS)
+
+
+def test_a_trace_is_run_again(folder: Path, url: str, tmp_path: Path) -> None:
+    (trace,) = folder.glob("trace-*.jsonl")
+    again = ["--trace", str(trace), "--system-tokens", "16", "--output", str(tmp_path)]
+    assert main(["density", *again, "--target", f"djinn={url}"]) == 0
+    raw_result(tmp_path, DensityReport, "trace-")
+    before, after = result(folder, DensityReport), result(tmp_path, DensityReport)
+    assert before.trace_sha256 == after.trace_sha256 == trace_sha256(read_trace(trace))
+    assert after.targets[0].summary.turns_completed == AGENTS * TURNS
+
+
+def test_results_are_shown_again_alone_and_beside_each_other(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (path,) = folder.glob("density-*.json")
-    text, page = path.read_text("utf-8"), path.with_suffix(".html").read_text("utf-8")
-    Draft202012Validator(json.loads(SCHEMA.read_text("utf-8"))).validate(json.loads(text))
-    assert "sesame" not in text + page
-    found = read_result(path, DensityReport)
-    assert found.command[:4] == ("python", "-m", "loadgen", "density")
-    assert "plain=***" in found.command
-    (trace,) = folder.glob("trace-*.jsonl")
-    assert found.trace_sha256 == trace_sha256(read_trace(trace))
-    with path.with_suffix(".csv").open(newline="") as file:
-        assert [line["error"] for line in csv.DictReader(file)] == [""] * (2 * AGENTS * TURNS)
-    assert page.count("<svg") == len(list(folder.glob("density-*.png"))) >= 5
-    assert main(["report", str(path), "--output", str(tmp_path)]) == 0
-    assert f"{AGENTS * TURNS} of {AGENTS * TURNS}" in capsys.readouterr().out
+    old, new, wide = (tmp_path / f"{name}.json" for name in ("old", "new", "wide"))
+    written = json.loads(path.read_text())
+    old.write_text(path.read_text())
+    new.write_text(json.dumps({**written, "targets": written["targets"][:1]}))
+    wide.write_text(json.dumps({**written, "machine": {**written["machine"], "flags": ["sve"]}}))
+    for files, words in (([old], "Side by side"), ([old, new], "runs compared")):
+        out = tmp_path / f"{len(files)}"
+        assert main(["report", *map(str, files), "--output", str(out)]) == 0
+        (page,) = out.glob("report-*.html")
+        assert words in page.read_text()
+        assert f"{AGENTS * TURNS} of {AGENTS * TURNS}" in capsys.readouterr().out
+    for other, message in (
+        (wide, "come from different processors"),
+        (tmp_path / "nowhere.json", "cannot read"),
+        (Path("pyproject.toml"), "is not JSON"),
+    ):
+        assert main(["report", str(old), str(other), "--output", str(tmp_path / "out")]) == 2
+        assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("out/*"))
 
 
 def test_what_the_server_moved_is_counted(url: str, tmp_path: Path) -> None:
     """An agent that says that it is away for half a second leaves the device and comes back to it."""
     away = ["--agents", "1", "--turns", "2", "--time-scale", "1", "--think", "0.5:0.5", "--rate", "inf"]
     assert density(tmp_path, *away, "--target", f"djinn={url}") == 0
-    (djinn,) = result(tmp_path)["targets"]
+    (djinn,) = raw_result(tmp_path, DensityReport)["targets"]
     assert max(sum(sample["sessions"].values()) for sample in only_run(djinn)["samples"]) >= 1
     swaps = djinn["summary"]["swaps"]
     assert set(swaps) == {"out", "in", "to_disk", "from_disk"}
@@ -162,10 +179,10 @@ def test_what_the_server_is_told_can_be_chosen_and_texts_come_from_a_file(
     texts.write_text(json.dumps({"id": "a", "messages": messages}))
     arguments = ["--agents", "2", "--turns", "2", "--signals", signals, "--texts", str(texts)]
     assert density(tmp_path, *arguments, "--target", f"djinn={url}") == 0
-    (target,) = result(tmp_path)["targets"]
+    (target,) = raw_result(tmp_path, DensityReport)["targets"]
     assert Counter(signal["phase"] for signal in only_run(target)["signals"]) == phases
     assert only_run(target)["failures"] == []
-    assert result(tmp_path)["texts"]["name"] == "texts.jsonl"
+    assert raw_result(tmp_path, DensityReport)["texts"]["name"] == "texts.jsonl"
 
 
 def test_a_key_opens_a_server_and_failed_turns_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +190,7 @@ def test_a_key_opens_a_server_and_failed_turns_are_counted(tmp_path: Path, capsy
         arguments = ("--rate", "inf", "--target", f"djinn={url}")
         assert density(tmp_path, *arguments) == 2
         assert density(tmp_path, *arguments, "--api-key", "djinn=secret") == 1
-    found = result(tmp_path)
+    found = raw_result(tmp_path, DensityReport, "RateLimited")
     assert "secret" not in json.dumps(found)
     summary = found["targets"][0]["summary"]
     assert summary["turn_errors"] == {"RateLimited": 2}
@@ -185,7 +202,7 @@ def test_repeats_have_texts_of_their_own_and_a_spread_and_a_warm_up_is_not_measu
     """A server that keeps what it has seen would else answer the second run from its prefix cache."""
     arguments = ["--agents", "2", "--turns", "2", "--repeats", "2", "--warmup", "600", "--seed", "77"]
     assert density(tmp_path, *arguments, "--target", f"a={url}#tiny-llama") == 0
-    (target,) = result(tmp_path)["targets"]
+    (target,) = raw_result(tmp_path, DensityReport)["targets"]
     first, second = ([turn for turn in run["turns"] if turn["turn"] == 0] for run in target["runs"])
     assert len(first) == len(second) == 2
     assert all(turn["cost"]["cached_tokens"] <= 16 for turn in second)  # the system text has 16 tokens
@@ -204,7 +221,7 @@ def test_an_interrupted_run_leaves_what_it_measured(url: str, tmp_path: Path, to
         return sum(session.info.phase == "io_wait" for session in sessions(url)) == AGENTS
 
     output = interrupt(["density", "--target", f"djinn={url}", *arguments], thinking, told)
-    summary = result(tmp_path)["targets"][0]["summary"]
+    summary = raw_result(tmp_path, DensityReport)["targets"][0]["summary"]
     assert summary["interrupted"]
     assert (summary["turns_completed"], summary["turns_not_run"]) == (AGENTS, AGENTS * (TURNS - 1))
     assert "interrupted" in output

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from io import StringIO
-
 import pytest
-from rich.console import Console, Group, RenderableType
 
-from loadgen.experiments.density.live import LiveView, watching
+from loadgen.experiments.density.live import LiveView
 from loadgen.experiments.density.progress import Follower
 from loadgen.experiments.density.wording import told
 from loadgen.load.records import Failure, Run, Sample, TurnCost, TurnRecord
@@ -27,12 +24,6 @@ def turn(agent: int, number: int, sent_s: float, ttft_s: float = 0.5) -> TurnRec
 
 def on(**sessions: int) -> list[Sample]:
     return [sample(sessions=sessions)]
-
-
-def printed(*parts: RenderableType, width: int = 80) -> str:
-    console = Console(width=width, file=StringIO(), record=True, legacy_windows=False)
-    console.print(Group(*parts))
-    return console.export_text()
 
 
 def test_agents_arrive_generate_think_and_are_done() -> None:
@@ -66,23 +57,6 @@ def test_figures_so_far() -> None:
     assert (seen.resumed_p50_s, seen.resumed_p99_s) == pytest.approx((0.3, 0.398))
     assert seen.tokens_per_s == pytest.approx(1.5)
     assert seen.sessions == {"device": 2, "host": 0, "disk": 0, "moving": 3}
-
-
-def test_without_a_terminal_there_is_a_line_and_on_one_every_target_has_its_place() -> None:
-    plain = Console(file=StringIO(), record=True, width=80)
-    with watching(plain, ["djinn"], TRACE, repeats=2) as view:
-        view.begin("djinn", 1).changed(Run(turns=[turn(0, 0, 0.0)]))
-    assert plain.export_text().startswith("djinn, run 2 of 2: 1 of 5 turns, 0 failed; ")
-    terminal = Console(file=StringIO(), force_terminal=True, width=80)
-    with watching(terminal, ["djinn", "[red]"], TRACE, repeats=1) as view:
-        view.begin("djinn", 0).changed(Run(turns=[turn(0, 0, 0.0)], duration_s=65.0))
-        text = printed(view.draw())
-        assert "1 of 5 turns" in text
-        assert "[red]  waits" in text
-        view.begin("[red]", 0)
-        first = printed(view.draw(), width=120).splitlines()[0]
-        assert first.startswith("djinn  1 of 5 turns, 0 failed; "), "a target that is over keeps its figures"
-        assert "1:05" in first
 
 
 def test_before_the_first_turn_is_over_it_says_what_happens() -> None:

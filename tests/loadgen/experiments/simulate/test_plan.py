@@ -20,20 +20,6 @@ def test_an_event_reads_as_it_is_shown(text: str) -> None:
     assert str(Event.parse(text)) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("flood@3", "one of replica, zone, rolling, restarts, add, balance"),
-        ("zone", "WHAT@SECOND"),
-        ("add@3", "add needs a number: add:COUNT@3"),
-        ("balance:2@3", "balance takes no number"),
-    ],
-)
-def test_a_bad_event_says_what_is_wrong(text: str, why: str) -> None:
-    with pytest.raises(LoadgenError, match=why):
-        Event.parse(text)
-
-
 def test_one_replica_has_the_agents_of_density() -> None:
     load = Workload(agents=20, seed=5)
     assert tuple(population(load, 1)) == plan_trace(load)

@@ -60,13 +60,6 @@ def test_a_turn_alone_takes_its_steps() -> None:
     assert tally.tpot_s[0] == pytest.approx(0.02)
 
 
-def test_drafts_shorten_the_turns_that_have_them() -> None:
-    """Of ten tokens after the first, half of the turns have two and a half a step, so that four steps are enough."""
-    drafted = costs(decoded=((1, (1.0, 2.5)),))
-    tally = run([agent(10.0 * n, completion=11) for n in range(8)], made=drafted)
-    assert sorted(tally.tpot_s) == pytest.approx([4 * 0.02 / 10] * 4 + [0.02] * 4)
-
-
 def test_a_short_prompt_passes_a_long_one() -> None:
     tally = run([agent(0.0, new=5000), agent(0.1, new=50)])
     assert tally.number[0] == 0

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 from safetensors.torch import save_file
 
 from loadgen.experiments.weights.findings import Way
-from loadgen.experiments.weights.page_cache import bytes_in_memory, dropped
 from loadgen.experiments.weights.programs import ACCELERATE, DOUBLE_BUFFER, ProgramFailed, launches
 from loadgen.experiments.weights.sizes import Budget, ModelBytes, parse_bytes, read_model_bytes
 from loadgen.processes.line_process import line_process
@@ -51,39 +48,6 @@ def test_a_pass_needs_an_embedding_that_is_the_output_projection_too(tmp_path: P
     save_file({"model.embed_tokens.weight": torch.zeros(8, 4)}, tmp_path / "a.safetensors")
     save_file({"model.norm.weight": torch.zeros(4)}, tmp_path / "b.safetensors")
     assert read_model_bytes(tmp_path, "float32") == ModelBytes(4 * 36, 4 * 36)
-
-
-SIZE = 4 << 20
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "weights"
-    path.write_bytes(os.urandom(SIZE))
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if bytes_in_memory(file.fileno()):
-            pytest.skip("this file system keeps all of its files in memory")
-        file.read()
-    return path
-
-
-def in_memory(path: Path) -> int:
-    with path.open("rb") as file:
-        return bytes_in_memory(file.fileno())
-
-
-def test_a_file_is_cold_while_the_block_lasts_however_often_it_is_read_and_warm_again_afterwards(path: Path) -> None:
-    assert in_memory(path) == SIZE
-    with dropped([path]):
-        assert in_memory(path) == 0
-        path.read_bytes()
-        deadline = time.monotonic() + 10
-        while in_memory(path):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    assert in_memory(path) == SIZE
 
 
 TOKENS = 6
