@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.model_store.byte_tokenizer import EOS_ID
+
 PLACE = {
     "type": "object",
     "properties": {
@@ -20,3 +22,5 @@ ZONE = {
     "additionalProperties": False,
 }
 SCHEMAS: dict[str, Any] = {"get_weather": PLACE, "now": ZONE}
+ENDS: Any = {str(EOS_ID): 50}
+"""What makes the end as likely as any other token: the model never draws it by itself, and would call on and on."""

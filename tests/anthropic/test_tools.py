@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 
 from tests.anthropic.conftest import MODEL, prompt_of, text_of
-from tests.openai.tools.asking import ENDS
-from tests.tool_schemas import SCHEMAS
+from tests.tool_schemas import ENDS, SCHEMAS
 
 CALL: Any = {
     "model": MODEL,

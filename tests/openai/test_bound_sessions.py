@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,11 +9,13 @@ import httpx
 import openai
 import pytest
 
+from tests.errors import assert_error
 from tests.openai.conftest import MODEL
 from tests.openai.reference import Reference
 from tests.serving import serve
 
-LONG: Any = {"model": MODEL, "prompt": "x", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+ASK: Any = {"model": MODEL, "prompt": "x", "max_tokens": 4}
+LONG: Any = {**ASK, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
 
 
 def bound(name: str) -> Any:
@@ -25,52 +26,39 @@ def session_of(http: httpx.Client, headers: Any) -> Any:
     return http.get(f"/v1/sessions/{headers['x-session-id']}").json()
 
 
-def test_only_what_is_new_is_computed(sdk: openai.OpenAI, http: httpx.Client) -> None:
+def test_only_what_is_new_is_computed(sdk: Any, http: httpx.Client) -> None:
     messages: list[Any] = [{"role": "user", "content": "The first question is this one, and it is long."}]
-    first = sdk.chat.completions.with_raw_response.create(
-        model=MODEL, messages=messages, max_tokens=30, **bound("agent-1")
-    )
+    asked: Any = {"model": MODEL, "max_tokens": 30, **bound("agent-1")}
+    first = sdk.chat.completions.with_raw_response.create(**asked, messages=messages)
     answer = first.parse()
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
     messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": "And the second?"}]
-    second = sdk.chat.completions.with_raw_response.create(
-        model=MODEL, messages=messages, max_tokens=5, **bound("agent-1")
-    )
+    second = sdk.chat.completions.with_raw_response.create(**asked, messages=messages)
     usage = second.parse().usage
-    assert usage is not None
-    assert usage.prompt_tokens_details is not None
     # Every token up to the question, not just full blocks; what was generated may be tokenized another way.
-    assert (usage.prompt_tokens_details.cached_tokens or 0) >= answer.usage.prompt_tokens
+    assert usage.prompt_tokens_details.cached_tokens >= answer.usage.prompt_tokens
     assert first.headers["x-session-id"] == second.headers["x-session-id"]
     assert session_of(http, second.headers)["tokens"] == usage.prompt_tokens + usage.completion_tokens
 
 
-def test_a_call_to_a_session_that_waits_needs_no_signal(sdk: openai.OpenAI, http: httpx.Client) -> None:
-    ask: Any = {"model": MODEL, "prompt": "Look this up: ", "max_tokens": 4, **bound("waiter")}
-    headers = sdk.completions.with_raw_response.create(**ask).headers
-    path = f"/v1/sessions/{headers['x-session-id']}"
-    assert http.post(f"{path}/phase", json={"phase": "io_wait"}).json()["phase"] == "io_wait"
-    sdk.completions.create(**ask)
+def test_a_call_to_a_session_that_waits_needs_no_signal(sdk: Any, http: httpx.Client) -> None:
+    headers = sdk.completions.with_raw_response.create(**ASK, **bound("waiter")).headers
+    path = f"/v1/sessions/{headers['x-session-id']}/phase"
+    assert http.post(path, json={"phase": "io_wait"}).json()["phase"] == "io_wait"
+    sdk.completions.create(**ASK, **bound("waiter"))
     session = session_of(http, headers)
-    assert session["phase"] == "compute"
-    assert session["usage"]["tokens_recomputed"] == 0
+    assert (session["phase"], session["usage"]["tokens_recomputed"]) == ("compute", 0)
 
 
-def test_the_answer_does_not_depend_on_what_the_session_holds(sdk: openai.OpenAI, reference: Reference) -> None:
+def test_the_answer_does_not_depend_on_what_the_session_holds(sdk: Any, reference: Reference) -> None:
     for prompt in ("A story about a fox", "A story about a bear", "A st"):
-        bound_answer = sdk.completions.create(
-            model=MODEL, prompt=prompt, temperature=0, max_tokens=12, **bound("storyteller")
-        )
+        asked: Any = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 12}
         expected = reference.decode(reference.greedy(reference.encode(prompt), 12))
-        assert bound_answer.choices[0].text == expected
+        assert sdk.completions.create(**asked, **bound("storyteller")).choices[0].text == expected
 
 
-def test_a_session_that_would_pause_is_refused_until_its_breakpoint_is_gone(
-    sdk: openai.OpenAI, http: httpx.Client
-) -> None:
-    ask: Any = {"model": MODEL, "prompt": "Wait here: ", "max_tokens": 4, "temperature": 0, **bound("pausing")}
+def test_a_session_that_would_pause_is_refused_until_its_breakpoint_is_gone(sdk: Any, http: httpx.Client) -> None:
+    ask: Any = {**ASK, "temperature": 0, **bound("pausing")}
     first = sdk.completions.with_raw_response.create(**ask)
     breakpoints = f"/v1/sessions/{first.headers['x-session-id']}/breakpoints"
     armed = http.post(breakpoints, json={"layer": 1, "action": "pause"}).raise_for_status().json()["id"]
@@ -81,7 +69,7 @@ def test_a_session_that_would_pause_is_refused_until_its_breakpoint_is_gone(
     assert sdk.completions.create(**ask).choices[0].text == first.parse().choices[0].text
 
 
-def test_a_session_under_an_openai_call_takes_no_breakpoint_that_pauses(sdk: openai.OpenAI, http: httpx.Client) -> None:
+def test_a_session_under_an_openai_call_takes_no_breakpoint_that_pauses(sdk: Any, http: httpx.Client) -> None:
     with sdk.completions.with_streaming_response.create(**LONG, stream=True, **bound("streaming")) as answer:
         lines = answer.iter_lines()
         next(lines)
@@ -90,7 +78,7 @@ def test_a_session_under_an_openai_call_takes_no_breakpoint_that_pauses(sdk: ope
         assert http.post(breakpoints, json={"layer": 1, "action": "capture"}).status_code == 201
 
 
-def test_the_session_can_also_be_named_by_its_id(sdk: openai.OpenAI, http: httpx.Client) -> None:
+def test_the_session_can_also_be_named_by_its_id(sdk: Any, http: httpx.Client) -> None:
     session = http.post("/v1/sessions", json={"metadata": {"for": "openai"}}).json()["id"]
     answer = sdk.completions.with_raw_response.create(
         model=MODEL, prompt="Hello", max_tokens=4, user="me", extra_body={"ignore_eos": True}, **bound(session)
@@ -101,16 +89,14 @@ def test_the_session_can_also_be_named_by_its_id(sdk: openai.OpenAI, http: httpx
     assert view["metadata"] == {"for": "openai"}  # what the session's opener gave; the call's user does not replace it
 
 
-def test_a_session_that_the_call_opens_is_labelled_with_its_user(sdk: openai.OpenAI, http: httpx.Client) -> None:
-    answer = sdk.completions.with_raw_response.create(
-        model=MODEL, prompt="Hello", max_tokens=1, user="me", **bound("labelled")
-    )
+def test_a_session_that_the_call_opens_is_labelled_with_its_user(sdk: Any, http: httpx.Client) -> None:
+    answer = sdk.completions.with_raw_response.create(**ASK, user="me", **bound("labelled"))
     assert session_of(http, answer.headers)["metadata"] == {"user": "me"}
 
 
 @pytest.mark.parametrize("max_tokens", [3, 4, 50], ids=["ends with it", "ends just after", "goes on"])
 def test_after_a_stop_string_the_session_keeps_the_tokens_up_to_it(
-    sdk: openai.OpenAI, http: httpx.Client, max_tokens: int
+    sdk: Any, http: httpx.Client, max_tokens: int
 ) -> None:
     answer = sdk.completions.with_raw_response.create(
         model=MODEL, prompt="Hello", max_tokens=max_tokens, logit_bias={"90": 100}, stop="ZZZ", **bound("stopper")
@@ -120,18 +106,16 @@ def test_after_a_stop_string_the_session_keeps_the_tokens_up_to_it(
     assert session_of(http, answer.headers)["tokens"] == len("Hello") + 1 + 3
 
 
-def test_a_closed_session_begins_anew(sdk: openai.OpenAI, http: httpx.Client) -> None:
-    first = sdk.completions.with_raw_response.create(model=MODEL, prompt="x", max_tokens=1, **bound("reborn")).headers[
-        "x-session-id"
-    ]
+def test_a_closed_session_begins_anew(sdk: Any, http: httpx.Client) -> None:
+    def session() -> str:
+        return str(sdk.completions.with_raw_response.create(**ASK, **bound("reborn")).headers["x-session-id"])
+
+    first = session()
     assert http.delete(f"/v1/sessions/{first}").status_code == 204
-    second = sdk.completions.with_raw_response.create(model=MODEL, prompt="x", max_tokens=1, **bound("reborn")).headers[
-        "x-session-id"
-    ]
-    assert first != second
+    assert first != session()
 
 
-def test_two_calls_at_once_in_a_session_conflict(sdk: openai.OpenAI) -> None:
+def test_two_calls_at_once_in_a_session_conflict(sdk: Any) -> None:
     running: Any = sdk.completions.create(**LONG, stream=True, **bound("busy"))
     next(iter(running))
     with pytest.raises(openai.ConflictError, match="running"):
@@ -140,9 +124,7 @@ def test_two_calls_at_once_in_a_session_conflict(sdk: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("end", ["cancel", "close"])
-def test_a_stream_whose_session_is_taken_away_ends_with_an_error(
-    sdk: openai.OpenAI, http: httpx.Client, end: str
-) -> None:
+def test_a_stream_whose_session_is_taken_away_ends_with_an_error(sdk: Any, http: httpx.Client, end: str) -> None:
     with sdk.completions.with_streaming_response.create(**LONG, stream=True, **bound(end)) as response:
         session = response.headers["x-session-id"]
         running = response.parse()
@@ -155,49 +137,45 @@ def test_a_stream_whose_session_is_taken_away_ends_with_an_error(
             list(running)
 
 
-def test_a_call_whose_session_is_taken_away_conflicts(sdk: openai.OpenAI, http: httpx.Client) -> None:
-    session = sdk.completions.with_raw_response.create(model=MODEL, prompt="x", max_tokens=1, **bound("taken")).headers[
-        "x-session-id"
-    ]
+def test_a_call_whose_session_is_taken_away_conflicts(sdk: Any, http: httpx.Client) -> None:
+    headers = sdk.completions.with_raw_response.create(**ASK, **bound("taken")).headers
     with ThreadPoolExecutor(1) as background:
         call = background.submit(lambda: sdk.completions.create(**LONG, **bound("taken")))
-        while http.get(f"/v1/sessions/{session}").json()["state"] != "running":
+        while session_of(http, headers)["state"] != "running":
             assert not call.done()
-        http.post(f"/v1/sessions/{session}/cancel")
+        http.post(f"/v1/sessions/{headers['x-session-id']}/cancel")
         with pytest.raises(openai.ConflictError, match="cancelled"):
             call.result(timeout=10)
 
 
 @pytest.mark.parametrize(("many", "param"), [({"n": 2}, "n"), ({"prompt": ["a", "b"]}, "prompt")])
-def test_a_session_takes_one_choice_of_one_prompt(sdk: openai.OpenAI, many: Any, param: str) -> None:
+def test_a_session_takes_one_choice_of_one_prompt(sdk: Any, many: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        sdk.completions.create(**{"model": MODEL, "prompt": "x", **many, **bound("single")})
+        sdk.completions.create(**ASK | many, **bound("single"))
     assert caught.value.param == param
+
+
+def test_a_call_is_bound_to_one_session(http: httpx.Client) -> None:
+    two = [("X-Session-ID", "one"), ("X-Session-ID", "two")]
+    assert_error(http.post("/v1/completions", json=ASK, headers=two), 400, "field_out_of_range", param="X-Session-ID")
+    same = [("X-Session-ID", "one"), ("X-Session-ID", "one")]
+    assert http.post("/v1/completions", json=ASK, headers=same).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["", "n" * 257])
 def test_a_name_has_a_sane_length(http: httpx.Client, name: str) -> None:
-    answer = http.post("/v1/completions", json={"model": MODEL, "prompt": "x"}, headers={"X-Session-ID": name})
-    assert answer.status_code == 400
-    assert "X-Session-ID: a string of 1 to 256 characters" in answer.json()["error"]["message"]
+    answer = http.post("/v1/completions", json=ASK, headers={"X-Session-ID": name})
+    message = assert_error(answer, 400, "field_out_of_range", param="X-Session-ID")
+    assert "X-Session-ID: a string of 1 to 256 characters" in message
 
 
-@pytest.fixture
-def tenants(reference: Reference) -> Iterator[list[openai.OpenAI]]:
-    """Clients of one server with keys of their own."""
-    with serve(model=str(reference.folder), api_keys=("one", "two")) as url:
-        yield [openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) for key in ("one", "two")]
-
-
-def test_a_name_means_another_session_to_another_key(tenants: list[openai.OpenAI]) -> None:
+def test_a_name_means_another_session_to_another_key(reference: Reference) -> None:
     prompt = "A secret that is long enough to fill more than one block of the cache."
-    usages, ids = [], []
-    for tenant in tenants:
-        answer = tenant.completions.with_raw_response.create(model=MODEL, prompt=prompt, max_tokens=1, **bound("mine"))
-        ids.append(answer.headers["x-session-id"])
-        usages.append(answer.parse().usage)
-        tenant.close()
-    assert ids[0] != ids[1]
-    assert usages[1] is not None
-    assert usages[1].prompt_tokens_details is not None
-    assert usages[1].prompt_tokens_details.cached_tokens == 0
+    answers: list[Any] = []
+    with serve(model=str(reference.folder), api_keys=("one", "two")) as url:
+        for key in ("one", "two"):
+            with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as tenant:
+                asked: Any = {"model": MODEL, "prompt": prompt, "max_tokens": 1, **bound("mine")}
+                answers.append(tenant.completions.with_raw_response.create(**asked))
+    assert answers[0].headers["x-session-id"] != answers[1].headers["x-session-id"]
+    assert answers[1].parse().usage.prompt_tokens_details.cached_tokens == 0

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from tests.errors import assert_error
@@ -16,26 +15,21 @@ from tests.openai.reference import Reference, save_tiny_model
 from tests.serving import serve
 
 USER = {"role": "user", "content": "What time is it?"}
-CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"zone": "UTC"}'}}
-TOOL_CHAT: Any = [
-    USER,
-    {"role": "assistant", "content": None, "tool_calls": [CALL]},
-    {"role": "tool", "tool_call_id": "c1", "content": "12:00"},
-]
-TOOL_TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}"
-    "{% for call in message.tool_calls or [] %}{{ call.function.name }}({{ call.function.arguments | tojson }})"
-    "{% endfor %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] not in ('system', 'user', 'assistant', 'tool', 'critic', 'ghost') %}"
+    "{{ raise_exception('only known roles') }}{% endif %}"
+    "{% if message['role'] != 'ghost' %}{{ message['role'] + ': ' + message['content'] }}{% endif %}"
+    "{% for call in message.tool_calls or [] %}"
+    "{{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor %}"
+    "{{ message.reasoning_content or '' }}{{ message.grade or '' }}{{ '\\n' }}{% endfor %}"
 )
-
-
-PATHS = pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+"""It takes two roles of its own, one of which it leaves out, reads two more fields, and writes calls of tools."""
 
 
 @pytest.mark.parametrize(
     ("messages", "ignored"),
     [
-        ([{**USER, "name": "Ada"}], "messages.0.name"),
         ([{"role": "system", "content": "Be kind.", "name": "boss"}, USER], "messages.0.name"),
         ([USER, {"role": "assistant", "content": "Now.", "name": "Bob"}, USER], "messages.1.name"),
         (
@@ -45,7 +39,7 @@ PATHS = pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
         ([{"role": "narrator", "content": "Night.", "pace": 2}, USER], "messages.0.pace"),
     ],
 )
-@PATHS
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
 def test_a_field_that_the_template_leaves_out_is_named(
     http: httpx.Client, path: str, messages: Any, ignored: str
 ) -> None:
@@ -55,50 +49,33 @@ def test_a_field_that_the_template_leaves_out_is_named(
 
 
 @pytest.fixture(scope="module")
-def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """The tiny model with a template that writes tool calls."""
+def choosy_model(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     folder: Path = tmp_path_factory.mktemp("models") / MODEL
     save_tiny_model(folder)
-    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
     return Reference(folder)
 
 
 @pytest.fixture(scope="module")
-def tool_url(tool_model: Reference) -> Iterator[str]:
-    with serve(model=str(tool_model.folder)) as url:
-        yield url
-
-
-def test_what_the_template_writes_is_what_transformers_makes_of_it(tool_url: str, tool_model: Reference) -> None:
-    called = {"name": "now", "arguments": {"zone": "UTC"}}
-    chat: Any = [
-        USER,
-        {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function", "function": called}]},
-        {"role": "tool", "tool_call_id": "c1", "content": "12:00"},
-    ]
-    prompt = tool_model.chat(chat)
-    assert 'now({"zone": "UTC"})' in tool_model.decode(prompt)
-    with openai.OpenAI(base_url=f"{tool_url}/v1", api_key="none", max_retries=0) as sdk:
-        answer = sdk.chat.completions.create(model=MODEL, messages=TOOL_CHAT, temperature=0, max_tokens=8)
-    assert answer.choices[0].message.content == tool_model.decode(tool_model.greedy(prompt, 8))
-
-
-CHOOSY_TEMPLATE = (
-    "{% for message in messages %}{% if message['role'] not in ('system', 'user', 'assistant', 'critic', 'ghost') %}"
-    "{{ raise_exception('only known roles') }}{% endif %}"
-    "{% if message['role'] != 'ghost' %}{{ message['role'] + ': ' + message['content'] }}{% endif %}"
-    "{{ message.reasoning_content or '' }}{{ message.grade or '' }}{{ '\n' }}{% endfor %}"
-)
-
-
-@pytest.fixture(scope="module")
-def choosy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A server whose template takes two roles of its own, one of which it leaves out, and reads two fields."""
-    folder: Path = tmp_path_factory.mktemp("models") / MODEL
-    save_tiny_model(folder)
-    (folder / "chat_template.jinja").write_text(CHOOSY_TEMPLATE)
-    with serve(model=str(folder)) as url, httpx.Client(base_url=url, timeout=30) as client:
+def choosy(choosy_model: Reference) -> Iterator[httpx.Client]:
+    """A server of the tiny model with that template."""
+    with serve(model=str(choosy_model.folder)) as url, httpx.Client(base_url=url, timeout=30) as client:
         yield client
+
+
+def test_calls_that_the_template_writes_are_what_transformers_makes_of_them(
+    choosy: httpx.Client, choosy_model: Reference
+) -> None:
+    def chat(arguments: object) -> list[dict[str, Any]]:
+        call = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": arguments}}
+        answer = {"role": "tool", "tool_call_id": "c1", "content": "12:00"}
+        return [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, answer]
+
+    prompt = choosy_model.chat(chat({"zone": "UTC"}))
+    assert 'now({"zone": "UTC"})' in choosy_model.decode(prompt)
+    body = {"model": MODEL, "messages": chat('{"zone": "UTC"}'), "temperature": 0, "max_tokens": 8}
+    answer = choosy.post("/v1/chat/completions", json=body).json()
+    assert answer["choices"][0]["message"]["content"] == choosy_model.decode(choosy_model.greedy(prompt, 8))
 
 
 def text_of(http: httpx.Client, messages: list[dict[str, Any]]) -> tuple[str, str]:
@@ -116,33 +93,26 @@ def test_a_role_of_the_templates_own_reaches_it_with_its_fields(choosy: httpx.Cl
 
 def test_a_field_that_the_template_reads_reaches_it(choosy: httpx.Client) -> None:
     said = {"role": "assistant", "content": "Noon.", "reasoning_content": "The sun is high."}
-    assert text_of(choosy, [USER, said])[0].endswith("assistant: Noon.The sun is high.\n")
-    assert text_of(choosy, [USER, said])[1] == ""
+    assert text_of(choosy, [USER, said]) == ("user: What time is it?\nassistant: Noon.The sun is high.\n", "")
 
 
 @pytest.mark.parametrize(
-    ("messages", "param", "code"),
+    ("roles", "param", "code"),
     [
-        ([USER, {"role": "narrator", "content": "x"}], "messages.1.role", "malformed_request"),
-        (
-            [{"role": "critic", "content": "x"}, USER, {"role": "narrator", "content": "x"}],
-            "messages.2.role",
-            "malformed_request",
-        ),
-        (
-            [{"role": "bard", "content": "x"}, USER, {"role": "narrator", "content": "x"}],
-            "messages.0.role",
-            "malformed_request",
-        ),
-        ([USER, {"role": "critic"}], "messages", "malformed_request"),
-        ([USER, {"role": "ghost", "content": "Boo."}], "messages.1.role", "field_out_of_range"),
-        ([{"role": f"role {number}", "content": "x"} for number in range(9)], "messages", "field_out_of_range"),
+        (["user", "narrator"], "messages.1.role", "malformed_request"),
+        (["critic", "user", "narrator"], "messages.2.role", "malformed_request"),
+        (["bard", "user", "narrator"], "messages.0.role", "malformed_request"),
+        (["user", "ghost"], "messages.1.role", "field_out_of_range"),
+        ([f"role {number}" for number in range(9)], "messages", "field_out_of_range"),
     ],
 )
 def test_a_role_that_the_template_does_not_write_is_refused(
-    choosy: httpx.Client, messages: Any, param: str, code: str
+    choosy: httpx.Client, roles: list[str], param: str, code: str
 ) -> None:
+    messages = [{"role": role, "content": "x"} for role in roles]
     assert_error(choosy.post("/tokenize", json={"messages": messages}), 400, code, param=param)
+    without_content = {"messages": [USER, {"role": "critic"}]}
+    assert_error(choosy.post("/tokenize", json=without_content), 400, "malformed_request", param="messages")
 
 
 def test_more_fields_than_are_tried_are_refused_unless_all_are_left_out(choosy: httpx.Client) -> None:

@@ -13,9 +13,19 @@ from tests.openai.reference import Reference
 from tests.serving import serve
 
 CHAT: Any = [{"role": "user", "content": "Hello"}]
+OBJECT: Any = {"type": "json_object"}
+WRONG_CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}
 
 
-def test_an_unknown_model_is_not_found(sdk: openai.OpenAI) -> None:
+def form(name: str, schema: dict[str, str]) -> Any:
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
+
+
+def reply(**fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "x", **fields}
+
+
+def test_an_unknown_model_is_not_found(sdk: Any) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         sdk.chat.completions.create(model="gpt-4o", messages=CHAT)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
@@ -27,20 +37,15 @@ def test_an_unknown_model_is_not_found(sdk: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("size", "max_tokens"), [(2000, None), (1, 5000), (2000, 0)])
-def test_more_than_the_context_is_a_bad_request(
-    sdk: openai.OpenAI, stream: bool, size: int, max_tokens: int | None
-) -> None:
+def test_more_than_the_context_is_a_bad_request(sdk: Any, stream: bool, size: int, max_tokens: int | None) -> None:
     asked: Any = {"model": MODEL, "stream": stream, "max_tokens": max_tokens}
     with pytest.raises(openai.BadRequestError, match="1024") as caught:
         sdk.chat.completions.create(**asked, messages=[{"role": "user", "content": "x" * size}])
     assert caught.value.code == "context_length_exceeded"
     assert caught.value.param == ("messages" if size > 1 else "max_tokens")
-
-
-def test_a_limit_under_its_newer_name_is_refused_under_that_name(sdk: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError) as newer:
         sdk.chat.completions.create(model=MODEL, messages=CHAT, max_completion_tokens=5000)
-    assert caught.value.param == "max_completion_tokens"
+    assert newer.value.param == "max_completion_tokens"
 
 
 @pytest.mark.parametrize(
@@ -63,23 +68,14 @@ def test_a_limit_under_its_newer_name_is_refused_under_that_name(sdk: openai.Ope
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
-            "response_format.json_schema.name",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "x"}}}},
-            "response_format.json_schema.schema",
-        ),
+        ({"response_format": form("a b", {})}, "response_format.json_schema.name"),
+        ({"response_format": form("a", {"type": "x"})}, "response_format.json_schema.schema"),
         ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs.regex"),
         ({"extra_body": {"structured_outputs": {"choice": []}}}, "structured_outputs.choice"),
         ({"extra_body": {"structured_outputs": {}}}, "structured_outputs"),
         ({"extra_body": {"structured_outputs": {"json": {}, "regex": "a"}}}, "structured_outputs"),
         ({"extra_body": {"structured_outputs": {"regex": "a"}, "min_tokens": 2}}, "min_tokens"),
-        (
-            {"extra_body": {"structured_outputs": {"regex": "a"}}, "response_format": {"type": "json_object"}},
-            "response_format",
-        ),
+        ({"extra_body": {"structured_outputs": {"regex": "a"}}, "response_format": OBJECT}, "response_format"),
         ({"extra_body": {"best_of": 2}}, "best_of"),
         ({"extra_body": {"min_tokens": 9}, "max_tokens": 5}, "min_tokens"),
         ({"extra_body": {"stop_token_ids": [512]}}, "stop_token_ids"),
@@ -99,35 +95,16 @@ def test_a_limit_under_its_newer_name_is_refused_under_that_name(sdk: openai.Ope
         ({"messages": [{"role": "", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "narrator", "content": 5}]}, "messages.0.content"),
         ({"messages": [*CHAT, {"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages.1.audio"),
-        (
-            {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}, "content": "x"}]},
-            "messages.0.function_call",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}]},
-            "messages.0.content.0.type",
-        ),
-        ({"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]}, "messages.0.content.0.refusal"),
+        ({"messages": [reply(function_call={"name": "f", "arguments": "{}"})]}, "messages.0.function_call"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [reply(content=[{"type": "refusal"}])]}, "messages.0.content.0.refusal"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "messages.0"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
-            "messages.0.content.0.type",
-        ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}],
-                    }
-                ]
-            },
-            "messages.0.tool_calls.0.function.arguments",
-        ),
+        ({"messages": [reply(content=None)]}, "messages.0"),
+        ({"messages": [reply(tool_calls=[WRONG_CALL])]}, "messages.0.tool_calls.0.function.arguments"),
     ],
 )
-def test_a_bad_chat_field_is_named(sdk: openai.OpenAI, wrong: Any, param: str) -> None:
+def test_a_bad_chat_field_is_named(sdk: Any, wrong: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         sdk.chat.completions.create(**{"model": MODEL, "messages": CHAT, **wrong})
     assert (caught.value.type, caught.value.code) == ("invalid_request_error", "field_out_of_range")
@@ -158,7 +135,7 @@ def test_a_bad_chat_field_is_named(sdk: openai.OpenAI, wrong: Any, param: str) -
         ({"prompt": [[1], [512]]}, "prompt.1"),
     ],
 )
-def test_a_bad_completion_field_is_named(sdk: openai.OpenAI, wrong: Any, param: str) -> None:
+def test_a_bad_completion_field_is_named(sdk: Any, wrong: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         sdk.completions.create(**{"model": MODEL, "prompt": "x", **wrong})
     assert caught.value.param == param
@@ -195,11 +172,3 @@ def test_a_full_queue_is_a_rate_limit_and_the_sdk_tries_again(guarded: str) -> N
         waiting.close()
         patient = client.with_options(max_retries=5)
         assert patient.completions.create(model=MODEL, prompt="x", max_tokens=1).choices
-
-
-def test_no_server_is_a_connection_error() -> None:
-    with (
-        openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none", max_retries=0) as client,
-        pytest.raises(openai.APIConnectionError),
-    ):
-        client.models.list()

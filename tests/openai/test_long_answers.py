@@ -1,17 +1,24 @@
-"""Long answers: others have turns of the event loop while they are written."""
+"""Calls with many prompts and long answers: others have turns of the event loop meanwhile."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
 
-from app.domain.values import Ticket, TokenLogprobs
+from app.domain.values import SamplingParams, StopRule, Ticket, TokenLogprobs
 from app.messages import PromptScored
 from app.openai.answers import whole_json
+from app.openai.choices import STARTED_AT_ONCE, Choices
 from app.openai.completions.answer import CompletionChunkWriter, Echo, whole_choice
 from app.openai.completions.logprobs import SLICE
+from app.sessions.turns import TurnRequest
 from app.text.generation import TextChunk
+from app.text.turn_reader import TextRule
 from tests.others import turns_of_others
 
 TOKENS = 10 * SLICE
@@ -34,23 +41,20 @@ def scored(count: int) -> tuple[TokenLogprobs, ...]:
     return tuple(TokenLogprobs(number % 10, -0.5, TOP) for number in range(count))
 
 
-def echoing(texts: int = 1) -> CompletionChunkWriter:
+async def echo_entries() -> list[dict[str, Any]]:
     words: Any = Words()
-    echoes = [Echo("w1 " * TOKENS, (1,) * TOKENS)] * texts
-    return CompletionChunkWriter(words, n=1, echoes=echoes, logprobs=True, token_ids=False)
-
-
-async def entries_of(writer: CompletionChunkWriter, index: int = 0) -> list[dict[str, Any]]:
+    echoes = [Echo("w1 " * TOKENS, (1,) * TOKENS)]
+    writer = CompletionChunkWriter(words, n=1, echoes=echoes, logprobs=True, token_ids=False)
     items = (PromptScored(Ticket(1), scored(TOKENS - 1)), TextChunk("w3 ", (3,), scored(1)))
-    return [entry for item in items for entry in await writer.entries(index, item)]
+    return [entry for item in items for entry in await writer.entries(0, item)]
 
 
 async def test_others_run_while_an_echo_is_written() -> None:
-    assert await turns_of_others(entries_of(echoing())) >= TOKENS // SLICE - 1
+    assert await turns_of_others(echo_entries()) >= TOKENS // SLICE - 1
 
 
 async def test_a_whole_answer_has_each_list_in_one_piece() -> None:
-    entries = await entries_of(echoing())
+    entries = await echo_entries()
     entries[-1]["finish_reason"] = "length"
     answer = orjson.loads(await whole_json({"id": "a"}, [whole_choice(0, entries, token_ids=False)], usage=None))
     [choice] = answer["choices"]
@@ -67,3 +71,29 @@ async def test_a_whole_answer_has_each_list_in_one_piece() -> None:
 async def test_many_choices_are_written_one_by_one() -> None:
     choices = [{"index": index} for index in range(8)]
     assert await turns_of_others(whole_json({}, choices)) >= 8
+
+
+class Silent:
+    """A turn without news."""
+
+    async def __aiter__(self) -> AsyncIterator[object]:
+        await asyncio.Event().wait()
+        yield None
+
+
+async def test_others_run_while_a_call_with_many_prompts_begins() -> None:
+    begun: list[object] = []
+
+    def start(*given: object) -> Silent:
+        begun.append(given)
+        return Silent()
+
+    registry: Any = SimpleNamespace(turns=SimpleNamespace(start=start))
+    session: Any = nullcontext()
+    request = TurnRequest([1], SamplingParams(seed=1), StopRule(1), TextRule())
+    count = 8 * STARTED_AT_ONCE
+    charges: Any = [None] * count
+    async with AsyncExitStack() as cleanup:
+        choices = Choices(registry, [request] * count, 1, charges, lambda: session, cleanup)
+        assert await turns_of_others(choices.start()) >= 7
+    assert len(begun) == count

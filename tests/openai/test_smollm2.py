@@ -16,7 +16,11 @@ from tests.serving import serve
 NAME = "smollm2-135m-instruct"
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
-QUESTIONS = ["What is the capital of France?", "Name three colours.", "Schreib einen Satz über Züge. 😀"]
+QUESTIONS = [
+    "Schreib einen Satz über Züge. 😀",
+    pytest.param("What is the capital of France?", marks=pytest.mark.long),
+    pytest.param("Name three colours.", marks=pytest.mark.long),
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,7 @@ def client() -> Iterator[openai.OpenAI]:
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_greedy_chat_is_what_transformers_generates(client: openai.OpenAI, real: Reference, question: str) -> None:
+def test_a_greedy_chat_is_what_transformers_generates(client: Any, real: Reference, question: str) -> None:
     messages: Any = [{"role": "user", "content": question}]
     asked: Any = {"model": NAME, "messages": messages, "temperature": 0, "max_tokens": 32}
     expected = real.decode(real.greedy(real.chat(messages), 32))
@@ -43,28 +47,21 @@ def test_a_greedy_chat_is_what_transformers_generates(client: openai.OpenAI, rea
     assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == expected
 
 
-def test_a_reply_that_ends_by_itself_stops_and_shows_no_special_token(client: openai.OpenAI, real: Reference) -> None:
+def test_a_reply_that_ends_by_itself_stops_and_shows_no_special_token(client: Any, real: Reference) -> None:
     messages: Any = [{"role": "user", "content": "Say only: yes"}]
     expected = real.greedy(real.chat(messages), 200)
     answer = client.chat.completions.create(model=NAME, messages=messages, temperature=0, max_tokens=200)
     assert expected[-1] == real.tokenizer.eos_token_id
     assert answer.choices[0].finish_reason == "stop"
     assert answer.choices[0].message.content == real.decode(expected)
-    assert answer.usage is not None
     assert answer.usage.completion_tokens == len(expected)
 
 
-def test_a_conversation_in_a_session_computes_only_what_is_new(client: openai.OpenAI) -> None:
+def test_a_conversation_in_a_session_computes_only_what_is_new(client: Any) -> None:
     messages: Any = [{"role": "user", "content": "Tell me a fact about cats."}]
-    cached, totals = [], []
-    for _ in range(2):
-        answer = client.chat.completions.create(
-            model=NAME, messages=messages, temperature=0, max_tokens=30, extra_headers={"X-Session-ID": "cats"}
-        )
-        assert answer.usage is not None
-        assert answer.usage.prompt_tokens_details is not None
-        cached.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
-        totals.append(answer.usage.total_tokens)
-        messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": "Another one, please."}]
+    asked: Any = {"model": NAME, "temperature": 0, "max_tokens": 30, "extra_headers": {"X-Session-ID": "cats"}}
+    first = client.chat.completions.create(**asked, messages=messages)
+    messages += [first.choices[0].message.model_dump(), {"role": "user", "content": "Another one, please."}]
+    usage = client.chat.completions.create(**asked, messages=messages).usage
     # The last token that was generated has no KV yet, and what follows may change how the end is cut into tokens.
-    assert totals[0] - 2 <= cached[1] <= totals[0]
+    assert first.usage.total_tokens - 2 <= usage.prompt_tokens_details.cached_tokens <= first.usage.total_tokens

@@ -22,7 +22,7 @@ from tests.openai.reference import Reference
 from tests.openai.responses.asking import CALLING, GREEDY, LONG
 from tests.serving import running_services, serve
 
-ServeSmall = Callable[..., tuple[openai.OpenAI, httpx.Client]]
+ServeSmall = Callable[..., tuple[Any, httpx.Client]]
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def serve_small(reference: Reference) -> Iterator[ServeSmall]:
     """Starts a server with changed settings; returns two clients of it."""
     with ExitStack() as ends:
 
-        def start(**changed: Any) -> tuple[openai.OpenAI, httpx.Client]:
+        def start(**changed: Any) -> tuple[Any, httpx.Client]:
             url = ends.enter_context(serve(model=str(reference.folder), **changed))
             sdk = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
             return ends.enter_context(sdk), ends.enter_context(httpx.Client(base_url=url, timeout=30))
@@ -54,22 +54,22 @@ def test_the_response_that_was_unused_for_longest_gives_way(serve_small: ServeSm
     assert [status_of(http, each) for each in others] == [200, 404, 200]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-def test_responses_give_way_to_calls_of_other_routes(serve_small: ServeSmall, path: str) -> None:
+def test_responses_give_way_to_calls_of_other_routes(serve_small: ServeSmall) -> None:
     sdk, http = serve_small(max_sessions=2)
-    first, second = [sdk.responses.create(**GREEDY, input=f"Number {number}") for number in range(2)]
     body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
-    assert http.post(path, json=body).status_code == 200
-    assert [status_of(http, each) for each in (first, second)] == [404, 200]
-    reference = {"model": MODEL, "input": [{"type": "item_reference", "id": first.output[0].id}]}
-    assert_error(http.post("/v1/responses", json=reference), 404, "not_found", param="input")
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        first, second = [sdk.responses.create(**GREEDY, input=f"Number {number}") for number in range(2)]
+        assert http.post(path, json=body).status_code == 200
+        assert [status_of(http, each) for each in (first, second)] == [404, 200]
+        reference = {"model": MODEL, "input": [{"type": "item_reference", "id": first.output[0].id}]}
+        assert_error(http.post("/v1/responses", json=reference), 404, "not_found", param="input")
 
 
 def test_a_running_response_stays(serve_small: ServeSmall) -> None:
     sdk, http = serve_small(max_sessions=2)
     idle = sdk.responses.create(**GREEDY, input="Idle")
     with sdk.responses.create(**LONG, stream=True) as stream:
-        created: Any = next(iter(stream))
+        created = next(iter(stream))
         younger = sdk.responses.create(**GREEDY, input="Younger")
         assert [status_of(http, each) for each in (idle, younger)] == [404, 200]
         assert http.post("/v1/sessions").status_code == 201

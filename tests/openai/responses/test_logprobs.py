@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import orjson
 
 from app.domain.values import FinishReason, TokenLogprobs, TurnUsage
@@ -91,28 +90,27 @@ def test_a_cancelled_response_has_those_of_its_tokens() -> None:
     assert len(text["logprobs"]) == TOKENS
 
 
-def test_events_and_the_whole_say_the_same(sdk: openai.OpenAI, http: httpx.Client) -> None:
+def test_events_and_the_whole_say_the_same(sdk: Any, http: httpx.Client) -> None:
     events = list(sdk.responses.create(**SCORED, stream=True))
-    last: Any = events[-1]
-    part = last.response.output[0].content[0]
-    [said] = [event for event in events if event.type == "response.output_text.done"]
-    assert [(each.token, each.logprob) for each in said.logprobs] == [
-        (each.token, each.logprob) for each in part.logprobs
-    ]
+    part = events[-1].response.output[0].content[0]
+    assert [len(each.top_logprobs) for each in part.logprobs] == [2] * 8
+    [done] = [event for event in events if event.type == "response.output_text.done"]
+    told = [each for event in events if event.type == "response.output_text.delta" for each in event.logprobs]
+    whole = [(each.token, each.logprob) for each in part.logprobs]
+    assert (
+        [(each.token, each.logprob) for each in told] == [(each.token, each.logprob) for each in done.logprobs] == whole
+    )
     assert all(bytes(each.bytes).decode(errors="replace") == each.token for each in part.logprobs)
-    assert http.get(f"/v1/responses/{last.response.id}").json()["output"][0]["content"][0]["logprobs"] == [
-        each.model_dump() for each in part.logprobs
-    ]
+    kept = http.get(f"/v1/responses/{events[-1].response.id}").json()
+    assert kept["output"][0]["content"][0]["logprobs"] == [each.model_dump() for each in part.logprobs]
 
 
-def test_who_goes_on_after_a_response_does_not_keep_them_again(sdk: openai.OpenAI) -> None:
+def test_who_goes_on_after_a_response_does_not_keep_them_again(sdk: Any) -> None:
     made = sdk.responses.create(**SCORED)
     reference: Any = [{"type": "item_reference", "id": made.output[0].id}, {"role": "user", "content": "More"}]
     after = sdk.responses.create(**{**GREEDY, "input": reference})
     [item, _] = sdk.responses.input_items.list(after.id, order="asc")
-    shown: Any = item
-    assert shown.content[0].text == made.output_text
-    assert shown.content[0].logprobs == []
+    assert (item.content[0].text, item.content[0].logprobs) == (made.output_text, [])
 
 
 def test_they_are_there_after_a_restart(tmp_path: Path) -> None:

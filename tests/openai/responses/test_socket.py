@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from openai.resources.responses.responses import ResponsesConnection
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
@@ -24,6 +23,7 @@ from tests.openai.conftest import MODEL
 from tests.openai.reference import Reference
 from tests.openai.responses.asking import CALLING, GREEDY, LONG, LOOK_UP, folded, output_of
 from tests.serving import serve
+from tests.taking_turns import until
 
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 
@@ -48,14 +48,14 @@ def read(connection: ResponsesConnection) -> list[Any]:
 
 
 @pytest.fixture
-def socket(sdk: openai.OpenAI) -> Iterator[ResponsesConnection]:
+def socket(sdk: Any) -> Iterator[ResponsesConnection]:
     with sdk.responses.connect() as connection:
         yield connection
 
 
 @pytest.mark.parametrize("store", [True, False])
 def test_three_turns_with_a_function_call(
-    socket: ResponsesConnection, sdk: openai.OpenAI, http: httpx.Client, store: bool
+    socket: ResponsesConnection, sdk: Any, http: httpx.Client, store: bool
 ) -> None:
     first = ask(socket, **CALLING, input="Look it up", store=store)[-1].response
     (call,) = first.output
@@ -79,14 +79,18 @@ def test_three_turns_with_a_function_call(
     assert third.output_text == told.output_text
 
 
-def test_the_events_are_those_of_a_stream(socket: ResponsesConnection, sdk: openai.OpenAI) -> None:
+def test_the_events_are_those_of_a_stream_and_the_first_names_fields_without_effect(
+    socket: ResponsesConnection, sdk: Any
+) -> None:
     streamed = folded(list(sdk.responses.create(**GREEDY, input="Hello", stream=True)))
-    events = ask(socket, **GREEDY, input="Hello")
+    events = ask(socket, **GREEDY, input="Hello", safety_identifier="s", reasoning={"effort": "low"})
     assert folded(events) == streamed
     assert [event.sequence_number for event in events] == list(range(len(events)))
+    named = [getattr(event, "ignored_fields", None) for event in events]
+    assert named == ["safety_identifier, reasoning"] + [None] * (len(events) - 1)
 
 
-def test_what_is_not_stored_is_known_to_its_connection_only(sdk: openai.OpenAI) -> None:
+def test_what_is_not_stored_is_known_to_its_connection_only(sdk: Any) -> None:
     with sdk.responses.connect() as one, sdk.responses.connect() as other:
         response = ask(one, **GREEDY, input="x", store=False)[-1].response
         (refused,) = ask(other, **GREEDY, input="y", previous_response_id=response.id, store=False)
@@ -128,13 +132,7 @@ def test_a_mistake_is_an_error_event_and_the_connection_goes_on(
     assert ask(socket, **GREEDY, input="x")[-1].type == "response.incomplete"
 
 
-def test_fields_without_effect_are_named_in_the_first_event(socket: ResponsesConnection) -> None:
-    first, second, *_ = ask(socket, **GREEDY, input="x", safety_identifier="s", reasoning={"effort": "low"})
-    assert first.ignored_fields == "safety_identifier, reasoning"
-    assert not hasattr(second, "ignored_fields")
-
-
-def test_closing_the_connection_cancels_and_forgets(sdk: openai.OpenAI, http: httpx.Client) -> None:
+def test_closing_the_connection_cancels_and_forgets(sdk: Any, http: httpx.Client) -> None:
     def open_sessions() -> int:
         return len(http.get("/v1/sessions", params={"limit": 100}).json()["data"])
 
@@ -168,13 +166,10 @@ def test_a_connection_needs_a_key(guarded: str, key: str | None) -> None:
 def test_a_message_over_the_limit_closes_the_connection(guarded: str) -> None:
     url, headers = f"{guarded.replace('http', 'ws', 1)}/v1/responses", {"Authorization": "Bearer sesame"}
     with connect(url, additional_headers=headers) as websocket:
-        assert websocket.response is not None
-        assert websocket.response.headers["x-request-id"]
         websocket.send("x" * 10_001)
         with pytest.raises(ConnectionClosedError) as closed:
             websocket.recv(timeout=10)
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1009
+    assert getattr(closed.value.rcvd, "code", None) == 1009
 
 
 @pytest.mark.parametrize(
@@ -194,7 +189,7 @@ def test_a_handshake_that_is_not_understood_is_refused(
     assert param.encode() in (refused.value.response.body or b"")
 
 
-def test_a_named_session_serves_a_connection(sdk: openai.OpenAI, http: httpx.Client) -> None:
+def test_a_named_session_serves_a_connection(sdk: Any, http: httpx.Client) -> None:
     with sdk.responses.connect(extra_headers={"X-Session-ID": "named-by-socket"}) as connection:
         first = ask(connection, **GREEDY, input="x")[-1].response
         ask(connection, **GREEDY, input="y", previous_response_id=first.id)
@@ -205,20 +200,22 @@ def test_a_named_session_serves_a_connection(sdk: openai.OpenAI, http: httpx.Cli
 
 async def test_a_large_event_has_its_turn_among_the_tenants_work() -> None:
     """It is parsed on the event loop, as bodies are."""
-    side_work, sent = SideWork(lambda owner: False), list[str]()
+    side_work, sent, messages = SideWork(lambda owner: False), list[str](), asyncio.Queue[dict[str, str]]()
 
     async def send_text(text: str) -> None:
         sent.append(text)
 
-    websocket: Any = SimpleNamespace(state=SimpleNamespace(owner="a"), send_text=send_text)
+    websocket: Any = SimpleNamespace(state=SimpleNamespace(owner="a"), send_text=send_text, receive=messages.get)
     services: Any = SimpleNamespace(side_work=side_work, info=SimpleNamespace(max_model_len=100))
     call: Any = None
-    connection = ResponseConnection(websocket, services, call)
+    serving = asyncio.create_task(ResponseConnection(websocket, services, call).serve())
     async with AsyncExitStack() as others:
         for _ in range(max(1, (os.cpu_count() or 1) // 2)):
             await others.enter_async_context(side_work.turn("a", Lane.TEXT))
-        await connection._take({"type": "websocket.receive", "text": "small"})
-        taking = asyncio.create_task(connection._take({"type": "websocket.receive", "text": " " * LARGE_BYTES}))
-        assert not (await asyncio.wait([taking], timeout=0.1))[0]
-    await asyncio.wait_for(taking, 30)
-    assert len(sent) == 2
+        for text in ("small", " " * LARGE_BYTES):
+            messages.put_nowait({"type": "websocket.receive", "text": text})
+        await asyncio.sleep(0.1)
+        assert len(sent) == 1  # the answer to the small one
+    await until(lambda: len(sent) == 2)
+    messages.put_nowait({"type": "websocket.disconnect"})
+    await serving

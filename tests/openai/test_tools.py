@@ -1,0 +1,268 @@
+"""Calls of tools in chats: which the model may make, how they are told, and agents that send the answers back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessage
+
+from tests.errors import assert_error
+from tests.openai.conftest import MODEL
+from tests.serving import serve
+from tests.tool_schemas import ENDS, PLACE, SCHEMAS, ZONE
+
+CHAT: Any = [{"role": "user", "content": "Which?"}]
+NOW: Any = {"type": "function", "function": {"name": "now"}}
+
+
+def tool(name: str, parameters: dict[str, Any]) -> Any:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "description": "of use", "parameters": schema}}
+    for name, schema in SCHEMAS.items()
+]
+CALL: Any = {"model": MODEL, "messages": CHAT, "tools": TOOLS, "max_tokens": 400, "seed": 5, "logit_bias": ENDS}
+
+
+def check_calls(message: ChatCompletionMessage) -> list[str]:
+    """That every call is one that its tool takes; returns the tools."""
+    names = []
+    for call in message.tool_calls or ():
+        assert call.type == "function"
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+        names.append(call.function.name)
+    assert len({call.id for call in message.tool_calls or ()}) == len(names)
+    return names
+
+
+@pytest.fixture
+def sdk(roomy_url: str) -> Iterator[openai.OpenAI]:
+    """The official client."""
+    with openai.OpenAI(base_url=f"{roomy_url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def http(roomy_url: str) -> Iterator[httpx.Client]:
+    """A plain client, for what the SDK hides."""
+    with httpx.Client(base_url=roomy_url, timeout=30) as client:
+        yield client
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_required_call_is_one_that_the_tool_takes(sdk: Any, seed: int) -> None:
+    answer = sdk.chat.completions.create(**{**CALL, "seed": seed}, tool_choice="required", parallel_tool_calls=False)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert len(check_calls(choice.message)) == 1
+
+
+@pytest.mark.parametrize("max_tokens", [3, 14, 20])
+def test_a_required_call_that_is_cut_is_no_text(sdk: Any, max_tokens: int) -> None:
+    answer = sdk.chat.completions.create(**{**CALL, "max_tokens": max_tokens}, tool_choice="required")
+    assert answer.choices[0].finish_reason == "length"
+    assert not answer.choices[0].message.content
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_named_tool_and_only_allowed_ones_are_called(sdk: Any, name: str) -> None:
+    chosen: Any = {"type": "function", "function": {"name": name}}
+    answer = sdk.chat.completions.create(**CALL, tool_choice=chosen)
+    assert check_calls(answer.choices[0].message) == [name]
+    allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [chosen]}}
+    answer = sdk.chat.completions.create(**CALL, tool_choice=allowed)
+    assert set(check_calls(answer.choices[0].message)) == {name}
+
+
+def test_the_model_decides_unless_told_otherwise(sdk: Any) -> None:
+    """A model of random weights calls nothing: its answer is what it would be of the same prompt."""
+    asked: Any = {**CALL, "max_tokens": 8, "temperature": 0}
+    answer, none = sdk.chat.completions.create(**asked), sdk.chat.completions.create(**asked, tool_choice="none")
+    assert answer.choices[0].message.tool_calls is None
+    assert none.choices[0].message.content.rstrip() == answer.choices[0].message.content.rstrip()
+    assert none.usage.total_tokens == answer.usage.total_tokens
+
+
+def test_an_answer_has_the_asked_form_or_is_calls(sdk: Any) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "zone", "schema": ZONE}}
+    for seed in range(3):
+        [choice] = sdk.chat.completions.create(**{**CALL, "seed": seed}, response_format=form).choices
+        if not check_calls(choice.message):
+            jsonschema.validate(json.loads(choice.message.content), ZONE)
+        assert choice.finish_reason in ("stop", "tool_calls")
+
+
+def test_a_form_beside_required_calls_is_checked_and_named(http: httpx.Client) -> None:
+    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": PLACE}}}
+    answer = http.post("/v1/chat/completions", json={**CALL, **form, "tool_choice": "required"})
+    assert answer.headers["X-Djinn-Ignored"] == "response_format"
+    assert answer.json()["choices"][0]["message"]["tool_calls"]
+    decided = http.post("/v1/chat/completions", json={**CALL, **form})
+    assert "X-Djinn-Ignored" not in decided.headers
+    wrong = http.post(
+        "/v1/chat/completions", json={**CALL, "structured_outputs": {"regex": "a"}, "tool_choice": "required"}
+    )
+    assert_error(wrong, 400, "field_out_of_range", param="structured_outputs.regex")
+
+
+def test_parallel_calls_are_named_as_ignored_without_tools(http: httpx.Client) -> None:
+    call = {"model": MODEL, "messages": CHAT, "max_tokens": 4}
+    for parallel, header in ((False, "parallel_tool_calls"), (True, None)):
+        answer = http.post("/v1/chat/completions", json={**call, "parallel_tool_calls": parallel})
+        assert answer.headers.get("X-Djinn-Ignored") == header
+
+
+@pytest.mark.parametrize(
+    ("changed", "param"),
+    [
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [*TOOLS, tool("a", {"type": "integer"})]}, "tools.2.function.parameters"),
+        ({"tools": [tool("a", {"type": ["object", "null"]})]}, "tools.0.function.parameters"),
+        ({"tools": [tool("a", {"not": {}})], "tool_choice": "required"}, "tools"),
+        ({"tools": TOOLS, "structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_named(http: httpx.Client, changed: Any, param: str) -> None:
+    response = http.post("/v1/chat/completions", json={"model": MODEL, "messages": CHAT, "max_tokens": 2, **changed})
+    assert_error(response, 400, "field_out_of_range", param=param)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "bad"}}])
+def test_a_refused_schema_is_named_by_its_tool_and_shows_no_other(http: httpx.Client, choice: Any) -> None:
+    tools = [*TOOLS, tool("bad", {"not": {"type": "object"}})]
+    response = http.post("/v1/chat/completions", json={**CALL, "tools": tools, "tool_choice": choice})
+    message = assert_error(response, 400, "field_out_of_range", param="tools")
+    assert message.startswith("tools: the parameters of 'bad': Unimplemented keys")
+    assert "get_weather" not in message
+
+
+def test_a_call_has_no_argument_that_its_schema_does_not_name(sdk: Any) -> None:
+    """A model of random weights would add keys until its tokens run out."""
+    open_schema = {key: value for key, value in ZONE.items() if key != "additionalProperties"}
+    tools: Any = [{"type": "function", "function": {"name": "now", "parameters": open_schema}}]
+    for seed in range(2):
+        answer = sdk.chat.completions.create(**{**CALL, "tools": tools, "seed": seed}, tool_choice=NOW)
+        assert check_calls(answer.choices[0].message) == ["now"]
+
+
+@pytest.mark.parametrize("about", [{}, {"parameters": {"type": "object", "properties": {}}}])
+def test_a_function_without_parameters_is_called_with_an_empty_object(sdk: Any, about: Any) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "now", **about}}]
+    (choice,) = sdk.chat.completions.create(**{**CALL, "tools": tools}, tool_choice=NOW).choices
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert json.loads(call.function.arguments) == {}
+
+
+def test_every_choice_has_calls_of_its_own(sdk: Any) -> None:
+    answer = sdk.chat.completions.create(**CALL, tool_choice="required", n=3)
+    ids = [call.id for choice in answer.choices for call in choice.message.tool_calls or ()]
+    assert all(check_calls(choice.message) for choice in answer.choices)
+    assert len(set(ids)) == len(ids)
+
+
+def test_logprobs_of_a_call_are_those_of_all_its_tokens(sdk: Any) -> None:
+    answer = sdk.chat.completions.create(**CALL, tool_choice="required", logprobs=True)
+    assert len(answer.choices[0].logprobs.content or ()) == answer.usage.completion_tokens
+
+
+def test_a_stream_adds_up_to_the_whole_answer(sdk: Any) -> None:
+    whole = sdk.chat.completions.create(**CALL, tool_choice="required", temperature=0).choices[0].message
+    with sdk.chat.completions.stream(**CALL, tool_choice="required", temperature=0) as stream:
+        events = list(stream)
+        final = stream.get_final_completion()
+    assert [call.function for call in whole.tool_calls or () if call.type == "function"]
+    streamed = final.choices[0].message.tool_calls or []
+    assert [(call.function.name, call.function.arguments) for call in streamed] == [
+        (call.function.name, call.function.arguments) for call in whole.tool_calls or () if call.type == "function"
+    ]
+    assert final.choices[0].finish_reason == "tool_calls"
+    assert sum(event.type == "tool_calls.function.arguments.delta" for event in events) > 2
+
+
+def test_the_first_delta_of_a_call_names_it_and_the_others_bring_arguments(http: httpx.Client) -> None:
+    body = {**CALL, "tool_choice": "required", "parallel_tool_calls": False, "stream": True, "temperature": 0}
+    lines = [line[6:] for line in http.post("/v1/chat/completions", json=body).text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    chunks = [json.loads(line)["choices"][0] for line in lines[:-1]]
+    assert chunks[0]["delta"] == {"role": "assistant", "content": ""}
+    assert chunks[-1]["delta"] == {}
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+    first, *others = [chunk["delta"]["tool_calls"][0] for chunk in chunks[1:-1]]
+    assert first.keys() == {"index", "id", "type", "function"}
+    assert first["function"]["arguments"] == ""
+    assert all(each.keys() == {"index", "function"} for each in others)
+    assert all(each["function"].keys() == {"arguments"} for each in others)
+
+
+def test_a_call_that_ran_out_of_tokens_says_so_and_may_be_sent_back(sdk: Any, http: httpx.Client) -> None:
+    """Frameworks ask again after it, with the call as it is."""
+    bound: Any = {"extra_headers": {"X-Session-ID": "cut-short"}}
+    cut = {**CALL, "max_tokens": 45, "tool_choice": NOW}
+    raw = sdk.chat.completions.with_raw_response.create(**cut, **bound)
+    (choice,) = raw.parse().choices
+    assert choice.finish_reason == "length"
+    with sdk.chat.completions.stream(**cut) as stream, pytest.raises(openai.LengthFinishReasonError):
+        stream.get_final_completion()
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function"
+    with pytest.raises(ValueError, match=r"line 1 column \d+"):
+        json.loads(call.function.arguments)
+    assert http.get(f"/v1/sessions/{raw.headers['x-session-id']}").json()["phase"] == "compute"
+    again: Any = [*CHAT, choice.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "Again."}]
+    answer = sdk.chat.completions.create(**{**CALL, "messages": again}, tool_choice=NOW)
+    assert check_calls(answer.choices[0].message) == ["now"]
+
+
+def test_an_agent_that_signals_nothing_waits_off_the_device(sdk: Any, http: httpx.Client) -> None:
+    bound: Any = {"extra_headers": {"X-Session-ID": "weather-agent"}}
+    first = sdk.chat.completions.with_raw_response.create(**CALL, tool_choice="required", **bound)
+    session = f"/v1/sessions/{first.headers['x-session-id']}"
+    assert http.get(session).json()["phase"] == "io_wait"
+    message = first.parse().choices[0].message
+    answers = [{"role": "tool", "tool_call_id": call.id, "content": "42"} for call in message.tool_calls or ()]
+    chat: Any = [*CHAT, message.model_dump(), *answers]
+    second = sdk.chat.completions.create(**{**CALL, "messages": chat, "max_tokens": 4}, tool_choice="none", **bound)
+    assert http.get(session).json()["phase"] == "compute"
+    usage = second.usage
+    assert usage.prompt_tokens_details.cached_tokens > 0.8 * (first.parse().usage or usage).prompt_tokens
+
+
+def test_a_call_finds_its_session_by_the_history_that_it_continues(roomy_model: Path) -> None:
+    with (
+        serve(model=str(roomy_model), max_model_len=8192, bind_by_prefix=True, park_on_tool_calls=False) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as sdk,
+        httpx.Client(base_url=url) as http,
+    ):
+        chats: list[Any] = [[{"role": "user", "content": f"I am agent {name}."}] for name in "AB"]
+        ids: list[set[str]] = [set(), set()]
+        for _ in range(3):
+            for chat, seen in zip(chats, ids, strict=True):
+                raw = sdk.chat.completions.with_raw_response.create(
+                    model=MODEL, messages=chat, tools=TOOLS, tool_choice=NOW, max_tokens=300
+                )
+                seen.add(raw.headers["x-session-id"])
+                message = raw.parse().choices[0].message
+                answers = [
+                    {"role": "tool", "tool_call_id": each.id, "content": "1"} for each in message.tool_calls or ()
+                ]
+                chat += [message.model_dump(), *answers]
+        assert [len(seen) for seen in ids] == [1, 1]
+        assert ids[0] != ids[1]
+        phases = [http.get(f"/v1/sessions/{name}").json()["phase"] for seen in ids for name in seen]
+        assert phases == ["compute", "compute"]  # parking is off here
