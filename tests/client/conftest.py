@@ -4,18 +4,52 @@ from __future__ import annotations
 
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from client import AsyncDjinn, Djinn
+from client import AsyncDjinn, Djinn, Session
+from client.calls import TurnOptions
+from client.models import SessionInfo
 from tests.client.blocking import Blocking
-from tests.client.breakpoints.pausing import GREEDY
 
 AnswerWith = Callable[[bytes], str]
+SESSION = SessionInfo.model_validate_json("""{
+    "id": "ses_1", "tenant": null, "state": "idle", "phase": "compute", "residency": "best_effort", "tokens": 0,
+    "kv": {"tier": null, "blocks": 0, "device_bytes": 0, "host_bytes": 0, "disk_bytes": 0},
+    "usage": {
+        "prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "tokens_recomputed": 0,
+        "bytes_out": 0, "bytes_in": 0, "restores": 0, "resume_ms": {"queue": 0, "restore": 0, "prefill": 0},
+        "last_turn": null
+    },
+    "checkpoint": null, "breakpoints": [], "forked_from": null, "metadata": {},
+    "created_at": 0, "used_at": 0, "returns_at": null, "expires_at": null
+}""")
+
+
+PROMPT = list(range(5, 25))
+GREEDY: TurnOptions = {"token_ids": PROMPT, "max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
+
+
+def paused(djinn: Djinn, layer: int = 1, **options: Any) -> Session:
+    """A session that is paused after a layer, over its prompt."""
+    session = djinn.sessions.create()
+    session.break_at(layer=layer, **options)
+    assert session.generate(**GREEDY).status == "paused"
+    return session
+
+
+def wait_until_idle(session: Session) -> SessionInfo:
+    """What is told of the session once its turn is over."""
+    deadline = time.monotonic() + 10
+    while session.refresh().state != "idle":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return session.info
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,25 @@
-"""Requests and streams without a network."""
+"""Requests and streams without a network; what is sent is held against what the server reads."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
 from urllib.parse import unquote
 
 import httpx
+import numpy as np
 import pytest
 from httpx_sse import ServerSentEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
 import client
-from client import breakpoint_calls, calls
+from app.wire.breakpoints import BreakpointBody
+from app.wire.checkpoint import ResumeBody
+from app.wire.edits import EditBody
+from client import breakpoint_calls, calls, edits
 from client.edge import to_request
+from client.edits import EditOptions
 from client.stream import TurnDecoder
 
 PAUSED = """{
@@ -43,12 +50,19 @@ def test_only_what_is_given_is_sent() -> None:
     assert to_request(HTTP, calls.set_phase("ses_1", "ready", None)).read() == b'{"phase":"ready"}'
     body = to_request(HTTP, calls.generate("ses_1", {"prompt": "x"}, stream=True)).read()
     assert body == b'{"prompt":"x","stream":true}'
+    assert edits.pause_body({"layer": 6}) == {"action": "pause", "when": {}, "layer": 6}
+    captured = edits.capture_body({"layers": range(1, 3), "once": True})
+    sent = to_request(HTTP, breakpoint_calls.arm("ses_1", captured)).read()
+    assert json.loads(sent) == {"action": "capture", "when": {}, "layers": [1, 2], "once": True}
+    with pytest.raises(client.InvalidRequest, match="float"):
+        to_request(HTTP, breakpoint_calls.edit_checkpoint("ses_1", [{"add": [1.0, float("nan")]}]))
 
 
 def test_the_turn_is_there_only_when_it_is_over() -> None:
     decoder = TurnDecoder("req_1")
     tokens = decoder.feed(ServerSentEvent("token", '{"text": "a", "token_ids": [1, 2]}'))
     assert tokens == client.TokenEvent(text="a", token_ids=(1, 2))
+    assert decoder.feed(ServerSentEvent("message", "anything")) is None  # an event of another name is passed over
     with pytest.raises(RuntimeError, match="not over"):
         _ = decoder.turn
     with pytest.raises(client.StreamBroken):
@@ -60,11 +74,90 @@ def test_a_turn_that_pauses_ends_its_stream() -> None:
     assert decoder.feed(ServerSentEvent("paused", PAUSED)) is None
     decoder.end()
     assert (decoder.turn.status, decoder.turn.finish_reason, decoder.turn.token_ids) == ("paused", None, (1,))
-    assert decoder.turn.checkpoint is not None
-    assert decoder.turn.checkpoint.in_pass == "decode"
-    assert decoder.turn.checkpoint.shape == (1, 64)
+    checkpoint: Any = decoder.turn.checkpoint
+    assert (checkpoint.in_pass, checkpoint.shape) == ("decode", (1, 64))
 
 
-def test_events_of_another_name_are_passed_over() -> None:
-    decoder = TurnDecoder("req_1")
-    assert decoder.feed(ServerSentEvent("message", "anything")) is None
+VECTOR = np.array([1.5, -2.0], dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"scale": 0.9}, {"op": "scale", "factor": 0.9}),
+        ({"add": "kind", "factor": 2.0}, {"op": "add", "vector": "kind", "factor": 2.0}),
+        ({"add": VECTOR}, {"op": "add", "vector": [1.5, -2.0]}),
+        ({"replace": (1, 2)}, {"op": "replace", "vector": [1.0, 2.0]}),
+        ({"project_out": [1.0], "max_norm": 3.0}, {"op": "project_out", "vector": [1.0], "max_norm": 3.0}),
+        ({"clamp": "kind", "factor": 0.0}, {"op": "clamp", "vector": "kind", "factor": 0.0}),
+        ({"ablate": True, "positions": (2, 5)}, {"op": "ablate", "positions": [2, 5]}),
+        ({"scale": 2, "positions": "last"}, {"op": "scale", "factor": 2, "positions": "last"}),
+    ],
+)
+def test_every_operation_has_its_form(options: EditOptions, expected: dict[str, Any]) -> None:
+    sent = json.loads(to_request(HTTP, breakpoint_calls.edit_checkpoint("ses_1", [options])).read())
+    assert sent == {"edits": [expected]}
+    EditBody.model_validate_json(json.dumps(expected))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "not none"),
+        ({"factor": 2.0}, "not none"),
+        ({"scale": 0.9, "ablate": True}, "not scale and ablate"),
+        ({"scale": 0.9, "factor": 2.0}, "factor"),
+        ({"ablate": False}, "ablate must be True"),
+        ({"add": [[1.0], [1.0, 2.0]]}, "vector"),
+        ({"add": object()}, "vector"),
+    ],
+)
+def test_what_is_no_edit_is_not_sent(options: Any, message: str) -> None:
+    with pytest.raises(client.InvalidRequest, match=message):
+        edits.edit_body(options)
+    with pytest.raises(client.InvalidRequest, match=message):
+        breakpoint_calls.resume("ses_1", None, [options], stream=False)
+
+
+def test_every_field_of_a_breakpoint_can_be_given() -> None:
+    """And the server knows every one of them."""
+    every: edits.PauseOptions = {
+        "layer": 6,
+        "when_pass": "decode",
+        "position": 70,
+        "token_id": 5,
+        "every": 10,
+        "once": True,
+        "timeout_s": 5.0,
+        "on_timeout": "abort",
+    }
+    steer: edits.SteerOptions = {"layers": [3], "position": 1, "add": "kind", "factor": 2.0, "positions": "all"}
+    paused = BreakpointBody.model_validate_json(json.dumps(edits.pause_body(every)))
+    steered = BreakpointBody.model_validate_json(json.dumps(edits.steer_body(steer)))
+    assert paused.model_fields_set | steered.model_fields_set == set(BreakpointBody.model_fields)
+    assert paused.when.model_fields_set == {"in_pass", "position", "token_id", "every"}
+    assert steered.edits is not None
+    assert steered.edits[0].model_fields_set == {"op", "vector", "factor", "positions"}
+    assert steered.when.position == 1
+
+
+@pytest.mark.parametrize(
+    ("until", "expected"),
+    [
+        (None, {"stream": False}),
+        ("end", {"until": "end", "stream": False}),
+        ("next_token", {"until": "next_token", "stream": False}),
+        (0, {"until": {"layer": 0}, "stream": False}),
+    ],
+)
+def test_how_far_to_resume(until: edits.Until | None, expected: dict[str, Any]) -> None:
+    sent = to_request(HTTP, breakpoint_calls.resume("ses_1", until, (), stream=False)).read()
+    assert json.loads(sent) == expected
+    ResumeBody.model_validate_json(sent)
+
+
+def test_tensors_travel_as_safetensors() -> None:
+    request = to_request(HTTP, breakpoint_calls.put_vector("a.b", VECTOR))
+    assert request.headers["content-type"] == "application/octet-stream"
+    assert request.url.params["name"] == "a.b"
+    assert request.read()

@@ -1,13 +1,20 @@
-"""Both clients against a real server."""
+"""Both clients against a real server: turns, sessions, what a session says that it does, and files."""
 
 from __future__ import annotations
 
-import time
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 
 import client
 from client import Djinn
+from client.calls import PAGE_SIZE
+from client.edge import Connection
+from client.transport import AsyncTransport, Transport
+from tests.client.conftest import SESSION, AnswerWith, wait_until_idle
 from tests.serving import serve
 
 
@@ -29,32 +36,20 @@ def test_a_conversation_sends_only_what_is_new(djinn: Djinn) -> None:
     with djinn.sessions.create() as session:
         first = session.generate(token_ids=[5] * 40, max_tokens=8, ignore_eos=True)
         second = session.generate(token_ids=[6] * 10, max_tokens=2, ignore_eos=True)
-    assert first.usage.prompt_tokens == 40
-    assert second.usage.prompt_tokens == 40 + 8 + 10
+        third = session.generate(messages=[{"role": "user", "content": "hi"}], max_tokens=2, ignore_eos=True)
+        session.close()  # twice: with the block, too
+    assert (first.usage.prompt_tokens, second.usage.prompt_tokens) == (40, 40 + 8 + 10)
     assert second.usage.cached_tokens >= 40
-
-
-def test_messages(djinn: Djinn) -> None:
-    with djinn.sessions.create() as session:
-        turn = session.generate(messages=[{"role": "user", "content": "hi"}], max_tokens=2, ignore_eos=True)
-    assert turn.finish_reason == "length"
+    assert third.finish_reason == "length"
 
 
 def test_leaving_a_stream_cancels_its_turn(djinn: Djinn) -> None:
     with djinn.sessions.create() as session:
         with session.stream(prompt="x", max_tokens=400, ignore_eos=True) as stream:
             next(iter(stream))
-        assert _wait_until_idle(session).tokens < 400
+        assert wait_until_idle(session).tokens < 400
         with pytest.raises(RuntimeError):
             _ = stream.turn
-
-
-def _wait_until_idle(session: client.Session) -> client.SessionInfo:
-    deadline = time.monotonic() + 10
-    while session.refresh().state != "idle":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return session.info
 
 
 def test_cancelling_from_elsewhere_ends_the_stream_with_what_there_is(djinn: Djinn, server_url: str) -> None:
@@ -95,64 +90,37 @@ def test_the_history_is_what_was_sent_and_generated(djinn: Djinn) -> None:
         assert session.history().token_ids == (*history.token_ids[:3], 5, 6)
 
 
-def test_a_session_that_is_gone_is_closed(djinn: Djinn) -> None:
-    with djinn.sessions.create() as session:
-        session.close()
-    session.close()
-
-
-def test_the_blocks_own_error_comes_before_that_of_closing(unused_tcp_port: int, djinn: Djinn) -> None:
-    info = djinn.sessions.create().info
-    with Djinn(f"http://127.0.0.1:{unused_tcp_port}") as nobody:
-        session = client.Session(nobody.sessions._transport, info)
+def test_the_blocks_own_error_comes_before_that_of_closing(unused_tcp_port: int) -> None:
+    with closing(Transport(Connection(f"http://127.0.0.1:{unused_tcp_port}", None, timeout=5))) as nobody:
+        session = client.Session(nobody, SESSION)
         with pytest.raises(ZeroDivisionError), session:
             raise ZeroDivisionError
         with pytest.raises(client.ConnectionFailed), session:
             pass
 
 
-async def test_the_blocks_own_error_comes_before_that_of_closing_asyncio(unused_tcp_port: int, djinn: Djinn) -> None:
-    info = djinn.sessions.create().info
-    async with client.AsyncDjinn(f"http://127.0.0.1:{unused_tcp_port}") as nobody:
-        session = client.AsyncSession(nobody.sessions._transport, info)
-        with pytest.raises(ZeroDivisionError):
-            async with session:
-                raise ZeroDivisionError
-        with pytest.raises(client.ConnectionFailed):
-            async with session:
-                pass
+async def test_the_blocks_own_error_comes_before_that_of_closing_asyncio(unused_tcp_port: int) -> None:
+    nobody = AsyncTransport(Connection(f"http://127.0.0.1:{unused_tcp_port}", None, timeout=5))
+    session = client.AsyncSession(nobody, SESSION)
+    with pytest.raises(ZeroDivisionError):
+        async with session:
+            raise ZeroDivisionError
+    with pytest.raises(client.ConnectionFailed):
+        async with session:
+            pass
+    await nobody.close()
 
 
-def test_listing_by_tier(djinn: Djinn) -> None:
-    with djinn.sessions.create() as used, djinn.sessions.create() as empty:
-        used.generate(token_ids=[9] * 20, max_tokens=1)
-        on_device = {session.id for session in djinn.sessions.list(tier="device")}
-        assert used.id in on_device
-        assert empty.id not in on_device
-
-
-def test_guaranteed_sessions_are_admitted_until_the_reserve_is_used_up() -> None:
-    def admit_five(djinn: Djinn) -> None:
-        for _ in range(5):  # of which the device holds 4
-            assert djinn.sessions.create(residency="guaranteed").info.residency == "guaranteed"
-
-    with serve() as url, Djinn(url) as djinn:
-        with pytest.raises(client.RateLimited):
-            admit_five(djinn)
-        assert djinn.sessions.create().info.residency == "best_effort"
-
-
-def test_listing_walks_all_pages(djinn: Djinn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.calls.PAGE_SIZE", 3)
-    sessions = [djinn.sessions.create(metadata={"number": str(number)}) for number in range(7)]
-    try:
-        mine = {session.id for session in sessions}
-        listed = [session for session in djinn.sessions.list(state="idle") if session.id in mine]
-        assert [session.info.metadata["number"] for session in listed] == [str(number) for number in range(7)]
-        assert not mine & {session.id for session in djinn.sessions.list(state="running")}
-    finally:
-        for session in sessions:
-            session.close()
+def test_listing_walks_all_pages_and_takes_filters(djinn: Djinn) -> None:
+    sessions = [djinn.sessions.create(metadata={"number": str(number)}) for number in range(PAGE_SIZE + 2)]
+    sessions[0].generate(token_ids=[9] * 20, max_tokens=1)
+    mine = {session.id for session in sessions}
+    listed = [session for session in djinn.sessions.list(state="idle") if session.id in mine]
+    assert [session.info.metadata["number"] for session in listed] == [str(number) for number in range(len(mine))]
+    assert not mine & {session.id for session in djinn.sessions.list(state="running")}
+    assert mine & {session.id for session in djinn.sessions.list(tier="device")} == {sessions[0].id}
+    for session in sessions:
+        session.close()
 
 
 def test_what_the_server_says_about_itself(djinn: Djinn) -> None:
@@ -177,36 +145,125 @@ def test_errors_that_the_server_tells(djinn: Djinn) -> None:
         assert too_long.value.code == "context_length_exceeded"
         with pytest.raises(client.Conflict):
             session.cancel()
-    with pytest.raises(client.NotFound):
-        session.refresh()
-    with pytest.raises(client.NotFound):
-        djinn.sessions.get("ses_none")
+        with session.stream(prompt="x", max_tokens=400, ignore_eos=True) as stream:
+            next(iter(stream))
+            with pytest.raises(client.Conflict, match="running"):
+                session.generate(prompt="y", max_tokens=1)
+    for ask in (session.refresh, lambda: djinn.sessions.get("ses_none")):
+        with pytest.raises(client.NotFound):
+            ask()
 
 
-def test_a_second_turn_at_the_same_time_is_a_conflict(djinn: Djinn) -> None:
-    with djinn.sessions.create() as session, session.stream(prompt="x", max_tokens=400, ignore_eos=True) as stream:
-        next(iter(stream))
-        with pytest.raises(client.Conflict, match="running"):
-            session.generate(prompt="y", max_tokens=1)
-
-
-def test_keys() -> None:
-    with serve(api_keys=("secret",)) as url, Djinn(url) as stranger, Djinn(url, api_key="secret") as known:
+def test_what_a_server_with_a_key_and_little_room_refuses() -> None:
+    """A key may have any letters."""
+    with serve(api_keys=("schlüssel-ж",), max_sessions=6) as url, Djinn(url) as stranger:
         with pytest.raises(client.Unauthorized):
             stranger.sessions.create()
         assert stranger.health().status == "ok"
-        with known.sessions.create() as session:
-            assert session.generate(prompt="x", max_tokens=1).usage.completion_tokens == 1
+        with Djinn(url, api_key="schlüssel-ж") as known, ExitStack() as sessions:
+            assert known.sessions.create().generate(prompt="x", max_tokens=1).usage.completion_tokens == 1
+            for _ in range(4):  # as many as the device holds
+                sessions.enter_context(known.sessions.create(residency="guaranteed"))
+            with pytest.raises(client.RateLimited):
+                known.sessions.create(residency="guaranteed")
+            assert sessions.enter_context(known.sessions.create()).info.residency == "best_effort"
+            with pytest.raises(client.RateLimited) as limited:
+                known.sessions.create()
+            assert (limited.value.code, limited.value.retry_after) == ("session_limit", 1.0)
 
 
-def test_a_key_may_have_any_letters() -> None:
-    with serve(api_keys=("schlüssel-ж",)) as url, Djinn(url, api_key="schlüssel-ж") as djinn:
-        djinn.sessions.create().close()
+@pytest.mark.parametrize("resume_in_ms", [None, 20])
+def test_around_a_tool_call_the_phase_is_io_wait_and_then_ready(djinn: Djinn, resume_in_ms: float | None) -> None:
+    with djinn.sessions.create() as session:
+        session.generate(token_ids=[7] * 40, max_tokens=1)
+        with session.io_wait(resume_in_ms=resume_in_ms) as change:
+            assert change.phase == session.refresh().phase == "io_wait"
+            assert change.moving is None or change.moving.bytes > 0
+        assert session.refresh().phase == "ready"
+        turn = session.generate(token_ids=[8], max_tokens=1)
+        assert (session.refresh().phase, turn.usage.tokens_recomputed) == ("compute", 0)
 
 
-def test_a_full_server_says_when_to_come_back() -> None:
-    with serve(max_sessions=1) as url, Djinn(url) as djinn, djinn.sessions.create():
-        with pytest.raises(client.RateLimited) as limited:
-            djinn.sessions.create()
-        assert limited.value.code == "session_limit"
-        assert limited.value.retry_after is not None
+def test_a_tool_that_fails_leaves_the_session_ready(djinn: Djinn) -> None:
+    with djinn.sessions.create() as session:
+        with pytest.raises(ZeroDivisionError), session.io_wait(resume_in_ms=60_000):
+            raise ZeroDivisionError
+        assert session.refresh().phase == "ready"
+
+
+async def test_a_tool_call_that_is_cancelled_leaves_the_session_ready(server_url: str) -> None:
+    async with client.AsyncDjinn(server_url, timeout=30) as djinn, await djinn.sessions.create() as session:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2), session.io_wait():
+                await asyncio.sleep(60)
+        assert (await session.refresh()).phase == "ready"
+
+
+def test_the_tools_own_error_comes_before_that_of_the_signal(djinn: Djinn) -> None:
+    def close_and_fail(session: client.Session) -> None:
+        session.close()
+        raise ZeroDivisionError
+
+    session = djinn.sessions.create()
+    with pytest.raises(ZeroDivisionError), session.io_wait():
+        close_and_fail(session)
+    session = djinn.sessions.create()
+    with pytest.raises(client.NotFound), session.io_wait():
+        session.close()
+
+
+def test_phases_that_are_refused(djinn: Djinn) -> None:
+    with djinn.sessions.create() as session:
+        with pytest.raises(client.Unprocessable) as unprocessable:
+            session.set_phase("ready", resume_in_ms=5)
+        assert unprocessable.value.param == "resume_in_ms"
+        with session.stream(prompt="x", max_tokens=400, ignore_eos=True) as stream:
+            next(iter(stream))
+            with pytest.raises(client.Conflict, match="running"), session.io_wait():
+                pytest.fail("a session with a turn in it waits for something else")
+
+
+@pytest.fixture
+def used(djinn: Djinn) -> Iterator[client.Session]:
+    with djinn.sessions.create(metadata={"task": "7"}) as session:
+        session.generate(token_ids=list(range(5, 45)), max_tokens=4, temperature=0, ignore_eos=True)
+        yield session
+
+
+def test_a_session_comes_back_from_its_file(djinn: Djinn, used: client.Session, tmp_path: Path) -> None:
+    used.export_to(tmp_path / "session")
+    assert list(tmp_path.iterdir()) == [tmp_path / "session"]
+    with djinn.sessions.import_from(str(tmp_path / "session")) as back:
+        assert back.id != used.id
+        assert (back.info.metadata, back.info.tokens) == ({"task": "7"}, used.refresh().tokens)
+        turns = [each.generate(token_ids=[9], max_tokens=4, temperature=0, ignore_eos=True) for each in (back, used)]
+        assert turns[0].token_ids == turns[1].token_ids
+
+
+def test_what_cannot_be_exported_leaves_no_file(djinn: Djinn, tmp_path: Path) -> None:
+    session = djinn.sessions.create()
+    session.close()
+    (tmp_path / "session").write_bytes(b"before")
+    with pytest.raises(client.NotFound):
+        session.export_to(tmp_path / "session")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("session", b"before")]
+
+
+def test_a_broken_download_leaves_no_file(answer_with: AnswerWith, tmp_path: Path) -> None:
+    half = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"
+    with (
+        closing(Transport(Connection(answer_with(half), None, timeout=5))) as broken,
+        pytest.raises(client.ConnectionLost),
+    ):
+        client.Session(broken, SESSION).export_to(tmp_path / "session")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_file_is_refused(djinn: Djinn, used: client.Session, tmp_path: Path) -> None:
+    path = tmp_path / "session"
+    used.export_to(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(client.Unprocessable, match="bytes"):
+        djinn.sessions.import_from(path)
+    with pytest.raises(FileNotFoundError):
+        djinn.sessions.import_from(tmp_path / "none")

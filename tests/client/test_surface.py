@@ -1,11 +1,14 @@
-"""What users may rely on is what they get."""
+"""What users may rely on is what they get: names, fields, both halves of the client, and the examples of the guides."""
 
 from __future__ import annotations
 
 import inspect
+import re
+import shutil
 import subprocess
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -21,11 +24,7 @@ from app.wire.sessions import ListSessionsQuery
 from app.wire.turns import GenerateBody
 from client import breakpoint_models, calls, memory_models, models
 from client.answer import Answer
-
-
-def test_public_names() -> None:
-    public = {name for name, value in vars(client).items() if name[0] != "_" and not inspect.ismodule(value)}
-    assert public == set(client.__all__)
+from tests.docs.blocks import PYTHON_GUIDES, blocks_of
 
 
 def test_importing_the_client_imports_neither_server_nor_torch() -> None:
@@ -112,3 +111,72 @@ def test_every_field_of_an_answer_reaches_the_user(
 ) -> None:
     """A model's OpenAI head says nothing about the server."""
     assert set(answer.model_fields) == set(view.model_fields) - left_out
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def generate(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "client/_generate.py", *options]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The client and Ruff's settings, to be changed."""
+    shutil.copytree(Path(client.__file__).parent, tmp_path / "client", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_the_blocking_half_is_as_generated() -> None:
+    checked = generate(ROOT, "--check")
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.long
+def test_a_change_of_either_half_makes_the_blocking_one_stale(checkout: Path) -> None:
+    source, changed = (checkout / "client" / name for name in ("_async/vectors.py", "_sync/vectors.py"))
+    extra, missing = (checkout / "client/_sync" / name for name in ("extra.py", "turn.py"))
+    source.write_text(source.read_text().replace("async def list", "async def names"))
+    extra.touch()
+    missing.unlink()
+
+    checked = generate(checkout, "--check")
+    assert checked.returncode == 1
+    assert [line.partition(" is stale")[0] for line in checked.stderr.splitlines()] == [
+        str(path) for path in (extra, missing, changed)
+    ]
+
+    assert generate(checkout).returncode == 0
+    assert "    def names" in changed.read_text()
+    assert generate(checkout, "--check").returncode == 0
+
+
+EXAMPLES = [
+    pytest.param(block.text, id=f"{guide}-{number}")
+    for guide in PYTHON_GUIDES
+    for number, block in enumerate(blocks_of(guide))
+    if block.language == "python" and block.is_free
+]
+SMALLER = {"smollm2-135m-instruct": "tiny-llama", "layer=27": "layer=2", "layer=15": "layer=1"}
+"""The guides are for a model of 30 layers, the tests' model has 4."""
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_run_as_they_are_printed(
+    example: str, server_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for printed, here in {"http://127.0.0.1:8000": server_url, **SMALLER}.items():
+        example = example.replace(printed, here)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "example", "exec"), {"__name__": "__main__"})
+    out, err = capsys.readouterr()
+    assert out
+    assert err == ""
+
+
+def test_every_error_is_documented() -> None:
+    page = (ROOT / "docs/client.md").read_text("utf-8")
+    errors = {name for name in client.__all__ if issubclass(getattr(client, name), Exception)}
+    assert errors <= set(re.findall(r"`(\w+)`", page))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -41,12 +40,6 @@ def test_what_pytorch_writes_is_read_without_loss(dtype: str, array: np.ndarray[
     np.testing.assert_array_equal(found["h"], tensor.float().numpy())
 
 
-def test_what_is_read_can_be_changed_in_place() -> None:
-    found, _ = tensors.load(save({"h": torch.ones(2, 2)}))
-    found["h"][0] *= 3
-    assert found["h"].tolist() == [[3, 3], [1, 1]]
-
-
 @pytest.mark.parametrize("order", [np.s_[:], np.s_[::-1], np.s_[::2]])
 def test_any_layout_in_memory_is_written_row_by_row(order: slice) -> None:
     array = np.arange(12, dtype=">f8").reshape(3, 4).T[order]
@@ -65,17 +58,7 @@ def test_any_other_bytes_are_an_error(body: bytes) -> None:
         tensors.load(body)
 
 
-def test_types_that_djinn_does_not_send_are_an_error() -> None:
-    with pytest.raises(ValueError, match="I64"):
-        tensors.load(save({"h": torch.ones(2, dtype=torch.int64)}))
-
-
 def test_captures_without_their_metadata_are_an_error() -> None:
     for metadata in ({}, {"dropped": "0"}, {"dropped": "0", "h": "{}"}, {"dropped": "0", "h": "["}):
         with pytest.raises(ValueError, match=r"\w"):
             parse_captures(save({"h": torch.ones(1, 2)}, metadata=metadata))
-
-
-def test_infinity_stays_infinite() -> None:
-    found = load(tensors.dump("h", [1e39, -math.inf], "bfloat16"))["h"]
-    assert found.tolist() == [math.inf, -math.inf]

@@ -35,6 +35,20 @@ def test_an_unknown_field_is_named_on_every_route(http: httpx.Client, path: str)
     assert HEADER not in http.post(path, json=BODIES[path]).headers
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        ({"store": True}, "store"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"reasoning_effort": "low", "verbosity": "high"}, "reasoning_effort, verbosity"),
+        ({"prompt_cache_key": "k", "safety_identifier": "s"}, "prompt_cache_key, safety_identifier"),
+        ({"id_slot": 3, "cache_prompt": False, "timings_per_token": True}, "id_slot, cache_prompt, timings_per_token"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ({"messages": [{"role": "user", "content": [CACHED]}]}, "messages.0.content.0.cache_control"),
+        ({"response_format": {"type": "text", "strict": True}}, "response_format.strict"),
+    ],
+)
 def test_what_has_no_effect_is_named(http: httpx.Client, fields: Any, ignored: str, stream: bool) -> None:
     body = {**BODIES["/v1/chat/completions"], "stream": stream, **fields}
     assert http.post("/v1/chat/completions", json=body).headers[HEADER] == ignored

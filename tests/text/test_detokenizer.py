@@ -29,12 +29,6 @@ def test_streamed_text_of_any_tokens_is_the_decoded_text(tokens: Tokens, data: s
     assert _stream(tokens, _cut(data, token_ids)) == tokens.decode(token_ids)
 
 
-@given(data=st.data())
-def test_streamed_bytes_are_the_decoded_text(data: st.DataObject) -> None:
-    raw = data.draw(st.binary(max_size=40))
-    assert _stream(RANDOM, _cut(data, list(raw))) == RANDOM.decode(list(raw))
-
-
 @pytest.mark.parametrize("tokens", [RANDOM, MERGING, BYTE_FALLBACK], ids=["bytes", "merges", "fallback"])
 @given(text=st.text(), data=st.data())
 def test_streamed_text_is_the_encoded_text(tokens: Tokens, text: str, data: st.DataObject) -> None:
@@ -48,12 +42,6 @@ def test_streamed_text_is_the_encoded_text(tokens: Tokens, text: str, data: st.D
 def test_stream_survives_bytes_that_are_not_utf8(token_ids: list[int]) -> None:
     word = next(token_id for token_id in range(300) if BYTE_FALLBACK.token_text(token_id) == "ab")
     assert _stream(BYTE_FALLBACK, [[*token_ids, word]]).endswith("ab")
-
-
-@given(text=st.text(alphabet="ab é🙂"))
-def test_first_space_is_dropped_as_in_the_decoded_text(text: str) -> None:
-    token_ids = BYTE_FALLBACK.encode(text, add_special_tokens=False)
-    assert _stream(BYTE_FALLBACK, [[token_id] for token_id in token_ids]) == BYTE_FALLBACK.decode(token_ids)
 
 
 @given(prompt=st.text(alphabet="ab é🙂", min_size=1), text=st.text(alphabet="ab é🙂"))

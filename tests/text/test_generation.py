@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from hypothesis import example, given
@@ -87,16 +87,12 @@ def events_of(token_ids: Sequence[int], reason: FinishReason = FinishReason.LENG
     return [*made, TurnFinished(TICKET, reason, usage, PROMPT_TOKENS + len(token_ids))]
 
 
-async def at_once() -> None:
-    """For a turn that nobody keeps."""
-
-
 async def read(
     tokens: Tokens, token_ids: Sequence[int], stop: Sequence[str] = (), *, min_tokens: int = 0, slow: bool
 ) -> tuple[list[TextItem], list[int]]:
     """All items of the turn, and the `keep`s asked for. A slow reader begins when the engine has sent everything."""
     turn, keeps = Turn(TICKET), list[int]()
-    text_turn = TextTurn(turn, Detokenizer(tokens, after_text=True), stop, keeps.append, at_once, min_tokens)
+    text_turn = TextTurn(turn, Detokenizer(tokens, after_text=True), stop, keeps.append, settled, min_tokens)
 
     async def send() -> None:
         turn.deliver(Started(TICKET, 0))
@@ -119,51 +115,32 @@ def text_of(items: Sequence[TextItem]) -> str:
     return "".join(item.text for item in items if isinstance(item, TextChunk))
 
 
-def end_of(items: Sequence[TextItem]) -> TurnFinished:
-    end = items[-1]
-    assert isinstance(end, TurnFinished)
-    return end
-
-
-@pytest.mark.parametrize("slow", [False, True])
-async def test_a_stop_string_ends_the_turn_after_the_token_that_completes_it(tokens: Tokens, slow: bool) -> None:
-    token_ids = tokens.encode("one, two, three", add_special_tokens=False)
-    items, keeps = await read(tokens, token_ids, [", t"], slow=slow)
-    assert text_of(items) == "one"
-    assert keeps == [6]
-    end = end_of(items)
-    assert (end.reason, end.usage.completion_tokens, end.history_tokens) == (FinishReason.STOP, 6, PROMPT_TOKENS + 6)
-    reported = [token_id for item in items if isinstance(item, TextChunk) for token_id in item.token_ids]
-    assert reported == token_ids[:6]
-    assert sum(len(item.logprobs) for item in items if isinstance(item, TextChunk)) == 6
-
-
-@pytest.mark.parametrize("slow", [False, True])
-async def test_a_stop_string_that_ends_with_the_last_token_is_a_stop(tokens: Tokens, slow: bool) -> None:
-    token_ids = tokens.encode("abc", add_special_tokens=False)
-    items, keeps = await read(tokens, token_ids, ["c"], slow=slow)
-    assert (text_of(items), keeps, end_of(items).reason) == ("ab", [3], FinishReason.STOP)
-
-
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize(
-    ("stops", "found"), [(["z", "thr", ", t"], ", t"), (["two", "wo"], "two"), (["ree", "z"], "ree"), (["z"], None)]
+    ("said", "stops", "text", "kept", "found"),
+    [
+        ("one, two, three", [", t"], "one", 6, ", t"),
+        ("one, two, three", ["z", "thr", ", t"], "one", 6, ", t"),
+        ("one, two, three", ["two", "wo"], "one, ", 8, "two"),
+        ("abc", ["c"], "ab", 3, "c"),  # with the last token
+        ("almost sto", ["stop"], "almost sto", None, None),  # what was held back comes at the end
+    ],
 )
-async def test_the_chunk_that_ends_the_text_names_its_stop_string(
-    tokens: Tokens, slow: bool, stops: list[str], found: str | None
+async def test_a_stop_string_ends_the_turn_after_the_token_that_completes_it(
+    tokens: Tokens, slow: bool, said: str, stops: list[str], text: str, kept: int | None, found: str | None
 ) -> None:
-    token_ids = tokens.encode("one, two, three", add_special_tokens=False)
-    items, _ = await read(tokens, token_ids, stops, slow=slow)
-    named = [item.stop for item in items if isinstance(item, TextChunk)]
-    assert named[-1] == found
-    assert set(named[:-1]) <= {None}
-
-
-@pytest.mark.parametrize("slow", [False, True])
-async def test_text_held_back_for_a_stop_string_comes_at_the_end(tokens: Tokens, slow: bool) -> None:
-    token_ids = tokens.encode("almost sto", add_special_tokens=False)
-    items, keeps = await read(tokens, token_ids, ["stop"], slow=slow)
-    assert (text_of(items), keeps, end_of(items).reason) == ("almost sto", [], FinishReason.LENGTH)
+    token_ids = tokens.encode(said, add_special_tokens=False)
+    items, keeps = await read(tokens, token_ids, stops, slow=slow)
+    chunks, end = [item for item in items if isinstance(item, TextChunk)], items[-1]
+    assert isinstance(end, TurnFinished)
+    assert text_of(items) == text
+    assert keeps == ([] if kept is None else [kept])
+    count = len(token_ids) if kept is None else kept
+    assert end.reason is (FinishReason.LENGTH if kept is None else FinishReason.STOP)
+    assert (end.usage.completion_tokens, end.history_tokens) == (count, PROMPT_TOKENS + count)
+    assert [token_id for chunk in chunks for token_id in chunk.token_ids] == token_ids[:count]
+    assert sum(len(chunk.logprobs) for chunk in chunks) == count
+    assert [chunk.stop for chunk in chunks] == [None] * (len(chunks) - 1) + [found]
 
 
 async def test_no_piece_of_a_stop_string_is_shown_before_it_is_ruled_out(tokens: Tokens) -> None:
@@ -173,31 +150,36 @@ async def test_no_piece_of_a_stop_string_is_shown_before_it_is_ruled_out(tokens:
     assert [piece for piece in shown if piece] == ["x", " stoq"]
 
 
-async def test_characters_of_several_tokens_come_whole(tokens: Tokens) -> None:
-    token_ids = tokens.encode("a€😀", add_special_tokens=False)
-    items, _ = await read(tokens, token_ids, slow=False)
-    assert [item.text for item in items if isinstance(item, TextChunk) and item.text] == ["a", "€", "😀"]
-
-
-async def test_a_character_that_is_never_complete_is_shown_as_a_replacement(tokens: Tokens) -> None:
-    token_ids = tokens.encode("a€", add_special_tokens=False)[:-1]
-    items, _ = await read(tokens, token_ids, slow=False)
-    assert text_of(items) == "a\N{REPLACEMENT CHARACTER}"
-
-
 async def test_text_before_min_tokens_does_not_stop_the_turn(tokens: Tokens) -> None:
     token_ids = tokens.encode("a.b.c.", add_special_tokens=False)
     items, keeps = await read(tokens, token_ids, ["."], min_tokens=4, slow=True)
     assert (text_of(items), keeps) == ("a.b", [4])
 
 
-async def test_a_failed_turn_raises_its_error_after_what_came_before(tokens: Tokens) -> None:
+async def settled() -> None:
+    """For a turn that nobody keeps."""
+
+
+async def not_durable() -> None:
+    raise NotDurable("the disk is full")
+
+
+@pytest.mark.parametrize(
+    ("event", "settle", "error"),
+    [
+        (Failed(TICKET, EngineError("the step failed")), settled, EngineError("the step failed")),
+        (events_of([65])[-1], not_durable, NotDurable("the disk is full")),
+    ],
+)
+async def test_a_turn_that_fails_or_cannot_be_settled_has_no_end_but_the_error(
+    tokens: Tokens, event: Failed | TurnFinished, settle: Callable[[], Awaitable[None]], error: Exception
+) -> None:
     turn = Turn(TICKET)
-    for event in (Token(TICKET, 65), Failed(TICKET, EngineError("the step failed"))):
-        turn.deliver(event)
-    reader = aiter(TextTurn(turn, Detokenizer(tokens, after_text=True), (), lambda keep: None, at_once))
+    for each in (Token(TICKET, 65), event):
+        turn.deliver(each)
+    reader = aiter(TextTurn(turn, Detokenizer(tokens, after_text=True), (), lambda keep: None, settle))
     assert text_of([await anext(reader)]) == "A"
-    with pytest.raises(EngineError, match="the step failed"):
+    with pytest.raises(type(error), match=str(error)):
         await anext(reader)
 
 
@@ -213,17 +195,3 @@ async def test_the_end_is_told_only_when_it_is_settled_and_a_stop_has_been_annou
     async for item in text_turn:
         order.append(type(item).__name__)
     assert order == ["cut", "TextChunk", "settled", "TurnFinished"]
-
-
-async def test_a_turn_that_cannot_be_settled_has_no_end_but_the_error(tokens: Tokens) -> None:
-    turn = Turn(TICKET)
-    for event in events_of([65]):
-        turn.deliver(event)
-
-    async def fail() -> None:
-        raise NotDurable("the disk is full")
-
-    reader = aiter(TextTurn(turn, Detokenizer(tokens, after_text=True), (), lambda keep: None, fail))
-    assert text_of([await anext(reader)]) == "A"
-    with pytest.raises(NotDurable, match="the disk is full"):
-        await anext(reader)

@@ -137,14 +137,13 @@ def test_a_fork_goes_on_with_what_was_there_whether_it_had_been_read_or_not(
 
 async def test_what_one_reader_leaves_unread_the_next_one_gets() -> None:
     driven = Driven()
-    driven.send(ids_of("ab"))
-    driven.pause()
-    driven.resume()
-    driven.send(ids_of("c"))
-    driven.pause()
-    items = [item async for item in driven.reader]
-    assert "".join(item.text for item in items if isinstance(item, TextChunk)) == "abc"
-    [end] = [item for item in items if isinstance(item, Paused | TurnFinished)]
+    for text in ("ab", "c"):
+        driven.send(ids_of(text))
+        driven.pause()
+        if text == "ab":
+            driven.resume()
+    *chunks, end = [item async for item in driven.reader]
+    assert "".join(item.text for item in chunks if isinstance(item, TextChunk)) == "abc"
     assert isinstance(end, Paused)
     assert end.ticket == driven.turn.ticket
 

@@ -62,12 +62,6 @@ def test_several_calls_only_where_they_are_allowed(form: ToolFormat) -> None:
         assert not takes(grammar_of(form, ToolUse((ADD, FIND), mode, NAMES, parallel=False)), two)
 
 
-def test_calls_come_to_an_end() -> None:
-    grammar = grammar_of(HERMES, ToolUse((ADD,), ToolMode.REQUIRED, frozenset({"add"})))
-    assert takes(grammar, write(HERMES, *[("add", '{"a": 3}')] * MAX_CALLS))
-    assert not takes(grammar, write(HERMES, *[("add", '{"a": 3}')] * (MAX_CALLS + 1)))
-
-
 @FORMATS
 def test_only_the_allowed_of_the_tools_are_called(form: ToolFormat) -> None:
     for mode in (ToolMode.REQUIRED, ToolMode.AUTO):
@@ -129,12 +123,13 @@ def test_text_never_holds_the_marker(form: ToolFormat, parallel: bool) -> None:
         assert not takes(grammar, f"So: {form.marker} of {form.marker}")
 
 
-def test_no_call_follows_the_last_that_may_be_made() -> None:
-    grammar = grammar_of(HERMES, ToolUse((ADD,), ToolMode.AUTO, frozenset({"add"})))
-    calls = "".join(write(HERMES, ("add", '{"a": 3}')) for _ in range(MAX_CALLS))
+@pytest.mark.parametrize("mode", [ToolMode.AUTO, ToolMode.REQUIRED])
+def test_no_call_follows_the_last_that_may_be_made(mode: ToolMode) -> None:
+    grammar = grammar_of(HERMES, ToolUse((ADD,), mode, frozenset({"add"})))
+    calls = write(HERMES, *[("add", '{"a": 3}')] * MAX_CALLS)
     assert takes(grammar, calls)
-    assert takes(grammar, calls + " Done.")
-    assert not takes(grammar, calls + write(HERMES, ("add", '{"a": 3}')))
+    assert takes(grammar, calls + " Done.") is (mode is ToolMode.AUTO)
+    assert not takes(grammar, write(HERMES, *[("add", '{"a": 3}')] * (MAX_CALLS + 1)))
     assert not takes(grammar, calls + write(HERMES, ("drop", "{}")))
 
 

@@ -85,11 +85,6 @@ def test_plain_text_is_content_to_the_last_space(form: ToolFormat, text: str, cu
     assert read(text, form, cuts) == (text, [])
 
 
-def test_content_may_stand_before_calls() -> None:
-    answer = "Let me look.\n" + write([("find", '{"what": "it"}')], HERMES)
-    assert read(answer, HERMES) == ("Let me look.", [("find", '{"what": "it"}')])
-
-
 def test_arguments_are_told_as_they_come() -> None:
     answer = write([("find", '{"what": "something long"}')], HERMES)
     reader = FamilyReader(HERMES)
@@ -99,16 +94,38 @@ def test_arguments_are_told_as_they_come() -> None:
     assert put_together([*told, *reader.push(answer[middle:]), *reader.finish()])[1][0][1].endswith('long"}')
 
 
+F, G = ("f", '{"a": 1}'), ("g", "{}")
+
+
 @pytest.mark.parametrize(
-    "call",
+    ("answer", "form", "content", "calls"),
     [
-        '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>',
-        '<tool_call>[{"name": "f", "parameters": {"a": 1}}]</tool_call>',
-        '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}</tool_call>',
+        ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', HERMES, "", [F]),
+        ('<tool_call>[{"name": "f", "parameters": {"a": 1}}]</tool_call>', HERMES, "", [F]),
+        (
+            '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}</tool_call>',
+            HERMES,
+            "",
+            [F],
+        ),
+        ("Let me look.\n" + write([F], HERMES), HERMES, "Let me look.", [F]),
+        (
+            '<tool_call>{"name": "f", "arguments": {"a": 1}}<tool_call>{"name": "g", "arguments": {}}',
+            HERMES,
+            "",
+            [F, G],
+        ),
+        (
+            '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "a"}, {"name": "g", "arguments": {}, "id": "d"}]',
+            MISTRAL,
+            "",
+            [F, G],
+        ),
     ],
+    ids=["other order", "list", "nested", "after text", "lost end marker", "more fields"],
 )
-def test_calls_in_an_unusual_form_are_read_too(call: str) -> None:
-    assert read(call, HERMES, range(0, 90, 7)) == ("", [("f", '{"a": 1}')])
+def test_calls_in_an_unusual_form_are_read_too(answer: str, form: ToolFormat, content: str, calls: Calls) -> None:
+    assert read(answer, form) == read(answer, form, range(0, 120, 7)) == (content, calls)
 
 
 @pytest.mark.parametrize("inner", ["find it", '{"name": 3, "arguments": {}}', '{"name": "f", "arguments": "x"}', "[1]"])
@@ -149,7 +166,7 @@ def test_a_long_answer_costs_no_more_for_each_character(form: ToolFormat, start:
     """Pushed 4 characters at a time; a reader that looks back over what it holds would take minutes."""
     reader = FamilyReader(form)
     told = list(reader.push(start))
-    for _ in range(10_000):
+    for _ in range(5_000):
         told += reader.push(more * 4)
     told += reader.finish()
     assert not reader.is_whole
@@ -197,16 +214,6 @@ def test_calls_are_whole_if_all_their_arguments_are_objects(answer: str, whole: 
     reader = FamilyReader(HERMES)
     assert [*reader.push(answer), *reader.finish()]
     assert reader.is_whole is whole
-
-
-def test_a_call_may_have_more_than_its_arguments() -> None:
-    answer = '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "a"}, {"name": "g", "arguments": {}, "id": "d"}]'
-    assert read(answer, MISTRAL) == ("", [("f", '{"a": 1}'), ("g", "{}")])
-
-
-def test_markers_that_are_lost_between_calls_lose_no_call() -> None:
-    answer = '<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "g", "arguments": {}}'
-    assert read(answer, HERMES) == ("", [("f", "{}"), ("g", "{}")])
 
 
 def test_an_answer_of_another_form_has_no_calls() -> None:

@@ -45,10 +45,14 @@ CHAT: tuple[dict[str, Any], ...] = (
 )
 
 
-def support(template: str) -> ToolSupport:
+def tokens(template: str) -> Tokens:
     tokenizer = byte_tokenizer(300)
     tokenizer.chat_template = template
-    return ToolSupport(Tokens(ModelTokenizer.of(tokenizer), frozenset({257})))
+    return Tokens(ModelTokenizer.of(tokenizer), frozenset({257}))
+
+
+def support(template: str) -> ToolSupport:
+    return ToolSupport(tokens(template))
 
 
 def test_a_template_that_knows_tools_gets_them_as_they_are() -> None:
@@ -62,10 +66,8 @@ def test_a_template_that_knows_tools_gets_them_as_they_are() -> None:
 def test_arguments_that_are_no_object_stay_as_the_model_left_them(arguments: str) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": arguments}}
     chat = [{"role": "assistant", "content": "", "tool_calls": [call]}]
-    native = support(
-        "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments }}{% endfor %}{% endfor %}"
-    )
-    assert native._tokens.chat_text(messages_for_template(chat)) == arguments
+    native = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments }}{% endfor %}{% endfor %}"
+    assert tokens(native).chat_text(messages_for_template(chat)) == arguments
     assert f'{{"name": "add", "arguments": {arguments}}}' in support(CHATML).chat_text(chat, [ADD])
 
 
@@ -88,8 +90,7 @@ def test_another_template_gets_them_as_text(template: str) -> None:
 
 def test_a_chat_without_tools_is_rendered_as_it_always_was() -> None:
     for template in (CHATML, NATIVE, ALTERNATING):
-        each = support(template)
-        assert each.chat_text(CHAT[:2], []) == each._tokens.chat_text(CHAT[:2])
+        assert support(template).chat_text(CHAT[:2], []) == tokens(template).chat_text(CHAT[:2])
 
 
 def test_a_chat_without_a_system_message_gets_one_for_its_tools() -> None:
@@ -114,20 +115,15 @@ def test_the_template_tells_the_family(template: str | None, form: ToolFormat) -
 
 def test_a_checkpoint_may_say_itself_how_its_answers_are_read() -> None:
     tokenizer = byte_tokenizer(300)
-    tokenizer.response_template = {
-        "start_anchor": "assistant:",
-        "fields": {
-            "content": {"content": "text"},
-            "tool_calls": {"open": "<<", "close": ">>", "content": "json", "repeats": True},
-        },
-    }
-    reader = ToolSupport(Tokens(ModelTokenizer.of(tokenizer), frozenset({257}))).reader(USE, has_form=False)
-    assert reader is not None
+    called = {"open": "<<", "close": ">>", "content": "json", "repeats": True}
+    fields = {"content": {"content": "text"}, "tool_calls": called}
+    tokenizer.response_template = {"start_anchor": "assistant:", "fields": fields}
+    own = ToolSupport(Tokens(ModelTokenizer.of(tokenizer), frozenset({257})))
+    reader: Any = own.reader(USE, has_form=False)
     pieces = [*reader.push('Hm.<<{"name": "f", "arguments": {"a": 1}}>>'), *reader.finish()]
     assert [type(piece).__name__ for piece in pieces] == ["Content", "CallBegun", "CallArguments"]
     assert reader.is_whole
-    broken = ToolSupport(Tokens(ModelTokenizer.of(tokenizer), frozenset({257}))).reader(USE, has_form=False)
-    assert broken is not None
+    broken: Any = own.reader(USE, has_form=False)
     said = [*broken.push("Hm.<<oops>> and"), *broken.push(" more"), *broken.finish()]
     assert "".join(piece.text for piece in said if isinstance(piece, Content)).endswith("oops>> and more")
 

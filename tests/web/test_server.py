@@ -1,15 +1,24 @@
+"""A server's port, its garbage, its end, and SIGHUP: files are read again, or it drains."""
+
 from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import pytest
+from httpx_sse import connect_sse
 
+import app.main
+from app.cli import main
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo
 from app.main import create_app, load_app
@@ -18,11 +27,13 @@ from app.model_store.model_tokenizer import ModelTokenizer
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens
 from app.web.connections.caps import Caps
+from app.web.hangups import Hangups
 from app.web.port import bind
 from app.web.server import ENGINE_LOST, Server
 from tests.bridge.test_executor import DyingEngine, info
 from tests.processes import serve_process
 from tests.serving import START_TIMEOUT_S, tiny_settings
+from tests.web.connections.conftest import wait_until
 
 __all__ = ["info"]
 
@@ -31,13 +42,6 @@ __all__ = ["info"]
 def lost_engine(info: ModelInfo) -> DyingEngine:
     """Dies when it is told to, and nobody starts another."""
     return DyingEngine(info)
-
-
-def until_started(server: Server) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not server.started:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 async def test_small_answers_are_not_held_back() -> None:
@@ -61,6 +65,7 @@ def test_a_port_that_another_server_has_taken_is_refused_before_it_listens() -> 
         bind("127.0.0.1", first.getsockname()[1])
 
 
+@pytest.mark.long
 def test_a_server_that_was_killed_under_a_client_comes_back_on_its_port(tmp_path: Path) -> None:
     with serve_process(tmp_path / "state") as server, httpx.Client(base_url=server.url) as http:
         http.get("/health").raise_for_status()
@@ -80,9 +85,7 @@ def test_a_full_collection_of_garbage_passes_over_what_the_server_started_with()
         before = len(gc.get_objects())
         thread.start()
         try:
-            deadline = time.monotonic() + START_TIMEOUT_S
-            while not gc.get_freeze_count() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_until(lambda: gc.get_freeze_count() > 0)
             assert len(gc.get_objects()) < before / 10
         finally:
             server.should_exit = True
@@ -95,15 +98,81 @@ def test_a_server_whose_engine_is_lost_ends_so_that_another_can_start(
 ) -> None:
     settings = tiny_settings()
     tokens = Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
-    app = create_app(settings, lost_engine, tokens, Tenancy(settings, time.time))
-    server = Server(app, Caps.of(settings, descriptors=1024))
+    server_app = create_app(settings, lost_engine, tokens, Tenancy(settings, time.time))
+    server = Server(server_app, Caps.of(settings, descriptors=1024))
     with bind("127.0.0.1", 0) as bound:
         thread = threading.Thread(target=server.run, args=([bound],))
         thread.start()
-        until_started(server)
+        wait_until(lambda: server.started)
         lost_engine.die.set()
         thread.join(START_TIMEOUT_S)
     assert not thread.is_alive()
     assert server.status == ENGINE_LOST
     said = [line.getMessage() for line in caplog.records if line.name == "app.web.server"]
     assert said[0] == "the engine is lost (out of memory): the server ends with status 4, so that another is started"
+
+
+@pytest.fixture
+def missed() -> Iterator[list[int]]:
+    """Each SIGHUP that nobody else hears."""
+    found: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, _: found.append(number))
+    yield found
+    signal.signal(signal.SIGHUP, before)
+
+
+def hang_up() -> None:
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_one_that_comes_too_early_is_kept(missed: list[int]) -> None:
+    taken: list[str] = []
+    with Hangups.heard() as hangups:
+        hang_up()
+        hang_up()
+        hangups.hand_to(lambda: taken.append("taken"))
+        assert taken == ["taken"]
+        hang_up()
+        assert taken == ["taken", "taken"]
+        assert not hangups.were_ignored
+    assert missed == []
+    hang_up()
+    assert missed == [signal.SIGHUP]
+
+
+def test_a_process_that_was_told_to_ignore_them_knows(missed: list[int]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    with Hangups.heard() as hangups:
+        assert hangups.were_ignored
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.usefixtures("engine_in_a_thread")
+def test_a_server_that_loads_is_not_ended(
+    missed: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(*_: object) -> NoReturn:
+        hang_up()
+        raise FieldOutOfRange("the model is loaded")
+
+    monkeypatch.setattr(app.main, "load_app", load)
+    assert main(["serve", "--model", "random:tiny-llama", "--port", "0", "--state-dir", "none"]) == 2
+    assert missed == []
+    assert capsys.readouterr().err.endswith("djinn: the model is loaded\n")
+
+
+def test_a_server_without_files_drains_and_is_in_no_hurry(tmp_path: Path) -> None:
+    body = {"token_ids": [5, 6], "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    flags = ("--drain-timeout-s", "60")
+    with serve_process(tmp_path / "state", *flags) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        session = http.post("/v1/sessions").json()["id"]
+        with connect_sse(http, "POST", f"/v1/sessions/{session}/generate", json=body) as source:
+            stream = source.iter_sse()
+            next(stream)
+            os.kill(server.pid, signal.SIGHUP)
+            while http.get("/ready").status_code == 200:
+                pass
+            os.kill(server.pid, signal.SIGHUP)
+            *_, last = stream
+        assert last.json()["finish_reason"] == "length"
+        assert server.exit_status(30) == 0

@@ -22,16 +22,16 @@ PROMPT = r"\n(?:layer \d+)?> \Z"
 OVER = r"\((?:stop|length); \d+ tokens, \d+ of \d+ came from the KV cache\)"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def djinn(server_url: str) -> Iterator[Djinn]:
     with Djinn(server_url, timeout=30) as djinn:
         yield djinn
 
 
-def piped(url: str, lines: str, *flags: str) -> subprocess.CompletedProcess[str]:
+def piped(url: str, lines: bytes, *flags: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     """The command with `lines` as its input, as in a script."""
     command = [sys.executable, "-m", "app", "chat", "--url", url, *GREEDY, *flags]
-    return subprocess.run(command, input=lines, capture_output=True, text=True, encoding="utf-8", timeout=60)
+    return subprocess.run(command, input=lines, capture_output=True, timeout=60, env={**os.environ, **variables})
 
 
 def opened(terminal: Terminal) -> str:
@@ -73,6 +73,7 @@ def test_a_conversation_with_pause_lens_and_resume(server_url: str, djinn: Djinn
         djinn.sessions.get(session)
 
 
+@pytest.mark.long
 def test_a_fork_is_rewound_and_its_origin_is_not(server_url: str, djinn: Djinn) -> None:
     with djinn_in_terminal("chat", "--raw", *GREEDY, DJINN_URL=server_url) as terminal:
         origin = opened(terminal)
@@ -121,6 +122,7 @@ def test_ctrl_c_ends_the_turn_and_not_the_conversation() -> None:
         assert session.refresh().state == "idle"
 
 
+@pytest.mark.long
 def test_a_session_that_somebody_closes_ends_the_conversation(server_url: str, djinn: Djinn) -> None:
     session = djinn.sessions.create()
     with djinn_in_terminal("chat", session.id, DJINN_URL=server_url) as terminal:
@@ -150,6 +152,7 @@ def test_mistakes_are_said_and_the_conversation_goes_on(server_url: str) -> None
         assert leave(terminal) == 0
 
 
+@pytest.mark.long
 def test_a_terminal_that_closes_leaves_no_session(server_url: str, djinn: Djinn) -> None:
     with djinn_in_terminal("chat", DJINN_URL=server_url) as terminal:
         session = opened(terminal)
@@ -159,50 +162,46 @@ def test_a_terminal_that_closes_leaves_no_session(server_url: str, djinn: Djinn)
 
 
 def test_in_a_pipe_only_answers_are_printed(server_url: str, djinn: Djinn) -> None:
-    done = piped(server_url, "\u4e16\u754c\n", "--raw")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = piped(server_url, "\u4e16\u754c\n".encode(), "--raw")
+    assert (done.returncode, done.stderr) == (0, b"")
     with djinn.sessions.create() as session:
         answer = session.generate(prompt="\u4e16\u754c", max_tokens=6, temperature=0).text
-    assert done.stdout.rstrip("\n") == re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", answer).rstrip("\n")
+    shown = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", answer)
+    assert done.stdout.decode().rstrip("\n") == shown.rstrip("\n")
 
 
+@pytest.mark.long
 def test_a_kept_session_is_continued(server_url: str, djinn: Djinn) -> None:
     before = {session.id for session in djinn.sessions.list()}
-    assert piped(server_url, "a\n", "--raw", "--keep").returncode == 0
+    assert piped(server_url, b"a\n", "--raw", "--keep").returncode == 0
     (kept,) = (session for session in djinn.sessions.list() if session.id not in before)
     tokens = kept.info.tokens
-    assert piped(server_url, "b\n", kept.id[-8:], "--raw").returncode == 0
+    assert piped(server_url, b"b\n", kept.id[-8:], "--raw").returncode == 0
     with kept:
         assert kept.refresh().tokens > tokens
 
 
 @pytest.mark.parametrize(
-    ("lines", "says"),
-    [("/bogus\n/session\n", "djinn: unknown command /bogus"), ("/resume\n/session\n", "it must be paused")],
+    ("lines", "flags", "says"),
+    [
+        (b"/bogus\n/session\n", (), "djinn: unknown command /bogus"),
+        pytest.param(b"/resume\n/session\n", (), "it must be paused", marks=pytest.mark.long),
+        pytest.param(b"a\n", ("ses_0",), "ses_0", marks=pytest.mark.long),
+        pytest.param(b"a\n", ("zzz",), "zzz", marks=pytest.mark.long),
+        pytest.param(b"a\n", ("--url", "http://127.0.0.1:9"), "no server answers", marks=pytest.mark.long),
+    ],
 )
-def test_in_a_script_the_first_mistake_is_the_end(server_url: str, lines: str, says: str) -> None:
-    done = piped(server_url, lines)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert says in done.stderr
-
-
-def test_bytes_that_are_no_text_do_no_harm(server_url: str) -> None:
-    command = [sys.executable, "-m", "app", "chat", "--url", server_url, "--raw", *GREEDY]
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, input=b"\xff\xfe\n/history\n", capture_output=True, timeout=60, env=environment)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.isascii()
-
-
-@pytest.mark.parametrize("session", ["ses_0", "zzz"])
-def test_a_session_that_is_not_there_is_said(server_url: str, session: str) -> None:
-    done = piped(server_url, "a\n", session)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert session in done.stderr
+def test_in_a_script_the_first_mistake_is_the_end(
+    server_url: str, lines: bytes, flags: tuple[str, ...], says: str
+) -> None:
+    done = piped(server_url, lines, *flags)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert says in done.stderr.decode()
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_server_that_does_not_answer_is_said() -> None:
-    done = piped("http://127.0.0.1:9", "a\n")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "no server answers at http://127.0.0.1:9" in done.stderr
+@pytest.mark.long
+def test_bytes_that_are_no_text_do_no_harm(server_url: str) -> None:
+    done = piped(server_url, b"\xff\xfe\n/history\n", "--raw", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()

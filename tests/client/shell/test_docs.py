@@ -20,27 +20,17 @@ PAGE = (ROOT / SHELL_GUIDE).read_text("utf-8")
 BLOCKS = [block.text for block in blocks_of(SHELL_GUIDE) if block.language == "bash" and block.is_free]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("djinn ")[1].split()[0])
 def test_commands_run_as_they_are_printed(block: str, server_url: str, tmp_path: Path) -> None:
     command = tmp_path / ".venv/bin/djinn"
     command.parent.mkdir(parents=True)
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m app "$@"\n')
     command.chmod(0o755)
-    environment = {
-        **os.environ,
-        "HOME": str(tmp_path),
-        "DJINN_URL": server_url,
-        "PYTHONPATH": str(ROOT),
-    }
+    environment = {**os.environ, "HOME": str(tmp_path), "DJINN_URL": server_url, "PYTHONPATH": str(ROOT)}
     with Djinn(server_url) as djinn, djinn.sessions.create():
-        done = subprocess.run(
-            ["bash", "-e", "-o", "pipefail", "-c", block],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        bash = ["bash", "-e", "-o", "pipefail", "-c", block]
+        done = subprocess.run(bash, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout or "completion" in block
     for path in re.findall(r"> ~/(\S+)", block):

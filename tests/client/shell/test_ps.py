@@ -1,21 +1,23 @@
-"""`djinn ps`."""
+"""`djinn ps` and `djinn top`."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 
 from app.cli import main
-from client import Djinn
+from client import Djinn, Session
+from client.shell.rates import look, rates_between
 from tests.client.conftest import AnswerWith
 from tests.client.shell.terminals import CTRL_C, djinn_in_terminal
 from tests.processes import serve_process
@@ -37,12 +39,6 @@ def url() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def closed_url() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
-
-
 def test_it_lists_sessions_whole_and_without_colours(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "--url", url]) == 0
     header, first, second, third = (line.split() for line in capsys.readouterr().out.splitlines())
@@ -62,14 +58,9 @@ def test_json_is_what_the_server_says(url: str, capsys: pytest.CaptureFixture[st
     assert found["checkpoint"]["layer"] == 1
     assert found["checkpoint"]["pass"] == "prefill"
     assert found["kv"]["device_bytes"] > 0
-
-
-@pytest.mark.parametrize(("flags", "count"), [(("--state", "idle"), 2), (("--tier", "disk"), 0)])
-def test_sessions_can_be_chosen(
-    url: str, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], count: int
-) -> None:
-    assert main(["ps", *flags, "--url", url]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1 + count
+    for flags, count in ((("--state", "idle"), 2), (("--tier", "disk"), 0)):
+        assert main(["ps", *flags, "--url", url]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 1 + count
 
 
 def test_an_operator_sees_whose_they_are(
@@ -99,7 +90,7 @@ def test_names_cannot_steer_the_terminal(server_url: str, capsys: pytest.Capture
     assert "\x1b" not in out
 
 
-@pytest.mark.parametrize("columns", [120, 60, 40, 24])
+@pytest.mark.parametrize("columns", [60, *(pytest.param(columns, marks=pytest.mark.long) for columns in (120, 24))])
 def test_a_line_fits_its_terminal(url: str, columns: int) -> None:
     with djinn_in_terminal("ps", columns=columns, DJINN_URL=url) as terminal:
         assert terminal.end() == 0
@@ -127,6 +118,7 @@ def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(server_url:
     assert "Traceback" not in terminal.text
 
 
+@pytest.mark.long
 def test_a_server_that_goes_away_ends_watching_with_a_word(tmp_path: Path) -> None:
     with (
         serve_process(tmp_path / "state") as server,
@@ -140,21 +132,22 @@ def test_a_server_that_goes_away_ends_watching_with_a_word(tmp_path: Path) -> No
     assert server.url in said
 
 
+@pytest.mark.long
 def test_watching_where_no_terminal_is_prints_again_and_again(server_url: str) -> None:
     command = [sys.executable, "-m", "app", "ps", "--watch", "--url", server_url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        headers = (line for line in process.stdout if line.startswith("ID"))
+        headers = (line for line in process.stdout or () if line.startswith("ID"))
         assert [next(headers), next(headers)]
         process.terminate()
         assert process.wait(30) == 128 + 15
 
 
-def test_no_server_is_said_with_what_to_do(closed_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ps", "--url", closed_url]) == 1
+def test_no_server_is_said_with_what_to_do(unused_tcp_port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    assert main(["ps", "--url", url]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(f"djinn: no server answers at {closed_url} (")
+    assert err.startswith(f"djinn: no server answers at {url} (")
     assert "Start one with djinn serve, or name another with --url or DJINN_URL\n" in err
 
 
@@ -184,7 +177,61 @@ def test_another_server_is_no_djinn(answer_with: AnswerWith, capsys: pytest.Capt
     assert "\x1b" not in err
 
 
+@pytest.mark.long
 def test_who_stops_reading_hears_nothing_of_it(url: str) -> None:
     command = f"{sys.executable} -m app ps --json --url {url} | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+@contextmanager
+def paused_session(djinn: Djinn, name: str) -> Iterator[Session]:
+    with djinn.sessions.create(metadata={"name": name}) as session:
+        session.break_at(layer=1)
+        session.generate(token_ids=[5, 6, 7], max_tokens=2)
+        yield session
+
+
+def test_it_shows_tiers_turns_and_sessions(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve() as url, Djinn(url) as djinn, paused_session(djinn, "planner") as session, djinn.sessions.create():
+        assert main(["top", "--count", "2", "--url", url]) == 0
+    first, second = capsys.readouterr().out.split("\n\ntiny-llama: ")
+    assert first.startswith("tiny-llama: 2 sessions, KV policy signal\n")
+    assert "turns: 0 running, 0 waiting, 1 paused; - tokens/s" in first
+    assert "turns: 0 running, 0 waiting, 1 paused; 0.0 tokens/s" in second
+    assert re.search(r"^device +0% +16.0 KiB +0 B +4.0 MiB  to host 0 B/s, from host 0 B/s", second, re.MULTILINE)
+    assert re.search(r"^host +0% .* 16.0 MiB", second, re.MULTILINE)
+    assert re.search(r"^disk +- ", second, re.MULTILINE)
+    (row,) = (line.split() for line in second.splitlines() if line.startswith("ses_"))
+    assert row[:3] == [session.id, "planner", "paused"]
+    assert "0.0" in row
+
+
+@pytest.mark.long
+def test_the_terminal_is_as_it_was_after_ctrl_c(server_url: str) -> None:
+    with (
+        Djinn(server_url) as djinn,
+        paused_session(djinn, "planner"),
+        djinn_in_terminal("top", DJINN_URL=server_url) as terminal,
+    ):
+        terminal.expect(r"device .*━")
+        terminal.expect("planner")
+        terminal.expect(r"[0-9.]+ tokens/s")  # the second look
+        terminal.type(CTRL_C)
+        assert terminal.end() == 130
+    assert terminal.raw.count("\x1b[?1049h") == terminal.raw.count("\x1b[?1049l") == 1
+    assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")
+    assert "Traceback" not in terminal.text
+
+
+def test_rates_come_from_two_looks(server_url: str) -> None:
+    with Djinn(server_url) as djinn, paused_session(djinn, "a") as session:
+        before = look(djinn)
+        session.step()
+        after = replace(look(djinn), monotonic_s=before.monotonic_s + 2)
+        rates = rates_between(before, after)
+        grown = session.refresh().tokens - before.busy[session.id].tokens
+        assert grown > 0
+        assert rates.tokens[session.id] == grown / 2
+        assert rates_between(after, before).tokens[session.id] == 0
+        assert set(rates.moved_bytes) == {"out", "in", "to_disk", "from_disk"}

@@ -124,7 +124,7 @@ def test_a_required_call_is_made_and_streamed(sdk: Any) -> None:
     assert "".join(deltas) == call.arguments
     assert events[-1].response.completed_at is not None
     with sdk.responses.stream(**CALLING, input="Look it up") as stream:
-        assert stream.get_final_response().output[0].arguments == call.arguments
+        assert json.loads(stream.get_final_response().output[0].arguments).keys() == {"deep"}
 
 
 NAMED: Any = {"type": "function", "name": "look_up"}

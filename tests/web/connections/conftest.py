@@ -15,6 +15,7 @@ import httpx
 import pytest
 from fastapi.responses import Response, StreamingResponse
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -28,8 +29,10 @@ PATIENCE_S = 30.0
 """How long a test waits for what must come."""
 HEADER = b"Host: localhost\r\n"
 GET = b"GET /health HTTP/1.1\r\n" + HEADER + b"\r\n"
-QUIET_S = 3.0
+QUIET_S = 1.2
 """How long the routes of the tests say nothing: longer than any deadline that the tests set."""
+LIMIT = 300_000
+"""Bytes that a body or a message may have on the shared server."""
 BIG = bytes(range(256)) * (16 << 10)
 """4 MiB."""
 
@@ -39,17 +42,10 @@ async def _quiet_answer(request: object) -> Response:
     return Response(b"late")
 
 
-async def _quiet_stream(request: object) -> Response:
+async def _quiet_stream(request: Request) -> Response:
     async def parts() -> AsyncIterator[bytes]:
-        yield b"begun "
-        await asyncio.sleep(QUIET_S)
-        yield b"late"
-
-    return StreamingResponse(parts())
-
-
-async def _late_body(request: object) -> Response:
-    async def parts() -> AsyncIterator[bytes]:
+        if not request.query_params:
+            yield b"begun "
         await asyncio.sleep(QUIET_S)
         yield b"late"
 
@@ -57,36 +53,26 @@ async def _late_body(request: object) -> Response:
 
 
 class _Broken(Response):
-    """Sends its head, and then `fails` or returns."""
-
-    def __init__(self, *, fails: bool) -> None:
-        super().__init__(b"never")
-        self._fails = fails
+    """Sends its head, and then fails or returns."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        if self._fails:
+        if self.body == b"fails":
             raise RuntimeError("on purpose")
 
 
-async def _head_and_failure(request: object) -> Response:
-    return _Broken(fails=True)
-
-
-async def _head_alone(request: object) -> Response:
-    return _Broken(fails=False)
+async def _break_off(request: Request) -> Response:
+    return _Broken(request.query_params["how"])
 
 
 async def _big(request: object) -> Response:
     return Response(BIG)
 
 
-ROUTES = {
+ROUTES: dict[str, Any] = {
     "/quiet": _quiet_answer,
     "/quiet-stream": _quiet_stream,
-    "/late-body": _late_body,
-    "/head-alone": _head_alone,
-    "/head-and-failure": _head_and_failure,
+    "/break-off": _break_off,
     "/big": _big,
 }
 
@@ -133,6 +119,13 @@ def edge() -> Iterator[Serve]:
     """Starts a server with settings of one's own; it ends with the test."""
     with ExitStack() as ends:
         yield lambda **settings: ends.enter_context(serving(**settings))
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[Edge]:
+    """A server that the tests share."""
+    with serving(max_request_bytes=LIMIT) as server:
+        yield server
 
 
 @contextmanager
@@ -190,3 +183,12 @@ def _some(connection: socket.socket) -> bytes:
     part = connection.recv(1 << 16)
     assert part, "the server has closed the connection"
     return part
+
+
+def is_refused(connection: socket.socket, sent: bytes) -> bool:
+    """Whether the server has closed the connection on which this is sent."""
+    try:
+        connection.sendall(sent)
+    except ConnectionError:
+        return True
+    return False

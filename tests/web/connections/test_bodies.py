@@ -1,35 +1,46 @@
-"""Bodies that come after their answer, or in tiny pieces; and what is not HTTP at all."""
+"""Bodies that come after their answer, or in tiny pieces; what is not HTTP at all; and how answers are written."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
+import struct
+import sys
 import time
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
+from app.web.connections.lingering import DROPPED_BYTES, MOST, Lingering
+from app.web.connections.pieces import BURST, FULL_BYTES, PER_S, SmallPieces
 from app.web.connections.table import GRACE_S
-from tests.web.connections.conftest import GET, HEADER, Edge, Serve, read_answer, read_to_end, serving
+from tests.web.connections.conftest import (
+    GET,
+    HEADER,
+    Edge,
+    Serve,
+    is_refused,
+    read_answer,
+    read_to_end,
+    serving,
+    wait_until,
+)
 
 POST = b"POST /v1/sessions HTTP/1.1\r\nContent-Type: application/json\r\n" + HEADER
+IMPORT = b"POST /v1/sessions/import HTTP/1.1\r\n" + HEADER
 NOWHERE = b"POST /nowhere HTTP/1.1\r\n" + HEADER + b"Content-Length: 10\r\n\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Edge]:
-    """A server that the tests share."""
-    with serving() as server:
-        yield server
-
-
-def assert_refused(answer: bytes, says: str) -> None:
+def assert_last(answer: bytes, status: int, code: str, says: str = "") -> None:
+    """The answer came whole, and said that it is the last one."""
     header, _, body = answer.partition(b"\r\n\r\n")
-    assert header.startswith(b"HTTP/1.1 400 ")
-    assert b"connection: close" in header
-    error = json.loads(body)["error"]
-    assert error["code"] == "malformed_request"
-    assert says in error["message"]
+    assert header.startswith(b"HTTP/1.1 %d " % status)
+    assert b"connection: close" in header.lower()
+    assert json.loads(body)["error"]["code"] == code
+    assert says in json.loads(body)["error"]["message"]
 
 
 @pytest.mark.parametrize("pause", [False, True])
@@ -51,15 +62,16 @@ def test_who_owes_a_body_after_its_answer_gives_way(edge: Serve) -> None:
 
 
 def test_a_body_in_tiny_chunks_is_refused(server: Edge) -> None:
+    before = server.metric("djinn_sessions")
     connection = server.connect(CHUNKED + b"1\r\n \r\n" * 5000)
-    assert_refused(read_to_end(connection), "too many small chunks")
-    assert server.metric("djinn_sessions") == 0
+    assert_last(read_to_end(connection), 400, "malformed_request", "too many small chunks")
+    assert server.metric("djinn_sessions") == before
 
 
-@pytest.mark.parametrize(("size", "count"), [(256, 4000), (1, 500)])
-def test_small_chunks_are_taken_if_they_are_few_or_not_that_small(server: Edge, size: int, count: int) -> None:
+@pytest.mark.parametrize(("size", "chunks"), [(256, 1100), (1, 500)])
+def test_small_chunks_are_taken_if_they_are_few_or_not_that_small(server: Edge, size: int, chunks: int) -> None:
     chunk = b"%x\r\n%s\r\n" % (size, b" " * size)
-    connection = server.connect(CHUNKED + chunk * count + b"2\r\n{}\r\n0\r\n\r\n")
+    connection = server.connect(CHUNKED + chunk * chunks + b"2\r\n{}\r\n0\r\n\r\n")
     assert read_answer(connection).startswith(b"HTTP/1.1 201 ")
     connection.sendall(GET)
     assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
@@ -74,4 +86,133 @@ def test_small_chunks_are_taken_if_they_are_few_or_not_that_small(server: Edge, 
     ],
 )
 def test_what_is_not_http_is_refused_by_name(server: Edge, sent: bytes, says: str) -> None:
-    assert_refused(read_to_end(server.connect(sent)), says)
+    assert_last(read_to_end(server.connect(sent)), 400, "malformed_request", says)
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Edge]:
+    """A server with a key."""
+    with serving(api_keys=("sesame",)) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "code"),
+    [
+        (POST + b"Content-Length: 8000000\r\n", 401, "invalid_api_key"),
+        (POST + b"Transfer-Encoding: chunked\r\n", 401, "invalid_api_key"),
+        (POST + b"Content-Length: 9\r\nExpect: 100-continue\r\n", 401, "invalid_api_key"),
+        (IMPORT + b"Content-Length: 5000000000\r\n", 401, "invalid_api_key"),
+        (GET[:-2] + b"Content-Length: 1500000000\r\n", 413, "request_too_large"),
+    ],
+)
+def test_a_large_body_is_not_read_after_its_answer(guarded: Edge, head: bytes, status: int, code: str) -> None:
+    connection = guarded.connect(head + b"\r\n")
+    assert_last(read_to_end(connection), status, code)
+    wait_until(lambda: is_refused(connection, b"x"))
+
+
+def test_who_sends_on_before_reading_gets_the_answer(guarded: Edge) -> None:
+    connection = guarded.connect(IMPORT + b"Content-Length: 5000000000\r\n\r\n")
+    connection.sendall(bytes(8 << 20))
+    assert_last(read_to_end(connection), 401, "invalid_api_key")
+
+
+async def test_of_what_is_sent_after_the_answer_no_more_than_a_bound_is_read() -> None:
+    loop = asyncio.get_running_loop()
+    lingering = Lingering()
+    ended, client = socket.socketpair()
+    client.setblocking(False)
+    lingering.take(ended)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await loop.sock_sendall(client, bytes(2 * DROPPED_BYTES))
+    assert ended.fileno() >= 0
+    lingering.close()
+    assert ended.fileno() < 0
+    client.close()
+
+
+async def test_a_connection_stays_until_its_client_closes_or_too_many_stay() -> None:
+    lingering = Lingering()
+    pairs = [socket.socketpair() for _ in range(MOST + 1)]
+    for ended, _ in pairs:
+        lingering.take(ended)
+    assert [ended.fileno() >= 0 for ended, _ in pairs] == [False] + [True] * MOST
+    pairs[1][1].close()
+    await asyncio.to_thread(wait_until, lambda: pairs[1][0].fileno() < 0)
+    assert pairs[2][0].fileno() >= 0
+    lingering.close()
+    assert all(ended.fileno() < 0 for ended, _ in pairs)
+    for _, client in pairs:
+        client.close()
+
+
+def taken_at_once(pieces: SmallPieces, size: int, now: float) -> int:
+    return next(number for number in count() if not pieces.take(size, now))
+
+
+def test_tiny_pieces_have_a_bound_and_half_large_ones_twice_that() -> None:
+    assert taken_at_once(SmallPieces(), 0, 7.0) == BURST
+    assert taken_at_once(SmallPieces(), FULL_BYTES // 2, 7.0) == 2 * BURST
+
+
+def test_pieces_that_are_not_small_may_come_for_ever_and_pay_for_no_others() -> None:
+    pieces = SmallPieces()
+    assert all(pieces.take(size, 7.0) for size in [FULL_BYTES, 1 << 16] * 2 * BURST)
+    assert taken_at_once(pieces, 0, 7.0) == BURST
+
+
+def test_time_makes_room_for_more_but_never_for_more_than_at_first() -> None:
+    pieces = SmallPieces()
+    assert all(pieces.take(0, number / PER_S) for number in range(10 * BURST))
+    taken_at_once(pieces, 0, 1000.0)
+    assert taken_at_once(pieces, 0, 2000.0) == BURST
+
+
+DATA_SEGMENTS_IN = 152
+"""Where Linux has their number in `struct tcp_info` (linux/tcp.h), as 32 bits."""
+
+
+def segments(connection: socket.socket) -> int:
+    """With data that have come: loopback makes one of each write that is not large."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, DATA_SEGMENTS_IN + 4)
+    found: int = struct.unpack_from("=I", info, DATA_SEGMENTS_IN)[0]
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts segments")
+def test_a_small_answer_is_written_at_once(server: Edge) -> None:
+    connection = server.connect(GET)
+    for answered in range(1, 4):
+        assert read_answer(connection).endswith(b"}")
+        assert segments(connection) == answered
+        connection.sendall(GET)
+
+
+def test_the_head_of_an_answer_does_not_wait_for_its_body(server: Edge) -> None:
+    connection = server.connect(b"GET /quiet-stream?late HTTP/1.1\r\n" + HEADER + b"\r\n")
+    assert connection.recv(1 << 16).endswith(b"\r\n\r\n")
+    assert b"late" in connection.recv(1 << 16)
+
+
+@pytest.mark.parametrize("how", [b"returns", b"fails"])
+def test_an_answer_that_breaks_off_behind_its_head_is_not_taken_for_none(server: Edge, how: bytes) -> None:
+    """A client may repeat a request whose connection ends without a byte: it was not seen."""
+    connection = server.connect(b"GET /break-off?how=" + how + b" HTTP/1.1\r\n" + HEADER + b"\r\n")
+    assert read_to_end(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_head_without_a_body_comes_by_itself(server: Edge) -> None:
+    connection = server.connect(GET.replace(b"GET", b"HEAD"))
+    assert connection.recv(1 << 16).endswith(b"\r\n\r\n")
+    connection.sendall(GET)
+    assert read_answer(connection).endswith(b"}")
+
+
+def test_behind_a_body_of_two_lengths_nothing_is_read(server: Edge) -> None:
+    """RFC 9112, 6.1: what comes behind it may be of it."""
+    head = b"POST /v1/sessions HTTP/1.1\r\n" + HEADER + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answers = read_to_end(server.connect(head + b"2\r\n{}\r\n0\r\n\r\n" + GET))
+    assert answers.startswith(b"HTTP/1.1 400 ")
+    assert answers.count(b"HTTP/1.1") == 1

@@ -48,6 +48,7 @@ def test_half_open_connections_do_not_keep_others_out(tmp_path: Path) -> None:
         assert_quiet(server)
 
 
+@pytest.mark.long
 def test_the_soft_limit_of_descriptors_is_raised(tmp_path: Path) -> None:
     with serve_process(tmp_path / "state", descriptors=(256, 1024)) as server, flood(server):
         metrics = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
@@ -55,12 +56,7 @@ def test_the_soft_limit_of_descriptors_is_raised(tmp_path: Path) -> None:
         assert 'djinn_connections_ended_total{cause="gave_way"} 0.0' in metrics.splitlines()
 
 
-def test_more_connections_than_descriptors_can_be_no_setting(tmp_path: Path) -> None:
-    wrong = serve_process(tmp_path / "state", "--max-connections", "193", descriptors=(256, 256))
-    with pytest.raises(RuntimeError, match="djinn: --max-connections must be at most 192"), wrong:
-        pass
-
-
+@pytest.mark.long
 def test_a_server_out_of_descriptors_takes_connections_once_it_has_some(tmp_path: Path) -> None:
     with serve_process(tmp_path / "state") as server:
         before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)

@@ -18,21 +18,13 @@ from websockets.sync.connection import Connection
 
 from app.web.connections.body_budget import BodyBudget, Share
 from app.web.connections.websocket import WebSocketProtocol
-from tests.web.connections.conftest import GET, HEADER, PATIENCE_S, Edge, read_answer, read_to_end, serving
+from tests.web.connections.conftest import GET, HEADER, LIMIT, PATIENCE_S, Edge, read_answer, read_to_end, serving
 
-LIMIT = 10_000
 PONG = b"\x8a\x00"
 HANDSHAKE = (
     b"GET /v1/responses HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" + HEADER + b"\r\n"
 )
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Edge]:
-    """A server that the tests share."""
-    with serving(max_request_bytes=LIMIT) as server:
-        yield server
 
 
 @pytest.fixture

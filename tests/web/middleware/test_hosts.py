@@ -1,4 +1,6 @@
-"""A server without keys answers to its own names only: neither to a rebound name nor to pages of other sites."""
+"""A server without keys answers to its own names only: neither to a rebound name nor to pages of sites that it was
+not told of.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from pydantic import ValidationError
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from app.cli import main
 from app.domain.errors import FieldOutOfRange
 from app.settings import Settings
-from tests.anthropic.test_errors import check_body
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 
@@ -29,21 +31,37 @@ FOREIGN = [
 ]
 
 
-@pytest.mark.parametrize("host", OWN)
-def test_own_names_are_answered(http: httpx.Client, host: str) -> None:
-    assert http.get("/v1/sessions", headers={"Host": host}).status_code == 200
+PAGE, OTHER = "https://lab.example.org", "https://evil.example.org"
+ALLOWED = "access-control-allow-origin"
 
 
-@pytest.mark.parametrize("host", FOREIGN)
-def test_other_names_are_refused(http: httpx.Client, host: str) -> None:
-    message = assert_error(http.get("/v1/sessions", headers={"Host": host}), 403, "foreign_host", param="Host")
-    assert "--allowed-hosts" in message
+def preflight(http: httpx.Client, origin: str) -> httpx.Response:
+    """What a browser asks before a POST of JSON with a key."""
+    headers = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, content-type, x-stainless-os",
+    }
+    return http.options("/v1/chat/completions", headers=headers)
 
 
-@pytest.mark.parametrize("origin", ["https://site.example", "null", "http://localhost.site.example:8000", "http://["])
+@pytest.mark.parametrize("host", OWN + FOREIGN)
+def test_own_names_are_answered_and_others_refused(http: httpx.Client, host: str) -> None:
+    answer = http.get("/v1/sessions", headers={"Host": host})
+    if host in OWN:
+        assert answer.status_code == 200
+    else:
+        assert "--allowed-hosts" in assert_error(answer, 403, "foreign_host", param="Host")
+
+
+@pytest.mark.parametrize(
+    "origin", [PAGE, "https://site.example", "null", "http://localhost.site.example:8000", "http://["]
+)
 def test_a_page_of_another_site_is_refused(http: httpx.Client, origin: str) -> None:
     refused = http.post("/v1/sessions", headers={"Origin": origin}, json={})
     assert_error(refused, 403, "foreign_host", param="Origin")
+    assert ALLOWED not in refused.headers
+    assert ALLOWED not in preflight(http, origin).headers
 
 
 def test_a_page_of_this_machine_is_answered(http: httpx.Client) -> None:
@@ -58,10 +76,6 @@ def test_a_socket_of_another_site_is_refused(http: httpx.Client) -> None:
     with pytest.raises(InvalidStatus) as refused, connect(url, origin="https://site.example"):  # type: ignore[arg-type]
         pass
     assert refused.value.response.status_code == 403
-
-
-def test_the_refusal_has_the_body_of_the_api(http: httpx.Client) -> None:
-    check_body(http.post("/v1/messages", headers={"Host": "rebound.example"}, json={}), 403, "permission_error")
 
 
 def test_a_program_may_leave_its_host_out(http: httpx.Client) -> None:
@@ -101,3 +115,49 @@ def test_a_public_address_needs_keys(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_a_loopback_address_needs_none(host: str) -> None:
     assert host in Settings(host=host).answered_hosts
+
+
+def test_only_pages_of_a_named_origin_may_read_answers(serve_with: ServeWith) -> None:
+    http = serve_with(cors_origins=(PAGE, "http://localhost:5173"))
+    asked = preflight(http, PAGE)
+    assert asked.status_code == 200
+    assert asked.headers[ALLOWED] == PAGE
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    assert "authorization" in asked.headers["access-control-allow-headers"]
+    answer = http.get("/v1/models", headers={"Origin": PAGE})
+    assert (answer.status_code, answer.headers[ALLOWED]) == (200, PAGE)
+    assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
+    assert "access-control-allow-credentials" not in answer.headers
+    for origin in (OTHER, f"{PAGE}:8443", PAGE.replace("https", "http"), f"{PAGE}.evil.org", "null"):
+        assert preflight(http, origin).status_code == 400
+        refused = http.get("/v1/models", headers={"Origin": origin})
+        assert_error(refused, 403, "foreign_host", param="Origin")
+        assert ALLOWED not in refused.headers
+
+
+def test_a_preflight_needs_no_key_and_what_follows_does(serve_with: ServeWith) -> None:
+    http = serve_with(api_keys=("sesame",), cors_origins=(PAGE,))
+    assert preflight(http, PAGE).status_code == 200
+    refused = http.get("/v1/models", headers={"Origin": PAGE})
+    assert_error(refused, 401, "invalid_api_key")
+    assert refused.headers[ALLOWED] == PAGE  # the page can read why
+    allowed = http.get("/v1/models", headers={"Origin": PAGE, "Authorization": "Bearer sesame"})
+    assert allowed.status_code == 200
+
+
+def test_any_origin_may_be_allowed_where_callers_need_keys(serve_with: ServeWith) -> None:
+    http = serve_with(api_keys=("sesame",), cors_origins=("*",))
+    answer = http.get("/v1/models", headers={"Origin": OTHER, "Authorization": "Bearer sesame"})
+    assert answer.headers[ALLOWED] == "*"
+    with pytest.raises(FieldOutOfRange, match="every page"):
+        Settings(cors_origins=("*",)).require_safe_access()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["lab.example.org", "https://lab.example.org/", "https://Lab.example.org", "https://a:443", "null", "https://*.a"],
+)
+def test_what_no_browser_would_send_is_refused_at_the_start(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--cors-origin", PAGE, "--cors-origin", wrong]) == 2
+    assert "--cors-origins: " in capsys.readouterr().err
+    assert Settings(cors_origins=(PAGE, "http://localhost:5173", "http://[::1]:3000")).cors_origins
