@@ -72,9 +72,9 @@ def close_all(client: httpx.Client) -> None:
 
 
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[OpenPage]:
-    """Opens an address in a tab. The test fails if a tab logs an error or a warning, such as a breach of the policy;
-    `refusals=True` lets the server refuse.
+def open_page(browser: Browser, page_server: str) -> Iterator[OpenPage]:
+    """Opens an address in a tab, by itself or as a path of `page_server`. The test fails if a tab logs an error or a
+    warning, such as a breach of the policy; `refusals=True` lets the server refuse.
     """
     contexts, said = [], []
 
@@ -83,8 +83,10 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
         if message.type in ("error", "warning") and not is_refusal:
             said.append(f"{message.type}: {message.text} {message.location}")
 
-    def open_page(url: str, *, refusals: bool = False, **options: Any) -> Page:
-        context = browser.new_context(**{"viewport": SIZE, "reduced_motion": "reduce", **options})
+    def open_page(url: str = "/", *, refusals: bool = False, **options: Any) -> Page:
+        context = browser.new_context(
+            **{"base_url": page_server, "viewport": SIZE, "reduced_motion": "reduce", **options}
+        )
         context.set_default_timeout(WAIT_MS)
         contexts.append(context)
         page = context.new_page()

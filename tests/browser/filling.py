@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-from playwright.sync_api import Route
+from playwright.sync_api import Page, Route
 
 DEADLINE_S = 15
 SEE = """(state) => {
@@ -15,6 +15,23 @@ SEE = """(state) => {
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
 """Hides a tab, or shows it again: Chromium without a window does neither."""
+
+
+DROP = """async ([names, bytes]) => {
+    const dataTransfer = new DataTransfer();
+    for (const name of names) dataTransfer.items.add(new File([new Uint8Array(bytes)], name));
+    let taken = true;
+    for (const type of ["dragover", "drop"]) {
+        const event = new DragEvent(type, { dataTransfer, bubbles: true, cancelable: true });
+        taken = !document.body.dispatchEvent(event);
+    }
+    return taken;
+}"""
+
+
+def drop(page: Page, content: bytes, *names: str) -> bool:
+    """Drop files with this content on the screen; returns whether the page takes them, and not the browser."""
+    return bool(page.evaluate(DROP, [list(names), list(content)]))
 
 
 def open_session(http: httpx.Client, *, tokens: int = 0, **metadata: str) -> str:

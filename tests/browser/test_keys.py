@@ -45,16 +45,6 @@ def test_a_server_with_keys_asks_for_one_and_keeps_it_nowhere(open_page: OpenPag
     expect(field).to_be_visible()
 
 
-def test_the_same_key_once_more_is_another_try(open_page: OpenPage, keyed_server: str) -> None:
-    page = open_page(keyed_server, refusals=True)
-    page.route("**/version", lambda route: route.fulfill(status=401, json={"error": {"message": "not yet"}}))
-    enter(page, "right")
-    expect(page.get_by_role("alert")).to_have_text("The server does not know this key.")
-    page.unroute("**/version")
-    page.get_by_role("button", name="Use this key").click()
-    expect(page.get_by_role("banner").get_by_role("status")).to_have_text("Live")
-
-
 def test_a_turn_of_the_last_key_ends_with_it(open_page: OpenPage, keyed_server: str) -> None:
     with httpx.Client(base_url=keyed_server, headers={"Authorization": "Bearer right"}) as http:
         session = open_session(http, name="busy")

@@ -18,7 +18,6 @@ from tests.tenants.tenant_files import tenant, write_tenants
 pytestmark = pytest.mark.browser
 
 ROLES = {"acme": "user", "rival": "user", "ops": "operator"}
-OURS = {"name": "our-vector", "size": 64, "dtype": "F32", "norm": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -81,25 +80,9 @@ def test_the_next_key_sees_nothing_of_the_last(open_page: OpenPage, of: dict[str
     expect(page.get_by_label("Text")).to_have_value("")
 
 
-def test_vectors_of_the_last_key_are_not_shown(open_page: OpenPage, of: dict[str, httpx.Client]) -> None:
-    addresses = {
-        name: str(client.base_url.join(f"/#/sessions/{open_session(client)}/model")) for name, client in of.items()
-    }
-    page = open_page(addresses["acme"], refusals=True)
-    page.route("**/v1/vectors", lambda route: route.fulfill(json={"data": [OURS]}))
-    enter(page, "acme")
-    vectors = page.get_by_role("region", name="Vectors")
-    expect(vectors).to_contain_text("our-vector")
-    page.unroute("**/v1/vectors")
-    page.route("**/v1/vectors", lambda route: None)  # no answer
-    page.get_by_role("button", name="Forget the key").click()
-    page.goto(addresses["rival"])
-    enter(page, "rival")
-    expect(vectors).to_contain_text("Loading vectors")
-    expect(vectors).not_to_contain_text("our-vector")
-
-
-def test_an_operator_sees_all_tenants_and_parks_only_its_own(open_page: OpenPage, of: dict[str, httpx.Client]) -> None:
+def test_an_operator_sees_all_tenants_reads_only_its_own_and_may_close_any(
+    open_page: OpenPage, of: dict[str, httpx.Client]
+) -> None:
     session, own = open_session(of["acme"], tokens=40, name="secret"), open_session(of["ops"], agent="mine")
     page = open_page(str(of["ops"].base_url), refusals=True)
     enter(page, "ops")
@@ -110,23 +93,12 @@ def test_an_operator_sees_all_tenants_and_parks_only_its_own(open_page: OpenPage
     row(page, session).get_by_role("button", name="Park").click()
     expect(row(page, session).get_by_role("alert")).to_contain_text("another tenant's")
     page.get_by_role("button", name="Close this message").click()
-    row(page, session).get_by_role("button", name="Close").click()
-    page.get_by_role("button", name="Close the session").click()
-    expect(row(page, session)).to_have_count(0)
-    assert of["acme"].get(f"/v1/sessions/{session}").status_code == 404
-
-
-def test_an_operator_reads_no_session_of_another_and_may_close_it(
-    open_page: OpenPage, of: dict[str, httpx.Client]
-) -> None:
-    session = open_session(of["acme"], tokens=9)
-    page = open_page(str(of["ops"].base_url.join(f"/#/sessions/{session}/model")), refusals=True)
-    enter(page, "ops")
+    page.goto(f"{of['ops'].base_url}/#/sessions/{session}/model")
     foreign = page.get_by_role("region", name="A session of another tenant")
     expect(foreign).to_contain_text("Only acme may read what it holds")
     expect(page.get_by_role("region", name="Layers and lens")).to_have_count(0)
     page.get_by_role("link", name=session[-8:], exact=True).click()
-    expect(page.get_by_role("region", name="Facts")).to_contain_text("9 tokens")
+    expect(page.get_by_role("region", name="Facts")).to_contain_text("40 tokens")
     expect(foreign).to_contain_text("Only acme may read what it holds")
     expect(page.locator(".token")).to_have_count(0)
     foreign.get_by_role("button", name="Close").click()

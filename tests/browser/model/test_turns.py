@@ -1,28 +1,25 @@
-"""Inside the model: breakpoints on the ladder, and steps through a paused turn."""
+"""Inside the model: breakpoints on the ladder, steps through a paused turn, and what is typed meanwhile."""
 
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
+from tests.browser.accessibility import expect_no_violations
 from tests.browser.conftest import WAIT_MS, OpenPage
-from tests.browser.filling import SEE
+from tests.browser.filling import SEE, eventually
 from tests.browser.model.inside import PROMPT, Inside
 from tests.serving import serve
 
 pytestmark = pytest.mark.browser
 
 
-def test_a_pause_is_armed_and_removed_by_pointer_and_by_keyboard(http: httpx.Client, open_page: OpenPage) -> None:
-    inside = Inside(http, open_page)
+def test_a_pause_is_armed_and_removed_by_pointer_and_by_keyboard(inside: Inside) -> None:
     inside.arm(1)
     (pause,) = inside.breakpoints("pause")
     assert (pause["layers"], pause["once"], pause["when"]["pass"]) == ([1], True, "any")
@@ -47,11 +44,15 @@ def test_a_pause_is_armed_and_removed_by_pointer_and_by_keyboard(http: httpx.Cli
     assert (pause["once"], pause["when"]["pass"]) == (False, "decode")
 
 
-def test_a_turn_pauses_and_goes_on_step_by_step(http: httpx.Client, open_page: OpenPage) -> None:
-    inside = Inside(http, open_page)
+def test_a_turn_pauses_and_goes_on_step_by_step(inside: Inside) -> None:
+    inside.arm(2)
     inside.pause_at(0, tokens=3)
+    assert inside.breakpoints("pause")[0]["layers"] == [2]
     inside.button("Next layer").click()
     assert inside.expect_pause(1)["pass"] == "prefill"
+    inside.button("Next breakpoint").click()
+    inside.expect_pause(2)
+    assert not inside.breakpoints("pause")
     inside.page.get_by_label("Layer to go to").select_option(str(inside.layers - 1))
     inside.button("To layer").click()
     inside.expect_pause(inside.layers - 1)
@@ -68,8 +69,7 @@ def test_a_turn_pauses_and_goes_on_step_by_step(http: httpx.Client, open_page: O
     assert history["text"].endswith(str(shown.text_content()))
 
 
-def test_the_next_step_does_not_wait_for_news(http: httpx.Client, open_page: OpenPage) -> None:
-    inside = Inside(http, open_page)
+def test_the_next_step_does_not_wait_for_news(inside: Inside) -> None:
     inside.pause_at(0)
     inside.page.reload()  # else news of the turn before its pause may still come
     inside.expect_pause(0)
@@ -78,16 +78,6 @@ def test_the_next_step_does_not_wait_for_news(http: httpx.Client, open_page: Ope
         inside.button("Next layer").click()
     inside.expect_pause(inside.layers - 1)
     expect(inside.page.get_by_role("alert")).to_have_count(0)
-
-
-def test_a_turn_goes_on_to_the_next_breakpoint(http: httpx.Client, open_page: OpenPage) -> None:
-    inside = Inside(http, open_page)
-    inside.arm(2)
-    inside.pause_at(0)
-    assert inside.breakpoints("pause")[0]["layers"] == [2]
-    inside.button("Next breakpoint").click()
-    inside.expect_pause(2)
-    assert not inside.breakpoints("pause")
 
 
 def test_a_refused_turn_keeps_what_was_typed(http: httpx.Client, open_page: OpenPage) -> None:
@@ -126,40 +116,151 @@ def test_a_paused_turn_that_was_lost_with_the_server_is_explained(open_page: Ope
         inside.page.goto("about:blank")
 
 
-@contextmanager
-def keeps_running(inside: Inside, session: str) -> Iterator[None]:
-    """One long turn of the session after the other, in a thread."""
-    ended = threading.Event()
-    body = {"prompt": "go on", "max_tokens": 900, "temperature": 0, "ignore_eos": True}
-
-    def run() -> None:
-        while not ended.is_set():
-            inside.post(f"/v1/sessions/{session}/generate", body)
-            inside.post(f"/v1/sessions/{session}/rewind", {"to_token": 0})
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-def test_the_page_shows_that_others_go_on(http: httpx.Client, open_page: OpenPage) -> None:
-    inside = Inside(http, open_page)
-    inside.pause_at(1)
+def test_the_page_tells_of_turns_of_others_and_not_of_its_own(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page, refusals=True)
     others = inside.page.get_by_role("region", name="Others meanwhile")
+    body = {"prompt": "go on", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    own = str(inside.api.base_url.join(f"{inside.path}/generate"))
+    with httpx.stream("POST", own, json=body, timeout=30) as turn:
+        next(turn.iter_lines())
+        expect(inside.page.get_by_role("banner")).to_contain_text("1 turn running")
+        expect(others).to_contain_text("0 turns running")
+    inside.post(f"{inside.path}/rewind", {"to_token": 0})
+    inside.pause_at(1)
     other = inside.post("/v1/sessions", {})["id"]
-    with keeps_running(inside, other):
+    with httpx.stream("POST", own.replace(inside.id, other), json=body, timeout=30) as turn:
+        next(turn.iter_lines())
         expect(others).to_contain_text("1 turn running")
     inside.expect_pause(1)
 
 
-def test_the_own_turn_is_none_of_the_others(http: httpx.Client, open_page: OpenPage) -> None:
-    inside = Inside(http, open_page, refusals=True)  # of a map that the rewind has cut
-    others = inside.page.get_by_role("region", name="Others meanwhile")
-    with keeps_running(inside, inside.id):
-        expect(inside.page.get_by_role("banner")).to_contain_text("1 turn running")
-        expect(others.get_by_role("img")).to_have_accessible_name(re.compile("at most 0$"))
-        expect(others).to_contain_text("0 turns running")
+def test_captures_of_a_program_stay(inside: Inside) -> None:
+    mine = inside.post(f"{inside.path}/breakpoints", {"layers": [0, 2], "action": "capture"})
+    inside.page.reload()
+    expect(inside.rung(2)).to_have_accessible_name(re.compile("captures"))
+    watch = inside.page.get_by_label("Watch all layers")
+    expect(watch).not_to_be_checked()
+    inside.arm(1)
+    expect(watch).to_be_checked()
+    inside.rung(1).click()
+    expect(watch).not_to_be_checked()
+    assert inside.get(f"{inside.path}/breakpoints")["data"] == [mine]
+    watch.check()
+    eventually(lambda: len(inside.breakpoints("capture")), 2)
+    watch.uncheck()
+    eventually(lambda: inside.breakpoints("capture"), [mine])
+
+
+def test_the_watch_of_a_pause_ends_with_its_turn_and_one_that_was_asked_for_outlives_it(inside: Inside) -> None:
+    inside.pause_at(1)
+    assert len(inside.breakpoints("capture")) == 1
+    inside.button("To the end").click()
+    inside.expect_idle()
+    watch = inside.page.get_by_label("Watch all layers")
+    expect(watch).not_to_be_checked()
+    assert not inside.breakpoints("capture")
+    watch.check()
+    eventually(lambda: len(inside.breakpoints("capture")), 1)
+    inside.pause_at(1)
+    inside.button("To the end").click()
+    inside.expect_idle()
+    expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")
+    expect(watch).to_be_checked()
+    assert len(inside.breakpoints("capture")) == 1
+
+
+def test_what_others_have_just_removed_or_armed_is_no_obstacle(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page, refusals=True)
+
+    def remove_before(route: Route) -> None:
+        inside.call("DELETE", f"{inside.path}/breakpoints")
+        route.continue_()
+
+    def arm_before(route: Route) -> None:
+        inside.post(f"{inside.path}/breakpoints", {"layer": 1, "action": "pause"})
+        route.continue_()
+
+    inside.arm(1)
+    inside.page.route("**/breakpoints/*", remove_before, times=1)
+    inside.rung(1).click()
+    expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")
+    inside.page.route("**/breakpoints", arm_before, times=1)
+    inside.arm(1)
+    assert [each["layers"] for each in inside.breakpoints("pause")] == [[1]]
+    expect(inside.page.get_by_role("alert")).to_have_count(0)
+
+
+def test_another_tab_shows_what_one_has_armed_and_removed(inside: Inside, open_page: OpenPage) -> None:
+    inside.arm(1)
+    own = inside.rung(1)
+    other = open_page(inside.page.url)
+    rung = other.get_by_label("Layers: choose one to pause after it").get_by_role("button").nth(1)
+    expect(rung).to_have_attribute("aria-pressed", "true")
+    rung.click()
+    expect(rung).to_have_attribute("aria-pressed", "false")
+    expect(own).to_have_attribute("aria-pressed", "false")
+    own.click()
+    expect(rung).to_have_attribute("aria-pressed", "true")
+    assert len(inside.breakpoints("pause")) == 1
+
+
+def test_a_return_to_the_screen_shows_what_is_armed_now(inside: Inside) -> None:
+    inside.arm(1)
+    inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
+    expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()
+    inside.call("DELETE", f"{inside.path}/breakpoints")
+    inside.post(f"{inside.path}/breakpoints", {"layer": 2, "action": "pause"})
+    inside.page.go_back()
+    expect(inside.rung(2)).to_have_attribute("aria-pressed", "true")
+    expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")
+
+
+def test_a_double_click_starts_one_turn(inside: Inside) -> None:
+    asked: list[str] = []
+    inside.page.on("request", lambda request: asked.append(request.url))
+    inside.arm(1)
+    inside.page.get_by_label("Text", exact=True).fill(PROMPT)
+    inside.button("Start the turn").dblclick()
+    inside.expect_pause(1)
+    assert len([url for url in asked if url.endswith("/generate")]) == 1
+
+
+def test_a_draft_outlives_a_pause_and_other_screens(inside: Inside) -> None:
+    inside.arm(1)
+    inside.page.get_by_label("How often to pause").select_option("each time")
+    text, seed = inside.page.get_by_label("Text", exact=True), inside.page.get_by_label("Seed")
+    text.fill("Half a thought")
+    seed.fill("7")
+    two = inside.page.get_by_role("region", name="A vector from two prompts")
+    two.get_by_label("Minus prompt").fill("hate")
+    inside.post(f"{inside.path}/generate", {"prompt": PROMPT, "max_tokens": 4})
+    inside.expect_pause(1)
+    inside.button("Cancel the turn").click()
+    inside.expect_idle()
+    expect(text).to_have_value("Half a thought")
+    inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
+    expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()
+    expect(text).to_have_value("Half a thought")
+    expect(seed).to_have_value("7")
+    inside.page.go_back()
+    expect(two.get_by_label("Minus prompt")).to_have_value("hate")
+    expect(inside.page.get_by_label("How often to pause")).to_have_value("each")
+    expect(text).to_have_value("Half a thought")
+
+
+FITS = "document.documentElement.scrollWidth <= innerWidth"
+
+
+def test_it_breaks_no_rule_of_accessibility_and_fits_any_window(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page, viewport={"width": 400, "height": 900})
+    expect_no_violations(inside.page)
+    inside.pause_at(1)
+    for width in (400, 3840, 1280):
+        inside.page.set_viewport_size({"width": width, "height": 900})
+        expect(inside.cell(1, inside.view["checkpoint"]["end"] - 1)).not_to_be_empty()
+        eventually(lambda: inside.page.evaluate(FITS), wanted=True)
+    inside.cell(1, 3).click()
+    inside.page.locator(".tops button").first.click()
+    inside.button("Try it").click()
+    expect(inside.page.get_by_role("table", name="After")).to_be_visible()
+    expect_no_violations(inside.page)

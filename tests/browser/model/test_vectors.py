@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import expect
 from safetensors.numpy import load, save
 
 from tests.browser.conftest import OpenPage
@@ -29,14 +29,8 @@ def captured(inside: Inside, prompt: str, layer: int) -> np.ndarray:
     return np.concatenate([tensors[name] for name in sorted(tensors)])
 
 
-def test_two_prompts_make_a_vector(http: httpx.Client, open_page: OpenPage) -> None:
-    inside = Inside(http, open_page)
-    for over in ("last", "mean"):
-        expect_vector(inside, over)
-
-
-def expect_vector(inside: Inside, over: str) -> None:
-    """One is computed, kept and deleted by the page."""
+@pytest.mark.parametrize("over", ["last", "mean"])
+def test_two_prompts_make_a_vector(inside: Inside, over: str) -> None:
     sessions = {each["id"] for each in inside.get("/v1/sessions?limit=100")["data"]}
     form = inside.page.get_by_role("region", name="A vector from two prompts")
     form.get_by_label("Prompt", exact=True).fill(FIRST)
@@ -109,6 +103,16 @@ def test_a_file_becomes_a_vector_that_edits_take(http: httpx.Client, open_page: 
     panel.get_by_label("Safetensors file").set_input_files(path)
     panel.get_by_role("button", name="Add the file").click()
     expect(panel.get_by_role("row", name="from-file")).to_contain_text(f"{np.linalg.norm(vector):.2f}")
+    told = inside.page.get_by_role("list", name="Messages")
+    expect(told).to_contain_text("The vector from-file is kept.")
+    panel.get_by_label("Name").fill("from-file")
+    panel.get_by_label("Safetensors file").set_input_files(path)
+    expect(panel.get_by_role("status")).to_have_count(1)
+    panel.get_by_role("button", name="Add the file").click()
+    expect(told).to_contain_text("The vector from-file replaces the one of that name.")
+    form = inside.page.get_by_role("region", name="A vector from two prompts")
+    form.get_by_label("Keep as").fill("from-file")
+    expect(form).to_contain_text("This replaces the vector of that name.")
     inside.pause_at(1)
     before = np.array(inside.activation())
     inside.page.get_by_label("Operation").select_option("add")
@@ -122,48 +126,7 @@ def test_a_file_becomes_a_vector_that_edits_take(http: httpx.Client, open_page: 
     np.testing.assert_array_equal(after[:-1], before[:-1])
 
 
-def test_a_double_click_keeps_a_vector_once(http: httpx.Client, open_page: OpenPage, tmp_path: Path) -> None:
-    inside = Inside(http, open_page)
-    path = tmp_path / "twice.safetensors"
-    path.write_bytes(save({"twice": np.ones(inside.get("/version")["hidden_size"], dtype=np.float32)}))
-    kept: list[str] = []
-    inside.page.on("request", lambda request: kept.append(request.url) if request.method == "POST" else None)
-    panel = inside.page.get_by_role("region", name="Vectors")
-    panel.get_by_label("Name").fill("twice")
-    panel.get_by_label("Safetensors file").set_input_files(path)
-    panel.get_by_role("button", name="Add the file").dblclick()
-    expect(panel.get_by_role("row", name="twice")).to_be_visible()
-    form = inside.page.get_by_role("region", name="A vector from two prompts")
-    form.get_by_label("Prompt", exact=True).fill(FIRST)
-    form.get_by_label("Minus prompt").fill(SECOND)
-    form.get_by_role("button", name="Compute the difference").click()
-    form.get_by_label("Keep as").fill("once")
-    expect(form.get_by_role("status")).to_have_text(re.compile("Its norm is"))
-    form.get_by_role("button", name="Keep the vector").dblclick()
-    expect(panel.get_by_role("row", name="once")).to_be_visible()
-    assert [url.rpartition("?")[2] for url in kept if "/v1/vectors" in url] == ["name=twice", "name=once"]
-
-
-def test_a_vector_that_replaces_another_is_told(http: httpx.Client, open_page: OpenPage, tmp_path: Path) -> None:
-    inside = Inside(http, open_page)
-    path = tmp_path / "mine.safetensors"
-    path.write_bytes(save({"mine": np.ones(inside.get("/version")["hidden_size"], dtype=np.float32)}))
-    panel = inside.page.get_by_role("region", name="Vectors")
-    told = inside.page.get_by_role("list", name="Messages")
-    for message in ("The vector same is kept.", "The vector same replaces the one of that name."):
-        panel.get_by_label("Name").fill("same")
-        panel.get_by_label("Safetensors file").set_input_files(path)
-        expect(panel.get_by_role("status")).to_have_count(1 if "replaces" in message else 0)
-        panel.get_by_role("button", name="Add the file").click()
-        expect(told).to_contain_text(message)
-        expect(panel.get_by_label("Name")).to_have_value("")
-    form = inside.page.get_by_role("region", name="A vector from two prompts")
-    form.get_by_label("Keep as").fill("same")
-    expect(form).to_contain_text("This replaces the vector of that name.")
-
-
-def test_a_vector_that_is_gone_is_offered_no_more(http: httpx.Client, open_page: OpenPage) -> None:
-    inside = Inside(http, open_page)
+def test_a_vector_that_is_gone_is_offered_no_more(inside: Inside) -> None:
     vector = save({"v": np.ones(inside.get("/version")["hidden_size"], dtype=np.float32)})
     for name in ("first", "second"):
         inside.call("POST", f"/v1/vectors?name={name}", content=vector, headers=FILE)
@@ -182,24 +145,7 @@ def test_a_vector_that_is_gone_is_offered_no_more(http: httpx.Client, open_page:
     expect(inside.button("Try it")).to_be_disabled()
 
 
-def test_long_norms_are_not_cut(http: httpx.Client, open_page: OpenPage) -> None:
-    inside = Inside(http, open_page)
-
-    def lengthen(route: Route) -> None:
-        answer = route.fetch().json()
-        for layer in answer["layers"]:
-            layer["norms"] = [1184.25] * len(layer["norms"])
-        route.fulfill(json=answer)
-
-    inside.page.route(re.compile(r"/norms\?"), lengthen)
-    inside.pause_at(1)
-    label = inside.page.get_by_role("img", name=re.compile("Norm by layer")).get_by_text("1.18K").first
-    expect(label).to_be_visible()
-    assert label.evaluate("text => text.getBBox().x") >= 0
-
-
-def test_norms_and_cosines_are_those_of_the_captures(http: httpx.Client, open_page: OpenPage) -> None:
-    inside = Inside(http, open_page)
+def test_norms_and_cosines_are_those_of_the_captures(inside: Inside) -> None:
     vector = np.ones(inside.get("/version")["hidden_size"], dtype=np.float32)
     inside.call("POST", "/v1/vectors?name=ones", content=save({"ones": vector}), headers=FILE)
     inside.page.reload()
@@ -215,7 +161,7 @@ def test_norms_and_cosines_are_those_of_the_captures(http: httpx.Client, open_pa
     chart = panel.get_by_role("img", name=re.compile("Cosine by layer. Highest"))
     expect(chart).to_be_visible()
     told = re.search(r"Highest: (\S+) after layer (\d+)", str(chart.get_attribute("aria-label")))
-    assert told is not None
+    assert told
     assert float(told[1]) == pytest.approx(max(cosines), abs=1e-3)
     assert int(told[2]) == int(np.argmax(cosines))
     inside.button("Delete ones").click()

@@ -6,24 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
+from tests.browser.filling import drop
 from tests.browser.session.on_session import OnSession, panel
 
 pytestmark = pytest.mark.browser
-
-DROP = """async ([names, bytes]) => {
-    const dataTransfer = new DataTransfer();
-    for (const name of names) dataTransfer.items.add(new File([new Uint8Array(bytes)], name));
-    for (const type of ["dragover", "drop"]) {
-        document.body.dispatchEvent(new DragEvent(type, { dataTransfer, bubbles: true, cancelable: true }));
-    }
-}"""
-
-
-def drop(page: Page, content: bytes, *names: str) -> None:
-    """Drop files with this content on the screen."""
-    page.evaluate(DROP, [list(names), list(content)])
 
 
 def sessions(on: OnSession) -> set[str]:

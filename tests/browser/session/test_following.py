@@ -8,25 +8,21 @@ import time
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Request, expect
+from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import WAIT_MS, OpenPage
-from tests.browser.filling import SEE, anew, eventually, open_session
+from tests.browser.filling import SEE, anew, drop, eventually, open_session
 from tests.browser.session.on_session import OnSession, panel
 
 pytestmark = pytest.mark.browser
-
-AHEAD = "(() => { const real = Date.now; Date.now = () => real() + 3 * 3600 * 1000; })()"
 
 
 def streams(http: httpx.Client) -> str:
     return next(line for line in http.get("/metrics").text.splitlines() if line.startswith("djinn_event_streams "))
 
 
-def test_a_hidden_tab_holds_no_connection_and_misses_nothing(
-    open_page: OpenPage, page_server: str, http: httpx.Client
-) -> None:
-    page = open_page(page_server)
+def test_a_hidden_tab_holds_no_connection_and_misses_nothing(open_page: OpenPage, http: httpx.Client) -> None:
+    page = open_page()
     session = open_session(http, name="before")
     expect(page.locator(f'tr[data-id="{session}"]')).to_be_visible()
     page.evaluate(SEE, "hidden")
@@ -82,18 +78,12 @@ def test_a_turn_that_came_all_at_once_tells_how_it_ended(on: OnSession) -> None:
     """A busy server hears of the first and the last token together: then the waits fill all of the turn, or more."""
     view = on.view()
     now = time.time()
-    turn = {"time": now, "session_id": on.id}
     usage = {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 0, "tokens_recomputed": 0}
     waits = {"queue": 5.0, "restore": 0.0, "prefill": 16.0}
-    told = [
-        ("snapshot", {"time": now, "sessions": [view], "has_more": False}),
-        ("turn", turn | {"status": "begun"}),
-        (
-            "turn",
-            turn
-            | {"time": now + 0.02, "status": "finished", "finish_reason": "length", "usage": usage, "resume_ms": waits},
-        ),
-    ]
+    turn = {"time": now, "session_id": on.id, "status": "begun"}
+    end = {"time": now + 0.02, "status": "finished", "finish_reason": "length", "usage": usage, "resume_ms": waits}
+    snapshot = {"time": now, "sessions": [view], "has_more": False}
+    told = [("snapshot", snapshot), ("turn", turn), ("turn", turn | end)]
     body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in told)
     page = on.open()
     page.route("**/v1/events", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
@@ -101,15 +91,6 @@ def test_a_turn_that_came_all_at_once_tells_how_it_ended(on: OnSession) -> None:
     turns = panel(page, "Timeline").locator(".lane", has_text="Turns").locator(".span")
     expect(turns.last).to_have_attribute("title", "length after 20 ms")
     expect(turns.last).to_be_visible()
-
-
-def test_a_wrong_clock_of_this_machine_is_no_matter(on: OnSession) -> None:
-    on.generate()
-    page = on.open()
-    page.add_init_script(AHEAD)
-    page.reload()
-    opened = panel(page, "Facts").locator("dl > div", has_text="Opened").get_by_role("definition")
-    expect(opened).to_have_text(re.compile(r"^(\d+ ms|[\d.]+ s|0 s) ago$"))
 
 
 SNAPSHOT = 'id: a-1\nevent: snapshot\ndata: {"time": 1, "sessions": [], "has_more": false}\n\n'
@@ -121,18 +102,13 @@ def test_a_fault_of_the_page_is_told_as_its_own(browser: Browser, page_server: s
     context.set_default_timeout(WAIT_MS)
     page = context.new_page()
     asked: list[str | None] = []
-
-    def note(request: Request) -> None:
-        if request.url.endswith("/v1/events"):
-            asked.append(request.headers.get("last-event-id"))
-
-    page.on("request", note)
+    page.on("request", lambda request: asked.append(request.headers.get("last-event-id")))
     headers = {"Content-Type": "text/event-stream"}
     page.route("**/v1/events", lambda route: route.fulfill(headers=headers, body=SNAPSHOT + BROKEN), times=1)
     page.goto(page_server)
     expect(page.get_by_role("alert")).to_contain_text("This page has a fault")
     expect(page.get_by_role("banner").get_by_role("status")).to_have_text("Live")
-    assert asked[1] == "a-2", "it goes on behind the event"
+    assert [each for each in asked if each] == ["a-2"], "it goes on behind the event"
     context.close()
 
 
@@ -141,12 +117,12 @@ def test_a_page_goes_on_with_its_turns_up_to_three(on: OnSession) -> None:
     others = [on.api.post("/v1/sessions").json()["id"] for _ in range(3)]
     page.route("**/generate", lambda route: None)  # turns that do not end
     for session in others:
-        page.goto(f"{on.api.base_url}/#/sessions/{session}".replace("//#", "/#"))
+        page.goto(f"/#/sessions/{session}")
         expect(page.get_by_role("heading", level=1)).to_contain_text(session[-8:])
         page.get_by_label("Text").fill("Hello")
         with page.expect_request("**/generate"):
             page.get_by_role("button", name="Send").click()
-    page.goto(f"{on.api.base_url}/#/sessions/{on.id}".replace("//#", "/#"))
+    page.goto(f"/#/sessions/{on.id}")
     page.get_by_label("Text").fill("Hello")
     send = page.get_by_role("button", name="Send")
     expect(send).to_be_disabled()
@@ -154,15 +130,8 @@ def test_a_page_goes_on_with_its_turns_up_to_three(on: OnSession) -> None:
     expect(page.get_by_role("form", name="Generate")).to_contain_text("This tab runs 3 turns")
 
 
-DROP = """() => {
-  const dataTransfer = new DataTransfer();
-  dataTransfer.items.add(new File(["x"], "letter.txt"));
-  return !document.body.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
-}"""
-
-
 def test_a_dropped_file_never_takes_the_place_of_the_page(on: OnSession) -> None:
     page = on.open()
     page.get_by_role("link", name="Inside the model", exact=True).first.click()
     expect(page.get_by_role("heading", name="Inside the model")).to_be_visible()
-    assert page.evaluate(DROP)
+    assert drop(page, b"x", "letter.txt")

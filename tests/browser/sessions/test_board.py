@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import httpx
 import pytest
@@ -18,11 +19,9 @@ def cells(page: Page, session: str) -> Locator:
     return page.locator(f'.cell[data-id="{session}"]')
 
 
-def test_a_session_moves_between_the_lanes_with_its_kv(
-    open_page: OpenPage, page_server: str, http: httpx.Client
-) -> None:
+def test_a_session_moves_between_the_lanes_with_its_kv(open_page: OpenPage, http: httpx.Client) -> None:
     session = open_session(http, tokens=40, name="traveller")
-    page = open_page(page_server)
+    page = open_page()
     cell = cells(page, session)
     expect(cell).to_have_attribute("data-tier", "device")
     expect(cell).to_have_accessible_name(re.compile("traveller, at hand; 40 tokens, .* on the device"))
@@ -30,19 +29,15 @@ def test_a_session_moves_between_the_lanes_with_its_kv(
     wait_until(http, session, lambda view: view["kv"]["tier"] == "host")
     expect(cell).to_have_attribute("data-tier", "host")
     expect(cell).to_have_accessible_name(re.compile("traveller, waiting; .* on the host"))
-    lane = page.get_by_role("region", name="Host tier").bounding_box()
-    drawn = cell.bounding_box()
-    assert lane is not None
-    assert drawn is not None
+    lane: Any = page.get_by_role("region", name="Host tier").bounding_box()
+    drawn: Any = cell.bounding_box()
     assert lane["y"] < drawn["y"] < lane["y"] + lane["height"]
 
 
-def test_arrow_keys_go_from_cell_to_cell_and_enter_opens(
-    open_page: OpenPage, page_server: str, http: httpx.Client
-) -> None:
+def test_arrow_keys_go_from_cell_to_cell_and_enter_opens(open_page: OpenPage, http: httpx.Client) -> None:
     on_device, on_host = (open_session(http, tokens=40, name=name) for name in ("above", "below"))
     signal(http, on_host, "io_wait")
-    page = open_page(page_server)
+    page = open_page()
     expect(cells(page, on_host)).to_have_attribute("data-tier", "host")
     page.get_by_role("group", name="Board of sessions by tier").focus()
     page.keyboard.press("ArrowDown")
@@ -57,9 +52,9 @@ def test_arrow_keys_go_from_cell_to_cell_and_enter_opens(
     page.goto("about:blank")  # before the session is closed
 
 
-def test_the_tooltip_tells_what_a_session_holds(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+def test_the_tooltip_tells_what_a_session_holds(open_page: OpenPage, http: httpx.Client) -> None:
     session = open_session(http, tokens=40, name="told", team="blue")
-    page = open_page(page_server)
+    page = open_page()
     cells(page, session).hover()
     tip = page.get_by_role("tooltip")
     for text in (session, "name: told, team: blue", "40 tokens", "48 KiB on the device", "phase compute", "prefill"):
@@ -72,20 +67,17 @@ def test_the_tooltip_tells_what_a_session_holds(open_page: OpenPage, page_server
     expect(tip).to_have_count(0)
 
 
-def test_cells_are_as_large_as_their_bytes(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+def test_cells_are_as_large_as_their_bytes(open_page: OpenPage, http: httpx.Client) -> None:
     small, large = (open_session(http, tokens=tokens, name=f"of {tokens}") for tokens in (128, 512))
-    page = open_page(page_server)
-    areas = []
-    for session in (small, large):
-        box = cells(page, session).bounding_box()
-        assert box is not None
-        areas.append(box["width"] * box["height"])
+    page = open_page()
+    boxes: list[Any] = [cells(page, session).bounding_box() for session in (small, large)]
+    areas = [box["width"] * box["height"] for box in boxes]
     assert areas[1] / areas[0] == pytest.approx(4, rel=0.25)
     assert cells(page, small).evaluate("cell => getComputedStyle(cell).textOverflow") == "ellipsis"
 
 
-def test_lanes_and_charts_tell_of_memory_with_units(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
-    page = open_page(page_server)
+def test_lanes_and_charts_tell_of_memory_with_units(open_page: OpenPage, http: httpx.Client) -> None:
+    page = open_page()
     device, host = (page.get_by_role("region", name=f"{tier} tier") for tier in ("Device", "Host"))
     expect(device).to_contain_text("Empty. Open a session and send it a prompt")
     expect(host).to_contain_text("Empty. Park a session")

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import re
 
 import httpx
 import pytest
-from playwright.sync_api import APIResponse, FilePayload, Page, Route, expect
+from playwright.sync_api import APIResponse, FilePayload, Route, expect
 
 from tests.browser.conftest import OpenPage, close_all
-from tests.browser.filling import open_session
+from tests.browser.filling import drop, open_session
 
 pytestmark = pytest.mark.browser
 
-DROP = """
-([name, encoded]) => {
-  const dataTransfer = new DataTransfer();
-  const content = Uint8Array.from(atob(encoded), (letter) => letter.charCodeAt(0));
-  dataTransfer.items.add(new File([content], name));
-  for (const kind of ["dragover", "drop"]) {
-    document.body.dispatchEvent(new DragEvent(kind, { dataTransfer, bubbles: true, cancelable: true }));
-  }
-}
-"""
 
-
-def drop(page: Page, name: str, content: bytes) -> None:
-    expect(page.get_by_role("heading", name="Sessions")).to_be_visible()
-    page.evaluate(DROP, [name, base64.b64encode(content).decode()])
-
-
-def test_a_session_is_opened_with_labels(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
-    page = open_page(page_server, refusals=True)
+def test_a_session_is_opened_with_labels(open_page: OpenPage, http: httpx.Client) -> None:
+    page = open_page(refusals=True)
     page.get_by_role("button", name="New session").click()
     form = page.get_by_role("dialog", name="New session")
     form.get_by_label("Metadata").fill(f"{'n' * 65}: ada")
@@ -55,10 +38,8 @@ def test_a_session_is_opened_with_labels(open_page: OpenPage, page_server: str, 
     expect(page.get_by_role("region", name="Table of sessions")).to_contain_text("team: <b>blue</b>")
 
 
-def test_a_session_that_is_closed_before_its_answer_comes_is_not_there(
-    open_page: OpenPage, page_server: str, http: httpx.Client
-) -> None:
-    page = open_page(page_server)
+def test_a_session_that_is_closed_before_its_answer_comes_is_not_there(open_page: OpenPage, http: httpx.Client) -> None:
+    page = open_page()
     expect(page.get_by_role("main")).to_contain_text("No session is open.")
 
     held: list[tuple[Route, APIResponse]] = []
@@ -75,12 +56,13 @@ def test_a_session_that_is_closed_before_its_answer_comes_is_not_there(
     expect(page.get_by_role("main")).to_contain_text("No session is open.")
 
 
-def test_an_exported_file_is_dropped_on_the_page(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+def test_an_exported_file_is_dropped_on_the_page(open_page: OpenPage, http: httpx.Client) -> None:
     session = open_session(http, tokens=40, name="emigrant")
     file = http.get(f"/v1/sessions/{session}/export").content
     http.delete(f"/v1/sessions/{session}").raise_for_status()
-    page = open_page(page_server)
-    drop(page, "emigrant.safetensors", file)
+    page = open_page()
+    expect(page.get_by_role("heading", name="Sessions")).to_be_visible()
+    drop(page, file, "emigrant.safetensors")
     page.get_by_role("list", name="Imports").get_by_role("link").click()
     expect(page).to_have_url(re.compile("#/sessions/ses_"))
     [arrived] = http.get("/v1/sessions").json()["data"]
@@ -88,8 +70,8 @@ def test_an_exported_file_is_dropped_on_the_page(open_page: OpenPage, page_serve
     assert (arrived["tokens"], arrived["metadata"]) == (40, {"name": "emigrant"})
 
 
-def test_a_file_that_is_no_session_says_so(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
-    page = open_page(page_server, refusals=True)
+def test_a_file_that_is_no_session_says_so(open_page: OpenPage, http: httpx.Client) -> None:
+    page = open_page(refusals=True)
     file = FilePayload(name="holiday.safetensors", mimeType="image/jpeg", buffer=b"not a session at all")
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Import a file").click()

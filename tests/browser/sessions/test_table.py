@@ -27,14 +27,14 @@ def facet(page: Page, title: str, value: str) -> Locator:
     return page.get_by_role("group", name=title, exact=True).get_by_role("button", name=re.compile(f"^{value} "))
 
 
-def test_filters_by_text_and_by_what_sessions_do(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+def test_filters_by_text_and_by_what_sessions_do(open_page: OpenPage, http: httpx.Client) -> None:
     paused, held, empty = (
         open_session(http, tokens=tokens, name=name) for tokens, name in ((9, "ada"), (9, "bob"), (0, "cyd"))
     )
     http.post(f"/v1/sessions/{paused}/breakpoints", json={"layer": 0, "action": "pause"}).raise_for_status()
     turn = {"token_ids": [7], "max_tokens": 1}
     assert http.post(f"/v1/sessions/{paused}/generate", json=turn).json()["status"] == "paused"
-    page = open_page(page_server)
+    page = open_page()
     expect(rows(page)).to_have_count(3)
     for title, value, shown in (("State", "paused", paused), ("Tier", "none", empty)):
         expect(facet(page, title, value)).to_have_text(re.compile("1$"))
@@ -53,11 +53,9 @@ def test_filters_by_text_and_by_what_sessions_do(open_page: OpenPage, page_serve
     expect(rows(page)).to_have_count(3)
 
 
-def test_a_click_on_a_row_opens_its_session_but_not_one_on_its_buttons(
-    open_page: OpenPage, page_server: str, http: httpx.Client
-) -> None:
+def test_a_click_on_a_row_opens_its_session_but_not_one_on_its_buttons(open_page: OpenPage, http: httpx.Client) -> None:
     session = open_session(http, tokens=20, name="ada")
-    page = open_page(page_server)
+    page = open_page()
     row(page, session).get_by_role("button", name="Park ada").click()
     wait_until(http, session, lambda view: view["phase"] == "io_wait")
     expect(rows(page)).to_have_count(1)
@@ -65,9 +63,9 @@ def test_a_click_on_a_row_opens_its_session_but_not_one_on_its_buttons(
     expect(page.get_by_role("heading", level=1)).to_contain_text(session[-8:])
 
 
-def test_one_click_shows_who_holds_the_most(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+def test_one_click_shows_who_holds_the_most(open_page: OpenPage, http: httpx.Client) -> None:
     by_size = [open_session(http, tokens=tokens) for tokens in (200, 20, 80)]
-    page = open_page(page_server)
+    page = open_page()
     expect(rows(page).first).to_have_attribute("data-id", by_size[2])  # the newest
     page.get_by_role("button", name="Biggest first").click()
     expect(rows(page).first).to_have_attribute("data-id", by_size[0])
@@ -77,22 +75,20 @@ def test_one_click_shows_who_holds_the_most(open_page: OpenPage, page_server: st
     expect(rows(page).first).to_have_attribute("data-id", by_size[1])
 
 
-def test_a_copy_makes_no_session_the_biggest(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+def test_a_copy_makes_no_session_the_biggest(open_page: OpenPage, http: httpx.Client) -> None:
     large, exported = (open_session(http, tokens=tokens) for tokens in (200, 160))
     http.get(f"/v1/sessions/{exported}/export").raise_for_status()
     wait_until(http, exported, lambda view: view["kv"]["device_bytes"] == view["kv"]["host_bytes"] > 0)
-    page = open_page(page_server)
+    page = open_page()
     expect(rows(page)).to_have_count(2)
     page.get_by_role("button", name="Biggest first").click()
     expect(rows(page).first).to_have_attribute("data-id", large)
     expect(page.get_by_role("group", name="Board").locator("..")).to_contain_text("once in a lane's figures")
 
 
-def test_every_column_is_whole_in_a_window_of_1280_pixels(
-    open_page: OpenPage, page_server: str, http: httpx.Client
-) -> None:
+def test_every_column_is_whole_in_a_window_of_1280_pixels(open_page: OpenPage, http: httpx.Client) -> None:
     session = open_session(http, tokens=40)
-    page = open_page(page_server)
+    page = open_page()
     expect(row(page, session)).to_be_visible()
     table = page.get_by_role("region", name="Table of sessions")
     assert table.evaluate("(table) => table.scrollWidth <= table.clientWidth")
@@ -103,9 +99,9 @@ def test_every_column_is_whole_in_a_window_of_1280_pixels(
     assert created.evaluate("(cell) => cell.scrollWidth <= cell.clientWidth")
 
 
-def test_a_row_parks_calls_back_and_closes(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+def test_a_row_parks_calls_back_and_closes(open_page: OpenPage, http: httpx.Client) -> None:
     session = open_session(http, tokens=40, name="worker")
-    page = open_page(page_server, refusals=True)
+    page = open_page(refusals=True)
     expect(row(page, session).get_by_role("button", name="Call back")).to_be_disabled()
     page.route("**/phase", lambda route: route.fulfill(status=503, json={"error": {"message": "the engine is away"}}))
     row(page, session).get_by_role("button", name="Park").click()
@@ -129,10 +125,10 @@ def test_a_row_parks_calls_back_and_closes(open_page: OpenPage, page_server: str
     assert http.get(f"/v1/sessions/{session}").status_code == 404
 
 
-def test_a_fork_is_told_from_its_origin(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+def test_a_fork_is_told_from_its_origin(open_page: OpenPage, http: httpx.Client) -> None:
     origin = open_session(http, tokens=20, name="shared")
     fork = http.post(f"/v1/sessions/{origin}/fork").raise_for_status().json()["id"]
-    page = open_page(page_server)
+    page = open_page()
     expect(row(page, fork).get_by_text("fork", exact=True)).to_be_visible()
     expect(row(page, fork).get_by_role("button", name=f"Close shared, fork {fork[-8:]}")).to_be_visible()
     expect(row(page, origin).get_by_text("fork", exact=True)).to_have_count(0)
