@@ -171,10 +171,7 @@ async def test_a_client_that_is_closed_sends_nothing(tmp_path: Path) -> None:
         blocking.health()
     with pytest.raises(client.InvalidRequest, match="closed"):
         blocking.sessions.import_from(tmp_path / "session")
-    with (
-        pytest.raises(client.InvalidRequest, match="closed"),
-        client.Session(transport, SESSION).stream(prompt="x"),
-    ):
+    with pytest.raises(client.InvalidRequest, match="closed"), client.Session(transport, SESSION).stream(prompt="x"):
         pytest.fail("a turn has begun")
     with pytest.raises(client.InvalidRequest, match="closed"):
         await asynchronous.health()

@@ -7,15 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent_tools import MODEL, ORDER, QUESTION, URL, Report, clock, tell, weather
-from agents import (
-    Agent,
-    ModelSettings,
-    OpenAIChatCompletionsModel,
-    RunConfig,
-    RunHooks,
-    Runner,
-    function_tool,
-)
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, RunHooks, Runner, function_tool
 from openai import AsyncOpenAI
 
 SETTINGS = ModelSettings(temperature=0, max_tokens=200)

@@ -24,8 +24,4 @@ model = OpenAIServerModel(MODEL, api_base=URL, api_key="none", temperature=0, ma
 agent = ToolCallingAgent(tools=[tool(weather), tool(clock)], model=model, step_callbacks=[choose_next], max_steps=3)
 final = agent.run(QUESTION)
 steps = [step for step in agent.memory.steps if isinstance(step, ActionStep)]
-tell(
-    final=final,
-    steps=[call.name for step in steps for call in step.tool_calls or ()],
-    requests=len(steps),
-)
+tell(final=final, steps=[call.name for step in steps for call in step.tool_calls or ()], requests=len(steps))
