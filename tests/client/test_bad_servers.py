@@ -154,12 +154,6 @@ def test_what_json_has_no_form_for_is_not_sent(options: TurnOptions, answer_with
             pytest.fail("a turn that cannot be sent has begun")
 
 
-async def test_what_json_has_no_form_for_is_not_sent_asyncio(answer_with: AnswerWith) -> None:
-    async with client.AsyncDjinn(answer_with(b"")) as djinn:
-        with pytest.raises(client.InvalidRequest):
-            await djinn.sessions.create(metadata={"name": "\ud800"})
-
-
 async def test_a_client_that_is_closed_sends_nothing(tmp_path: Path) -> None:
     (tmp_path / "session").touch()
     blocking, asynchronous = client.Djinn("http://127.0.0.1"), client.AsyncDjinn("http://127.0.0.1")

@@ -9,13 +9,7 @@ from starlette.types import Message
 
 from app.web.sse import KEEP_ALIVE, ClientDisconnected, EventStream, sse_event, unless_disconnected
 
-SCOPE = {
-    "type": "http",
-    "method": "POST",
-    "path": "/",
-    "headers": [],
-    "asgi": {"version": "3.0", "spec_version": "2.3"},
-}
+SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [], "asgi": {"spec_version": "2.3"}}
 
 
 class Connection:
@@ -54,33 +48,25 @@ class Events:
             self.closed = True
 
 
-@pytest.fixture
-def connection() -> Connection:
-    return Connection()
-
-
 def test_an_event_is_framed_as_the_standard_says() -> None:
     assert sse_event("token", b'{"text":"a\\nb"}') == b'event: token\ndata: {"text":"a\\nb"}\n\n'
 
 
-async def test_events_go_out_in_order_and_the_response_ends(connection: Connection) -> None:
-    events = Events(b"one", b"two")
+async def test_events_go_out_in_order_and_the_response_ends() -> None:
+    connection, events = Connection(), Events(b"one", b"two")
     await EventStream(events())(SCOPE, connection.receive, connection.send)
     assert connection.sent == [b"", b"one", b"two", b""]
     assert events.closed
 
 
-async def test_a_client_that_leaves_while_nothing_comes_closes_the_source(connection: Connection) -> None:
-    events = Events(b"one", then_wait=True)
-    running = asyncio.create_task(EventStream(events())(SCOPE, connection.receive, connection.send))
-    await asyncio.sleep(0.01)
-    connection.gone.set()
-    await asyncio.wait_for(running, 5)
-    assert events.closed
-
-
-async def test_a_client_that_leaves_while_it_does_not_read_closes_the_source() -> None:
-    connection, events = Connection(stuck_after=b"one"), Events(b"one", b"two", b"three")
+@pytest.mark.parametrize(
+    ("connection", "events"),
+    [
+        (Connection(), Events(b"one", then_wait=True)),  # nothing comes
+        (Connection(stuck_after=b"one"), Events(b"one", b"two", b"three")),  # it does not read
+    ],
+)
+async def test_a_client_that_leaves_closes_the_source(connection: Connection, events: Events) -> None:
     running = asyncio.create_task(EventStream(events())(SCOPE, connection.receive, connection.send))
     await asyncio.sleep(0.01)
     assert not running.done()
@@ -90,35 +76,29 @@ async def test_a_client_that_leaves_while_it_does_not_read_closes_the_source() -
     assert connection.sent[-1] == b"one"
 
 
-async def test_a_quiet_stream_is_kept_alive_by_comments(connection: Connection) -> None:
-    stream = EventStream(Events(then_wait=True)(), keep_alive_s=0.01)
-    running = asyncio.create_task(stream(SCOPE, connection.receive, connection.send))
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_a_quiet_stream_is_kept_alive_by_comments_but_not_behind_its_last_part(is_slow: bool) -> None:
+    connection, sending = Connection(stuck_after=b"one"), list[bytes]()
+
+    async def send(message: Message) -> None:
+        sending.append(message.get("body", b""))
+        await connection.send(message)
+
+    stream = EventStream(Events(b"one")() if is_slow else Events(then_wait=True)(), keep_alive_s=0.01)
+    running = asyncio.create_task(stream(SCOPE, connection.receive, send))
     await asyncio.sleep(0.1)
-    assert connection.sent.count(KEEP_ALIVE) >= 3
+    if is_slow:
+        assert sending == [b"", b"one", b""]
+    else:
+        assert sending.count(KEEP_ALIVE) >= 3
     connection.gone.set()
     await asyncio.wait_for(running, 5)
     assert KEEP_ALIVE.startswith(b":")
     assert KEEP_ALIVE.endswith(b"\n\n")
 
 
-async def test_no_comment_follows_the_last_part_while_a_slow_client_takes_it() -> None:
-    connection = Connection(stuck_after=b"one")
-    sending: list[bytes] = []
-
-    async def send(message: Message) -> None:
-        sending.append(message.get("body", b""))
-        await connection.send(message)
-
-    stream = EventStream(Events(b"one")(), keep_alive_s=0.01)
-    running = asyncio.create_task(stream(SCOPE, connection.receive, send))
-    await asyncio.sleep(0.1)
-    assert sending == [b"", b"one", b""]
-    connection.gone.set()
-    await asyncio.wait_for(running, 5)
-
-
-async def test_work_is_cancelled_when_its_client_leaves(connection: Connection) -> None:
-    ended = asyncio.Event()
+async def test_work_is_cancelled_when_its_client_leaves() -> None:
+    connection, ended = Connection(), asyncio.Event()
 
     async def work() -> None:
         try:
@@ -132,14 +112,13 @@ async def test_work_is_cancelled_when_its_client_leaves(connection: Connection) 
     assert ended.is_set()
 
 
-async def test_work_that_ends_gives_its_result_or_its_error(connection: Connection) -> None:
-    async def give() -> int:
+async def test_work_that_ends_gives_its_result_or_its_error() -> None:
+    async def work(error: Exception | None) -> int:
+        if error is not None:
+            raise error
         return 7
 
-    async def fail() -> int:
-        raise KeyError("missing")
-
-    request = Request(SCOPE, connection.receive)
-    assert await unless_disconnected(request, give()) == 7
+    request = Request(SCOPE, Connection().receive)
+    assert await unless_disconnected(request, work(None)) == 7
     with pytest.raises(KeyError, match="missing"):
-        await unless_disconnected(request, fail())
+        await unless_disconnected(request, work(KeyError("missing")))

@@ -107,23 +107,6 @@ def test_a_message_over_the_limit_ends_the_connection(server: Edge, fragments: i
     assert closing_code(read_to_end(connection)) == 1009
 
 
-async def test_who_does_not_wait_for_the_handshake_is_closed() -> None:
-    async def slow(scope: object, receive: Any, send: object) -> None:
-        assert (await receive())["type"] == "websocket.connect"
-        assert (await receive())["type"] == "websocket.disconnect"
-
-    config = uvicorn.Config(slow, log_config=None)
-    protocol = WebSocketProtocol(config=config, server_state=uvicorn.server.ServerState(), app_state={})
-    transport = Mock(spec=asyncio.Transport, **{"is_closing.return_value": False})
-    protocol.connection_made(transport)
-    protocol.data_received(HANDSHAKE)
-    transport.close.assert_not_called()
-    protocol.data_received(b"not a frame")
-    transport.close.assert_called_once()
-    protocol.connection_lost(None)
-    await asyncio.gather(*protocol.tasks)
-
-
 def test_messages_that_never_end_leave_room_for_those_of_others() -> None:
     half = frame(Opcode.TEXT, b" " * (LIMIT - 100), fin=False)
     with serving(max_request_bytes=LIMIT, max_bodies_bytes=3 * LIMIT) as server:
@@ -151,32 +134,49 @@ def test_a_handshake_that_is_wrong_is_answered_and_is_no_error(
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+def protocol_of(app: Any) -> tuple[WebSocketProtocol, Mock]:
+    """A connection that has sent its handshake to an application, and its transport."""
+    config = uvicorn.Config(app, log_config=None)
+    protocol = WebSocketProtocol(config=config, server_state=uvicorn.server.ServerState(), app_state={})
+    transport = Mock(spec=asyncio.Transport, **{"is_closing.return_value": False})
+    protocol.connection_made(transport)
+    protocol.data_received(HANDSHAKE)
+    return protocol, transport
+
+
+async def test_who_does_not_wait_for_the_handshake_is_closed() -> None:
+    async def slow(scope: object, receive: Any, send: object) -> None:
+        assert (await receive())["type"] == "websocket.connect"
+        assert (await receive())["type"] == "websocket.disconnect"
+
+    protocol, transport = protocol_of(slow)
+    transport.close.assert_not_called()
+    protocol.data_received(b"not a frame")
+    transport.close.assert_called_once()
+    protocol.connection_lost(None)
+    await asyncio.gather(*protocol.tasks)
+
+
 async def test_a_message_that_comes_counts_while_the_application_has_one() -> None:
-    shares: list[Share] = []
-    turn = asyncio.Event()
+    share, turn = Share(BodyBudget(1 << 30), "somebody"), asyncio.Event()
 
     async def busy(scope: Any, receive: Any, send: Any) -> None:
-        scope["state"]["share"] = share = Share(budget, "somebody")
-        shares.append(share)
+        scope["state"]["share"] = share
         await receive()
         await send({"type": "websocket.accept"})
         await receive()
         await turn.wait()
         await receive()
 
-    budget = BodyBudget(1 << 30)
-    config = uvicorn.Config(busy, log_config=None)
-    protocol = WebSocketProtocol(config=config, server_state=uvicorn.server.ServerState(), app_state={})
-    protocol.connection_made(Mock(spec=asyncio.Transport, **{"is_closing.return_value": False}))
-    protocol.data_received(HANDSHAKE)
+    protocol, _ = protocol_of(busy)
     await asyncio.sleep(0.01)
     protocol.data_received(frame(Opcode.TEXT, bytes(1000)))
     await asyncio.sleep(0.01)
     protocol.data_received(frame(Opcode.TEXT, bytes(5000), fin=False) + frame(Opcode.CONT, bytes(3000))[:2000])
-    assert 1000 + 5000 + 1900 < shares[0].held < 1000 + 5000 + 2100
+    assert 1000 + 5000 + 1900 < share.held < 1000 + 5000 + 2100
     turn.set()
     await asyncio.sleep(0.01)
-    assert 5000 + 1900 < shares[0].held < 5000 + 2100  # the application is done with the first
+    assert 5000 + 1900 < share.held < 5000 + 2100  # the application is done with the first
     protocol.connection_lost(None)
 
 
@@ -186,11 +186,7 @@ async def test_a_server_ends_while_a_client_that_has_closed_reads_nothing() -> N
         await send({"type": "websocket.accept"})
         await receive()
 
-    config = uvicorn.Config(accepting, log_config=None)
-    protocol = WebSocketProtocol(config=config, server_state=uvicorn.server.ServerState(), app_state={})
-    transport = Mock(spec=asyncio.Transport, **{"is_closing.return_value": False})
-    protocol.connection_made(transport)
-    protocol.data_received(HANDSHAKE)
+    protocol, transport = protocol_of(accepting)
     await asyncio.sleep(0.01)
     protocol.data_received(frame(Opcode.CLOSE, struct.pack("!H", 1000)))
     await asyncio.sleep(0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,80 +18,57 @@ PART: Message = {"type": "http.response.body", "body": b"part", "more_body": Tru
 END: Message = {"type": "http.response.body", "body": b"end"}
 
 
-class Client:
-    """Asks for something, and loses the lease after some messages of the answer."""
-
-    def __init__(self, folder: Path) -> None:
-        self.sent: list[Message] = []
-        self.cuts = 0
-        self.journal = Journal(folder, 3600)
-
-    def lose(self) -> None:
-        assert self.journal.lease is not None
-        self.journal.lease._tenure.lose()
-
-    async def ask(self, messages: list[Message], *, lost_after: int | None, **scope: Any) -> None:
-        def cut() -> None:
-            self.cuts += 1
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            for number, message in enumerate(messages):
-                if number == lost_after:
-                    self.lose()
-                await send(message)
-
-        async def send(message: Message) -> None:
-            self.sent.append(message)
-
-        async def receive() -> Message:
-            raise AssertionError
-
-        assert self.journal.lease is not None
-        whole = {"type": "http", "path": "/v1/sessions/ses_1", "method": "GET", "state": {"cut": cut}, **scope}
-        await LeaseGate(app, self.journal.lease)(whole, receive, send)
-        self.journal.close()
-
-    @property
-    def refusal(self) -> tuple[int, str]:
-        start, body = self.sent
-        return start["status"], json.loads(body["body"])["error"]["code"]
-
-
 @pytest.fixture
-def client(tmp_path: Path) -> Client:
-    return Client(tmp_path)
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = Journal(tmp_path, 3600)
+    yield journal
+    journal.close()
 
 
-async def test_all_of_it_leaves_while_the_lease_is_held(client: Client) -> None:
-    await client.ask([START, PART, END], lost_after=None)
-    assert client.sent == [START, PART, END]
+async def answer(journal: Journal, messages: list[Message], lost_after: int | None, **scope: Any) -> tuple[Any, int]:
+    """What is sent of these messages where the lease is lost after some of them, and how often a stream was cut."""
+    lease: Any = journal.lease
+    sent, cuts = list[Message](), list[None]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for number, message in enumerate(messages):
+            if number == lost_after:
+                lease._tenure.lose()
+            await send(message)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    if lost_after == -1:
+        lease._tenure.lose()
+    state = {"cut": lambda: cuts.append(None)}
+    whole = {"type": "http", "path": "/v1/sessions/ses_1", "method": "GET", "state": state, **scope}
+    await LeaseGate(app, lease)(whole, receive, send)
+    return sent, len(cuts)
 
 
-async def test_an_answer_that_comes_too_late_becomes_an_error(client: Client) -> None:
-    await client.ask([START, PART, END], lost_after=0)
-    assert client.refusal == (503, "fenced")
-    assert client.cuts == 0
+@pytest.mark.parametrize(("lost_after", "path"), [(None, "/v1/sessions"), (0, "/health")])
+async def test_all_of_it_leaves_while_the_lease_is_held_or_of_the_server_itself(
+    journal: Journal, lost_after: int | None, path: str
+) -> None:
+    assert await answer(journal, [START, PART, END], lost_after, path=path) == ([START, PART, END], 0)
+
+
+@pytest.mark.parametrize("lost_after", [-1, 0])
+async def test_an_answer_that_comes_too_late_becomes_an_error(journal: Journal, lost_after: int) -> None:
+    (start, body), cuts = await answer(journal, [START, PART, END], lost_after)
+    assert (start["status"], json.loads(body["body"])["error"]["code"], cuts) == (503, "fenced", 0)
 
 
 @pytest.mark.parametrize("lost_after", [1, 2])
-async def test_a_stream_is_cut_off(client: Client, lost_after: int) -> None:
-    await client.ask([START, PART, END], lost_after=lost_after)
-    assert client.sent == [START, PART, END][:lost_after]
-    assert client.cuts == 1
+async def test_a_stream_is_cut_off(journal: Journal, lost_after: int) -> None:
+    assert await answer(journal, [START, PART, END], lost_after) == ([START, PART, END][:lost_after], 1)
 
 
-async def test_nothing_is_asked_of_a_server_without_the_lease(client: Client) -> None:
-    client.lose()
-    await client.ask([START, END], lost_after=None)
-    assert client.refusal == (503, "fenced")
-
-
-async def test_what_is_about_the_server_itself_is_answered(client: Client) -> None:
-    await client.ask([START, END], lost_after=0, path="/health")
-    assert client.sent == [START, END]
-
-
-async def test_a_websocket_is_closed(client: Client) -> None:
+async def test_a_websocket_is_closed(journal: Journal) -> None:
     word: Message = {"type": "websocket.send", "text": "word"}
-    await client.ask([word, word, word], lost_after=1, type="websocket")
-    assert client.sent == [word, {"type": "websocket.close", "code": 1013, "reason": "fenced"}]
+    sent, _ = await answer(journal, [word, word, word], 1, type="websocket")
+    assert sent == [word, {"type": "websocket.close", "code": 1013, "reason": "fenced"}]
