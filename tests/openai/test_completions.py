@@ -38,18 +38,11 @@ def test_token_ids_come_with_the_text_when_asked_for(sdk: Any, reference: Refere
     assert "token_ids" not in (plain.choices[0].model_extra or {})
 
 
-def test_sixteen_tokens_are_the_default(sdk: Any) -> None:
-    answer = sdk.completions.create(model=MODEL, prompt=PROMPT, extra_body={"ignore_eos": True})
-    assert answer.usage.completion_tokens == 16
-
-
-def test_token_ids_are_a_prompt_as_they_are(sdk: Any, reference: Reference) -> None:
-    token_ids = reference.encode(PROMPT)
-    by_text, by_ids = (
-        sdk.completions.create(model=MODEL, prompt=prompt, temperature=0) for prompt in (PROMPT, token_ids)
-    )
+def test_token_ids_are_a_prompt_as_they_are_and_sixteen_tokens_the_default(sdk: Any, reference: Reference) -> None:
+    token_ids, asked = reference.encode(PROMPT), {"model": MODEL, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    by_text, by_ids = (sdk.completions.create(**asked, prompt=prompt) for prompt in (PROMPT, token_ids))
     assert by_text.choices[0].text == by_ids.choices[0].text
-    assert by_ids.usage.prompt_tokens == len(token_ids)
+    assert (by_ids.usage.prompt_tokens, by_ids.usage.completion_tokens) == (len(token_ids), 16)
 
 
 @pytest.mark.parametrize("as_token_ids", [False, True])
@@ -159,21 +152,18 @@ def test_a_second_call_finds_the_prompt_in_the_cache(sdk: Any) -> None:
 def test_a_stop_token_ends_the_text_unless_it_comes_too_early(sdk: Any) -> None:
     asked: Any = {"model": MODEL, "prompt": PROMPT, "logit_bias": {"90": 100}, "max_tokens": 9}
     assert sdk.completions.create(**asked).choices[0].text == "Z" * 9
-    stopped = sdk.completions.create(**asked, extra_body={"stop_token_ids": [90]})
-    assert stopped.choices[0].finish_reason == "stop"
-    assert stopped.usage.completion_tokens == 1
-    later = sdk.completions.create(**asked, extra_body={"stop_token_ids": [90], "min_tokens": 4})
-    assert later.usage.completion_tokens == 4
+    for least, count in ((0, 1), (4, 4)):
+        answer = sdk.completions.create(**asked, extra_body={"stop_token_ids": [90], "min_tokens": least})
+        assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("stop", count)
 
 
 def test_the_end_token_ends_the_text_unless_ignored(sdk: Any, reference: Reference) -> None:
-    end = reference.tokenizer.eos_token_id
-    asked: Any = {"model": MODEL, "prompt": PROMPT, "logit_bias": {str(end): 100}, "max_tokens": 5}
-    ended = sdk.completions.create(**asked)
-    assert (ended.choices[0].text, ended.choices[0].finish_reason) == ("", "stop")
-    ignored = sdk.completions.create(**asked, extra_body={"ignore_eos": True})
-    assert ignored.choices[0].finish_reason == "length"
-    assert ignored.usage.completion_tokens == 5
+    bias = {str(reference.tokenizer.eos_token_id): 100}
+    for ignored, reason, count in ((False, "stop", 1), (True, "length", 5)):
+        asked: Any = {"model": MODEL, "prompt": PROMPT, "logit_bias": bias, "max_tokens": 5}
+        answer = sdk.completions.create(**asked, extra_body={"ignore_eos": ignored})
+        assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == (reason, count)
+        assert answer.choices[0].text == "" or ignored
 
 
 @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"min_p": 1.0}])

@@ -40,6 +40,7 @@ def test_an_unknown_field_is_named_on_every_route(http: httpx.Client, path: str)
     ("fields", "ignored"),
     [
         ({"store": True}, "store"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),  # without tools
         ({"service_tier": "flex"}, "service_tier"),
         ({"reasoning_effort": "low", "verbosity": "high"}, "reasoning_effort, verbosity"),
         ({"prompt_cache_key": "k", "safety_identifier": "s"}, "prompt_cache_key, safety_identifier"),
@@ -71,7 +72,7 @@ def test_options_of_a_stream_without_effect_are_named(http: httpx.Client, option
 @pytest.mark.parametrize(
     "nothing",
     [
-        {"store": False, "metadata": None, "unheard_of": None},
+        {"store": False, "metadata": None, "unheard_of": None, "parallel_tool_calls": True},
         {"service_tier": "auto", "verbosity": "medium", "reasoning_effort": None},
         {"modalities": ["text"], "audio": None, "functions": [], "function_call": "none", "prediction": None},
         {"cache_prompt": True, "id_slot": -1, "use_beam_search": False, "suffix": "", "best_of": 1},

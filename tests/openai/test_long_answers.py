@@ -59,9 +59,8 @@ async def test_a_whole_answer_has_each_list_in_one_piece() -> None:
     answer = orjson.loads(await whole_json({"id": "a"}, [whole_choice(0, entries, token_ids=False)], usage=None))
     [choice] = answer["choices"]
     logprobs = choice["logprobs"]
-    assert {name: len(each) for name, each in logprobs.items()} == dict.fromkeys(
-        ("tokens", "token_logprobs", "top_logprobs", "text_offset"), TOKENS + 1
-    )
+    assert logprobs.keys() == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
+    assert {len(each) for each in logprobs.values()} == {TOKENS + 1}
     assert choice["text"] == "w1 " * TOKENS + "w3 "
     assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
     assert logprobs["top_logprobs"][-1] == {f"w{token_id} ": logprob for token_id, logprob in TOP}

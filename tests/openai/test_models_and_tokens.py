@@ -8,10 +8,12 @@ import httpx
 import pytest
 
 from app.openai.tokenization import tokenized_limit
+from tests.errors import assert_error
 from tests.openai.conftest import MODEL
 from tests.openai.reference import Reference
 
 CHAT = [{"role": "user", "content": "Hi"}]
+OPENED = {"add_generation_prompt": True}
 
 
 def test_the_served_model_is_listed(sdk: Any) -> None:
@@ -45,14 +47,10 @@ def test_a_chat_is_tokenized_with_the_models_template(http: httpx.Client, refere
     [
         ("/tokenize", {}, None),
         ("/tokenize", {"prompt": "x", "messages": CHAT}, "messages"),
-        ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/tokenize", {"prompt": "x"} | OPENED, "add_generation_prompt"),
         ("/tokenize", {"prompt": "x", "continue_final_message": False}, "continue_final_message"),
         ("/tokenize", {"messages": CHAT, "add_special_tokens": True}, "add_special_tokens"),
-        (
-            "/tokenize",
-            {"messages": CHAT, "add_generation_prompt": True, "continue_final_message": True},
-            "continue_final_message",
-        ),
+        ("/tokenize", {"messages": CHAT, "continue_final_message": True} | OPENED, "continue_final_message"),
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/detokenize", {"tokens": [512]}, "tokens"),
         ("/detokenize", {"tokens": "x"}, "tokens"),
@@ -67,12 +65,9 @@ def test_what_cannot_be_tokenized_is_refused(http: httpx.Client, path: str, body
 
 @pytest.mark.parametrize("field", ["prompt", "messages"])
 def test_a_text_that_would_take_seconds_to_tokenize_is_refused(http: httpx.Client, field: str) -> None:
-    text = "a " * (1 << 19)
-    body: Any = {"prompt": text + "a"} if field == "prompt" else {"messages": [{"role": "user", "content": text}]}
-    answer = http.post("/tokenize", json=body)
-    assert answer.status_code == 400
-    assert "at most 1048576 are tokenized" in answer.json()["error"]["message"]
-    assert answer.json()["error"]["param"] == field
+    text = "a " * (1 << 19) + "a"
+    answer = http.post("/tokenize", json={field: text if field == "prompt" else [{"role": "user", "content": text}]})
+    assert "at most 1048576 are tokenized" in assert_error(answer, 400, "context_length_exceeded", param=field)
 
 
 def test_a_text_that_fills_a_long_context_can_be_counted() -> None:
