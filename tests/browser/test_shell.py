@@ -95,19 +95,11 @@ def test_a_server_that_falls_silent_is_asked_again(open_page: OpenPage, http: ht
     expect(status(page)).to_have_text("Live")
 
 
-def test_two_tabs_show_the_same(open_page: OpenPage, http: httpx.Client) -> None:
-    session = open_session(http, tokens=20, name="shared")
-    one, other = (open_page() for _ in range(2))
-    one.get_by_role("button", name="Park shared").click()
-    expect(other.locator(f'tr[data-id="{session}"]')).to_contain_text("io_wait")
-    other.get_by_role("button", name="Close shared").click()
-    other.get_by_role("button", name="Close the session").click()
-    expect(one.locator(f'tr[data-id="{session}"]')).to_have_count(0)
-
-
 def test_a_question_does_not_follow_to_another_screen(open_page: OpenPage, http: httpx.Client) -> None:
-    session = open_session(http, name="kept")
-    page = open_page()
+    session = open_session(http, tokens=20, name="kept")
+    page, other = open_page(), open_page()
+    other.get_by_role("button", name="Park kept").click()
+    expect(page.locator(f'tr[data-id="{session}"]')).to_contain_text("io_wait")  # as in the other tab
     page.get_by_role("link", name=session[-8:]).click()
     page.get_by_role("button", name="Close", exact=True).click()
     expect(page.get_by_role("dialog", name="Close session kept?")).to_be_visible()

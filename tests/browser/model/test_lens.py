@@ -10,7 +10,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import APIResponse, Route, expect
 
-from tests.browser.conftest import OpenPage
 from tests.browser.filling import eventually
 from tests.browser.model.inside import Inside
 
@@ -90,14 +89,6 @@ def test_the_server_computes_nothing_for_a_screen_that_is_left(inside: Inside) -
     inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
     expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()
     assert not [url for url in asked if "/lens" in url]
-
-
-def test_two_tabs_show_the_same_map(inside: Inside, open_page: OpenPage) -> None:
-    second = open_page(inside.page.url, refusals=True)
-    inside.pause_at(2)
-    for layer in range(3):
-        expect(inside.cell(layer, 7)).not_to_be_empty()
-        expect(second.locator(f"#cell-{layer}-7")).to_have_text(str(inside.cell(layer, 7).text_content()))
 
 
 def test_a_cell_tells_its_tokens_and_the_path_of_one(inside: Inside) -> None:

@@ -152,21 +152,18 @@ def test_captures_of_a_program_stay(inside: Inside) -> None:
 
 
 def test_the_watch_of_a_pause_ends_with_its_turn_and_one_that_was_asked_for_outlives_it(inside: Inside) -> None:
-    inside.pause_at(1)
-    assert len(inside.breakpoints("capture")) == 1
-    inside.button("To the end").click()
-    inside.expect_idle()
     watch = inside.page.get_by_label("Watch all layers")
-    expect(watch).not_to_be_checked()
-    assert not inside.breakpoints("capture")
-    watch.check()
-    eventually(lambda: len(inside.breakpoints("capture")), 1)
-    inside.pause_at(1)
-    inside.button("To the end").click()
-    inside.expect_idle()
-    expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")
-    expect(watch).to_be_checked()
-    assert len(inside.breakpoints("capture")) == 1
+    for asked_for in (False, True):
+        if asked_for:
+            watch.check()
+            eventually(lambda: len(inside.breakpoints("capture")), 1)
+        inside.pause_at(1)
+        assert len(inside.breakpoints("capture")) == 1
+        inside.button("To the end").click()
+        inside.expect_idle()
+        expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")
+        expect(watch).to_be_checked(checked=asked_for)
+        assert len(inside.breakpoints("capture")) == asked_for
 
 
 def test_what_others_have_just_removed_or_armed_is_no_obstacle(http: httpx.Client, open_page: OpenPage) -> None:
@@ -202,17 +199,6 @@ def test_another_tab_shows_what_one_has_armed_and_removed(inside: Inside, open_p
     own.click()
     expect(rung).to_have_attribute("aria-pressed", "true")
     assert len(inside.breakpoints("pause")) == 1
-
-
-def test_a_return_to_the_screen_shows_what_is_armed_now(inside: Inside) -> None:
-    inside.arm(1)
-    inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
-    expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()
-    inside.call("DELETE", f"{inside.path}/breakpoints")
-    inside.post(f"{inside.path}/breakpoints", {"layer": 2, "action": "pause"})
-    inside.page.go_back()
-    expect(inside.rung(2)).to_have_attribute("aria-pressed", "true")
-    expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")
 
 
 def test_a_double_click_starts_one_turn(inside: Inside) -> None:

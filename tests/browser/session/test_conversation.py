@@ -56,19 +56,6 @@ def test_the_keyboard_walks_and_rewinds(on: OnSession) -> None:
     assert on.history()["token_ids"] == before[:2]
 
 
-def test_a_click_chooses_and_a_busy_session_is_not_rewound(on: OnSession) -> None:
-    on.post("breakpoints", layer=1, action="pause", when={"pass": "decode"})
-    on.generate()
-    page = on.open()
-    page.locator(".token").nth(3).click()
-    button = page.get_by_role("button", name="Rewind to here")
-    expect(button).to_be_disabled()
-    expect(button).to_have_attribute("title", "The session is paused: only an idle one can be rewound")
-    page.get_by_role("button", name="Cancel the turn").click()
-    on.wait_until(state="idle", checkpoint=None)
-    expect(button).to_be_enabled()
-
-
 def test_what_another_client_does_is_seen(on: OnSession) -> None:
     page = on.open()
     expect(page.get_by_text("Nothing yet")).to_be_visible()

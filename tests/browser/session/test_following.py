@@ -36,24 +36,6 @@ def test_a_hidden_tab_holds_no_connection_and_misses_nothing(open_page: OpenPage
     expect(page.locator(f'tr[data-id="{session}"]')).to_have_count(0)
 
 
-def test_what_happened_while_hidden_stands_at_its_own_time(on: OnSession) -> None:
-    page = on.open()
-    timeline = panel(page, "Timeline")
-    timeline.get_by_text("As a table").click()
-    expect(timeline.get_by_role("table")).to_contain_text("First seen")
-    page.evaluate(SEE, "hidden")
-    on.post("phase", phase="io_wait")
-    time.sleep(1.1)  # the table tells seconds
-    on.post("phase", phase="ready")
-    page.evaluate(SEE, "visible")
-    clocks = [
-        timeline.get_by_role("row").filter(has_text=f"Phase {phase}").get_by_role("cell").first
-        for phase in ("io_wait", "ready")
-    ]
-    expect(clocks[1]).to_be_visible()
-    assert clocks[0].text_content() != clocks[1].text_content()
-
-
 def test_a_turn_whose_end_was_missed_is_over(on_roomy: OnSession) -> None:
     page = on_roomy.open()
     lane = panel(page, "Timeline").locator(".lane", has_text="Turns").locator(".span")

@@ -34,8 +34,8 @@ def test_a_prompt_is_sent_and_the_next_turn_goes_on_from_it(on: OnSession) -> No
     assert on.history()["token_ids"][:13] == before
 
 
-def test_tokens_appear_while_the_turn_runs(on_roomy: OnSession) -> None:
-    page = on_roomy.open()
+def test_tokens_appear_while_the_turn_runs_and_a_session_that_is_closed_is_gone(on_roomy: OnSession) -> None:
+    page = on_roomy.open(refusals=True)
     write(page, "Hello", **{"Most tokens": str(LONG)})
     ignore_the_end(page)
     page.get_by_label("Text").press("Control+Enter")
@@ -49,6 +49,11 @@ def test_tokens_appear_while_the_turn_runs(on_roomy: OnSession) -> None:
     expect(fork).to_be_enabled()
     expect(page.locator(".token")).to_have_count(view["tokens"])
     assert view["tokens"] < LONG
+    write(page, " and", **{"Most tokens": str(LONG)})
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("button", name="Cancel the turn")).to_be_visible()
+    on_roomy.api.delete(f"/v1/sessions/{on_roomy.id}").raise_for_status()
+    expect(page.get_by_role("heading", name="There is no such session")).to_be_visible()
 
 
 def test_a_chat_message_has_a_role_and_other_fields_go_as_they_are(on: OnSession) -> None:
@@ -116,6 +121,9 @@ def test_a_paused_turn_says_so_and_is_resumed(on: OnSession) -> None:
     expect(page.get_by_role("button", name="Send")).to_be_disabled()
     page.get_by_role("button", name="Resume to the next breakpoint").click()
     expect(banner).to_contain_text("at position 7")
+    page.locator(".token").nth(3).click()
+    rewind = page.get_by_role("button", name="Rewind to here")
+    expect(rewind).to_have_attribute("title", "The session is paused: only an idle one can be rewound")
     expect(page.locator(".token.generated")).to_have_count(2)
     assert on.view()["checkpoint"]["first"] == 7
     banner.get_by_role("link").click()
@@ -127,13 +135,3 @@ def test_a_paused_turn_says_so_and_is_resumed(on: OnSession) -> None:
     on.wait_until(state="idle", tokens=11)
     expect(banner).to_be_hidden()
     expect(page.locator(".token")).to_have_count(11)
-
-
-def test_a_session_that_is_closed_during_a_turn_is_gone(on_roomy: OnSession) -> None:
-    page = on_roomy.open(refusals=True)
-    write(page, "Hello", **{"Most tokens": str(LONG)})
-    ignore_the_end(page)
-    page.get_by_role("button", name="Send").click()
-    expect(page.locator(".token.generated").nth(5)).to_be_visible()
-    on_roomy.api.delete(f"/v1/sessions/{on_roomy.id}").raise_for_status()
-    expect(page.get_by_role("heading", name="There is no such session")).to_be_visible()

@@ -34,37 +34,31 @@ def test_a_session_moves_between_the_lanes_with_its_kv(open_page: OpenPage, http
     assert lane["y"] < drawn["y"] < lane["y"] + lane["height"]
 
 
-def test_arrow_keys_go_from_cell_to_cell_and_enter_opens(open_page: OpenPage, http: httpx.Client) -> None:
-    on_device, on_host = (open_session(http, tokens=40, name=name) for name in ("above", "below"))
-    signal(http, on_host, "io_wait")
+def test_arrow_keys_go_from_cell_to_cell_whose_tooltips_tell_what_they_hold(
+    open_page: OpenPage, http: httpx.Client
+) -> None:
+    on_device, on_host = (open_session(http, tokens=40, name=name, team="blue") for name in ("above", "below"))
+    parked = {"phase": "io_wait", "resume_in_ms": 3_600_000}
+    http.post(f"/v1/sessions/{on_host}/phase", json=parked).raise_for_status()
     page = open_page()
     expect(cells(page, on_host)).to_have_attribute("data-tier", "host")
     page.get_by_role("group", name="Board of sessions by tier").focus()
     page.keyboard.press("ArrowDown")
     expect(cells(page, on_device)).to_be_focused()
-    expect(page.get_by_role("tooltip")).to_contain_text(on_device)
+    tip = page.get_by_role("tooltip")
+    for text in (on_device, "name: above, team: blue", "40 tokens", "48 KiB on the device", "phase compute", "prefill"):
+        expect(tip).to_contain_text(text)
     page.keyboard.press("ArrowDown")
     expect(cells(page, on_host)).to_be_focused()
+    expect(tip).to_contain_text(re.compile("Returns *in (59 min|1 h)"))
     page.keyboard.press("ArrowUp")
+    cells(page, on_host).hover()
+    expect(tip).to_contain_text(on_host)
+    page.get_by_role("heading", name="Sessions").hover()
     expect(cells(page, on_device)).to_be_focused()
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(f"#/sessions/{on_device}$"))
     page.goto("about:blank")  # before the session is closed
-
-
-def test_the_tooltip_tells_what_a_session_holds(open_page: OpenPage, http: httpx.Client) -> None:
-    session = open_session(http, tokens=40, name="told", team="blue")
-    page = open_page()
-    cells(page, session).hover()
-    tip = page.get_by_role("tooltip")
-    for text in (session, "name: told, team: blue", "40 tokens", "48 KiB on the device", "phase compute", "prefill"):
-        expect(tip).to_contain_text(text)
-    http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait", "resume_in_ms": 3_600_000}).raise_for_status()
-    expect(cells(page, session)).to_have_attribute("data-tier", "host")
-    cells(page, session).hover()
-    expect(tip).to_contain_text(re.compile("Returns *in (59 min|1 h)"))
-    page.get_by_role("heading", name="Sessions").hover()
-    expect(tip).to_have_count(0)
 
 
 def test_cells_are_as_large_as_their_bytes(open_page: OpenPage, http: httpx.Client) -> None:

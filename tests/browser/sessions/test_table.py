@@ -53,36 +53,18 @@ def test_filters_by_text_and_by_what_sessions_do(open_page: OpenPage, http: http
     expect(rows(page)).to_have_count(3)
 
 
-def test_a_click_on_a_row_opens_its_session_but_not_one_on_its_buttons(open_page: OpenPage, http: httpx.Client) -> None:
-    session = open_session(http, tokens=20, name="ada")
+def test_one_click_shows_who_holds_the_most_and_no_copy_counts(open_page: OpenPage, http: httpx.Client) -> None:
+    sessions = [open_session(http, tokens=tokens) for tokens in (200, 20, 160)]
+    http.get(f"/v1/sessions/{sessions[2]}/export").raise_for_status()
+    wait_until(http, sessions[2], lambda view: view["kv"]["device_bytes"] == view["kv"]["host_bytes"] > 0)
     page = open_page()
-    row(page, session).get_by_role("button", name="Park ada").click()
-    wait_until(http, session, lambda view: view["phase"] == "io_wait")
-    expect(rows(page)).to_have_count(1)
-    row(page, session).locator(".tag").click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text(session[-8:])
-
-
-def test_one_click_shows_who_holds_the_most(open_page: OpenPage, http: httpx.Client) -> None:
-    by_size = [open_session(http, tokens=tokens) for tokens in (200, 20, 80)]
-    page = open_page()
-    expect(rows(page).first).to_have_attribute("data-id", by_size[2])  # the newest
+    expect(rows(page).first).to_have_attribute("data-id", sessions[2])  # the newest
     page.get_by_role("button", name="Biggest first").click()
-    expect(rows(page).first).to_have_attribute("data-id", by_size[0])
+    expect(rows(page).first).to_have_attribute("data-id", sessions[0])
     expect(rows(page).first).to_contain_text("208 KiB")
-    page.get_by_role("button", name="Tokens", exact=True).click()
-    page.get_by_role("button", name="Tokens", exact=True).click()
-    expect(rows(page).first).to_have_attribute("data-id", by_size[1])
-
-
-def test_a_copy_makes_no_session_the_biggest(open_page: OpenPage, http: httpx.Client) -> None:
-    large, exported = (open_session(http, tokens=tokens) for tokens in (200, 160))
-    http.get(f"/v1/sessions/{exported}/export").raise_for_status()
-    wait_until(http, exported, lambda view: view["kv"]["device_bytes"] == view["kv"]["host_bytes"] > 0)
-    page = open_page()
-    expect(rows(page)).to_have_count(2)
-    page.get_by_role("button", name="Biggest first").click()
-    expect(rows(page).first).to_have_attribute("data-id", large)
+    for _ in range(2):
+        page.get_by_role("button", name="Tokens", exact=True).click()
+    expect(rows(page).first).to_have_attribute("data-id", sessions[1])
     expect(page.get_by_role("group", name="Board").locator("..")).to_contain_text("once in a lane's figures")
 
 
@@ -113,22 +95,20 @@ def test_a_row_parks_calls_back_and_closes(open_page: OpenPage, http: httpx.Clie
     expect(row(page, session).get_by_role("button", name="Park")).to_be_disabled()
     row(page, session).get_by_role("button", name="Call back").click()
     wait_until(http, session, lambda view: view["phase"] == "ready" and view["kv"]["tier"] == "device")
-    row(page, session).get_by_role("button", name="Close worker").click()
+    row(page, session).locator(".tag").click()  # only a click beside the buttons opens the session
+    expect(page.get_by_role("heading", level=1)).to_contain_text(session[-8:])
+    page.go_back()
+    fork = http.post(f"/v1/sessions/{session}/fork").raise_for_status().json()["id"]
+    expect(row(page, fork).get_by_text("fork", exact=True)).to_be_visible()
+    expect(row(page, fork).get_by_role("button", name=f"Close worker, fork {fork[-8:]}")).to_be_visible()
+    expect(row(page, session).get_by_text("fork", exact=True)).to_have_count(0)
+    row(page, session).get_by_role("button", name="Close worker", exact=True).click()
     asks = page.get_by_role("dialog", name="Close session worker?")
     expect(asks).to_contain_text("40 tokens")
     asks.get_by_role("button", name="Leave it").click()
     expect(asks).to_be_hidden()
     assert http.get(f"/v1/sessions/{session}").status_code == 200
-    row(page, session).get_by_role("button", name="Close worker").click()
+    row(page, session).get_by_role("button", name="Close worker", exact=True).click()
     asks.get_by_role("button", name="Close the session").click()
     expect(row(page, session)).to_have_count(0)
     assert http.get(f"/v1/sessions/{session}").status_code == 404
-
-
-def test_a_fork_is_told_from_its_origin(open_page: OpenPage, http: httpx.Client) -> None:
-    origin = open_session(http, tokens=20, name="shared")
-    fork = http.post(f"/v1/sessions/{origin}/fork").raise_for_status().json()["id"]
-    page = open_page()
-    expect(row(page, fork).get_by_text("fork", exact=True)).to_be_visible()
-    expect(row(page, fork).get_by_role("button", name=f"Close shared, fork {fork[-8:]}")).to_be_visible()
-    expect(row(page, origin).get_by_text("fork", exact=True)).to_have_count(0)

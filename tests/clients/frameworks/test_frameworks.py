@@ -2,16 +2,75 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.clients.frameworks.conftest import Served
-from tests.clients.frameworks.environment import run_program
+from app.model_store.catalog import CATALOG
+from app.model_store.pull import pulled_folder
+from app.settings import Settings
+from tests.clients.environments import python_environment, run
+from tests.openai.reference import save_tiny_model
+from tests.processes import serve_process
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
 
+PULLED, TINY = "smollm2-135m-instruct", "tiny"
+FOLDER = Path(__file__).parent
+QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "true", "LANGSMITH_TRACING": "false"}
+"""No framework looks anything up, or reports to anybody."""
 CITIES, ZONES = ("Rome", "Paris"), ("UTC", "CET")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server process and its model."""
+
+    url: str
+    model: str
+
+
+@pytest.fixture(scope="session")
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """SmolLM2 if it is there, else the tiny model."""
+    if not pulled_folder(CATALOG[PULLED], Settings().cache_dir).is_dir():
+        yield request.getfixturevalue("tiny")
+        return
+    with serve_process(
+        tmp_path_factory.mktemp("server") / "state", "--model", PULLED, "--kv-device", "512MiB"
+    ) as server:
+        yield Served(server.url, PULLED)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The tiny model, each byte of which is a token, with room for tools. Its calls end as agents expect."""
+    folder = tmp_path_factory.mktemp("server")
+    save_tiny_model(folder / TINY, max_model_len=16384, may_end=True)
+    flags = ("--model", str(folder / TINY), "--kv-device", "64MiB")
+    with serve_process(folder / "state", *flags) as server:
+        yield Served(server.url, TINY)
+
+
+@cache
+def python_of(requirements: str) -> str:
+    """The Python of an environment with a file's packages; the first call installs them."""
+    packages = (FOLDER / requirements).read_text().split()
+    return str(python_environment(".venv-frameworks", Path(requirements).stem, packages, "--no-deps"))
+
+
+def run_program(name: str, url: str, model: str, *, requirements: str = "requirements.txt") -> dict[str, Any]:
+    """What one of `programs` found. Raises `AssertionError` if it fails."""
+    said = run(python_of(requirements), str(FOLDER / "programs" / f"{name}.py"), url, model, **QUIET)
+    found: dict[str, Any] = json.loads(next(line for line in said.splitlines() if line.startswith('{"received"')))
+    return found
 
 
 def check_loop(found: dict[str, Any], steps: list[str]) -> None:
@@ -85,3 +144,16 @@ def test_litellm(served: Served) -> None:
 def test_smolagents(served: Served) -> None:
     found = run_program("smolagents_agent", served.url, served.model)
     check_loop(found, ["weather", "clock", "final_answer"])
+
+
+def test_langchains_standard_suite(tiny: Served, tmp_path: Path) -> None:
+    """It runs in a folder of its own: pytest would import the packages around it, and they import Djinn."""
+    suite = tmp_path / "test_standard.py"
+    shutil.copy(FOLDER / "programs" / "langchain_standard.py", suite)
+    alone = ["-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tmp_path), "--asyncio-mode=auto"]
+    server = {"DJINN_URL": tiny.url, "DJINN_MODEL": tiny.model}
+    said = run(python_of("requirements.txt"), "-m", "pytest", "-q", *alone, str(suite), **server, **QUIET)
+    counts = {kind: int(count) for count, kind in re.findall(r"(\d+) (passed|skipped|xfailed|xpassed|failed)", said)}
+    assert "failed" not in counts, said
+    assert counts["skipped"] == 11, said
+    assert counts["passed"] + counts.get("xpassed", 0) >= 31, said
