@@ -71,12 +71,6 @@ def test_only_the_allowed_of_the_tools_are_called(form: ToolFormat) -> None:
         assert takes(grammar, "I would rather not.") == (mode is ToolMode.AUTO)
 
 
-def test_text_may_stand_before_calls_that_the_model_chooses() -> None:
-    grammar = grammar_of(HERMES, ToolUse((ADD,), ToolMode.AUTO, frozenset({"add"}), parallel=False))
-    assert takes(grammar, "So: " + write(HERMES, ("add", '{"a": 3}')))
-    assert not takes(grammar, "So: " + write(HERMES, ("add", '{"a": {}}')))
-
-
 def test_a_marker_that_is_a_special_token_is_written_with_it() -> None:
     marker = IM_START_ID
     grammar = call_grammar(ToolUse((ADD,), ToolMode.REQUIRED, frozenset({"add"})), MISTRAL, lambda text: marker)
@@ -116,11 +110,13 @@ def test_what_would_be_read_as_a_call_is_no_text() -> None:
 @pytest.mark.parametrize("parallel", [True, False])
 def test_text_never_holds_the_marker(form: ToolFormat, parallel: bool) -> None:
     use = ToolUse((ADD,), ToolMode.AUTO, frozenset({"add"}), parallel=parallel)
+    call = write(form, ("add", '{"a": 3}'))
     for special_ids in ({}, {form.marker: IM_START_ID}):
         grammar = call_grammar(use, form, special_ids.get)
         assert takes(grammar, "")
         assert takes(grammar, f"So: {form.marker[:-1]}")
         assert not takes(grammar, f"So: {form.marker} of {form.marker}")
+        assert takes(grammar, f"So: {call}") is not bool(special_ids)  # the marker is a token then
 
 
 @pytest.mark.parametrize("mode", [ToolMode.AUTO, ToolMode.REQUIRED])
@@ -133,16 +129,22 @@ def test_no_call_follows_the_last_that_may_be_made(mode: ToolMode) -> None:
     assert not takes(grammar, calls + write(HERMES, ("drop", "{}")))
 
 
-def test_arguments_are_an_object_whether_the_schema_says_so_or_not() -> None:
-    for parameters in ({"properties": {"a": {"type": "integer"}}}, {"anyOf": [{"required": ["a"]}, {}]}):
-        grammar = grammar_of(LLAMA, ToolUse((Tool("add", None, parameters),), ToolMode.REQUIRED, frozenset({"add"})))
-        assert takes(grammar, write(LLAMA, ("add", '{"a": 3}')))
-        for wrong in ("3", "[]", '"a"', "null"):
-            assert not takes(grammar, write(LLAMA, ("add", wrong)))
+NO_OBJECTS = ["3", "[]", '"a"', "null"]
+"""Arguments that no function takes."""
 
 
-@pytest.mark.parametrize("parameters", [None, {}, {"properties": {}}], ids=str)
-def test_a_function_without_parameters_takes_an_empty_object(parameters: dict[str, Any] | None) -> None:
-    grammar = grammar_of(LLAMA, ToolUse((Tool("stop", None, parameters),), ToolMode.REQUIRED, frozenset({"stop"})))
-    assert takes(grammar, write(LLAMA, ("stop", "{}")))
-    assert not takes(grammar, write(LLAMA, ("stop", '{"a": 3}')))
+@pytest.mark.parametrize(
+    ("parameters", "good", "wrong"),
+    [
+        ({"properties": {"a": {"type": "integer"}}}, '{"a": 3}', NO_OBJECTS),
+        ({"anyOf": [{"required": ["a"]}, {}]}, '{"a": 3}', NO_OBJECTS),
+        *((empty, "{}", ['{"a": 3}', *NO_OBJECTS]) for empty in (None, {}, {"properties": {}})),
+    ],
+)
+def test_arguments_are_an_object_whether_the_schema_says_so_or_not(
+    parameters: dict[str, Any] | None, good: str, wrong: list[str]
+) -> None:
+    use = ToolUse((Tool("add", None, parameters),), ToolMode.REQUIRED, frozenset({"add"}))
+    grammar = grammar_of(LLAMA, use)
+    assert takes(grammar, write(LLAMA, ("add", good)))
+    assert not any(takes(grammar, write(LLAMA, ("add", each))) for each in wrong)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,20 +119,34 @@ def test_a_paused_turn_that_was_lost_with_the_server_is_explained(open_page: Ope
         inside.page.goto("about:blank")
 
 
+@contextmanager
+def keeps_running(inside: Inside, session: str) -> Iterator[None]:
+    """One long turn of the session after the other, in a thread."""
+    ended = threading.Event()
+    body = {"prompt": "go on", "max_tokens": 900, "temperature": 0, "ignore_eos": True}
+
+    def run() -> None:
+        while not ended.is_set():
+            inside.post(f"/v1/sessions/{session}/generate", body)
+            inside.post(f"/v1/sessions/{session}/rewind", {"to_token": 0})
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def test_the_page_tells_of_turns_of_others_and_not_of_its_own(http: httpx.Client, open_page: OpenPage) -> None:
-    inside = Inside(http, open_page, refusals=True)
+    inside = Inside(http, open_page, refusals=True)  # of a map that the rewind has cut
     others = inside.page.get_by_role("region", name="Others meanwhile")
-    body = {"prompt": "go on", "max_tokens": 900, "ignore_eos": True, "stream": True}
-    own = str(inside.api.base_url.join(f"{inside.path}/generate"))
-    with httpx.stream("POST", own, json=body, timeout=30) as turn:
-        next(turn.iter_lines())
+    with keeps_running(inside, inside.id):
         expect(inside.page.get_by_role("banner")).to_contain_text("1 turn running")
         expect(others).to_contain_text("0 turns running")
-    inside.post(f"{inside.path}/rewind", {"to_token": 0})
     inside.pause_at(1)
-    other = inside.post("/v1/sessions", {})["id"]
-    with httpx.stream("POST", own.replace(inside.id, other), json=body, timeout=30) as turn:
-        next(turn.iter_lines())
+    with keeps_running(inside, inside.post("/v1/sessions", {})["id"]):
         expect(others).to_contain_text("1 turn running")
     inside.expect_pause(1)
 

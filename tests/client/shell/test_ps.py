@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import subprocess
@@ -22,6 +21,7 @@ from tests.client.conftest import AnswerWith
 from tests.client.shell.terminals import CTRL_C, djinn_in_terminal
 from tests.processes import serve_process
 from tests.serving import serve
+from tests.tenants.tenant_files import tenant, write_tenants
 
 WIDE = "\u4e16\u754c" * 20
 BOTH_SCREENS = re.compile(r"\x1b\[\?1049h.*\x1b\[\?1049l", re.DOTALL)
@@ -66,14 +66,10 @@ def test_json_is_what_the_server_says(url: str, capsys: pytest.CaptureFixture[st
 def test_an_operator_sees_whose_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "tenants.yaml"
-    keys = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("acme", "ops")}
-    tenants = [{"name": name, "keys": [{"sha256": key}]} for name, key in keys.items()]
-    tenants[1]["role"] = "operator"
-    file.write_text(json.dumps({"tenants": tenants}))
+    file = write_tenants(tmp_path / "tenants.json", tenant("acme"), tenant("ops", role="operator"))
     with serve(tenants=file) as url:
         monkeypatch.setenv("DJINN_API_KEY", "ops")
-        for key in keys:
+        for key in ("acme", "ops"):
             with Djinn(url, api_key=key) as djinn:
                 djinn.sessions.create(metadata={"name": f"of {key}"})
         assert main(["ps", "--url", url]) == 0
@@ -149,23 +145,19 @@ def test_no_server_is_said_with_what_to_do(unused_tcp_port: int, capsys: pytest.
     assert out == ""
     assert err.startswith(f"djinn: no server answers at {url} (")
     assert "Start one with djinn serve, or name another with --url or DJINN_URL\n" in err
+    assert main(["ps", "--url", "localhost:8000"]) == 2
+    assert "--url or DJINN_URL must be http://HOST[:PORT] or https://HOST" in capsys.readouterr().err
 
 
 def test_a_key_is_asked_for_and_a_wrong_one_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serve(api_keys=("sesame",)) as url:
-        monkeypatch.delenv("DJINN_API_KEY", raising=False)
-        assert main(["ps", "--url", url]) == 1
-        assert capsys.readouterr().err == f"djinn: {url} wants an API key: put it into DJINN_API_KEY\n"
-        monkeypatch.setenv("DJINN_API_KEY", "simsim")
-        assert main(["ps", "--url", url]) == 1
-        assert capsys.readouterr().err == f"djinn: {url} does not take the key in DJINN_API_KEY\n"
-
-
-def test_an_address_that_is_none_is_a_mistake_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ps", "--url", "localhost:8000"]) == 2
-    assert capsys.readouterr().err.startswith("djinn: --url or DJINN_URL must be http://HOST[:PORT] or https://HOST")
+        wants, wrong = "wants an API key: put it into DJINN_API_KEY", "does not take the key in DJINN_API_KEY"
+        for key, says in (("", wants), ("simsim", wrong)):
+            monkeypatch.setenv("DJINN_API_KEY", key)
+            assert main(["ps", "--url", url]) == 1
+            assert capsys.readouterr().err == f"djinn: {url} {says}\n"
 
 
 def test_another_server_is_no_djinn(answer_with: AnswerWith, capsys: pytest.CaptureFixture[str]) -> None:
