@@ -15,8 +15,6 @@ SEE = """(state) => {
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
 """Hides a tab, or shows it again: Chromium without a window does neither."""
-
-
 DROP = """async ([names, bytes]) => {
     const dataTransfer = new DataTransfer();
     for (const name of names) dataTransfer.items.add(new File([new Uint8Array(bytes)], name));

@@ -29,8 +29,6 @@ SESSION = SessionInfo.model_validate_json("""{
     "checkpoint": null, "breakpoints": [], "forked_from": null, "metadata": {},
     "created_at": 0, "used_at": 0, "returns_at": null, "expires_at": null
 }""")
-
-
 PROMPT = list(range(5, 25))
 GREEDY: TurnOptions = {"token_ids": PROMPT, "max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
 

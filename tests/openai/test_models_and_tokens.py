@@ -67,7 +67,7 @@ def test_what_cannot_be_tokenized_is_refused(http: httpx.Client, path: str, body
 def test_a_text_that_would_take_seconds_to_tokenize_is_refused(http: httpx.Client, field: str) -> None:
     text = "a " * (1 << 19) + "a"
     answer = http.post("/tokenize", json={field: text if field == "prompt" else [{"role": "user", "content": text}]})
-    assert "at most 1048576 are tokenized" in assert_error(answer, 400, "context_length_exceeded", param=field)
+    assert "at most 1048576 are tokenized" in assert_error(answer, 400, "field_out_of_range", param=field)
 
 
 def test_a_text_that_fills_a_long_context_can_be_counted() -> None:

@@ -69,31 +69,23 @@ def test_a_preview_shows_what_would_be_said_and_the_smallest_change(inside: Insi
 def test_what_is_wrong_with_an_edit_is_told_beside_its_field(http: httpx.Client, open_page: OpenPage) -> None:
     inside = Inside(http, open_page, refusals=True)
     inside.pause_at(1)
-    factor = inside.page.get_by_label("Factor", exact=True)
-    slider = inside.page.get_by_label("Factor, slider")
-    slider.focus()
-    slider.press("ArrowRight")
+    factor, positions = (inside.page.get_by_label(name, exact=True) for name in ("Factor", "Positions"))
+    inside.page.get_by_label("Factor, slider").press("ArrowRight")
     expect(factor).to_have_value("0.95")
-    for text, shown in (("1e999", "'1e999'"), ("1e30", "1e+30")):
+    for text, told in (("1e30", "a number from -1000000 to 1000000; got 1e+30"), ("", "enter a number")):
         factor.fill(text)
         inside.button("Try it").click()
-        expect(factor).to_have_accessible_description(f"a number from -1000000 to 1000000; got {shown}")
+        expect(factor).to_have_accessible_description(told)
         expect(factor).to_have_value(text)
-    factor.fill("1")
-    expect(factor).to_have_accessible_description("")
-    positions = inside.page.get_by_label("Positions", exact=True)
-    positions.select_option("a range")
-    factor.fill("")
-    inside.button("Try it").click()
-    expect(factor).to_have_accessible_description("enter a number")
     factor.fill("0.5")
+    expect(factor).to_have_accessible_description("")
+    positions.select_option("a range")
     inside.button("Try it").click()
     expect(positions).to_have_accessible_description("enter the first one, and the one after the last")
     inside.page.get_by_label("First position").fill("3")
     inside.page.get_by_label("End of the positions, not included").fill("2")
     inside.button("Try it").click()
     expect(positions).to_have_accessible_description(re.compile("the first position must be lower than the end"))
-    expect(inside.page.get_by_label("First position")).to_have_value("3")
 
 
 def test_an_edit_can_be_armed_for_the_tokens_to_come(inside: Inside) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import time
 
 import httpx
 import pytest
@@ -54,25 +52,6 @@ def test_a_turn_whose_end_was_missed_is_over(on_roomy: OnSession) -> None:
     expect(lane.last).to_have_attribute("title", re.compile("^ended unseen"))
     expect(page.locator(".token")).to_have_count(usage["prompt_tokens"] + usage["completion_tokens"])
     expect(page.locator(".token.generated")).to_have_count(3 + usage["completion_tokens"])
-
-
-def test_a_turn_that_came_all_at_once_tells_how_it_ended(on: OnSession) -> None:
-    """A busy server hears of the first and the last token together: then the waits fill all of the turn, or more."""
-    view = on.view()
-    now = time.time()
-    usage = {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 0, "tokens_recomputed": 0}
-    waits = {"queue": 5.0, "restore": 0.0, "prefill": 16.0}
-    turn = {"time": now, "session_id": on.id, "status": "begun"}
-    end = {"time": now + 0.02, "status": "finished", "finish_reason": "length", "usage": usage, "resume_ms": waits}
-    snapshot = {"time": now, "sessions": [view], "has_more": False}
-    told = [("snapshot", snapshot), ("turn", turn), ("turn", turn | end)]
-    body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in told)
-    page = on.open()
-    page.route("**/v1/events", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
-    page.reload()
-    turns = panel(page, "Timeline").locator(".lane", has_text="Turns").locator(".span")
-    expect(turns.last).to_have_attribute("title", "length after 20 ms")
-    expect(turns.last).to_be_visible()
 
 
 SNAPSHOT = 'id: a-1\nevent: snapshot\ndata: {"time": 1, "sessions": [], "has_more": false}\n\n'

@@ -29,8 +29,6 @@ FOREIGN = [
     "[::1",
     "a:b:c",
 ]
-
-
 PAGE, OTHER = "https://lab.example.org", "https://evil.example.org"
 ALLOWED = "access-control-allow-origin"
 
