@@ -1,3 +1,5 @@
+"""Streams of events: in order, kept alive while nothing comes, and over when their client has gone."""
+
 from __future__ import annotations
 
 import asyncio
@@ -16,7 +18,7 @@ class Connection:
     """One ASGI connection: what was sent, and a client that reads up to `stuck_after` and can leave."""
 
     def __init__(self, stuck_after: bytes | None = None) -> None:
-        self.sent: list[bytes] = []
+        self.sending: list[bytes] = []
         self.gone = asyncio.Event()
         self.stuck_after = stuck_after
 
@@ -25,100 +27,76 @@ class Connection:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        if self.sent and self.sent[-1] == self.stuck_after:
+        self.sending.append(message.get("body", b""))
+        if self.sending[-2:-1] == [self.stuck_after]:
             await asyncio.Event().wait()
-        self.sent.append(message.get("body", b""))
 
 
-class Events:
-    """A source of events that remembers whether it was closed."""
-
-    def __init__(self, *events: bytes, then_wait: bool = False) -> None:
-        self.events = events
-        self.then_wait = then_wait
-        self.closed = False
-
-    async def __call__(self) -> AsyncGenerator[bytes, None]:
-        try:
-            for event in self.events:
-                yield event
-            if self.then_wait:
-                await asyncio.Event().wait()
-        finally:
-            self.closed = True
+async def events(closed: asyncio.Event, *parts: bytes, then_wait: bool = False) -> AsyncGenerator[bytes, None]:
+    try:
+        for part in parts:
+            yield part
+        if then_wait:
+            await asyncio.Event().wait()
+    finally:
+        closed.set()
 
 
-def test_an_event_is_framed_as_the_standard_says() -> None:
-    assert sse_event("token", b'{"text":"a\\nb"}') == b'event: token\ndata: {"text":"a\\nb"}\n\n'
-
-
-async def test_events_go_out_in_order_and_the_response_ends() -> None:
-    connection, events = Connection(), Events(b"one", b"two")
-    await EventStream(events())(SCOPE, connection.receive, connection.send)
-    assert connection.sent == [b"", b"one", b"two", b""]
-    assert events.closed
+async def test_events_go_out_in_order_framed_as_the_standard_says_and_the_response_ends() -> None:
+    connection, closed = Connection(), asyncio.Event()
+    framed = sse_event("token", b'{"text":"a\\nb"}')
+    assert framed == b'event: token\ndata: {"text":"a\\nb"}\n\n'
+    await EventStream(events(closed, framed, b"two"))(SCOPE, connection.receive, connection.send)
+    assert connection.sending == [b"", framed, b"two", b""]
+    assert closed.is_set()
 
 
 @pytest.mark.parametrize(
-    ("connection", "events"),
+    ("stuck_after", "parts", "sending"),
     [
-        (Connection(), Events(b"one", then_wait=True)),  # nothing comes
-        (Connection(stuck_after=b"one"), Events(b"one", b"two", b"three")),  # it does not read
+        (None, [b"one"], [b"", b"one", KEEP_ALIVE, KEEP_ALIVE]),  # nothing comes
+        (b"one", [b"one", b"two", b"three"], [b"", b"one", b"two"]),  # the client does not read
+        (b"one", [b"one"], [b"", b"one", b""]),  # nor the end, which no comment follows
     ],
 )
-async def test_a_client_that_leaves_closes_the_source(connection: Connection, events: Events) -> None:
-    running = asyncio.create_task(EventStream(events())(SCOPE, connection.receive, connection.send))
-    await asyncio.sleep(0.01)
-    assert not running.done()
-    connection.gone.set()
-    await asyncio.wait_for(running, 5)
-    assert events.closed
-    assert connection.sent[-1] == b"one"
-
-
-@pytest.mark.parametrize("is_slow", [False, True])
-async def test_a_quiet_stream_is_kept_alive_by_comments_but_not_behind_its_last_part(is_slow: bool) -> None:
-    connection, sending = Connection(stuck_after=b"one"), list[bytes]()
-
-    async def send(message: Message) -> None:
-        sending.append(message.get("body", b""))
-        await connection.send(message)
-
-    stream = EventStream(Events(b"one")() if is_slow else Events(then_wait=True)(), keep_alive_s=0.01)
-    running = asyncio.create_task(stream(SCOPE, connection.receive, send))
+async def test_a_quiet_stream_is_kept_alive_by_comments_until_its_client_leaves(
+    stuck_after: bytes | None, parts: list[bytes], sending: list[bytes]
+) -> None:
+    connection, closed = Connection(stuck_after), asyncio.Event()
+    stream = EventStream(events(closed, *parts, then_wait=stuck_after is None), keep_alive_s=0.02)
+    running = asyncio.create_task(stream(SCOPE, connection.receive, connection.send))
     await asyncio.sleep(0.1)
-    if is_slow:
-        assert sending == [b"", b"one", b""]
-    else:
-        assert sending.count(KEEP_ALIVE) >= 3
+    assert not running.done()
+    assert connection.sending[: len(sending)] == sending
+    assert connection.sending[len(sending) :].count(KEEP_ALIVE) == len(connection.sending) - len(sending)
     connection.gone.set()
     await asyncio.wait_for(running, 5)
+    assert closed.is_set()
     assert KEEP_ALIVE.startswith(b":")
     assert KEEP_ALIVE.endswith(b"\n\n")
 
 
-async def test_work_is_cancelled_when_its_client_leaves() -> None:
-    connection, ended = Connection(), asyncio.Event()
+async def test_work_ends_with_its_result_or_its_error_or_when_its_client_leaves() -> None:
+    connection = Connection()
+    request = Request(SCOPE, connection.receive)
 
-    async def work() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    connection.gone.set()
-    with pytest.raises(ClientDisconnected):
-        await unless_disconnected(Request(SCOPE, connection.receive), work())
-    assert ended.is_set()
-
-
-async def test_work_that_ends_gives_its_result_or_its_error() -> None:
-    async def work(error: Exception | None) -> int:
+    async def work(error: Exception | None = None) -> int:
         if error is not None:
             raise error
         return 7
 
-    request = Request(SCOPE, Connection().receive)
-    assert await unless_disconnected(request, work(None)) == 7
+    assert await unless_disconnected(request, work()) == 7
     with pytest.raises(KeyError, match="missing"):
         await unless_disconnected(request, work(KeyError("missing")))
+    connection.gone.set()
+    cancelled = asyncio.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    with pytest.raises(ClientDisconnected):
+        await unless_disconnected(request, wait())
+    assert cancelled.is_set()

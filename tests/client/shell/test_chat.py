@@ -122,20 +122,11 @@ def test_ctrl_c_ends_the_turn_and_not_the_conversation() -> None:
         assert session.refresh().state == "idle"
 
 
-@pytest.mark.long
-def test_a_session_that_somebody_closes_ends_the_conversation(server_url: str, djinn: Djinn) -> None:
-    session = djinn.sessions.create()
-    with djinn_in_terminal("chat", session.id, DJINN_URL=server_url) as terminal:
-        opened(terminal)
-        session.close()
-        terminal.type("hello\n")
-        terminal.expect(f"djinn: no session {session.id}")
-        assert terminal.end() == 1
-
-
-def test_mistakes_are_said_and_the_conversation_goes_on(server_url: str) -> None:
+def test_mistakes_are_said_and_the_conversation_goes_on_until_its_session_is_closed(
+    server_url: str, djinn: Djinn
+) -> None:
     with djinn_in_terminal("chat", DJINN_URL=server_url) as terminal:
-        opened(terminal)
+        session = opened(terminal)
         for line, says in {
             "/paws 3": r"djinn: unknown command /paws; /help lists them",
             "/pause deep": r"djinn: deep is no number; usage: /pause \[LAYER",
@@ -149,7 +140,10 @@ def test_mistakes_are_said_and_the_conversation_goes_on(server_url: str) -> None
         }.items():
             terminal.type(f"{line}\n")
             terminal.expect(says)
-        assert leave(terminal) == 0
+        djinn.sessions.get(session).close()
+        terminal.type("hello\n")
+        terminal.expect(f"djinn: no session {session}")
+        assert terminal.end() == 1
 
 
 @pytest.mark.long
