@@ -62,7 +62,18 @@ def write(page: Page, text: str, **fields: str) -> None:
         page.get_by_label(label, exact=True).fill(value)
 
 
+def send(page: Page, text: str, **fields: str) -> None:
+    """Have the composer start that turn."""
+    write(page, text, **fields)
+    page.get_by_role("button", name="Send").click()
+
+
+def send_to_the_end(page: Page, text: str, **fields: str) -> None:
+    """The same with a turn that runs to its most tokens."""
+    ignore_the_end(page)
+    send(page, text, **fields)
+
+
 def ignore_the_end(page: Page) -> None:
-    """Have the composer's turn run to its most tokens."""
     page.get_by_text("More", exact=True).click()
     page.get_by_label("Ignore the end token").check()

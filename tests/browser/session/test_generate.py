@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.session.on_session import LONG, OnSession, ignore_the_end, write
+from tests.browser.session.on_session import LONG, OnSession, ignore_the_end, send, send_to_the_end, write
 
 pytestmark = pytest.mark.browser
 
@@ -17,9 +17,7 @@ def test_a_prompt_is_sent_and_the_next_turn_goes_on_from_it(on: OnSession) -> No
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("alert")).to_have_text(re.compile("write what comes next"))
     assert on.view()["tokens"] == 0
-    write(page, "Hello", **{"Most tokens": "7"})
-    ignore_the_end(page)
-    page.get_by_role("button", name="Send").click()
+    send_to_the_end(page, "Hello", **{"Most tokens": "7"})
     view = on.wait_until(tokens=13, state="idle")
     assert view["usage"]["completion_tokens"] == 7
     assert on.history()["text"].startswith("<bos>Hello")
@@ -49,8 +47,7 @@ def test_tokens_appear_while_the_turn_runs_and_a_session_that_is_closed_is_gone(
     expect(fork).to_be_enabled()
     expect(page.locator(".token")).to_have_count(view["tokens"])
     assert view["tokens"] < LONG
-    write(page, " and", **{"Most tokens": str(LONG)})
-    page.get_by_role("button", name="Send").click()
+    send(page, " and", **{"Most tokens": str(LONG)})
     expect(page.get_by_role("button", name="Cancel the turn")).to_be_visible()
     on_roomy.api.delete(f"/v1/sessions/{on_roomy.id}").raise_for_status()
     expect(page.get_by_role("heading", name="There is no such session")).to_be_visible()
@@ -60,8 +57,7 @@ def test_a_chat_message_has_a_role_and_other_fields_go_as_they_are(on: OnSession
     page = on.open()
     page.get_by_label("Chat message").check()
     page.get_by_label("Role").select_option("system")
-    write(page, "Be brief", **{"Most tokens": "0"})
-    page.get_by_role("button", name="Send").click()
+    send(page, "Be brief", **{"Most tokens": "0"})
     on.wait_until(state="idle", phase="compute")
     expect(page.get_by_label("Text")).to_have_value("")
     text = on.history()["text"]
@@ -69,8 +65,7 @@ def test_a_chat_message_has_a_role_and_other_fields_go_as_they_are(on: OnSession
     assert "Be brief" in text
     page.get_by_label("Prompt", exact=True).check()
     page.get_by_text("More", exact=True).click()
-    write(page, "Hello", **{"Most tokens": "6", "Other fields, as JSON": '{"structured_outputs": {"choice": ["yes"]}}'})
-    page.get_by_role("button", name="Send").click()
+    send(page, "Hello", **{"Most tokens": "6", "Other fields, as JSON": '{"structured_outputs": {"choice": ["yes"]}}'})
     expect(page.get_by_label("Text")).to_have_value("")
     assert on.history()["text"].endswith("Helloyes")
 
@@ -88,8 +83,7 @@ def test_what_is_wrong_is_said_beside_its_field(on: OnSession) -> None:
     page = on.open(refusals=True)
     page.get_by_text("More", exact=True).click()
     for label, value, message in WRONG:
-        write(page, "Hello", **{label: value})
-        page.get_by_role("button", name="Send").click()
+        send(page, "Hello", **{label: value})
         field = page.get_by_label(label, exact=True)
         expect(field).to_have_accessible_description(re.compile(re.escape(message)))
         expect(page.locator("[aria-invalid]")).to_have_count(1)
@@ -100,8 +94,7 @@ def test_what_is_wrong_is_said_beside_its_field(on: OnSession) -> None:
     expect(page.get_by_label("Min p")).to_be_hidden()
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_label("Min p")).to_be_visible()  # though it was folded away
-    write(page, "Hello", **{"Min p": "", "Other fields, as JSON": '{"nope": 1}'})
-    page.get_by_role("button", name="Send").click()
+    send(page, "Hello", **{"Min p": "", "Other fields, as JSON": '{"nope": 1}'})
     expect(page.get_by_role("alert")).to_contain_text("nope")
     expect(page.get_by_label("Other fields, as JSON")).to_be_visible()
     expect(page.get_by_label("Text")).to_have_value("Hello")
@@ -112,9 +105,7 @@ def test_a_paused_turn_says_so_and_is_resumed(on: OnSession) -> None:
     on.post("breakpoints", layer=2, action="pause", when={"pass": "decode"})
     page = on.open()
     expect(page.get_by_role("button", name="Resume to the end")).to_be_disabled()
-    write(page, "Hello", **{"Most tokens": "5"})
-    ignore_the_end(page)
-    page.get_by_role("button", name="Send").click()
+    send_to_the_end(page, "Hello", **{"Most tokens": "5"})
     banner = page.get_by_role("region", name="Paused")
     expect(banner).to_contain_text("Paused after layer 2 of 3, at position 6 (decode)")
     expect(banner.get_by_role("link")).to_have_attribute("href", f"#/sessions/{on.id}/model")

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import WAIT_MS, OpenPage
 from tests.browser.filling import SEE, anew, wait_until
-from tests.browser.session.on_session import LONG, OnSession, ignore_the_end, panel, write
+from tests.browser.session.on_session import LONG, OnSession, panel, send_to_the_end, write
 from tests.processes import serve_process
 
 pytestmark = pytest.mark.browser
@@ -29,9 +29,7 @@ def lose_the_turn(on: OnSession, page: Page) -> None:
 def test_a_resume_that_breaks_off_brings_the_prompt_back_only_if_it_is_lost(on: OnSession) -> None:
     on.post("breakpoints", layer=2, action="pause", when={"pass": "decode"})
     page = on.open(refusals=True)
-    write(page, "Hello")
-    ignore_the_end(page)
-    page.get_by_role("button", name="Send").click()
+    send_to_the_end(page, "Hello")
     expect(page.get_by_role("region", name="Paused")).to_be_visible()
     refusal = {"error": {"message": "too many calls", "param": None}}
     page.route("**/resume", lambda route: route.fulfill(status=429, json=refusal), times=1)
@@ -57,10 +55,8 @@ def test_a_turn_that_breaks_off_empties_its_field_only_if_the_session_has_the_pr
         route.fulfill(body=text.rpartition("event: ")[0], content_type="text/event-stream")
 
     page.route("**/generate", break_off, times=1)
-    write(page, "Hello")
-    ignore_the_end(page)
     send, alert = page.get_by_role("button", name="Send"), page.get_by_role("alert")
-    send.click()
+    send_to_the_end(page, "Hello")
     expect(alert).to_have_text("The server went away during the turn.")
     expect(send).to_be_disabled()  # it would be sent twice, maybe
     page.unroute(view)
@@ -92,9 +88,7 @@ def test_a_turn_that_dies_with_its_server_says_what_is_lost(
         on.generate()
         kept = on.view()["tokens"]
         page = on.open(refusals=True)
-        write(page, "Once more", **{"Most tokens": str(LONG)})
-        ignore_the_end(page)
-        page.get_by_role("button", name="Send").click()
+        send_to_the_end(page, "Once more", **{"Most tokens": str(LONG)})
         wait_until(api, on.id, lambda view: view["tokens"] > kept + 100)
         expect(panel(page, "Facts")).not_to_contain_text(f"{kept} tokens")
         server.kill()
