@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +22,43 @@ from tests.openai.reference import Reference
 from tests.openai.responses.asking import CALLING, GREEDY, LONG
 from tests.serving import running_services, serve
 
-ServeSmall = Callable[..., tuple[Any, httpx.Client]]
+
+@contextmanager
+def serving(reference: Reference, **changed: Any) -> Iterator[tuple[Any, httpx.Client]]:
+    """Two clients of a server with these settings."""
+    with (
+        serve(model=str(reference.folder), **changed) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as sdk,
+        httpx.Client(base_url=url, timeout=30) as http,
+    ):
+        yield sdk, http
 
 
-@pytest.fixture
-def serve_small(reference: Reference) -> Iterator[ServeSmall]:
-    """Starts a server with changed settings; returns two clients of it."""
-    with ExitStack() as ends:
-
-        def start(**changed: Any) -> tuple[Any, httpx.Client]:
-            url = ends.enter_context(serve(model=str(reference.folder), **changed))
-            sdk = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
-            return ends.enter_context(sdk), ends.enter_context(httpx.Client(base_url=url, timeout=30))
-
-        yield start
+@pytest.fixture(scope="module")
+def small(reference: Reference) -> Iterator[tuple[Any, httpx.Client]]:
+    """Clients of a server for two sessions: those that a test has left give way to the next test's."""
+    with serving(reference, max_sessions=2) as clients:
+        yield clients
 
 
 def status_of(http: httpx.Client, response: Any) -> int:
     return http.get(f"/v1/responses/{response.id}").status_code
 
 
-def test_the_response_that_was_unused_for_longest_gives_way(serve_small: ServeSmall) -> None:
-    sdk, http = serve_small(max_sessions=3)
-    first, *others = [sdk.responses.create(**GREEDY, input=f"Number {number}") for number in range(4)]
+def test_the_response_that_was_unused_for_longest_gives_way(small: tuple[Any, httpx.Client]) -> None:
+    sdk, http = small
+    first, second, third = [sdk.responses.create(**GREEDY, input=f"Number {number}") for number in range(3)]
     assert_error(http.get(f"/v1/responses/{first.id}"), 404, "not_found", param="response_id")
     body = {"model": MODEL, "input": "x", "previous_response_id": first.id}
     assert_error(http.post("/v1/responses", json=body), 404, "not_found", param="previous_response_id")
-    assert [status_of(http, each) for each in others] == [200] * 3
-    sdk.responses.create(**GREEDY, input="Again", previous_response_id=others[0].id)
+    assert [status_of(http, each) for each in (second, third)] == [200, 200]
+    sdk.responses.create(**GREEDY, input="Again", previous_response_id=second.id)
     sdk.responses.create(**GREEDY, input="Last")
-    assert [status_of(http, each) for each in others] == [200, 404, 200]
+    assert [status_of(http, each) for each in (second, third)] == [200, 404]
 
 
-def test_responses_give_way_to_calls_of_other_routes(serve_small: ServeSmall) -> None:
-    sdk, http = serve_small(max_sessions=2)
+def test_responses_give_way_to_calls_of_other_routes(small: tuple[Any, httpx.Client]) -> None:
+    sdk, http = small
     body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
     for path in ("/v1/chat/completions", "/v1/messages"):
         first, second = [sdk.responses.create(**GREEDY, input=f"Number {number}") for number in range(2)]
@@ -65,16 +68,17 @@ def test_responses_give_way_to_calls_of_other_routes(serve_small: ServeSmall) ->
         assert_error(http.post("/v1/responses", json=reference), 404, "not_found", param="input")
 
 
-def test_a_running_response_stays(serve_small: ServeSmall) -> None:
-    sdk, http = serve_small(max_sessions=2)
+def test_a_running_response_stays(small: tuple[Any, httpx.Client]) -> None:
+    sdk, http = small
     idle = sdk.responses.create(**GREEDY, input="Idle")
     with sdk.responses.create(**LONG, stream=True) as stream:
         created = next(iter(stream))
         younger = sdk.responses.create(**GREEDY, input="Younger")
         assert [status_of(http, each) for each in (idle, younger)] == [404, 200]
-        assert http.post("/v1/sessions").status_code == 201
+        opened = http.post("/v1/sessions").json()["id"]
         assert_error(http.post("/v1/sessions"), 429, "session_limit")
         assert sdk.responses.retrieve(created.response.id).status == "in_progress"
+    http.delete(f"/v1/sessions/{opened}").raise_for_status()
 
 
 async def test_a_response_stays_until_it_is_kept() -> None:
@@ -96,8 +100,8 @@ async def test_a_response_stays_until_it_is_kept() -> None:
             services.responses.find(None, run.response.id)
 
 
-def test_a_conversation_never_gives_way_to_its_own_branch(serve_small: ServeSmall) -> None:
-    sdk, http = serve_small(max_sessions=2)
+def test_a_conversation_never_gives_way_to_its_own_branch(small: tuple[Any, httpx.Client]) -> None:
+    sdk, http = small
     first = sdk.responses.create(**GREEDY, input="One")
     second = sdk.responses.create(**GREEDY, input="Two", previous_response_id=first.id)
     other = sdk.responses.create(**GREEDY, input="Other")
@@ -105,19 +109,19 @@ def test_a_conversation_never_gives_way_to_its_own_branch(serve_small: ServeSmal
     assert [status_of(http, each) for each in (first, second, other, branch)] == [200, 200, 404, 200]
 
 
-def test_a_response_that_waits_for_functions_gives_way_last(serve_small: ServeSmall) -> None:
-    sdk, http = serve_small(max_sessions=2)
+def test_a_response_that_waits_for_functions_gives_way_last(small: tuple[Any, httpx.Client]) -> None:
+    sdk, http = small
     calling = sdk.responses.create(**CALLING, input="Look it up")
     younger = [sdk.responses.create(**GREEDY, input=f"Number {number}") for number in range(2)]
     assert [status_of(http, each) for each in (calling, *younger)] == [200, 404, 200]
 
 
-def test_a_response_in_a_session_that_the_client_named_stays(serve_small: ServeSmall) -> None:
-    sdk, http = serve_small(max_sessions=1)
-    named = sdk.responses.create(**GREEDY, input="One", extra_headers={"X-Session-ID": "mine"})
-    refused = http.post("/v1/responses", json={"model": MODEL, "input": "x"})
-    assert "DELETE /v1/sessions/{id}" in assert_error(refused, 429, "session_limit")
-    assert status_of(http, named) == 200
+def test_a_response_in_a_session_that_the_client_named_stays(reference: Reference) -> None:
+    with serving(reference, max_sessions=1) as (sdk, http):
+        named = sdk.responses.create(**GREEDY, input="One", extra_headers={"X-Session-ID": "mine"})
+        refused = http.post("/v1/responses", json={"model": MODEL, "input": "x"})
+        assert "DELETE /v1/sessions/{id}" in assert_error(refused, 429, "session_limit")
+        assert status_of(http, named) == 200
 
 
 def test_responses_give_way_after_a_restart_and_stay_gone(tmp_path: Path) -> None:
