@@ -117,7 +117,7 @@ def test_nothing_else_is_compressed(http: TestClient, name: str, accepted: str) 
 
 
 async def test_others_are_served_while_a_file_is_compressed(folder: Path) -> None:
-    (folder / "app.js").write_bytes(os.urandom(1 << 22).hex().encode())
+    (folder / "app.js").write_bytes(os.urandom(1 << 19).hex().encode())
     request = Request({"type": "http", "method": "GET", "headers": []})
     assert await turns_of_others(StaticFolder(folder).respond(request, "app.js")) > 10
 

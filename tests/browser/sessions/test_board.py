@@ -1,8 +1,9 @@
-"""The board: each session where its KV is, by pointer and by keyboard."""
+"""The board: each session where its KV is, by pointer and by keyboard, and a thousand of them."""
 
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import OpenPage
 from tests.browser.filling import open_session, signal, wait_until
+from tests.serving import serve
 
 pytestmark = pytest.mark.browser
 
@@ -87,3 +89,23 @@ def test_lanes_and_charts_tell_of_memory_with_units(open_page: OpenPage, http: h
     moves = charts.get_by_role("img", name=re.compile("^Moves .* to host: .* copies run at .* MiB"))
     expect(moves).to_be_visible()
     expect(moves.locator("text").first).to_have_text("0 MiB/s")
+
+
+SESSIONS, WITH_KV = 1000, 200
+
+
+def test_a_thousand_sessions_are_shown_and_followed(open_page: OpenPage) -> None:
+    with serve(kv_device=24 << 20, kv_host=24 << 20) as url, httpx.Client(base_url=url, timeout=60) as http:
+        with ThreadPoolExecutor(4) as pool:
+            opened = pool.map(
+                lambda at: open_session(http, tokens=4 * (at < WITH_KV), name=f"agent-{at}"), range(SESSIONS)
+            )
+            sessions = list(opened)
+        page = open_page(url)
+        expect(page.locator(".cell")).to_have_count(WITH_KV)
+        expect(page.get_by_role("main")).to_contain_text("1,000 sessions")
+        assert page.locator("tbody tr[data-id]").count() < 60, "only rows in view are in the document"
+        for session in sessions[:100]:
+            signal(http, session, "io_wait")
+        expect(page.locator('.cell[data-tier="host"]')).to_have_count(100)
+        page.goto("about:blank")

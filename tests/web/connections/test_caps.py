@@ -1,13 +1,17 @@
-"""Caps of connections: who is refused, and who gives way before that."""
+"""Caps of connections: who is refused, and who gives way before that, or before the process has no descriptors."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -18,8 +22,10 @@ from app.domain.errors import FieldOutOfRange
 from app.metrics.connections import ConnectionMetrics, Refused
 from app.web.connections.caps import LOOPBACK, Caps, origin_of
 from app.web.connections.table import GRACE_S, Connection, ConnectionTable
+from tests.processes import ServerProcess, serve_process
 from tests.serving import tiny_settings
-from tests.web.connections.conftest import GET, HEADER, Edge, Serve, read_answer, read_to_end, wait_until
+from tests.tenants.tenant_files import wait_for
+from tests.web.connections.conftest import GET, HEADER, PATIENCE_S, Edge, Serve, read_answer, read_to_end, wait_until
 
 QUIET = b"GET /quiet HTTP/1.1\r\n" + HEADER + b"\r\n"
 
@@ -133,8 +139,6 @@ def test_open_connections_are_counted_however_they_close(edge: Serve, caplog: py
     assert sum("Invalid HTTP" in record.getMessage() for record in caplog.records) <= 1  # once a minute
 
 
-# Who gives way, on a clock of the tests' own.
-
 HERE, THERE = "192.0.2.1", "192.0.2.2"
 
 
@@ -203,3 +207,61 @@ async def test_room_that_was_given_up_is_counted_once(request_comes: bool) -> No
     await connections.open(LOOPBACK)
     assert connections.table.make_room(LOOPBACK, 20.0) is Refused.TOTAL
     await connections.close()
+
+
+HALF = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+
+
+MANY = 400
+
+
+@contextmanager
+def flood(server: ServerProcess, count: int = MANY) -> Iterator[list[socket.socket]]:
+    """So many connections with half a header, open at once."""
+    url = httpx.URL(server.url)
+    assert url.port is not None
+    with ExitStack() as ends:
+        connections = []
+        for _ in range(count):
+            connection = ends.enter_context(socket.create_connection((url.host, url.port), PATIENCE_S))
+            connection.sendall(HALF)
+            connections.append(connection)
+        yield connections
+
+
+def assert_quiet(server: ServerProcess) -> None:
+    log = server.output.read_text()
+    assert "Traceback" not in log
+    assert len(log.splitlines()) < 20, log
+
+
+def test_half_open_connections_do_not_keep_others_out(tmp_path: Path) -> None:
+    with serve_process(tmp_path / "state", descriptors=(256, 256)) as server, flood(server):
+        # Those that have just come have a moment to speak: until it is over the server says to come again.
+        wait_for(lambda: httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200)
+        for _ in range(10):
+            assert httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200
+        assert_quiet(server)
+
+
+@pytest.mark.long
+def test_the_soft_limit_of_descriptors_is_raised(tmp_path: Path) -> None:
+    with serve_process(tmp_path / "state", descriptors=(256, 1024)) as server, flood(server):
+        metrics = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
+        assert f"djinn_connections {MANY + 1}.0" in metrics.splitlines()
+        assert 'djinn_connections_ended_total{cause="gave_way"} 0.0' in metrics.splitlines()
+
+
+@pytest.mark.long
+def test_a_server_out_of_descriptors_takes_connections_once_it_has_some(tmp_path: Path) -> None:
+    with serve_process(tmp_path / "state") as server:
+        before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        used = len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used + 10, before[1]))
+        with flood(server, 50):
+            wait_until(lambda: "cannot be taken" in server.output.read_text())
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, before)
+            assert httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200
+        log = server.output.read_text()
+        assert log.count("cannot be taken") == 1
+        assert_quiet(server)
