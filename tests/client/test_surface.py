@@ -26,6 +26,11 @@ from client.answer import Answer
 from tests.docs.blocks import PYTHON_GUIDES, blocks_of
 
 
+def test_public_names() -> None:
+    public = {name for name, value in vars(client).items() if name[0] != "_" and not inspect.ismodule(value)}
+    assert public == set(client.__all__)
+
+
 def test_importing_the_client_imports_neither_server_nor_torch() -> None:
     code = "import sys, client; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from app.domain.errors import MalformedRequest
-from app.model_store.byte_tokenizer import byte_tokenizer
+from app.model_store.byte_tokenizer import EOS_ID, IM_END_ID, byte_tokenizer
 from app.model_store.errors import BrokenModel
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.resolve import ResolvedModel
@@ -78,6 +78,10 @@ def test_a_template_without_end_rejects_the_messages() -> None:
 def test_lone_surrogate_is_refused() -> None:
     with pytest.raises(MalformedRequest, match="character 2"):
         RANDOM.encode("ab\ud800", add_special_tokens=False)
+
+
+def test_end_of_turn_tokens_of_a_random_model() -> None:
+    assert RANDOM.eos_token_ids == {EOS_ID, IM_END_ID}
 
 
 def test_decoder_of_another_kind_is_refused() -> None:

@@ -7,7 +7,7 @@ import re
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import OpenPage
 from tests.browser.filling import eventually
@@ -138,3 +138,37 @@ def test_an_edit_that_changes_nothing_gives_the_same_reply_until_the_next_turn(i
     inside.pause_at(2)
     expect(panel.get_by_role("article")).to_have_count(0)
     expect(panel).to_contain_text("Both replies appear here")
+
+
+def test_an_edit_of_another_client_is_in_the_map(inside: Inside) -> None:
+    inside.pause_at(1)
+    last = inside.view["checkpoint"]["end"] - 1
+    cell = inside.cell(1, last)
+    expect(cell).not_to_have_text("")
+    before, shown = inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]["top"][0], cell.inner_text()
+    inside.post(f"{inside.path}/checkpoint/edit", {"edits": [{"op": "scale", "factor": -3}]})
+    assert inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]["top"][0]["token_id"] != before["token_id"]
+    expect(cell).not_to_have_text(shown)
+
+
+def test_an_edit_can_be_undone_though_the_lens_after_it_failed(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page, refusals=True)
+    inside.pause_at(1)
+    original, asked = inside.activation(), list[Route]()
+
+    def refuse_second(route: Route) -> None:
+        asked.append(route)
+        if len(asked) == 2:
+            route.fulfill(status=500, json={"error": {"message": "the lens is broken"}})
+        else:
+            route.continue_()
+
+    inside.page.route(re.compile(rf"{inside.id}/checkpoint/lens\?"), refuse_second)
+    inside.page.get_by_label("Factor", exact=True).fill("-3")
+    inside.button("Try it").click()
+    panel = inside.page.get_by_role("region", name="Edit after layer 1")
+    expect(panel.get_by_role("alert")).to_have_text("the lens is broken")
+    assert inside.activation() != original
+    inside.button("Undo").click()
+    expect(panel.get_by_role("table")).to_have_count(0)
+    assert inside.activation() == original

@@ -7,9 +7,11 @@ import re
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import pytest
 from playwright.sync_api import APIResponse, Route, expect
 
+from tests.browser.conftest import OpenPage
 from tests.browser.filling import eventually
 from tests.browser.model.inside import Inside
 
@@ -189,3 +191,36 @@ def test_a_new_pause_brings_the_map_to_its_tokens_and_a_step_leaves_it(inside: I
     inside.button("Next token").click()
     expect(inside.cell(3, last + 1)).to_be_in_viewport()
     expect(inside.cell(3, last + 1)).not_to_be_empty()
+
+
+def test_a_map_whose_connection_dropped_is_asked_for_again(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page, refusals=True)
+    inside.page.route(re.compile(rf"{inside.id}/lens\?"), lambda route: route.abort(), times=1)
+    inside.pause_at(1)
+    lens = inside.page.get_by_role("region", name="Layers and lens")
+    expect(lens.get_by_role("alert")).to_contain_text("The server is away.")
+    expect(inside.cell(1, 4)).not_to_be_empty()
+    expect(lens.get_by_role("alert")).to_have_count(0)
+
+
+def test_the_server_computes_nothing_for_a_screen_that_is_left(inside: Inside) -> None:
+    inside.pause_at(1)
+    expect(inside.cell(1, 3)).not_to_be_empty()
+    inside.page.get_by_role("link", name="Sessions", exact=True).click()
+    row = inside.page.locator(f'tr[data-id="{inside.id}"]')
+    expect(row).to_contain_text("paused")
+    asked: list[str] = []
+    inside.page.on("request", lambda request: asked.append(request.url))
+    inside.post(f"{inside.path}/cancel", {})
+    expect(row).not_to_contain_text("paused")
+    inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
+    expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()
+    assert not [url for url in asked if "/lens" in url]
+
+
+def test_two_tabs_show_the_same_map(inside: Inside, open_page: OpenPage) -> None:
+    second = open_page(inside.page.url, refusals=True)
+    inside.pause_at(2)
+    for layer in range(3):
+        expect(inside.cell(layer, 7)).not_to_be_empty()
+        expect(second.locator(f"#cell-{layer}-7")).to_have_text(str(inside.cell(layer, 7).text_content()))

@@ -267,3 +267,14 @@ def test_it_breaks_no_rule_of_accessibility_and_fits_any_window(http: httpx.Clie
     inside.button("Try it").click()
     expect(inside.page.get_by_role("table", name="After")).to_be_visible()
     expect_no_violations(inside.page)
+
+
+def test_a_return_to_the_screen_shows_what_is_armed_now(inside: Inside) -> None:
+    inside.arm(1)
+    inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
+    expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()
+    inside.call("DELETE", f"{inside.path}/breakpoints")
+    inside.post(f"{inside.path}/breakpoints", {"layer": 2, "action": "pause"})
+    inside.page.go_back()
+    expect(inside.rung(2)).to_have_attribute("aria-pressed", "true")
+    expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")

@@ -97,11 +97,14 @@ def test_a_file_becomes_a_vector_that_edits_take(http: httpx.Client, open_page: 
     panel.get_by_label("Name").fill("from-file")
     panel.get_by_label("Safetensors file").set_input_files(path)
     expect(panel.get_by_role("status")).to_have_count(1)
-    panel.get_by_role("button", name="Add the file").click()
+    kept: list[str] = []
+    inside.page.on("request", lambda request: kept.append(request.url) if request.method == "POST" else None)
+    panel.get_by_role("button", name="Add the file").dblclick()  # which keeps it once
     expect(told).to_contain_text("The vector from-file replaces the one of that name.")
     form = inside.page.get_by_role("region", name="A vector from two prompts")
     form.get_by_label("Keep as").fill("from-file")
     expect(form).to_contain_text("This replaces the vector of that name.")
+    assert len([url for url in kept if "/v1/vectors" in url]) == 1
     inside.pause_at(1)
     before = np.array(inside.activation())
     inside.page.get_by_label("Operation").select_option("add")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 
 import httpx
 import pytest
@@ -96,3 +98,48 @@ def test_a_dropped_file_never_takes_the_place_of_the_page(on: OnSession) -> None
     page.get_by_role("link", name="Inside the model", exact=True).first.click()
     expect(page.get_by_role("heading", name="Inside the model")).to_be_visible()
     assert drop(page, b"x", "letter.txt")
+
+
+def test_a_wrong_clock_of_this_machine_is_no_matter(on: OnSession) -> None:
+    on.generate()
+    page = on.open()
+    page.add_init_script("(() => { const real = Date.now; Date.now = () => real() + 3 * 3600 * 1000; })()")
+    page.reload()
+    opened = panel(page, "Facts").locator("dl > div", has_text="Opened").get_by_role("definition")
+    expect(opened).to_have_text(re.compile(r"^(\d+ ms|[\d.]+ s|0 s) ago$"))
+
+
+def test_what_happened_while_hidden_stands_at_its_own_time(on: OnSession) -> None:
+    page = on.open()
+    timeline = panel(page, "Timeline")
+    timeline.get_by_text("As a table").click()
+    expect(timeline.get_by_role("table")).to_contain_text("First seen")
+    page.evaluate(SEE, "hidden")
+    on.post("phase", phase="io_wait")
+    time.sleep(1.1)  # the table tells seconds
+    on.post("phase", phase="ready")
+    page.evaluate(SEE, "visible")
+    clocks = [
+        timeline.get_by_role("row").filter(has_text=f"Phase {phase}").get_by_role("cell").first
+        for phase in ("io_wait", "ready")
+    ]
+    expect(clocks[1]).to_be_visible()
+    assert clocks[0].text_content() != clocks[1].text_content()
+
+
+def test_a_turn_that_came_all_at_once_tells_how_it_ended(on: OnSession) -> None:
+    """A busy server hears of the first and the last token together: then the waits fill all of the turn, or more."""
+    now = time.time()
+    usage = {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 0, "tokens_recomputed": 0}
+    waits = {"queue": 5.0, "restore": 0.0, "prefill": 16.0}
+    turn = {"time": now, "session_id": on.id, "status": "begun"}
+    end = {"time": now + 0.02, "status": "finished", "finish_reason": "length", "usage": usage, "resume_ms": waits}
+    snapshot = {"time": now, "sessions": [on.view()], "has_more": False}
+    told = [("snapshot", snapshot), ("turn", turn), ("turn", turn | end)]
+    body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in told)
+    page = on.open()
+    page.route("**/v1/events", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    page.reload()
+    turns = panel(page, "Timeline").locator(".lane", has_text="Turns").locator(".span")
+    expect(turns.last).to_have_attribute("title", "length after 20 ms")
+    expect(turns.last).to_be_visible()
