@@ -1,8 +1,10 @@
-"""Two servers of a cluster, each a process of its own, and what the tests ask of them."""
+"""Two servers of a cluster, and what the tests ask of them."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from typing import Any
 import httpx
 
 from tests.cluster.traps import set_trap
+from tests.orderly import ServerThread
 from tests.processes import ServerProcess, serve_process
 
 KEY = "a secret that is long enough to be one"
@@ -30,15 +33,22 @@ def free_port() -> int:
 
 
 class Pair:
-    """Servers `a` and `b`, which can be killed and started again."""
+    """Servers `a` and `b`, which can end and be started again: on threads, or as processes that can be killed."""
 
     def __init__(
-        self, folder: Path, *, own_engine: bool = False, flags: dict[str, tuple[str, ...]] | None = None
+        self,
+        folder: Path,
+        *,
+        as_processes: bool = False,
+        own_engine: bool = False,
+        flags: dict[str, tuple[str, ...]] | None = None,
     ) -> None:
         self._folder = folder
+        self._as_processes = as_processes or own_engine
         self._own_engine = own_engine
         self._flags = flags or {}
         self.ports = {name: free_port() for name in ("a", "b")}
+        self.threads: dict[str, ServerThread] = {}
         self.processes: dict[str, ServerProcess] = {}
         self._ends = {name: ExitStack() for name in self.ports}
         self.clients: dict[str, httpx.Client] = {}
@@ -53,26 +63,48 @@ class Pair:
     def start(
         self, name: str, *more: str, trap: str | None = None, prepare: Callable[[], None] | None = None
     ) -> httpx.Client:
-        """Start it. It dies at the `trap`; `prepare` is called in its process."""
-        folder = self._folder
+        """Start it. As a process it dies at the `trap`, and calls `prepare` first."""
+        folder, ends = self._folder, self._ends[name]
         flags = ["--replica", name, "--peers", str(folder / "peers.json"), "--cluster-key-file", str(folder / "key")]
         flags += ["--port", str(self.ports[name]), *self._flags.get(name, ()), *more]
-        ends = self._ends[name]
-        if trap is not None:
-            prepare = partial(set_trap, trap)
-        serving = serve_process(folder / name, *flags, own_engine=self._own_engine, prepare=prepare)
-        self.processes[name] = ends.enter_context(serving)
+        if self._as_processes:
+            if trap is not None:
+                prepare = partial(set_trap, trap)
+            serving = serve_process(folder / name, *flags, own_engine=self._own_engine, prepare=prepare)
+            self.processes[name] = ends.enter_context(serving)
+        else:
+            assert trap is prepare is None
+            self.threads[name] = ends.enter_context(ServerThread(folder / name, *flags).running())
         client = ends.enter_context(httpx.Client(base_url=self.urls[name], timeout=SOON_S, headers=self.headers))
         self.clients[name] = client
         return client
 
     def end(self, name: str) -> None:
-        """`kill -9`."""
+        """`kill -9` of a process; an end without a drain of what is on a thread."""
         self._ends[name].close()
 
+    def tell_to_end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
+        """SIGTERM, or another signal."""
+        if self._as_processes:
+            os.kill(self.processes[name].pid, how)
+        else:
+            self.threads[name].tell(how)
+
+    def ended(self, name: str) -> str:
+        """Wait for its orderly end; returns its log."""
+        self.clients.pop(name)
+        if self._as_processes:
+            process = self.processes[name]
+            assert process.exit_status(SOON_S) == 0, process.output.read_text()
+            return process.output.read_text()
+        thread = self.threads[name]
+        assert thread.exit_status(SOON_S) == 0, thread.log
+        return thread.log
+
     def close(self) -> None:
-        for ends in self._ends.values():
-            ends.close()
+        with ExitStack() as all_of_them:
+            for ends in self._ends.values():
+                all_of_them.push(ends)
 
     def move(self, session: str, here: str = "a", there: str = "b") -> httpx.Response:
         return self.clients[here].post(f"/v1/sessions/{session}/move", json={"replica": there})

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -16,10 +14,9 @@ from openai.types.responses import Response
 
 from app.cluster.table import Table
 from app.domain.errors import DirectoryAway
-from tests.cluster.calling import MODEL, TEXTS, TOKENS, Chain, Chat, Said, named, sdk, status
-from tests.cluster.front.doors import Door, serving_door, wait_until
-from tests.cluster.pair import SOON_S, Pair, pair
-from tests.processes import serve_process
+from tests.cluster.calling import MODEL, TEXTS, TOKENS, Chain, Chat, named, sdk, status
+from tests.cluster.front.doors import Door, serving_door
+from tests.cluster.pair import Pair, pair
 
 Talk = Chat | Chain
 
@@ -52,11 +49,6 @@ def behind(urls: dict[str, str], table: Table | None = None) -> Iterator[tuple[D
         yield door, client
 
 
-def talks(count: int) -> list[Talk]:
-    """Conversations of each kind."""
-    return [talk for each in range(count) for talk in (Chat(f"chat {each}"), Chain(), Chain(f"chain {each}"))]
-
-
 def home_of(servers: Pair, talk: Talk) -> str:
     (home,) = [name for name in servers.clients if talk.session in _sessions(servers, name)]
     return home
@@ -87,75 +79,22 @@ def followed(door: Door) -> float:
     return door.server.front.registry.get_sample_value("djinn_front_requests_total", labels) or 0.0
 
 
-def check(said: list[list[Said]], url: str) -> None:
-    """All was said as a single server says it, from as much KV. Only first turns may find the beginning of others."""
-    with sdk(url) as client:
-        told = [
-            [talk.say(client, f"{index} {text}") for text in TEXTS] for index, talk in enumerate(talks(len(said) // 3))
-        ]
-    assert [[each.text for each in turns] for turns in said] == [[each.text for each in turns] for turns in told]
-    assert [turns[1:] for turns in said] == [turns[1:] for turns in told]
-    assert all(each.cached > 0 for turns in said for each in turns[1:])
-
-
-def end(servers: Pair, name: str) -> str:
-    """SIGTERM, and the log of its orderly end."""
-    process = servers.processes[name]
-    os.kill(process.pid, signal.SIGTERM)
-    return ended(servers, name)
-
-
-def ended(servers: Pair, name: str) -> str:
-    process = servers.processes[name]
-    assert process.exit_status(SOON_S) == 0, process.output.read_text()
-    servers.clients.pop(name)
-    return process.output.read_text()
-
-
-def test_each_turn_follows_its_session_once(tmp_path: Path) -> None:
-    alone = serve_process(tmp_path / "alone")
-    with alone as single, pair(tmp_path / "pair") as servers, behind(servers.urls) as (door, client):
-        said: list[list[Said]] = []
-        for number, talk in enumerate(talks(1)):
-            said.append([])
-            for turn, text in enumerate(TEXTS):
-                if turn in (2, 3):
-                    here = home_of(servers, talk)
-                    servers.moved(talk.session, here, "b" if here == "a" else "a")
-                said[-1].append(talk.say(client, f"{number} {text}"))
-                if turn == 2:
-                    assert followed(door) == 2 * number + 1
-            if isinstance(talk, Chain):
-                found = [client.responses.retrieve(each).id for each in talk.ids]
-                assert found == talk.ids
-        check(said, single.url)
-
-
-def test_a_drain_takes_conversations_along(tmp_path: Path) -> None:
-    alone = serve_process(tmp_path / "alone")
-    with alone as single, pair(tmp_path / "pair") as servers, behind(servers.urls) as (_, client):
-        everybody = talks(3)
-        said = [[talk.say(client, f"{index} One")] for index, talk in enumerate(everybody)]
-        here = sum(each.session in _sessions(servers, "a") for each in everybody)
-        assert 0 < here < len(everybody)
-
-        def go_on(index: int) -> None:
-            for text in TEXTS[1:]:
-                said[index].append(everybody[index].say(client, f"{index} {text}"))
-
-        with ThreadPoolExecutor(len(everybody)) as threads:
-            going = [threads.submit(go_on, index) for index in range(len(everybody))]
-            os.kill(servers.processes["a"].pid, signal.SIGTERM)
-            for each in going:
-                each.result()
-        log = ended(servers, "a")
-        assert f"sessions have left: {here} to b; that stay here: 0" in log
-        check(said, single.url)
-        for talk in everybody:
-            session = servers.clients["b"].get(f"/v1/sessions/{talk.session}").json()
-            assert session["usage"]["tokens_recomputed"] == 0
-            if isinstance(talk, Chain):
-                assert [client.responses.retrieve(each).id for each in talk.ids] == talk.ids
+@pytest.mark.parametrize("make", [lambda: Chat("mine"), Chain, lambda: Chain("ours")])
+def test_each_turn_follows_its_session_once(tmp_path: Path, server_url: str, make: Callable[[], Talk]) -> None:
+    with pair(tmp_path) as servers, behind(servers.urls) as (door, client), sdk(server_url) as alone:
+        talk, stays = make(), make()
+        for turn, text in enumerate(TEXTS):
+            if turn in (2, 3):
+                here = home_of(servers, talk)
+                servers.moved(talk.session, here, "b" if here == "a" else "a")
+            said, told = talk.say(client, text), stays.say(alone, text)
+            assert said.text == told.text
+            assert turn == 0 or said == told, "only a first turn may find the beginning of others"
+            if turn == 2:
+                assert followed(door) == 1
+        if isinstance(talk, Chain):
+            assert [client.responses.retrieve(each).id for each in talk.ids] == talk.ids
+        httpx.delete(f"{server_url}/v1/sessions/{stays.session}").raise_for_status()
 
 
 def test_a_front_door_finds_what_has_left_a_server_that_is_gone(tmp_path: Path) -> None:
@@ -165,7 +104,8 @@ def test_a_front_door_finds_what_has_left_a_server_that_is_gone(tmp_path: Path) 
             chat.say(client, "One")
             chain.say(client, "One")
         table.close()
-        log = end(servers, "a")
+        servers.tell_to_end("a")
+        log = servers.ended("a")
         assert "sessions have left: 2 to b" in log
         table = Table(tmp_path / "table")
         with behind(servers.urls, table) as (_, client):  # the server is still a target
@@ -229,34 +169,3 @@ def test_a_socket_follows_its_conversation(tmp_path: Path) -> None:
             home = servers.clients[home_of(servers, each)]
             assert status(home, response.id) == 200
         assert len(named(servers.clients[home_of(servers, named_chain)], "mine")) == 1
-
-
-def test_what_a_full_peer_refuses_stays_for_a_restart(tmp_path: Path) -> None:
-    with pair(tmp_path, flags={"b": ("--max-responses", "3")}) as servers:
-        chains = [Chain() for _ in range(3)]
-        with sdk(servers.urls["a"]) as client:
-            for chain in chains:
-                chain.say(client, "One")
-                chain.say(client, "Two")
-        log = end(servers, "a")
-        assert "sessions have left: 1 to b; that stay here: 2" in log
-        servers.start("a")
-        for chain in chains:
-            home = servers.settled(chain.session)
-            assert [status(servers.clients[home], each) for each in chain.ids] == [200, 200]
-            with sdk(servers.urls[home]) as client:
-                assert chain.say(client, "Three").cached > 0
-
-
-def test_captures_keep_a_session_at_home(tmp_path: Path) -> None:
-    with pair(tmp_path) as servers:
-        chat = Chat("mine")
-        with sdk(servers.urls["a"]) as client:
-            chat.say(client, "One")
-            path = f"/v1/sessions/{chat.session}/breakpoints"
-            capture = {"layer": 0, "action": "capture"}
-            servers.clients["a"].post(path, json=capture).raise_for_status()
-            chat.say(client, "Two")
-        assert "that stay here: 1" in end(servers, "a")
-        servers.start("a")
-        wait_until(lambda: named(servers.clients["a"], "mine") == [chat.session])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,20 +19,8 @@ from tests.cluster.front.doors import Door, serving_door, wait_until
 from tests.cluster.pair import KEY, PROMPT, SOON_S, Pair, code, generate, open_session, pair
 from tests.serving import running_services
 
-TURNS, SESSIONS, BEFORE = 14, 6, 3
+TURNS, SESSIONS, BEFORE = 10, 4, 3
 """Turns of each session, and how many of them are over when the drain begins."""
-
-
-def end(servers: Pair, name: str, how: signal.Signals = signal.SIGTERM) -> None:
-    os.kill(servers.processes[name].pid, how)
-
-
-def ended(servers: Pair, name: str) -> str:
-    """Wait for its orderly end; returns its log."""
-    process = servers.processes[name]
-    assert process.exit_status(SOON_S) == 0, process.output.read_text()
-    servers.clients.pop(name)
-    return process.output.read_text()
 
 
 def activation(http: httpx.Client, session: str) -> Any:
@@ -61,18 +48,18 @@ def test_a_drain_under_load_fails_no_turn_and_recomputes_nothing(tmp_path: Path)
             return turns
 
         def come() -> list[str]:
-            return [open_session(http) for _ in range(20)]
+            return [open_session(http) for _ in range(10)]
 
         begun: list[str] = []
         with ThreadPoolExecutor(SESSIONS + 1) as threads:
             talks = [threads.submit(talk, each) for each in sessions]
             wait_until(lambda: len(begun) == SESSIONS)
-            end(servers, "a")
+            servers.tell_to_end("a")
             new = threads.submit(come).result()
             for turns in (each.result() for each in talks):
                 cached = [turn["usage"]["cached_tokens"] for turn in turns[1:]]
                 assert cached == [len(PROMPT) + 2 + 4 * number for number in range(TURNS - 1)]
-        log = ended(servers, "a")
+        log = servers.ended("a")
         assert f"sessions have left: {SESSIONS + sum(each.startswith('ses_a_') for each in new)} to b" in log
         for session in sessions + new:
             found = http.get(f"/v1/sessions/{session}").raise_for_status().json()
@@ -83,8 +70,8 @@ def test_a_front_door_that_knows_nothing_finds_what_has_left(tmp_path: Path) -> 
     with pair(tmp_path) as servers:
         session = open_session(servers.clients["a"])
         generate(servers.clients["a"], session, PROMPT)
-        end(servers, "a")
-        ended(servers, "a")
+        servers.tell_to_end("a")
+        servers.ended("a")
         with behind(servers) as (door, http):
             assert generate(http, session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
             never = http.get(f"/v1/sessions/ses_a_{'4' * 36}")
@@ -101,8 +88,8 @@ def test_what_is_to_stay_stays(tmp_path: Path, flags: tuple[str, ...], how: sign
     with pair(tmp_path, flags={"a": flags}) as servers:
         session = open_session(servers.clients["a"])
         generate(servers.clients["a"], session, PROMPT)
-        end(servers, "a", how)
-        ended(servers, "a")
+        servers.tell_to_end("a", how)
+        servers.ended("a")
         servers.start("a")
         assert servers.owners(session) == ["a"]
         assert generate(servers.clients["a"], session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
@@ -114,10 +101,10 @@ def test_a_paused_turn_goes_on_elsewhere(tmp_path: Path) -> None:
         stop = {"layer": 2, "action": "pause", "when": {"pass": "decode", "position": 44}, "timeout_s": 500}
         http.post(f"/v1/sessions/{session}/breakpoints", json=stop).raise_for_status()
         assert generate(http, session, PROMPT)["status"] == "paused"
-        end(servers, "a")
+        servers.tell_to_end("a")
         resumed = http.post(f"/v1/sessions/{session}/resume", json={}).raise_for_status().json()
         assert resumed["status"] == "finished"
-        ended(servers, "a")
+        servers.ended("a")
         assert servers.owners(session) == ["b"]
 
 
@@ -126,8 +113,8 @@ def test_what_a_full_peer_refuses_stays_for_a_restart(tmp_path: Path) -> None:
         sessions = [open_session(servers.clients["a"]) for _ in range(5)]
         for session in sessions:
             generate(servers.clients["a"], session, PROMPT)
-        end(servers, "a")
-        log = ended(servers, "a")
+        servers.tell_to_end("a")
+        log = servers.ended("a")
         assert "sessions have left: 2 to b; that stay here: 3" in log
         servers.start("a")
         homes = [servers.settled(each) for each in sessions]
@@ -137,16 +124,17 @@ def test_what_a_full_peer_refuses_stays_for_a_restart(tmp_path: Path) -> None:
             assert turn["usage"]["cached_tokens"] == len(PROMPT) + 7
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["b has received it", "b is to take it", "b has written that it has it"])
 def test_a_peer_that_dies_meanwhile_loses_nothing(tmp_path: Path, place: str) -> None:
-    with pair(tmp_path, start=False) as servers:
+    with pair(tmp_path, start=False, as_processes=True) as servers:
         servers.start("a", "--drain-timeout-s", "6")
         servers.start("b", trap=place)
         sessions = [open_session(servers.clients["a"]) for _ in range(5)]
         for session in sessions:
             generate(servers.clients["a"], session, PROMPT)
-        end(servers, "a")
-        ended(servers, "a")
+        servers.tell_to_end("a")
+        servers.ended("a")
         assert servers.processes["b"].exit_status(10) == -9
         servers.end("b")
         for name in ("a", "b"):
@@ -164,9 +152,9 @@ def test_servers_that_all_end_at_once_keep_what_they_have(tmp_path: Path) -> Non
         for session, name in sessions.items():
             generate(servers.clients[name], session, PROMPT)
         for name in ("a", "b"):
-            end(servers, name)
+            servers.tell_to_end(name)
         for name in ("a", "b"):
-            ended(servers, name)
+            servers.ended(name)
         for name in ("a", "b"):
             servers.start(name)
         for session in sessions:
@@ -182,13 +170,13 @@ def test_a_resume_that_is_refused_has_edited_nothing(tmp_path: Path) -> None:
         http.post(f"/v1/sessions/{session}/breakpoints", json=stop).raise_for_status()
         assert generate(http, session, PROMPT)["status"] == "paused"
         before = activation(http, session)
-        end(servers, "a")  # nobody is there who would take the session
+        servers.tell_to_end("a")  # nobody is there who would take the session
         wait_until(lambda: http.get("/ready").status_code == 503)
         edits = [{"op": "scale", "factor": 2.0}]
         answer = http.post(f"/v1/sessions/{session}/resume", json={"edits": edits})
         assert code(answer) == (409, "moving")
         assert activation(http, session) == before
-        ended(servers, "a")
+        servers.ended("a")
 
 
 def test_a_server_with_sessions_that_cannot_leave_is_asked_for_them_to_its_end(tmp_path: Path) -> None:
@@ -199,12 +187,12 @@ def test_a_server_with_sessions_that_cannot_leave_is_asked_for_them_to_its_end(t
         http.post(f"/v1/sessions/{stays}/breakpoints", json=watch).raise_for_status()
         for session in (stays, leaves):
             generate(http, session, PROMPT)
-        end(servers, "a")
+        servers.tell_to_end("a")
         wait_until(lambda: http.get(f"/v1/sessions/{leaves}").status_code == 421)
         for _ in range(20):
             assert "Djinn-Left" not in http.get("/ready").headers
             assert http.get(f"/v1/sessions/{stays}").status_code == 200
-        ended(servers, "a")
+        servers.ended("a")
 
 
 def test_a_session_that_comes_closes_no_other(tmp_path: Path) -> None:

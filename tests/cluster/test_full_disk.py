@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.cluster.pair import PROMPT, code, generate, open_session, pair
 from tests.durability.restarting import no_room
@@ -24,9 +25,10 @@ def holds_lease(http: httpx.Client) -> bool:
     return "djinn_lease_held 1.0" in http.get("/metrics").text
 
 
+@pytest.mark.long
 def test_a_server_without_room_for_its_journal_still_answers(tmp_path: Path) -> None:
     flags = ("--lease-s", f"{LEASE_S:g}")
-    with pair(tmp_path, flags={"a": flags, "b": flags}) as servers:
+    with pair(tmp_path, as_processes=True, flags={"a": flags, "b": flags}) as servers:
         full, other = servers.clients["a"], servers.clients["b"]
         here, there = open_session(full), open_session(other)
         history = [*PROMPT, *generate(full, here, PROMPT)["token_ids"]]

@@ -43,6 +43,13 @@ LOOKS = 3000
 FIRST, SECOND = "http://127.0.0.1:1001", "http://127.0.0.1:1002"
 
 
+@pytest.fixture(autouse=True)
+def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that has died is started again at once."""
+    for name, seconds in (("FIRST_WAIT_S", 0.01), ("STEADY_S", 0.0)):
+        monkeypatch.setattr(keepers, name, seconds)
+
+
 class FakeSpec(ReplicaSpec):
     """Starts a program that only says that it serves."""
 
@@ -97,14 +104,13 @@ async def _ended(pid: int) -> None:
     raise AssertionError(f"{pid} still runs")
 
 
-async def test_a_replica_that_dies_comes_back_from_its_own_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keepers, "FIRST_WAIT_S", 0.01)
+async def test_a_replica_that_dies_comes_back_from_its_own_folder(tmp_path: Path) -> None:
     host = LocalHost(_specs(tmp_path), None)
     await host.start()
     await _found(host, a=FIRST, b=FIRST)
-    os.kill(int((tmp_path / "a" / "start1").read_text()), signal.SIGKILL)
+    # A terminal's Ctrl-C goes to a whole process group, and a second one would end a replica at once.
+    assert os.getpgid(0) not in [os.getpgid(_pid(tmp_path / name / "start1")) for name in ("a", "b")]
+    os.kill(_pid(tmp_path / "a" / "start1"), signal.SIGKILL)
     await _found(host, a=SECOND, b=FIRST)
     await host.stop()
     assert (tmp_path / "a" / "drained").exists()
@@ -112,10 +118,7 @@ async def test_a_replica_that_dies_comes_back_from_its_own_folder(
     assert not (tmp_path / "a" / "start3").exists()
 
 
-async def test_who_stands_by_takes_the_place_of_one_that_dies_and_ends_with_the_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keepers, "STEADY_S", 0.0)
+async def test_who_stands_by_takes_the_place_of_one_that_dies_and_ends_with_the_cluster(tmp_path: Path) -> None:
     host = LocalHost(_specs(tmp_path, has_standby=True), None)
     await host.start()
     await _found(host, a=FIRST, b=FIRST)
@@ -130,10 +133,7 @@ async def test_who_stands_by_takes_the_place_of_one_that_dies_and_ends_with_the_
     assert not (tmp_path / "a" / "start3").exists()
 
 
-async def test_one_that_stands_by_and_has_died_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keepers, "STEADY_S", 0.0)
+async def test_one_that_stands_by_and_has_died_is_not_waited_for(tmp_path: Path) -> None:
     host, waiting = await _one_with_standby(tmp_path)
     os.kill(waiting, signal.SIGKILL)
     await _ended(waiting)
@@ -192,7 +192,6 @@ async def test_a_program_that_is_not_there_ends_the_start(tmp_path: Path, monkey
 async def test_a_machine_without_room_for_a_process_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keepers, "FIRST_WAIT_S", 0.01)
     spawn = asyncio.create_subprocess_exec
     failures = iter(range(2))
 
@@ -205,16 +204,6 @@ async def test_a_machine_without_room_for_a_process_is_asked_again(
     host = LocalHost(_specs(tmp_path)[:1], None)
     await host.start()
     await _found(host, a=FIRST)
-    await host.stop()
-
-
-async def test_a_terminals_ctrl_c_reaches_no_replica_but_by_its_keeper(tmp_path: Path) -> None:
-    """It goes to a whole process group, and a second one would end a replica at once."""
-    host = LocalHost(_specs(tmp_path), None)
-    await host.start()
-    await _found(host, a=FIRST, b=FIRST)
-    groups = [os.getpgid(_pid(tmp_path / name / "start1")) for name in ("a", "b")]
-    assert os.getpgid(0) not in groups
     await host.stop()
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.cluster.pair import DRAWN, GREEDY, PROMPT, Pair, code, generate, open_session, pair
+from tests.cluster.traps import lose_engine
+from tests.engine_process.test_engine_process import until_ready
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +27,7 @@ def view(http: httpx.Client, session: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
-@pytest.mark.parametrize("phase", [None, "io_wait", "idle"])
+@pytest.mark.parametrize(("sampling", "phase"), [(DRAWN, None), (GREEDY, "io_wait"), (DRAWN, "idle")])
 def test_it_says_what_it_would_have_said(servers: Pair, sampling: dict[str, Any], phase: str | None) -> None:
     a, b = servers.clients["a"], servers.clients["b"]
     stays, moves = open_session(a), open_session(a, metadata={"who": "me"}, ttl_s=1000)
@@ -79,7 +82,8 @@ def test_a_paused_turn_goes_on_there(servers: Pair) -> None:
         session = open_session(a)
         steer = {"layer": 0, "action": "edit", "edits": [{"op": "scale", "factor": 1.5}]}
         a.post(f"/v1/sessions/{session}/breakpoints", json=steer).raise_for_status()
-        stop = {"layer": 2, "action": "pause", "when": {"pass": "decode", "position": 44}, "timeout_s": 500}
+        generate(a, session, PROMPT[:20])
+        stop = {"layer": 2, "action": "pause", "when": {"pass": "decode", "position": 72}, "timeout_s": 500}
         a.post(f"/v1/sessions/{session}/breakpoints", json=stop).raise_for_status()
         turn = generate(a, session, PROMPT, max_tokens=12, **DRAWN)
         assert turn["status"] == "paused"
@@ -91,30 +95,14 @@ def test_a_paused_turn_goes_on_there(servers: Pair) -> None:
             assert gone["tokens_with_kv"] >= len(PROMPT)
             home = b
             after = b.get(f"/v1/sessions/{session}").json()["checkpoint"]
-            for name in ("layer", "positions", "shape", "expires_at"):
-                assert after.get(name) == before.get(name), name
+            for name in ("layer", "first", "end", "shape", "expires_at"):
+                assert after[name] == before[name], name
         resumed = home.post(f"/v1/sessions/{session}/resume", json={"edits": edits}).raise_for_status().json()
         assert resumed["status"] == "finished"
-        ends.append((turn["token_ids"], resumed["token_ids"], generate(home, session, [9])["token_ids"]))
+        assert resumed["usage"]["cached_tokens"] == 20 + 7
+        turns = turn, resumed, generate(home, session, [9])
+        ends.append(([each["token_ids"] for each in turns], resumed["usage"]))
     assert ends[0] == ends[1]
-
-
-def test_the_usage_of_a_paused_turn_is_that_of_one_that_stayed(servers: Pair) -> None:
-    a, b = servers.clients["a"], servers.clients["b"]
-    usages = []
-    for home in (a, b):
-        session = open_session(a)
-        generate(a, session, PROMPT)
-        stop = {"layer": 2, "action": "pause", "when": {"pass": "decode"}}
-        a.post(f"/v1/sessions/{session}/breakpoints", json=stop).raise_for_status()
-        assert generate(a, session, [9])["status"] == "paused"
-        if home is b:
-            servers.moved(session)
-        home.delete(f"/v1/sessions/{session}/breakpoints").raise_for_status()
-        resumed = home.post(f"/v1/sessions/{session}/resume", json={}).raise_for_status().json()
-        usages.append(resumed["usage"])
-    assert usages[0] == usages[1]
-    assert usages[0]["cached_tokens"] == len(PROMPT) + 7
 
 
 def test_what_cannot_move_stays(servers: Pair) -> None:
@@ -122,6 +110,8 @@ def test_what_cannot_move_stays(servers: Pair) -> None:
     for each in a.get("/v1/sessions").json()["data"]:
         a.delete(f"/v1/sessions/{each['id']}").raise_for_status()
     session = open_session(a)
+    assert servers.moved(empty := open_session(a))["tokens"] == 0
+    assert generate(servers.clients["b"], empty, PROMPT)["status"] == "finished"
     generate(a, session, PROMPT)
     assert code(servers.move(session, "a", "a")) == (409, "already_there")
     assert code(servers.move(session, "a", "nobody")) == (422, "unknown_replica")
@@ -134,16 +124,9 @@ def test_what_cannot_move_stays(servers: Pair) -> None:
     servers.moved(session)
 
 
-def test_an_empty_session_moves(servers: Pair) -> None:
-    session = open_session(servers.clients["a"], metadata={"who": "me"})
-    gone = servers.moved(session)
-    assert (gone["tokens"], gone["tokens_with_kv"]) == (0, 0)
-    assert generate(servers.clients["b"], session, PROMPT)["status"] == "finished"
-
-
 def test_a_move_and_a_turn_that_begin_together_leave_one_winner(servers: Pair) -> None:
     a = servers.clients["a"]
-    for _ in range(6):
+    for _ in range(4):
         session = open_session(a)
         generate(a, session, PROMPT)
         with ThreadPoolExecutor(2) as both:
@@ -155,3 +138,35 @@ def test_a_move_and_a_turn_that_begin_together_leave_one_winner(servers: Pair) -
         assert home == ("b" if outcomes[1] == 200 else "a")
         tokens = view(servers.clients[home], session)["tokens"]
         assert tokens == len(PROMPT) + 8 + (5 if outcomes[0] == 200 else 0)
+
+
+@pytest.mark.long
+def test_a_session_moves_from_process_to_process_and_back(tmp_path: Path) -> None:
+    with pair(tmp_path, own_engine=True) as servers:
+        a, b = servers.clients["a"], servers.clients["b"]
+        stays, moves = open_session(a), open_session(a)
+        said = [generate(a, session, PROMPT, **DRAWN)["token_ids"] for session in (stays, moves)]
+        gone = servers.moved(moves)
+        assert gone["tokens_with_kv"] == len(PROMPT) + 7
+        turn = generate(b, moves, [9], **DRAWN)
+        assert turn["usage"]["cached_tokens"] == len(PROMPT) + 7
+        said.append(turn["token_ids"])
+        servers.moved(moves, "b", "a")
+        assert said[0] == said[1]
+        assert said[2] == generate(a, stays, [9], **DRAWN)["token_ids"]
+        assert generate(a, moves, [11], **DRAWN)["token_ids"] == generate(a, stays, [11], **DRAWN)["token_ids"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_back", [False, True])
+def test_an_engine_that_dies_as_a_session_comes_is_no_loss(tmp_path: Path, is_back: bool) -> None:
+    with pair(tmp_path, start=False, own_engine=True) as servers:
+        a = servers.start("a")
+        b = servers.start("b", prepare=partial(lose_engine, is_back))
+        stays, moves = open_session(a), open_session(a)
+        for session in (stays, moves):
+            generate(a, session, PROMPT, **DRAWN)
+        servers.moved(moves)
+        until_ready(b)
+        turn = generate(b, moves, [9], **DRAWN)
+        assert turn["token_ids"] == generate(a, stays, [9], **DRAWN)["token_ids"]

@@ -125,8 +125,9 @@ def repeat_offer(servers: Pair, said: bytes) -> socket.socket:
     return connection
 
 
-def test_a_repeated_move_is_not_taken(tmp_path: Path) -> None:
+def test_what_is_repeated_is_not_taken_and_publishes_nothing(tmp_path: Path) -> None:
     with listened(tmp_path, loses=COMMIT) as (servers, listener):
+        b = servers.clients["b"]
         session = open_session(servers.clients["a"])
         generate(servers.clients["a"], session, PROMPT)
         assert code(servers.move(session)) == (503, "move_unsettled")
@@ -135,15 +136,6 @@ def test_a_repeated_move_is_not_taken(tmp_path: Path) -> None:
             answer = answer_to(servers, listener.heard(COMMIT))
         assert answer.taken is Taken.NO
         assert servers.owners(session) == ["a"]
-
-
-def test_a_repeated_offer_publishes_nothing(tmp_path: Path) -> None:
-    with listened(tmp_path, loses=COMMIT) as (servers, listener):
-        b = servers.clients["b"]
-        session = open_session(servers.clients["a"])
-        generate(servers.clients["a"], session, PROMPT)
-        assert code(servers.move(session)) == (503, "move_unsettled")
-        assert servers.settled(session) == "a"
         with repeat_offer(servers, listener.heard(OFFER)) as connection:
             assert connection.recv(1) == b"", "b has received it all"
         assert generate(b, open_session(b), [*PROMPT, 1])["usage"]["cached_tokens"] == 0

@@ -52,18 +52,29 @@ def _engine_of(process: subprocess.Popen[bytes]) -> psutil.Process:
     return children[0]
 
 
+def _stands_by(process: subprocess.Popen[bytes]) -> None:
+    """Wait until it does."""
+    assert process.stderr is not None
+    assert any(b"stands by" in line for line in process.stderr)
+
+
+def _go(process: subprocess.Popen[bytes]) -> None:
+    """Tell it to serve."""
+    assert process.stdin is not None
+    process.stdin.write(GO)
+    process.stdin.flush()
+
+
 def test_it_leaves_port_and_folder_alone_until_it_is_told(
     waiting: subprocess.Popen[bytes], port: int, tmp_path: Path
 ) -> None:
     engine = _engine_of(waiting)
-    assert waiting.stderr is not None
-    assert any(b"stands by" in line for line in waiting.stderr)
+    _stands_by(waiting)
     assert not (tmp_path / "state").exists()
     assert not psutil.Process(waiting.pid).net_connections()
-    assert waiting.stdin is not None
+    _go(waiting)
     assert waiting.stdout is not None
-    waiting.stdin.write(GO)
-    waiting.stdin.flush()
+    assert waiting.stderr is not None
     threading.Thread(target=waiting.stderr.read, daemon=True).start()  # it must not wait for a reader
     ready = READY.match(waiting.stdout.readline().decode())
     assert ready is not None
@@ -74,37 +85,36 @@ def test_it_leaves_port_and_folder_alone_until_it_is_told(
     assert waiting.wait(WAIT_S) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["no/where"])
 def test_what_is_wrong_with_its_model_is_said_when_it_is_wanted(waiting: subprocess.Popen[bytes]) -> None:
-    assert waiting.stderr is not None
-    assert any(b"stands by" in line for line in waiting.stderr)
+    _stands_by(waiting)
     said, errors = waiting.communicate(GO, WAIT_S)
     assert not said
     assert b"no/where" in errors
     assert waiting.returncode == USAGE_ERROR
 
 
+@pytest.mark.long
 def test_it_ends_if_its_engine_dies(waiting: subprocess.Popen[bytes]) -> None:
     engine = _engine_of(waiting)
-    assert waiting.stderr is not None
-    assert any(b"stands by" in line for line in waiting.stderr)
+    _stands_by(waiting)
     engine.kill()
     assert waiting.wait(WAIT_S) == ENGINE_LOST
 
 
+@pytest.mark.long
 def test_it_does_not_serve_with_an_engine_that_has_just_died(waiting: subprocess.Popen[bytes]) -> None:
     engine = _engine_of(waiting)
-    assert waiting.stderr is not None
-    assert any(b"stands by" in line for line in waiting.stderr)
+    _stands_by(waiting)
     os.kill(waiting.pid, signal.SIGSTOP)  # it must not notice before it is told
     engine.kill()
-    assert waiting.stdin is not None
-    waiting.stdin.write(GO)
-    waiting.stdin.flush()
+    _go(waiting)
     os.kill(waiting.pid, signal.SIGCONT)
     assert waiting.wait(WAIT_S) == ENGINE_LOST
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["input ends", "it is killed"])
 def test_its_engine_ends_with_it(waiting: subprocess.Popen[bytes], how: str) -> None:
     engine = _engine_of(waiting)

@@ -20,6 +20,7 @@ from app.journal.journal import FILE_NAME
 from app.web.server import FENCED
 from tests.cluster.pair import PROMPT, code, generate, open_session
 from tests.journal.written import histories
+from tests.orderly import serve_thread
 from tests.processes import ServerProcess, serve_process
 
 SOON_S = 30
@@ -94,11 +95,11 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_frozen_server_answers_for_no_session_when_it_wakes(tmp_path: Path, shared: bool) -> None:
     folder = tmp_path / "state"
     with ExitStack() as ends:
-        first, http = ends.enter_context(serving(folder, "one", "4", shared=shared))
+        first, http = ends.enter_context(serving(folder, "one", "3", shared=shared))
         pool = ends.enter_context(ThreadPoolExecutor())
         session, other = open_session(http), open_session(http)
         history = [*PROMPT, *generate(http, session, PROMPT)["token_ids"]]
@@ -133,6 +134,7 @@ def test_a_frozen_server_answers_for_no_session_when_it_wakes(tmp_path: Path, sh
     assert histories(folder) == {session: history, other: before}
 
 
+@pytest.mark.long
 def test_a_killed_server_of_the_same_machine_is_not_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with serving(folder, "one", "3600") as (server, http):
@@ -149,7 +151,7 @@ def test_a_killed_server_of_the_same_machine_is_not_waited_for(tmp_path: Path) -
 
 def test_a_server_that_cannot_write_is_fenced_until_it_can(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    with serving(folder, "one", "3") as (_, http):
+    with serve_thread(folder, "--replica", "a", "--lease-s", "3") as (_, http):
         session = open_session(http)
         with closing(sqlite3.connect(folder / FILE_NAME, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")

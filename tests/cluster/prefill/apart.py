@@ -18,10 +18,8 @@ WHOLE = len(PROMPT) - 1
 """What another server computes of it."""
 STEP = ("--max-step-tokens", "64", "--max-running", "32")
 """A prompt comes in many parts."""
-TRANSPORTS = (
-    "tcp",
-    pytest.param("nixl", marks=pytest.mark.skipif(sys.platform != "linux", reason="NIXL is for Linux")),
-)
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="NIXL is for Linux")
+TRANSPORTS = ("tcp", pytest.param("nixl", marks=[pytest.mark.long, LINUX]))
 ROLES = {"a": (*STEP, "--role", "decode", "--prefill-apart-tokens", "200"), "b": (*STEP, "--role", "prefill")}
 
 

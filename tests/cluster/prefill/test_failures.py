@@ -19,9 +19,9 @@ from app.gpu.kv.moves import Move, Moved
 from app.gpu.kv_pools.prompts import PromptStreams
 from tests.cluster.pair import GREEDY, open_session, pair
 from tests.cluster.prefill.apart import (
+    LINUX,
     PROMPT,
     ROLES,
-    TRANSPORTS,
     WHOLE,
     acquainted,
     came,
@@ -68,12 +68,18 @@ def is_slow() -> None:
     Engine.launch = launches  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("breaks", [dies, hangs])
+@pytest.mark.parametrize(
+    ("breaks", "transport"),
+    [
+        (dies, "tcp"),
+        pytest.param(hangs, "tcp", marks=pytest.mark.long),
+        *(pytest.param(each, "nixl", marks=[pytest.mark.long, LINUX]) for each in (dies, hangs)),
+    ],
+)
 def test_a_prompt_that_breaks_off_is_computed_to_its_end_here(
     tmp_path: Path, breaks: Callable[[], None], transport: str
 ) -> None:
-    with pair(tmp_path, start=False, flags=roles(transport)) as servers:
+    with pair(tmp_path, start=False, as_processes=True, flags=roles(transport)) as servers:
         a = servers.start("a", prepare=is_impatient)
         servers.start("b", prepare=breaks)
         acquainted(servers)
@@ -92,12 +98,12 @@ def test_a_server_that_is_away_is_not_waited_for(tmp_path: Path) -> None:
         servers.end("b")
         first, _ = say(a)
         assert first["usage"]["cached_tokens"] == 0
-        b = servers.start("b")
-        assert first["token_ids"] == say(b)[0]["token_ids"]
+        assert first["token_ids"] == say(servers.start("b"))[0]["token_ids"]
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
-    with pair(tmp_path, flags=ROLES) as servers:
+    with pair(tmp_path, as_processes=True, flags=ROLES) as servers:
         acquainted(servers)
         a = servers.clients["a"]
         os.kill(servers.processes["b"].pid, signal.SIGSTOP)
@@ -114,7 +120,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None
         ("--kv-host", "0"),
         ("--model", "random:tiny-gpt2"),
         ("--block-size", "8"),
-        ("--prefill-transport", "nixl"),
+        pytest.param(("--prefill-transport", "nixl"), marks=[pytest.mark.long, LINUX]),
     ],
 )
 def test_a_server_that_cannot_help_hinders_nobody(tmp_path: Path, other: tuple[str, ...]) -> None:
@@ -134,7 +140,7 @@ def test_without_room_on_the_host_nobody_is_asked(tmp_path: Path) -> None:
 
 
 def test_a_client_that_leaves_ends_the_prompt_there(tmp_path: Path) -> None:
-    with pair(tmp_path, start=False, flags=ROLES) as servers:
+    with pair(tmp_path, start=False, as_processes=True, flags=ROLES) as servers:
         a, b = servers.start("a"), servers.start("b", prepare=is_slow)
         acquainted(servers)
         served = metric(b, "djinn_prompts_served_total")

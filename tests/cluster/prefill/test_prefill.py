@@ -27,7 +27,8 @@ from tests.cluster.prefill.apart import (
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
 def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with pair(tmp_path_factory.mktemp("apart"), flags=roles(request.param)) as found:
+    by_nixl = request.param == "nixl"  # it is one for each process
+    with pair(tmp_path_factory.mktemp("apart"), flags=roles(request.param), as_processes=by_nixl) as found:
         acquainted(found)
         yield found
 
@@ -46,11 +47,14 @@ def test_it_says_what_one_server_says(servers: Pair, sampling: dict[str, Any]) -
     assert second["usage"]["cached_tokens"] == len(PROMPT) + 7
 
 
-def test_prompts_come_as_was_asked_for(servers: Pair, request: pytest.FixtureRequest) -> None:
-    say(servers.clients["a"])
-    for process in servers.processes.values():
-        has_nixl = "nixl" in Path(f"/proc/{process.pid}/maps").read_text()
-        assert has_nixl == (request.node.callspec.params["servers"] == "nixl")
+@pytest.mark.long
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_prompts_come_as_was_asked_for(tmp_path: Path, transport: str) -> None:
+    with pair(tmp_path, flags=roles(transport), as_processes=True) as servers:
+        acquainted(servers)
+        for process in servers.processes.values():
+            has_nixl = "nixl" in Path(f"/proc/{process.pid}/maps").read_text()
+            assert has_nixl == (transport == "nixl")
 
 
 def test_a_short_prompt_and_a_known_one_stay(servers: Pair) -> None:
@@ -87,6 +91,7 @@ def test_bits_are_those_of_one_server(tmp_path: Path) -> None:
         assert apart == [turn["logprobs"] for turn in say(b, **asked)]
 
 
+@pytest.mark.long
 def test_engines_of_their_own_get_the_connections(tmp_path: Path) -> None:
     with pair(tmp_path, flags=ROLES, own_engine=True) as servers:
         acquainted(servers)

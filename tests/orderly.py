@@ -1,0 +1,103 @@
+"""Servers on threads of the tests that listen, log and end as `djinn serve` does. Only a process can be killed."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+
+from app.flags import add_flags, settings_of
+from app.main import load_app
+from app.web.connections.caps import Caps
+from app.web.port import bind
+from app.web.server import Server
+from tests.processes import TINY
+from tests.serving import START_TIMEOUT_S, STOP_LOOKS
+
+
+class _Server(Server):
+    """Says when it listens, and leaves the garbage collector alone."""
+
+    def __init__(self, application: object, caps: Caps) -> None:
+        super().__init__(application, caps)  # type: ignore[arg-type]
+        self.listens = threading.Event()
+
+    def has_started(self, url: str) -> None:
+        """It listens."""
+        self.listens.set()
+
+
+class _Log(logging.Handler):
+    """The lines that one thread writes."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+        self.addFilter(lambda record: record.thread == thread.ident)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+class ServerThread:
+    """A running server with the flags of `djinn serve`, and those of a tiny model. Its engine has a thread too."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        parser = argparse.ArgumentParser()
+        add_flags(parser)
+        settings = settings_of(parser.parse_args([*TINY, "--state-dir", str(folder), *flags]))
+        self._bound = bind(settings.host, settings.port)
+        self.url = f"http://127.0.0.1:{self._bound.getsockname()[1]}"
+        self._server = _Server(load_app(settings), Caps.of(settings, descriptors=4096))
+        self._thread = threading.Thread(target=self._server.run, args=([self._bound],), name="orderly-server")
+        self._log = _Log(self._thread)
+
+    @property
+    def log(self) -> str:
+        """What its event loop has logged."""
+        return "\n".join(self._log.lines)
+
+    def tell(self, signal_number: signal.Signals = signal.SIGTERM) -> None:
+        """What the signal does: the server begins to end. Ctrl-C ends all servers of a terminal: nothing leaves."""
+        self._server.handle_exit(signal_number, None)
+
+    def exit_status(self, timeout_s: float) -> int | None:
+        """Wait for the end; None if it has not come."""
+        for _ in range(STOP_LOOKS):  # a machine that stands still for minutes costs one of them, not all
+            if self._thread.is_alive():
+                self._thread.join(timeout_s / STOP_LOOKS)
+        return None if self._thread.is_alive() else self._server.status
+
+    @contextmanager
+    def running(self) -> Iterator[ServerThread]:
+        """Serve in a block."""
+        app = logging.getLogger("app")
+        before = app.level
+        app.setLevel(logging.INFO)
+        app.addHandler(self._log)
+        with self._bound:
+            self._thread.start()
+            try:
+                if not self._server.listens.wait(START_TIMEOUT_S):
+                    raise RuntimeError("the server did not start")
+                yield self
+            finally:
+                self.tell(signal.SIGINT)
+                ended = self.exit_status(START_TIMEOUT_S)
+                app.removeHandler(self._log)
+                app.setLevel(before)
+        assert ended is not None, "the server did not stop"
+
+
+@contextmanager
+def serve_thread(folder: Path, *flags: str) -> Iterator[tuple[ServerThread, httpx.Client]]:
+    """A server that keeps its sessions in `folder`, and a client of it."""
+    with ExitStack() as ends:
+        server = ends.enter_context(ServerThread(folder, *flags).running())
+        yield server, ends.enter_context(httpx.Client(base_url=server.url, timeout=60))
