@@ -22,7 +22,7 @@ from app.routers.dependencies import Services
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens
 from tests.serving import running_services, tiny_settings
-from tests.taking_turns import start_turn
+from tests.taking_turns import start_turn, until
 
 
 @dataclass
@@ -107,9 +107,7 @@ async def test_when_the_engine_dies_who_waits_is_told_and_who_comes_later_too(in
             session.id,
             expiring.id,
         }
-        async with asyncio.timeout(5):
-            while len(registry.table.page(limit=9)) > 1:  # noqa: ASYNC110 (the sweep has no event)
-                await asyncio.sleep(0.05)
+        await until(lambda: len(registry.table.page(limit=9)) == 1)  # expiry goes on
 
 
 async def test_stop_answers_every_waiting_call(info: ModelInfo) -> None:
@@ -122,21 +120,6 @@ async def test_stop_answers_every_waiting_call(info: ModelInfo) -> None:
         await waiting
     with pytest.raises(EngineError):  # a request may end later than the engine
         await asyncio.wait_for(executor.call(Inspect), 5)
-
-
-async def test_a_turn_that_a_command_should_have_brought_is_let_go_if_it_cannot(info: ModelInfo) -> None:
-    executor, seen = EngineExecutor(DyingEngine(info), ignore), list[object]()
-    executor.start()
-    forking = executor.call_for_turn(
-        lambda ticket, turn: Fork(ticket, SessionId("a"), SessionId("b"), turn), seen.append
-    )
-    waiting = asyncio.create_task(forking)
-    await asyncio.sleep(0)
-    await executor.stop()
-    with pytest.raises(EngineError):
-        await waiting
-    assert not executor._turns
-    assert not executor._replies
 
 
 async def test_an_observer_that_fails_costs_others_no_event(info: ModelInfo, caplog: pytest.LogCaptureFixture) -> None:
@@ -172,16 +155,17 @@ async def talking(info: ModelInfo) -> tuple[EngineExecutor, Deliver]:
 
 async def test_a_turn_that_a_command_has_brought_does_not_outlive_the_engine(info: ModelInfo) -> None:
     executor, deliver = await talking(info)
-    forking = executor.call_for_turn(
-        lambda ticket, turn: Fork(ticket, SessionId("a"), SessionId("b"), turn), lambda event: None
-    )
-    waiting = asyncio.create_task(forking)
-    await asyncio.sleep(0)
-    [reply] = executor._replies
-    deliver([Done(reply), Lost("it was ended by SIGKILL")])
+    replies: list[Ticket] = []
+
+    def fork(ticket: Ticket, turn: Ticket) -> Fork:
+        replies.append(ticket)
+        return Fork(ticket, SessionId("a"), SessionId("b"), turn)
+
+    waiting = asyncio.create_task(executor.call_for_turn(fork, lambda event: None))
+    await until(lambda: bool(replies))
+    deliver([Done(replies[0]), Lost("it was ended by SIGKILL")])
     with pytest.raises(EngineRestarting, match="SIGKILL"):
         await asyncio.wait_for(waiting, 5)
-    assert not executor._turns
     await executor.stop()
 
 
@@ -218,10 +202,7 @@ async def test_an_engine_that_is_lost_for_good_is_no_restart_for_ever(
     executor = EngineExecutor(engine, ignore)
     executor.start()
     engine.die.set()
-    assert executor._thread is not None
-    executor._thread.join(10)  # all that it says comes before the event loop looks
-    await asyncio.sleep(0)
-    assert executor.is_lost
+    await until(lambda: executor.is_lost)
     with pytest.raises(EngineError, match="no other could be started"):
         executor.check()
     assert [line.getMessage() for line in caplog.records if line.levelname == "CRITICAL"] == [

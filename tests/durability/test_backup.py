@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from app import backup
@@ -18,8 +17,9 @@ from app.journal.journal import FILE_NAME
 from tests.durability.load import PROMPT, load_on
 from tests.durability.restarting import TOKENS, generate, open_session, serving
 from tests.journal.building import filled
+from tests.orderly import serve_thread
 from tests.privileges import unprivileged_folder
-from tests.processes import serve_process
+from tests.serving import serve
 
 AGENTS = 6
 BEFORE_BACKUP, AFTER_BACKUP = 12, 6
@@ -28,8 +28,8 @@ BEFORE_BACKUP, AFTER_BACKUP = 12, 6
 
 async def test_no_turn_is_missing_that_was_answered_before(tmp_path: Path) -> None:
     folder, copy = tmp_path / "state", tmp_path / "backups" / "monday"
-    with serve_process(folder) as server:
-        async with load_on(server.url, [None] * AGENTS) as load:
+    with serve(state_dir=folder) as url:
+        async with load_on(url, [None] * AGENTS) as load:
             await load.until(BEFORE_BACKUP)
             before = {session: list(tokens) for session, tokens in load.answered.items()}
             assert await asyncio.to_thread(main, ["backup", "--state-dir", str(folder), "--with-kv", str(copy)]) == 0
@@ -43,10 +43,9 @@ async def test_no_turn_is_missing_that_was_answered_before(tmp_path: Path) -> No
 
 def test_kv_comes_with_it_if_it_is_asked_for(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+    with serve_thread(folder) as (_, http):
         session = open_session(http)
         generate(http, session, PROMPT)
-        server.terminate()
     for name, flags in (("journal", []), ("all", ["--with-kv"])):
         assert main(["backup", "--state-dir", str(folder), *flags, str(tmp_path / name)]) == 0
     recomputed = {}
@@ -58,26 +57,18 @@ def test_kv_comes_with_it_if_it_is_asked_for(tmp_path: Path) -> None:
         assert generate(http, session, [9])["usage"]["tokens_recomputed"] == 0
 
 
-def test_the_folder_is_left_as_it_was(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    with serving(folder) as http:
-        open_session(http)
-    before = sorted(path.name for path in folder.iterdir())
-    assert main(["backup", "--state-dir", str(folder), str(tmp_path / "copy")]) == 0
-    assert sorted(path.name for path in folder.iterdir()) == before
-    assert (tmp_path / "copy").stat().st_mode & 0o077 == 0
-
-
-def test_an_empty_folder_that_is_there_stays_the_same_one(tmp_path: Path) -> None:
-    """It may be where a disk is mounted, which cannot be replaced."""
+def test_both_folders_stay_as_they_were(tmp_path: Path) -> None:
+    """A disk may be mounted where the target is, which cannot be replaced."""
     folder, target = tmp_path / "state", tmp_path / "copy"
     with serving(folder) as http:
         open_session(http)
     target.mkdir()
-    before = target.stat().st_ino
+    before = sorted(path.name for path in folder.iterdir()), target.stat().st_ino
     assert main(["backup", "--state-dir", str(folder), "--with-kv", str(target)]) == 0
-    assert target.stat().st_ino == before
+    assert (sorted(path.name for path in folder.iterdir()), target.stat().st_ino) == before
     assert not any(path.name.startswith(".") for path in target.iterdir())
+    assert main(["backup", "--state-dir", str(folder), str(tmp_path / "new")]) == 0
+    assert (tmp_path / "new").stat().st_mode & 0o077 == 0
     with serving(target) as http:
         assert len(http.get("/v1/sessions").json()["data"]) == 1
 

@@ -84,55 +84,33 @@ def test_a_full_disk_is_told_as_it_is_and_ends_by_itself(tmp_path: Path) -> None
         assert [(view["id"], view["tokens"]) for view in http.get("/v1/sessions").json()["data"]] == [(session, 9)]
 
 
-def test_a_server_that_ends_on_a_full_disk_says_so_with_its_status(tmp_path: Path) -> None:
+def test_what_a_full_disk_keeps_from_being_done_is_told_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
-        session = open_session(http)
-        warm_up(http, session)
+    with serve_process(folder) as server, client.Djinn(server.url) as djinn, httpx.Client(base_url=server.url) as http:
+        session, closing = djinn.sessions.create(), open_session(http)
+        before = session.generate(token_ids=[5], max_tokens=2, ignore_eos=True)
+        _, unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (100, unlimited))
+        refused = assert_error(http.get(f"/v1/sessions/{session.id}/export"), 503, "disk_full")
+        assert "was not stored" in refused
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
+        assert http.get(f"/v1/sessions/{session.id}/export").status_code == 200
         with no_room(server, folder):
-            http.post(f"/v1/sessions/{session}/generate", json=TURN)
+            closed = assert_error(http.delete(f"/v1/sessions/{closing}"), 500, "not_durable")
+            assert "is closed, but a restart would bring it back" in closed
+            assert_error(http.get(f"/v1/sessions/{closing}"), 404, "not_found", param="session_id")
+        until(lambda: http.get("/ready").status_code == 200)
+        with no_room(server, folder):
+            with pytest.raises(client.ServerError) as told:
+                session.generate(token_ids=[5], max_tokens=2, ignore_eos=True)
+            assert told.value.turn is not None
+            assert session.history().token_ids == (5, *before.token_ids, 5, *told.value.turn.token_ids)
             server.terminate()
             assert server.exit_status(0) == NOT_DURABLE
     lines = folder.with_name("state.out").read_text().splitlines()
     assert lines[-1].endswith("ERROR djinn: drain: over; changes that the journal lacks: 1")
-
-
-def test_a_session_that_closes_on_a_full_disk_is_said_to_come_back(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
-        session = open_session(http)
-        with no_room(server, folder):
-            closed = assert_error(http.delete(f"/v1/sessions/{session}"), 500, "not_durable")
-            assert "is closed, but a restart would bring it back" in closed
-            assert_error(http.get(f"/v1/sessions/{session}"), 404, "not_found", param="session_id")
-        until(lambda: http.get("/ready").status_code == 200)
-        server.kill()
-    with serving(folder) as http:
-        assert http.get("/v1/sessions").json()["data"] == []
-
-
-def test_an_export_that_does_not_fit_is_told_as_it_is(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
-        session = open_session(http)
-        warm_up(http, session)
-        _, unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (100, unlimited))
-        refused = assert_error(http.get(f"/v1/sessions/{session}/export"), 503, "disk_full")
-        assert "was not stored" in refused
-        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
-        assert http.get(f"/v1/sessions/{session}/export").status_code == 200
-
-
-def test_the_client_has_the_turn_that_is_not_durable(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    with serve_process(folder) as server, client.Djinn(server.url) as djinn:
-        session = djinn.sessions.create()
-        before = session.generate(token_ids=[5], max_tokens=2, ignore_eos=True)
-        with no_room(server, folder), pytest.raises(client.ServerError) as told:
-            session.generate(token_ids=[5], max_tokens=2, ignore_eos=True)
-        assert told.value.turn is not None
-        assert session.history().token_ids == (5, *before.token_ids, 5, *told.value.turn.token_ids)
+    with serving(folder) as again:
+        assert [view["id"] for view in again.get("/v1/sessions").json()["data"]] == [session.id]
 
 
 class FullDisk:

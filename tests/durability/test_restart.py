@@ -77,29 +77,30 @@ def held_up(folder: Path) -> Iterator[None]:
         holder.close()
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
+async def test_nothing_is_answered_before_it_is_durable(tmp_path: Path) -> None:
+    turn = {"token_ids": [5], "max_tokens": 2}
+    asked: list[tuple[str, str, Any]] = [
         ("POST", "", {}),
-        ("POST", "/{session}/fork", None),
-        ("POST", "/{session}/rewind", {"to_token": 1}),
-        ("DELETE", "/{session}", None),
-        ("POST", "/{session}/generate", {"token_ids": [5], "max_tokens": 2}),
-        ("POST", "/{session}/generate", {"token_ids": [5], "max_tokens": 2, "stream": True}),
-    ],
-)
-async def test_nothing_is_answered_before_it_is_durable(tmp_path: Path, method: str, path: str, body: Any) -> None:
+        ("POST", "/{}/fork", None),
+        ("POST", "/{}/rewind", {"to_token": 1}),
+        ("DELETE", "/{}", None),
+        ("POST", "/{}/generate", turn),
+        ("POST", "/{}/generate", {**turn, "stream": True}),
+    ]
     with serving(tmp_path) as http:
-        session = open_session(http)
-        generate(http, session, [5, 6], 2)
+        sessions = [open_session(http) for _ in asked]
+        for session in sessions:
+            generate(http, session, [5, 6], 2)
         async with httpx.AsyncClient(base_url=http.base_url, timeout=30) as client:
             with held_up(tmp_path):
-                asked = client.request(method, f"/v1/sessions{path.format(session=session)}", json=body)
-                answering = asyncio.create_task(asked)
+                answering = [
+                    asyncio.create_task(client.request(method, f"/v1/sessions{path.format(session)}", json=body))
+                    for (method, path, body), session in zip(asked, sessions, strict=True)
+                ]
                 await asyncio.sleep(0.3)
-                assert not answering.done()
+                assert not any(each.done() for each in answering)
                 assert (await client.get("/health")).status_code == 200
-            assert (await answering).is_success
+            assert all((await each).is_success for each in answering)
 
 
 async def test_a_call_that_leaves_nothing_does_not_wait_for_the_journal(tmp_path: Path) -> None:
@@ -171,27 +172,13 @@ def test_a_session_that_expired_meanwhile_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("engine_in_a_thread")
-@pytest.mark.parametrize(
-    ("flags", "damage", "says"),
-    [
-        (["--served-name", "another"], False, "those of model 'tiny-llama'"),
-        ([], True, FILE_NAME),
-    ],
-)
-def test_a_folder_that_cannot_be_used_is_said_at_the_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], damage: bool, says: str
-) -> None:
+def test_a_folder_that_cannot_be_used_is_said_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(*flags: str) -> str:
+        assert main(["serve", *TINY, "--state-dir", str(tmp_path), *flags]) == 2
+        return capsys.readouterr().err
+
     with serving(tmp_path) as http:
         open_session(http)
-    if damage:
-        (tmp_path / FILE_NAME).write_bytes(b"")
-    assert main(["serve", *TINY, "--state-dir", str(tmp_path), *flags]) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert str(tmp_path) in error
-
-
-def test_a_second_server_on_the_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(tmp_path):
-        assert main(["serve", *TINY, "--state-dir", str(tmp_path)]) == 2
-    assert "--state-dir" in capsys.readouterr().err
+        assert "--state-dir" in refused(), "another server uses it"
+    (tmp_path / FILE_NAME).write_bytes(b"")
+    assert str(tmp_path / FILE_NAME) in refused()

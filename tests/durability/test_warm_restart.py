@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.durability.restarting import generate, open_session
-from tests.processes import ServerProcess, serve_process
+from tests.durability.restarting import TOKENS, generate, open_session
+from tests.orderly import ServerThread, serve_thread
 
-SESSIONS = 40
+SESSIONS = 20
 NEXT = [7, 8]
 SMALL_HOST = ("--kv-device", "4MiB", "--kv-host", "1MiB")
 KEPT = re.compile(r"sessions with KV on disk: (\d+), with (\d+) tokens; sessions that lose KV: (\d+), with (\d+)")
@@ -26,14 +26,12 @@ PHASES: list[dict[str, Any] | None] = [
 ]
 
 
-def client_of(server: ServerProcess) -> httpx.Client:
-    return httpx.Client(base_url=server.url, timeout=60)
-
-
-def kept(server: ServerProcess) -> list[int]:
-    """Sessions with KV on disk, their tokens, and the same of those that lose KV, as the log says at the end."""
-    found = KEPT.search(server.output.read_text())
-    assert found is not None, server.output.read_text()
+def kept(server: ServerThread) -> list[int]:
+    """End it: sessions with KV on disk, their tokens, and the same of those that lose KV, as its log says."""
+    server.tell()
+    assert server.exit_status(60) == 0
+    found = KEPT.search(server.log)
+    assert found is not None, server.log
     return [int(number) for number in found.groups()]
 
 
@@ -47,42 +45,39 @@ def next_turn(http: httpx.Client, session: str) -> tuple[list[int], int]:
     return answer["token_ids"], answer["usage"]["tokens_recomputed"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "own_engine"), [((), True), (SMALL_HOST, False)], ids=["host as it is", "host smaller than the device"]
-)
+@pytest.mark.parametrize("flags", [(), SMALL_HOST], ids=["host as it is", "host smaller than the device"])
 def test_parked_and_resident_sessions_recompute_nothing(
-    tmp_path: Path, http: httpx.Client, flags: tuple[str, ...], own_engine: bool
+    tmp_path: Path, http: httpx.Client, flags: tuple[str, ...]
 ) -> None:
     folder = tmp_path / "state"
-    with serve_process(folder, *flags, own_engine=own_engine) as server, client_of(server) as client:
+    with serve_thread(folder, *flags) as (server, client):
         sessions = [open_session(client) for _ in range(SESSIONS)]
         for number, (session, phase) in enumerate(zip(sessions, itertools.cycle(PHASES), strict=False)):
             generate(client, session, prompt(number))
             if phase is not None:
                 client.post(f"/v1/sessions/{session}/phase", json=phase).raise_for_status()
-        server.terminate()
         count, tokens, lost, _ = kept(server)
         assert (count, lost) == (SESSIONS, 0)
-        assert tokens == sum(len(prompt(number)) + 12 - 1 for number in range(SESSIONS))
-    with serve_process(folder, *flags) as server, client_of(server) as client:
+        assert tokens == sum(len(prompt(number)) + TOKENS - 1 for number in range(SESSIONS))
+    with serve_thread(folder, *flags) as (_, client):
         after = [next_turn(client, session) for session in sessions]
     assert [recomputed for _, recomputed in after] == [0] * SESSIONS
     for number, (token_ids, _) in enumerate(after):
         uninterrupted = open_session(http)
         generate(http, uninterrupted, prompt(number))
         assert next_turn(http, uninterrupted)[0] == token_ids
+        http.delete(f"/v1/sessions/{uninterrupted}").raise_for_status()
 
 
 def test_kv_of_another_type_is_computed_again(tmp_path: Path) -> None:
     """Of the same type nothing is."""
     folder, recomputed = tmp_path / "state", list[int]()
     for flags in ((), ("--kv-dtype", "bfloat16"), ("--kv-dtype", "bfloat16")):
-        with serve_process(folder, *flags) as server, client_of(server) as client:
+        with serve_thread(folder, *flags) as (server, client):
             if not recomputed:
                 session = open_session(client)
                 generate(client, session, prompt(3))
             recomputed.append(next_turn(client, session)[1])
-            server.terminate()
             assert kept(server)[2:] == [0, 0]
     assert [bool(tokens) for tokens in recomputed] == [False, True, False]
 
@@ -96,7 +91,7 @@ def send(client: httpx.Client, file: bytes) -> str:
 
 def test_imported_sessions_recompute_nothing_and_still_share_with_none_but_their_forks(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    with serve_process(folder) as server, client_of(server) as client:
+    with serve_thread(folder) as (server, client):
         origin = open_session(client)
         generate(client, origin, prompt(12))
         file = client.get(f"/v1/sessions/{origin}/export").raise_for_status().content
@@ -104,9 +99,8 @@ def test_imported_sessions_recompute_nothing_and_still_share_with_none_but_their
         expected = next_turn(client, used)[0]
         fork = client.post(f"/v1/sessions/{untouched}/fork").json()["id"]
         assert client.delete(f"/v1/sessions/{origin}").is_success
-        server.terminate()
         assert kept(server)[2:] == [0, 0]
-    with serve_process(folder) as server, client_of(server) as client:
+    with serve_thread(folder) as (server, client):
         tiers = [client.get(f"/v1/sessions/{each}").json()["kv"]["tier"] for each in (untouched, used, fork)]
         assert tiers[:2] == ["disk", "disk"]
         assert next_turn(client, untouched) == (expected, 0)

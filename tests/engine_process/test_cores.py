@@ -27,6 +27,7 @@ def masks(process: psutil.Process) -> Counter[frozenset[int]]:
     return Counter(frozenset(os.sched_getaffinity(thread.id)) for thread in process.threads())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(CORES) < 2, reason="one core has nothing to choose")
 def test_each_thread_that_computes_has_a_core_and_all_others_have_any(tmp_path: Path) -> None:
     with serve_process(tmp_path / "state", own_engine=True, prepare=choose_nothing) as server:

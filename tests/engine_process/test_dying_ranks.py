@@ -22,6 +22,8 @@ from tests.engine_process.test_engine_process import (
 )
 from tests.processes import ServerProcess, serve_process
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:

@@ -16,7 +16,7 @@ import openai
 import psutil
 import pytest
 
-from tests.durability.restarting import generate, open_session
+from tests.durability.restarting import TOKENS, generate, open_session
 from tests.processes import ServerProcess, serve_process
 
 PROMPT = [5, 6, 7]
@@ -83,53 +83,50 @@ def tokens_of(http: httpx.Client, session: str) -> int:
     return found
 
 
-def test_a_turn_that_ran_fails_with_a_word_on_repeating_it_and_can_be_repeated(
-    server: ServerProcess, http: httpx.Client
-) -> None:
-    session, whole = open_session(http), open_session(http)
-    first = generate(http, session, PROMPT)
-    before = tokens_of(http, session)
-    thread, answers = running_turn(http, session)
-    kill_engine(server, http)
-    thread.join(BACK_S)
-    [answer] = answers
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_restarting")
-    assert int(answer.headers["Retry-After"]) >= 1
-    assert "SIGKILL" in answer.json()["error"]["message"]
-    assert http.get("/health").status_code == 200
-    until_ready(http)
-    assert tokens_of(http, session) == before
-    again = generate(http, session, PROMPT)
-    assert [first["token_ids"], again["token_ids"]] == [
-        generate(http, whole, PROMPT)["token_ids"],
-        generate(http, whole, PROMPT)["token_ids"],
-    ]
-
-
-def test_while_the_engine_is_away_the_server_says_so_and_closes_sessions(
-    server: ServerProcess, http: httpx.Client
-) -> None:
-    session, closing = open_session(http), open_session(http)
-    restarts = metric(http, "djinn_engine_restarts_total")
-    kill_engine(server, http)
-    refused = http.post("/v1/sessions")
-    if refused.status_code != 201:  # else it was back already
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_restarting")
-    assert http.get("/metrics").status_code == 200
-    assert http.delete(f"/v1/sessions/{closing}").status_code == 204
-    until_ready(http)
-    assert metric(http, "djinn_engine_restarts_total") == restarts + 1
-    assert metric(http, "djinn_engine_up") == 1
-    assert http.get(f"/v1/sessions/{closing}").status_code == 404
-    generate(http, session, PROMPT)
-    assert metric(http, "djinn_sessions") == len(http.get("/v1/sessions").json()["data"])
-
-
 def metric(http: httpx.Client, name: str) -> float:
     [line] = [line for line in http.get("/metrics").text.splitlines() if line.startswith(f"{name} ")]
     return float(line.split()[1])
 
 
+def test_a_turn_that_ran_can_be_repeated_and_all_else_goes_on(server: ServerProcess, http: httpx.Client) -> None:
+    session, whole, closing, paused = (open_session(http) for _ in range(4))
+    steer = {"layers": [1], "action": "edit", "edits": [{"op": "scale", "factor": 0.5}]}
+    for each in (session, whole):
+        http.post(f"/v1/sessions/{each}/breakpoints", json=steer).raise_for_status()
+    http.post(f"/v1/sessions/{paused}/breakpoints", json={"layers": [0], "action": "pause"}).raise_for_status()
+    brief = {"token_ids": PROMPT, "max_tokens": 3}
+    assert http.post(f"/v1/sessions/{paused}/generate", json=brief).json()["status"] == "paused"
+    first, before = generate(http, session, PROMPT), len(PROMPT) + TOKENS
+    restarts = metric(http, "djinn_engine_restarts_total")
+    thread, answers = running_turn(http, session)
+    kill_engine(server, http)
+    refused = http.post("/v1/sessions")
+    if refused.status_code != 201:  # else it was back already
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_restarting")
+    assert http.get("/health").status_code == http.get("/metrics").status_code == 200
+    assert http.delete(f"/v1/sessions/{closing}").status_code == 204
+    thread.join(BACK_S)
+    [answer] = answers
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_restarting")
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert "SIGKILL" in answer.json()["error"]["message"]
+    until_ready(http)
+    assert metric(http, "djinn_engine_restarts_total") == restarts + 1
+    assert metric(http, "djinn_engine_up") == 1
+    assert metric(http, "djinn_sessions") == len(http.get("/v1/sessions").json()["data"])
+    assert http.get(f"/v1/sessions/{closing}").status_code == 404
+    found = http.get(f"/v1/sessions/{paused}").json()
+    assert (found["state"], found["tokens"]) == ("idle", 0)
+    assert http.post(f"/v1/sessions/{paused}/generate", json=brief).json()["status"] == "paused"
+    assert tokens_of(http, session) == before
+    assert [first["token_ids"], generate(http, session, PROMPT)["token_ids"]] == [
+        generate(http, whole, PROMPT)["token_ids"] for _ in range(2)
+    ]
+    chosen = {**brief, "max_tokens": 8, "structured_outputs": {"choice": ["yes", "no"]}}
+    assert http.post(f"/v1/sessions/{open_session(http)}/generate", json=chosen).json()["text"] in ("yes", "no")
+
+
+@pytest.mark.long
 def test_an_engine_that_hangs_is_replaced(server: ServerProcess, http: httpx.Client) -> None:
     session = open_session(http)
     tokens = generate(http, session, PROMPT)["token_ids"]
@@ -143,6 +140,7 @@ def test_an_engine_that_hangs_is_replaced(server: ServerProcess, http: httpx.Cli
     assert tokens_of(http, session) == len(PROMPT) + len(tokens)
 
 
+@pytest.mark.long
 def test_an_engine_that_was_suspended_with_its_server_goes_on(server: ServerProcess, http: httpx.Client) -> None:
     """As by Ctrl-Z, or by a container that is paused."""
     engine, restarts = engine_of(server), metric(http, "djinn_engine_restarts_total")
@@ -157,6 +155,7 @@ def test_an_engine_that_was_suspended_with_its_server_goes_on(server: ServerProc
     assert engine_of(server) == engine
 
 
+@pytest.mark.long
 def test_an_engine_is_started_when_the_machine_has_room_again(server: ServerProcess, http: httpx.Client) -> None:
     process = psutil.Process(server.pid)
     limits = process.rlimit(psutil.RLIMIT_NOFILE)
@@ -171,26 +170,7 @@ def test_an_engine_is_started_when_the_machine_has_room_again(server: ServerProc
     generate(http, open_session(http), PROMPT)
 
 
-def test_breakpoints_and_steering_come_back_and_a_pause_does_not(server: ServerProcess, http: httpx.Client) -> None:
-    steer = {"layers": [1], "action": "edit", "edits": [{"op": "scale", "factor": 0.5}]}
-    sessions = [open_session(http) for _ in range(3)]
-    paused, steered, whole = sessions
-    for session in (steered, whole):
-        http.post(f"/v1/sessions/{session}/breakpoints", json=steer).raise_for_status()
-    turns = [generate(http, session, PROMPT) for session in (steered, whole)]
-    assert turns[0]["token_ids"] == turns[1]["token_ids"]
-    http.post(f"/v1/sessions/{paused}/breakpoints", json={"layers": [0], "action": "pause"}).raise_for_status()
-    body = {"token_ids": PROMPT, "max_tokens": 3}
-    assert http.post(f"/v1/sessions/{paused}/generate", json=body).json()["status"] == "paused"
-    expected = generate(http, whole, PROMPT)["token_ids"]
-    kill_engine(server, http)
-    until_ready(http)
-    assert generate(http, steered, PROMPT)["token_ids"] == expected
-    found = http.get(f"/v1/sessions/{paused}").json()
-    assert (found["state"], found["tokens"]) == ("idle", 0)
-    assert http.post(f"/v1/sessions/{paused}/generate", json=body).json()["status"] == "paused"
-
-
+@pytest.mark.long
 def test_a_stock_client_repeats_the_call_and_notices_nothing(server: ServerProcess, http: httpx.Client) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=20) as client:
         model = client.models.list().data[0].id
@@ -200,23 +180,11 @@ def test_a_stock_client_repeats_the_call_and_notices_nothing(server: ServerProce
         assert client.completions.create(**request).choices[0].text == before
 
 
-def test_a_grammar_works_before_and_after(server: ServerProcess, http: httpx.Client) -> None:
-    session = open_session(http)
-    body = {"token_ids": PROMPT, "max_tokens": 8, "structured_outputs": {"choice": ["yes", "no"]}}
-    invalid = {"token_ids": PROMPT, "max_tokens": 8, "structured_outputs": {"regex": "("}}
-    for is_over in (False, True):
-        assert http.post(f"/v1/sessions/{session}/generate", json=body).json()["text"] in ("yes", "no")
-        refused = http.post(f"/v1/sessions/{session}/generate", json=invalid)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "field_out_of_range")
-        if not is_over:
-            kill_engine(server, http)
-            until_ready(http)
-
-
 def has_ended(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.long
 def test_the_engine_ends_with_its_server(tmp_path: Path) -> None:
     for number, end in enumerate((ServerProcess.kill, ServerProcess.terminate)):
         with serve_process(tmp_path / f"state-{number}", own_engine=True) as server:
@@ -232,6 +200,7 @@ def test_no_key_is_in_the_engines_environment(server: ServerProcess) -> None:
     assert KEY not in " ".join(engine.cmdline())
 
 
+@pytest.mark.long
 def test_metrics_do_not_wait_for_an_engine_that_does_not_answer(tmp_path: Path) -> None:
     with serve_process(tmp_path, own_engine=True) as server:
         stopped = engine_of(server)

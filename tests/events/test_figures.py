@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 
 from app.domain.memory_map import MemoryMap
@@ -53,17 +52,7 @@ def test_the_tokens_of_a_turn_are_told_only_of_those_that_one_may_see(serve_with
         told = reader.until("turn", status="finished")
     counts = [news["tokens"][session] for name, news in told if name == "tokens"]
     assert counts == sorted(counts)
-
-
-def test_an_event_that_is_sent_again_keeps_its_time(http: httpx.Client) -> None:
-    with reading(http) as reader:
-        reader.until("memory")
-        last_id = reader.last_id
-        session = http.post("/v1/sessions").json()["id"]
-        told = reader.until("session", change="opened")[-1]
-        http.delete(f"/v1/sessions/{session}")
-    with reading(http, last_id) as again:
-        assert again.until("session", change="opened")[-1] == told
+    assert len([name for name, _ in told if name == "session"]) < 100, "many tokens are few events"
 
 
 async def test_memory_is_told_on_after_a_fault(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:

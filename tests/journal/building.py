@@ -45,6 +45,17 @@ def change(session: str, position: int, token_ids: Sequence[int], **changed: Any
     return Change(record(session, **changed), position, array("I", token_ids).tobytes())
 
 
+def limit_pages(store: JournalStore, more: int = 0) -> None:
+    """The disk has room for so many pages more, as far as SQLite knows."""
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count = {pages + more}")
+
+
+def be_impatient(store: JournalStore) -> None:
+    """Wait for a file that another process holds for 10 ms only."""
+    store._connection.execute("PRAGMA busy_timeout = 10")
+
+
 def filled(path: Path, sessions: int = 50) -> None:
     """A journal of `sessions` sessions of 500 tokens, closed."""
     store = JournalStore(path)

@@ -47,6 +47,23 @@ def freeze(journal: Journal) -> None:
     journal.lease._thread.join()
 
 
+def let_go(journal: Journal) -> None:
+    """Let go of its lock, as the kernel does for a process that has died."""
+    journal._lock.close()
+
+
+def renew(journal: Journal) -> bool:
+    """Renew it now; whether it could be."""
+    assert journal.lease is not None
+    return journal.lease._renew()
+
+
+def lapse(journal: Journal) -> None:
+    """So much time passes that it runs out."""
+    assert journal.lease is not None
+    journal.lease._tenure.ends_at = 0.0
+
+
 def has_lost(journal: Journal) -> bool:
     assert journal.lease is not None
     return journal.lease.is_lost

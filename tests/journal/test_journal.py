@@ -14,7 +14,7 @@ from app.domain.journal_state import JournalState
 from app.domain.values import SessionId
 from app.journal.journal import FILE_NAME, Journal
 from app.journal.records import ResponseKey, VectorKey, describe
-from tests.journal.building import change, histories, model_info
+from tests.journal.building import be_impatient, change, histories, limit_pages, model_info
 from tests.privileges import unprivileged_folder
 
 ONE, TWO = SessionId("ses_1"), SessionId("ses_2")
@@ -48,13 +48,6 @@ async def test_what_is_settled_is_in_the_file(journal: Journal, tmp_path: Path) 
         assert found[TWO] == length.to_bytes(4, "little")
 
 
-async def test_nothing_to_settle_is_settled_at_once(journal: Journal) -> None:
-    await asyncio.wait_for(journal.settled(), 1)
-    journal.append(ONE, change(ONE, 0, [1]))
-    await journal.settled()
-    await asyncio.wait_for(journal.settled(), 1)
-
-
 async def test_append_does_not_wait_for_a_file_that_is_held_up(journal: Journal, tmp_path: Path) -> None:
     holder = sqlite3.connect(tmp_path / FILE_NAME)
     holder.execute("BEGIN IMMEDIATE")
@@ -75,13 +68,11 @@ async def test_append_does_not_wait_for_a_file_that_is_held_up(journal: Journal,
 
 def no_more_pages(journal: Journal) -> None:
     """The disk is full, as far as SQLite knows."""
-    connection = journal._store._connection
-    pages = connection.execute("PRAGMA page_count").fetchone()[0]
-    connection.execute(f"PRAGMA max_page_count = {pages}")
+    limit_pages(journal._store)
 
 
 def room_again(journal: Journal) -> None:
-    journal._store._connection.execute("PRAGMA max_page_count = 1000000")
+    limit_pages(journal._store, more=10_000)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -170,7 +161,7 @@ async def test_a_change_that_would_take_the_last_of_the_disk_is_not_tried(
 
 async def test_a_file_that_another_process_holds_is_no_full_disk(journal: Journal, tmp_path: Path) -> None:
     """No KV file has to go for it."""
-    journal._store._connection.execute("PRAGMA busy_timeout = 10")
+    be_impatient(journal._store)
     holder = sqlite3.connect(tmp_path / FILE_NAME)
     holder.execute("BEGIN IMMEDIATE")
     journal.append(ONE, change(ONE, 0, [1]))

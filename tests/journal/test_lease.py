@@ -13,7 +13,23 @@ from app.domain.errors import Fenced, FieldOutOfRange, NotDurable
 from app.journal.journal import FILE_NAME, Journal
 from app.journal.lock import FolderLock
 from tests.journal.building import change, histories
-from tests.journal.leases import LONG_S, ONE, SHORT_S, TWO, On, found, freeze, has_lost, is_fenced, on, shared, started
+from tests.journal.leases import (
+    LONG_S,
+    ONE,
+    SHORT_S,
+    TWO,
+    On,
+    found,
+    freeze,
+    has_lost,
+    is_fenced,
+    lapse,
+    let_go,
+    on,
+    renew,
+    shared,
+    started,
+)
 
 __all__ = ["on", "shared"]
 
@@ -51,13 +67,12 @@ def test_a_frozen_holder_that_wakes_learns_that_it_has_lost_the_folder(
     tmp_path: Path, on: On, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = Journal(tmp_path, SHORT_S)
-    assert first.lease is not None
     freeze(first)
     on("two")
     second = Journal(tmp_path, LONG_S)
     assert "the start waits" in caplog.text
     assert "taken over after" in caplog.text
-    assert not first.lease._renew()
+    assert not renew(first)
     assert has_lost(first)
     with pytest.raises(Fenced, match="another server has taken it"):
         first.lease.require()
@@ -71,7 +86,7 @@ def test_a_dead_holder_of_this_machine_is_not_waited_for(
 ) -> None:
     first = Journal(tmp_path, LONG_S)
     freeze(first)
-    first._lock.close()  # as the kernel does for a process that has died
+    let_go(first)
     second = Journal(tmp_path, LONG_S)
     assert second.lease is not None
     assert second.lease.epoch == 2
@@ -103,13 +118,12 @@ def test_a_holder_of_this_machine_that_lives_is_refused_at_once(tmp_path: Path, 
 
 def test_a_server_without_a_lease_takes_the_folder_from_one_that_had_one(tmp_path: Path, on: On) -> None:
     first = Journal(tmp_path, SHORT_S)
-    assert first.lease is not None
     freeze(first)
     on("two")
     second = Journal(tmp_path)
     assert second.lease is None
     assert found(tmp_path).epoch == 2
-    assert not first.lease._renew()
+    assert not renew(first)
     second.close()
     first.close()
 
@@ -125,19 +139,18 @@ def test_a_lease_that_cannot_be_renewed_is_held_again_if_nobody_took_it(
     tmp_path: Path, on: On, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal = Journal(tmp_path, SHORT_S)
-    held = journal.lease
-    assert held is not None
+    assert journal.lease is not None
     with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         freeze(journal)
-        held._tenure.ends_at = 0.0  # time has passed
-        assert not held._renew()
+        lapse(journal)
+        assert not renew(journal)
         with pytest.raises(Fenced, match="could not be renewed"):
-            held.require()
+            journal.lease.require()
         assert is_fenced(journal)
         other.execute("ROLLBACK")
-    assert held._renew()
-    held.require()
+    assert renew(journal)
+    journal.lease.require()
     assert not is_fenced(journal)
     said = [line.message for line in caplog.records if line.name == "app.journal.lease"]
     assert [line.partition(" folder ")[2][:18] for line in said] == ["has run out, and n", "is held again: ses"]
@@ -149,24 +162,18 @@ def test_a_renewal_whose_answer_was_lost_is_no_loss(tmp_path: Path, on: On) -> N
     assert journal.lease is not None
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
         connection.execute("UPDATE lease SET renewals = renewals + 1")
-    assert journal.lease._renew()
+    assert renew(journal)
     assert found(tmp_path).renewals == 2
     journal.close()
 
 
 def test_the_file_is_for_several_machines_where_they_share_it(tmp_path: Path, on: On, shared: bool) -> None:
-    journal = Journal(tmp_path, LONG_S)
-    (mode,) = journal._store._connection.execute("PRAGMA journal_mode").fetchone()
-    assert mode == ("delete" if shared else "wal")
-    journal.close()
-    journal = Journal(tmp_path)
-    (mode,) = journal._store._connection.execute("PRAGMA journal_mode").fetchone()
-    assert mode == "wal"
-    journal.close()
-    journal = Journal(tmp_path, LONG_S)
-    (mode,) = journal._store._connection.execute("PRAGMA journal_mode").fetchone()
-    assert mode == ("delete" if shared else "wal")
-    journal.close()
+    for lease_s in (LONG_S, None, LONG_S):
+        journal = Journal(tmp_path, lease_s)
+        with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+            (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+        assert mode == ("delete" if shared and lease_s else "wal")
+        journal.close()
 
 
 def test_a_backup_is_nobodys(tmp_path: Path, on: On) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,20 @@ from app.domain.leases import NOBODYS
 from app.journal import renewals
 from app.journal.journal import FILE_NAME, Journal
 from tests.file_sizes import largest_file
-from tests.journal.leases import LONG_S, SHORT_S, On, found, freeze, has_lost, is_fenced, on, shared, started
+from tests.journal.leases import (
+    LONG_S,
+    SHORT_S,
+    On,
+    found,
+    freeze,
+    has_lost,
+    is_fenced,
+    lapse,
+    on,
+    renew,
+    shared,
+    started,
+)
 
 __all__ = ["on", "shared"]
 
@@ -24,94 +38,69 @@ NO_ROOM = renewals.SIZE
 def test_a_lease_is_renewed_where_the_journal_takes_nothing(tmp_path: Path, on: On, shared: bool) -> None:
     first = started(tmp_path, LONG_S)
     freeze(first)
-    held = first.lease
-    assert held is not None
-    before = first._store.lease()
-    assert before is not None
-    held._tenure.ends_at = 0.0  # time has passed
-    row = found(tmp_path)
+    news, row = (tmp_path / renewals.NAME).read_bytes(), found(tmp_path)
+    lapse(first)
     with largest_file(NO_ROOM):
-        assert held._renew()
-    held.require()
+        assert renew(first)
+    assert not is_fenced(first)
     assert found(tmp_path) == row
-    assert first._store.lease() != before
-    assert not first._store.take_lease(before, before.next("another", "two", LONG_S))
-    assert held._renew()
+    assert (tmp_path / renewals.NAME).read_bytes() != news
+    assert renew(first)
     assert found(tmp_path) == row.renewed()
     first.close()
 
 
 def test_a_holder_without_room_learns_that_it_has_lost_the_folder(tmp_path: Path, on: On, shared: bool) -> None:
     first = Journal(tmp_path, SHORT_S)
-    assert first.lease is not None
     freeze(first)
     on("two")
     second = Journal(tmp_path, LONG_S)
-    news = second._store.lease()
+    freeze(second)
+    news = (tmp_path / renewals.NAME).read_bytes()
     with largest_file(NO_ROOM):
-        assert not first.lease._renew()
+        assert not renew(first)
     assert has_lost(first)
-    assert second._store.lease() == news
+    assert (tmp_path / renewals.NAME).read_bytes() == news
     second.close()
     first.close()
 
 
-def test_news_need_the_file_that_others_look_at(tmp_path: Path, on: On) -> None:
-    journal = Journal(tmp_path, LONG_S)
-    assert journal.lease is not None
-    freeze(journal)
-    (tmp_path / renewals.NAME).unlink()
+def lost_news(folder: Path) -> None:
+    (folder / renewals.NAME).unlink()
+
+
+def replaced_journal(folder: Path) -> None:
+    shutil.copy(folder / FILE_NAME, folder / "copy")
+    (folder / "copy").replace(folder / FILE_NAME)
+
+
+def moved_folder(folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+
+
+@pytest.mark.parametrize("loses", [lost_news, replaced_journal, moved_folder])
+def test_a_holder_whose_files_are_not_those_that_others_look_at_renews_nothing(
+    tmp_path: Path, on: On, shared: bool, loses: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "state"
+    first = Journal(folder, LONG_S)
+    freeze(first)
+    news = (folder / renewals.NAME).read_bytes()
+    loses(folder)
+    lapse(first)
     with largest_file(NO_ROOM):
-        assert not journal.lease._renew()
-    assert not (tmp_path / renewals.NAME).exists()
-    journal.close()
-
-
-def test_a_holder_whose_journal_was_replaced_renews_nothing(tmp_path: Path, on: On, shared: bool) -> None:
-    first = Journal(tmp_path, LONG_S)
-    held = first.lease
-    assert held is not None
-    freeze(first)
-    copy = tmp_path / "copy"
-    shutil.copy(tmp_path / FILE_NAME, copy)
-    copy.replace(tmp_path / FILE_NAME)
-    news = (tmp_path / renewals.NAME).read_bytes()
-    held._tenure.ends_at = 0.0  # time has passed
-    with largest_file(NO_ROOM):
-        assert not held._renew()
-    assert not held._renew()
+        assert not renew(first)
     assert is_fenced(first)
-    assert (tmp_path / renewals.NAME).read_bytes() == news
-    first.close()
-
-
-def test_a_journal_that_may_not_be_written_is_not_taken_for_a_full_disk(tmp_path: Path, on: On, shared: bool) -> None:
-    first = Journal(tmp_path, LONG_S)
-    held = first.lease
-    assert held is not None
-    freeze(first)
-    news = (tmp_path / renewals.NAME).read_bytes()
-    held._connection.execute("PRAGMA query_only = ON")
-    held._tenure.ends_at = 0.0  # time has passed
-    assert not held._renew()
-    assert is_fenced(first)
-    assert (tmp_path / renewals.NAME).read_bytes() == news
-    first.close()
-
-
-def test_a_holder_whose_folder_was_moved_renews_nothing(tmp_path: Path, on: On, shared: bool) -> None:
-    first = Journal(tmp_path / "state", LONG_S)
-    assert first.lease is not None
-    freeze(first)
-    (tmp_path / "state").rename(tmp_path / "moved")
-    first.lease._tenure.ends_at = 0.0  # time has passed
-    assert not first.lease._renew()
-    assert is_fenced(first)
+    if loses is replaced_journal:
+        assert not renew(first)
+        assert (folder / renewals.NAME).read_bytes() == news
+    else:
+        assert not (folder / renewals.NAME).exists()
     first.close()
 
 
 @pytest.mark.parametrize("room", [0, renewals.SIZE - 1])
-def test_a_lease_without_room_for_news_is_not_taken(tmp_path: Path, on: On, shared: bool, room: int) -> None:
+def test_a_lease_without_room_for_news_is_not_taken(tmp_path: Path, on: On, room: int) -> None:
     Journal(tmp_path).close()
     with (
         largest_file(room),
@@ -120,10 +109,9 @@ def test_a_lease_without_room_for_news_is_not_taken(tmp_path: Path, on: On, shar
         Journal(tmp_path, LONG_S)
     assert found(tmp_path) == NOBODYS
     journal = Journal(tmp_path, LONG_S)
-    assert journal.lease is not None
     freeze(journal)
     with largest_file(NO_ROOM):
-        assert journal.lease._renew()
+        assert renew(journal)
     journal.close()
 
 

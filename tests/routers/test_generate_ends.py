@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any
 
 import httpx
 import pytest
 
 from app.bridge.turn import Turn
-from app.domain.errors import WrongState
 from app.domain.values import SamplingParams, StopRule, Ticket
+from app.main import load_app
 from app.messages import Paused, TurnFinished
-from app.routers import generate as generate_route
 from app.routers.dependencies import Services
 from app.routers.turn_answer import turn_events
+from app.sessions.guards.side_work import Lane
 from app.text.generation import TextChunk
 from app.text.turn_reader import TextRule, TurnReader
-from app.wire.turns import GenerateBody
+from tests.errors import assert_error
 from tests.routers.generating import PROMPT, streaming, wait_until_idle
+from tests.serving import tiny_settings
 from tests.taking_turns import start_turn
 
 
@@ -67,29 +67,22 @@ def test_a_slow_reader_loses_nothing(http: httpx.Client, session: str) -> None:
     assert len(last["token_ids"]) == 300
 
 
-async def test_a_turn_is_refused_if_the_history_changes_while_its_text_is_encoded(
-    monkeypatch: pytest.MonkeyPatch, services: Services
-) -> None:
-    session = services.sessions.create()
-    encoding, changed = threading.Event(), threading.Event()
-    encode = services.tokens.encode
-
-    def wait_and_encode(text: str, **options: Any) -> list[int]:
-        encoding.set()
-        changed.wait(10)
-        return encode(text, **options)
-
-    monkeypatch.setattr(services.tokens, "encode", wait_and_encode)
-    async with AsyncExitStack() as cleanup:
-        asked = GenerateBody(prompt="late", max_tokens=1)
-        starting = asyncio.create_task(generate_route._start(session, asked, services, cleanup))
-        await asyncio.to_thread(encoding.wait, 10)
-        other = start_turn(services.sessions, session, [5, 6], SamplingParams(seed=0), StopRule(max_tokens=1))
-        await other.ended.wait()
-        changed.set()
-        with pytest.raises(WrongState, match="changed"):
-            await starting
-    assert len(session.history) == 3
+async def test_a_turn_is_refused_if_the_history_changes_while_its_text_waits_to_be_encoded() -> None:
+    app = load_app(tiny_settings())
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), AsyncExitStack() as ends:
+        services: Services = app.state.services
+        http = await ends.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://localhost"))
+        path = f"/v1/sessions/{(session := services.sessions.create()).id}/generate"
+        async with AsyncExitStack() as places:
+            for _ in range(max(1, (os.cpu_count() or 1) // 2)):
+                await places.enter_async_context(services.side_work.turn(None, Lane.TEXT))
+            late = asyncio.create_task(http.post(path, json={"prompt": "late", "max_tokens": 1}))
+            await asyncio.sleep(0.1)
+            other = start_turn(services.sessions, session, [5, 6], SamplingParams(seed=0), StopRule(max_tokens=1))
+            await other.ended.wait()
+        assert "changed" in assert_error(await late, 409, "wrong_state")
+        assert len(session.history) == 3
 
 
 async def test_a_bug_in_a_stream_is_an_error_event_and_a_log_entry(

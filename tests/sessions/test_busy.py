@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -75,20 +74,25 @@ TestCountedTurns = CountedTurns.TestCase
 TestCountedTurns.settings = hypothesis_settings(stateful_step_count=30)
 
 
-def test_a_turn_looks_at_no_idle_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    sessions, looks = table(), 0
+class LookedAt(Session):
+    """Counts who looks whether it has a turn under way."""
+
+    looks = 0
+
+    @property
+    def under_way(self) -> bool:
+        LookedAt.looks += 1
+        return super().under_way
+
+
+def test_a_turn_looks_at_no_idle_session() -> None:
+    sessions = table()
     for number in range(IDLE):
-        sessions.add(Session(new_session_id(), OWNERS[number % len(OWNERS)]))
-    busy = Session(new_session_id(), "one")
+        sessions.add(LookedAt(new_session_id(), OWNERS[number % len(OWNERS)]))
+    busy = LookedAt(new_session_id(), "one")
     sessions.add(busy)
     busy.begin(Turn(Ticket(1)), busy.history, 1)
-
-    def look(session: Session) -> bool:
-        nonlocal looks
-        looks += 1
-        return session.state is SessionState.QUEUED
-
-    monkeypatch.setattr(Session, "under_way", property(look))
+    LookedAt.looks = 0
     assert sessions.turns.count("one") == 1
     assert sessions.turns.others_run("two")
-    assert looks == 2
+    assert LookedAt.looks <= 2

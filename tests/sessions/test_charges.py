@@ -33,19 +33,3 @@ def test_the_end_of_a_turn_settles_once(events: list[TurnEvent], cost: int) -> N
     for event in events:
         charge.observe(event)
     assert settled == [cost]
-
-
-def test_a_copy_that_its_client_has_left_settles_once() -> None:
-    settled: list[int] = []
-    charge = TurnCharge(settled.append, sent=SENT, generated=GENERATED)
-    charge.drop()
-    charge.observe(finished(CACHED, GENERATED))
-    assert settled == [0]
-
-
-def test_a_copy_of_a_paused_turn_costs_only_what_it_generates_itself() -> None:
-    settled: list[int] = []
-    charge = TurnCharge(settled.append, sent=0, generated=GENERATED)
-    for event in (STARTED, finished(0, GENERATED + 2)):
-        charge.observe(event)
-    assert settled == [2]

@@ -46,11 +46,11 @@ async def test_a_pause_may_end_the_turn_when_its_time_is_over(services: Services
 
 async def test_each_pause_has_its_own_time_and_one_made_by_until_that_of_the_one_before(services: Services) -> None:
     registry = services.sessions
-    brief = replace(EACH_TOKEN, timeout_s=2.0, on_timeout=OnTimeout.ABORT, once=True)
+    brief = replace(EACH_TOKEN, timeout_s=1.0, on_timeout=OnTimeout.ABORT, once=True)
     session, reader = await paused(registry, breakpoint=brief, tokens=5)
     assert session.breakpoints == {}
     for _ in range(3):
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(0.4)
         assert session.pause is not None
         before = session.pause.expires_at
         registry.pauses.resume(session, Until(next_token=True))
@@ -58,16 +58,16 @@ async def test_each_pause_has_its_own_time_and_one_made_by_until_that_of_the_one
         assert isinstance(end, Paused)
         assert end.checkpoint.breakpoint is None
         assert session.pause is not None
-        assert session.pause.expires_at > before + 0.7
+        assert session.pause.expires_at > before + 0.35
     await asyncio.wait_for(reader.turn.ended.wait(), 60)
     assert len(session.history) == len(PROMPT) + 4
 
 
 async def test_a_forks_pause_has_a_time_of_its_own(services: Services) -> None:
     registry = services.sessions
-    abort = replace(EACH_TOKEN, timeout_s=2.0, on_timeout=OnTimeout.ABORT)
+    abort = replace(EACH_TOKEN, timeout_s=1.0, on_timeout=OnTimeout.ABORT)
     parent, _ = await paused(registry, breakpoint=abort)
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.5)
     child = await registry.fork(parent)
     await until(lambda: parent.state is SessionState.IDLE)
     assert child.state is SessionState.PAUSED

@@ -168,10 +168,3 @@ async def test_at_the_end_nobody_waits_for_a_paused_turn_nor_for_one_that_pauses
     end = await read(third)
     assert isinstance(end, TurnFinished)
     assert end.reason is FinishReason.CANCELLED
-
-
-async def test_a_paused_session_does_not_expire(services: Services) -> None:
-    session, _ = await paused(services.sessions)
-    session.ttl_s = 1
-    await asyncio.sleep(1.7)
-    assert services.sessions.table.get(session.id) is session

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from array import array
-from itertools import product
 
 import pytest
 
@@ -14,19 +13,6 @@ from app.messages import Failed, Paused, Started, Token, TurnFinished
 from app.sessions.session import Session
 
 TICKET = Ticket(1)
-LEGAL = {
-    ("idle", "queued"),
-    ("idle", "closed"),
-    ("queued", "running"),
-    ("queued", "idle"),
-    ("queued", "closed"),
-    ("running", "paused"),
-    ("running", "idle"),
-    ("running", "closed"),
-    ("paused", "queued"),
-    ("paused", "idle"),
-    ("paused", "closed"),
-}
 
 
 def session_in(state: SessionState) -> Session:
@@ -54,59 +40,9 @@ def edited(first: int, end: int) -> Intervention:
     return Intervention(first, end, 2, Edit(EditOp.SCALE, 0.9))
 
 
-@pytest.mark.parametrize(("state", "to"), list(product(SessionState, SessionState)))
-def test_every_pair_of_states_is_either_legal_or_refused_by_name(state: SessionState, to: SessionState) -> None:
-    session = session_in(state)
-    if (state, to) in LEGAL:
-        session.move(to)
-        assert session.state == to
-    else:
-        with pytest.raises(WrongState, match=f"is {state} and cannot become {to}"):
-            session.move(to)
-        assert session.state == state
-
-
 def test_require_names_the_state_that_is_in_the_way() -> None:
     with pytest.raises(WrongState, match=r"cannot rewind: session ses_1 is running, it must be idle"):
         session_in(SessionState.RUNNING).require(SessionState.IDLE, to="rewind")
-
-
-def test_a_turn_goes_from_queue_to_idle_and_leaves_its_tokens_and_usage() -> None:
-    session, _ = session_with_turn()
-    assert session.state == "queued"
-    session.observe(Started(TICKET, 2))
-    assert session.state == "running"
-    session.observe(Token(TICKET, 7))
-    session.observe(Token(TICKET, 8))
-    session.observe(finished(5))
-    assert session.state == "idle"
-    assert list(session.history) == [1, 2, 3, 7, 8]
-    assert session.usage.prompt_tokens == 3
-    assert session.usage.completion_tokens == 2
-
-
-def test_a_failed_turn_leaves_the_history_as_it_was() -> None:
-    session, _ = session_with_turn()
-    session.observe(Started(TICKET, 2))
-    session.observe(Token(TICKET, 7))
-    session.observe(Failed(TICKET, EngineError("boom")))
-    assert session.state is SessionState.IDLE
-    assert list(session.history) == [1, 2]
-
-
-@pytest.mark.parametrize("cut_first", [True, False])
-def test_a_cut_counts_whether_it_comes_before_the_end_or_after(cut_first: bool) -> None:
-    session, turn = session_with_turn()
-    session.observe(Started(TICKET, 2))
-    for token_id in (7, 8, 9):
-        session.observe(Token(TICKET, token_id))
-    if cut_first:
-        session.cut(turn, 1)
-    session.observe(finished(4 if cut_first else 6))
-    if not cut_first:
-        session.cut(turn, 1)
-    assert list(session.history) == [1, 2, 3, 7]
-    assert session.usage.completion_tokens == 1
 
 
 def test_a_cut_of_an_earlier_turn_changes_nothing() -> None:
@@ -129,22 +65,12 @@ def test_events_after_the_close_are_passed_over() -> None:
 def test_only_a_session_without_a_turn_expires() -> None:
     session, _ = session_with_turn()
     session.ttl_s = 10
-    assert session.expires_at is None
+    for event in (Started(TICKET, 2), paused()):
+        assert session.expires_at is None
+        session.observe(event)
+    assert (session.state, session.expires_at) == (SessionState.PAUSED, None)
     session.observe(finished(3))
     assert session.expires_at == session.used_at + 10
-
-
-def test_a_paused_turn_is_cancelled_through_the_queue_and_cannot_be_resumed_meanwhile() -> None:
-    session, turn = session_with_turn()
-    session.observe(Started(TICKET, 2))
-    session.observe(Token(TICKET, 7))
-    session.observe(paused())
-    assert session.state == "paused"
-    session.end(turn)
-    assert session.state == "queued"
-    session.observe(finished(4))
-    assert session.state == "idle"
-    assert list(session.history) == [1, 2, 3, 7]
 
 
 def test_a_pause_that_a_cancel_overtakes_is_none() -> None:

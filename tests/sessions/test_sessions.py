@@ -4,31 +4,19 @@ import asyncio
 import os
 import random
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 
-from app.domain.errors import ContextTooLong, Draining, FieldOutOfRange, NotFound, WrongState
+from app.domain.errors import Draining, FieldOutOfRange, NotFound, WrongState
 from app.domain.grammar import Grammar, GrammarKind
-from app.domain.values import FinishReason, SamplingParams, SessionId, SessionState, StopRule
-from app.exports.exports import export_session
+from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule
 from app.routers.dependencies import Services
 from app.sessions import lifecycle
 from app.sessions.guards.side_work import Lane
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from tests.exports.spooling import spooled
 from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, engine_tokens, finish, start_turn, until
-
-
-async def test_state_follows_the_turn_though_nobody_reads_it(services: Services) -> None:
-    registry = services.sessions
-    session = registry.create()
-    start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=4))
-    assert session.state is SessionState.QUEUED
-    await until(lambda: session.state is SessionState.IDLE)
-    assert len(session.history) == 7
 
 
 async def test_a_second_turn_at_the_same_time_is_refused(services: Services) -> None:
@@ -41,18 +29,6 @@ async def test_a_second_turn_at_the_same_time_is_refused(services: Services) -> 
     for refused in (registry.fork(session), registry.rewind(session, 0)):
         with pytest.raises(WrongState, match="running"):
             await refused
-    registry.ends.release(session, turn)
-
-
-async def test_a_session_with_a_turn_in_it_is_not_exported(services: Services, tmp_path: Path) -> None:
-    registry = services.sessions
-    session = registry.create()
-    turn = start_turn(registry, session, PROMPT, GREEDY, LONG)
-    with pytest.raises(WrongState, match=r"cannot export: .* is queued"):
-        await export_session(registry, session, spooled(tmp_path / "session"))
-    await anext(turn)
-    with pytest.raises(WrongState, match=r"cannot export: .* is running"):
-        await export_session(registry, session, spooled(tmp_path / "session"))
     registry.ends.release(session, turn)
 
 
@@ -100,40 +76,6 @@ async def test_cancel_with_keep_cuts_the_history_here_and_in_the_engine(services
     assert len(session.history) == await engine_tokens(registry, session) == 5
 
 
-async def test_a_closed_session_is_gone_and_its_turn_ends_as_cancelled(services: Services) -> None:
-    registry = services.sessions
-    session = registry.create()
-    turn = start_turn(registry, session, PROMPT, GREEDY, LONG)
-    await anext(turn)
-    await registry.close(session)
-    assert (await finish(turn)).reason is FinishReason.CANCELLED
-    with pytest.raises(NotFound, match=session.id):
-        registry.table.get(session.id)
-    await assert_nothing_is_held(registry)
-
-
-async def test_another_owner_sees_nothing_of_a_session(services: Services) -> None:
-    registry = services.sessions
-    mine = registry.create("me")
-    with pytest.raises(NotFound):
-        registry.table.get(mine.id, "you")
-    with pytest.raises(NotFound):
-        registry.table.get(mine.id)
-    assert registry.table.page("you", limit=10) == []
-    assert registry.table.get(mine.id, "me") is mine
-
-
-async def test_pages_hold_all_sessions_once_in_order(services: Services) -> None:
-    registry = services.sessions
-    created = {registry.create().id for _ in range(7)}
-    seen: list[SessionId] = []
-    while page := registry.table.page(limit=3, after=seen[-1] if seen else None):
-        seen += [session.id for session in page]
-        await registry.close(page[-1])  # a cursor may point at a session that has gone
-    assert seen == sorted(created)
-    assert registry.table.page(limit=10, state=SessionState.RUNNING) == []
-
-
 async def test_rewind_cuts_both_histories_and_refuses_a_place_past_the_end(services: Services) -> None:
     registry = services.sessions
     session = registry.create()
@@ -142,25 +84,6 @@ async def test_rewind_cuts_both_histories_and_refuses_a_place_past_the_end(servi
         await registry.rewind(session, 8)
     await registry.rewind(session, 2)
     assert await engine_tokens(registry, session) == len(session.history) == 2
-
-
-async def test_a_turn_needs_a_token_to_start_from(services: Services) -> None:
-    session = services.sessions.create()
-    with pytest.raises(FieldOutOfRange, match="at least 1 token"):
-        start_turn(services.sessions, session, [], GREEDY, LONG)
-    assert session.state is SessionState.IDLE
-
-
-async def test_room_is_what_is_left_of_the_context(services: Services) -> None:
-    registry = services.sessions
-    assert registry.turns.room(1000, None) == 24
-    assert registry.turns.room(1024, 0) == 0
-    with pytest.raises(ContextTooLong, match=r"at most 24: .* 1024 .* 1000 .* 25 more") as too_long:
-        registry.turns.room(1000, 25)
-    assert too_long.value.param == "max_tokens"
-    with pytest.raises(ContextTooLong) as too_long:
-        registry.turns.room(1024, None, param="messages")
-    assert too_long.value.param == "messages"
 
 
 async def test_a_session_expires_after_its_ttl_but_not_under_a_turn(services: Services) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 from websockets.sync.client import connect
 
-from tests.processes import serve_process
 from tests.tenants.conftest import ServeTenants
-from tests.tenants.tenant_files import key, tenant, write_tenants
+from tests.tenants.tenant_files import key, tenant
 
 SECRET = "swordfish"
 FIELDS = {"time", "tenant", "request_id", "method", "path", "session", "status"}
@@ -100,21 +96,3 @@ def test_a_websocket_is_a_line_when_it_has_closed(serve_tenants: ServeTenants, t
     assert refused["headers"] == {"Retry-After": "60"}
     (line,) = lines(log, 1)
     assert (line["tenant"], line["path"], line["status"]) == ("acme", "/v1/responses", 101)
-
-
-def test_sighup_goes_on_in_a_new_file(tmp_path: Path) -> None:
-    log, old = tmp_path / "audit.jsonl", tmp_path / "audit.jsonl.1"
-    file = write_tenants(tmp_path / "tenants.json", tenant("acme"))
-    with (
-        serve_process(tmp_path / "state", "--tenants", str(file), "--audit-log", str(log)) as server,
-        httpx.Client(base_url=server.url, headers={"X-Api-Key": "acme"}) as http,
-    ):
-        http.get("/v1/models")
-        lines(log, 1)
-        log.rename(old)
-        os.kill(server.pid, signal.SIGHUP)
-        while not log.exists():
-            time.sleep(0.01)
-        http.get("/v1/models")
-        lines(log, 1)
-    lines(old, 1)

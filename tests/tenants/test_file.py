@@ -36,18 +36,19 @@ tenants:
     assert found.keys[0].not_after == datetime(2027, 2, 1, tzinfo=UTC).timestamp()  # the day is part of it
 
 
-@pytest.mark.parametrize("moment", ["2027-01-31T18:00:00Z", "2027-01-31T19:00:00+01:00", "2027-01-31T18:00:00"])
-def test_a_key_may_end_at_a_time_of_the_day(tmp_path: Path, moment: str) -> None:
+@pytest.mark.parametrize(
+    ("moment", "last"),
+    [
+        ("2027-01-31T18:00:00Z", datetime(2027, 1, 31, 18, tzinfo=UTC).timestamp()),
+        ("2027-01-31T19:00:00+01:00", datetime(2027, 1, 31, 18, tzinfo=UTC).timestamp()),
+        ("2027-01-31T18:00:00", datetime(2027, 1, 31, 18, tzinfo=UTC).timestamp()),
+        ("9999-12-31", datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 24 * 60 * 60),
+    ],
+)
+def test_a_key_may_end_at_a_time_of_the_day(tmp_path: Path, moment: str, last: float) -> None:
     file = write_tenants(tmp_path / "tenants.json", tenant("acme", key("a", not_after=moment)))
     (found,) = read_tenants(file)
-    assert found.keys[0].not_after == datetime(2027, 1, 31, 18, tzinfo=UTC).timestamp()
-
-
-def test_the_last_day_that_there_is(tmp_path: Path) -> None:
-    file = tmp_path / "tenants.yaml"
-    file.write_text(f"tenants: [{{name: acme, keys: [{{sha256: '{SHA}', not_after: 9999-12-31}}]}}]")
-    (found,) = read_tenants(file)
-    assert found.keys[0].not_after == datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 24 * 60 * 60
+    assert found.keys[0].not_after == last
 
 
 @pytest.mark.parametrize("secret", ["swordfish", "djinn-" + "s" * 43])
@@ -94,11 +95,9 @@ def test_a_mistake_is_named_by_its_path(tmp_path: Path, tenants: list[dict[str, 
         ("just words", "the file must be an object"),
         ("tenants: [{keys: [{not_after: 2027-02-30}]}]", "invalid YAML, line 1, column 31: day"),
         ("? [tenants]\n: []\n", "invalid YAML, line 1, column 3: a field must have a name"),
-        ("tenants: \0", "invalid YAML"),
         ("deep", "invalid YAML"),
         ("tenants: !!python/object/apply:os.getcwd []", "invalid YAML"),
         ("tenants: [{name: !!bool acme}]", "invalid YAML"),
-        ("tenants: [{name: !!int ''}]", "invalid YAML"),
         ("tenants: [{keys: [{not_after: !!timestamp soon}]}]", "invalid YAML"),
     ],
 )
@@ -108,11 +107,6 @@ def test_a_file_that_is_no_object(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(FieldOutOfRange, match=says) as refused:
         read_tenants(file)
     assert "\n" not in refused.value.message
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(FieldOutOfRange, match="No such file"):
-        read_tenants(tmp_path / "none.yaml")
 
 
 def test_tenants_may_share_their_limits(tmp_path: Path) -> None:
@@ -149,3 +143,5 @@ def test_a_file_without_end_is_refused(tmp_path: Path, text: str, says: str) -> 
     file.write_text(f"tenants: {text}")
     with pytest.raises(FieldOutOfRange, match=says):
         read_tenants(file)
+    with pytest.raises(FieldOutOfRange, match="No such file"):
+        read_tenants(tmp_path / "none.yaml")

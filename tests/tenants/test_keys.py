@@ -3,7 +3,6 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from app.tenants.keys import fingerprint
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 
@@ -23,16 +22,14 @@ def guarded(serve_with: ServeWith) -> httpx.Client:
     return serve_with(api_keys=("sesame", "mellon", "cl\xe0"))
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready"])
-def test_a_probe_needs_no_key(guarded: httpx.Client, path: str) -> None:
-    assert guarded.get(path).status_code == 200
-
-
-def test_every_other_path_needs_a_key(guarded: httpx.Client) -> None:
+def test_every_path_but_those_of_probes_needs_a_key(guarded: httpx.Client) -> None:
+    for path in ("/health", "/ready"):
+        assert guarded.get(path).status_code == 200
     for path in PATHS:
         response = guarded.get(path)
         assert_error(response, 401, "invalid_api_key")
         assert response.headers["www-authenticate"] == "Bearer"
+    assert_error(guarded.post("/v1/sessions", content=b"{"), 401, "invalid_api_key")
 
 
 @pytest.mark.parametrize(
@@ -43,25 +40,14 @@ def test_a_wrong_key_is_no_key(guarded: httpx.Client, header: str) -> None:
     assert_error(response, 401, "invalid_api_key")
 
 
-@pytest.mark.parametrize("header", ["Bearer sesame", "Bearer mellon", "bearer sesame"])
-def test_each_key_opens(guarded: httpx.Client, header: str) -> None:
-    assert guarded.get("/v1/sessions", headers={"Authorization": header}).status_code == 200
-
-
-@pytest.mark.parametrize("name", ["X-Api-Key", "x-api-key"])
-def test_each_key_opens_in_the_header_of_anthropics_clients(guarded: httpx.Client, name: str) -> None:
-    for key in ("sesame", "mellon"):
-        assert guarded.get("/v1/sessions", headers={name: key}).status_code == 200
+def test_each_key_opens_in_either_header(guarded: httpx.Client) -> None:
+    right = [("Authorization", f"{kind} {key}") for kind in ("Bearer", "bearer") for key in ("sesame", "mellon")]
+    for name, value in [*right, ("X-Api-Key", "sesame"), ("x-api-key", "mellon")]:
+        assert guarded.get("/v1/sessions", headers={name: value}).status_code == 200
     for wrong in ("sesam", "Bearer sesame", ""):
-        assert_error(guarded.get("/v1/sessions", headers={name: wrong}), 401, "invalid_api_key")
-
-
-def test_both_headers_with_one_key_name_one_caller(guarded: httpx.Client) -> None:
+        assert_error(guarded.get("/v1/sessions", headers={"X-Api-Key": wrong}), 401, "invalid_api_key")
     opened = guarded.post("/v1/sessions", headers={"X-Api-Key": "sesame"}).json()["id"]
-    for headers, status in (
-        ({"Authorization": "Bearer sesame"}, 200),
-        ({"X-Api-Key": "mellon"}, 404),
-    ):
+    for headers, status in (({"Authorization": "Bearer sesame"}, 200), ({"X-Api-Key": "mellon"}, 404)):
         assert guarded.get(f"/v1/sessions/{opened}", headers=headers).status_code == status
 
 
@@ -69,15 +55,6 @@ def test_a_key_outside_ascii_is_sent_as_utf8(guarded: httpx.Client) -> None:
     header = "Bearer cl\xe0"
     assert guarded.get("/v1/sessions", headers={b"Authorization": header.encode()}).status_code == 200
     assert guarded.get("/v1/sessions", headers={b"Authorization": header.encode("latin-1")}).status_code == 401
-
-
-def test_the_refusal_comes_before_the_body_is_read(guarded: httpx.Client) -> None:
-    assert_error(guarded.post("/v1/sessions", content=b"{"), 401, "invalid_api_key")
-
-
-def test_a_fingerprint_does_not_show_the_key() -> None:
-    assert "sesame" not in fingerprint("sesame")
-    assert fingerprint("sesame") != fingerprint("mellon")
 
 
 def test_the_document_tells_which_routes_need_a_key_and_how_it_is_given(guarded: httpx.Client) -> None:

@@ -9,8 +9,8 @@ from tests.tenants.conftest import ServeTenants
 from tests.tenants.tenant_files import tenant, turn, wait_for
 
 
-def test_bytes_of_kv_of_turns_under_way(serve_tenants: ServeTenants) -> None:
-    per_token = kv_of_64(serve_tenants(tenant("any"))("any")) // 64
+def test_bytes_of_kv_of_turns_under_way(serve_tenants: ServeTenants, http: httpx.Client) -> None:
+    per_token = kv_of_64(http) // 64
     client = serve_tenants(tenant("few", device_bytes=40 * per_token), tenant("many"))
     few, many = client("few"), client("many")
     paused = few.post("/v1/sessions").json()["id"]
@@ -28,8 +28,8 @@ def test_bytes_of_kv_of_turns_under_way(serve_tenants: ServeTenants) -> None:
     assert turn(few, tokens=40, max_tokens=1).status_code == 200
 
 
-def test_kv_of_a_session_counts_with_its_next_turn(serve_tenants: ServeTenants) -> None:
-    per_token = kv_of_64(serve_tenants(tenant("any"))("any")) // 64
+def test_kv_of_a_session_counts_with_its_next_turn(serve_tenants: ServeTenants, http: httpx.Client) -> None:
+    per_token = kv_of_64(http) // 64
     few = serve_tenants(tenant("few", device_bytes=40 * per_token))("few")
     session = few.post("/v1/sessions").json()["id"]
     path = f"/v1/sessions/{session}/generate"
@@ -41,8 +41,8 @@ def test_kv_of_a_session_counts_with_its_next_turn(serve_tenants: ServeTenants) 
     assert few.post(path, json={"token_ids": [5] * 6, "max_tokens": 1}).status_code == 200
 
 
-def test_bytes_in_host_memory(serve_tenants: ServeTenants) -> None:
-    one = kv_of_64(serve_tenants(tenant("any"))("any"))
+def test_bytes_in_host_memory(serve_tenants: ServeTenants, http: httpx.Client) -> None:
+    one = kv_of_64(http)
     client = serve_tenants(tenant("few", host_bytes=2 * one), tenant("many"), kv_host=64 << 20)
     sessions = {name: [parked(client(name), number) for number in range(4)] for name in ("few", "many")}
     wait_for(lambda: sum(host_bytes(client("few"), each) for each in sessions["few"]) <= 2 * one)
@@ -52,9 +52,7 @@ def test_bytes_in_host_memory(serve_tenants: ServeTenants) -> None:
 
 def kv_of_64(http: httpx.Client) -> int:
     """Bytes of a context of 64 tokens, which are whole blocks."""
-    session = http.post("/v1/sessions").json()["id"]
-    http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 64, "max_tokens": 0})
-    return int(http.get(f"/v1/sessions/{session}").json()["kv"]["device_bytes"])
+    return int(http.get("/v1/memory/estimate", params={"tokens": 64}).json()["kv_bytes"])
 
 
 def parked(http: httpx.Client, number: int) -> str:

@@ -1,9 +1,11 @@
-"""A tenant's own limits, on a clock of the test's."""
+"""A tenant's own limits, on a clock of the test's. All tenants are on one server."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -12,153 +14,46 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.errors import assert_error, assert_messages_error
+from tests.serving import serve
 from tests.tenants.conftest import ServeTenants
-from tests.tenants.tenant_files import Clock, tenant, turn, wait_for
+from tests.tenants.tenant_files import Clock, tenant, turn, wait_for, write_tenants
+
+ClientOf = Callable[[str], httpx.Client]
+TENANTS: dict[str, dict[str, int]] = {
+    "many": {},
+    "two-requests": {"requests_per_minute": 2},
+    "one-request": {"requests_per_minute": 1},
+    **{f"100-tokens-{use}": {"tokens_per_minute": 100} for use in ("come-back", "cached", "refused", "fork", "import")},
+    "50-tokens": {"tokens_per_minute": 50},
+    "three-turns": {"tokens_per_minute": 1000, "turns_at_once": 3},
+    "two-streams": {"tokens_per_minute": 2000, "turns_at_once": 2},
+    "1000-tokens": {"tokens_per_minute": 1000},
+    "one-turn": {"turns_at_once": 1},
+    "two-sessions": {"sessions": 2},
+    "one-session": {"sessions": 1},
+    "kept": {"sessions": 2, "tokens_per_minute": 100},
+    "no-guarantee": {"guaranteed_sessions": 0},
+    "one-guarantee": {"guaranteed_sessions": 1},
+    "small-files": {"import_bytes": 100},
+}
 
 
-def connect_responses(http: httpx.Client, api_key: str) -> ClientConnection:
-    url = str(http.base_url).replace("http", "ws")
-    return connect(f"{url}/v1/responses", additional_headers={"X-Api-Key": api_key})
+@pytest.fixture(scope="module")
+def shared_clock() -> Clock:
+    return Clock()
 
 
-def test_requests_of_a_minute(serve_tenants: ServeTenants, clock: Clock) -> None:
-    client = serve_tenants(tenant("few", requests_per_minute=2), tenant("many"))
-    few, many = client("few"), client("many")
-    first = few.get("/v1/models")
-    assert first.headers["x-ratelimit-limit-requests"] == "2"
-    assert first.headers["x-ratelimit-remaining-requests"] == "1"
-    assert first.headers["x-ratelimit-reset-requests"] == "1m0s"
-    clock.now += 20.5
-    assert few.get("/v1/models").headers["x-ratelimit-remaining-requests"] == "0"
-    refused = few.get("/v1/models")
-    assert_error(refused, 429, "rate_limit_exceeded")
-    assert refused.headers["retry-after"] == "40"
-    assert refused.headers["x-ratelimit-reset-requests"] == "39.5s"
-    assert many.get("/v1/models").status_code == 200
-    assert "x-ratelimit-limit-requests" not in many.get("/v1/models").headers
-    clock.now += int(refused.headers["retry-after"])
-    assert few.get("/v1/models").status_code == 200
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory, shared_clock: Clock) -> Iterator[ClientOf]:
+    """Clients of the tenants. The server computes prompts in parts of 8 tokens."""
+    everybody = [tenant(name, **limits) for name, limits in TENANTS.items()]
+    file = write_tenants(tmp_path_factory.mktemp("tenants") / "tenants.json", *everybody)
+    with serve(clock=shared_clock, tenants=file, max_step_tokens=8, max_running=4) as url, ExitStack() as ends:
+        yield lambda name: ends.enter_context(httpx.Client(base_url=url, timeout=30, headers={"X-Api-Key": name}))
 
 
 def tokens_left(http: httpx.Client) -> int:
     return int(http.get("/v1/models").headers["x-ratelimit-remaining-tokens"])
-
-
-def test_each_dialect_has_its_own_refusal(serve_tenants: ServeTenants) -> None:
-    few = serve_tenants(tenant("few", requests_per_minute=1))("few")
-    few.get("/v1/models")
-    chat = few.post("/v1/chat/completions", json={"model": "tiny-llama", "messages": []})
-    assert_error(chat, 429, "rate_limit_exceeded")
-    assert chat.json()["error"]["type"] == "rate_limit_error"
-    message = few.post("/v1/messages", json={"model": "tiny-llama", "max_tokens": 1, "messages": []})
-    assert_messages_error(message, 429)
-    assert message.json()["error"]["type"] == "rate_limit_error"
-    response = few.post("/v1/responses", json={"model": "tiny-llama", "input": "a"})
-    assert_error(response, 429, "rate_limit_exceeded")
-    with pytest.raises(InvalidStatus) as refused, connect_responses(few, "few"):
-        pass
-    assert refused.value.response.status_code == 429
-    assert int(refused.value.response.headers["retry-after"]) >= 1
-    for answer in (chat, message, response):
-        assert int(answer.headers["retry-after"]) >= 1
-        assert answer.headers["x-ratelimit-remaining-requests"] == "0"
-
-
-def test_reserved_tokens_that_were_not_used_come_back(serve_tenants: ServeTenants) -> None:
-    few = serve_tenants(tenant("few", tokens_per_minute=100))("few")
-    paused = pause(few, tokens=10, max_tokens=50, stop_token_ids=list(range(64)))
-    assert tokens_left(few) == 100 - 10 - 50
-    answer = few.post(f"/v1/sessions/{paused}/resume", json={"until": "end"}).json()
-    used = answer["usage"]["completion_tokens"]
-    assert used < 50
-    assert tokens_left(few) == 100 - 10 - used
-
-
-def test_tokens_that_the_server_still_has_do_not_count(serve_tenants: ServeTenants) -> None:
-    http = serve_tenants(tenant("few", tokens_per_minute=100))("few")
-    session = http.post("/v1/sessions").json()["id"]
-    for _ in range(2):
-        body = {"token_ids": [5] * 20, "max_tokens": 2, "ignore_eos": True}
-        answer = http.post(f"/v1/sessions/{session}/generate", json=body)
-        assert answer.status_code == 200
-    assert http.get("/v1/models").headers["x-ratelimit-remaining-tokens"] == "56"
-
-
-def test_tokens_of_a_minute(serve_tenants: ServeTenants, clock: Clock) -> None:
-    client = serve_tenants(tenant("few", tokens_per_minute=100), tenant("many"))
-    few, many = client("few"), client("many")
-    assert turn(few, tokens=80, max_tokens=1).status_code == 200
-    refused = turn(few, tokens=20, max_tokens=1)
-    message = assert_error(refused, 429, "rate_limit_exceeded")
-    assert "100 tokens in a minute, and 19 are left; this call needs 21" in message
-    assert refused.headers["retry-after"] == "60"
-    assert refused.headers["x-ratelimit-remaining-tokens"] == "19"
-    assert turn(many, tokens=80, max_tokens=1).status_code == 200
-    clock.now += 60
-    assert turn(few, tokens=20, max_tokens=1).status_code == 200
-
-
-def test_a_turn_larger_than_a_minute_waits_for_a_new_one_and_counts_in_full(
-    serve_tenants: ServeTenants, clock: Clock
-) -> None:
-    few = serve_tenants(tenant("few", tokens_per_minute=50))("few")
-    assert turn(few, tokens=1, max_tokens=1).status_code == 200
-    assert_error(turn(few, tokens=80, max_tokens=1), 429, "rate_limit_exceeded")
-    clock.now += 60
-    assert turn(few, tokens=80, max_tokens=1).status_code == 200
-    assert few.get("/v1/models").headers["x-ratelimit-remaining-tokens"] == "0"
-
-
-def test_tokens_of_a_refused_turn_are_not_counted(serve_tenants: ServeTenants) -> None:
-    few = serve_tenants(tenant("few", tokens_per_minute=50))("few")
-    session = few.post("/v1/sessions").json()["id"]
-    assert_error(
-        few.post(f"/v1/sessions/{session}/generate", json={"token_ids": [], "max_tokens": 5}),
-        422,
-        "field_out_of_range",
-        param="token_ids",
-    )
-    assert few.get("/v1/models").headers["x-ratelimit-remaining-tokens"] == "50"
-
-
-def test_every_choice_of_a_call_counts(serve_tenants: ServeTenants) -> None:
-    few = serve_tenants(tenant("few", tokens_per_minute=100, turns_at_once=3))("few")
-    body = {"model": "tiny-llama", "prompt": [5] * 10, "max_tokens": 4, "n": 3, "ignore_eos": True}
-    answer = few.post("/v1/completions", json=body)
-    assert answer.status_code == 200
-    left = int(few.get("/v1/models").headers["x-ratelimit-remaining-tokens"])
-    assert 100 - 3 * 10 - 3 * 4 <= left <= 100 - 10 - 3 * 4  # the other choices may find the prompt's KV
-    assert_error(few.post("/v1/completions", json={**body, "n": 4}), 400, "beyond_tenant_limit")
-
-
-def test_a_call_is_let_in_with_all_of_its_turns_or_not_at_all(serve_tenants: ServeTenants) -> None:
-    few = serve_tenants(tenant("few", tokens_per_minute=1000, turns_at_once=3))("few")
-    body = {"model": "tiny-llama", "prompt": [[5] * 10, [6] * 10], "max_tokens": 4, "ignore_eos": True}
-    assert_error(few.post("/v1/completions", json={**body, "n": 2}), 400, "beyond_tenant_limit")
-    assert few.get("/v1/models").headers["x-ratelimit-remaining-tokens"] == "1000"
-    assert few.get("/v1/sessions").json()["data"] == []
-    assert few.post("/v1/completions", json=body).status_code == 200
-
-
-def test_a_stream_that_its_client_leaves_gives_back_what_it_has_not_used(serve_tenants: ServeTenants) -> None:
-    few = serve_tenants(tenant("few", tokens_per_minute=2000, turns_at_once=2))("few")
-    body = {"model": "tiny-llama", "prompt": [5] * 10, "max_tokens": 900, "n": 2, "ignore_eos": True, "stream": True}
-    with few.stream("POST", "/v1/completions", json=body) as answer:
-        assert answer.headers["x-ratelimit-remaining-tokens"] == str(2000 - 2 * 910)
-        next(answer.iter_lines())
-    wait_for(lambda: tokens_left(few) > 200)
-    assert tokens_left(few) < 2000 - 10
-    assert turn(few, tokens=10, max_tokens=1).status_code == 200
-
-
-def test_a_paused_turn_whose_session_closes_gives_back_what_it_has_not_used(serve_tenants: ServeTenants) -> None:
-    few = serve_tenants(tenant("few", tokens_per_minute=1000))("few")
-    paused = few.post("/v1/sessions").json()["id"]
-    few.post(f"/v1/sessions/{paused}/breakpoints", json={"layer": 0, "action": "pause"})
-    few.post(f"/v1/sessions/{paused}/generate", json={"token_ids": [5] * 8, "max_tokens": 500, "ignore_eos": True})
-    assert tokens_left(few) == 1000 - 508
-    few.delete(f"/v1/sessions/{paused}")
-    assert tokens_left(few) == 1000 - 8
 
 
 def pause(http: httpx.Client, tokens: int, max_tokens: int, **asked: Any) -> str:
@@ -170,11 +65,128 @@ def pause(http: httpx.Client, tokens: int, max_tokens: int, **asked: Any) -> str
     return session
 
 
-@pytest.mark.parametrize(("way", "prompt"), [("fork", 20 - 8), ("import", 20)])
-def test_a_copy_of_a_paused_turn_reserves_what_is_left_of_it(
-    serve_tenants: ServeTenants, way: str, prompt: int
+def test_requests_of_a_minute(client: ClientOf, shared_clock: Clock) -> None:
+    few, many = client("two-requests"), client("many")
+    first = few.get("/v1/models")
+    assert first.headers["x-ratelimit-limit-requests"] == "2"
+    assert first.headers["x-ratelimit-remaining-requests"] == "1"
+    assert first.headers["x-ratelimit-reset-requests"] == "1m0s"
+    shared_clock.now += 20.5
+    assert few.get("/v1/models").headers["x-ratelimit-remaining-requests"] == "0"
+    refused = few.get("/v1/models")
+    assert_error(refused, 429, "rate_limit_exceeded")
+    assert refused.headers["retry-after"] == "40"
+    assert refused.headers["x-ratelimit-reset-requests"] == "39.5s"
+    assert many.get("/v1/models").status_code == 200
+    assert "x-ratelimit-limit-requests" not in many.get("/v1/models").headers
+    shared_clock.now += int(refused.headers["retry-after"])
+    assert few.get("/v1/models").status_code == 200
+
+
+def connect_responses(http: httpx.Client, api_key: str) -> ClientConnection:
+    url = str(http.base_url).replace("http", "ws")
+    return connect(f"{url}/v1/responses", additional_headers={"X-Api-Key": api_key})
+
+
+def test_each_dialect_has_its_own_refusal(client: ClientOf) -> None:
+    few = client("one-request")
+    few.get("/v1/models")
+    chat = few.post("/v1/chat/completions", json={"model": "tiny-llama", "messages": []})
+    assert_error(chat, 429, "rate_limit_exceeded")
+    message = few.post("/v1/messages", json={"model": "tiny-llama", "max_tokens": 1, "messages": []})
+    assert_messages_error(message, 429)
+    assert chat.json()["error"]["type"] == message.json()["error"]["type"] == "rate_limit_error"
+    response = few.post("/v1/responses", json={"model": "tiny-llama", "input": "a"})
+    assert_error(response, 429, "rate_limit_exceeded")
+    with pytest.raises(InvalidStatus) as refused, connect_responses(few, "one-request"):
+        pass
+    assert refused.value.response.status_code == 429
+    assert int(refused.value.response.headers["retry-after"]) >= 1
+    for answer in (chat, message, response):
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+def test_reserved_tokens_that_were_not_used_come_back(client: ClientOf) -> None:
+    few = client("100-tokens-come-back")
+    paused = pause(few, tokens=10, max_tokens=50, stop_token_ids=list(range(64)))
+    assert tokens_left(few) == 100 - 10 - 50
+    answer = few.post(f"/v1/sessions/{paused}/resume", json={"until": "end"}).json()
+    used = answer["usage"]["completion_tokens"]
+    assert used < 50
+    assert tokens_left(few) == 100 - 10 - used
+
+
+def test_tokens_that_the_server_still_has_do_not_count(client: ClientOf) -> None:
+    few = client("100-tokens-cached")
+    session = few.post("/v1/sessions").json()["id"]
+    for _ in range(2):
+        body = {"token_ids": [5] * 20, "max_tokens": 2, "ignore_eos": True}
+        assert few.post(f"/v1/sessions/{session}/generate", json=body).status_code == 200
+    assert tokens_left(few) == 100 - (20 + 2) - (1 + 20 + 2 - 1)
+    refused = few.post(f"/v1/sessions/{session}/generate", json={"token_ids": [9999], "max_tokens": 5})
+    assert_error(refused, 422, "field_out_of_range", param="token_ids")
+    assert tokens_left(few) == 56, "what is refused costs nothing"
+
+
+def test_tokens_of_a_minute(client: ClientOf, shared_clock: Clock) -> None:
+    few, many = client("100-tokens-refused"), client("many")
+    assert turn(few, tokens=80, max_tokens=1).status_code == 200
+    refused = turn(few, tokens=20, max_tokens=1)
+    message = assert_error(refused, 429, "rate_limit_exceeded")
+    assert "100 tokens in a minute, and 19 are left; this call needs 21" in message
+    assert refused.headers["retry-after"] == "60"
+    assert refused.headers["x-ratelimit-remaining-tokens"] == "19"
+    assert turn(many, tokens=80, max_tokens=1).status_code == 200
+    shared_clock.now += 60
+    assert turn(few, tokens=20, max_tokens=1).status_code == 200
+
+
+def test_a_turn_larger_than_a_minute_waits_for_a_new_one_and_counts_in_full(
+    client: ClientOf, shared_clock: Clock
 ) -> None:
-    few = serve_tenants(tenant("few", tokens_per_minute=100), max_step_tokens=8, max_running=4)("few")
+    few = client("50-tokens")
+    assert turn(few, tokens=1, max_tokens=1).status_code == 200
+    assert_error(turn(few, tokens=80, max_tokens=1), 429, "rate_limit_exceeded")
+    shared_clock.now += 60
+    assert turn(few, tokens=80, max_tokens=1).status_code == 200
+    assert tokens_left(few) == 0
+
+
+def test_a_call_is_let_in_with_all_of_its_turns_or_not_at_all(client: ClientOf) -> None:
+    few = client("three-turns")
+    body = {"model": "tiny-llama", "prompt": [[5] * 10, [6] * 10], "max_tokens": 4, "ignore_eos": True}
+    assert_error(few.post("/v1/completions", json={**body, "n": 2}), 400, "beyond_tenant_limit")
+    assert tokens_left(few) == 1000
+    assert few.get("/v1/sessions").json()["data"] == []
+    assert few.post("/v1/completions", json=body).status_code == 200
+    left = tokens_left(few)
+    assert few.post("/v1/completions", json={**body, "prompt": [7] * 10, "n": 3}).status_code == 200
+    used = left - tokens_left(few)
+    assert 10 + 3 * 4 <= used <= 3 * (10 + 4), "the other choices may find the prompt's KV"
+
+
+def test_a_stream_that_its_client_leaves_gives_back_what_it_has_not_used(client: ClientOf) -> None:
+    few = client("two-streams")
+    body = {"model": "tiny-llama", "prompt": [5] * 10, "max_tokens": 900, "n": 2, "ignore_eos": True, "stream": True}
+    with few.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.headers["x-ratelimit-remaining-tokens"] == str(2000 - 2 * 910)
+        next(answer.iter_lines())
+    wait_for(lambda: tokens_left(few) > 200)
+    assert tokens_left(few) < 2000 - 10
+
+
+def test_a_paused_turn_whose_session_closes_gives_back_what_it_has_not_used(client: ClientOf) -> None:
+    few = client("1000-tokens")
+    paused = pause(few, tokens=8, max_tokens=500)
+    assert tokens_left(few) == 1000 - 508
+    few.delete(f"/v1/sessions/{paused}")
+    assert tokens_left(few) == 1000 - 8
+
+
+@pytest.mark.parametrize(("way", "prompt"), [("fork", 20 - 8), ("import", 20)])
+def test_a_copy_of_a_paused_turn_reserves_what_is_left_of_it(client: ClientOf, way: str, prompt: int) -> None:
+    few = client(f"100-tokens-{way}")
     paused = pause(few, tokens=20, max_tokens=20)
     file = few.get(f"/v1/sessions/{paused}/export").content
 
@@ -214,40 +226,29 @@ def cancel_in_the_queue(few: httpx.Client, many: httpx.Client) -> str:
     raise AssertionError("the other turn has always ended before")
 
 
-@pytest.mark.parametrize("way", ["session", "fork", "import"])
-def test_tokens_of_a_turn_that_never_left_the_queue_count_with_the_next(serve_tenants: ServeTenants, way: str) -> None:
-    client = serve_tenants(tenant("few", tokens_per_minute=10_000), tenant("many"), max_running=1)
-    few = client("few")
-    session = cancel_in_the_queue(few, client("many"))
-    left = tokens_left(few)
-    if way == "fork":
-        session = few.post(f"/v1/sessions/{session}/fork").json()["id"]
-    elif way == "import":
-        file = few.get(f"/v1/sessions/{session}/export").content
-        session = few.post("/v1/sessions/import", content=file).json()["id"]
-    body = {"token_ids": [7], "max_tokens": 1, "ignore_eos": True}
-    assert few.post(f"/v1/sessions/{session}/generate", json=body).status_code == 200
-    first = left - tokens_left(few)
-    assert few.post(f"/v1/sessions/{session}/generate", json=body).status_code == 200
-    assert (first, left - tokens_left(few)) == (42, 44)
+def test_tokens_of_a_turn_that_never_left_the_queue_count_with_the_next(serve_tenants: ServeTenants) -> None:
+    names = ("session", "fork", "import")
+    limited = [tenant(name, tokens_per_minute=10_000) for name in names]
+    client = serve_tenants(*limited, tenant("many"), max_running=1)
+    for way in names:
+        few = client(way)
+        session = cancel_in_the_queue(few, client("many"))
+        left = tokens_left(few)
+        if way == "fork":
+            session = few.post(f"/v1/sessions/{session}/fork").json()["id"]
+        elif way == "import":
+            file = few.get(f"/v1/sessions/{session}/export").content
+            session = few.post("/v1/sessions/import", content=file).json()["id"]
+        body = {"token_ids": [7], "max_tokens": 1, "ignore_eos": True}
+        assert few.post(f"/v1/sessions/{session}/generate", json=body).status_code == 200
+        first = left - tokens_left(few)
+        assert few.post(f"/v1/sessions/{session}/generate", json=body).status_code == 200
+        assert (first, left - tokens_left(few)) == (42, 44)
 
 
-def test_copies_of_a_paused_turn_that_come_together_count_together(serve_tenants: ServeTenants) -> None:
-    few = serve_tenants(tenant("few", turns_at_once=3))("few")
-    paused = few.post("/v1/sessions").json()["id"]
-    few.post(f"/v1/sessions/{paused}/breakpoints", json={"layer": 0, "action": "pause"})
-    few.post(f"/v1/sessions/{paused}/generate", json={"token_ids": [5, 6], "max_tokens": 4, "ignore_eos": True})
-    with ThreadPoolExecutor(8) as callers:
-        forks = list(callers.map(lambda _: few.post(f"/v1/sessions/{paused}/fork").status_code, range(8)))
-    assert Counter(forks) == {201: 2, 429: 6}
-
-
-def test_turns_at_once(serve_tenants: ServeTenants) -> None:
-    client = serve_tenants(tenant("few", turns_at_once=1), tenant("many"))
-    few, many = client("few"), client("many")
-    paused = few.post("/v1/sessions").json()["id"]
-    few.post(f"/v1/sessions/{paused}/breakpoints", json={"layer": 0, "action": "pause"})
-    few.post(f"/v1/sessions/{paused}/generate", json={"token_ids": [5, 6], "max_tokens": 4, "ignore_eos": True})
+def test_turns_at_once(client: ClientOf) -> None:
+    few, many = client("one-turn"), client("many")
+    paused = pause(few, tokens=2, max_tokens=4)
     refused = turn(few, tokens=2, max_tokens=1)
     assert_error(refused, 429, "tenant_limit")
     assert refused.headers["retry-after"] == "1"
@@ -260,11 +261,15 @@ def test_turns_at_once(serve_tenants: ServeTenants) -> None:
     few.post(f"/v1/sessions/{paused}/cancel")
     assert turn(few, tokens=2, max_tokens=1).status_code == 200
     assert few.post("/v1/sessions/import", content=file).status_code == 201
+    three = client("three-turns")
+    paused = pause(three, tokens=2, max_tokens=4)
+    with ThreadPoolExecutor(8) as callers:
+        forks = list(callers.map(lambda _: three.post(f"/v1/sessions/{paused}/fork").status_code, range(8)))
+    assert Counter(forks) == {201: 2, 429: 6}, "copies that come together count together"
 
 
-def test_open_sessions(serve_tenants: ServeTenants) -> None:
-    client = serve_tenants(tenant("few", sessions=2), tenant("many"))
-    few, many = client("few"), client("many")
+def test_open_sessions(client: ClientOf) -> None:
+    few, many = client("two-sessions"), client("many")
     first = few.post("/v1/sessions").json()["id"]
     few.post("/v1/sessions")
     refused = few.post("/v1/sessions")
@@ -276,37 +281,29 @@ def test_open_sessions(serve_tenants: ServeTenants) -> None:
     assert few.post("/v1/sessions").status_code == 201
 
 
-def test_at_its_limit_a_tenant_gives_way_to_itself(serve_tenants: ServeTenants) -> None:
-    client = serve_tenants(tenant("few", sessions=1), tenant("many"))
-    responses = {name: [] for name in ("few", "many")}  # type: dict[str, list[str]]
+def test_at_its_limit_a_tenant_gives_way_to_itself(client: ClientOf) -> None:
+    few, many = client("one-session"), client("many")
     body = {"model": "tiny-llama", "input": "a", "max_output_tokens": 1}
-    for name in ("many", "few", "few"):
-        answer = client(name).post("/v1/responses", json=body)
-        assert answer.status_code == 200, answer.text
-        responses[name].append(answer.json()["id"])
-    found = [client("few").get(f"/v1/responses/{each}").status_code for each in responses["few"]]
-    assert found == [404, 200]
-    assert client("many").get(f"/v1/responses/{responses['many'][0]}").status_code == 200
+    made = [http.post("/v1/responses", json=body).raise_for_status().json()["id"] for http in (many, few, few)]
+    assert [few.get(f"/v1/responses/{each}").status_code for each in made[1:]] == [404, 200]
+    assert many.get(f"/v1/responses/{made[0]}").status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/v1/completions", {"prompt": [5] * 10, "max_tokens": 40, "n": 2}),
-        ("/v1/responses", {"input": "a", "max_output_tokens": 90}),
-    ],
-)
-def test_a_call_that_is_refused_closes_nothing(serve_tenants: ServeTenants, path: str, fields: dict[str, Any]) -> None:
-    few = serve_tenants(tenant("few", sessions=2, tokens_per_minute=100))("few")
+def test_a_call_that_is_refused_closes_nothing(client: ClientOf) -> None:
+    few = client("kept")
     body = {"model": "tiny-llama", "input": "a", "max_output_tokens": 1}
     kept = [few.post("/v1/responses", json=body).json()["id"] for _ in range(2)]
-    assert_error(few.post(path, json={"model": "tiny-llama", **fields}), 429, "rate_limit_exceeded")
+    for path, fields in (
+        ("/v1/completions", {"prompt": [5] * 10, "max_tokens": 40, "n": 2}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 90}),
+    ):
+        assert_error(few.post(path, json={"model": "tiny-llama", **fields}), 429, "rate_limit_exceeded")
     assert [few.get(f"/v1/responses/{each}").status_code for each in kept] == [200, 200]
 
 
-@pytest.mark.parametrize("allowed", [0, 1])
-def test_guaranteed_sessions(serve_tenants: ServeTenants, allowed: int) -> None:
-    few = serve_tenants(tenant("few", guaranteed_sessions=allowed))("few")
+@pytest.mark.parametrize(("name", "allowed"), [("no-guarantee", 0), ("one-guarantee", 1)])
+def test_guaranteed_sessions(client: ClientOf, name: str, allowed: int) -> None:
+    few = client(name)
     body = {"residency": "guaranteed"}
     for _ in range(allowed):
         assert few.post("/v1/sessions", json=body).status_code == 201
@@ -314,9 +311,8 @@ def test_guaranteed_sessions(serve_tenants: ServeTenants, allowed: int) -> None:
     assert few.post("/v1/sessions").status_code == 201
 
 
-def test_bytes_of_an_import(serve_tenants: ServeTenants) -> None:
-    client = serve_tenants(tenant("few", import_bytes=100), tenant("many"))
-    few, many = client("few"), client("many")
+def test_bytes_of_an_import(client: ClientOf) -> None:
+    few, many = client("small-files"), client("many")
     session = few.post("/v1/sessions").json()["id"]
     few.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 20, "max_tokens": 1})
     file = few.get(f"/v1/sessions/{session}/export").content

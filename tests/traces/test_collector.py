@@ -97,12 +97,12 @@ def values(attributes: Sequence[KeyValue]) -> dict[str, object]:
     return {each.key: getattr(each.value, each.value.WhichOneof("value") or "") for each in attributes}
 
 
-def assert_a_turn_came(collector: Collector) -> None:
+def assert_a_turn_came(collector: Collector, service: str) -> None:
     path, headers, request = collector.requests[0]
     assert path == "/v1/traces"
     assert headers["content-type"] == "application/x-protobuf"
     (resource,) = request.resource_spans
-    assert values(resource.resource.attributes)["service.name"] == "djinn"
+    assert values(resource.resource.attributes)["service.name"] == service
     (turn,) = [span for span in collector.spans if span.parent_span_id == bytes.fromhex("b" * 16)]
     assert turn.trace_id == bytes.fromhex("a" * 32)
     assert turn.kind == Span.SPAN_KIND_SERVER
@@ -113,41 +113,29 @@ def assert_a_turn_came(collector: Collector) -> None:
     assert below == {"queue", "prefill", "decode"}
 
 
-def test_a_collector_gets_the_spans_of_a_turn(collector: Collector) -> None:
+def test_a_collector_gets_the_spans_of_a_turn(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "ours")
     with serve(otlp_endpoint=f"{collector.url}/") as url:
         answer = take_turn(url, traceparent=CALLER)
-    assert_a_turn_came(collector)
+    assert_a_turn_came(collector, "ours")
     assert answer.headers["traceresponse"][3:35] == "a" * 32
 
 
-def test_the_variables_of_opentelemetry_do_without_a_flag(
+def test_the_variables_of_opentelemetry_do_without_a_flag_and_nothing_of_the_frameworks_comes(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The framework would send paths, errors and refused bodies."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20sesame")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
+    monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
     with serve() as url:
         take_turn(url, traceparent=CALLER)
-    assert_a_turn_came(collector)
+        httpx.post(f"{url}/v1/completions", json={"prompt": {"swordfish": 1}})
+    assert_a_turn_came(collector, "djinn")
     _, headers, request = collector.requests[0]
     assert headers["authorization"] == "Bearer sesame"
     assert values(request.resource_spans[0].resource.attributes)["deployment.environment.name"] == "test"
-
-
-def test_a_service_has_the_name_that_it_is_given(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "ours")
-    with serve(otlp_endpoint=collector.url) as url:
-        take_turn(url)
-    assert values(collector.requests[0][2].resource_spans[0].resource.attributes)["service.name"] == "ours"
-
-
-def test_nothing_comes_of_what_the_framework_could_send(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would send paths, errors and refused bodies."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-    monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
-    with serve() as url:
-        take_turn(url)
-        httpx.post(f"{url}/v1/completions", json={"prompt": {"swordfish": 1}})
     assert {path for path, _, _ in collector.requests} == {"/v1/traces"}
     requests = [request for _, _, request in collector.requests]
     scopes = [scope for request in requests for found in request.resource_spans for scope in found.scope_spans]

@@ -77,7 +77,7 @@ def test_a_turn_that_waited_was_restored_paused_and_resumed_is_one_tree(kept: Sp
     assert attribute(running_span, names.FINISH_REASONS) == ("cancelled",)
 
 
-def test_a_timeout_resumes_without_a_request_also_a_fork(kept: Spans) -> None:
+def test_a_timeout_resumes_a_turn_and_its_fork_and_a_close_ends_another(kept: Spans) -> None:
     with serve(otlp_endpoint=COLLECTOR) as url, httpx.Client(base_url=url, timeout=60) as http:
         session = open_session(http)
         arm(http, session, once=True, timeout_s=0.5)
@@ -85,65 +85,45 @@ def test_a_timeout_resumes_without_a_request_also_a_fork(kept: Spans) -> None:
         child = http.post(f"{session}/fork", headers={"traceparent": CALLER}).raise_for_status()
         for each in (session, f"/v1/sessions/{child.json()['id']}"):
             wait_until_idle(http, each)
+        closing = open_session(http)
+        arm(http, closing)
+        assert generate(http, closing)["status"] == "paused"
+        http.delete(closing).raise_for_status()
     assert child.headers["traceresponse"].startswith("00-" + "a" * 32)
-    first, second = kept.turns
-    assert [link.context.span_id for link in second.links] == [first.context.span_id] if first.context else False
+    first, second, closed = kept.turns
+    assert first.context is not None
+    assert [link.context.span_id for link in second.links] == [first.context.span_id]
     for span in (first, second):
         assert attribute(events(span, names.RESUME)[0], names.RESUME_BY) == "timeout"
         assert attribute(span, names.FINISH_REASONS) == ("length",)
-
-
-def test_a_turn_whose_session_closes_ends_its_span(kept: Spans) -> None:
-    with serve(otlp_endpoint=COLLECTOR) as url, httpx.Client(base_url=url, timeout=60) as http:
-        session = open_session(http)
-        arm(http, session)
-        assert generate(http, session)["status"] == "paused"
-        http.delete(session).raise_for_status()
-    assert attribute(kept.turn(), names.FINISH_REASONS) == ("cancelled",)
+    assert attribute(closed, names.FINISH_REASONS) == ("cancelled",)
     assert_nested(kept)
 
 
-def test_turns_of_the_openai_routes_have_spans(kept: Spans, roomy_model: Path) -> None:
+def test_turns_of_other_routes_have_spans_without_a_word_of_the_user(kept: Spans, roomy_model: Path) -> None:
     asked = {"model": "tiny", "messages": [{"role": "user", "content": SECRET}], "max_completion_tokens": 4, "n": 2}
-    with serve(model=str(roomy_model), otlp_endpoint=COLLECTOR) as url, httpx.Client(base_url=url) as http:
-        answer = http.post("/v1/chat/completions", json=asked, headers={"traceparent": CALLER}, timeout=60)
-        answer.raise_for_status()
-    first, second = kept.turns
-    assert {span.name for span in (first, second)} == {"chat tiny"}
-    for span in (first, second):
-        assert span.parent is not None
-        assert f"{span.parent.span_id:x}" == "b" * 16
-    assert answer.headers["traceresponse"].startswith(named(first))
-
-
-def test_turns_of_a_websocket_have_spans(kept: Spans, roomy_model: Path) -> None:
     event = {"type": "response.create", "model": "tiny", "input": SECRET, "max_output_tokens": 4}
-    with (
-        serve(model=str(roomy_model), otlp_endpoint=COLLECTOR) as url,
-        connect(
-            f"{url.replace('http', 'ws', 1)}/v1/responses", additional_headers={"traceparent": CALLER}
-        ) as websocket,
-    ):
-        for _ in range(2):
+    caller = {"traceparent": CALLER}
+    with serve(model=str(roomy_model), otlp_endpoint=COLLECTOR) as url, httpx.Client(base_url=url, timeout=60) as http:
+        answer = http.post("/v1/chat/completions", json=asked, headers=caller).raise_for_status()
+        with connect(f"{url.replace('http', 'ws', 1)}/v1/responses", additional_headers=caller) as websocket:
             websocket.send(json.dumps(event))
             while json.loads(websocket.recv(timeout=60))["type"] not in ("response.completed", "response.incomplete"):
                 pass
-    assert len(kept.turns) == 2
-    for span in kept.turns:
-        assert span.parent is not None
-        assert f"{span.parent.span_id:x}" == "b" * 16
-
-
-def test_no_span_has_what_a_user_wrote(kept: Spans, roomy_model: Path) -> None:
-    with serve(model=str(roomy_model), otlp_endpoint=COLLECTOR) as url, httpx.Client(base_url=url, timeout=60) as http:
         opened: dict[str, Any] = {"metadata": {SECRET: SECRET}}
         session = f"/v1/sessions/{http.post('/v1/sessions', json=opened).json()['id']}"
-        asked = {"max_tokens": 4, "stop": [SECRET], "temperature": 0}
-        http.post(f"{session}/generate", json={"prompt": SECRET, **asked}).raise_for_status()
-        headers = {"X-Session-ID": SECRET}
-        http.post("/v1/completions", json={"model": "tiny", "prompt": SECRET, **asked}, headers=headers)
+        own = {"max_tokens": 4, "stop": [SECRET], "temperature": 0}
+        http.post(f"{session}/generate", json={"prompt": SECRET, **own}).raise_for_status()
         http.post(f"{session}/generate", json={"prompt": SECRET, "no_field": SECRET})
-    assert len(kept.turns) == 2
+        headers = {"X-Session-ID": SECRET}
+        http.post("/v1/completions", json={"model": "tiny", "prompt": SECRET, **own}, headers=headers)
+    first, second, response, *others = kept.turns
+    assert [span.name for span in (first, second)] == ["chat tiny"] * 2
+    assert len(others) == 2
+    for span in (first, second, response):
+        assert span.parent is not None
+        assert f"{span.parent.span_id:x}" == "b" * 16
+    assert answer.headers["traceresponse"].startswith(named(first))
     for span in kept:
         assert SECRET not in span.to_json()
 

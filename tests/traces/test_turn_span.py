@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -186,25 +186,17 @@ def test_the_way_back_of_kv_is_a_part_of_the_queue(traced: Traced) -> None:
     assert moves == [["host", "to_device", 64], ["to_device", "device", 64]]
 
 
-def test_a_second_wait_has_only_its_own_way_back(traced: Traced) -> None:
-    turn = traced.begin()
-    observe(turn, started(restore_ms=1.0), TOKEN, PAUSED)
-    turn.resumed()
-    turn.observe(started(restore_ms=1.0))
-    turn.observe(FINISHED)
-    (span,) = traced.spans.turns
-    assert traced.spans.tree(span) == [("queue", ["restore"]), "prefill", "decode", "pause", "queue", "decode"]
-
-
 def test_a_turn_that_is_resumed_is_one_span_with_a_link(traced: Traced) -> None:
     turn = traced.begin()
-    observe(turn, started(), TOKEN, PAUSED)
+    observe(turn, started(restore_ms=1.0), TOKEN, PAUSED)
     assert traced.spans.turns == []
     token = REQUEST.set(asked := requested((b"traceparent", RESUMER.encode())))
     turn.resumed()
     REQUEST.reset(token)
-    observe(turn, started(), TOKEN, FINISHED)
+    observe(turn, started(restore_ms=1.0), TOKEN, FINISHED)
     span = traced.spans.turn()
+    ways_back = traced.spans.tree(span)
+    assert ways_back == [("queue", ["restore"]), "prefill", "decode", "pause", "queue", "decode"], "the last had none"
     assert [f"{link.context.trace_id:x}" for link in span.links] == ["c" * 32]
     assert attribute(events(span, names.RESUME)[0], names.RESUME_BY) == "request"
     assert f"{span_id(span):016x}" in str(asked["state"])
@@ -235,32 +227,22 @@ def test_a_copy_begins_with_a_pause_and_a_link_to_its_model(traced: Traced) -> N
     assert traced.spans.tree(second) == ["pause", "queue"]
 
 
-def test_a_turn_that_pauses_at_each_token_has_an_end_of_spans(traced: Traced) -> None:
+@pytest.mark.parametrize("restore_ms", [0.0, 0.1])
+def test_a_turn_that_pauses_at_each_token_has_an_end_of_spans(traced: Traced, restore_ms: float) -> None:
     turn = traced.begin()
-    for _ in range(MOST_PARTS):
-        observe(turn, started(), TOKEN, PAUSED)
-        turn.resumed()
-    turn.observe(FINISHED)
-    span = traced.spans.turn()
-    assert len(traced.spans.below(span)) == MOST_PARTS
-    assert attribute(span, names.PAUSES) == MOST_PARTS
-
-
-def test_ways_back_of_kv_count_among_the_spans(traced: Traced) -> None:
-    turn = traced.begin()
-    for number in range(1, MOST_PARTS):
-        observe(turn, started(restore_ms=number * 0.1), TOKEN, PAUSED)
+    for number in range(1, MOST_PARTS + 1):
+        observe(turn, started(restore_ms=number * restore_ms), TOKEN, PAUSED)
         turn.resumed()
     turn.observe(FINISHED)
     below = [each for each in traced.spans if each.parent is not None]
-    assert any(each.name == names.RESTORE for each in below)
+    assert any(each.name == names.RESTORE for each in below) == bool(restore_ms)
     assert len(below) == MOST_PARTS
+    assert attribute(traced.spans.turn(), names.PAUSES) == MOST_PARTS
 
 
 STRETCH = st.tuples(st.floats(0, 50), st.integers(0, 3), st.sampled_from([None, *Tier]))
 
 
-@settings(max_examples=50)
 @given(st.lists(STRETCH, max_size=5), st.sampled_from(ENDS), st.booleans())
 def test_however_a_turn_goes_all_spans_end_within_their_parents(
     stretches: list[tuple[float, int, Tier | None]], end: TurnFinished | Failed, is_late: bool

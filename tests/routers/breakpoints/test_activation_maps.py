@@ -10,9 +10,6 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from app.domain.activations import ActivationMap, MapLayer
-from app.sessions.whitebox.activation_maps import LensMap
-from app.wire.activation_maps import LensMapView
 from tests.errors import assert_error
 from tests.routers.breakpoints.pausing import CONTEXT, HIDDEN, LAYERS, TURN, arm, edit, generate, pause, resume
 
@@ -51,6 +48,8 @@ def test_each_layer_is_as_the_lens_of_a_pause_there(http: httpx.Client, session:
     computed = len(history) - 1  # nothing has been computed for the token that was sampled last
     assert (found["first"], found["end"], found["kept_first"], found["kept_end"]) == (0, computed, 0, computed)
     assert found["token_ids"] == history[:computed]
+    last = lens_map(http, session)
+    assert (last["first"], last["end"], last["token_ids"]) == (computed - 1, computed, [history[-2]])
     assert [each["layer"] for each in found["layers"]] == ALL_LAYERS
     http.delete(f"{session}/breakpoints")
     for layer in ALL_LAYERS:
@@ -82,13 +81,6 @@ def test_a_paused_session_shows_the_layers_below_and_where_it_stands(http: httpx
     assert [each["layer"] for each in lens_map(http, session, positions="all")["layers"]] == [0]
 
 
-def test_the_last_position_is_the_default(http: httpx.Client, session: str) -> None:
-    history = capture(http, session)
-    found = lens_map(http, session)
-    assert (found["first"], found["end"], found["token_ids"]) == (len(history) - 2, len(history) - 1, [history[-2]])
-    assert [len(each["token_ids"]) for each in found["layers"]] == [1] * LAYERS
-
-
 def test_positions_that_are_not_kept_are_gaps(http: httpx.Client, session: str) -> None:
     arm(http, session, layers=[1], action="capture", when={"every": 2})
     generate(http, session, ignore_eos=True)
@@ -100,13 +92,6 @@ def test_positions_that_are_not_kept_are_gaps(http: httpx.Client, session: str) 
         True,
         False,
     ]
-
-
-def test_nothing_is_kept_of_a_session_that_was_not_asked_to(http: httpx.Client, session: str) -> None:
-    generate(http, session, ignore_eos=True)
-    for found in (lens_map(http, session, positions="all"), norms(http, session)):
-        assert (found["first"], found["end"], found["kept_end"]) == (0, 0, 0)
-        assert (found["token_ids"], found["layers"]) == ([], [])
 
 
 def test_norms_and_cosines_are_those_of_the_captures(http: httpx.Client, session: str) -> None:
@@ -124,23 +109,19 @@ def test_norms_and_cosines_are_those_of_the_captures(http: httpx.Client, session
     http.delete("/v1/vectors/compass")
 
 
-def test_a_row_of_zeros_has_no_direction(http: httpx.Client, session: str) -> None:
+def test_what_has_no_length_has_no_direction(http: httpx.Client, session: str) -> None:
+    nothing = norms(http, session)
+    assert (nothing["kept_end"], nothing["token_ids"], nothing["layers"]) == (0, [], [])
     pause(http, session)
     edit(http, session, {"op": "ablate", "positions": "last"}).raise_for_status()
-    http.post("/v1/vectors", params={"name": "up"}, content=save({"v": np.ones(HIDDEN, np.float32)})).raise_for_status()
+    for name, vector in (("up", np.ones(HIDDEN, np.float32)), ("zero", np.zeros(HIDDEN, np.float32))):
+        http.post("/v1/vectors", params={"name": name}, content=save({"v": vector})).raise_for_status()
     (layer,) = norms(http, session, vector="up")["layers"]
     assert (layer["norms"], layer["cosines"]) == ([0.0], [None])
-    http.delete("/v1/vectors/up")
-
-
-def test_a_vector_must_be_there_and_have_a_direction(http: httpx.Client, session: str) -> None:
-    assert_error(http.get(f"{session}/norms", params={"vector": "none"}), 404, "not_found", param="vector")
-    assert_error(http.get(f"{session}/norms", params={"vector": "a b"}), 422, "field_out_of_range", param="vector")
-    zeros = save({"v": np.zeros(HIDDEN, np.float32)})
-    http.post("/v1/vectors", params={"name": "zero"}, content=zeros).raise_for_status()
-    refused = http.get(f"{session}/norms", params={"vector": "zero"})
-    assert_error(refused, 422, "field_out_of_range", param="vector")
-    http.delete("/v1/vectors/zero")
+    for name, status, code in (("zero", 422, "field_out_of_range"), ("none", 404, "not_found")):
+        assert_error(http.get(f"{session}/norms", params={"vector": name}), status, code, param="vector")
+    for name in ("up", "zero"):
+        http.delete(f"/v1/vectors/{name}")
 
 
 @pytest.mark.parametrize(
@@ -171,20 +152,6 @@ def test_a_map_has_at_most_64_positions(http: httpx.Client, session: str) -> Non
         assert "0:70 are kept" in assert_error(refused, 422, "field_out_of_range", param="positions")
     assert len(lens_map(http, session, positions="6:70")["token_ids"]) == 64
     assert_error(http.get(f"{session}/lens", params={"top_k": 6}), 422, "field_out_of_range", param="top_k")
-
-
-def test_64_positions_of_30_layers_take_less_than_100_kb() -> None:
-    """With the longest token ids that there are, each another one."""
-
-    class Words:
-        def token_text(self, token_id: int) -> str:
-            return f" token{token_id % 97}"
-
-    positions = tuple(range(4000, 4064))
-    layers = tuple(MapLayer(layer, positions) for layer in range(30))
-    tops = tuple(((200_000 + k, -k / 97),) for k in range(64 * 30))
-    found = LensMap(ActivationMap(4000, 4064, 0, 4064, tuple(range(100_000, 100_064)), layers), tops)
-    assert len(LensMapView.of(found, Words()).model_dump_json()) < 100_000  # type: ignore[arg-type]
 
 
 def test_a_map_is_read_while_the_session_goes_on(http: httpx.Client, session: str) -> None:

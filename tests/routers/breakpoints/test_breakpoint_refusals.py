@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.routers.breakpoints.pausing import HIDDEN, arm
 
@@ -21,14 +20,12 @@ ONES = [1] * HIDDEN
     [
         ({"layer": 4}, "layer", "0 to 3"),
         ({"layer": -1}, "layer", "an integer from 0 to 2147483647; got -1"),
-        ({"layer": "1"}, "layer", "integer"),
         ({"layer": 1.0}, "layer", "integer"),
         ({"layer": None}, "layer", "exactly one of layer and layers, not none"),
         ({"layer": 1, "layers": [2]}, "layer", "exactly one of layer and layers, not both"),
         ({"layer": None, "layers": []}, "layers", "a list of at least 1 integer"),
         ({"layer": None, "layers": [0, 4]}, "layers.1", "0 to 3"),
         ({"layer": None, "layers": [0, 2, 0]}, "layers.2", "twice"),
-        ({"action": "stop"}, "action", "'pause', 'capture' or 'edit'"),
         ({"action": None}, "action", "'pause', 'capture' or 'edit'"),
         ({"when": {"pass": "both"}}, "when.pass", "'prefill', 'decode' or 'any'"),
         ({"when": {"in_pass": "any"}}, "when.in_pass", "unknown field"),
@@ -36,18 +33,15 @@ ONES = [1] * HIDDEN
         ({"when": {"position": 1024}}, "when.position", "0 to 1023"),
         ({"when": {"token_id": 512}}, "when.token_id", "at most 511"),
         ({"when": {"every": 0}}, "when.every", "an integer from 1 to 2147483647"),
-        ({"when": {"layer": 1}}, "when.layer", "unknown field"),
         ({"when": "prefill"}, "when", "an object"),
         ({"once": 1}, "once", "true or false; got"),
         ({"timeout_s": 0}, "timeout_s", "a number from 0.1 to 86400"),
-        ({"timeout_s": 86401}, "timeout_s", "a number from 0.1 to 86400"),
         ({"on_timeout": "retry"}, "on_timeout", "'resume' or 'abort'"),
         ({"action": "capture", "timeout_s": 5}, "timeout_s", "goes with action pause, not with capture"),
         ({**EDIT, "edits": [SCALE], "on_timeout": "abort"}, "on_timeout", "goes with action pause, not with edit"),
         ({"edits": [SCALE]}, "edits", "goes with action edit, not with pause"),
         ({"action": "capture", "edits": [SCALE]}, "edits", "goes with action edit, not with capture"),
         ({"action": "edit"}, "edits", "needs 1 to 16"),
-        ({"action": "edit", "edits": []}, "edits", "a list of 1 to 16 items; got a list of 0"),
         ({"action": "edit", "edits": [SCALE] * 17}, "edits", "a list of 1 to 16 items; got a list of 17"),
         ({"name": "mine"}, "name", "unknown field"),
     ],
@@ -70,27 +64,21 @@ def test_a_bad_field_is_named_with_what_is_allowed(
         ({"op": "scale"}, "factor", "scale needs it"),
         ({"op": "clamp", "vector": ONES}, "factor", "clamp needs it"),
         ({"op": "ablate", "factor": 1}, "factor", "goes with scale, add, clamp, not with ablate"),
-        ({"op": "replace", "vector": ONES, "factor": 1}, "factor", "not with replace"),
         ({"op": "project_out", "vector": ONES, "factor": 1}, "factor", "not with project_out"),
         ({"op": "scale", "factor": 1e30}, "factor", "a number from -1000000 to 1000000; got 1e+30"),
-        ({"op": "add", "vector": ONES, "factor": -1e7}, "factor", "a number from -1000000 to 1000000"),
         ({"op": "scale", "factor": "2"}, "factor", "number"),
         *(({"op": op}, "vector", f"{op} needs it") for op in ("add", "replace", "project_out")),
-        ({"op": "clamp", "factor": 1}, "vector", "clamp needs it"),
         ({**SCALE, "vector": ONES}, "vector", "goes with add, replace, project_out, clamp, not with scale"),
         ({"op": "ablate", "vector": "v"}, "vector", "not with ablate"),
         ({"op": "add", "vector": ONES[1:]}, "vector", f"must have {HIDDEN} numbers, not {HIDDEN - 1}"),
-        ({"op": "add", "vector": []}, "vector", f"must have {HIDDEN} numbers, not 0"),
         ({"op": "add", "vector": [*ONES[1:], None]}, "vector.63", "number"),
         ({"op": "add", "vector": [*ONES[1:], -1e39]}, "vector.63", "from -3.4028234663852886e+38"),
-        ({"op": "add", "vector": "a b"}, "vector", "a string that matches ^[A-Za-z0-9_-]"),
         ({"op": "add", "vector": "v" * 65}, "vector", "a string that matches ^[A-Za-z0-9_-]"),
         ({"op": "add", "vector": 1}, "vector", "string"),
         ({"op": "project_out", "vector": [0] * HIDDEN}, "vector", "from 1e-18 to 1e+18, not 0.0"),
         ({"op": "project_out", "vector": [1e20] * HIDDEN}, "vector", "from 1e-18 to 1e+18"),
         ({"op": "clamp", "vector": [1e-60] * HIDDEN, "factor": 1}, "vector", "from 1e-18 to 1e+18, not 0.0"),
         ({**SCALE, "positions": "first"}, "positions", "'last' or 'all'"),
-        ({**SCALE, "positions": [1]}, "positions", "a list of 2 integers; got a list of 1"),
         ({**SCALE, "positions": [1, 2, 3]}, "positions", "a list of 2 integers; got a list of 3"),
         ({**SCALE, "positions": [3, 3]}, "positions", "lower than the end"),
         ({**SCALE, "positions": [-1, 3]}, "positions.0", "an integer from 0 to 2147483647; got -1"),
@@ -107,13 +95,6 @@ def test_a_bad_edit_is_named_with_its_place(
     assert f"edits.1.{field}" in message
     assert says in message
     assert http.get(f"{session}/breakpoints").json() == {"data": []}
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400"])
-def test_numbers_that_are_none_are_refused(http: httpx.Client, session: str, number: str) -> None:
-    body = '{"layer": 1, "action": "edit", "edits": [{"op": "scale", "factor": 0.5}]}'.replace("0.5", number)
-    answer = http.post(f"{session}/breakpoints", content=body, headers={"Content-Type": "application/json"})
-    assert_error(answer, 422, "field_out_of_range", param="edits.0.factor")
 
 
 def test_a_vector_that_nobody_uploaded_is_not_found(http: httpx.Client, session: str) -> None:
@@ -141,42 +122,11 @@ def test_a_session_has_room_for_256_edits_and_captures_in_a_pass(http: httpx.Cli
     for body in ({"layers": [0, 1], "action": "capture"}, {"layer": 0, **EDIT, "edits": [SCALE] * 2}):
         answer = http.post(f"{session}/breakpoints", json=body)
         assert "257" in assert_error(answer, 422, "field_out_of_range", param="breakpoints")
+    often = {"layer": 0, **EDIT, "edits": [SCALE] * 2, "when": {"every": 2}}
+    answer = http.post(f"{session}/breakpoints", json=often)
+    assert "257" in assert_error(answer, 422, "field_out_of_range", param="breakpoints"), "as much as after each"
     arm(http, session, layers=[0, 1, 2, 3])
     arm(http, session, action="capture")
     answer = http.post(f"{session}/breakpoints", json={"layer": 0, "action": "capture"})
     assert "at most 256" in assert_error(answer, 422, "field_out_of_range", param="breakpoints")
     assert len(http.get(f"{session}/breakpoints").json()["data"]) == 14
-
-
-SIXTEEN = {"layers": [0, 1, 2, 3], "action": "edit", "edits": [SCALE] * 16}
-
-
-@pytest.mark.parametrize("when", [{}, {"every": 2}, {"every": 1, "token_id": 7, "pass": "prefill"}, {"position": 8}])
-def test_edits_count_alike_wherever_they_are_made(http: httpx.Client, session: str, when: dict[str, Any]) -> None:
-    for _ in range(4):
-        arm(http, session, **SIXTEEN, when=when)
-    answer = http.post(f"{session}/breakpoints", json={**SIXTEEN, "layers": [0], "when": when})
-    message = assert_error(answer, 422, "field_out_of_range", param="breakpoints")
-    assert "272 edits" in message
-    assert "at most 256" in message
-
-
-def test_breakpoints_of_another_key_are_not_there(serve_with: ServeWith) -> None:
-    http = serve_with(api_keys=("one", "two"))
-    http.headers["Authorization"] = "Bearer one"
-    session = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
-    armed = arm(http, session)
-    http.headers["Authorization"] = "Bearer two"
-    for answer in (
-        http.get(f"{session}/breakpoints"),
-        http.get(f"{session}/breakpoints/{armed['id']}"),
-        http.delete(f"{session}/breakpoints/{armed['id']}"),
-        http.delete(f"{session}/breakpoints"),
-        http.post(f"{session}/breakpoints", json={"layer": 1, "action": "pause"}),
-        http.get(f"{session}/checkpoint"),
-        http.get(f"{session}/captures"),
-        http.post(f"{session}/resume"),
-    ):
-        assert_error(answer, 404, "not_found", param="session_id")
-    http.headers["Authorization"] = "Bearer one"
-    assert http.get(f"{session}/breakpoints").json() == {"data": [armed]}

@@ -26,11 +26,6 @@ def captures(http: httpx.Client, session: str, tmp_path: Path) -> tuple[list[Ent
         return [(json.loads(metadata[name]), file.get_tensor(name)) for name in sorted(file.keys())], metadata
 
 
-def test_nothing_is_recorded_unasked(http: httpx.Client, session: str, tmp_path: Path) -> None:
-    generate(http, session)
-    assert captures(http, session, tmp_path) == ([], {"dropped": "0"})
-
-
 def test_every_pass_is_recorded_and_the_turn_is_as_ever(http: httpx.Client, session: str, tmp_path: Path) -> None:
     armed = arm(http, session, layers=[0, 2], action="capture")
     token_ids = generate(http, session)["token_ids"]
@@ -51,10 +46,14 @@ def test_every_pass_is_recorded_and_the_turn_is_as_ever(http: httpx.Client, sess
 
 
 def test_only_positions_that_are_asked_for_are_recorded(http: httpx.Client, session: str, tmp_path: Path) -> None:
+    assert captures(http, session, tmp_path) == ([], {"dropped": "0"})
     arm(http, session, action="capture", when={"every": 3})
     generate(http, session)
     found, _ = captures(http, session, tmp_path)
     assert [place["positions"] for place, _ in found] == [[0, 3], [6]]
+    assert http.delete(f"{session}/captures").status_code == 204
+    assert captures(http, session, tmp_path) == ([], {"dropped": "0"})
+    assert http.get(f"{session}/breakpoints").json()["data"]
 
 
 def test_a_capture_is_what_a_pause_shows(http: httpx.Client, session: str, tmp_path: Path) -> None:
@@ -63,12 +62,3 @@ def test_a_capture_is_what_a_pause_shows(http: httpx.Client, session: str, tmp_p
     ((place, tensor),), _ = captures(http, session, tmp_path)
     assert place["positions"] == [0, 1, 2, 3]
     assert np.array_equal(tensor, read(http, session))
-
-
-def test_captures_can_be_forgotten(http: httpx.Client, session: str, tmp_path: Path) -> None:
-    arm(http, session, action="capture")
-    generate(http, session)
-    assert captures(http, session, tmp_path)[0]
-    assert http.delete(f"{session}/captures").status_code == 204
-    assert captures(http, session, tmp_path) == ([], {"dropped": "0"})
-    assert http.get(f"{session}/breakpoints").json()["data"]

@@ -31,16 +31,12 @@ def test_there_is_nothing_to_see_of_a_session_that_is_not_paused(http: httpx.Cli
     assert http.get(session).json()["checkpoint"] is None
 
 
-def test_the_checkpoint_is_that_of_the_turn(http: httpx.Client, session: str) -> None:
-    checkpoint = pause(http, session)
-    assert without_age(http.get(f"{session}/checkpoint").json()) == without_age(checkpoint)
-
-
 def test_the_checkpoint_has_an_age(http: httpx.Client, session: str) -> None:
-    first = pause(http, session)["age_s"]
-    time.sleep(0.2)
+    paused = pause(http, session)
+    time.sleep(0.1)
     later = http.get(f"{session}/checkpoint").json()
-    assert 0 <= first <= later["age_s"] - 0.2
+    assert without_age(later) == without_age(paused)
+    assert 0 <= paused["age_s"] <= later["age_s"] - 0.1
     assert later["age_s"] == pytest.approx(time.time() - later["created_at"], abs=1)
 
 
@@ -84,14 +80,11 @@ def test_positions_can_be_chosen(http: httpx.Client, session: str, positions: st
 @pytest.mark.parametrize(
     ("positions", "says"),
     [
-        ("first", "last, all, or first:end"),
         ("2", "last, all, or first:end"),
         ("2:2", "first lower than end"),
         ("-1:2", "last, all, or first:end"),
-        ("1:", "last, all, or first:end"),
         ("", "last, all, or first:end"),
         ("1:5", "within 0:4"),
-        ("7:9", "within 0:4"),
         ("1:9999999999", "last, all, or first:end"),
     ],
 )
@@ -137,14 +130,8 @@ def test_the_lens_is_for_64_positions_at_once(http: httpx.Client, session: str) 
         assert "1 to 64 of the checkpoint's 0:100" in message
     found = http.get(path, params={"positions": "36:100"}).raise_for_status().json()["positions"]
     assert [each["position"] for each in found] == list(range(36, 100))
-    assert len(http.get(path, params={"positions": "last"}).json()["positions"]) == 1
-
-
-@pytest.mark.parametrize("top_k", ["0", "21", "x"])
-def test_the_lens_has_a_limit(http: httpx.Client, session: str, top_k: str) -> None:
-    pause(http, session)
-    answer = http.get(f"{session}/checkpoint/lens", params={"top_k": top_k})
-    assert_error(answer, 422, "field_out_of_range", param="top_k")
+    for top_k in ("0", "21", "x"):
+        assert_error(http.get(path, params={"top_k": top_k}), 422, "field_out_of_range", param="top_k")
 
 
 def test_bfloat16_stays_bfloat16(serve_with: ServeWith) -> None:

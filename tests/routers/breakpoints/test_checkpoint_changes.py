@@ -14,7 +14,17 @@ from safetensors.torch import save as save_torch
 
 from tests.conftest import ServeWith
 from tests.errors import assert_error
-from tests.routers.breakpoints.pausing import HIDDEN, edit, pause, read, resume, unbroken, without_age, write
+from tests.routers.breakpoints.pausing import (
+    HIDDEN,
+    edit,
+    generate,
+    pause,
+    read,
+    resume,
+    unbroken,
+    without_age,
+    write,
+)
 
 SCALE: dict[str, Any] = {"op": "scale", "factor": 2}
 
@@ -30,12 +40,9 @@ def test_what_is_written_back_is_what_goes_on(http: httpx.Client, session: str) 
     assert np.array_equal(read(http, session), changed)
     assert write(http, session, before).status_code == 200
     assert resume(http, session, until="end")["token_ids"] == expected
-
-
-def test_a_written_activation_changes_the_tokens(http: httpx.Client, session: str) -> None:
-    expected = unbroken(http)
-    pause(http, session)
-    write(http, session, save({"activation": np.flip(read(http, session), axis=1).copy()})).raise_for_status()
+    http.post(f"{session}/rewind", json={"to_token": 0}).raise_for_status()
+    assert generate(http, session)["status"] == "paused"
+    write(http, session, save({"activation": changed})).raise_for_status()
     assert resume(http, session, until="end")["token_ids"] != expected
 
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
+from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.routers.breakpoints.pausing import (
     CONTEXT,
@@ -49,13 +50,6 @@ def test_the_prefill_of_a_turn_that_pauses_in_it_ends_with_its_pause(http: httpx
     assert 0 < http.get(session).json()["usage"]["resume_ms"]["prefill"] <= longest
 
 
-def test_a_pause_that_times_out_goes_on_by_itself(http: httpx.Client, session: str) -> None:
-    pause(http, session, when={"pass": "prefill"}, timeout_s=0.2)
-    assert state(http, session) == "paused"
-    assert wait_until_idle(http, session)["tokens"] == CONTEXT + TURN["max_tokens"]
-    assert http.get(f"{session}/history").json()["token_ids"][CONTEXT:] == unbroken(http)
-
-
 def test_a_pause_that_times_out_can_end_the_turn(http: httpx.Client, session: str) -> None:
     arm(http, session, when={"position": CONTEXT + 1}, timeout_s=0.2, on_timeout="abort")
     generated = generate(http, session)["token_ids"]
@@ -71,15 +65,6 @@ def test_a_paused_turn_can_be_cancelled(http: httpx.Client, session: str) -> Non
     cancelled = http.post(f"{session}/cancel").json()
     assert (cancelled["state"], cancelled["checkpoint"], cancelled["tokens"]) == ("idle", None, CONTEXT + 2)
     assert_error(http.post(f"{session}/resume"), 409, "wrong_state")
-
-
-def test_a_paused_session_can_be_closed(http: httpx.Client, session: str) -> None:
-    before = http.get("/v1/memory").json()["data"]["device"]["owned_bytes"]
-    pause(http, session)
-    assert http.get("/v1/memory").json()["data"]["device"]["owned_bytes"] > before
-    assert http.delete(session).status_code == 204
-    assert http.get("/v1/memory").json()["data"]["device"]["owned_bytes"] == before
-    assert_error(http.post(f"{session}/resume"), 404, "not_found", param="session_id")
 
 
 def test_forks_of_a_paused_session_end_each_in_their_own_way(http: httpx.Client, session: str) -> None:
@@ -99,21 +84,6 @@ def test_forks_of_a_paused_session_end_each_in_their_own_way(http: httpx.Client,
     http.delete(path)
 
 
-def test_a_paused_session_can_wait_elsewhere(http: httpx.Client, session: str) -> None:
-    pause(http, session, when={"pass": "prefill"})
-    assert http.post(f"{session}/phase", json={"phase": "io_wait"}).json()["phase"] == "io_wait"
-    assert resume(http, session)["token_ids"] == unbroken(http)
-
-
-def test_a_pause_outlives_the_connection_that_it_came_over(http: httpx.Client, session: str) -> None:
-    arm(http, session, when={"pass": "prefill"})
-    with httpx.Client(base_url=http.base_url) as other:
-        assert other.post(f"{session}/generate", json=TURN).json()["status"] == "paused"
-    time.sleep(0.1)
-    assert state(http, session) == "paused"
-    assert resume(http, session)["token_ids"] == unbroken(http)
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_a_resumed_turn_cancels_it(http: httpx.Client, session: str, stream: bool) -> None:
     arm(http, session, when={"pass": "prefill"})
@@ -127,13 +97,13 @@ def test_a_client_that_leaves_a_resumed_turn_cancels_it(http: httpx.Client, sess
     assert wait_until_idle(http, session)["tokens"] < CONTEXT + 1000
 
 
-def test_a_stop_string_is_found_across_a_pause(http: httpx.Client, session: str) -> None:
-    """The pause stands between the two tokens that make it."""
-    bias = {str(ord("a")): 100}
-    arm(http, session, when={"position": CONTEXT})
-    paused = generate(http, session, logit_bias=bias, stop="aa", max_tokens=50)
-    assert (paused["status"], paused["text"], len(paused["token_ids"])) == ("paused", "", 1)
-    turn = resume(http, session)
-    assert (turn["status"], turn["finish_reason"], turn["text"]) == ("finished", "stop", "")
-    assert len(turn["token_ids"]) == 2
-    assert http.get(session).json()["tokens"] == CONTEXT + 2
+def test_a_pause_without_room_is_told_and_the_session_goes_on(serve_with: ServeWith) -> None:
+    http = serve_with(max_activation_bytes=100)
+    session = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+    arm(http, session, when={"pass": "prefill"})
+    answer = http.post(f"{session}/generate", json=TURN)
+    assert "max_activation_bytes" in assert_error(answer, 429, "activations_full")
+    assert answer.headers["retry-after"] == "1"
+    assert (state(http, session), http.get(session).json()["tokens"]) == ("idle", 0)
+    http.delete(f"{session}/breakpoints").raise_for_status()
+    assert len(generate(http, session)["token_ids"]) == TURN["max_tokens"]

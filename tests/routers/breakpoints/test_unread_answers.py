@@ -12,10 +12,12 @@ import pytest
 from fastapi import FastAPI
 
 from app.main import load_app
-from app.routers import breakpoints, checkpoint
 from app.web.binary import PART_BYTES, LargeAnswer
 from tests.routers.breakpoints.pausing import TURN
 from tests.serving import tiny_settings
+
+AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
+"""Large answers that one tenant may leave unread."""
 
 
 class Client:
@@ -48,51 +50,47 @@ class Client:
 
 
 @pytest.fixture
-async def app(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FastAPI]:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)  # one answer at a time
+async def app() -> AsyncIterator[FastAPI]:
     app = load_app(tiny_settings())
     async with app.router.lifespan_context(app):
         yield app
 
 
-@pytest.fixture
-async def paused(app: FastAPI) -> str:
-    """The path of a session that is paused, and has captured something."""
+async def paused(app: FastAPI, tokens: int) -> str:
+    """The path of a session that is paused in a context of so many tokens, and has captured each layer of it twice."""
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        session = (await http.post("/v1/sessions")).json()["id"]
-        path = f"/v1/sessions/{session}"
-        for action in ("capture", "pause"):
-            (await http.post(f"{path}/breakpoints", json={"layers": [1], "action": action})).raise_for_status()
-        turn = (await http.post(f"{path}/generate", json=TURN)).raise_for_status().json()
+        path = f"/v1/sessions/{(await http.post('/v1/sessions')).json()['id']}"
+        for layers, action in (([0, 1, 2, 3], "capture"), ([0, 1, 2, 3], "capture"), ([3], "pause")):
+            (await http.post(f"{path}/breakpoints", json={"layers": layers, "action": action})).raise_for_status()
+        body = {**TURN, "token_ids": [5] * tokens}
+        turn = (await http.post(f"{path}/generate", json=body)).raise_for_status().json()
         assert turn["status"] == "paused"
         return path
 
 
-@pytest.mark.parametrize(
-    ("part", "accept"),
-    [("captures", "*/*"), ("checkpoint/activation", "*/*"), ("checkpoint/activation", "application/json")],
-)
-async def test_a_large_answer_keeps_its_place_until_it_is_read(
-    app: FastAPI, paused: str, part: str, accept: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for router in (breakpoints, checkpoint):
-        monkeypatch.setattr(router, "PART_BYTES", 100)  # so these are large
-    unread, waiting = (Client(app, f"{paused}/{part}", accept) for _ in range(2))
-    await asyncio.wait_for(unread.begun.wait(), 30)
+@pytest.mark.parametrize(("part", "accept"), [("captures", "*/*"), ("checkpoint/activation", "application/json")])
+async def test_a_large_answer_keeps_its_place_until_it_is_read(app: FastAPI, part: str, accept: str) -> None:
+    path = await paused(app, 1000)
+    unread = [Client(app, f"{path}/{part}", accept) for _ in range(AT_ONCE)]
+    for each in unread:
+        await asyncio.wait_for(each.begun.wait(), 30)
+    waiting = Client(app, f"{path}/{part}", accept)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(waiting.begun.wait(), 0.3)
-    await unread.read()
+    await unread[0].read()
     await asyncio.wait_for(waiting.begun.wait(), 30)
-    await waiting.read()
+    for each in (waiting, *unread[1:]):
+        await each.read()
 
 
-async def test_a_small_answer_that_is_not_read_keeps_nobody_waiting(app: FastAPI, paused: str) -> None:
-    unread, other = (Client(app, f"{paused}/{part}") for part in ("captures", "checkpoint/activation"))
-    await asyncio.wait_for(unread.begun.wait(), 30)
-    await asyncio.wait_for(other.begun.wait(), 30)
-    await other.read()
-    await unread.read()
+async def test_a_small_answer_that_is_not_read_keeps_nobody_waiting(app: FastAPI) -> None:
+    path = await paused(app, 4)
+    answers = [Client(app, f"{path}/{part}") for part in ("captures", "checkpoint/activation") * AT_ONCE]
+    for each in answers:
+        await asyncio.wait_for(each.begun.wait(), 30)
+    for each in answers:
+        await each.read()
 
 
 async def test_a_large_answer_goes_out_in_parts() -> None:

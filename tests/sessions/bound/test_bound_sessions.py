@@ -11,7 +11,6 @@ from app.domain.breakpoints import Action, Breakpoint
 from app.domain.errors import Moving, NameTaken, SessionLimit
 from app.domain.values import Phase, SessionState, StopRule
 from app.routers.dependencies import Services
-from app.sessions.bound.sessions import IDLE_TTL_S, UNNAMED_TTL_S
 from app.sessions.session import OF_RESPONSES, UNNAMED, Session
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, LONG, finish, start_turn
@@ -190,13 +189,6 @@ async def test_no_name_makes_a_session_one_that_gives_way(tmp_path: Path) -> Non
         back = services.bound_sessions.find("me", "by-prefix-mine")
         assert back is not None
         assert services.bound_sessions.find_continued("me", [*back.history, 70]) is None
-
-
-async def test_an_unnamed_session_expires_sooner_than_a_named_one(services: Services) -> None:
-    unnamed = services.bound_sessions.open_unnamed("me", metadata={})
-    named = services.bound_sessions.open("me", "agent", metadata={})
-    assert (unnamed.ttl_s, named.ttl_s) == (UNNAMED_TTL_S, IDLE_TTL_S)
-    assert UNNAMED_TTL_S < IDLE_TTL_S
 
 
 async def test_a_name_that_is_on_its_way_here_opens_no_session(services: Services) -> None:

@@ -10,32 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.breakpoint_work import MAX_WORK
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, When
-from app.domain.errors import FieldOutOfRange, JournalUnavailable, NotFound, WrongState
+from app.domain.errors import NotFound, WrongState
 from app.domain.values import SessionState, StopRule
 from app.journal.journal import FILE_NAME
 from app.messages import Paused, TurnFinished
 from app.routers.dependencies import Services
 from app.sessions.registry import SessionRegistry
-from app.sessions.whitebox.breakpoints import MAX_BREAKPOINTS
 from tests.pausing import EACH_TOKEN, PROMPT, paused, read, start
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, start_turn
 
 STEER = Breakpoint("bp_steer", (1,), Action.EDIT, edits=(Edit(EditOp.SCALE, 0.5),))
 WATCH = Breakpoint("bp_watch", (0, 1), Action.CAPTURE, When(in_pass=Pass.DECODE))
-
-
-async def test_a_session_has_at_most_so_many_breakpoints(services: Services) -> None:
-    registry = services.sessions
-    session = registry.create()
-    for index in range(MAX_BREAKPOINTS):
-        await registry.breakpoints.arm(session, replace(WATCH, id=f"bp_{index}"))
-    with pytest.raises(FieldOutOfRange, match="64") as refused:
-        await registry.breakpoints.arm(session, WATCH)
-    assert refused.value.param == "breakpoints"
-    assert WATCH.id not in session.breakpoints
 
 
 async def test_a_breakpoint_that_is_removed_acts_no_more(services: Services) -> None:
@@ -54,14 +41,6 @@ async def test_a_breakpoint_that_is_removed_acts_no_more(services: Services) -> 
     assert session.breakpoints == {}
     assert isinstance(await read(start(registry, session, tokens=3)), TurnFinished)
     assert (await registry.breakpoints.captures(session)).records == ()
-
-
-async def test_a_breakpoint_can_be_armed_under_a_turn(services: Services) -> None:
-    registry = services.sessions
-    session = registry.create()
-    reader = start(registry, session, tokens=900)
-    await registry.breakpoints.arm(session, EACH_TOKEN)
-    assert isinstance(await read(reader), Paused)
 
 
 async def test_a_turn_that_cannot_pause_and_a_breakpoint_that_does_exclude_each_other(services: Services) -> None:
@@ -140,28 +119,6 @@ async def test_arming_waits_for_the_journal_and_one_who_leaves_meanwhile_leaves_
         back = services.sessions.table.get(session.id)
         assert back.state is SessionState.IDLE
         assert list(back.breakpoints) == [EACH_TOKEN.id, WATCH.id]
-
-
-async def test_what_cannot_be_journaled_is_not_armed(tmp_path: Path) -> None:
-    async with running_services(state_dir=tmp_path) as services:
-        registry = services.sessions
-        session = registry.create()
-        await registry.keep(session)
-        journal = registry.keeper._journal
-        assert journal is not None
-        connection = journal._store._connection
-        pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(f"PRAGMA max_page_count = {pages}")
-        wide = replace(STEER, edits=tuple(Edit(EditOp.SCALE, 1 + index / 7) for index in range(MAX_WORK)))
-        with pytest.raises(JournalUnavailable, match="no breakpoint was armed"):
-            await registry.breakpoints.arm(session, wide)
-        assert session.breakpoints == {}
-        connection.execute("PRAGMA max_page_count = 1000000")
-        reader = start(registry, session, tokens=3)
-        assert isinstance(await read(reader), TurnFinished)
-        assert session.interventions == ()
-    async with running_services(state_dir=tmp_path) as services:
-        assert services.sessions.table.get(session.id).breakpoints == {}
 
 
 async def test_a_paused_session_comes_back_idle_as_it_was_before_the_turn(tmp_path: Path) -> None:

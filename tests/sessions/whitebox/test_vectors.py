@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from app.domain.breakpoints import TensorData
-from app.domain.errors import FieldOutOfRange, NotDurable, NotFound
+from app.domain.errors import FieldOutOfRange, NotDurable
 from app.journal.journal import Journal
 from app.sessions.whitebox.vectors import MAX_VECTORS, Vectors
+from tests.file_sizes import largest_file
 from tests.journal.building import model_info
 
 
@@ -25,24 +26,6 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     journal.start()
     yield journal
     journal.close()
-
-
-async def test_an_owner_has_its_own_vectors_by_name() -> None:
-    vectors = Vectors(None)
-    await vectors.put("me", "calm", vector(1))
-    await vectors.put("me", "angry", vector(2))
-    await vectors.put("you", "calm", vector(3))
-    await vectors.put("me", "calm", vector(4))
-    assert vectors.owned_by("me") == {"angry": vector(2), "calm": vector(4)}
-    assert list(vectors.owned_by("me")) == ["angry", "calm"]
-    assert vectors.get("you", "calm") == vector(3)
-    await vectors.delete("me", "calm")
-    for owner, name in (("me", "calm"), (None, "calm"), ("you", "angry")):
-        with pytest.raises(NotFound) as missing:
-            vectors.get(owner, name)
-        assert missing.value.param == "vector"
-    with pytest.raises(NotFound):
-        await vectors.delete("me", "calm")
 
 
 async def test_an_owner_has_at_most_so_many_but_may_replace_them() -> None:
@@ -71,9 +54,6 @@ async def test_what_was_put_is_there_after_a_restart(journal: Journal, tmp_path:
 
 
 async def test_a_vector_that_cannot_be_kept_is_told(journal: Journal) -> None:
-    connection = journal._store._connection
-    pages = connection.execute("PRAGMA page_count").fetchone()[0]
-    connection.execute(f"PRAGMA max_page_count = {pages}")
     wide = TensorData("float32", (100_000,), bytes(400_000))
-    with pytest.raises(NotDurable, match="full"):
+    with largest_file(200_000), pytest.raises(NotDurable, match="full"):
         await Vectors(journal).put("me", "calm", wide)
