@@ -1,4 +1,4 @@
-"""A reader that does not read holds up nobody, and goes on with a snapshot."""
+"""Readers that do not read, and the figures of the live stream."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
+from app.domain.memory_map import MemoryMap
+from app.domain.values import SessionState, Ticket
+from app.events import streams
 from app.events.channel import KEPT, KEPT_BYTES, Channel
 from app.events.feed import Scope
+from app.messages import Token
 from app.routers.dependencies import Services
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+from tests.conftest import ServeWith
+from tests.events.streaming import reading
 
 ALL = Scope(None)
 
@@ -73,3 +83,59 @@ def test_old_figures_are_not_told() -> None:
     assert data(found[1]) == 2
     assert channel.find(channel.id_of(4)) == 4
     assert channel.find(channel.id_of(5)) is None
+
+
+def running(services: Services) -> Session:
+    """A session with a turn in it that this test plays."""
+    session = services.sessions.create()
+    session.move(SessionState.QUEUED)
+    session.move(SessionState.RUNNING)
+    return session
+
+
+async def test_a_running_turn_is_told_of_by_its_count_of_tokens(services: Services) -> None:
+    with services.events.reading(ALL) as channel:
+        events = services.events.events(ALL, channel, None, lambda: True)
+        session, other = running(services), running(services)
+        for number in range(30):
+            session.observe(Token(Ticket(1), number))
+        other.observe(Token(Ticket(1), 1))
+        while "tokens" not in names(piece := await anext(events)):
+            pass
+        told = [part for part in piece.split(b"\n\n") if b"event: tokens" in part]
+        assert [data(part)["tokens"] for part in told] == [{session.id: 30, other.id: 1}]
+        assert piece.count(b"event: session") <= 4, "a token makes no view of its session"
+        await events.aclose()
+        for each in (session, other):
+            each.move(SessionState.IDLE)
+
+
+def test_the_tokens_of_a_turn_are_told_only_of_those_that_one_may_see(serve_with: ServeWith) -> None:
+    http = serve_with()
+    session = http.post("/v1/sessions").json()["id"]
+    with reading(http) as reader:
+        body = {"token_ids": [5, 6], "max_tokens": 500, "ignore_eos": True}
+        http.post(f"/v1/sessions/{session}/generate", json=body).raise_for_status()
+        told = reader.until("turn", status="finished")
+    counts = [news["tokens"][session] for name, news in told if name == "tokens"]
+    assert counts == sorted(counts)
+    assert len([name for name, _ in told if name == "session"]) < 100, "many tokens are few events"
+
+
+async def test_memory_is_told_on_after_a_fault(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = SessionRegistry.memory
+    faults: list[Any] = [RuntimeError("a fault of the server")]
+
+    async def memory(registry: SessionRegistry) -> MemoryMap:
+        if faults:
+            raise faults.pop()
+        return await asked(registry)
+
+    monkeypatch.setattr(SessionRegistry, "memory", memory)
+    monkeypatch.setattr(streams, "MEMORY_INTERVAL_S", 0.01)
+    with services.events.reading(ALL) as channel:
+        events = services.events.events(ALL, channel, None, lambda: True)
+        while "memory" not in names(await anext(events)):
+            pass
+        assert not faults
+        await events.aclose()

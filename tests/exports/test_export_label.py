@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import struct
 from array import array
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from app.domain.activations import CheckpointInfo, PausedTurn
 from app.domain.breakpoint_work import MAX_PASS_EDITS
@@ -29,10 +31,12 @@ from app.domain.breakpoints import (
     When,
 )
 from app.domain.errors import FieldOutOfRange
+from app.domain.nesting import has_more_values
 from app.domain.positions import Run
 from app.domain.values import SamplingParams, SessionId, StopRule, TokenLogprobs
 from app.exports.checks import LabelChecks
-from app.exports.label import ExportLabel, PausedTurnLabel
+from app.exports.label import ExportLabel, PausedTurnLabel, ScoredToken
+from app.exports.label_text import MAX_NAMES, MAX_VALUES, TOKEN_VALUES, check_text, most_values
 from app.sessions.paused_turn import PausedPlace, PauseLimit
 from app.sessions.session import Session
 from app.text.turn_reader import TextRule
@@ -321,3 +325,49 @@ def test_there_are_not_two_breakpoints_of_one_id() -> None:
 def test_no_other_text_is_a_label(text: str) -> None:
     with pytest.raises(ValueError, match="validation error"):
         ExportLabel.from_json(text)
+
+
+VECTOR = TensorData("float32", (1,), bytes(4))
+EDIT = Edit(EditOp.ADD, -0.5, VECTOR, max_norm=2.0)
+
+
+def test_a_session_with_as_many_edits_as_it_may_have_comes_in() -> None:
+    made = tuple(Intervention(first, first + 1, 1, EDIT) for first in range(MAX_INTERVENTIONS))
+    text = ExportLabel(interventions=made).model_dump_json().encode()
+    assert not has_more_values(text, MAX_VALUES // 2)  # its paused turn may have as many
+    check_text(text, tokens=0)
+    assert ExportLabel.model_validate_json(text).interventions == made
+
+
+def test_all_log_probabilities_of_a_token_come_in() -> None:
+    scored = ScoredToken(token_id=1, logprob=-0.5, top=tuple((number, -0.5) for number in range(20)))
+    assert not has_more_values(scored.model_dump_json(), TOKEN_VALUES)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"[" + b"1," * most_values(1) + b"1]", f"{most_values(1)} values"),
+        (json.dumps(dict.fromkeys(map(str, range(MAX_NAMES + 1)))).encode(), f"from 0 to {MAX_NAMES}"),
+    ],
+    ids=["values", "names"],
+)
+def test_a_text_that_is_no_label_is_refused_before_its_fields_are_looked_at(text: bytes, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        check_text(text, tokens=1)
+
+
+@pytest.mark.parametrize("name", ["breakpoints", "interventions", "edits", "only", "logprobs"])
+def test_only_the_first_wrong_value_of_a_list_is_told(name: str) -> None:
+    wrong: list[object] = [{}] * 1000
+    edit = {"op": "scale"}
+    labels: dict[str, object] = {
+        "breakpoints": {"breakpoints": wrong},
+        "interventions": {"interventions": wrong},
+        "edits": {"breakpoints": [{"id": "bp", "layers": [1], "action": "edit", "edits": wrong}]},
+        "only": {"interventions": [{"first": 0, "end": 1, "boundary": 1, "edit": edit, "only": wrong}]},
+        "logprobs": {"turn": {"logprobs": wrong}},
+    }
+    with pytest.raises(ValidationError) as refused:
+        ExportLabel.model_validate_json(json.dumps(labels[name]))
+    assert refused.value.error_count() < 20

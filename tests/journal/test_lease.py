@@ -1,8 +1,10 @@
-"""Whose a folder is when two machines can reach it: the lease in its journal says so."""
+"""Whose a folder is when two machines can reach it: the lease in its journal, and its renewals."""
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -10,28 +12,82 @@ import pytest
 
 from app.backup import back_up
 from app.domain.errors import Fenced, FieldOutOfRange, NotDurable
+from app.domain.leases import NOBODYS, Lease
+from app.domain.values import SessionId
+from app.journal import lease, renewals
 from app.journal.journal import FILE_NAME, Journal
+from app.journal.lease_table import find_lease
 from app.journal.lock import FolderLock
-from tests.journal.building import change, histories
-from tests.journal.leases import (
-    LONG_S,
-    ONE,
-    SHORT_S,
-    TWO,
-    On,
-    found,
-    freeze,
-    has_lost,
-    is_fenced,
-    lapse,
-    let_go,
-    on,
-    renew,
-    shared,
-    started,
-)
+from tests.file_sizes import largest_file
+from tests.journal.building import change, histories, model_info
 
-__all__ = ["on", "shared"]
+ONE, TWO = SessionId("ses_1"), SessionId("ses_2")
+LONG_S, SHORT_S = 3600.0, 1.0
+
+On = Callable[[str], None]
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> On:
+    """Go to another machine."""
+
+    def go(machine: str) -> None:
+        monkeypatch.setattr(lease, "machine_id", lambda: machine)
+
+    go("one")
+    return go
+
+
+@pytest.fixture(params=[False, True], ids=["wal", "over a network"])
+def shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the folder seems to be on a file system of several machines."""
+    monkeypatch.setattr("app.journal.journal.is_over_network", lambda folder: request.param)
+    return bool(request.param)
+
+
+def freeze(journal: Journal) -> None:
+    """It renews its lease no more, and gives it back to nobody."""
+    assert journal.lease is not None
+    journal.lease._closing.set()
+    journal.lease._thread.join()
+
+
+def let_go(journal: Journal) -> None:
+    """Let go of its lock, as the kernel does for a process that has died."""
+    journal._lock.close()
+
+
+def renew(journal: Journal) -> bool:
+    """Renew it now; whether it could be."""
+    assert journal.lease is not None
+    return journal.lease._renew()
+
+
+def lapse(journal: Journal) -> None:
+    """So much time passes that it runs out."""
+    assert journal.lease is not None
+    journal.lease._tenure.ends_at = 0.0
+
+
+def has_lost(journal: Journal) -> bool:
+    assert journal.lease is not None
+    return journal.lease.is_lost
+
+
+def is_fenced(journal: Journal) -> bool:
+    return journal.state.is_fenced
+
+
+def found(folder: Path) -> Lease:
+    with closing(sqlite3.connect(folder / FILE_NAME)) as connection:
+        return find_lease(connection)
+
+
+def started(folder: Path, lease_s: float | None) -> Journal:
+    journal = Journal(folder, lease_s)
+    journal.load(model_info())
+    journal.start()
+    return journal
 
 
 async def test_what_a_former_holder_writes_is_refused_whole(tmp_path: Path, on: On, shared: bool) -> None:
@@ -202,3 +258,101 @@ def test_a_lock_that_another_server_has_replaced_is_held_no_more(tmp_path: Path)
     waited.try_again()
     assert held() == [True, False]
     waited.close()
+
+
+NO_ROOM = renewals.SIZE
+"""Bytes of the largest file: that of the news may be as large, and the journal has no room."""
+
+
+def test_a_lease_is_renewed_where_the_journal_takes_nothing(tmp_path: Path, on: On, shared: bool) -> None:
+    first = started(tmp_path, LONG_S)
+    freeze(first)
+    news, row = (tmp_path / renewals.NAME).read_bytes(), found(tmp_path)
+    lapse(first)
+    with largest_file(NO_ROOM):
+        assert renew(first)
+    assert not is_fenced(first)
+    assert found(tmp_path) == row
+    assert (tmp_path / renewals.NAME).read_bytes() != news
+    assert renew(first)
+    assert found(tmp_path) == row.renewed()
+    first.close()
+
+
+def test_a_holder_without_room_learns_that_it_has_lost_the_folder(tmp_path: Path, on: On, shared: bool) -> None:
+    first = Journal(tmp_path, SHORT_S)
+    freeze(first)
+    on("two")
+    second = Journal(tmp_path, LONG_S)
+    freeze(second)
+    news = (tmp_path / renewals.NAME).read_bytes()
+    with largest_file(NO_ROOM):
+        assert not renew(first)
+    assert has_lost(first)
+    assert (tmp_path / renewals.NAME).read_bytes() == news
+    second.close()
+    first.close()
+
+
+def lost_news(folder: Path) -> None:
+    (folder / renewals.NAME).unlink()
+
+
+def replaced_journal(folder: Path) -> None:
+    shutil.copy(folder / FILE_NAME, folder / "copy")
+    (folder / "copy").replace(folder / FILE_NAME)
+
+
+def moved_folder(folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+
+
+@pytest.mark.parametrize("loses", [lost_news, replaced_journal, moved_folder])
+def test_a_holder_whose_files_are_not_those_that_others_look_at_renews_nothing(
+    tmp_path: Path, on: On, shared: bool, loses: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "state"
+    first = Journal(folder, LONG_S)
+    freeze(first)
+    news = (folder / renewals.NAME).read_bytes()
+    loses(folder)
+    lapse(first)
+    with largest_file(NO_ROOM):
+        assert not renew(first)
+    assert is_fenced(first)
+    if loses is replaced_journal:
+        assert not renew(first)
+        assert (folder / renewals.NAME).read_bytes() == news
+    else:
+        assert not (folder / renewals.NAME).exists()
+    first.close()
+
+
+@pytest.mark.parametrize("room", [0, renewals.SIZE - 1])
+def test_a_lease_without_room_for_news_is_not_taken(tmp_path: Path, on: On, room: int) -> None:
+    Journal(tmp_path).close()
+    with (
+        largest_file(room),
+        pytest.raises(FieldOutOfRange, match=r"cannot use .*/renewals, .*: File too large; make room"),
+    ):
+        Journal(tmp_path, LONG_S)
+    assert found(tmp_path) == NOBODYS
+    journal = Journal(tmp_path, LONG_S)
+    freeze(journal)
+    with largest_file(NO_ROOM):
+        assert renew(journal)
+    journal.close()
+
+
+@pytest.mark.parametrize("lease_s", [None, LONG_S])
+def test_a_folder_whose_news_cannot_be_read_is_not_taken(tmp_path: Path, on: On, lease_s: float | None) -> None:
+    first = Journal(tmp_path, LONG_S)
+    freeze(first)
+    (tmp_path / renewals.NAME).unlink()
+    (tmp_path / renewals.NAME).mkdir()
+    on("two")
+    before = found(tmp_path)
+    with pytest.raises(FieldOutOfRange, match=r"cannot use .*/renewals, .*: Is a directory; "):
+        Journal(tmp_path, lease_s)
+    assert found(tmp_path) == before
+    first.close()

@@ -1,12 +1,32 @@
+"""Turns: what they say, how they end, and what is refused."""
+
 from __future__ import annotations
 
+import asyncio
+import os
 import threading
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import httpx
 import pytest
 
+from app.bridge.turn import Turn
+from app.domain.values import SamplingParams, StopRule, Ticket
+from app.main import load_app
+from app.messages import Paused, TurnFinished
+from app.routers.dependencies import Services
+from app.routers.turn_answer import turn_events
+from app.sessions.charges.logprob_room import BYTES_EACH
+from app.sessions.guards.side_work import Lane
+from app.text.generation import TextChunk
+from app.text.turn_reader import TextRule, TurnReader
+from tests.conftest import ServeWith
 from tests.errors import assert_error
-from tests.routers.generating import GREEDY, PROMPT, streaming
+from tests.routers.breakpoints.pausing import arm, generate, resume
+from tests.routers.generating import GREEDY, PROMPT, streaming, wait_until_idle
+from tests.serving import tiny_settings
+from tests.taking_turns import start_turn
 
 
 def test_a_turn_answers_whole(http: httpx.Client, session: str) -> None:
@@ -141,3 +161,197 @@ def test_sessions_generate_at_the_same_time_and_apart(http: httpx.Client) -> Non
         http.post(f"{paths[index]}/rewind", json={"to_token": 0})
         run(index)
     assert answers == together
+
+
+def test_cancel_ends_the_stream_and_keeps_what_was_generated(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **PROMPT, max_tokens=900) as stream:
+        next(stream)
+        cancelled = http.post(f"{session}/cancel").json()
+        assert cancelled["state"] == "idle"
+        *_, last = stream
+    turn = last.json()
+    assert last.event == "finished"
+    assert turn["finish_reason"] == "cancelled"
+    assert cancelled["tokens"] == 4 + len(turn["token_ids"]) < 904
+
+
+def test_a_client_that_leaves_a_stream_cancels_its_turn(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **PROMPT, max_tokens=1000) as stream:
+        next(stream)
+    assert wait_until_idle(http, session)["tokens"] < 1004
+
+
+def test_a_client_that_leaves_a_whole_answer_cancels_its_turn(http: httpx.Client, session: str) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 1000}, timeout=0.05)
+    assert wait_until_idle(http, session)["tokens"] < 1004
+
+
+def test_a_session_that_is_closed_ends_its_stream(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **PROMPT, max_tokens=900) as stream:
+        next(stream)
+        assert http.delete(session).status_code == 204
+        *_, last = stream
+    assert last.json()["finish_reason"] == "cancelled"
+
+
+def test_a_slow_reader_loses_nothing(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **PROMPT, max_tokens=300, logprobs=20) as stream:
+        events = [next(stream)]
+        wait_until_idle(http, session)
+        events += list(stream)
+    last = events.pop().json()
+    assert [token for event in events for token in event.json()["token_ids"]] == last["token_ids"]
+    assert len(last["token_ids"]) == 300
+
+
+async def test_a_turn_is_refused_if_the_history_changes_while_its_text_waits_to_be_encoded() -> None:
+    app = load_app(tiny_settings())
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), AsyncExitStack() as ends:
+        services: Services = app.state.services
+        http = await ends.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://localhost"))
+        path = f"/v1/sessions/{(session := services.sessions.create()).id}/generate"
+        async with AsyncExitStack() as places:
+            for _ in range(max(1, (os.cpu_count() or 1) // 2)):
+                await places.enter_async_context(services.side_work.turn(None, Lane.TEXT))
+            late = asyncio.create_task(http.post(path, json={"prompt": "late", "max_tokens": 1}))
+            await asyncio.sleep(0.1)
+            other = start_turn(services.sessions, session, [5, 6], SamplingParams(seed=0), StopRule(max_tokens=1))
+            await other.ended.wait()
+        assert "changed" in assert_error(await late, 409, "wrong_state")
+        assert len(session.history) == 3
+
+
+async def test_a_bug_in_a_stream_is_an_error_event_and_a_log_entry(
+    caplog: pytest.LogCaptureFixture, services: Services
+) -> None:
+    class Broken(TurnReader):
+        async def __aiter__(self) -> AsyncIterator[TextChunk | Paused | TurnFinished]:
+            yield TextChunk("a", (1,))
+            raise RuntimeError("the password is swordfish")
+
+    session = services.sessions.create()
+    reader = Broken(Turn(Ticket(0)), services.tokens, TextRule(), lambda keep: None, lambda: asyncio.sleep(0))
+    *_, last = [event async for event in turn_events(session, reader)]
+    assert last.startswith(b"event: error\n")
+    assert b"internal_error" in last
+    assert b"swordfish" not in last
+    assert "swordfish" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": 10**400}, "max_tokens"),
+        ({"min_tokens": 2**31}, "min_tokens"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"seed": -1}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": ["a", ""]}, "stop.1"),
+        ({"stop_token_ids": [512]}, "stop_token_ids"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"logit_bias": {"512": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        *(({"logit_bias": {key: 1}}, f"logit_bias.{key}") for key in ("05", "-5", "٥", "x", "9" * 10)),
+        ({"logprobs": 21}, "logprobs"),
+        ({"token_ids": [512]}, "token_ids"),
+        ({"token_ids": [-1]}, "token_ids.0"),
+        ({"token_ids": "5"}, "token_ids"),
+        ({"stream": "yes"}, "stream"),
+        ({"token_ids": None, "messages": []}, "messages"),
+        ({"token_ids": None, "messages": [{"role": "robot", "content": ""}]}, "messages.0.role"),
+        ({"token_ids": None, "messages": [{"role": "user", "content": "", "mood": 1}]}, "messages.0.mood"),
+        ({"beam_width": 2}, "beam_width"),
+    ],
+)
+def test_a_bad_field_is_named(http: httpx.Client, session: str, body: dict[str, object], param: str) -> None:
+    response = http.post(f"{session}/generate", json={**PROMPT, **body})
+    message = assert_error(response, 422, "field_out_of_range", param=param)
+    assert param in message
+    assert http.get(session).json()["tokens"] == 0
+
+
+@pytest.mark.parametrize(("extra", "param"), [({}, None), ({"prompt": "a", "token_ids": [5]}, "token_ids")])
+def test_exactly_one_kind_of_input_is_taken(
+    http: httpx.Client, session: str, extra: dict[str, object], param: str | None
+) -> None:
+    response = http.post(f"{session}/generate", json={"max_tokens": 1, **extra})
+    message = assert_error(response, 422, "field_out_of_range", param=param)
+    assert "exactly one of prompt, messages and token_ids" in message
+
+
+def test_an_empty_session_cannot_go_on_from_nothing(http: httpx.Client, session: str) -> None:
+    response = http.post(f"{session}/generate", json={"token_ids": []})
+    assert "at least 1 token" in assert_error(response, 422, "field_out_of_range", param="token_ids")
+
+
+def test_too_many_tokens_are_refused_with_the_numbers(http: httpx.Client, session: str) -> None:
+    response = http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 1021})
+    message = assert_error(response, 400, "context_length_exceeded", param="max_tokens")
+    assert "1024" in message
+    assert "4" in message
+    assert "1021" in message
+
+
+@pytest.mark.parametrize("field", ["prompt", "messages"])
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(http: httpx.Client, session: str, field: str) -> None:
+    text = "a" * 1_000_000
+    given = text if field == "prompt" else [{"role": "user", "content": text}]
+    message = assert_error(
+        http.post(f"{session}/generate", json={field: given}), 400, "context_length_exceeded", param=field
+    )
+    assert "at least" in message
+    assert "1024" in message
+
+
+ECHOED, GENERATED, ALTERNATIVES = 40, 4, 1
+OF_A_CALL = (ECHOED + GENERATED) * (ALTERNATIVES + 1)
+"""Log-probabilities of an echoed prompt and its continuation."""
+
+
+def complete(http: httpx.Client, *, prompts: int = 1, stream: bool = False) -> httpx.Response:
+    model = http.get("/v1/models").json()["data"][0]["id"]
+    body = {
+        "model": model,
+        "prompt": [[5] * ECHOED] * prompts,
+        "max_tokens": GENERATED,
+        "echo": True,
+        "logprobs": ALTERNATIVES,
+        "stream": stream,
+    }
+    return http.post("/v1/completions", json=body)
+
+
+def test_calls_of_all_its_size_are_answered_one_after_the_other(serve_with: ServeWith) -> None:
+    http = serve_with(max_logprobs_bytes=2 * OF_A_CALL * BYTES_EACH)
+    for _ in range(3):
+        for stream in (False, True):
+            complete(http, prompts=2, stream=stream).raise_for_status()
+
+
+def test_a_call_that_never_fits_names_its_field(serve_with: ServeWith) -> None:
+    http = serve_with(max_logprobs_bytes=2 * OF_A_CALL * BYTES_EACH)
+    assert_error(complete(http, prompts=3), 400, "field_out_of_range", param="logprobs")
+
+
+def test_a_paused_turn_holds_what_it_may_yet_report(serve_with: ServeWith) -> None:
+    http = serve_with(max_logprobs_bytes=OF_A_CALL * BYTES_EACH)
+    session = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+    arm(http, session, when={"pass": "prefill"})
+    turn = {"token_ids": [5] * ECHOED, "max_tokens": GENERATED, "logprobs": 0, "ignore_eos": True}
+    assert generate(http, session, **turn)["status"] == "paused"
+    refused = complete(http)
+    assert "max_logprobs_bytes" in assert_error(refused, 429, "logprobs_full")
+    assert refused.headers["retry-after"] == "1"
+    assert resume(http, session)["status"] == "finished"
+    complete(http).raise_for_status()

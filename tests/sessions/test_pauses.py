@@ -1,25 +1,31 @@
-"""Pauses end in every way that there is, whoever is at it at the same moment, and leave nothing behind."""
+"""Pauses end in every way that there is, and copies of a paused session go on as it does."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from app.domain.breakpoints import NEXT_BREAKPOINT, Edit, EditOp, Positions, Until, When
+from app.domain.breakpoints import NEXT_BREAKPOINT, Edit, EditOp, OnTimeout, Positions, Until, When
 from app.domain.errors import Draining, FieldOutOfRange, NotFound, WrongState
-from app.domain.values import FinishReason, Phase, SessionState
-from app.messages import TurnFinished
+from app.domain.values import FinishReason, Phase, SessionState, Tier
+from app.exports.exports import export_session, import_session
+from app.messages import Paused, TurnFinished
 from app.routers.dependencies import Services
 from app.sessions.lifecycle import drain
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+from tests.exports.spooling import spooled
 from tests.pausing import (
     EACH_TOKEN,
     PROMPT,
     PROMPT_END,
     TOKENS,
     assert_idle,
+    assert_nobody_waits,
     assert_same,
     finish,
     paused,
@@ -27,6 +33,7 @@ from tests.pausing import (
     start,
     whole,
 )
+from tests.serving import running_services
 from tests.taking_turns import assert_nothing_is_held, engine_tokens, until
 
 BRIEF = 0.1
@@ -168,3 +175,181 @@ async def test_at_the_end_nobody_waits_for_a_paused_turn_nor_for_one_that_pauses
     end = await read(third)
     assert isinstance(end, TurnFinished)
     assert end.reason is FinishReason.CANCELLED
+
+
+async def test_a_turn_that_nobody_resumes_goes_on_by_itself_stop_strings_and_all(services: Services) -> None:
+    registry = services.sessions
+    text = (await whole(registry, tokens=12)).text
+    expected = await whole(registry, text[5:8], tokens=12)
+    brief = replace(PROMPT_END, timeout_s=BRIEF)
+    session, reader = await paused(registry, text[5:8], breakpoint=brief, tokens=12)
+    registry.ends.release(session, reader.turn)
+    await until(lambda: session.state is SessionState.IDLE)
+    assert session.history[len(PROMPT) :].tolist() == expected.token_ids
+    assert len(session.history) == await engine_tokens(registry, session)
+
+
+async def test_a_turn_that_nobody_resumes_goes_on_to_its_next_pause_which_ends_too(services: Services) -> None:
+    registry = services.sessions
+    session, reader = await paused(registry, breakpoint=replace(EACH_TOKEN, timeout_s=BRIEF), tokens=5)
+    registry.ends.release(session, reader.turn)
+    await until(lambda: session.state is SessionState.IDLE)
+    assert len(session.history) == len(PROMPT) + 5
+
+
+async def test_a_pause_may_end_the_turn_when_its_time_is_over(services: Services) -> None:
+    registry = services.sessions
+    abort = replace(EACH_TOKEN, timeout_s=BRIEF, on_timeout=OnTimeout.ABORT)
+    session, reader = await paused(registry, breakpoint=abort)
+    await asyncio.wait_for(reader.turn.ended.wait(), 60)
+    assert session.state is SessionState.IDLE
+    assert len(session.history) == await engine_tokens(registry, session) == len(PROMPT) + 1
+
+
+async def test_each_pause_has_its_own_time_and_one_made_by_until_that_of_the_one_before(services: Services) -> None:
+    registry = services.sessions
+    brief = replace(EACH_TOKEN, timeout_s=1.0, on_timeout=OnTimeout.ABORT, once=True)
+    session, reader = await paused(registry, breakpoint=brief, tokens=5)
+    assert session.breakpoints == {}
+    for _ in range(3):
+        await asyncio.sleep(0.4)
+        assert session.pause is not None
+        before = session.pause.expires_at
+        registry.pauses.resume(session, Until(next_token=True))
+        end = await read(reader)
+        assert isinstance(end, Paused)
+        assert end.checkpoint.breakpoint is None
+        assert session.pause is not None
+        assert session.pause.expires_at > before + 0.35
+    await asyncio.wait_for(reader.turn.ended.wait(), 60)
+    assert len(session.history) == len(PROMPT) + 4
+
+
+async def test_a_forks_pause_has_a_time_of_its_own(services: Services) -> None:
+    registry = services.sessions
+    abort = replace(EACH_TOKEN, timeout_s=1.0, on_timeout=OnTimeout.ABORT)
+    parent, _ = await paused(registry, breakpoint=abort)
+    await asyncio.sleep(0.5)
+    child = await registry.fork(parent)
+    await until(lambda: parent.state is SessionState.IDLE)
+    assert child.state is SessionState.PAUSED
+    await until(lambda: child.state is SessionState.IDLE)
+
+
+async def test_a_fork_of_a_paused_session_is_paused_in_the_same_place(services: Services) -> None:
+    registry = services.sessions
+    expected = await whole(registry, logprobs=1)
+    parent, reader = await paused(registry, logprobs=1)
+    registry.pauses.resume(parent, NEXT_BREAKPOINT)
+    await read(reader)
+    child = await registry.fork(parent)
+    assert parent.pause is not None
+    assert child.pause is not None
+    assert child.pause.info == parent.pause.info
+    assert (child.history, child.breakpoints, child.metadata) == (parent.history, parent.breakpoints, {"a": "b"})
+    child_reader = child.reader
+    assert child_reader is not None
+    assert (child_reader.text, child_reader.token_ids) == (reader.text, expected.token_ids[:2])
+    for session in (parent, child):
+        end = await finish(registry, session, registry.pauses.resume(session, NEXT_BREAKPOINT))
+        assert end.usage.completion_tokens == TOKENS
+        await registry.close(session)
+    assert_same(reader, expected)
+    assert_same(child_reader, expected)
+    await assert_nothing_is_held(registry)
+
+
+async def test_a_fork_has_not_waited_for_what_its_parent_waited_for(services: Services) -> None:
+    registry = services.sessions
+    parent = registry.create()
+    await read(start(registry, parent))
+    registry.set_phase(parent, Phase.IO_WAIT)
+    await until(lambda: parent.kv.tier is Tier.HOST)
+    await registry.breakpoints.arm(parent, EACH_TOKEN)
+    await read(start(registry, parent))
+    child = await registry.fork(parent)
+    await finish(registry, child, registry.pauses.resume(child, NEXT_BREAKPOINT))
+    assert parent.usage.restore_ms > 0
+    assert child.usage.restore_ms == 0
+
+
+async def test_a_fork_that_nobody_waits_for_leaves_nothing_behind(services: Services) -> None:
+    registry = services.sessions
+    parent, _ = await paused(registry)
+    forking = asyncio.create_task(registry.fork(parent))
+    await asyncio.sleep(0)
+    forking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    assert registry.table.page(limit=9) == [parent]
+    await registry.close(parent)
+    await assert_nothing_is_held(registry)
+    assert_nobody_waits(registry)
+
+
+async def copy(registry: SessionRegistry, session: Session, path: Path, way: str) -> Session:
+    """A fork of a paused session, or what comes of its file."""
+    return await (registry.fork(session) if way == "fork" else import_session(registry, path))
+
+
+@pytest.mark.parametrize("way", ["fork", "import"])
+async def test_a_copy_that_nobody_waits_for_is_not_there_after_a_restart(tmp_path: Path, way: str) -> None:
+    async with running_services(state_dir=tmp_path / "state") as services:
+        registry = services.sessions
+        parent, _ = await paused(registry)
+        await export_session(registry, parent, spooled(tmp_path / "session"))
+        for steps in range(6):  # at one of them the engine has just been told
+            copying = asyncio.create_task(copy(registry, parent, tmp_path / "session", way))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            copying.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await copying
+        await registry.memory()
+        assert registry.table.page(limit=9) == [parent]
+    async with running_services(state_dir=tmp_path / "state") as services:
+        assert [each.id for each in services.sessions.table.page(limit=9)] == [parent.id]
+
+
+async def test_a_paused_session_goes_on_where_its_file_is_taken(services: Services, tmp_path: Path) -> None:
+    registry = services.sessions
+    expected = await whole(registry, logprobs=1)
+    session, _ = await paused(registry, "never said", logprobs=1)
+    await export_session(registry, session, spooled(tmp_path / "session"))
+    await registry.close(session)
+    back = await import_session(registry, tmp_path / "session")
+    assert back.state is SessionState.PAUSED
+    assert back.breakpoints == {EACH_TOKEN.id: EACH_TOKEN}
+    assert back.pause is not None
+    reader = registry.pauses.resume(back, NEXT_BREAKPOINT)
+    assert reader.token_ids == expected.token_ids[:1]
+    end = await finish(registry, back, reader)
+    assert end.reason is FinishReason.LENGTH
+    assert_same(reader, expected)
+    assert_nobody_waits(registry)
+
+
+async def test_a_session_paused_in_its_prompt_is_taken_away_while_it_waits(services: Services, tmp_path: Path) -> None:
+    """Its KV on the host has blocks that only the paused pass has written to: they are not in the file."""
+    registry = services.sessions
+    expected = await whole(registry, logprobs=1)
+    session, _ = await paused(registry, breakpoint=PROMPT_END, logprobs=1)
+    registry.set_phase(session, Phase.IO_WAIT)
+    await until(lambda: session.kv.tier is Tier.HOST)
+    await export_session(registry, session, spooled(tmp_path / "session"))
+    await registry.close(session)
+    back = await import_session(registry, tmp_path / "session")
+    reader = registry.pauses.resume(back, NEXT_BREAKPOINT)
+    await finish(registry, back, reader)
+    assert_same(reader, expected)
+
+
+async def test_an_idle_sessions_file_brings_no_turn(services: Services, tmp_path: Path) -> None:
+    registry = services.sessions
+    session = registry.create()
+    await registry.breakpoints.arm(session, EACH_TOKEN)
+    await export_session(registry, session, spooled(tmp_path / "session"))
+    back = await import_session(registry, tmp_path / "session")
+    assert back.state is SessionState.IDLE
+    assert back.breakpoints == {EACH_TOKEN.id: EACH_TOKEN}
+    assert_nobody_waits(registry)

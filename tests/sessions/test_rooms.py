@@ -1,4 +1,4 @@
-"""Vectors and activations of clients on a disk that has little room: they are refused, and turns are durable."""
+"""What turns may take: log-probabilities, tokens of a tenant, and the journal's room on a disk."""
 
 from __future__ import annotations
 
@@ -13,14 +13,93 @@ import pytest
 from safetensors.numpy import save
 
 from app.domain.breakpoints import MAX_INTERVENTION_BYTES
-from app.domain.errors import DiskShort
-from app.domain.values import SessionId
+from app.domain.errors import DiskShort, EngineError, FieldOutOfRange, LogprobsFull
+from app.domain.values import FinishReason, SessionId, Ticket, TurnUsage
 from app.journal.attempts import COPIES
 from app.machine import disk
 from app.machine.disk import DiskRoom
+from app.messages import Failed, Started, TurnEvent, TurnFinished
+from app.sessions.charges.logprob_room import BYTES_EACH, LogprobRoom
+from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.guards.journal_room import JournalRoom
 from tests.errors import assert_error
 from tests.serving import serve
+
+SENT, CACHED, GENERATED = 300, 60, 7
+TICKET = Ticket(1)
+STARTED = Started(TICKET, CACHED)
+
+
+def finished(cached: int, generated: int) -> TurnFinished:
+    usage = TurnUsage(SENT, cached, generated, tokens_recomputed=40)
+    return TurnFinished(TICKET, FinishReason.CANCELLED, usage, SENT + generated)
+
+
+@pytest.mark.parametrize(
+    ("events", "cost"),
+    [
+        ([STARTED, finished(CACHED, GENERATED)], SENT - CACHED + GENERATED),
+        ([finished(0, 0)], 0),  # it was cancelled in the queue
+        ([STARTED, Failed(TICKET, EngineError("x"))], 0),
+    ],
+)
+def test_the_end_of_a_turn_settles_once(events: list[TurnEvent], cost: int) -> None:
+    settled: list[int] = []
+    charge = TurnCharge(settled.append, sent=SENT)
+    for event in events:
+        charge.observe(event)
+    assert settled == [cost]
+
+
+MOST_LOGPROBS = 100
+
+
+@pytest.fixture
+def logprobs() -> LogprobRoom:
+    return LogprobRoom(MOST_LOGPROBS * BYTES_EACH)
+
+
+def has_room(logprobs: LogprobRoom, owner: str | None, count: int) -> bool:
+    try:
+        logprobs.check(owner, count)
+    except LogprobsFull:
+        return False
+    return True
+
+
+def test_one_call_may_have_all_of_it(logprobs: LogprobRoom) -> None:
+    logprobs.check("ada", MOST_LOGPROBS)
+    logprobs.take("ada", MOST_LOGPROBS)
+    assert not has_room(logprobs, "ada", 1)
+    assert not has_room(logprobs, "bob", 1)
+    logprobs.give("ada", MOST_LOGPROBS)
+    logprobs.check("bob", MOST_LOGPROBS)
+
+
+def test_a_tenant_with_several_calls_leaves_as_much_to_others(logprobs: LogprobRoom) -> None:
+    while has_room(logprobs, "ada", 10):
+        logprobs.take("ada", 10)
+    assert has_room(logprobs, "bob", 50)
+    assert not has_room(logprobs, "bob", 51)
+
+
+def test_without_tenants_nobody_leaves_any(logprobs: LogprobRoom) -> None:
+    for _ in range(MOST_LOGPROBS // 10):
+        logprobs.check(None, 10)
+        logprobs.take(None, 10)
+    assert not has_room(logprobs, None, 1)
+
+
+def test_calls_without_log_probabilities_need_no_room(logprobs: LogprobRoom) -> None:
+    logprobs.take("ada", MOST_LOGPROBS)
+    logprobs.check("bob", 0)
+
+
+def test_what_never_fits_is_refused_for_good(logprobs: LogprobRoom) -> None:
+    with pytest.raises(FieldOutOfRange, match="at most 100 fit max_logprobs_bytes") as refused:
+        logprobs.check("ada", MOST_LOGPROBS + 1)
+    assert refused.value.param == "logprobs"
+
 
 FREE = 1000
 ONE, OTHER = SessionId("ses_1"), SessionId("ses_2")

@@ -1,15 +1,24 @@
-"""The front door finds the owner of each session, and nobody else answers for it."""
+"""The front door finds the owner of each session, and learns who is away."""
 
 from __future__ import annotations
+
+import select
+import socket
 
 import httpx
 import numpy as np
 import pytest
 from openai import OpenAI
 from safetensors.numpy import save
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 
+from app.cluster.fleet import State
+from app.cluster.front import look
 from app.domain.session_ids import home_of, home_of_response
-from tests.cluster.front.doors import AwayDirectory, Door, serving_door
+from tests.cluster.front.doors import AwayDirectory, Door, serving_door, serving_stub, wait_until
+from tests.cluster.pair import free_port
 
 MODEL = "tiny-llama"
 TURNS = 24
@@ -100,3 +109,30 @@ def test_a_vector_is_at_every_replica(client: httpx.Client, replica_urls: dict[s
     assert client.delete("/v1/vectors/calm").status_code == 204
     for url in replica_urls.values():
         assert httpx.get(f"{url}/v1/vectors").json()["data"] == []
+
+
+READY = Starlette(routes=[Route("/ready", lambda request: Response())])
+
+
+def test_a_replica_that_is_back_is_found_before_the_next_look_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "INTERVAL_S", 3600.0)
+    port = free_port()
+    with serving_door({"a": f"http://127.0.0.1:{port}"}) as door:
+        replica = door.fleet.find("a")
+        assert replica is not None
+        assert replica.state is State.AWAY
+        with serving_stub(READY, port):
+            wait_until(lambda: replica.state is State.READY)
+
+
+def test_a_replica_that_is_back_does_not_wait_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "PATIENCE_S", 3600.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        urls = {"a": f"http://127.0.0.1:{free_port()}", "b": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        with serving_door({"a": urls["a"]}) as door:
+            door.fleet.replace(urls)
+            wait_until(lambda: select.select([silent], [], [], 0)[0] != [])
+            replica = door.fleet.find("a")
+            assert replica is not None
+            with serving_stub(READY, replica.port):
+                wait_until(lambda: replica.state is State.READY)

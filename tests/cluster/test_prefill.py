@@ -1,0 +1,275 @@
+"""A server whose long prompts another one computes says what it would have said alone, whatever fails."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.gpu.engine import Engine
+from app.gpu.kv import transport
+from app.gpu.kv.moves import Move, Moved
+from app.gpu.kv_pools.prompts import PromptStreams
+from tests.cluster.pair import DRAWN, GREEDY, SOON_S, Pair, generate, open_session, pair
+
+PROMPT = [7 + at * at % 240 for at in range(500)]
+WHOLE = len(PROMPT) - 1
+"""What another server computes of it."""
+STEP = ("--max-step-tokens", "64", "--max-running", "32")
+"""A prompt comes in many parts."""
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="NIXL is for Linux")
+TRANSPORTS = ("tcp", pytest.param("nixl", marks=[pytest.mark.long, LINUX]))
+ROLES = {"a": (*STEP, "--role", "decode", "--prefill-apart-tokens", "200"), "b": (*STEP, "--role", "prefill")}
+
+
+def roles(transport: str) -> dict[str, tuple[str, ...]]:
+    """`ROLES`, with prompts that come in this way."""
+    return {name: (*flags, "--prefill-transport", transport) for name, flags in ROLES.items()}
+
+
+def metric(http: httpx.Client, name: str) -> float:
+    lines = http.get("/metrics").text.splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
+
+
+def came(http: httpx.Client) -> dict[str, float]:
+    """What has come of the prompts that others were to compute."""
+    return {each: metric(http, f'djinn_prompts_apart_total{{came="{each}"}}') for each in ("whole", "part", "none")}
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SOON_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def acquainted(servers: Pair, outcome: str = "whole") -> None:
+    """Wait until `a` knows that `b` computes prompts: then it has asked for one of its own, with that outcome."""
+    a, tokens = servers.clients["a"], itertools.count(3)
+
+    def asks() -> bool:
+        session = open_session(a)
+        generate(a, session, [next(tokens)] * 400, max_tokens=1)
+        a.delete(f"/v1/sessions/{session}").raise_for_status()
+        return came(a)[outcome] > 0
+
+    eventually(asks)
+
+
+def say(http: httpx.Client, **asked: Any) -> tuple[Any, Any]:
+    """Two turns of a new session, the first with the long prompt."""
+    session = open_session(http)
+    first = generate(http, session, PROMPT, **asked)
+    return first, generate(http, session, [9], **asked)
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    by_nixl = request.param == "nixl"  # it is one for each process
+    with pair(tmp_path_factory.mktemp("apart"), flags=roles(request.param), as_processes=by_nixl) as found:
+        acquainted(found)
+        yield found
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
+def test_it_says_what_one_server_says(servers: Pair, sampling: dict[str, Any]) -> None:
+    a, b = servers.clients["a"], servers.clients["b"]
+    before, served = came(a)["whole"], metric(b, "djinn_prompts_served_total")
+    first, second = say(a, **sampling)
+    alone = say(b, **sampling)
+    assert [first["token_ids"], second["token_ids"]] == [each["token_ids"] for each in alone]
+    if sampling is GREEDY:
+        assert came(a)["whole"] == before + 1
+        assert metric(b, "djinn_prompts_served_total") == served + 1
+        assert first["usage"]["cached_tokens"] == WHOLE
+    assert second["usage"]["cached_tokens"] == len(PROMPT) + 7
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_prompts_come_as_was_asked_for(tmp_path: Path, transport: str) -> None:
+    with pair(tmp_path, flags=roles(transport), as_processes=True) as servers:
+        acquainted(servers)
+        for process in servers.processes.values():
+            has_nixl = "nixl" in Path(f"/proc/{process.pid}/maps").read_text()
+            assert has_nixl == (transport == "nixl")
+
+
+def test_a_short_prompt_and_a_known_one_stay(servers: Pair) -> None:
+    a = servers.clients["a"]
+    say(a)
+    before = came(a)
+    say(a)
+    generate(a, open_session(a), PROMPT[:150])
+    assert came(a) == before
+    session = open_session(a)
+    generate(a, session, [5] * 150)
+    generate(a, session, [6] * 300)
+    assert came(a)["whole"] == before["whole"] + 1, "a session that goes on with a long prompt"
+
+
+def test_only_a_server_that_computes_prompts_is_asked(tmp_path: Path) -> None:
+    with pair(tmp_path, flags={"a": ROLES["a"], "b": STEP}) as servers:
+        a = servers.clients["a"]
+        eventually(lambda: "role=decode" in a.get("/ready").headers["Djinn-Load"])
+        assert "role=both" in servers.clients["b"].get("/ready").headers["Djinn-Load"]
+        time.sleep(1.5)
+        say(a)
+        assert came(a) == {"whole": 0, "part": 0, "none": 0}
+
+
+def test_bits_are_those_of_one_server(tmp_path: Path) -> None:
+    flags = {name: (*found, "--batch-invariant") for name, found in ROLES.items()}
+    with pair(tmp_path, flags=flags) as servers:
+        acquainted(servers)
+        a, b = servers.clients["a"], servers.clients["b"]
+        asked = {"logprobs": 3, "max_tokens": 16}
+        apart = [turn["logprobs"] for turn in say(a, **asked)]
+        assert came(a)["whole"] >= 2
+        assert apart == [turn["logprobs"] for turn in say(b, **asked)]
+
+
+@pytest.mark.long
+def test_engines_of_their_own_get_the_connections(tmp_path: Path) -> None:
+    with pair(tmp_path, flags=ROLES, own_engine=True) as servers:
+        acquainted(servers)
+        a, b = servers.clients["a"], servers.clients["b"]
+        first, second = say(a)
+        assert first["usage"]["cached_tokens"] == WHOLE
+        assert [first["token_ids"], second["token_ids"]] == [each["token_ids"] for each in say(b)]
+
+
+def _after_parts(act: Callable[[], None]) -> None:
+    """Act when a long prompt has been sent for a part."""
+    send = PromptStreams.send
+
+    def sends(self: PromptStreams, move: Move) -> Moved:
+        sent = send(self, move)
+        if len(move.token_ids) == WHOLE:
+            act()
+        return sent
+
+    PromptStreams.send = sends  # type: ignore[method-assign]
+
+
+def dies() -> None:
+    _after_parts(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def hangs() -> None:
+    _after_parts(lambda: time.sleep(3600))
+
+
+def is_impatient() -> None:
+    transport.PATIENCE_S = 1.0
+
+
+def is_slow() -> None:
+    launch = Engine.launch
+
+    def launches(self: Engine) -> Any:
+        if self._scheduler.has_work:
+            time.sleep(0.1)
+        return launch(self)
+
+    Engine.launch = launches  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "transport"),
+    [
+        (dies, "tcp"),
+        pytest.param(hangs, "tcp", marks=pytest.mark.long),
+        *(pytest.param(each, "nixl", marks=[pytest.mark.long, LINUX]) for each in (dies, hangs)),
+    ],
+)
+def test_a_prompt_that_breaks_off_is_computed_to_its_end_here(
+    tmp_path: Path, breaks: Callable[[], None], transport: str
+) -> None:
+    with pair(tmp_path, start=False, as_processes=True, flags=roles(transport)) as servers:
+        a = servers.start("a", prepare=is_impatient)
+        servers.start("b", prepare=breaks)
+        acquainted(servers)
+        first, second = say(a)
+        assert 0 < first["usage"]["cached_tokens"] < WHOLE
+        assert came(a)["part"] == 1
+        servers.end("b")
+        b = servers.start("b")
+        assert [first["token_ids"], second["token_ids"]] == [each["token_ids"] for each in say(b)]
+
+
+def test_a_server_that_is_away_is_not_waited_for(tmp_path: Path) -> None:
+    with pair(tmp_path, flags=ROLES) as servers:
+        acquainted(servers)
+        a = servers.clients["a"]
+        servers.end("b")
+        first, _ = say(a)
+        assert first["usage"]["cached_tokens"] == 0
+        assert first["token_ids"] == say(servers.start("b"))[0]["token_ids"]
+
+
+@pytest.mark.long
+def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    with pair(tmp_path, as_processes=True, flags=ROLES) as servers:
+        acquainted(servers)
+        a = servers.clients["a"]
+        os.kill(servers.processes["b"].pid, signal.SIGSTOP)
+        first, _ = say(a)
+        assert first["usage"]["cached_tokens"] == 0
+        assert came(a)["none"] == 1
+        os.kill(servers.processes["b"].pid, signal.SIGCONT)
+        assert first["token_ids"] == say(servers.clients["b"])[0]["token_ids"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("--kv-host", "0"),
+        ("--model", "random:tiny-gpt2"),
+        ("--block-size", "8"),
+        pytest.param(("--prefill-transport", "nixl"), marks=[pytest.mark.long, LINUX]),
+    ],
+)
+def test_a_server_that_cannot_help_hinders_nobody(tmp_path: Path, other: tuple[str, ...]) -> None:
+    with pair(tmp_path, flags={**ROLES, "b": (*ROLES["b"], *other)}) as servers:
+        acquainted(servers, "none")
+        assert came(servers.clients["a"])["whole"] == 0
+
+
+def test_without_room_on_the_host_nobody_is_asked(tmp_path: Path) -> None:
+    with pair(tmp_path, flags={**ROLES, "a": (*ROLES["a"], "--kv-host", "0")}) as servers:
+        a = servers.clients["a"]
+        time.sleep(1.5)
+        first, _ = say(a)
+        assert first["usage"]["cached_tokens"] == 0
+        assert came(a) == {"whole": 0, "part": 0, "none": 0}
+        assert first["token_ids"] == say(servers.clients["b"])[0]["token_ids"]
+
+
+def test_a_client_that_leaves_ends_the_prompt_there(tmp_path: Path) -> None:
+    with pair(tmp_path, start=False, as_processes=True, flags=ROLES) as servers:
+        a, b = servers.start("a"), servers.start("b", prepare=is_slow)
+        acquainted(servers)
+        served = metric(b, "djinn_prompts_served_total")
+
+        def turns() -> float:
+            return metric(b, "djinn_turns_running") + metric(b, "djinn_turns_waiting")
+
+        body = {"token_ids": PROMPT, "max_tokens": 4, **GREEDY}
+        session = open_session(a)
+        with suppress(httpx.ReadTimeout):
+            a.post(f"/v1/sessions/{session}/generate", json=body, timeout=0.4)
+        eventually(lambda: turns() == 0)
+        assert metric(b, "djinn_prompts_served_total") == served
+        assert a.get(f"/v1/sessions/{session}").json()["state"] == "idle"
+        assert say(a)[0]["usage"]["cached_tokens"] == WHOLE

@@ -1,0 +1,166 @@
+"""Histories, positions, ids and nested texts."""
+
+from __future__ import annotations
+
+import json
+import os.path
+import time
+from array import array
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.domain.histories import common_prefix
+from app.domain.nesting import MAX_NESTING, has_more_values, is_nested_too_deep
+from app.domain.positions import Runs, clip_runs, count, join, multiples, next_position, positions_of, runs_of
+from app.domain.session_ids import home_of, home_of_response, new_response_id, new_session_id
+from app.logs.about import session_of
+
+TOKENS = st.lists(st.integers(0, 2), max_size=12)
+
+
+@given(a=TOKENS, b=TOKENS)
+def test_common_prefix_is_pythons(a: list[int], b: list[int]) -> None:
+    expected = len(os.path.commonprefix([a, b]))  # noqa: RUF071 (of lists)
+    assert common_prefix(array("I", a), array("I", b)) == expected
+    assert common_prefix(tuple(a), tuple(b)) == expected
+
+
+PLACES = st.integers(0, 40)
+SETS = st.sets(PLACES, max_size=12)
+
+
+def are_runs(runs: Runs) -> bool:
+    """Whether every run has what its comment promises, and they follow each other."""
+    ends = all(run.end == run.positions[-1] + 1 and (run.step == 1 or len(run.positions) > 1) for run in runs)
+    return ends and all(before.end <= after.first for before, after in pairwise(runs))
+
+
+@given(chosen=SETS, first=PLACES, end=PLACES)
+def test_a_part_has_the_positions_that_lie_in_it(chosen: set[int], first: int, end: int) -> None:
+    runs = runs_of(sorted(chosen))
+    part = clip_runs(runs, first, end)
+    assert are_runs(runs)
+    assert are_runs(part)
+    assert list(positions_of(part)) == [each for each in sorted(chosen) if first <= each < end]
+    assert count(part) == len(list(positions_of(part)))
+
+
+@given(chosen=SETS, first=PLACES)
+def test_the_next_position_is_the_lowest_that_is_not_before(chosen: set[int], first: int) -> None:
+    found = next_position(runs_of(sorted(chosen)), first)
+    assert found == min((each for each in chosen if each >= first), default=None)
+
+
+@given(one=st.sets(PLACES, min_size=1), other=st.sets(PLACES, min_size=1))
+def test_runs_join_behind_each_other(one: set[int], other: set[int]) -> None:
+    behind = [max(one) + 1 + each for each in sorted(other)]
+    joined = join(runs_of(sorted(one)), runs_of(behind))
+    assert are_runs(joined)
+    assert list(positions_of(joined)) == [*sorted(one), *behind]
+
+
+@given(step=st.integers(1, 50), first=PLACES, end=PLACES)
+def test_multiples_are_one_run_however_many_there_are(step: int, first: int, end: int) -> None:
+    runs = multiples(step, first, end)
+    assert are_runs(runs)
+    assert len(runs) <= 1
+    assert list(positions_of(runs)) == [each for each in range(first, end) if each % step == 0]
+    assert runs_of(positions_of(runs)) == runs
+
+
+@pytest.mark.parametrize("replica", [None, "a", "replica10", "z" * 16])
+def test_an_id_names_its_home_and_is_named_by_the_log(replica: str | None) -> None:
+    first, second = new_session_id(replica), new_session_id(replica)
+    assert home_of(first) == replica
+    assert session_of({"path_params": {"session_id": first}}) == first
+    assert first < second
+
+
+@pytest.mark.parametrize("text", ["", "ses_", "ses_A_" + "0" * 36, "ses_a_" + "0" * 35, "ses_a b_" + "0" * 36])
+def test_what_is_no_id_has_no_home(text: str) -> None:
+    assert home_of(text) is None
+    assert session_of({"path_params": {"session_id": text}}) is None
+
+
+@pytest.mark.parametrize("replica", [None, "a", "z" * 16])
+def test_a_response_names_its_home_too(replica: str | None) -> None:
+    assert home_of_response(new_response_id(replica)) == replica
+    assert home_of_response(new_session_id(replica)) is None
+    assert home_of(new_response_id(replica)) is None
+
+
+@pytest.mark.parametrize("text", ["", "resp_", "resp_A_" + "0" * 32, "resp_a_" + "0" * 31, "resp_a_" + "0" * 33])
+def test_what_is_no_id_of_a_response_has_no_home(text: str) -> None:
+    assert home_of_response(text) is None
+
+
+def nested(depth: int) -> str:
+    """Lists and objects in turns."""
+    return '[{"a":' * (depth // 2) + "[]" * (depth % 2) + "}]" * (depth // 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_too_deep"),
+    [
+        (nested(MAX_NESTING), False),
+        (nested(MAX_NESTING + 1), True),
+        ("[]" * 1000, False),
+        ("[" * (MAX_NESTING + 1), True),
+        ('["' + "[" * 1000 + '"]', False),
+        ('["\\"' + "[" * 1000 + '"]', False),
+        ('["\\\\"' + "[" * 1000 + '"]', True),
+        ('["' + "[" * 1000, False),
+        ('"\ud800"' + "[" * 1000, True),
+    ],
+    ids=[
+        "all levels",
+        "one more",
+        "side by side",
+        "never closed",
+        "in a string",
+        "after an escaped quote",
+        "after an escaped backslash",
+        "in a string without end",
+        "after half of a surrogate pair",
+    ],
+)
+def test_only_open_brackets_outside_strings_count(text: str, is_too_deep: bool) -> None:
+    assert is_nested_too_deep(text) is is_too_deep
+    assert is_nested_too_deep(text.encode(errors="surrogatepass")) is is_too_deep
+
+
+def test_brackets_that_close_nothing_cost_no_more_than_a_look() -> None:
+    began = time.process_time()
+    assert not is_nested_too_deep(b"[" * MAX_NESTING + b"]" * (8 << 20) + b"[")
+    assert time.process_time() - began < 0.3
+
+
+def values_in(value: Any) -> int:
+    """Values in a value, itself included; an empty list or object counts twice."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + (sum(map(values_in, value)) or 1) if isinstance(value, list) else 1
+
+
+PLAIN = st.none() | st.integers() | st.text()
+JSON = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+
+
+@given(JSON, st.booleans())
+def test_values_are_counted_as_a_parser_finds_them(value: Any, is_ascii: bool) -> None:
+    text, values = json.dumps(value, ensure_ascii=is_ascii), values_in(value)
+    assert not has_more_values(text, values)
+    assert has_more_values(text, values - 1)
+
+
+@pytest.mark.parametrize("text", ['"' + "[," * 1000, '"' + '\\"[,' * 1000 + '"'], ids=["no end", "escaped"])
+def test_what_a_string_has_is_no_value(text: str) -> None:
+    assert not has_more_values(text, 10)
+
+
+def test_strings_side_by_side_are_values() -> None:
+    assert has_more_values('["' + '","' * 1000 + '"]', 1000)
