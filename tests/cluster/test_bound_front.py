@@ -13,34 +13,11 @@ from openai import OpenAI
 from openai.types.responses import Response
 
 from app.cluster.table import Table
-from app.domain.errors import DirectoryAway
 from tests.cluster.calling import MODEL, TEXTS, TOKENS, Chain, Chat, named, sdk, status
 from tests.cluster.front.doors import Door, serving_door
 from tests.cluster.pair import Pair, pair
 
 Talk = Chat | Chain
-
-
-class Failing(Table):
-    """A directory that goes away."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self.is_away = False
-
-    async def find(self, key: str) -> str | None:
-        """See `Directory.find`."""
-        self._check()
-        return await super().find(key)
-
-    async def put(self, key: str, replica: str) -> None:
-        """See `Directory.put`."""
-        self._check()
-        await super().put(key, replica)
-
-    def _check(self) -> None:
-        if self.is_away:
-            raise DirectoryAway("the directory does not answer")
 
 
 @contextmanager
@@ -135,24 +112,6 @@ def test_a_name_of_a_server_that_is_no_target_any_more_begins_anew(tmp_path: Pat
             for chat in (gone, stays):
                 chat.say(client, "Two")
             assert (gone.session == before["gone"], stays.session == before["stays"]) == (False, True)
-
-
-def test_without_its_directory_what_moves_is_followed(tmp_path: Path) -> None:
-    table = Failing()
-    with pair(tmp_path) as servers, behind(servers.urls, table) as (door, client):
-        chat, chain = Chat("mine"), Chain()
-        chat.say(client, "One")
-        chain.say(client, "One")
-        table.is_away = True
-        both: list[Talk] = [chat, chain]
-        for number, talk in enumerate(both, start=1):
-            here = home_of(servers, talk)
-            servers.moved(talk.session, here, "b" if here == "a" else "a")
-            for text in TEXTS[1:]:
-                assert talk.say(client, text).cached > 0
-            assert followed(door) == number
-        with pytest.raises(openai.InternalServerError, match="the directory does not answer"):
-            Chat("new").say(client, "One")
 
 
 def test_a_socket_follows_its_conversation(tmp_path: Path) -> None:

@@ -250,6 +250,7 @@ async def test_names_without_end_push_out_those_that_nobody_uses(
     assert len(Table(tmp_path)) == 3
 
 
+@pytest.mark.long
 def test_a_folder_that_another_front_door_uses_is_refused(tmp_path: Path) -> None:
     table = Table(tmp_path)
     with pytest.raises(DirectoryAway):

@@ -218,19 +218,6 @@ def test_a_server_that_is_away_is_not_waited_for(tmp_path: Path) -> None:
         assert first["token_ids"] == say(servers.start("b"))[0]["token_ids"]
 
 
-@pytest.mark.long
-def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
-    with pair(tmp_path, as_processes=True, flags=ROLES) as servers:
-        acquainted(servers)
-        a = servers.clients["a"]
-        os.kill(servers.processes["b"].pid, signal.SIGSTOP)
-        first, _ = say(a)
-        assert first["usage"]["cached_tokens"] == 0
-        assert came(a)["none"] == 1
-        os.kill(servers.processes["b"].pid, signal.SIGCONT)
-        assert first["token_ids"] == say(servers.clients["b"])[0]["token_ids"]
-
-
 @pytest.mark.parametrize(
     "other",
     [

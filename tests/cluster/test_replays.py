@@ -132,10 +132,8 @@ def test_what_is_repeated_is_not_taken_and_publishes_nothing(tmp_path: Path) -> 
         generate(servers.clients["a"], session, PROMPT)
         assert code(servers.move(session)) == (503, "move_unsettled")
         assert servers.settled(session) == "a"
-        with repeat_offer(servers, listener.heard(OFFER)):
-            answer = answer_to(servers, listener.heard(COMMIT))
-        assert answer.taken is Taken.NO
-        assert servers.owners(session) == ["a"]
         with repeat_offer(servers, listener.heard(OFFER)) as connection:
             assert connection.recv(1) == b"", "b has received it all"
+        assert answer_to(servers, listener.heard(COMMIT)).taken is Taken.NO
+        assert servers.owners(session) == ["a"]
         assert generate(b, open_session(b), [*PROMPT, 1])["usage"]["cached_tokens"] == 0

@@ -195,6 +195,7 @@ def _go(process: subprocess.Popen[bytes]) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.long
 def test_it_leaves_port_and_folder_alone_until_it_is_told(
     waiting: subprocess.Popen[bytes], port: int, tmp_path: Path
 ) -> None:
@@ -230,17 +231,6 @@ def test_it_ends_if_its_engine_dies(waiting: subprocess.Popen[bytes]) -> None:
     engine = _engine_of(waiting)
     _stands_by(waiting)
     engine.kill()
-    assert waiting.wait(WAIT_S) == ENGINE_LOST
-
-
-@pytest.mark.long
-def test_it_does_not_serve_with_an_engine_that_has_just_died(waiting: subprocess.Popen[bytes]) -> None:
-    engine = _engine_of(waiting)
-    _stands_by(waiting)
-    os.kill(waiting.pid, signal.SIGSTOP)  # it must not notice before it is told
-    engine.kill()
-    _go(waiting)
-    os.kill(waiting.pid, signal.SIGCONT)
     assert waiting.wait(WAIT_S) == ENGINE_LOST
 
 

@@ -136,21 +136,6 @@ def test_a_frozen_server_answers_for_no_session_when_it_wakes(tmp_path: Path, sh
     assert histories(folder) == {session: history, other: before}
 
 
-@pytest.mark.long
-def test_a_killed_server_of_the_same_machine_is_not_waited_for(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    with serving(folder, "one", "3600") as (server, http):
-        session = open_session(http)
-        generate(http, session, PROMPT)
-        server.kill()
-    with serving(folder, "one", "3600") as (server, http):
-        assert http.get(f"/v1/sessions/{session}").json()["tokens"] == len(PROMPT) + 8
-        assert "waits" not in server.output.read_text()
-        server.terminate()
-    with serving(folder, "two", "3600") as (server, http):  # given back in order
-        assert http.get(f"/v1/sessions/{session}").json()["tokens"] == len(PROMPT) + 8
-
-
 def test_a_server_that_cannot_write_is_fenced_until_it_can(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with serve_thread(folder, "--replica", "a", "--lease-s", "3") as (_, http):

@@ -11,8 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from app.domain.activations import CheckpointInfo, PausedTurn
@@ -131,12 +129,6 @@ def test_written_activations_count_each_although_they_are_one_in_the_file(monkey
 def test_a_file_of_an_older_server_has_its_vectors_in_the_edits() -> None:
     whole = label()
     assert ExportLabel.from_json(whole.model_dump_json(exclude={"tensors"})) == whole
-
-
-def test_an_idle_session_has_no_turn() -> None:
-    found = label(None)
-    check(found)
-    assert found.turn is None
 
 
 EDITS = {
@@ -316,17 +308,6 @@ def test_positions_of_an_intervention_rise_within_it(only: tuple[Run, ...]) -> N
         check(label(interventions=(Intervention(0, 3, 1, SCALE, only),)))
 
 
-def test_there_are_not_two_breakpoints_of_one_id() -> None:
-    with pytest.raises(ValueError, match="breakpoints"):
-        check(label(breakpoints=(WAIT, WAIT)))
-
-
-@given(text=st.text(max_size=30))
-def test_no_other_text_is_a_label(text: str) -> None:
-    with pytest.raises(ValueError, match="validation error"):
-        ExportLabel.from_json(text)
-
-
 VECTOR = TensorData("float32", (1,), bytes(4))
 EDIT = Edit(EditOp.ADD, -0.5, VECTOR, max_norm=2.0)
 
@@ -371,3 +352,8 @@ def test_only_the_first_wrong_value_of_a_list_is_told(name: str) -> None:
     with pytest.raises(ValidationError) as refused:
         ExportLabel.model_validate_json(json.dumps(labels[name]))
     assert refused.value.error_count() < 20
+
+
+def test_there_are_not_two_breakpoints_of_one_id() -> None:
+    with pytest.raises(ValueError, match="breakpoints"):
+        check(label(breakpoints=(WAIT, WAIT)))

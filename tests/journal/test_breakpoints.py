@@ -138,20 +138,6 @@ def put(rows: dict[int, Intervention], change: InterventionChange) -> dict[int, 
     return {number: made for number, made in (rows | dict(change.rows)).items() if number < change.count}
 
 
-async def test_breakpoints_follow_their_session(journal: Journal, tmp_path: Path) -> None:
-    keeper, kept, plain, closed = SessionKeeper(journal), session(1), session(2), session(3)
-    kept.breakpoints = {each.id: each for each in (WATCH, STEER)}
-    kept.interventions = (STEERED,)
-    closed.breakpoints = {STEER.id: STEER}
-    for each in (kept, plain, closed):
-        keeper.note(each)
-    keeper.forget(closed)
-    back, other = restarted(journal, tmp_path)
-    assert list(back.breakpoints.items()) == [(WATCH.id, WATCH), (STEER.id, STEER)]
-    assert back.interventions == (STEERED,)
-    assert (other.breakpoints, other.interventions) == ({}, ())
-
-
 @pytest.mark.parametrize("settle", [False, True])
 async def test_the_last_word_counts_in_one_batch_and_over_several(
     journal: Journal, tmp_path: Path, settle: bool
@@ -262,19 +248,6 @@ async def test_a_session_that_is_too_large_is_told_and_no_other(
     assert [list(back.history) for back in restarted(journal, tmp_path)] == [[1, 2, 3, 0, 1, 2]] * 2
 
 
-async def test_what_is_armed_under_a_turn_is_kept_without_the_turn(journal: Journal, tmp_path: Path) -> None:
-    keeper, kept = SessionKeeper(journal), session()
-    kept.interventions = (STEERED,)
-    keeper.note(kept)
-    kept.begin(Turn(Ticket(1)), array("I", [1, 2, 3, 4, 5]), 8)
-    kept.breakpoints[WATCH.id] = WATCH
-    keeper.note(kept)
-    [back] = restarted(journal, tmp_path)
-    assert list(back.history) == [1, 2, 3]
-    assert back.breakpoints == {WATCH.id: WATCH}
-    assert back.interventions == (STEERED,)
-
-
 async def test_vectors_are_each_owners_own_and_the_last_of_a_name_counts(journal: Journal, tmp_path: Path) -> None:
     mine, yours, unowned = VectorKey("me", "calm"), VectorKey("you", "calm"), VectorKey(None, "calm")
     for key, value in ((mine, 1.0), (yours, 2.0), (unowned, 3.0), (mine, 4.0)):
@@ -324,3 +297,16 @@ async def test_steering_that_cannot_be_read_is_named(journal: Journal, tmp_path:
     with pytest.raises(FieldOutOfRange, match=FILE_NAME):
         SessionKeeper(again).load(model_info())
     again.close()
+
+
+async def test_what_is_armed_under_a_turn_is_kept_without_the_turn(journal: Journal, tmp_path: Path) -> None:
+    keeper, kept = SessionKeeper(journal), session()
+    kept.interventions = (STEERED,)
+    keeper.note(kept)
+    kept.begin(Turn(Ticket(1)), array("I", [1, 2, 3, 4, 5]), 8)
+    kept.breakpoints[WATCH.id] = WATCH
+    keeper.note(kept)
+    [back] = restarted(journal, tmp_path)
+    assert list(back.history) == [1, 2, 3]
+    assert back.breakpoints == {WATCH.id: WATCH}
+    assert back.interventions == (STEERED,)

@@ -13,7 +13,7 @@ from app.domain.errors import FieldOutOfRange, NotDurable
 from app.domain.journal_state import JournalState
 from app.domain.values import SessionId
 from app.journal.journal import FILE_NAME, Journal
-from app.journal.records import ResponseKey, VectorKey, describe
+from app.journal.records import VectorKey
 from tests.journal.building import be_impatient, change, histories, limit_pages, model_info
 from tests.privileges import unprivileged_folder
 
@@ -198,11 +198,6 @@ async def test_the_log_names_no_vector_and_no_owner(journal: Journal, caplog: py
     journal.append(key, None)
 
 
-def test_the_log_names_sessions_and_responses_by_their_ids() -> None:
-    assert describe(ONE) == "session ses_1"
-    assert describe(ResponseKey("resp_1")) == "response resp_1"
-
-
 def histories_of(journal: Journal, folder: Path) -> dict[str, list[int]]:
     journal.close()
     return histories(folder / FILE_NAME)
@@ -215,15 +210,6 @@ async def test_closing_writes_what_nobody_waited_for(journal: Journal, tmp_path:
     journal.close()
     assert histories(tmp_path / FILE_NAME) == {ONE: [1, 2]}
     assert not (tmp_path / f"{FILE_NAME}-wal").exists()
-
-
-def test_a_folder_is_one_servers_at_a_time(tmp_path: Path) -> None:
-    first = Journal(tmp_path)
-    with pytest.raises(FieldOutOfRange, match=rf"another server keeps its sessions in {tmp_path}.*--state-dir") as held:
-        Journal(tmp_path)
-    assert held.value.param == "state_dir"
-    first.close()
-    Journal(tmp_path).close()
 
 
 def test_a_folder_that_cannot_be_had_is_named(tmp_path: Path) -> None:

@@ -67,20 +67,6 @@ async def test_every_field_comes_back(keeper: SessionKeeper, tmp_path: Path) -> 
     assert (back.created_at, back.used_at) == (1.25, 2.25)
 
 
-async def test_sessions_come_back_in_the_order_of_their_age(keeper: SessionKeeper, tmp_path: Path) -> None:
-    for number in (3, 1, 2):
-        keeper.note(session(number))
-    assert [back.id for back in await restarted(keeper, tmp_path)] == ["ses_1", "ses_2", "ses_3"]
-
-
-async def test_an_ephemeral_session_is_not_kept(keeper: SessionKeeper, tmp_path: Path) -> None:
-    ephemeral = session(1, ephemeral=True)
-    keeper.note(ephemeral)
-    await keeper.settled(ephemeral)
-    keeper.forget(ephemeral)
-    assert await restarted(keeper, tmp_path) == []
-
-
 @pytest.mark.parametrize("state", [SessionState.QUEUED, SessionState.RUNNING, SessionState.PAUSED])
 async def test_half_a_turn_is_not_kept(keeper: SessionKeeper, tmp_path: Path, state: SessionState) -> None:
     busy = session(1)
@@ -112,15 +98,6 @@ async def test_however_a_history_changes_it_comes_back_as_it_is(keeper: SessionK
     keeper.note(kept)
     [back] = await restarted(keeper, tmp_path)
     assert list(back.history) == [7, 8]
-
-
-async def test_without_a_journal_nothing_is_kept_and_nobody_waits() -> None:
-    keeper = SessionKeeper(None)
-    assert keeper.load(model_info()) == []
-    kept = session(1)
-    keeper.note(kept)
-    await keeper.settled(kept)
-    keeper.forget(kept)
 
 
 LONG = 1_000_000

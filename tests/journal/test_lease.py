@@ -151,15 +151,6 @@ def test_a_dead_holder_of_this_machine_is_not_waited_for(
     first.close()
 
 
-def test_a_holder_that_ended_in_order_is_not_waited_for(tmp_path: Path, on: On, shared: bool) -> None:
-    Journal(tmp_path, LONG_S).close()
-    on("two")
-    second = Journal(tmp_path, LONG_S)
-    assert second.lease is not None
-    assert second.lease.epoch == 2
-    second.close()
-
-
 def test_a_holder_of_this_machine_that_lives_is_refused_at_once(tmp_path: Path, on: On) -> None:
     first = Journal(tmp_path, LONG_S)
     with pytest.raises(FieldOutOfRange, match="another server keeps its sessions in"):
@@ -210,16 +201,6 @@ def test_a_lease_that_cannot_be_renewed_is_held_again_if_nobody_took_it(
     assert not is_fenced(journal)
     said = [line.message for line in caplog.records if line.name == "app.journal.lease"]
     assert [line.partition(" folder ")[2][:18] for line in said] == ["has run out, and n", "is held again: ses"]
-    journal.close()
-
-
-def test_a_renewal_whose_answer_was_lost_is_no_loss(tmp_path: Path, on: On) -> None:
-    journal = Journal(tmp_path, LONG_S)
-    assert journal.lease is not None
-    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
-        connection.execute("UPDATE lease SET renewals = renewals + 1")
-    assert renew(journal)
-    assert found(tmp_path).renewals == 2
     journal.close()
 
 
@@ -356,3 +337,22 @@ def test_a_folder_whose_news_cannot_be_read_is_not_taken(tmp_path: Path, on: On,
         Journal(tmp_path, lease_s)
     assert found(tmp_path) == before
     first.close()
+
+
+def test_a_holder_that_ended_in_order_is_not_waited_for(tmp_path: Path, on: On, shared: bool) -> None:
+    Journal(tmp_path, LONG_S).close()
+    on("two")
+    second = Journal(tmp_path, LONG_S)
+    assert second.lease is not None
+    assert second.lease.epoch == 2
+    second.close()
+
+
+def test_a_renewal_whose_answer_was_lost_is_no_loss(tmp_path: Path, on: On) -> None:
+    journal = Journal(tmp_path, LONG_S)
+    assert journal.lease is not None
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
+        connection.execute("UPDATE lease SET renewals = renewals + 1")
+    assert renew(journal)
+    assert found(tmp_path).renewals == 2
+    journal.close()

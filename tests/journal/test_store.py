@@ -17,7 +17,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from app.domain.errors import FieldOutOfRange
 from app.domain.homes import MOST_KEPT, Home, HomeState
 from app.domain.values import ModelInfo, SessionId
-from app.journal.journal import Journal
 from app.journal.migrations import FORMAT, OLDEST
 from app.journal.records import Departed, ResponseKey, ResponseRecord, WriteBatch, add_to
 from app.journal.store import JournalStore
@@ -267,22 +266,6 @@ def kept(path: Path) -> dict[str, bytes]:
         store.close()
 
 
-def test_a_response_is_as_it_was_written_last(tmp_path: Path) -> None:
-    store = JournalStore(tmp_path / FILE)
-    store.apply(dict([response("resp_1"), response("resp_2", body=b'{"n": 2}')]))
-    store.apply(dict([response("resp_1", body=b'{"n": 1}')]))
-    store.close()
-    assert kept(tmp_path / FILE) == {"resp_1": b'{"n": 1}', "resp_2": b'{"n": 2}'}
-
-
-def test_a_response_that_is_deleted_is_gone(tmp_path: Path) -> None:
-    store = JournalStore(tmp_path / FILE)
-    store.apply(dict([response("resp_1"), response("resp_2")]))
-    store.apply({ResponseKey("resp_1"): None, ResponseKey("never_there"): None})
-    store.close()
-    assert kept(tmp_path / FILE).keys() == {"resp_2"}
-
-
 def test_the_responses_of_a_session_go_with_it(tmp_path: Path) -> None:
     store = JournalStore(tmp_path / FILE)
     store.apply({SessionId("ses_1"): change("ses_1", 0, [1]), SessionId("ses_2"): change("ses_2", 0, [1])})
@@ -290,18 +273,6 @@ def test_the_responses_of_a_session_go_with_it(tmp_path: Path) -> None:
     store.apply({SessionId("ses_1"): None})
     store.close()
     assert kept(tmp_path / FILE).keys() == {"resp_3"}
-
-
-async def test_what_is_settled_is_on_disk(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.load(model_info())
-    assert journal.load_responses() == []
-    journal.start()
-    key, record = response("resp_1")
-    journal.append(key, record)
-    await journal.settled()
-    assert kept(tmp_path / FILE).keys() == {"resp_1"}
-    journal.close()
 
 
 def test_what_a_session_has_brought_is_written_with_it_or_not_at_all(tmp_path: Path) -> None:
@@ -333,3 +304,11 @@ def test_where_responses_have_gone_is_known_until_their_session_is_forgotten(tmp
     store.close()
     assert (homes.gone_by_response("resp_1"), homes.gone_by_name(None, "mine")) == (None, None)
     assert kept(tmp_path / FILE) == {}
+
+
+def test_a_response_that_is_deleted_is_gone(tmp_path: Path) -> None:
+    store = JournalStore(tmp_path / FILE)
+    store.apply(dict([response("resp_1"), response("resp_2")]))
+    store.apply({ResponseKey("resp_1"): None, ResponseKey("never_there"): None})
+    store.close()
+    assert kept(tmp_path / FILE).keys() == {"resp_2"}

@@ -42,13 +42,6 @@ def scrape(http: httpx.Client) -> dict[str, float]:
     return series
 
 
-def test_the_turns_that_ended_are_counted_from_none_on(serve_with: ServeWith) -> None:
-    """A rate of a series that begins with its first event does not have that event."""
-    families = {each.name: each for each in text_string_to_metric_families(serve_with().get("/metrics").text)}
-    found = {sample.labels["finished_reason"]: sample.value for sample in families["djinn_turns_finished"].samples}
-    assert found == {"stop": 0, "length": 0, "cancelled": 0}
-
-
 def test_turns_are_counted_under_both_names(serve_with: ServeWith) -> None:
     http = serve_with()
     session = http.post("/v1/sessions").json()["id"]
@@ -177,3 +170,10 @@ def test_what_each_tenant_has_is_there_by_its_name(serve_with: ServeWith, tmp_pa
         for state in ("running", "waiting"):
             assert found["djinn_tenant_turns", *sorted((name, state))] == use[f"turns_{state}"]
     assert {"acme", "bolt"} == uses.keys()
+
+
+def test_the_turns_that_ended_are_counted_from_none_on(serve_with: ServeWith) -> None:
+    """A rate of a series that begins with its first event does not have that event."""
+    families = {each.name: each for each in text_string_to_metric_families(serve_with().get("/metrics").text)}
+    found = {sample.labels["finished_reason"]: sample.value for sample in families["djinn_turns_finished"].samples}
+    assert found == {"stop": 0, "length": 0, "cancelled": 0}

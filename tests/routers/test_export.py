@@ -149,30 +149,6 @@ def test_a_file_of_another_model_or_layout_is_refused(
     assert says in assert_error(answer, 422, "bad_export")
 
 
-@pytest.mark.parametrize(
-    "about",
-    [
-        "[" * 100_000,
-        '{"ttl_s": 0}',
-        json.dumps({"metadata": {str(key): "" for key in range(17)}}),
-        '{"owner": "someone"}',
-    ],
-)
-def test_labels_that_no_session_can_have_are_refused(http: httpx.Client, used: str, about: str) -> None:
-    before = http.get("/v1/memory").json()["sessions"]
-    content = with_about(export(http, used), about)
-    message = assert_error(http.post(IMPORT, content=content), 422, "bad_export")
-    assert "metadata, ttl_s" in message
-    assert ": :" not in message
-    assert http.get("/v1/memory").json()["sessions"] == before
-
-
-def test_a_file_with_more_tokens_than_fit_is_refused(http: httpx.Client, serve_with: ServeWith, used: str) -> None:
-    answer = serve_with(max_model_len=32).post(IMPORT, content=export(http, used))
-    assert "token_ids" in (message := assert_error(answer, 422, "bad_export"))
-    assert "from 0 to 32" in message
-
-
 def test_a_file_that_says_nothing_gets_the_time_to_live_of_any_session(http: httpx.Client, used: str) -> None:
     answer = http.post(IMPORT, content=with_about(export(http, used), "{}"))
     assert answer.json()["expires_at"] == pytest.approx(time.time() + 30 * 24 * 3600, abs=60)
@@ -284,3 +260,27 @@ async def test_a_session_gives_way_to_no_other_before_its_export_has_been_sent()
         assert sent == [200]
         services.sessions.create()
         assert session.state is SessionState.CLOSED
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "[" * 100_000,
+        '{"ttl_s": 0}',
+        json.dumps({"metadata": {str(key): "" for key in range(17)}}),
+        '{"owner": "someone"}',
+    ],
+)
+def test_labels_that_no_session_can_have_are_refused(http: httpx.Client, used: str, about: str) -> None:
+    before = http.get("/v1/memory").json()["sessions"]
+    content = with_about(export(http, used), about)
+    message = assert_error(http.post(IMPORT, content=content), 422, "bad_export")
+    assert "metadata, ttl_s" in message
+    assert ": :" not in message
+    assert http.get("/v1/memory").json()["sessions"] == before
+
+
+def test_a_file_with_more_tokens_than_fit_is_refused(http: httpx.Client, serve_with: ServeWith, used: str) -> None:
+    answer = serve_with(max_model_len=32).post(IMPORT, content=export(http, used))
+    assert "token_ids" in (message := assert_error(answer, 422, "bad_export"))
+    assert "from 0 to 32" in message

@@ -83,13 +83,6 @@ def test_no_new_tokens_goes_on_where_the_turn_before_stopped(http: httpx.Client,
     assert parts[0] + parts[1] == whole
 
 
-def test_max_tokens_0_computes_the_prompt_and_samples_nothing(http: httpx.Client, session: str) -> None:
-    turn = http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 0}).json()
-    assert turn["token_ids"] == []
-    assert turn["finish_reason"] == "length"
-    assert http.get(session).json()["tokens"] == 4
-
-
 def test_without_max_tokens_a_turn_fills_the_context(http: httpx.Client, session: str) -> None:
     turn = http.post(f"{session}/generate", json={**PROMPT, "token_ids": [5] * 1000}).json()
     assert len(turn["token_ids"]) == 24
@@ -290,11 +283,6 @@ def test_exactly_one_kind_of_input_is_taken(
     assert "exactly one of prompt, messages and token_ids" in message
 
 
-def test_an_empty_session_cannot_go_on_from_nothing(http: httpx.Client, session: str) -> None:
-    response = http.post(f"{session}/generate", json={"token_ids": []})
-    assert "at least 1 token" in assert_error(response, 422, "field_out_of_range", param="token_ids")
-
-
 def test_too_many_tokens_are_refused_with_the_numbers(http: httpx.Client, session: str) -> None:
     response = http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 1021})
     message = assert_error(response, 400, "context_length_exceeded", param="max_tokens")
@@ -355,3 +343,8 @@ def test_a_paused_turn_holds_what_it_may_yet_report(serve_with: ServeWith) -> No
     assert refused.headers["retry-after"] == "1"
     assert resume(http, session)["status"] == "finished"
     complete(http).raise_for_status()
+
+
+def test_an_empty_session_cannot_go_on_from_nothing(http: httpx.Client, session: str) -> None:
+    response = http.post(f"{session}/generate", json={"token_ids": []})
+    assert "at least 1 token" in assert_error(response, 422, "field_out_of_range", param="token_ids")

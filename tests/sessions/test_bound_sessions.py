@@ -18,7 +18,7 @@ from app.domain.errors import Moving, NameTaken, SessionLimit, WrongState
 from app.domain.values import Phase, SessionState, StopRule
 from app.routers.dependencies import Services
 from app.sessions.bound.tool_waits import MAX_TOOLS, WINDOW, ToolTimes, ToolWaits
-from app.sessions.session import OF_RESPONSES, UNNAMED, Session
+from app.sessions.session import UNNAMED, Session
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, LONG, PROMPT, finish, start_turn
 
@@ -81,12 +81,6 @@ async def test_a_session_that_a_client_named_is_found_by_that_name_only(services
     assert services.bound_sessions.find("me", "agent") is named
 
 
-async def test_the_session_of_kept_responses_is_not_found(services: Services) -> None:
-    session = services.sessions.create("me", name=OF_RESPONSES)
-    await finish(start_turn(services.sessions, session, [3, 4, 5], GREEDY, StopRule(max_tokens=8, min_tokens=8)))
-    assert services.bound_sessions.find_continued("me", [*session.history, 70]) is None
-
-
 async def test_a_session_that_would_pause_is_not_found_until_its_breakpoint_is_gone(services: Services) -> None:
     bound, breakpoints = services.bound_sessions, services.sessions.breakpoints
     session = await spoken(services, list(range(3, 43)))
@@ -118,18 +112,6 @@ async def test_at_the_limit_the_idle_unnamed_session_that_was_unused_for_longest
             SessionState.CLOSED,
         ]
         assert services.bound_sessions.find_continued("me", [*third.history, 70]) is third
-
-
-async def test_at_the_limit_sessions_that_are_named_or_busy_stay() -> None:
-    async with running_services(max_sessions=2) as services:
-        named = await spoken(services, [3, 4, 5], name="agent")
-        busy = await spoken(services, [6, 7, 8])
-        turn = start_turn(services.sessions, busy, [9], GREEDY, LONG)
-        with pytest.raises(SessionLimit):
-            services.bound_sessions.open_unnamed("me", metadata={})
-        assert named.state is SessionState.IDLE
-        assert busy.busy
-        services.sessions.ends.release(busy, turn)
 
 
 @pytest.mark.parametrize("phase", [Phase.IO_WAIT, Phase.READY])
@@ -368,3 +350,15 @@ async def test_a_session_that_leaves_is_told_nothing(services: Services) -> None
     session.leaving = True
     services.tool_waits.begin(services.sessions, session, turn, ["search"])
     assert session.phase is Phase.COMPUTE
+
+
+async def test_at_the_limit_sessions_that_are_named_or_busy_stay() -> None:
+    async with running_services(max_sessions=2) as services:
+        named = await spoken(services, [3, 4, 5], name="agent")
+        busy = await spoken(services, [6, 7, 8])
+        turn = start_turn(services.sessions, busy, [9], GREEDY, LONG)
+        with pytest.raises(SessionLimit):
+            services.bound_sessions.open_unnamed("me", metadata={})
+        assert named.state is SessionState.IDLE
+        assert busy.busy
+        services.sessions.ends.release(busy, turn)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, TensorData, When
-from app.domain.errors import FieldOutOfRange, NotDurable, NotFound, WrongState
+from app.domain.errors import FieldOutOfRange, NotDurable, WrongState
 from app.domain.values import SessionState, StopRule
 from app.journal.journal import FILE_NAME, Journal
 from app.messages import Paused, TurnFinished
@@ -28,24 +28,6 @@ from tests.taking_turns import GREEDY, start_turn
 
 STEER = Breakpoint("bp_steer", (1,), Action.EDIT, edits=(Edit(EditOp.SCALE, 0.5),))
 WATCH = Breakpoint("bp_watch", (0, 1), Action.CAPTURE, When(in_pass=Pass.DECODE))
-
-
-async def test_a_breakpoint_that_is_removed_acts_no_more(services: Services) -> None:
-    registry = services.sessions
-    session = registry.create()
-    for each in (EACH_TOKEN, WATCH):
-        await registry.breakpoints.arm(session, each)
-    with pytest.raises(NotFound):
-        await registry.breakpoints.disarm(session, "bp_other")
-    await registry.breakpoints.disarm(session, EACH_TOKEN.id)
-    assert list(session.breakpoints) == [WATCH.id]
-    assert isinstance(await read(start(registry, session, tokens=3)), TurnFinished)
-    assert {each.layer for each in (await registry.breakpoints.captures(session)).records} == {0, 1}
-    await registry.breakpoints.clear_captures(session)
-    await registry.breakpoints.disarm(session, None)
-    assert session.breakpoints == {}
-    assert isinstance(await read(start(registry, session, tokens=3)), TurnFinished)
-    assert (await registry.breakpoints.captures(session)).records == ()
 
 
 async def test_a_turn_that_cannot_pause_and_a_breakpoint_that_does_exclude_each_other(services: Services) -> None:
@@ -166,20 +148,6 @@ async def test_an_owner_has_at_most_so_many_but_may_replace_them() -> None:
     await vectors.put("me", "v0", vector(7))
     await vectors.put("you", "v0", vector(8))
     assert vectors.get("me", "v0") == vector(7)
-
-
-async def test_what_was_put_is_there_after_a_restart(journal: Journal, tmp_path: Path) -> None:
-    vectors = Vectors(journal)
-    await vectors.put("me", "calm", vector(1))
-    await vectors.put(None, "angry", vector(2))
-    await vectors.delete(None, "angry")
-    journal.close()
-    again = Journal(tmp_path)
-    again.load(model_info())
-    found = Vectors(again)
-    assert found.owned_by("me") == {"calm": vector(1)}
-    assert found.owned_by(None) == {}
-    again.close()
 
 
 async def test_a_vector_that_cannot_be_kept_is_told(journal: Journal) -> None:

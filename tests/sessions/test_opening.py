@@ -19,21 +19,6 @@ from tests.serving import running_services
 from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, finish, start_turn
 
 
-async def test_a_fork_has_the_history_and_goes_its_own_way(services: Services) -> None:
-    registry = services.sessions
-    parent = registry.create("me", metadata={"name": "a"})
-    await finish(start_turn(registry, parent, list(range(3, 43)), GREEDY, StopRule(max_tokens=4)))
-    child = await registry.fork(parent)
-    assert child.history == parent.history
-    assert (child.owner, child.metadata) == ("me", {"name": "a"})
-    first, second = [
-        await finish(start_turn(registry, each, PROMPT, GREEDY, StopRule(max_tokens=8))) for each in (parent, child)
-    ]
-    assert second.usage.cached_tokens >= 40
-    assert parent.history == child.history  # greedy, same context: the shared KV is the right one
-    assert first.history_tokens == second.history_tokens
-
-
 async def test_sessions_that_open_at_the_same_time_count_towards_max_sessions() -> None:
     async with running_services(max_sessions=2) as services:
         registry = services.sessions

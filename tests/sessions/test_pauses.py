@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from app.domain.breakpoints import NEXT_BREAKPOINT, Edit, EditOp, OnTimeout, Positions, Until, When
-from app.domain.errors import Draining, FieldOutOfRange, NotFound, WrongState
+from app.domain.breakpoints import NEXT_BREAKPOINT, OnTimeout, Until, When
+from app.domain.errors import Draining, NotFound, WrongState
 from app.domain.values import FinishReason, Phase, SessionState, Tier
 from app.exports.exports import export_session, import_session
 from app.messages import Paused, TurnFinished
@@ -24,7 +23,6 @@ from tests.pausing import (
     PROMPT,
     PROMPT_END,
     TOKENS,
-    assert_idle,
     assert_nobody_waits,
     assert_same,
     finish,
@@ -39,22 +37,6 @@ from tests.taking_turns import assert_nothing_is_held, engine_tokens, until
 BRIEF = 0.1
 
 
-async def test_a_turn_goes_through_its_pauses_as_it_would_without_them(services: Services) -> None:
-    registry = services.sessions
-    expected = await whole(registry, logprobs=2)
-    session, reader = await paused(registry, logprobs=2)
-    assert session.pause is not None
-    assert session.pause.info.breakpoint == EACH_TOKEN.id
-    assert session.pause.expires_at == pytest.approx(time.time() + 600, abs=5)
-    assert reader.token_ids == expected.token_ids[:1]
-    end = await finish(registry, session, reader)
-    assert end.reason is FinishReason.LENGTH
-    assert_same(reader, expected)
-    assert_idle(session)
-    assert len(session.history) == await engine_tokens(registry, session) == len(PROMPT) + TOKENS
-    assert session.usage.completion_tokens == TOKENS
-
-
 async def test_a_stop_string_that_spans_pauses_ends_the_turn(services: Services) -> None:
     registry = services.sessions
     text = (await whole(registry, tokens=12)).text
@@ -64,44 +46,6 @@ async def test_a_stop_string_that_spans_pauses_ends_the_turn(services: Services)
     end = await finish(registry, session, reader)
     assert (end.reason, reader.text, reader.token_ids) == (FinishReason.STOP, expected.text, expected.token_ids)
     assert len(session.history) == await engine_tokens(registry, session) == len(PROMPT) + len(expected.token_ids)
-
-
-async def test_only_a_paused_session_can_be_resumed_and_only_once(services: Services) -> None:
-    registry = services.sessions
-    session, _ = await paused(registry)
-    registry.pauses.resume(session, NEXT_BREAKPOINT)
-    with pytest.raises(WrongState, match="queued"):
-        registry.pauses.resume(session, NEXT_BREAKPOINT)
-    with pytest.raises(WrongState, match="must be paused"):
-        await registry.checkpoints.read(session, Positions())
-    with pytest.raises(WrongState, match="must be paused"):
-        await registry.checkpoints.edit(session, (Edit(EditOp.ABLATE),))
-    with pytest.raises(WrongState, match="must be paused"):
-        await registry.checkpoints.lens(session, Positions(), 1)
-    with pytest.raises(WrongState, match="must be paused"):
-        registry.pauses.resume(registry.create(), NEXT_BREAKPOINT)
-
-
-async def test_a_paused_session_takes_no_turn_and_no_rewind(services: Services) -> None:
-    registry = services.sessions
-    session, _ = await paused(registry)
-    with pytest.raises(WrongState, match="paused"):
-        start(registry, session)
-    with pytest.raises(WrongState, match="paused"):
-        await registry.rewind(session, 0)
-    registry.set_phase(session, Phase.IO_WAIT)
-    reader = registry.pauses.resume(session, Until(end=True))
-    assert session.phase.value == "compute"
-    assert isinstance(await read(reader), TurnFinished)
-
-
-@pytest.mark.parametrize("layer", [0, 1, 99])
-async def test_a_layer_that_the_pass_does_not_come_to_is_named(services: Services, layer: int) -> None:
-    session, _ = await paused(services.sessions)
-    with pytest.raises(FieldOutOfRange) as wrong:
-        services.sessions.pauses.resume(session, Until(layer=layer))
-    assert wrong.value.param == "until.layer"
-    assert session.state is SessionState.PAUSED
 
 
 async def test_a_cancel_is_not_overtaken_by_a_resume_nor_the_other_way_round(services: Services) -> None:
@@ -187,23 +131,6 @@ async def test_a_turn_that_nobody_resumes_goes_on_by_itself_stop_strings_and_all
     await until(lambda: session.state is SessionState.IDLE)
     assert session.history[len(PROMPT) :].tolist() == expected.token_ids
     assert len(session.history) == await engine_tokens(registry, session)
-
-
-async def test_a_turn_that_nobody_resumes_goes_on_to_its_next_pause_which_ends_too(services: Services) -> None:
-    registry = services.sessions
-    session, reader = await paused(registry, breakpoint=replace(EACH_TOKEN, timeout_s=BRIEF), tokens=5)
-    registry.ends.release(session, reader.turn)
-    await until(lambda: session.state is SessionState.IDLE)
-    assert len(session.history) == len(PROMPT) + 5
-
-
-async def test_a_pause_may_end_the_turn_when_its_time_is_over(services: Services) -> None:
-    registry = services.sessions
-    abort = replace(EACH_TOKEN, timeout_s=BRIEF, on_timeout=OnTimeout.ABORT)
-    session, reader = await paused(registry, breakpoint=abort)
-    await asyncio.wait_for(reader.turn.ended.wait(), 60)
-    assert session.state is SessionState.IDLE
-    assert len(session.history) == await engine_tokens(registry, session) == len(PROMPT) + 1
 
 
 async def test_each_pause_has_its_own_time_and_one_made_by_until_that_of_the_one_before(services: Services) -> None:
@@ -309,24 +236,6 @@ async def test_a_copy_that_nobody_waits_for_is_not_there_after_a_restart(tmp_pat
         assert registry.table.page(limit=9) == [parent]
     async with running_services(state_dir=tmp_path / "state") as services:
         assert [each.id for each in services.sessions.table.page(limit=9)] == [parent.id]
-
-
-async def test_a_paused_session_goes_on_where_its_file_is_taken(services: Services, tmp_path: Path) -> None:
-    registry = services.sessions
-    expected = await whole(registry, logprobs=1)
-    session, _ = await paused(registry, "never said", logprobs=1)
-    await export_session(registry, session, spooled(tmp_path / "session"))
-    await registry.close(session)
-    back = await import_session(registry, tmp_path / "session")
-    assert back.state is SessionState.PAUSED
-    assert back.breakpoints == {EACH_TOKEN.id: EACH_TOKEN}
-    assert back.pause is not None
-    reader = registry.pauses.resume(back, NEXT_BREAKPOINT)
-    assert reader.token_ids == expected.token_ids[:1]
-    end = await finish(registry, back, reader)
-    assert end.reason is FinishReason.LENGTH
-    assert_same(reader, expected)
-    assert_nobody_waits(registry)
 
 
 async def test_a_session_paused_in_its_prompt_is_taken_away_while_it_waits(services: Services, tmp_path: Path) -> None:

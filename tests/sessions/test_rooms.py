@@ -90,11 +90,6 @@ def test_without_tenants_nobody_leaves_any(logprobs: LogprobRoom) -> None:
     assert not has_room(logprobs, None, 1)
 
 
-def test_calls_without_log_probabilities_need_no_room(logprobs: LogprobRoom) -> None:
-    logprobs.take("ada", MOST_LOGPROBS)
-    logprobs.check("bob", 0)
-
-
 def test_what_never_fits_is_refused_for_good(logprobs: LogprobRoom) -> None:
     with pytest.raises(FieldOutOfRange, match="at most 100 fit max_logprobs_bytes") as refused:
         logprobs.check("ada", MOST_LOGPROBS + 1)
@@ -152,13 +147,6 @@ def test_a_session_claims_no_more_than_it_can_bring(monkeypatch: pytest.MonkeyPa
     for _ in range(10):
         put(room, ONE, MAX_INTERVENTION_BYTES)
     put(room, OTHER, MAX_INTERVENTION_BYTES)
-
-
-def test_without_a_journal_there_is_room(tmp_path: Path) -> None:
-    room = JournalRoom(None)
-    put(room, ONE, 1 << 60)
-    with room.claiming(1 << 60):
-        pass
 
 
 @pytest.fixture

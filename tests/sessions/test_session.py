@@ -50,11 +50,6 @@ def edited(first: int, end: int) -> Intervention:
     return Intervention(first, end, 2, Edit(EditOp.SCALE, 0.9))
 
 
-def test_require_names_the_state_that_is_in_the_way() -> None:
-    with pytest.raises(WrongState, match=r"cannot rewind: session ses_1 is running, it must be idle"):
-        session_in(SessionState.RUNNING).require(SessionState.IDLE, to="rewind")
-
-
 def test_a_cut_of_an_earlier_turn_changes_nothing() -> None:
     session, turn = session_with_turn()
     session.observe(finished(3))
@@ -91,18 +86,6 @@ def test_a_pause_that_a_cancel_overtakes_is_none() -> None:
     assert session.state == "running"
     session.observe(finished(3))
     assert session.state == "idle"
-
-
-def test_while_a_turn_is_in_the_session_its_settled_history_is_that_before() -> None:
-    session, _ = session_with_turn()
-    session.interventions = (edited(0, 2),)
-    for event in (Started(TICKET, 2), Token(TICKET, 7), paused()):
-        session.observe(event)
-        assert list(session.settled_history) == [1, 2]
-        assert session.settled_interventions == (edited(0, 2),)
-    session.observe(finished(4, (edited(0, 4),)))
-    assert list(session.settled_history) == [1, 2, 3, 7]
-    assert session.settled_interventions == (edited(0, 4),)
 
 
 @pytest.mark.parametrize("cut_first", [True, False])

@@ -84,12 +84,6 @@ async def test_a_text_does_not_wait_for_a_file() -> None:
         assert await asyncio.wait_for(work.run("a", str), 30) == ""
 
 
-async def test_without_others_nobody_waits() -> None:
-    work = SideWork(calm)
-    for _ in range(3):
-        await asyncio.wait_for(use(work, "a", 1000.0), 30)
-
-
 async def test_an_error_gives_the_place_back() -> None:
     work = SideWork(calm)
     for _ in range(AT_ONCE + 1):

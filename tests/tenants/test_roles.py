@@ -201,6 +201,14 @@ def test_memory_is_ones_own_part_but_for_an_operator(client: ClientOf) -> None:
     alice.delete(f"/v1/sessions/{session}")
 
 
+def test_the_only_key_of_the_short_form_is_the_operators(serve_with: ServeWith) -> None:
+    http = serve_with(api_keys=("one",))
+    http.headers["X-Api-Key"] = "one"
+    session = http.post("/v1/sessions").json()
+    assert "djinn_sessions 1.0" in http.get("/metrics").text
+    assert list(http.get("/v1/memory").json()["tenants"]) == [session["tenant"]]
+
+
 def test_several_keys_of_the_short_form_see_nothing_of_each_other(serve_with: ServeWith) -> None:
     http = serve_with(api_keys=("one", "two"))
     one, two = {"X-Api-Key": "one"}, {"X-Api-Key": "two"}
@@ -208,11 +216,3 @@ def test_several_keys_of_the_short_form_see_nothing_of_each_other(serve_with: Se
     assert_error(http.get("/metrics", headers=two), 403, "wrong_role")
     assert http.get("/v1/memory", headers=two).json()["sessions"] == 0
     assert http.get("/v1/memory", headers=one).json()["sessions"] == 1
-
-
-def test_the_only_key_of_the_short_form_is_the_operators(serve_with: ServeWith) -> None:
-    http = serve_with(api_keys=("one",))
-    http.headers["X-Api-Key"] = "one"
-    session = http.post("/v1/sessions").json()
-    assert "djinn_sessions 1.0" in http.get("/metrics").text
-    assert list(http.get("/v1/memory").json()["tenants"]) == [session["tenant"]]

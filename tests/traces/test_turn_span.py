@@ -118,14 +118,6 @@ def test_a_turn_has_its_parts_and_its_usage(traced: Traced) -> None:
     assert len(events(span, names.FIRST_TOKEN)) == 1
 
 
-@pytest.mark.parametrize(
-    ("param", "operation"), [("messages", "chat"), ("input", "chat"), ("token_ids", "text_completion")]
-)
-def test_a_turn_on_messages_is_a_chat(traced: Traced, param: str, operation: str) -> None:
-    traced.begin(replace(START, param=param)).observe(FINISHED)
-    assert attribute(traced.spans.turn(), names.OPERATION) == operation
-
-
 def test_an_error_is_the_spans_status_without_its_message(traced: Traced) -> None:
     turn = traced.begin()
     turn.observe(started())
@@ -203,17 +195,6 @@ def test_a_turn_that_is_resumed_is_one_span_with_a_link(traced: Traced) -> None:
     (pause,) = [each for each in traced.spans if each.name == "pause"]
     assert [attribute(pause, name) for name in (names.PAUSE_LAYER, names.PAUSE_BREAKPOINT)] == [2, "bp_1"]
     assert attribute(span, names.PAUSES) == 1
-
-
-def test_a_timeout_is_no_request(traced: Traced) -> None:
-    turn = traced.begin()
-    turn.observe(PAUSED)
-    turn.resumed()
-    turn.observe(FINISHED)
-    span = traced.spans.turn()
-    assert span.links == ()
-    assert attribute(events(span, names.RESUME)[0], names.RESUME_BY) == "timeout"
-    assert attribute(span, names.TIME_TO_FIRST_TOKEN) is None
 
 
 def test_a_copy_begins_with_a_pause_and_a_link_to_its_model(traced: Traced) -> None:

@@ -149,13 +149,6 @@ def test_a_session_that_has_moved_twice_is_away_with_the_replica_that_has_it(
             assert _ways(door, turn="yes") == {"away": asked}
 
 
-def test_a_session_that_has_left_the_cluster_is_gone_for_all(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
-    _, b, urls = stubs
-    b.moved = {MOVED: "gone http://127.0.0.1:9"}
-    with serving_door(urls) as door:
-        assert httpx.get(f"{door.url}/v1/sessions/{MOVED}").status_code == 421
-
-
 def test_a_large_body_is_not_kept_for_a_second_replica(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
     _, b, urls = stubs
     with serving_door(urls) as door:

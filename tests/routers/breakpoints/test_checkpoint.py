@@ -264,16 +264,6 @@ def test_an_edit_changes_every_position_or_those_it_names(
     assert (read(http, session) == 1).all()
 
 
-def test_edits_are_made_all_or_none(http: httpx.Client, session: str) -> None:
-    """The last would be infinite."""
-    pause(http, session)
-    before = read(http, session)
-    answer = edit(http, session, SCALE, *[{"op": "scale", "factor": 1e6}] * 8)
-    assert answer.status_code == 422
-    assert answer.json()["error"]["param"].startswith("edits")
-    assert np.array_equal(read(http, session), before)
-
-
 @pytest.mark.parametrize(
     ("change", "param", "says"),
     [
@@ -298,3 +288,13 @@ def test_a_checkpoint_needs_edits_to_be_edited(http: httpx.Client, session: str)
     assert_error(edit(http, session), 422, "field_out_of_range", param="edits")
     unknown = edit(http, session, {"op": "add", "vector": "nobody.uploaded-this"})
     assert_error(unknown, 404, "not_found", param="vector")
+
+
+def test_edits_are_made_all_or_none(http: httpx.Client, session: str) -> None:
+    """The last would be infinite."""
+    pause(http, session)
+    before = read(http, session)
+    answer = edit(http, session, SCALE, *[{"op": "scale", "factor": 1e6}] * 8)
+    assert answer.status_code == 422
+    assert answer.json()["error"]["param"].startswith("edits")
+    assert np.array_equal(read(http, session), before)

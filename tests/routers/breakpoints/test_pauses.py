@@ -100,13 +100,6 @@ def test_a_pause_can_be_stepped_from_token_to_token(http: httpx.Client, session:
     assert resume(http, session)["token_ids"] == unbroken(http)
 
 
-def test_until_the_end_passes_every_breakpoint(http: httpx.Client, session: str) -> None:
-    pause(http, session)
-    turn = resume(http, session, until="end")
-    assert (turn["status"], turn["token_ids"]) == ("finished", unbroken(http))
-    assert generate(http, session)["status"] == "paused"
-
-
 def test_without_until_the_next_breakpoint_stops_the_turn(http: httpx.Client, session: str) -> None:
     later = arm(http, session, layer=3)
     pause(http, session, layer=1)
@@ -290,14 +283,3 @@ def test_a_file_whose_turn_does_not_match_its_grammar_is_refused(http: httpx.Cli
         label["turn"]["fields"]["structured_outputs"] = form
         message = assert_error(http.post(IMPORT, content=with_about(content, json.dumps(label))), 422, "bad_export")
         assert says in message
-
-
-def test_a_rewound_session_takes_another_grammar(http: httpx.Client) -> None:
-    session = open_session(http)
-    first = generate(http, session, structured_outputs=FORMS[0], **AGAIN)
-    http.post(f"{session}/rewind", json={"to_token": CONTEXT}).raise_for_status()
-    again = generate(http, session, **{**AGAIN, "token_ids": []}, structured_outputs=FORMS[0])
-    assert again["text"] == first["text"]
-    http.post(f"{session}/rewind", json={"to_token": CONTEXT}).raise_for_status()
-    other = generate(http, session, **{**AGAIN, "token_ids": []}, structured_outputs={"regex": "z{5}"})
-    assert other["text"] == "zzzzz"

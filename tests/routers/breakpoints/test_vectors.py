@@ -124,13 +124,6 @@ def test_what_is_no_vector_is_refused(http: httpx.Client, name: str, content: by
     assert http.get("/v1/vectors").json() == {"data": []}
 
 
-def test_a_direction_has_a_length(http: httpx.Client, session: str, name: str) -> None:
-    upload(http, name, save({"v": 0 * VECTOR})).raise_for_status()
-    body = {"layer": 1, "action": "edit", "edits": [{"op": "project_out", "vector": name}]}
-    answer = http.post(f"{session}/breakpoints", json=body)
-    assert "length" in assert_error(answer, 422, "field_out_of_range", param="edits.0.vector")
-
-
 def test_vectors_belong_to_a_key(serve_with: ServeWith) -> None:
     http = serve_with(api_keys=("one", "two"))
     http.headers["Authorization"] = "Bearer one"
