@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +53,10 @@ class Agent:
     """The turns' tokens; None: the server was killed before it told them, but had kept them."""
     on_disk: bool = False
     """Whether its KV had come to rest on disk before the last kill."""
+    streams: bool = True
+    """Whether some of its answers are streams."""
+    is_over: bool = False
+    """Whether it has been told to stop."""
 
     @property
     def path(self) -> str:
@@ -67,7 +70,7 @@ class Agent:
     async def run(self, client: httpx.AsyncClient) -> None:
         """Take turns, with a signal or without one between them, until the connection breaks."""
         try:
-            while await self._take_turn(client):
+            while not self.is_over and await self._take_turn(client):
                 phase = self.choose.choice(["io_wait", "idle", "ready", None])
                 if phase is not None:
                     await self._signal(client, phase)
@@ -90,7 +93,9 @@ class Agent:
     async def _take_turn(self, client: httpx.AsyncClient) -> bool:
         """Whether the turn has been told to its end."""
         self.prompts.append([self.choose.randint(3, 200) for _ in range(self.choose.randint(1, 8))])
-        token_ids = await take_turn(client, self.path, self.prompts[-1], stream=self.choose.random() < 0.5)
+        token_ids = await take_turn(
+            client, self.path, self.prompts[-1], stream=self.streams and self.choose.random() < 0.5
+        )
         if token_ids is not None:
             self.made.append(token_ids)
         return token_ids is not None
@@ -150,11 +155,17 @@ def take_last_turns(folder: Path, agents: list[Agent], left: Agent) -> None:
             agent.made.append(turn["token_ids"])
 
 
-async def assert_uninterrupted(client: httpx.AsyncClient, agent: Agent) -> None:
-    """All turns were those of a session that no kill has ever interrupted."""
-    session = (await client.post("/v1/sessions")).raise_for_status().json()["id"]
-    for prompt, made in zip(agent.prompts, agent.made, strict=True):
-        assert made in (None, await take_turn(client, f"/v1/sessions/{session}", prompt))
+async def assert_uninterrupted(folder: Path, agents: list[Agent]) -> None:
+    """All turns were those of sessions that no kill has ever interrupted."""
+
+    async def repeat(client: httpx.AsyncClient, agent: Agent) -> None:
+        session = (await client.post("/v1/sessions")).raise_for_status().json()["id"]
+        for prompt, made in zip(agent.prompts, agent.made, strict=True):
+            assert made in (None, await take_turn(client, f"/v1/sessions/{session}", prompt))
+
+    with serve_process(folder) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            await asyncio.gather(*(repeat(client, agent) for agent in agents))
 
 
 @pytest.mark.long
@@ -169,112 +180,51 @@ async def test_no_kill_loses_a_finished_turn(tmp_path: Path, first: int) -> None
     for _ in range(min(KILLS_OF_A_SESSION, KILLS - first)):
         left = await run_until_killed(folder, agents, choose)
     take_last_turns(folder, agents, left)
-    with serve_process(tmp_path / "uninterrupted") as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
-            await asyncio.gather(*(assert_uninterrupted(client, agent) for agent in agents))
+    await assert_uninterrupted(tmp_path / "uninterrupted", agents)
 
 
-ENGINE_KILLS = int(os.environ.pop("DJINN_TEST_ENGINE_KILLS", "2"))
-TURNS_BETWEEN = 12
-MOST_TOKENS = 700
-"""Of one session: its context ends at 1,024."""
-BACK_S = 60.0
+class Patient(httpx.AsyncHTTPTransport):
+    """Repeats what a server whose engine has died asks to repeat."""
 
+    refused = 0
 
-@dataclass
-class Repeater:
-    """Takes turns_of, repeats those that the engine's death ended, and opens another session when one is full."""
-
-    choose: random.Random
-    session: str = ""
-    prompts: list[list[int]] = field(default_factory=list)
-    made: list[list[int]] = field(default_factory=list)
-    done: list[tuple[list[list[int]], list[list[int]]]] = field(default_factory=list)
-    refused: int = 0
-
-    async def run(self, client: httpx.AsyncClient, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            if not self.session or sum(map(len, self.prompts)) + TOKENS * len(self.made) > MOST_TOKENS:
-                await self.begin(client)
-            await self.take_turn(client)
-            phase = self.choose.choice(["io_wait", "idle", "ready", None])
-            if phase is not None:
-                await self.post(client, f"/v1/sessions/{self.session}/phase", {"phase": phase})
-            await asyncio.sleep(self.choose.uniform(0, 0.03))
-
-    async def begin(self, client: httpx.AsyncClient) -> None:
-        self.end()
-        self.session = (await self.post(client, "/v1/sessions", {})).json()["id"]
-
-    def end(self) -> None:
-        """The session's turns_of are to be compared."""
-        if self.made:
-            self.done.append((self.prompts, self.made))
-        self.prompts, self.made = [], []
-
-    async def take_turn(self, client: httpx.AsyncClient) -> None:
-        prompt = [self.choose.randint(3, 200) for _ in range(self.choose.randint(1, 8))]
-        body = {"token_ids": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-        answer = (await self.post(client, f"/v1/sessions/{self.session}/generate", body)).json()
-        self.prompts.append(prompt)
-        self.made.append(answer["token_ids"])
-
-    async def post(self, client: httpx.AsyncClient, path: str, body: object) -> httpx.Response:
-        """The answer, once it is none that asks to repeat the request."""
-        deadline = time.monotonic() + BACK_S
-        while (answer := await client.post(path, json=body)).status_code == 503:
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send it until it is answered."""
+        while (answer := await super().handle_async_request(request)).status_code == 503:
+            await answer.aread()
             assert answer.json()["error"]["code"] == "engine_restarting"
-            assert time.monotonic() < deadline
             self.refused += 1
             await asyncio.sleep(0.1)
-        return answer.raise_for_status()
+        return answer
 
 
-async def kill_often(server: ServerProcess, client: httpx.AsyncClient, agents: list[Repeater]) -> list[float]:
-    """Kill the engine again and again while the agents go on. Returns how long each time `/ready` was not 200, in s."""
-    choose, away = random.Random(1), []
-    for _ in range(ENGINE_KILLS):
-        enough = turns_of(agents) + TURNS_BETWEEN
-        while turns_of(agents) < enough:  # noqa: ASYNC110 (no event says so)
-            await asyncio.sleep(0.002)
-        await asyncio.sleep(choose.uniform(0, 0.05))
-        engine_of(server).kill()
-        began = time.monotonic()
+async def kill_engine(server: ServerProcess, agents: list[Agent]) -> None:
+    """Kill it when the agents have taken some turns more. Returns when another one is there."""
+    enough = sum(len(agent.made) for agent in agents) + 2 * AGENTS
+    while sum(len(agent.made) for agent in agents) < enough:  # noqa: ASYNC110 (no event says so)
+        await asyncio.sleep(0.002)
+    engine_of(server).kill()
+    async with httpx.AsyncClient(base_url=server.url) as client:
         for is_awaited in (False, True):  # first its death, then its return
             while ((await client.get("/ready")).status_code == 200) != is_awaited:  # noqa: ASYNC110 (no event says so)
                 await asyncio.sleep(0.002)
-        away.append(time.monotonic() - began)
-    return away
-
-
-def turns_of(agents: list[Repeater]) -> int:
-    return sum(len(agent.made) + sum(len(made) for _, made in agent.done) for agent in agents)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_no_kill_of_the_engine_loses_a_finished_turn(tmp_path: Path) -> None:
-    """`DJINN_TEST_ENGINE_KILLS` says how many kills (default: 2). The times until `/ready` are printed, not judged."""
-    agents = [Repeater(random.Random(number)) for number in range(AGENTS)]
+    transport = Patient()
     with serve_process(tmp_path / "state", *TIERS, own_engine=True) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=BACK_S) as client:
-            stop = asyncio.Event()
-            running = [asyncio.create_task(agent.run(client, stop)) for agent in agents]
-            away = await kill_often(server, client, agents)
-            stop.set()
-            await asyncio.gather(*running)
-            print(f"seconds until ready: {', '.join(f'{each:.1f}' for each in away)}")
+        async with httpx.AsyncClient(transport=transport, base_url=server.url, timeout=60) as client:
+            opened = [(await client.post("/v1/sessions")).json()["id"] for _ in range(AGENTS)]
+            agents = [Agent(each, random.Random(index), streams=False) for index, each in enumerate(opened)]
+            running = [asyncio.create_task(agent.run(client)) for agent in agents]
+            for _ in range(2):
+                await kill_engine(server, agents)
             for agent in agents:
-                tokens = sum(map(len, agent.prompts)) + TOKENS * len(agent.made)
-                assert (await client.get(f"/v1/sessions/{agent.session}")).json()["tokens"] == tokens
-                agent.end()
-    assert sum(agent.refused for agent in agents) > 0
-    compare_with_uninterrupted(tmp_path / "uninterrupted", agents)
-
-
-def compare_with_uninterrupted(folder: Path, agents: list[Repeater]) -> None:
-    """All turns_of were those of sessions whose engine has never died."""
-    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
-        for prompts, made in (each for agent in agents for each in agent.done):
-            session = open_session(http)
-            assert [generate(http, session, prompt)["token_ids"] for prompt in prompts] == made
+                agent.is_over = True
+            await asyncio.gather(*running)
+            for agent in agents:
+                assert (await client.get(agent.path)).json()["tokens"] == agent.tokens
+    assert transport.refused > 0
+    await assert_uninterrupted(tmp_path / "uninterrupted", agents)
