@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import pytest
+
+from app.machine import disk
+
+
+def free_on_disks(monkeypatch: pytest.MonkeyPatch, free_bytes: Callable[[], int]) -> None:
+    """Every disk has so much room, as far as this process asks."""
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: free_bytes())
 
 
 @contextmanager

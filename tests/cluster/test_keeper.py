@@ -177,12 +177,18 @@ async def test_a_process_that_begins_to_stand_by_as_all_ends_ends_too(
     await _ended(found[0])
 
 
-async def test_a_program_that_is_not_there_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def missing(*_words: str, **_options: Any) -> Any:
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "python")
+class MissingSpec(ReplicaSpec):
+    """Starts a program that is not there."""
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", missing)
-    host = LocalHost(_specs(tmp_path)[:1], None)
+    __slots__ = ()
+
+    def command(self) -> list[str]:
+        """Of another machine."""
+        return [str(self.state_dir)]
+
+
+async def test_a_program_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
+    host = LocalHost([MissingSpec("a", "127.0.0.1", 0, tmp_path / "a", {})], None)
     await host.start()
     with pytest.raises(NeverStarted, match="cannot be started: No such file"):
         await _found(host, a=FIRST)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-import app.domain.homes
-from app.domain.homes import MOST_KEPT, Home, Homes, HomeState, Taken
+from app.domain.homes import MOST_KEPT, MOST_RESPONSES, Home, Homes, HomeState, Taken
 from app.domain.values import SessionId
 
 ONE, TWO = SessionId("ses_a_1"), SessionId("ses_b_1")
@@ -231,8 +229,7 @@ def test_a_name_means_who_had_it_last() -> None:
     assert homes.gone_by_name(None, MINE) == TWO
 
 
-def test_responses_that_went_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app.domain.homes, "MOST_RESPONSES", 3)
+def test_responses_that_went_long_ago_are_forgotten() -> None:
     gone = Home(HomeState.GONE, 1, 1)
-    homes = Homes({ONE: gone}, [(str(number), ONE) for number in range(5)])
-    assert [homes.gone_by_response(str(number)) for number in range(5)] == [None, None, ONE, ONE, ONE]
+    homes = Homes({ONE: gone}, [(str(number), ONE) for number in range(MOST_RESPONSES + 2)])
+    assert [homes.gone_by_response(str(number)) for number in range(4)] == [None, None, ONE, ONE]

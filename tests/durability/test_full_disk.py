@@ -16,10 +16,10 @@ from httpx_sse import connect_sse
 from prometheus_client.parser import text_string_to_metric_families
 
 import client
-from app.machine import disk
 from app.web.server import NOT_DURABLE
 from tests.durability.restarting import generate, no_room, open_session, serving
 from tests.errors import assert_error
+from tests.file_sizes import free_on_disks
 from tests.processes import serve_process
 
 MIB = 1 << 20
@@ -120,7 +120,7 @@ class FullDisk:
         self.folder = folder
         self.total = total
 
-    def free_bytes(self, folder: Path) -> int:
+    def free_bytes(self) -> int:
         return max(0, self.total - sum(self.sizes()))
 
     def sizes(self) -> Iterator[int]:
@@ -134,7 +134,7 @@ class FullDisk:
 def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FullDisk:
     """A disk of 8 MiB with the folder `state`."""
     found = FullDisk(tmp_path / "state", 8 * MIB)
-    monkeypatch.setattr(disk, "free_bytes", found.free_bytes)
+    free_on_disks(monkeypatch, found.free_bytes)
     return found
 
 
@@ -162,7 +162,7 @@ def test_kv_files_leave_the_journal_its_reserve(full_disk: FullDisk) -> None:
         assert 1 <= kv_files(full_disk) <= 8
         for _ in range(30):
             open_session(http)
-        until(lambda: full_disk.free_bytes(full_disk.folder) >= 4 * MIB)
+        until(lambda: full_disk.free_bytes() >= 4 * MIB)
 
 
 def test_kv_files_give_way_when_something_else_fills_the_disk(full_disk: FullDisk) -> None:

@@ -191,13 +191,15 @@ def test_deaths_of_long_ago_do_not_count() -> None:
         deaths.note()
 
 
-def test_an_engine_that_never_ends_loading_is_given_up_for_another(
-    info: ModelInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_module, "PAUSES_S", (0.0, 0.0))
-    monkeypatch.setattr(engine_module, "LOOK_S", 0.05)
-    monkeypatch.setattr(engine_module, "LOADS", 0.0)
+@pytest.fixture
+def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine is soon given up, and another follows at once."""
+    for name, value in (("PAUSES_S", (0.0, 0.0)), ("LOOK_S", 0.05), ("LOADS", 0.0), ("STOP_TIMEOUT_S", 0.05)):
+        monkeypatch.setattr(engine_module, name, value)
 
+
+@pytest.mark.usefixtures("in_no_time")
+def test_an_engine_that_never_ends_loading_is_given_up_for_another(info: ModelInfo) -> None:
     def die(channel: Channel) -> None:
         load(channel, info)
 
@@ -224,9 +226,9 @@ def test_an_engine_that_never_ends_loading_is_given_up_for_another(
     assert [type(each) for each in told] == [Lost, Back]
 
 
-def test_an_engine_that_talks_on_and_never_stops_is_ended(info: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("in_no_time")
+def test_an_engine_that_talks_on_and_never_stops_is_ended(info: ModelInfo) -> None:
     """A write to a disk that has stalled holds up its end, and nothing else of it."""
-    monkeypatch.setattr(engine_module, "STOP_TIMEOUT_S", 0.05)
 
     def talk_on(channel: Channel) -> None:
         load(channel, info)

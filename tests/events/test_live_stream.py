@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from app.events import streams
 from app.events.channel import KEPT
@@ -160,10 +160,11 @@ def test_a_reader_that_has_missed_too_much_gets_a_snapshot(serve_with: ServeWith
     assert parts == -(-len(sessions) // streams.SNAPSHOT_PART)
 
 
-def test_too_many_streams_are_told_when_to_come_back(serve_with: ServeWith, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "OF_TENANT", 2)
+def test_too_many_streams_are_told_when_to_come_back(serve_with: ServeWith) -> None:
     http = serve_with()
-    with reading(http), reading(http):
+    with ExitStack() as open_streams:
+        for _ in range(streams.OF_TENANT):
+            open_streams.enter_context(reading(http))
         refused = http.get("/v1/events")
         assert_error(refused, 429, "stream_limit")
         assert int(refused.headers["retry-after"]) >= 1

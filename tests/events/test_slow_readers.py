@@ -6,16 +6,11 @@ import asyncio
 import json
 from typing import Any
 
-import pytest
-
-from app.domain.memory_map import MemoryMap
 from app.domain.values import SessionState, Ticket
-from app.events import streams
 from app.events.channel import KEPT, KEPT_BYTES, Channel
 from app.events.feed import Scope
 from app.messages import Token
 from app.routers.dependencies import Services
-from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from tests.conftest import ServeWith
 from tests.events.streaming import reading
@@ -120,22 +115,3 @@ def test_the_tokens_of_a_turn_are_told_only_of_those_that_one_may_see(serve_with
     counts = [news["tokens"][session] for name, news in told if name == "tokens"]
     assert counts == sorted(counts)
     assert len([name for name, _ in told if name == "session"]) < 100, "many tokens are few events"
-
-
-async def test_memory_is_told_on_after_a_fault(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = SessionRegistry.memory
-    faults: list[Any] = [RuntimeError("a fault of the server")]
-
-    async def memory(registry: SessionRegistry) -> MemoryMap:
-        if faults:
-            raise faults.pop()
-        return await asked(registry)
-
-    monkeypatch.setattr(SessionRegistry, "memory", memory)
-    monkeypatch.setattr(streams, "MEMORY_INTERVAL_S", 0.01)
-    with services.events.reading(ALL) as channel:
-        events = services.events.events(ALL, channel, None, lambda: True)
-        while "memory" not in names(await anext(events)):
-            pass
-        assert not faults
-        await events.aclose()

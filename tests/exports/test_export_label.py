@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from app.domain.activations import CheckpointInfo, PausedTurn
 from app.domain.breakpoint_work import MAX_PASS_EDITS
 from app.domain.breakpoints import (
+    MAX_INTERVENTION_BYTES,
     MAX_INTERVENTIONS,
     Action,
     Breakpoint,
@@ -116,14 +117,16 @@ def test_a_vector_of_many_edits_is_checked_once(monkeypatch: pytest.MonkeyPatch)
     assert len(looked) == 1
 
 
-def test_written_activations_count_each_although_they_are_one_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_activations_count_each_although_they_are_one_in_the_file() -> None:
     """Each is cut and kept by itself when the KV is computed."""
-    assert WRITTEN.vector is not None
-    monkeypatch.setattr("app.exports.checks.MAX_INTERVENTION_BYTES", 3 * len(WRITTEN.vector.data))
-    made = Intervention(1, 3, 2, WRITTEN)
-    check(label(None, breakpoints=(), interventions=(made,) * 3))
+    history = array("I", [1] * 4096)
+    written = tensor(len(history))
+    most = MAX_INTERVENTION_BYTES // len(written.data)
+    made = Intervention(0, len(history), 2, Edit(EditOp.REPLACE, vector=written))
+    checks = LabelChecks(MODEL, history, part_tokens=2)
+    checks.check(label(None, breakpoints=(), interventions=(made,) * most))
     with pytest.raises(ValueError, match="bytes"):
-        check(label(None, breakpoints=(), interventions=(made,) * 4))
+        checks.check(label(None, breakpoints=(), interventions=(made,) * (most + 1)))
 
 
 def test_a_file_of_an_older_server_has_its_vectors_in_the_edits() -> None:

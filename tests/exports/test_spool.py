@@ -10,8 +10,8 @@ import pytest
 
 from app.domain.errors import DiskShort, SpoolFull, TooLarge
 from app.exports.spool import CHUNK_BYTES, MAX_FILES, Spool, write_chunks
-from app.machine import disk
 from app.machine.disk import DiskRoom
+from tests.file_sizes import free_on_disks
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ async def test_a_body_of_unknown_length_ends_where_the_room_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = 0
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: (4 - sent) * CHUNK_BYTES)
+    free_on_disks(monkeypatch, lambda: (4 - sent) * CHUNK_BYTES)
     spool = Spool(tmp_path, DiskRoom(tmp_path, CHUNK_BYTES), 100 * CHUNK_BYTES)
 
     async def body() -> AsyncIterator[bytes]:

@@ -108,10 +108,7 @@ async def test_a_full_disk_is_an_error_for_who_waits_and_loses_nothing_once_ther
     assert histories(tmp_path / FILE_NAME) == {ONE: [1] + [9] * 9_999 + [8], TWO: [9] * 10_000}
 
 
-async def test_what_waits_is_written_as_soon_as_there_is_room_without_a_call(
-    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.journal.journal.RETRY_S", 0.01)
+async def test_what_waits_is_written_as_soon_as_there_is_room_without_a_call(journal: Journal, tmp_path: Path) -> None:
     no_more_pages(journal)
     journal.append(ONE, change(ONE, 0, [9] * 10_000))
     with pytest.raises(NotDurable, match="full"):

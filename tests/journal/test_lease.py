@@ -31,11 +31,9 @@ On = Callable[[str], None]
 def on(monkeypatch: pytest.MonkeyPatch) -> On:
     """Go to another machine."""
 
-    def go(machine: str) -> None:
-        monkeypatch.setattr(lease, "machine_id", lambda: machine)
-
-    go("one")
-    return go
+    machines = ["one"]
+    monkeypatch.setattr(lease, "machine_id", lambda: machines[-1])
+    return machines.append
 
 
 @pytest.fixture(params=[False, True], ids=["wal", "over a network"])

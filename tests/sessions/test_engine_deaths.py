@@ -17,7 +17,6 @@ from fastapi import FastAPI
 from app.domain.errors import DeadlyTurn, DiskShort, EngineRestarting
 from app.domain.values import FinishReason, ModelInfo, Phase, SessionState, Ticket, TurnUsage
 from app.journal.attempts import COPIES
-from app.machine import disk
 from app.machine.disk import DiskRoom
 from app.main import create_app
 from app.messages import Back, Command, Done, Event, Lost, Open, Rewind, Started, Submit, Token, TurnFinished
@@ -33,6 +32,7 @@ from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens
 from app.text.turn_reader import TextRule, TurnReader
 from tests.bridge.test_executor import TalkingEngine, info
+from tests.file_sizes import free_on_disks
 from tests.serving import tiny_settings
 from tests.taking_turns import GREEDY, LONG, until
 
@@ -115,7 +115,7 @@ async def test_a_turn_that_has_finished_is_answered_though_the_engine_is_dead(
 async def test_a_turn_that_dies_gives_back_the_room_of_what_it_would_have_brought(
     engine: ListeningEngine, registry: SessionRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: COPIES * 1000)
+    free_on_disks(monkeypatch, lambda: COPIES * 1000)
     registry.keeper.room = room = JournalRoom(DiskRoom(tmp_path))
     session = registry.create()
     begin(registry, session, b"ask")

@@ -16,13 +16,13 @@ from app.domain.breakpoints import MAX_INTERVENTION_BYTES
 from app.domain.errors import DiskShort, EngineError, FieldOutOfRange, LogprobsFull
 from app.domain.values import FinishReason, SessionId, Ticket, TurnUsage
 from app.journal.attempts import COPIES
-from app.machine import disk
 from app.machine.disk import DiskRoom
 from app.messages import Failed, Started, TurnEvent, TurnFinished
 from app.sessions.charges.logprob_room import BYTES_EACH, LogprobRoom
 from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.guards.journal_room import JournalRoom
 from tests.errors import assert_error
+from tests.file_sizes import free_on_disks
 from tests.serving import serve
 
 SENT, CACHED, GENERATED = 300, 60, 7
@@ -104,7 +104,7 @@ PAUSED: Any = {"token_ids": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignor
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> JournalRoom:
     """On a disk with `FREE` bytes beside its reserve."""
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: COPIES * FREE + 5)
+    free_on_disks(monkeypatch, lambda: COPIES * FREE + 5)
     return JournalRoom(DiskRoom(tmp_path, 5))
 
 
@@ -142,7 +142,7 @@ def test_what_is_cancelled_keeps_its_room_because_it_may_still_be_done(room: Jou
 
 
 def test_a_session_claims_no_more_than_it_can_bring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: 3 * COPIES * MAX_INTERVENTION_BYTES)
+    free_on_disks(monkeypatch, lambda: 3 * COPIES * MAX_INTERVENTION_BYTES)
     room = JournalRoom(DiskRoom(tmp_path))
     for _ in range(10):
         put(room, ONE, MAX_INTERVENTION_BYTES)

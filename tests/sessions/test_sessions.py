@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -20,15 +19,21 @@ from httpx_sse import aconnect_sse
 from app.domain.errors import Draining, FieldOutOfRange, NotFound, WrongState
 from app.domain.grammar import Grammar, GrammarKind
 from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule
+from app.journal.journal import Journal
+from app.main import create_app
+from app.model_store.byte_tokenizer import byte_tokenizer
+from app.model_store.model_tokenizer import ModelTokenizer
 from app.routers.dependencies import Services
 from app.sessions import kept_kv, lifecycle
 from app.sessions.guards.side_work import Lane
-from app.sessions.kept_kv import keep_kv
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
+from app.tenants.tenancy import Tenancy
+from app.text.tokenizer import Tokens
+from tests.bridge.test_executor import DyingEngine
 from tests.conftest import ServeWith
-from tests.serving import running_services
+from tests.serving import running_services, tiny_settings
 from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, engine_tokens, finish, start_turn, until
 
 
@@ -144,19 +149,26 @@ async def test_drain_lets_short_turns_end_cancels_long_ones_and_takes_no_more(se
         await registry.fork(short)
 
 
-async def test_a_turn_that_does_not_end_when_it_is_cancelled_is_left_behind(
-    services: Services, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its step may hang on a disk or a device."""
-    registry = services.sessions
-    monkeypatch.setattr(lifecycle, "KEEP_S", 0.01)
-    monkeypatch.setattr(lifecycle, "LATE_S", 0.01)
-    with monkeypatch.context() as patched:
-        patched.setattr(registry.ends, "cancel", lambda session, turn: None)
+    """A step, or a write of KV, may hang on a disk or a device."""
+    for module, name in ((lifecycle, "KEEP_S"), (lifecycle, "LATE_S"), (kept_kv, "LATE_S")):
+        monkeypatch.setattr(module, name, 0.05)
+    async with running_services() as services:
+        info = services.info
+    settings, tokens = tiny_settings(), Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
+    engine, journal = DyingEngine(info), Journal(tmp_path)
+    app = create_app(settings, engine, tokens, Tenancy(settings, time.time), journal)
+    async with app.router.lifespan_context(app):
+        registry = app.state.services.sessions
         endless = start_turn(registry, registry.create(), PROMPT, GREEDY, LONG)
-        await drain(registry, timeout_s=0.01)
-    assert not endless.ended.is_set()
+        async with asyncio.timeout(10):
+            await drain(registry, timeout_s=0.05)
+        assert not endless.ended.is_set()
+        engine.die.set()
     assert "cancelled turns that have not ended: 1" in caplog.text
+    assert [each.levelno for each in caplog.records if "a write of KV has not ended" in each.message] == [logging.ERROR]
 
 
 async def one_random_step(registry: SessionRegistry, session: Session, choose: random.Random) -> None:
@@ -193,21 +205,6 @@ async def test_the_history_here_is_the_engines_through_random_use(services: Serv
     for session in sessions:
         await registry.close(session)
     await assert_nothing_is_held(registry)
-
-
-async def test_a_write_that_never_ends_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def never(*_: Any) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(kept_kv, "LATE_S", 0.05)
-    async with running_services(state_dir=tmp_path) as services:
-        with monkeypatch.context() as patched:
-            patched.setattr(services.sessions.executor, "call", never)
-            async with asyncio.timeout(10):
-                await keep_kv(services.sessions, 0.05)
-    assert [record.levelno for record in caplog.records if "has not ended" in record.message] == [logging.ERROR]
 
 
 STREAMS = 64
