@@ -33,20 +33,17 @@ def _fleet(**loads: Load) -> Fleet:
     return fleet
 
 
-def test_new_sessions_go_where_there_is_free_kv_and_spread_until_the_next_look() -> None:
+def test_new_sessions_go_where_there_is_room_and_spread_until_the_next_look() -> None:
     fleet = _fleet(a=Load(0.50, 0), b=Load(0.55, 9))
     assert [fleet.place().name for _ in range(6)] == ["b", "b", "b", "a", "b", "a"]
+    assert _fleet(a=Load(1, 5), b=Load(1, 4)).place().name == "b", "of equal room the less busy one"
+    parked = _fleet(a=Load(1, 0, host_free=0.4), b=Load(1, 0, host_free=0.6))
+    assert parked.place().name == "b", "where all are parked the one with fewer"
+    fleet.replace({"a": URLS["a"], "b": "http://h:9"})
+    assert {each.name: (each.port, each.state) for each in fleet} == {"a": (1, State.READY), "b": (9, State.AWAY)}
 
 
-def test_of_equal_room_the_less_busy_replica_is_chosen() -> None:
-    assert _fleet(a=Load(1, 5), b=Load(1, 4)).place().name == "b"
-
-
-def test_where_all_sessions_are_parked_the_replica_with_fewer_of_them_is_chosen() -> None:
-    assert _fleet(a=Load(1, 0, host_free=0.4), b=Load(1, 0, host_free=0.6)).place().name == "b"
-
-
-def test_nothing_new_goes_to_a_replica_that_refuses_or_is_away() -> None:
+def test_nothing_new_goes_to_a_replica_that_refuses_is_away_or_only_computes_prompts() -> None:
     fleet = _fleet(a=Load(0.9, 0), b=Load(0.1, 0), c=Load(0.8, 0))
     states = {each.name: each for each in fleet}
     states["a"].told(State.REFUSES, None)
@@ -57,19 +54,10 @@ def test_nothing_new_goes_to_a_replica_that_refuses_or_is_away() -> None:
     states["a"].told(State.AWAY, None)
     with pytest.raises(ReplicaAway):
         fleet.place()
-
-
-def test_one_that_only_computes_prompts_gets_new_sessions_only_if_nobody_else_does() -> None:
     fleet = _fleet(a=Load(0.9, 0, role="prefill"), b=Load(0.1, 9, role="decode"))
     assert {fleet.place().name for _ in range(5)} == {"b"}
     fleet.reachable("b").told(State.REFUSES, None)
-    assert fleet.place().name == "a"
-
-
-def test_a_replica_that_comes_back_elsewhere_is_looked_at_anew() -> None:
-    fleet = _fleet(a=Load(1, 0), b=Load(1, 0))
-    fleet.replace({"a": URLS["a"], "b": "http://h:9"})
-    assert {each.name: (each.port, each.state) for each in fleet} == {"a": (1, State.READY), "b": (9, State.AWAY)}
+    assert fleet.place().name == "a", "nobody else takes any"
 
 
 @pytest.mark.parametrize(
@@ -126,17 +114,14 @@ def test_each_session_goes_or_stays_after_few_offers(room: list[int], count: int
     assert taken == min(count, sum(room))
 
 
-def test_a_peer_that_refuses_is_left_alone_for_a_while() -> None:
+def test_a_peer_that_refuses_is_left_alone_for_a_while_or_for_good() -> None:
     choice, peers, tried = PeerChoice(), _peers(2), Tried()
     choice.refused("a", tried, now=10.0)
     assert [each.name for each in choice.open(peers, 10.0)] == ["b"]
     assert [each.name for each in choice.open(peers, 10.0 + PATIENCE_S)] == ["a", "b"]
-
-
-def test_one_that_can_never_take_a_session_is_not_asked_again() -> None:
-    choice, peers, tried = PeerChoice(), _peers(1), Tried()
     assert not choice.is_hopeless(peers, tried)
-    choice.shunned("a", tried)
+    for peer in ("a", "b"):
+        choice.shunned(peer, tried)
     assert tried.best(peers) is None
     assert choice.is_hopeless(peers, tried)
     assert not choice.is_hopeless([], Tried())  # somebody may come

@@ -115,19 +115,6 @@ async def test_a_call_that_leaves_nothing_does_not_wait_for_the_journal(tmp_path
             assert http.post(f"/v1/sessions/{session}/phase", json={"phase": "idle"}, timeout=3).status_code == 200
 
 
-def test_the_next_turn_goes_on_as_if_nothing_had_happened(tmp_path: Path, http: httpx.Client) -> None:
-    folder, prompts = tmp_path / "state", [[5, 6, 7], [8], [9, 10]]
-    uninterrupted = open_session(http)
-    expected = [generate(http, uninterrupted, prompt)["token_ids"] for prompt in prompts]
-    with serving(folder) as first:
-        session = open_session(first)
-        made = [generate(first, session, prompts[0])["token_ids"]]
-    for prompt in prompts[1:]:
-        with serving(folder) as again:
-            made.append(generate(again, session, prompt)["token_ids"])
-    assert made == expected
-
-
 def test_a_turn_that_ran_at_the_kill_leaves_its_session_as_it_was_before(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     long = {"token_ids": [1], "max_tokens": 900, "ignore_eos": True, "stream": True}

@@ -25,14 +25,6 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     other.close()
 
 
-def test_frames_of_all_sizes_come_whole_and_in_order(ends: tuple[Channel, Channel]) -> None:
-    one, other = ends
-    sent = [bytes([number % 251]) * size for number, size in enumerate((0, 1, 7, 8, 9, 70_000, 3_000_000, 5, 0))]
-    for frame in sent:
-        one.send(frame)
-    assert [other.receive(SECONDS) for _ in sent] == sent
-
-
 def test_both_ends_can_send_more_than_the_socket_holds_before_either_reads(ends: tuple[Channel, Channel]) -> None:
     frame = bytes(20 << 20)
     for end in ends:

@@ -9,10 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
-import openai
 import psutil
 import pytest
 
@@ -168,16 +166,6 @@ def test_an_engine_is_started_when_the_machine_has_room_again(server: ServerProc
         process.rlimit(psutil.RLIMIT_NOFILE, limits)
     until_ready(http)
     generate(http, open_session(http), PROMPT)
-
-
-@pytest.mark.long
-def test_a_stock_client_repeats_the_call_and_notices_nothing(server: ServerProcess, http: httpx.Client) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=20) as client:
-        model = client.models.list().data[0].id
-        request: dict[str, Any] = {"model": model, "prompt": "a b c", "max_tokens": 8, "temperature": 0}
-        before = client.completions.create(**request).choices[0].text
-        kill_engine(server, http)
-        assert client.completions.create(**request).choices[0].text == before
 
 
 def has_ended(process: psutil.Process) -> bool:

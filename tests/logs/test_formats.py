@@ -43,10 +43,6 @@ def scope() -> Iterator[dict[str, Any]]:
     REQUEST.reset(token)
 
 
-def test_a_line_of_text_has_time_and_level() -> None:
-    assert re.fullmatch(f"{TIME} WARNING djinn: 3 turns", TextFormatter().format(record("%d turns", 3)))
-
-
 @pytest.mark.parametrize("form", get_args(LogFormat))
 def test_a_line_names_the_replica_and_so_do_those_of_other_processes_of_it(form: LogFormat) -> None:
     log, root = Log(logging.INFO, form, "a"), logging.getLogger()
@@ -66,14 +62,12 @@ def test_a_line_names_the_replica_and_so_do_those_of_other_processes_of_it(form:
         assert json.loads(line)["replica"] == "a"
 
 
-def test_a_line_of_text_names_its_request_and_session(scope: dict[str, Any]) -> None:
-    assert TextFormatter().format(record("a")).endswith(": a (request req_1)")
+def test_a_line_names_its_request_and_session(scope: dict[str, Any]) -> None:
+    text = TextFormatter()
+    assert re.fullmatch(rf"{TIME} WARNING djinn: 3 turns \(request req_1\)", text.format(record("%d turns", 3)))
+    assert text.format(record("a")).endswith(": a (request req_1)")
     scope["path_params"] = {"session_id": SESSION}
-    assert TextFormatter().format(record("a")).endswith(f": a (request req_1, session {SESSION})")
-
-
-def test_json_has_the_same_for_programs(scope: dict[str, Any]) -> None:
-    scope["state"]["session"] = SESSION
+    assert text.format(record("a")).endswith(f": a (request req_1, session {SESSION})")
     line = json.loads(JsonFormatter().format(record("%d turns", 3, fields={"status": 200})))
     assert datetime.fromisoformat(line.pop("time")).tzinfo is not None
     assert line == {
@@ -87,13 +81,15 @@ def test_json_has_the_same_for_programs(scope: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
-def test_a_line_without_a_request_names_none(form: logging.Formatter) -> None:
+def test_a_line_without_a_request_names_none_but_may_be_about_a_session(form: logging.Formatter) -> None:
     assert "req" not in form.format(record("a"))
-
-
-@pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
-def test_a_line_can_be_about_a_session_by_itself(form: logging.Formatter) -> None:
     assert SESSION in form.format(record("a", session=SESSION))
+    line = form.format(record("%s", "a\nERROR djinn: forged\x1b[31m\x85\ud800"))
+    assert "\n" not in line
+    assert "\x1b" not in line
+    bug = form.format(broken_by("broken"))
+    assert "RuntimeError: broken" in bug
+    assert "Traceback" in bug
 
 
 @pytest.mark.parametrize("text", ["a text of the caller's", "ses_1", "ses_" + "0" * 37])
@@ -103,20 +99,6 @@ def test_what_a_path_has_in_a_sessions_place_is_not_written(
 ) -> None:
     scope["path_params"] = {"session_id": text}
     assert text not in form.format(record("a"))
-
-
-@pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
-def test_no_message_makes_a_second_line(form: logging.Formatter) -> None:
-    line = form.format(record("%s", "a\nERROR djinn: forged\x1b[31m\x85\ud800"))
-    assert "\n" not in line
-    assert "\x1b" not in line
-
-
-@pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
-def test_a_bug_has_its_traceback(form: logging.Formatter) -> None:
-    line = form.format(broken_by("broken"))
-    assert "RuntimeError: broken" in line
-    assert "Traceback" in line
 
 
 def test_no_error_begins_a_line_of_text() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import save
@@ -21,9 +19,9 @@ from app.messages import Failed, Started, TurnEvent, TurnFinished
 from app.sessions.charges.logprob_room import BYTES_EACH, LogprobRoom
 from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.guards.journal_room import JournalRoom
+from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.file_sizes import free_on_disks
-from tests.serving import serve
 
 SENT, CACHED, GENERATED = 300, 60, 7
 TICKET = Ticket(1)
@@ -67,20 +65,17 @@ def has_room(logprobs: LogprobRoom, owner: str | None, count: int) -> bool:
     return True
 
 
-def test_one_call_may_have_all_of_it(logprobs: LogprobRoom) -> None:
-    logprobs.check("ada", MOST_LOGPROBS)
-    logprobs.take("ada", MOST_LOGPROBS)
-    assert not has_room(logprobs, "ada", 1)
-    assert not has_room(logprobs, "bob", 1)
-    logprobs.give("ada", MOST_LOGPROBS)
-    logprobs.check("bob", MOST_LOGPROBS)
-
-
 def test_a_tenant_with_several_calls_leaves_as_much_to_others(logprobs: LogprobRoom) -> None:
+    logprobs.take("ada", MOST_LOGPROBS)  # one call may have all of it
+    assert not any(has_room(logprobs, owner, 1) for owner in ("ada", "bob", None))
+    logprobs.give("ada", MOST_LOGPROBS)
     while has_room(logprobs, "ada", 10):
         logprobs.take("ada", 10)
     assert has_room(logprobs, "bob", 50)
     assert not has_room(logprobs, "bob", 51)
+    with pytest.raises(FieldOutOfRange, match="at most 100 fit max_logprobs_bytes") as refused:
+        logprobs.check("ada", MOST_LOGPROBS + 1)
+    assert refused.value.param == "logprobs"
 
 
 def test_without_tenants_nobody_leaves_any(logprobs: LogprobRoom) -> None:
@@ -88,12 +83,6 @@ def test_without_tenants_nobody_leaves_any(logprobs: LogprobRoom) -> None:
         logprobs.check(None, 10)
         logprobs.take(None, 10)
     assert not has_room(logprobs, None, 1)
-
-
-def test_what_never_fits_is_refused_for_good(logprobs: LogprobRoom) -> None:
-    with pytest.raises(FieldOutOfRange, match="at most 100 fit max_logprobs_bytes") as refused:
-        logprobs.check("ada", MOST_LOGPROBS + 1)
-    assert refused.value.param == "logprobs"
 
 
 FREE = 1000
@@ -124,15 +113,11 @@ def test_what_a_turn_brings_keeps_its_room_until_the_end(room: JournalRoom) -> N
     put(room, OTHER, FREE)
 
 
-def test_what_was_not_done_takes_no_room(room: JournalRoom) -> None:
+def test_what_was_not_done_takes_no_room_but_what_is_cancelled_may_still_be_done(room: JournalRoom) -> None:
     with pytest.raises(KeyError), room.keeping(ONE, FREE):
         raise KeyError
     with pytest.raises(KeyError), room.claiming(FREE):
         raise KeyError
-    put(room, OTHER, FREE)
-
-
-def test_what_is_cancelled_keeps_its_room_because_it_may_still_be_done(room: JournalRoom) -> None:
     with pytest.raises(asyncio.CancelledError), room.keeping(ONE, FREE):
         raise asyncio.CancelledError
     with pytest.raises(DiskShort):
@@ -149,14 +134,8 @@ def test_a_session_claims_no_more_than_it_can_bring(monkeypatch: pytest.MonkeyPa
     put(room, OTHER, MAX_INTERVENTION_BYTES)
 
 
-@pytest.fixture
-def http(tmp_path: Path) -> Iterator[httpx.Client]:
-    """A server whose disk has nothing beside its reserve."""
-    with serve(state_dir=tmp_path, disk_reserve=1 << 60) as url, httpx.Client(base_url=url, timeout=30) as client:
-        yield client
-
-
-def test_a_disk_without_room_refuses_them_and_keeps_turns(http: httpx.Client) -> None:
+def test_a_disk_without_room_refuses_them_and_keeps_turns(serve_with: ServeWith, tmp_path: Path) -> None:
+    http = serve_with(state_dir=tmp_path, disk_reserve=1 << 60)
     path = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
     hidden = http.get("/v1/models").json()["data"][0].get("hidden_size", 64)
     vector = save({"vector": np.ones(hidden, np.float32)})

@@ -47,7 +47,7 @@ def test_a_turn_that_waited_was_restored_paused_and_resumed_is_one_tree(kept: Sp
         http.post(f"{session}/generate", json=CONTEXT).raise_for_status()
         http.post(f"{session}/phase", json={"phase": "io_wait"})
         wait_for(http, session, in_tier("host"))
-        arm(http, session, once=True, when={"pass": "decode"})
+        armed = arm(http, session, once=True, when={"pass": "decode"})
         other, answers = open_session(http), []
         with streaming(http, other, **GREEDY, max_tokens=900) as running:
             next(running)
@@ -57,6 +57,7 @@ def test_a_turn_that_waited_was_restored_paused_and_resumed_is_one_tree(kept: Sp
             waiting.start()
             wait_for(http, session, lambda found: found["state"] != "idle")
         waiting.join(60)
+        paused_session = http.get(session).json()
         resumed = http.post(f"{session}/resume", headers={"traceparent": RESUMER})
     (paused,) = answers
     assert (paused.json()["status"], resumed.json()["status"]) == ("paused", "finished")
@@ -65,12 +66,25 @@ def test_a_turn_that_waited_was_restored_paused_and_resumed_is_one_tree(kept: Sp
     assert_nested(kept)
     queue = kept.below(span)[0]
     assert began(running_span) < began(queue) < ended(running_span)
-    assert [f"{span.parent.trace_id:x}", f"{span.parent.span_id:x}"] == ["a" * 32, "b" * 16] if span.parent else False
+    assert span.parent is not None
+    assert span.parent.is_remote
+    assert [f"{span.parent.trace_id:x}", f"{span.parent.span_id:x}"] == ["a" * 32, "b" * 16]
     assert [f"{link.context.trace_id:x}" for link in span.links] == ["c" * 32]
     for answer in (paused, resumed):
         assert answer.headers["traceresponse"].startswith(named(span))
-    moves = [[attribute(event, names.KV_FROM), attribute(event, names.KV_TO)] for event in events(span, names.KV_MOVE)]
-    assert moves == [["host", "to_device"], ["to_device", "device"]]
+    assert attribute(span, names.REQUEST_ID) == paused.headers["x-request-id"]
+    moves = [
+        [attribute(event, name) for name in (names.KV_FROM, names.KV_TO, names.KV_BYTES)]
+        for event in events(span, names.KV_MOVE)
+    ]
+    assert [move[:2] for move in moves] == [["host", "to_device"], ["to_device", "device"]]
+    assert moves[0][2] == moves[1][2] != 0
+    (restore,) = kept.below(queue)
+    restored_ms = paused_session["usage"]["resume_ms"]["restore"]
+    assert ended(restore) - began(restore) == pytest.approx(1e6 * restored_ms, rel=0.01)
+    (pause,) = [each for each in kept.below(span) if each.name == "pause"]
+    assert [attribute(pause, name) for name in (names.PAUSE_LAYER, names.PAUSE_BREAKPOINT)] == [1, armed["id"]]
+    assert attribute(events(span, names.RESUME)[0], names.RESUME_BY) == "request"
     assert attribute(span, names.CONVERSATION) == session.rpartition("/")[2]
     assert attribute(span, names.FINISH_REASONS) == ("length",)
     assert attribute(span, names.OUTPUT_TOKENS) == 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -27,7 +27,7 @@ from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.traces import names
 from app.traces.base import TurnStart
 from app.traces.turn_span import MOST_PARTS, TurnSpan
-from tests.traces.spans import CALLER, RESUMER, Spans, assert_nested, attribute, began, ended, events, span_id
+from tests.traces.spans import CALLER, RESUMER, Spans, assert_nested, attribute, events
 
 TICKET = Ticket(1)
 SESSION = SessionId("ses_" + "0" * 36)
@@ -72,15 +72,6 @@ def traced() -> Traced:
 
 def requested(*headers: tuple[bytes, bytes]) -> dict[str, object]:
     return {"headers": headers, "state": {"request_id": "req_1"}}
-
-
-@pytest.fixture
-def scope() -> Iterator[dict[str, object]]:
-    """A request of a caller that has a span."""
-    made = requested((b"traceparent", CALLER.encode()))
-    token = REQUEST.set(made)
-    yield made
-    REQUEST.reset(token)
 
 
 def test_the_names_are_those_of_the_conventions() -> None:
@@ -128,16 +119,6 @@ def test_an_error_is_the_spans_status_without_its_message(traced: Traced) -> Non
     assert "swordfish" not in span.to_json()
 
 
-def test_a_caller_is_the_parent_and_learns_of_the_span(traced: Traced, scope: dict[str, dict[str, str]]) -> None:
-    traced.begin().observe(FINISHED)
-    span = traced.spans.turn()
-    assert span.parent is not None
-    assert span.parent.is_remote
-    assert (f"{span.parent.trace_id:x}", f"{span.parent.span_id:x}") == ("a" * 32, "b" * 16)
-    assert scope["state"]["traceresponse"].startswith(f"00-{'a' * 32}-{span_id(span):016x}-")
-    assert attribute(span, names.REQUEST_ID) == "req_1"
-
-
 @pytest.mark.parametrize(
     "headers",
     [
@@ -160,52 +141,6 @@ def test_a_caller_that_samples_nothing_gets_no_span(traced: Traced) -> None:
     REQUEST.reset(token)
     assert not list(traced.spans)
     assert "traceresponse" not in str(asked["state"])
-
-
-def test_the_way_back_of_kv_is_a_part_of_the_queue(traced: Traced) -> None:
-    turn = traced.begin()
-    turn.placed(SessionMemory(tier=Tier.TO_DEVICE, bytes_out=64))
-    turn.placed(SessionMemory(tier=Tier.DEVICE, bytes_out=64, bytes_in=64))
-    turn.placed(SessionMemory(tier=Tier.DEVICE, bytes_out=64, bytes_in=64, tokens=9))
-    time.sleep(0.01)
-    turn.observe(started(restore_ms=5.0))
-    turn.observe(FINISHED)
-    span = traced.spans.turn()
-    assert traced.spans.tree(span) == [("queue", ["restore"]), "prefill"]
-    (restore,) = traced.spans.below(traced.spans.below(span)[0])
-    assert ended(restore) - began(restore) == pytest.approx(5e6, abs=1e4)
-    moves = [[attribute(event, name) for name in (names.KV_FROM, names.KV_TO, names.KV_BYTES)] for event in span.events]
-    assert moves == [["host", "to_device", 64], ["to_device", "device", 64]]
-
-
-def test_a_turn_that_is_resumed_is_one_span_with_a_link(traced: Traced) -> None:
-    turn = traced.begin()
-    observe(turn, started(restore_ms=1.0), TOKEN, PAUSED)
-    assert traced.spans.turns == []
-    token = REQUEST.set(asked := requested((b"traceparent", RESUMER.encode())))
-    turn.resumed()
-    REQUEST.reset(token)
-    observe(turn, started(restore_ms=1.0), TOKEN, FINISHED)
-    span = traced.spans.turn()
-    ways_back = traced.spans.tree(span)
-    assert ways_back == [("queue", ["restore"]), "prefill", "decode", "pause", "queue", "decode"], "the last had none"
-    assert [f"{link.context.trace_id:x}" for link in span.links] == ["c" * 32]
-    assert attribute(events(span, names.RESUME)[0], names.RESUME_BY) == "request"
-    assert f"{span_id(span):016x}" in str(asked["state"])
-    (pause,) = [each for each in traced.spans if each.name == "pause"]
-    assert [attribute(pause, name) for name in (names.PAUSE_LAYER, names.PAUSE_BREAKPOINT)] == [2, "bp_1"]
-    assert attribute(span, names.PAUSES) == 1
-
-
-def test_a_copy_begins_with_a_pause_and_a_link_to_its_model(traced: Traced) -> None:
-    turn = traced.begin()
-    copy = traced.begin(replace(START, sampling=None, copy_of=turn))
-    copy.resumed()
-    for each in (turn, copy):
-        each.observe(FINISHED)
-    first, second = traced.spans.turns
-    assert [link.context.span_id for link in second.links] == [span_id(first)]
-    assert traced.spans.tree(second) == ["pause", "queue"]
 
 
 @pytest.mark.parametrize("restore_ms", [0.0, 0.1])
