@@ -264,9 +264,8 @@ def test_breakpoints_do_not_have_more_to_do_than_can_be_armed() -> None:
     check(label(breakpoints=(*busy[:8], WAIT)))
     with pytest.raises(ValueError, match="more than 256 edits"):
         check(label(breakpoints=tuple(busy)))
-
-
-def test_edits_after_every_other_position_are_as_much_as_edits_after_all() -> None:
+    with pytest.raises(ValueError, match="breakpoints"):
+        check(label(breakpoints=(WAIT, WAIT)))
     often = replace(STEER, when=When(every=2), layers=(0, 1), edits=(SCALE,) * 16)
     check(label(breakpoints=tuple(replace(often, id=f"bp_{index:016x}") for index in range(8))))
 
@@ -355,8 +354,3 @@ def test_only_the_first_wrong_value_of_a_list_is_told(name: str) -> None:
     with pytest.raises(ValidationError) as refused:
         ExportLabel.model_validate_json(json.dumps(labels[name]))
     assert refused.value.error_count() < 20
-
-
-def test_there_are_not_two_breakpoints_of_one_id() -> None:
-    with pytest.raises(ValueError, match="breakpoints"):
-        check(label(breakpoints=(WAIT, WAIT)))

@@ -211,6 +211,23 @@ def test_the_file_is_for_several_machines_where_they_share_it(tmp_path: Path, on
         journal.close()
 
 
+def test_a_renewal_whose_answer_was_lost_is_no_loss_and_an_end_in_order_no_wait(
+    tmp_path: Path, on: On, shared: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Journal(tmp_path, LONG_S)
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
+        connection.execute("UPDATE lease SET renewals = renewals + 1")
+    assert renew(first)
+    assert found(tmp_path).renewals == 2
+    first.close()
+    on("two")
+    second = Journal(tmp_path, LONG_S)
+    assert second.lease is not None
+    assert second.lease.epoch == 2
+    assert "waits" not in caplog.text
+    second.close()
+
+
 def test_a_backup_is_nobodys(tmp_path: Path, on: On) -> None:
     journal = started(tmp_path / "state", LONG_S)
     back_up(tmp_path / "state", None, tmp_path / "copy")
@@ -335,22 +352,3 @@ def test_a_folder_whose_news_cannot_be_read_is_not_taken(tmp_path: Path, on: On,
         Journal(tmp_path, lease_s)
     assert found(tmp_path) == before
     first.close()
-
-
-def test_a_holder_that_ended_in_order_is_not_waited_for(tmp_path: Path, on: On, shared: bool) -> None:
-    Journal(tmp_path, LONG_S).close()
-    on("two")
-    second = Journal(tmp_path, LONG_S)
-    assert second.lease is not None
-    assert second.lease.epoch == 2
-    second.close()
-
-
-def test_a_renewal_whose_answer_was_lost_is_no_loss(tmp_path: Path, on: On) -> None:
-    journal = Journal(tmp_path, LONG_S)
-    assert journal.lease is not None
-    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
-        connection.execute("UPDATE lease SET renewals = renewals + 1")
-    assert renew(journal)
-    assert found(tmp_path).renewals == 2
-    journal.close()

@@ -266,13 +266,15 @@ def kept(path: Path) -> dict[str, bytes]:
         store.close()
 
 
-def test_the_responses_of_a_session_go_with_it(tmp_path: Path) -> None:
+def test_a_response_is_as_it_was_written_last_until_it_or_its_session_goes(tmp_path: Path) -> None:
     store = JournalStore(tmp_path / FILE)
     store.apply({SessionId("ses_1"): change("ses_1", 0, [1]), SessionId("ses_2"): change("ses_2", 0, [1])})
-    store.apply(dict([response("resp_1", "ses_1"), response("resp_2", "ses_1"), response("resp_3", "ses_2")]))
+    store.apply(dict([response("resp_1", "ses_1"), *(response(f"resp_{number}", "ses_2") for number in (2, 3, 4))]))
+    store.apply(dict([response("resp_3", "ses_2", body=b'{"n": 1}')]))
+    store.apply({ResponseKey("resp_2"): None, ResponseKey("never_there"): None})
     store.apply({SessionId("ses_1"): None})
     store.close()
-    assert kept(tmp_path / FILE).keys() == {"resp_3"}
+    assert kept(tmp_path / FILE) == {"resp_3": b'{"n": 1}', "resp_4": b"{}"}
 
 
 def test_what_a_session_has_brought_is_written_with_it_or_not_at_all(tmp_path: Path) -> None:
@@ -304,11 +306,3 @@ def test_where_responses_have_gone_is_known_until_their_session_is_forgotten(tmp
     store.close()
     assert (homes.gone_by_response("resp_1"), homes.gone_by_name(None, "mine")) == (None, None)
     assert kept(tmp_path / FILE) == {}
-
-
-def test_a_response_that_is_deleted_is_gone(tmp_path: Path) -> None:
-    store = JournalStore(tmp_path / FILE)
-    store.apply(dict([response("resp_1"), response("resp_2")]))
-    store.apply({ResponseKey("resp_1"): None, ResponseKey("never_there"): None})
-    store.close()
-    assert kept(tmp_path / FILE).keys() == {"resp_2"}

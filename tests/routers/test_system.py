@@ -84,33 +84,23 @@ def test_what_is_served_is_told_as_the_operator_has_set_it(serve_with: ServeWith
     assert all(name.isidentifier() and "_" not in name for name in operations), "they name methods of made clients"
 
 
-def test_the_estimate_is_what_a_session_then_takes(serve_with: ServeWith) -> None:
-    http = serve_with()
-    estimate = http.get("/v1/memory/estimate", params={"tokens": 100}).json()
+@pytest.mark.parametrize(("kv_dtype", "token_bytes"), [("float32", 1024), ("bfloat16", 512)])
+def test_the_estimate_is_what_a_session_then_takes(serve_with: ServeWith, kv_dtype: str, token_bytes: int) -> None:
+    """KV in half the bytes leaves room for twice the sessions."""
+    http = serve_with(kv_dtype=kv_dtype)
+    found = http.get("/version").json()
+    assert (found["dtype"], found["kv_dtype"]) == ("float32", kv_dtype)
+    estimate = http.get("/v1/memory/estimate", params={"tokens": 100, "bandwidth": 25e9}).json()
     session = http.post("/v1/sessions").json()["id"]
     http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 100, "max_tokens": 0})
-    kv = http.get(f"/v1/sessions/{session}").json()["kv"]
+    kv, data = http.get(f"/v1/sessions/{session}").json()["kv"], http.get("/v1/memory").json()["data"]
     assert estimate["blocks"] == kv["blocks"] == 7
-    assert estimate["kv_bytes"] == kv["device_bytes"]
-    assert estimate["sessions_resident"] == 256 // 7
-
-
-def test_kv_in_half_the_bytes_is_told_and_leaves_room_for_twice_the_sessions(serve_with: ServeWith) -> None:
-    http = serve_with(kv_dtype="bfloat16")
-    assert {**http.get("/version").json(), "dtype": "float32", "kv_dtype": "bfloat16"} == http.get("/version").json()
-    estimate = http.get("/v1/memory/estimate", params={"tokens": 100}).json()
-    session = http.post("/v1/sessions").json()["id"]
-    http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 100, "max_tokens": 0})
-    found, data = http.get(f"/v1/sessions/{session}").json()["kv"], http.get("/v1/memory").json()["data"]
-    assert (estimate["kv_bytes_per_token"], estimate["sessions_resident"]) == (512, 512 // 7)
-    assert found["device_bytes"] == data["device"]["owned_bytes"] == estimate["kv_bytes"] == 7 * 16 * 512
-    assert (data["block_bytes"], data["device"]["total_bytes"]) == (16 * 512, 4 << 20)
-
-
-def test_the_estimate_takes_any_bandwidth(http: httpx.Client) -> None:
-    estimate = http.get("/v1/memory/estimate", params={"tokens": 1000, "bandwidth": 25e9}).json()
-    assert estimate["transfer_ms"]["out"] == estimate["transfer_ms"]["in"]
-    assert estimate["transfer_ms"]["in"] == pytest.approx(estimate["kv_bytes"] / 25e9 * 1000)
+    assert estimate["kv_bytes_per_token"] == token_bytes
+    assert kv["device_bytes"] == data["device"]["owned_bytes"] == estimate["kv_bytes"] == 7 * 16 * token_bytes
+    assert (data["block_bytes"], data["device"]["total_bytes"]) == (16 * token_bytes, 4 << 20)
+    assert estimate["sessions_resident"] == (4 << 20) // (16 * token_bytes) // 7
+    milliseconds = estimate["kv_bytes"] / 25e9 * 1000
+    assert estimate["transfer_ms"] == pytest.approx({"in": milliseconds, "out": milliseconds})
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,6 @@ async def test_all_who_ask_in_a_moment_get_one_map_and_the_engine_rests_after_ea
     assert len({id(each) for each in found}) == len(engine.asked) == 1
     with pytest.raises(EngineError):
         await reads.read()
-    await reads.read()
     engine.assert_rested(memory_reads.SHARE)
 
 

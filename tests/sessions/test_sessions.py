@@ -107,7 +107,7 @@ async def test_rewind_cuts_both_histories_and_refuses_a_place_past_the_end(servi
 async def test_a_session_expires_after_its_ttl_but_not_under_a_turn(services: Services) -> None:
     registry = services.sessions
     unused, used = registry.create(ttl_s=1), registry.create(ttl_s=1)
-    end = asyncio.get_running_loop().time() + 2
+    end = asyncio.get_running_loop().time() + 1.6
     while asyncio.get_running_loop().time() < end:
         await finish(start_turn(registry, used, PROMPT, GREEDY, StopRule(max_tokens=1), replace=True))
     assert unused.state is SessionState.CLOSED

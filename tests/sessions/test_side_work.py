@@ -77,15 +77,12 @@ async def test_a_short_piece_beside_a_long_one_does_not_end_the_rest(monkeypatch
         await asyncio.wait_for(use(work, "a", 0.0), 0.1)
 
 
-async def test_a_text_does_not_wait_for_a_file() -> None:
+async def test_a_text_does_not_wait_for_a_file_and_an_error_gives_the_place_back() -> None:
     work = SideWork(busy)
     async with work.turn("a", Lane.FILE) as piece:
         piece.seconds = 1000.0
         assert await asyncio.wait_for(work.run("a", str), 30) == ""
-
-
-async def test_an_error_gives_the_place_back() -> None:
-    work = SideWork(calm)
+    alone = SideWork(calm)
     for _ in range(AT_ONCE + 1):
         with pytest.raises(ValueError, match="no number"):
-            await asyncio.wait_for(work.run("a", int, "no number"), 30)
+            await asyncio.wait_for(alone.run("a", int, "no number"), 30)

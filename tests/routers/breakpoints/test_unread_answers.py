@@ -51,7 +51,7 @@ class Client:
 
 @pytest.fixture
 async def app() -> AsyncIterator[FastAPI]:
-    app = load_app(tiny_settings())
+    app = load_app(tiny_settings(max_step_tokens=1024))
     async with app.router.lifespan_context(app):
         yield app
 
