@@ -233,38 +233,38 @@ async def test_a_bug_in_a_stream_is_an_error_event_and_a_log_entry(
     assert "swordfish" in caplog.text
 
 
+OUT_OF_RANGE: dict[str, list[object]] = {
+    "max_tokens": [1.5, 10**400],
+    "min_tokens": [2**31],
+    "temperature": [-0.1],
+    "top_p": [0],
+    "top_k": [-2, 2**31],
+    "min_p": [2],
+    "presence_penalty": [3],
+    "frequency_penalty": [-3],
+    "repetition_penalty": [0],
+    "seed": [-1],
+    "stop": ["", ["a"] * 17],
+    "stop_token_ids": [[512]],
+    "logit_bias": [{"512": 1}],
+    "logprobs": [21],
+    "token_ids": [[512], "5"],
+    "stream": ["yes"],
+    "beam_width": [2],
+}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"max_tokens": 1.5}, "max_tokens"),
-        ({"max_tokens": 10**400}, "max_tokens"),
-        ({"min_tokens": 2**31}, "min_tokens"),
-        ({"top_k": 2**31}, "top_k"),
-        ({"temperature": -0.1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"top_k": -2}, "top_k"),
-        ({"min_p": 2}, "min_p"),
-        ({"presence_penalty": 3}, "presence_penalty"),
-        ({"frequency_penalty": -3}, "frequency_penalty"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"seed": -1}, "seed"),
-        ({"stop": ""}, "stop"),
-        ({"stop": ["a"] * 17}, "stop"),
+        *(({field: value}, field) for field, values in OUT_OF_RANGE.items() for value in values),
         ({"stop": ["a", ""]}, "stop.1"),
-        ({"stop_token_ids": [512]}, "stop_token_ids"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
-        ({"logit_bias": {"512": 1}}, "logit_bias"),
-        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         *(({"logit_bias": {key: 1}}, f"logit_bias.{key}") for key in ("05", "-5", "٥", "x", "9" * 10)),
-        ({"logprobs": 21}, "logprobs"),
-        ({"token_ids": [512]}, "token_ids"),
         ({"token_ids": [-1]}, "token_ids.0"),
-        ({"token_ids": "5"}, "token_ids"),
-        ({"stream": "yes"}, "stream"),
         ({"token_ids": None, "messages": []}, "messages"),
         ({"token_ids": None, "messages": [{"role": "robot", "content": ""}]}, "messages.0.role"),
         ({"token_ids": None, "messages": [{"role": "user", "content": "", "mood": 1}]}, "messages.0.mood"),
-        ({"beam_width": 2}, "beam_width"),
     ],
 )
 def test_a_bad_field_is_named(http: httpx.Client, session: str, body: dict[str, object], param: str) -> None:

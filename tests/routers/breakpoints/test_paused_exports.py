@@ -83,13 +83,9 @@ def test_a_checkpoint_in_a_wrong_place_does_not_end_another_sessions_turn(
     ("change", "says"),
     [
         (lambda label: lower(label, by=1), "a prefill pass over -1:3"),
-        (lambda label: lower(label, by=-1), "a prefill pass over 1:5"),
         (lambda label: label["turn"]["checkpoint"].update({"pass": "decode"}), "turn.checkpoint.pass: unknown field"),
-        (lambda label: label["turn"]["checkpoint"].update({"in_pass": "decode"}), "a decode pass over 0:4"),
-        (lambda label: score(label, 5), "turn.logprobs.0.top.0: a list of 2 items; got 5"),
         (lambda label: score(label, ["x", 0.0]), "turn.logprobs.0.top.0.0: an integer from 0 to 2147483647; got 'x'"),
         (lambda label: label["turn"]["hidden"].update({"data": "x"}), "turn.hidden.data: a string in base64; got 'x'"),
-        (lambda label: label["turn"].update({"prompt_tokens": 3}), "a prefill pass over 0:4 after 1 generated"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(
