@@ -74,6 +74,7 @@ def test_each_turn_follows_its_session_once(tmp_path: Path, server_url: str, mak
         httpx.delete(f"{server_url}/v1/sessions/{stays.session}").raise_for_status()
 
 
+@pytest.mark.usefixtures("brief_farewells")
 def test_a_front_door_finds_what_has_left_a_server_that_is_gone(tmp_path: Path) -> None:
     with pair(tmp_path / "pair") as servers:
         chat, chain, table = Chat("mine"), Chain(), Table(tmp_path / "table")

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from app.cluster.moves.leaving import draining
 from app.domain.errors import DjinnError, PeerAway, WrongState
 from app.domain.homes import MoveReason
 from app.sessions.table import holding
@@ -22,13 +21,6 @@ from tests.serving import running_services
 
 TURNS, SESSIONS, BEFORE = 10, 4, 3
 """Turns of each session, and how many of them are over when the drain begins."""
-
-
-@pytest.fixture
-def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No front door looks at a server that ends, and servers that all end do not wait for each other."""
-    for name in ("FAREWELL_S", "ALONE_S"):
-        monkeypatch.setattr(draining, name, 0.2)
 
 
 def activation(http: httpx.Client, session: str) -> Any:
@@ -74,7 +66,7 @@ def test_a_drain_under_load_fails_no_turn_and_recomputes_nothing(tmp_path: Path)
             assert found["usage"]["tokens_recomputed"] == 0
 
 
-@pytest.mark.usefixtures("in_no_time")
+@pytest.mark.usefixtures("brief_farewells")
 def test_a_front_door_that_knows_nothing_finds_what_has_left(tmp_path: Path) -> None:
     with pair(tmp_path) as servers:
         session = open_session(servers.clients["a"])
@@ -104,6 +96,7 @@ def test_what_is_to_stay_stays(tmp_path: Path, flags: tuple[str, ...], how: sign
         assert generate(servers.clients["a"], session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
 
 
+@pytest.mark.usefixtures("brief_farewells")
 def test_a_paused_turn_goes_on_elsewhere(tmp_path: Path) -> None:
     with pair(tmp_path) as servers, behind(servers) as (_, http):
         session = open_session(servers.clients["a"])
@@ -117,7 +110,7 @@ def test_a_paused_turn_goes_on_elsewhere(tmp_path: Path) -> None:
         assert servers.owners(session) == ["b"]
 
 
-@pytest.mark.usefixtures("in_no_time")
+@pytest.mark.usefixtures("brief_farewells")
 def test_what_a_full_peer_refuses_stays_for_a_restart(tmp_path: Path) -> None:
     with pair(tmp_path, flags={"b": ("--max-sessions", "2")}) as servers:
         sessions = [open_session(servers.clients["a"]) for _ in range(5)]
@@ -156,7 +149,7 @@ def test_a_peer_that_dies_meanwhile_loses_nothing(tmp_path: Path, place: str) ->
             assert generate(servers.clients[home], session, [9])["status"] == "finished"
 
 
-@pytest.mark.usefixtures("in_no_time")
+@pytest.mark.usefixtures("brief_farewells")
 def test_servers_that_all_end_at_once_keep_what_they_have(tmp_path: Path) -> None:
     with pair(tmp_path) as servers:
         sessions = {open_session(servers.clients[name]): name for name in ("a", "b", "a", "b")}
@@ -173,7 +166,7 @@ def test_servers_that_all_end_at_once_keep_what_they_have(tmp_path: Path) -> Non
             assert generate(servers.clients[home], session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
 
 
-@pytest.mark.usefixtures("in_no_time")
+@pytest.mark.usefixtures("brief_farewells")
 def test_a_resume_that_is_refused_has_edited_nothing(tmp_path: Path) -> None:
     with pair(tmp_path, start=False) as servers:
         http = servers.start("a")
@@ -191,6 +184,7 @@ def test_a_resume_that_is_refused_has_edited_nothing(tmp_path: Path) -> None:
         servers.ended("a")
 
 
+@pytest.mark.usefixtures("brief_farewells")
 def test_a_server_with_sessions_that_cannot_leave_is_asked_for_them_to_its_end(tmp_path: Path) -> None:
     with pair(tmp_path) as servers:
         http = servers.clients["a"]

@@ -223,7 +223,7 @@ def test_a_server_that_is_away_is_not_waited_for(tmp_path: Path) -> None:
     [
         ("--kv-host", "0"),
         ("--model", "random:tiny-gpt2"),
-        ("--block-size", "8"),
+        pytest.param(("--block-size", "8"), marks=pytest.mark.long),
         pytest.param(("--prefill-transport", "nixl"), marks=[pytest.mark.long, LINUX]),
     ],
 )
@@ -233,6 +233,7 @@ def test_a_server_that_cannot_help_hinders_nobody(tmp_path: Path, other: tuple[s
         assert came(servers.clients["a"])["whole"] == 0
 
 
+@pytest.mark.long
 def test_without_room_on_the_host_nobody_is_asked(tmp_path: Path) -> None:
     with pair(tmp_path, flags={**ROLES, "a": (*ROLES["a"], "--kv-host", "0")}) as servers:
         a = servers.clients["a"]

@@ -82,7 +82,8 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("shared", [False, True])
 def test_a_frozen_server_answers_for_no_session_when_it_wakes(tmp_path: Path, shared: bool) -> None:
     folder = tmp_path / "state"
     with ExitStack() as ends:

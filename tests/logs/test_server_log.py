@@ -72,6 +72,7 @@ def test_the_access_log_has_a_line_for_each_request_and_nothing_that_it_said(tmp
         assert line["client"] == "127.0.0.1"
 
 
+@pytest.mark.long
 def test_the_start_is_told_in_one_form_by_both_processes(tmp_path: Path) -> None:
     with serve_process(tmp_path / "state", *JSON, own_engine=True) as server:
         server.terminate()

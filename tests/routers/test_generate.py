@@ -261,6 +261,7 @@ OUT_OF_RANGE: dict[str, list[object]] = {
         ({"stop": ["a", ""]}, "stop.1"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         *(({"logit_bias": {key: 1}}, f"logit_bias.{key}") for key in ("05", "-5", "٥", "x", "9" * 10)),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         ({"token_ids": [-1]}, "token_ids.0"),
         ({"token_ids": None, "messages": []}, "messages"),
         ({"token_ids": None, "messages": [{"role": "robot", "content": ""}]}, "messages.0.role"),
