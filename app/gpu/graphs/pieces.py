@@ -78,6 +78,10 @@ class KeptGraphs:
         self._wanted.pop(piece, None)
         self._replays[piece] = replay
 
+    def drop(self, piece: Piece) -> None:
+        """Let the graph of a piece go."""
+        del self._replays[piece]
+
 
 def _size(piece: Piece) -> int:
     return piece.stages

@@ -15,7 +15,7 @@ from torch import Tensor
 from app.gpu.attention.batch import Batch
 from app.gpu.graphs.decode import DecodeGraphs, Recorder
 from app.gpu.graphs.pieces import KeptGraphs, Piece, cut_run
-from app.gpu.models.base import LayerStack
+from app.gpu.models.base import TOLERANCE, LayerStack
 from app.gpu.programs.run import RunLayers
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def run_buckets(buckets: list[int]) -> list[int]:
 
 class RunGraphs:
     """A `RecordedRuns`. Pieces of runs are recorded when they have been wanted a few times; until then they run layer
-    by layer, on the same tensors.
+    by layer, on the same tensors. So they do once more when they are checked.
     """
 
     def __init__(self, stack: LayerStack, run_layers: RunLayers, whole: DecodeGraphs, recorder: Recorder) -> None:
@@ -47,6 +47,8 @@ class RunGraphs:
         self._bucket = self._buckets[-1]
         self.hidden = torch.zeros(self._bucket, stack.hidden_size, dtype=stack.dtype, device=stack.device)
         self._kept = KeptGraphs(KEPT_PASSES * (stack.num_layers + 1))
+        self._unchecked = set[Piece]()
+        """Pieces that have been recorded and not replayed yet."""
         self._records = True
 
     def take(self, token_ids: Tensor, batch: Batch, absent: Tensor | None) -> None:
@@ -61,8 +63,12 @@ class RunGraphs:
         replayed = True
         for piece in cut_run(self._bucket, lo, hi):
             replay = self._kept.find(piece)
-            (replay or self._work(piece))()
-            replayed &= replay is not None
+            is_sure = replay is not None and piece not in self._unchecked
+            if replay is not None and not is_sure:
+                self._check(piece, replay)
+            else:
+                (replay or self._work(piece))()
+            replayed &= is_sure
         return replayed
 
     def head(self) -> tuple[Tensor, bool]:
@@ -79,24 +85,55 @@ class RunGraphs:
         self._inputs.clear(piece.bucket)
         try:
             self._kept.keep(piece, self._recorder.record(self._work(piece), beside=True))
+            self._unchecked.add(piece)
         except Exception as error:
             # The step that has been launched is none the worse, and those to come run as this one did.
-            logger.warning("no more runs of layers are recorded: %s: %s", type(error).__name__, error)
-            self._records = False
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def _check(self, piece: Piece, replay: Callable[[], None]) -> None:
+        """Replay a piece for the first time, and then run it layer by layer: those results and that KV stay. Its graph
+        stays if it gives the same. Waits for the device.
+
+        Padding would tell nothing: its attention is zero, whatever the position.
+        """
+        self._kept.drop(piece)
+        self._unchecked.discard(piece)
+        work, out = self._work(piece), self._out(piece)
+        before = self.hidden[: piece.bucket].clone()
+        replay()
+        found = out.clone()
+        self.hidden[: piece.bucket].copy_(before)
+        work()
+        size, error = out.norm(dim=-1), found.sub_(out).norm(dim=-1)
+        _, batch = self._inputs.first(piece.bucket)
+        is_known = (batch.contexts > 0) & size.isfinite()  # edits of a client may have made numbers that are not
+        if bool((is_known & ~(error <= TOLERANCE[self._stack.dtype] * size)).any()):
+            self._give_up(f"stages {piece.lo} to {piece.hi} give other numbers when they are replayed")
+        else:
+            self._kept.keep(piece, replay)
+
+    def _give_up(self, reason: str) -> None:
+        logger.warning("no more runs of layers are recorded: %s", reason)
+        self._records = False
+
+    def _out(self, piece: Piece) -> Tensor:
+        """Where a piece leaves its result."""
+        return (self._logits if piece.lo == self._stack.num_layers else self.hidden)[: piece.bucket]
 
     def _work(self, piece: Piece) -> Callable[[], None]:
         """What a piece gives the device. The lowest begins with the embedding, and the stage after the layers is the
         head.
         """
         (bucket, lo, hi), stack = piece, self._stack
-        token_ids, batch = self._inputs.first(bucket)
-        hidden, logits = self.hidden[:bucket], self._logits[:bucket]
+        hidden, out = self.hidden[:bucket], self._out(piece)
 
         def work() -> None:
             if lo == stack.num_layers:
-                logits.copy_(stack.head(hidden))
+                out.copy_(stack.head(hidden))
                 return
+            # A new batch each time: a stack may keep what it has made of one, and a graph would lack what makes it.
+            token_ids, batch = self._inputs.first(bucket)
             before = hidden if lo else stack.embed(token_ids, batch.positions)
-            hidden.copy_(self._run_layers(lo, hi, before, batch))
+            out.copy_(self._run_layers(lo, hi, before, batch))
 
         return work

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,12 @@ class PaddedAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
     ) -> Tensor:
+        with _one_kernel():
+            return self._attend(query, key, value, kv, batch, spec)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
+    ) -> Tensor:
         contexts = batch.contexts[: batch.decodes].numpy()
         padding = np.flatnonzero(contexts == 0)
         assert (batch.slot_blocks.numpy()[padding] == -1).all()
@@ -61,6 +68,8 @@ class FakeRecorder:
     """Repeats work by running it again, and fails a test where a device that repeats kernels would have done otherwise.
 
     - Work that waits for the device, or takes data from the host, cannot be recorded.
+    - Work is rehearsed before it is captured, and what the rehearsal has made is gone then. A replay does what Python
+      did in the capture, whatever Python would do now.
     - A replay may touch no tensor from outside that was not there when it was recorded.
     - Results are in tensors from outside; nothing else outlasts a replay.
     - The results of a whole step are gone when its next replay begins, and its inputs, which are integers, are spoilt
@@ -76,6 +85,9 @@ class FakeRecorder:
         self.replaying = False
 
     def record(self, work: Callable[[], None], *, beside: bool = False) -> Callable[[], None]:
+        with _Watch() as rehearsal:
+            work()
+        rehearsal.spoil_own()
         with _Watch() as first:
             work()
         assert first.outputs, "nothing comes out of it"
@@ -90,6 +102,7 @@ class FakeRecorder:
             with _Watch() as again:
                 work()
             self.replaying = False
+            assert again.operators == first.operators, "a replay would do something else than was captured"
             assert again.outside.keys() <= first.outside.keys(), "a replay reads a tensor that is not a fixed one"
             again.spoil_own()
             if not beside:
@@ -130,6 +143,8 @@ class _Watch(TorchDispatchMode):
         """By address: what is read or written and was there before."""
         self.inputs: dict[int, Tensor] = {}
         self.outputs: dict[int, Tensor] = {}
+        self.operators: list[str] = []
+        """By name, in their order; what a kernel consists of may depend on what its tensors hold."""
         self._made: dict[int, Tensor] = {}
 
     def __torch_dispatch__(
@@ -139,6 +154,8 @@ class _Watch(TorchDispatchMode):
         masks = name == "aten::index" and any(tensor.dtype == torch.bool for tensor in given)
         if name in _WAITS or name == "aten::lift_fresh" or masks:
             raise RuntimeError(f"{name} cannot be recorded")
+        if not _in_kernel:
+            self.operators.append(name)
         for tensor in given:
             if _address(tensor) not in self._made:
                 self.outside[_address(tensor)] = tensor
@@ -158,6 +175,20 @@ class _Watch(TorchDispatchMode):
         """Overwrite what the work has made: its memory is for others now."""
         _fill({key: tensor for key, tensor in self._made.items() if tensor.is_floating_point()}, float("nan"))
         self._made.clear()
+
+
+_in_kernel: list[str] = []
+"""Kernels that are running."""
+
+
+@contextmanager
+def _one_kernel() -> Iterator[None]:
+    """What a device does here is one kernel."""
+    _in_kernel.append("attention")
+    try:
+        yield
+    finally:
+        _in_kernel.pop()
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -73,8 +73,8 @@ class Seen(WrappedStack):
 class Watching:
     """An engine that replays, with sessions that decode, the first of which is looked at."""
 
-    def __init__(self, tiny: TinyModel, sessions: int) -> None:
-        self.recorder = FakeRecorder()
+    def __init__(self, tiny: TinyModel, sessions: int, recorder: FakeRecorder | None = None) -> None:
+        self.recorder = recorder or FakeRecorder()
         self.stack = Seen(tiny.stack, self.recorder)
         engine = replace(tiny, stack=self.stack).engine(recorder=self.recorder, max_draft_tokens=0)
         self.driver = BreakDriver(engine)
@@ -248,7 +248,43 @@ def test_where_no_part_can_be_recorded_steps_go_on_without_and_the_log_says_why(
     assert message == "no more runs of layers are recorded: OutOfMemoryError: CUDA out of memory."
 
 
-@pytest.mark.parametrize("case", ["qwen2-window", "gpt2", "gemma2", "mixtral"])
+class Errs(FakeRecorder):
+    """The second part that it records gives other numbers."""
+
+    hidden: Tensor
+    """What parts leave their results in."""
+
+    def record(self, work: Callable[[], None], *, beside: bool = False) -> Callable[[], None]:
+        replay = super().record(work, beside=beside)
+        if self.beside != 2:
+            return replay
+
+        def err() -> None:
+            replay()
+            self.hidden.mul_(1.1)
+
+        return err
+
+
+def test_a_part_that_is_recorded_wrongly_is_found_before_a_row_goes_on_from_it(
+    tiny: TinyModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Errs()
+    watching = Watching(tiny, 2, recorder)
+    runs = watching.driver.engine._runner._runs
+    assert isinstance(runs, RunGraphs)
+    recorder.hidden = runs.hidden
+    watching.driver.arm(watching.sessions[0], 1, action=Action.CAPTURE, when=DECODES)
+    with caplog.at_level(logging.WARNING):
+        watching.driver.settle(*watching.turns)
+    assert watching.driver.engine._runner.counts().in_runs == 0
+    for seed, turn in enumerate(watching.turns):
+        assert turn.tokens == greedy_tokens(tiny.oracle, prompt(seed, 6), 60)
+    [message] = [each.getMessage() for each in caplog.records if "recorded" in each.getMessage()]
+    assert message.startswith("no more runs of layers are recorded: stages 2 to 4 give other numbers")
+
+
+@pytest.mark.parametrize("case", ["qwen2-window", "gpt2", "gemma2", "phi3", "mixtral"])
 @torch.inference_mode()
 def test_every_kind_of_model_can_be_cut_anywhere(case: str, tmp_path: Path) -> None:
     """Rows leave and join between any two layers, in a place of their own each."""
