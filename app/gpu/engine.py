@@ -15,8 +15,10 @@ from app.gpu.commands.message_queue import Message, MessageQueue
 from app.gpu.kv.moves import Moved
 from app.gpu.kv_pools.mover import KVMover
 from app.gpu.kv_tiers.phases import Phases
+from app.gpu.passes.segments import Row
 from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.planning.scheduler import Scheduler
+from app.gpu.planning.step_plan import CannotPlan
 from app.gpu.planning.turns import Turns, sample_requests
 from app.gpu.step.accounting import Accounting
 from app.gpu.step.launched import LaunchedStep
@@ -165,22 +167,31 @@ class Engine:
 
     @torch.inference_mode()
     def launch(self) -> list[Event]:
-        """Plan a step and launch it. Until `collect` no command or move of its sequences may be handled."""
+        """Plan a step and launch it. Until `collect` no command or move of its sequences may be handled.
+
+        An error of planning ends the turn that was looked at, and the step is what was planned before. An error that is
+        about no turn ends all: nobody can tell what it has left half done.
+        """
         self._began_at = time.perf_counter()
         self._outdated = False
+        failure: CannotPlan | None = None
         try:
             if self._loans is not None:
                 self._loans.settle(idle=False)
             plan = self._scheduler.plan()
+        except CannotPlan as error:
+            plan, failure = error.plan, error
         except Exception as error:
             logger.exception("a step could not be planned")
             busy = [sequence for sequence in self._handler.sequences if sequence.busy]
             return self._accounting.fail(busy, EngineError(f"the step could not be planned: {error}"))
         events: list[Event] = [Started(turn.ticket, turn.cached_tokens or 0, turn.restore_ms) for turn in plan.started]
+        if failure is not None:
+            events += self._accounting.fail_turn(failure)
         try:
             self._runner.pool.copy_blocks(plan.copies)
             self._order_moves()  # after the copies: a move may read a block made by one
-            self._stalled = not plan.rows and self._waits
+            self._stalled = not plan.rows and failure is None and self._waits
             self._outdated |= plan.gave_way or plan.passed_over
             if plan.rows:
                 self._step = self._runner.launch(plan.rows, sample_requests(plan.rows))
@@ -195,18 +206,19 @@ class Engine:
         No step is overlapped if a message waits, if another plan might run other rows, or if KV and weights lend memory
         to each other, which they do between steps.
         """
-        step = self._step
+        step, rows = self._step, list[Row]()
         changes = self._outdated or self._messages.closed or not self._messages.is_empty or self._loans is not None
         if step is None or step.tokens is None or changes:
             return []
-        rows = step.rows
         try:
             rows = plan_overlapped(self._scheduler, step.rows, self._max_model_len)
             if not rows:
                 return []
             self._order_moves()
             self._overlapped = self._runner.launch_overlapped(step, rows, sample_requests(rows))
-        except Exception as error:
+        except CannotPlan as failure:
+            return [*self.collect(), *self._accounting.fail_turn(failure)]
+        except Exception as error:  # without rows: what stands against a step beside this one need not against the next
             return [*self.collect(), *self._accounting.fail_step(rows, error)]
         if self._overlapped is None:  # memory is too short for two steps: release what was reserved
             self._scheduler.give_up(rows)

@@ -103,6 +103,46 @@ def test_a_step_that_cannot_be_planned_fails_its_turns_and_leaves_the_engine_run
     assert sequence.tokens == [*before, 4, *expected(oracle, [*before, 4], 5)]
 
 
+@pytest.mark.parametrize("broken", ["admit", "missing", "reserve", "extend_plain", "add_a_draft"])
+def test_an_error_of_planning_ends_the_turn_that_it_is_about_and_no_other(
+    model: ResolvedModel, oracle: Any, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(make_engine(model, max_draft_tokens=7 if broken == "add_a_draft" else 0))
+    engine, session = driver.engine, driver.open()
+    scheduler = engine._scheduler
+    first = driver.submit(session, prompt(3, 6), 4)
+    driver.finish(first)
+    before = prompt(3, 6) + driver.tokens(first)
+    others = {seed: driver.submit(driver.open(), prompt(seed, 6), 30) for seed in (1, 2)}
+    driver.take(engine.step())
+    turn = driver.submit(session, prompt(9, 6), 30)
+    places = {"admit": (scheduler._admission, "admit"), "add_a_draft": (scheduler.drafting, "_room")}
+    planner, name = places.get(broken, (scheduler.cache, broken))
+    works = getattr(planner, name)
+
+    def break_down(about: Any, *others: Any) -> Any:
+        return 1 / 0 if getattr(about, "sequence", about).session == session else works(about, *others)
+
+    failed: list[Failed] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(planner, name, break_down)
+        for _ in range(20):
+            events = engine.step()
+            failed = [event for event in events if isinstance(event, Failed)]
+            driver.take([event for event in events if event not in failed])
+            if failed:
+                break
+    assert [each.ticket for each in failed] == [turn]
+    assert isinstance(failed[0].error, EngineError)
+    assert "division" in failed[0].error.message
+    scheduler.check_integrity()
+    again = driver.submit(session, [4], 5)
+    driver.finish(again, *others.values())
+    assert driver.tokens(again) == expected(oracle, [*before, 4], 5)
+    for seed, other in others.items():
+        assert driver.tokens(other) == expected(oracle, prompt(seed, 6), 30)
+
+
 def take(said: queue.SimpleQueue[Event], kind: type[T], count: int) -> list[T]:
     """The next events of this kind; others are passed over."""
     found: list[T] = []

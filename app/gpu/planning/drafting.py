@@ -15,6 +15,7 @@ from app.gpu.drafts.drafter import Drafted, Drafter, Guess
 from app.gpu.kv_tiers.cache import KVCache
 from app.gpu.passes.segments import Row
 from app.gpu.passes.ways import runs_plainly
+from app.gpu.planning.step_plan import StepPlan
 from app.gpu.sampling.requests import draws
 
 _WORTH = 1.2
@@ -46,19 +47,23 @@ class Drafting:
         """Drafts that have been computed."""
         return DraftCounts(self._drafted, self._accepted)
 
-    def add_drafts(self, rows: Sequence[Row], budget: int, *, is_shared: bool) -> list[Row]:
-        """The same rows, of which some have drafts, of together at most `budget` tokens, and fewer if several tenants
+    def add_drafts(self, plan: StepPlan, budget: int, *, is_shared: bool) -> None:
+        """Give drafts to some of the plan's rows, of together at most `budget` tokens, and fewer if several tenants
         share the step (`is_shared`); blocks that those write to are reserved. A draft takes blocks that are available
         now: nothing gives way to it.
         """
         if not self.max_tokens:
-            return list(rows)
-        guesses = [self._guess(row) for row in rows]
-        lengths = self._choose(rows, guesses, budget, _SHARED_STRETCH if is_shared else math.inf)
-        return [
-            self._with_draft(row, guess.token_ids[:length]) if length else row
-            for row, guess, length in zip(rows, guesses, lengths, strict=True)
-        ]
+            return
+        guesses = list[Guess]()
+        for row in plan.rows:
+            plan.looking_at = row.sequence
+            guesses.append(self._guess(row))
+        lengths = self._choose(plan.rows, guesses, budget, _SHARED_STRETCH if is_shared else math.inf)
+        for place, (row, guess, length) in enumerate(zip(plan.rows, guesses, lengths, strict=True)):
+            if length:
+                plan.looking_at = row.sequence
+                plan.rows[place] = self._with_draft(row, guess.token_ids[:length])
+        plan.looking_at = None
 
     def note_accepted(self, computed: int, accepted: int) -> None:
         """Note how many drafted tokens of a row were computed, and how many of them were chosen."""

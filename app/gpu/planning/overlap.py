@@ -15,6 +15,7 @@ from app.gpu.passes.segments import Row
 from app.gpu.passes.ways import plan_ahead
 from app.gpu.passes.work import work_of_way
 from app.gpu.planning.scheduler import Scheduler
+from app.gpu.planning.step_plan import CannotPlan, StepPlan
 from app.gpu.sampling.requests import looks_back
 
 
@@ -24,15 +25,27 @@ def plan_overlapped(scheduler: Scheduler, rows: Sequence[Row], max_model_len: in
 
     No rows if the step has to be planned when the tokens are known: one of the rows is not of a single token, has a
     way next time that depends on the token, or is sampled from by way of its history; blocks are short; or there are
-    drafts, which follow the tokens.
+    drafts, which follow the tokens. Raises `CannotPlan` for an error at one turn, and any other as it is.
     """
     if scheduler.drafting.max_tokens:
         return []
+    plan = StepPlan()
+    try:
+        return _follow(plan, scheduler, rows, max_model_len)
+    except Exception as error:
+        if plan.looking_at is None:
+            raise
+        raise CannotPlan(StepPlan(), plan.looking_at) from error
+
+
+def _follow(plan: StepPlan, scheduler: Scheduler, rows: Sequence[Row], max_model_len: int) -> list[Row]:
+    """The rows. `plan` tells which turn is looked at."""
     following = list[Row]()
     growing = list[Row]()
     work = 0
     for row in rows:
         sequence, turn, next_ = row.sequence, row.turn, row.first + row.length
+        plan.looking_at = sequence
         if row.first >= sequence.plain_to and not _is_step_of_one(row):
             return []
         if turn.is_full(len(sequence.tokens) + 1, max_model_len):
@@ -48,7 +61,7 @@ def plan_overlapped(scheduler: Scheduler, rows: Sequence[Row], max_model_len: in
         following.append(Row(sequence, turn, next_, 1, way, True, False))
         if next_ >= sequence.plain_to:  # once a block, unless something may happen to the session's rows
             growing.append(following[-1])
-    return following if work <= STEP_WORK and _grow(scheduler.cache, growing) else []
+    return following if work <= STEP_WORK and _grow(plan, scheduler.cache, growing) else []
 
 
 def _is_step_of_one(row: Row) -> bool:
@@ -64,13 +77,18 @@ def _plan_next(row: Row, num_layers: int) -> PassPlan | None:
     return None if way is not None and row.way.new_edits and not way.new_edits else way
 
 
-def _grow(cache: KVCache, rows: Sequence[Row]) -> bool:
+def _grow(plan: StepPlan, cache: KVCache, rows: Sequence[Row]) -> bool:
     """Reserve blocks for rows that write past those of which it is known that their rows are plain. False, and nothing
     is reserved, if blocks are short.
     """
-    if sum(cache.missing(row.sequence, 2) for row in rows) > cache.pool.available:
+    missing = 0
+    for row in rows:
+        plan.looking_at = row.sequence
+        missing += cache.missing(row.sequence, 2)
+    if missing > cache.pool.available:
         return False
     for row in rows:
+        plan.looking_at = row.sequence
         if not (row.first == row.sequence.plain_to and cache.extend_plain(row.sequence)):
             copies = cache.reserve(row.sequence, 2)
             assert not copies  # the step that runs writes to the last block, so nobody else holds it

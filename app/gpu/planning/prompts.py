@@ -73,6 +73,7 @@ class PromptPlanner:
             owed = min(claims[0].sequence.pending, _half(most))
             claims = [*claims[1:], claims[0]]
         for active in claims:
+            plan.looking_at = active.sequence
             left = most - spent - (0 if active is claims[-1] else owed)
             if left > 0 and self._runs(active.sequence):  # no other has preempted it
                 length = self._rows.add(plan, active, left)
@@ -80,6 +81,7 @@ class PromptPlanner:
                 if length:
                     self._shared.spend(active.sequence.tenant, length, left)
                 spent += length
+        plan.looking_at = None
         return spent
 
     def _admit(self, plan: StepPlan, claims: deque[ActiveTurn], most: int, shortest: int) -> list[ActiveTurn]:
@@ -89,7 +91,7 @@ class PromptPlanner:
         chosen, tokens, headroom = list[ActiveTurn](), 0, self._headroom()
         while claims and tokens < most:
             active = claims.popleft()
-            sequence = active.sequence
+            plan.looking_at = sequence = active.sequence
             runs = self._runs(sequence)
             if self._rows.waits(plan, sequence) or not (runs or self._admits(plan, active, headroom)):
                 active.turn.passed_over += 1
@@ -98,6 +100,7 @@ class PromptPlanner:
             leaves_half = len(chosen) == 1 and sequence.pending > shortest
             tokens += min(sequence.pending, _half(most)) if leaves_half else sequence.pending
             headroom += 0 if runs else growth([sequence], self._block_size)
+        plan.looking_at = None
         return chosen
 
     def _runs(self, sequence: TokenSequence) -> bool:

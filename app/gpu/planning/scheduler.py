@@ -30,7 +30,7 @@ from app.gpu.planning.prompts import PromptPlanner
 from app.gpu.planning.queue import ActiveTurn, TurnQueue, growth
 from app.gpu.planning.rows import RowPlanner
 from app.gpu.planning.shared_steps import SharedSteps
-from app.gpu.planning.step_plan import StepPlan
+from app.gpu.planning.step_plan import CannotPlan, StepPlan
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
@@ -114,17 +114,28 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Choose the rows of the next step and give them the blocks that they write to.
 
-        No rows although there is work: everything waits for moves that are under way.
+        No rows although there is work: everything waits for moves that are under way. Raises `CannotPlan` for an error
+        at one turn, and any other as it is.
         """
         plan = StepPlan(most_turns=self._admission.begin_step())
         self.placement.forget_order()
         self._rows.begin_step()
-        budget, prompts = self._plan_decodes(plan, self.max_step_tokens)
-        budget = self._prompts.plan(plan, prompts, budget)
-        plan.passed_over |= self._admission.too_early
-        live = [row for row in plan.rows if row.sequence.session in self.queue.running]
-        drafted = self.drafting.add_drafts(live, budget, is_shared=self.queue.tenants_running > 1)
-        plan.rows[:] = sorted(drafted, key=attrgetter("length"))
+        try:
+            budget, prompts = self._plan_decodes(plan, self.max_step_tokens)
+            budget = self._prompts.plan(plan, prompts, budget)
+            plan.passed_over |= self._admission.too_early
+            plan.rows = [row for row in plan.rows if row.sequence.session in self.queue.running]
+            self.drafting.add_drafts(plan, budget, is_shared=self.queue.tenants_running > 1)
+        except Exception as error:
+            failed = plan.looking_at
+            if failed is None:
+                raise
+            live = [row for row in plan.rows if row.sequence.session in self.queue.running]
+            plan.rows = [row for row in live if row.sequence is not failed]
+            plan.passed_over = True
+            raise CannotPlan(plan, failed) from error
+        finally:
+            plan.rows.sort(key=attrgetter("length"))
         return plan
 
     def give_up(self, rows: Iterable[Row]) -> None:
@@ -146,7 +157,7 @@ class Scheduler:
         running, whole, rows, prompts = self.queue.running, self._rows.whole_pass, plan.rows, list[ActiveTurn]()
         resting = self.shared.resting()
         for active in list(running.values()):
-            sequence = active.sequence
+            plan.looking_at = sequence = active.sequence
             first, end = sequence.computed, len(sequence.tokens)
             if end - first > 1:
                 prompts.append(active)
@@ -158,6 +169,7 @@ class Scheduler:
                 elif length := self._rows.add(plan, active, budget):
                     note_plain(active, self.cache)
                     budget -= length
+        plan.looking_at = None
         return budget, [active for active in prompts if active.sequence.session in running]
 
     def check_integrity(self) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from app.gpu.kv.blocks import BlockId
 from app.gpu.passes.segments import Row
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
 
@@ -26,3 +27,14 @@ class StepPlan:
     """
     most_turns: float = math.inf
     """Only tenants with fewer turns that run have one admitted. There was no room for one of a tenant with so many."""
+    looking_at: TokenSequence | None = None
+    """Whose turn is being planned now: an error that comes meanwhile is that turn's. None: it would be nobody's."""
+
+
+class CannotPlan(Exception):
+    """Planning has failed at the turn of `sequence`. `plan` has what was planned before it, and holds without it."""
+
+    def __init__(self, plan: StepPlan, sequence: TokenSequence) -> None:
+        super().__init__(f"the turn of session {sequence.session} could not be planned")
+        self.plan = plan
+        self.sequence = sequence

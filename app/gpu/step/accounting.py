@@ -8,6 +8,7 @@ import torch
 from app.domain.errors import DjinnError, EngineError, FieldOutOfRange, WeightsLost
 from app.gpu.device.health import check_alive
 from app.gpu.passes.segments import Row
+from app.gpu.planning.step_plan import CannotPlan
 from app.gpu.planning.turns import Turns
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.step.results import StepResult
@@ -47,6 +48,12 @@ class Accounting:
             return self.fail((row.sequence for row in rows), error)
         logger.error("a step of %d rows failed", len(rows), exc_info=error)
         return self.fail((row.sequence for row in rows), EngineError(f"the step failed: {error}"))
+
+    def fail_turn(self, failure: CannotPlan) -> list[Event]:
+        """End the turn that could not be planned, if it has not ended meanwhile."""
+        cause = failure.__cause__
+        logger.error("%s", failure, exc_info=cause)
+        return self.fail([failure.sequence], EngineError(f"the turn could not be planned: {cause}"))
 
     def fail(self, sequences: Iterable[TokenSequence], error: DjinnError) -> list[Event]:
         """End the turns that these sequences have."""

@@ -17,6 +17,7 @@ from app.domain.values import SamplingParams, SessionId, StopRule
 from app.gpu.engine import Engine
 from app.gpu.passes.segments import Row
 from app.gpu.passes.split import GROW_AFTER
+from app.gpu.planning import overlap
 from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.sampling.requests import SampleRequest
 from app.gpu.step.launched import LaunchedStep
@@ -28,6 +29,7 @@ from tests.gpu.conversations import GREEDY, Scene, Told, numbers, same, submit
 from tests.gpu.device.deferring import DeferredDevice
 from tests.gpu.device.test_streams import STREAMS, defer
 from tests.gpu.models.oracle import VOCAB
+from tests.gpu.oracle import greedy_tokens
 from tests.gpu.planning.scripted import MakeCommand, Play, Script
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -226,6 +228,29 @@ def test_a_step_that_cannot_follow_fails_its_turns_after_the_tokens_before_it(
     assert isinstance(raised.value, EngineError)
     assert sum(isinstance(event, Token) for event in said) == 4
     assert any(isinstance(event, Failed) for event in said)
+
+
+@pytest.mark.parametrize("broken", ["looks_back", "missing"])
+def test_a_turn_that_cannot_be_planned_ahead_fails_alone_after_the_tokens_before_it(
+    torch_gpt2: TinyModel, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = BreakDriver(torch_gpt2.engine(blocks=60, max_draft_tokens=0))
+    engine, place = driver.engine, overlap if broken == "looks_back" else driver.engine._scheduler.cache
+    good, bad, last = (driver.begin(driver.open(), prompt(seed, 7), 9) for seed in (1, 2, 3))
+    driver.take(engine.step())
+    driver.take(engine.launch())
+    with monkeypatch.context() as patch:
+        works, is_second = getattr(place, broken), iter([False, True])
+        patch.setattr(place, broken, lambda *given: 1 / 0 if next(is_second) else works(*given))
+        events = engine.overlap()
+    [failed] = [event for event in events if isinstance(event, Failed)]
+    assert isinstance(failed.error, EngineError)
+    assert failed.ticket == bad.tickets[0]
+    assert sum(isinstance(event, Token) for event in events) == 3
+    driver.take([event for event in events if event is not failed])
+    driver.settle(good, last)
+    for seed, turn in ((1, good), (3, last)):
+        assert turn.tokens == greedy_tokens(torch_gpt2.oracle, prompt(seed, 7), 9)
 
 
 def test_an_engine_that_stops_waits_for_what_runs(torch_gpt2: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
