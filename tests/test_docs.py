@@ -14,7 +14,7 @@ from tests.serving import serve
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = {path.stem: path.read_text("utf-8") for path in DOCS.glob("*.md")}
+PAGES = {path.relative_to(DOCS).with_suffix("").as_posix(): path.read_text("utf-8") for path in DOCS.rglob("*.md")}
 GUIDES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)")
 ROUTE = re.compile(r"/[\w/{}.]+")
@@ -53,7 +53,8 @@ def test_every_metric_is_documented(base_url: str) -> None:
     text = httpx.get(f"{base_url}/metrics").text
     names = set(re.findall(r"^# TYPE ((?:djinn_|vllm:)\w+)", text, re.MULTILINE))
     found = {re.sub(r"_(total|created)$", "", name) for name in names}
-    assert found == set(re.findall(r"(?:djinn_|vllm:)\w+", PAGES["operating"].partition("## Metrics")[2]))
+    rows = "".join(re.findall(r"^\| .*$", PAGES["reference/metrics"], re.MULTILINE))
+    assert found == set(re.findall(r"(?:djinn_|vllm:)\w+", rows))
 
 
 def test_every_file_that_the_guides_name_exists() -> None:

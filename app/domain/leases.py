@@ -3,7 +3,7 @@
 The folder has one lease, which names its holder. A holder's right ends a lease's length after it began to write its
 last renewal, by its own clock. Whoever wants the folder watches the lease. It takes it when the lease has not changed
 for longer than any clock of the holder can have needed. So no two clocks have to agree, and a holder that was frozen
-finds that its time is over. `docs/cluster.md` has the protocol.
+finds that its time is over. `docs/design/moves.md` has the protocol.
 """
 
 from __future__ import annotations
