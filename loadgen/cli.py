@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "density": (density, "agents that generate, think and come back"),
     "capacity": (capacity, "the most agents that a server holds within limits"),
     "whitebox": (whitebox, "breakpoints between layers: what they change, and what they cost"),
-    "resume-latency": (resume_latency, "a stopped computation brought back, computed again, and copied by hand"),
+    "resume-latency": (resume_latency, "a stopped computation brought back, recomputed, and copied by hand"),
     "oversubscribe": (oversubscribe, "sessions that grow until they are several times what the device holds"),
     "kv": (kv, "what a session's KV is made of, and what it costs to keep and to move"),
     "migrate": (migrate, "sessions that go from one server to another"),

@@ -18,6 +18,6 @@ class MoveView(BaseModel):
     replica: str
     url: str = Field(description="where that server is asked")
     tokens: int = Field(description="of its history")
-    tokens_with_kv: int = Field(description="of these, from the first one, have not to be computed again")
+    tokens_with_kv: int = Field(description="of these, from the first one, need not be recomputed")
     bytes: int = Field(description="of its history and KV, as sent")
     seconds: float = Field(description="from the first step of the move to the last")

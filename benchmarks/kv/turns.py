@@ -14,7 +14,7 @@ TIMEOUT_S = 10.0
 def first_token_s(session: Session, token_ids: Sequence[int]) -> float:
     """Seconds from a request with new tokens to the first token of the answer, which has no other.
 
-    Raises ServerFailedError if any KV had to be computed again.
+    Raises ServerFailedError if any KV had to be recomputed.
     """
     begin = time.perf_counter()
     with session.stream(token_ids=token_ids, max_tokens=1, temperature=0, ignore_eos=True) as stream:

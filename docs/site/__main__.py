@@ -11,6 +11,7 @@ from pathlib import Path
 from docs.site.client_page import client_page
 from docs.site.flags_page import flags_page
 from docs.site.llms import llms_text
+from docs.site.loadgen_page import loadgen_page
 from docs.site.pages import ROOT, site_files
 from docs.site.routes_page import document, routes_page
 
@@ -28,6 +29,7 @@ def write(folder: Path) -> None:
         "reference/routes.md": routes_page(document()),
         "reference/flags.md": flags_page(),
         "reference/client.md": client_page(),
+        "reference/loadgen.md": loadgen_page(),
     }
     files = site_files() | {path: text.encode() for path, text in generated.items()}
     files["llms.txt"] = llms_text(files).encode()

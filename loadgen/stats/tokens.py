@@ -1,4 +1,4 @@
-"""Tokens that a server computed, and those it computed again."""
+"""Tokens that a server computed, and those it recomputed."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +13,7 @@ def total(values: Iterable[int | None]) -> int | None:
 
 def recomputed_tokens(turns: Sequence[TurnRecord]) -> dict[tuple[int, int], int | None]:
     """For each (agent, turn) of one run, the tokens of its prompt that had been computed in an earlier turn, and were
-    computed again.
+    recomputed.
 
     Djinn says so itself. For another server they are the tokens of the history that were not cached. Of a history all
     but the last token have been computed: that one was generated, and no turn has gone on from it yet. A cache that

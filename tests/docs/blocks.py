@@ -30,7 +30,7 @@ FOLLOWED = {
         "djinn+none",
     ],
     "docs/tutorials/compare-with-vllm.md": ["llamacpp", "turns completed", "agents"],
-    "docs/tutorials/larger-than-memory.md": ["'ring_bytes': 0,", "the same tokens", "\n0 tokens computed again"],
+    "docs/tutorials/larger-than-memory.md": ["'ring_bytes': 0,", "the same tokens", "\n0 tokens recomputed"],
     "docs/tutorials/steer-a-session.md": ["name='cheerful'", "steered:", "an awful morning"],
     "docs/tutorials/stop-between-two-layers.md": [
         '"status":"paused"',

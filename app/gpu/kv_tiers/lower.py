@@ -97,7 +97,7 @@ class LowerTiers:
         """Move a session from host to disk. False if it does not fit beside the files of `keep` and the `promised`
         ones, or no file is written.
 
-        A file holds whole passes only: the pass of a paused turn is computed again up to its boundary.
+        A file holds whole passes only: the pass of a paused turn is recomputed up to its boundary.
         """
         self.tiers.forget_half_pass(sequence)
         if not sequence.host_blocks:

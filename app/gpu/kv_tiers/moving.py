@@ -121,7 +121,7 @@ class KVTiers:
         sequence.outgoing = None
 
     def drop(self, sequence: TokenSequence) -> None:
-        """Lose the KV in every tier; it will be computed again."""
+        """Lose the KV in every tier; it will be recomputed."""
         self._detach(sequence)
         self.cache.uncompute(sequence, 0)
         self.files.forget(sequence)

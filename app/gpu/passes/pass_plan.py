@@ -20,7 +20,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class LoadCheckpoint:
-    """Put the sequence's checkpoint in the place of what was computed again."""
+    """Put the sequence's checkpoint in the place of what was recomputed."""
 
     boundary: int
 

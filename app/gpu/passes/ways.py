@@ -1,6 +1,6 @@
 """Planning one row's way up the layers: which breakpoints its positions meet, and where it stops.
 
-Positions that have had their KV before (`reached`) are computed again exactly as they were, from the log of
+Positions that have had their KV before (`reached`) are recomputed exactly as they were, from the log of
 interventions; only new positions meet breakpoints.
 """
 

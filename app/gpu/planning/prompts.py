@@ -132,7 +132,7 @@ class PromptPlanner:
 
 
 def _note_start(plan: StepPlan, active: ActiveTurn) -> None:
-    """Note how much of its history a turn computes again, and that it has left the queue."""
+    """Note how much of its history a turn recomputes, and that it has left the queue."""
     sequence, turn = active.sequence, active.turn
     if active.scores_prompt:
         del turn.prompt_logprobs[sequence.computed :]  # it may have lost its KV halfway

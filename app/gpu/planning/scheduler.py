@@ -11,7 +11,7 @@ short, KV gives way in this order:
 - KV of sessions without a turn, which `Placement` has;
 - KV of turns of the tenant that holds the most, for a tenant that holds less (`RoomShares`);
 - KV of the last in the queue;
-- the youngest running sequence, which goes back to the queue: swapped out, or computed again later where there is no
+- the youngest running sequence, which goes back to the queue: swapped out, or recomputed later where there is no
   lower tier.
 
 The oldest running sequence can have the whole pool. It is preempted only for another tenant, and after it has come

@@ -46,7 +46,7 @@ class Checkpoint:
     """A pass over positions `[first, first + length)` that has stopped at `boundary`, and its residual stream there.
 
     `held`: the KV of the layers below is in the session's blocks, after that of the computed tokens. KV that has been
-    lost is computed again, up to the boundary, where the checkpoint takes its place again.
+    lost is recomputed, up to the boundary, where the checkpoint takes its place again.
     """
 
     boundary: int

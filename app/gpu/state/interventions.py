@@ -1,4 +1,4 @@
-"""The edits that a session's KV was computed with, by position. With them KV is computed again, and kept apart from KV
+"""The edits that a session's KV was computed with, by position. With them KV is recomputed, and kept apart from KV
 that was computed with other edits.
 """
 

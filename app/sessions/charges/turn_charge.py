@@ -56,6 +56,6 @@ class TurnCharge:
                 self._give_back()
 
     def _cost(self, usage: TurnUsage) -> int:
-        # What the server has dropped and computes again is not the owner's.
+        # What the server has dropped and recomputes is not the owner's.
         sent = min(self._sent, usage.prompt_tokens - usage.cached_tokens) if self._has_run else 0
         return sent + usage.completion_tokens - self._generated

@@ -1,4 +1,4 @@
-"""Keeps the journal's reserve of the disk free: KV files, which can be computed again, give way."""
+"""Keeps the journal's reserve of the disk free: KV files, which can be recomputed, give way."""
 
 import asyncio
 import contextlib

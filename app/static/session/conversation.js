@@ -58,7 +58,7 @@ function Legend({ marks }) {
   </ul>`;
 }
 
-const WORDS = { generated: "generated", cached: "cached", recomputed: "computed again" };
+const WORDS = { generated: "generated", cached: "cached", recomputed: "recomputed" };
 const KINDS = Object.keys(WORDS);
 
 function TokenBar({ view, tokens, marks, chosen }) {

@@ -17,7 +17,7 @@ export function Facts({ view }) {
         <${Fact} name="Residency">${view.residency}<//>
         <${Fact} name="Prompts">${counted(usage.prompt_tokens, "token")}, ${number(usage.cached_tokens)} cached<//>
         <${Fact} name="Generated">${counted(usage.completion_tokens, "token")}<//>
-        <${Fact} name="Computed again">${counted(usage.tokens_recomputed, "token")}<//>
+        <${Fact} name="Recomputed">${counted(usage.tokens_recomputed, "token")}<//>
         <${Fact} name="Left the device">${bytes(usage.bytes_out)}<//>
         <${Fact} name="Came back">${bytes(usage.bytes_in)} in ${counted(usage.restores, "restore")}<//>
         <${Fact} name="Last turn waited">${waits(usage.resume_ms)}<//>

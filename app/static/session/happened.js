@@ -74,7 +74,7 @@ const TURNS = {
   finished: ({ finish_reason, usage }) => [
     `Turn finished: ${finish_reason}`,
     `${counted(usage.completion_tokens, "token")} generated, ${number(usage.cached_tokens)} of ` +
-      `${number(usage.prompt_tokens)} cached, ${number(usage.tokens_recomputed)} computed again`,
+      `${number(usage.prompt_tokens)} cached, ${number(usage.tokens_recomputed)} recomputed`,
   ],
   failed: ({ code }) => ["Turn failed", code],
 };

@@ -88,7 +88,7 @@ def _report(context: StageContext, report: DensityReport) -> None:
             journal.value(f"{label}, p50", "ms", times.p50 * 1e3)
             journal.value(f"{label}, p99", "ms", times.p99 * 1e3)
     if found.recomputed_tokens is not None:
-        journal.value("Tokens computed again", "", found.recomputed_tokens)
+        journal.value("Tokens recomputed", "", found.recomputed_tokens)
 
 
 def _times(found: Summary) -> dict[str, Distribution | None]:

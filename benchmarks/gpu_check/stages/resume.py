@@ -1,4 +1,4 @@
-"""Back where a session was: computed again, brought back by hand-written code, and brought back by Djinn."""
+"""Back where a session was: recomputed, brought back by hand-written code, and brought back by Djinn."""
 
 from dataclasses import dataclass
 from random import Random
@@ -123,7 +123,7 @@ class _Bench:
 def _report(context: StageContext, layer: int, samples: list[Sample]) -> None:
     journal, name = context.journal, f"After layer {layer}"
     ways = {
-        "computed again": [each.recompute for each in samples],
+        "recomputed": [each.recompute for each in samples],
         "hand-written offload": [each.offload for each in samples],
         "Djinn": [each.djinn for each in samples],
     }
@@ -137,4 +137,4 @@ def _report(context: StageContext, layer: int, samples: list[Sample]) -> None:
     beside_recompute = Spread.over([each.djinn / each.recompute for each in samples])
     wins = layer >= context.plan.resume.recompute_loses_from
     journal.figure(f"{name}, Djinn / hand-written offload", "×", beside_offload, BESIDE_OFFLOAD)
-    journal.figure(f"{name}, Djinn / computed again", "×", beside_recompute, BESIDE_RECOMPUTE if wins else None)
+    journal.figure(f"{name}, Djinn / recomputed", "×", beside_recompute, BESIDE_RECOMPUTE if wins else None)

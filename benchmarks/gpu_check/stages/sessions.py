@@ -92,7 +92,7 @@ def _report(context: StageContext, live: LiveEngine, crowd: Crowd, seconds: floa
     first_tokens = [turn.times[0] - turn.sent_at for turns in crowd.turns for turn in turns[1:] if turn.times]
     if first_tokens:
         journal.figure("First token of a second turn, all sent at once", "s", Spread.over(first_tokens))
-    journal.value("Tokens computed again", "", crowd.recomputed(), NONE)
+    journal.value("Tokens recomputed", "", crowd.recomputed(), NONE)
     journal.value("Sessions that lost KV", "", memory.counts.dropped, NONE)
     for way, name in (("out", "left the device"), ("in", "came back")):
         journal.value(f"KV that {name}", "GB", memory.moves[way].bytes / 1e9)

@@ -10,7 +10,7 @@ from loadgen.results.failures import Failure
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A session that an operator has moved: `tokens_with_kv` of its `tokens` need not be computed again."""
+    """A session that an operator has moved: `tokens_with_kv` of its `tokens` need not be recomputed."""
 
     at_s: float
     seconds: float

@@ -76,7 +76,7 @@ def figures(size: SizeReport) -> dict[str, str]:
         "a move, mean": in_seconds(moving_s / len(moves)) if moves else "",
         "moves refused": counts(findings.refused),
         "replicas killed": f"{came_back(findings, 'kill')}",
-        "tokens computed again": NOT_TOLD if summary.recomputed_tokens is None else f"{summary.recomputed_tokens:,}",
+        "tokens recomputed": NOT_TOLD if summary.recomputed_tokens is None else f"{summary.recomputed_tokens:,}",
         "finished turns lost": f"{len(findings.lost):,}",
         "turns that failed before they were done": f"{len(retries.turns):,}",
         "done, but the answer was lost": f"{retries.recovered:,}",

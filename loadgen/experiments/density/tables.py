@@ -81,7 +81,7 @@ def _totals(summary: Summary) -> dict[str, str]:
         "goodput, turns/s": "-" if good is None else f"{good.turns_per_s:,.2f} ({good.share:.0%} of turns)",
         "agents at once": f"{summary.peak_agents:,}",
         "prompt tokens cached": share(summary.cached_tokens, summary.prompt_tokens),
-        "tokens computed again": NOT_TOLD if summary.recomputed_tokens is None else f"{summary.recomputed_tokens:,}",
+        "tokens recomputed": NOT_TOLD if summary.recomputed_tokens is None else f"{summary.recomputed_tokens:,}",
         "most KV on the device, MiB": mebibytes(summary.peak_device_bytes),
         "server's events": NOT_TOLD if summary.server_counts is None else counts(summary.server_counts),
         "server's CPU seconds": NOT_TOLD if cpu is None else f"{cpu:,.1f}",

@@ -1,4 +1,4 @@
-"""One session that moves, beside one that stays, and one that is computed anew where the other has gone."""
+"""One session that moves, beside one that stays, and one that is computed from scratch where the other has gone."""
 
 import asyncio
 import math

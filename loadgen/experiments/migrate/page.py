@@ -72,10 +72,10 @@ def _costs(report: MigrateReport) -> TextTable:
         )
         for cost in report.costs
     ]
-    header = ("tokens", "file", "export", "import", "first token", "together", "computed anew", "faster by")
+    header = ("tokens", "file", "export", "import", "first token", "together", "computed from scratch", "faster by")
     note = (
-        "Medians in milliseconds. The file goes through the load generator's disk. Computed anew: the first token of a "
-        "history as long, of another text, on the same server."
+        "Medians in milliseconds. The file goes through the load generator's disk. Computed from scratch: the first token "
+        "of another history of that length, on the same server."
     )
     marks = {row[-1]: Mark.GOOD for row, cost in zip(rows, report.costs, strict=True) if cost.gain > 1}
     return TextTable("What a move costs, milliseconds", header, rows, note, marks=marks)
@@ -93,7 +93,7 @@ def _per_token(report: MigrateReport) -> TextTable:
         )
         for cost in report.costs
     ]
-    header = ("tokens", "bytes", "export", "import", "first token", "together", "computed anew")
+    header = ("tokens", "bytes", "export", "import", "first token", "together", "computed from scratch")
     return TextTable("The same for each token of the history, microseconds", header, rows)
 
 
@@ -101,7 +101,7 @@ def _whole(report: MigrateReport) -> Figure:
     def draw(axes: Axes) -> None:
         series = [
             Series("moved", [(cost.tokens, 1000 * cost.move_s) for cost in report.costs]),
-            Series("computed anew", [(cost.tokens, 1000 * cost.anew_s) for cost in report.costs]),
+            Series("computed from scratch", [(cost.tokens, 1000 * cost.anew_s) for cost in report.costs]),
         ]
         lines(axes, series, "tokens of history", "milliseconds", markers=True)
 

@@ -29,7 +29,7 @@ async def _answer_alone(subject: Subject, texts: list[TokenIds], tokens: int) ->
     """What a fresh session says to the same texts. Raises `NotAsMeant`, `DjinnError`.
 
     It multiplies its residual stream by 1, which changes nothing, but keeps it apart from the prefix cache: KV that was
-    computed with an edit is shared only with sessions that made the same. So all of its KV is computed anew.
+    computed with an edit is shared only with sessions that made the same. So all of its KV is computed from scratch.
     """
     answer: TokenIds = ()
     async with subject.session() as session:

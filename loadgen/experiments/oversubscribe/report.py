@@ -69,7 +69,7 @@ def _lost(summary: Summary, budget: Budget) -> Verdict:
     fits = budget.policy != "none" and summary.demand_bytes <= budget.host_bytes + budget.disk_bytes
     target = "none" if fits else "some: host and disk cannot keep it all"
     return verdict(
-        "tokens computed again",
+        "tokens recomputed",
         target,
         f"{summary.recomputed_tokens:,}",
         summary.recomputed_tokens == 0 if fits else None,

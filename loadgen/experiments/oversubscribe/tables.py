@@ -53,7 +53,7 @@ def _turns(target: TargetReport) -> TextTable:
         ("tokens generated", f"{summary.completion_tokens:,}"),
         ("tokens of contexts", f"{summary.prompt_tokens:,}"),
         ("of them with KV already", f"{summary.cached_tokens:,}"),
-        ("of them computed again", f"{summary.recomputed_tokens:,}"),
+        ("of them recomputed", f"{summary.recomputed_tokens:,}"),
     ]
     if seconds is not None:
         shown = [percentile(name, f"{getattr(seconds, name):.2f}", seconds.count) for name in ("p50", "p99")]
@@ -66,6 +66,6 @@ def _checks(target: TargetReport) -> TextTable:
         (f"session {check.session}", str(len(check.crowded)), str(len(check.alone)), str(check.matching))
         for check in target.findings.checks
     ]
-    note = "Greedy, the same texts in the same turns. All KV of the session that is alone is computed anew."
+    note = "Greedy, the same texts in the same turns. All KV of the session that is alone is computed from scratch."
     header = ("", "tokens in the crowd", "tokens alone", "the same")
     return TextTable("Sessions answered once more, alone", header, rows, note)

@@ -1,4 +1,4 @@
-"""How long it takes to be back where a session was: computed again, brought back by hand, and brought back by Djinn.
+"""How long it takes to be back where a session was: recomputed, brought back by hand, and brought back by Djinn.
 
 A session is paused between two layers and leaves the device. Each way back is timed in turn, from outside, until the
 model stands there again with all KV in place, and until the next token.

@@ -34,7 +34,7 @@ class Sample:
 
     `standing_s`: until the model stands there with all KV in place. `token_s`: from the start until the next token
     `token_id`, which the hand-written offload does not have without a model. `bytes`: of KV that were brought back, or
-    computed again.
+    recomputed.
     """
 
     way: Way

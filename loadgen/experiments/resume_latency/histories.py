@@ -11,7 +11,7 @@ from loadgen.load.workload import Load
 from loadgen.targets.subject import Subject
 
 PER_SAMPLE = 3
-"""Of one cell in one repeat: two are computed again, one is called back."""
+"""Of one cell in one repeat: two are recomputed, one is called back."""
 
 
 @dataclass(frozen=True, slots=True)

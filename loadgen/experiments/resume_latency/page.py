@@ -21,7 +21,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 WORDS = {Measure.STANDING: "Until the model stands at the layer again", Measure.TOKEN: "Until the next token"}
 CAPTION = (
     "Medians. A colour for each way, a marker for each length. Where Djinn's line is below that of a recompute of the "
-    "same length, coming back is sooner than computing again."
+    "same length, coming back is sooner than recomputing."
 )
 
 

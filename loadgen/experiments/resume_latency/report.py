@@ -78,7 +78,7 @@ def _agreement(summary: Summary) -> Verdict:
 def _complete(findings: Findings, planned: int) -> Verdict:
     taken = len(findings.samples)
     return verdict(
-        "samples whose KV had left the device, and of which nothing was computed again",
+        "samples whose KV had left the device, and of which nothing was recomputed",
         "all",
         f"{taken} of {planned}",
         taken == planned,

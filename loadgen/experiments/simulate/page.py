@@ -76,7 +76,7 @@ def _simulated(report: SimulateReport) -> Iterator[Figure]:
         )
         yield Figure(
             f"Prompt tokens computed: {which}",
-            "Simulated. Histories that are computed again are work that a policy makes.",
+            "Simulated. Histories that are recomputed are work that a policy makes.",
             partial(_draw_work, outcomes=chosen),
         )
     for size, tried in rates.items():

@@ -62,7 +62,7 @@ class Client:
     """Positions that have had their KV since the history was last cut; None after a cancel: nobody knows."""
 
     def unmake(self, first: int) -> None:
-        """Forget what was made of positions from `first` on: they are gone, or will be computed anew."""
+        """Forget what was made of positions from `first` on: they are gone, or will be computed from scratch."""
         self.made = [(*made[:3], min(made[3], first)) for made in self.made if made[2] < first]
 
     def replay(self, count: int) -> Iterator[int]:

@@ -48,7 +48,7 @@ ways_on = st.sampled_from([NEXT_BREAKPOINT, NEXT_BREAKPOINT, Until(next_token=Tr
 
 
 class BreakpointMachine(RuleBasedStateMachine):
-    """Without lower tiers: what gives way is computed again."""
+    """Without lower tiers: what gives way is recomputed."""
 
     HOST_BLOCKS = 0
     POLICY = KVPolicy.NONE

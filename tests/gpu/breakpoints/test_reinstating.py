@@ -134,7 +134,7 @@ def test_a_turn_that_generated_nothing_is_steered_to_its_end_after_a_restart(
         each.do(Disarm(each.ticket(), name, armed.id))
         turn = each.begin(name, news, COUNT)
         each.settle(turn)
-        steered = min(len(START), len(START) + len(news) - 1)  # the last of a context is computed anew
+        steered = min(len(START), len(START) + len(news) - 1)  # the last of a context is computed from scratch
         change = change_of(LAYER, ADD, within(0, steered))
         assert turn.tokens == greedy(tiny_llama.oracle, START + news, COUNT, [change])
         ends.append(turn.end.interventions)

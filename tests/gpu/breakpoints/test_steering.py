@@ -1,4 +1,4 @@
-"""Edits that stay with a session: never in anybody else's KV, and there again whenever KV is computed again."""
+"""Edits that stay with a session: never in anybody else's KV, and there again whenever KV is recomputed."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def converse(driver: BreakDriver, asked: list[list[Asked]]) -> list[list[object]
     ],
 )
 def test_clients_are_told_the_same(invariant_llama: TinyModel, room: dict[str, Any]) -> None:
-    """Also where some have to give way to others. Then drafts change when a context is computed again, and in which
+    """Also where some have to give way to others. Then drafts change when a context is recomputed, and in which
     parts: so nothing may depend on that.
     """
     drafting = drive(invariant_llama.engine(**room))

@@ -137,7 +137,7 @@ def test_breakpoints_see_and_do_what_they_would_have(
 
 
 def test_a_checkpoint_takes_its_place_again_in_parts(tiny_llama: TinyModel, short: ShortOfMemory) -> None:
-    """A paused pass that has lost its KV is computed again, with the edits that were made at the pause."""
+    """A paused pass that has lost its KV is recomputed, with the edits that were made at the pause."""
     driver = drive(tiny_llama, short, blocks=12)
     session = driver.open()
     driver.arm(session, 1, when=When(Pass.PREFILL))

@@ -1,4 +1,4 @@
-"""Changing the residual stream of a paused turn, and noting the change in case the KV is lost and computed again."""
+"""Changing the residual stream of a paused turn, and noting the change in case the KV is lost and recomputed."""
 
 from app.domain.breakpoints import Edit, EditOp, Intervention
 from app.domain.errors import FieldOutOfRange

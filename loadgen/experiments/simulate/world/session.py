@@ -54,7 +54,7 @@ class Turn:
     """One turn: `new` tokens, then `completion` generated ones. `pending` tokens are to be computed before the first.
 
     `admitted`: it has room on the device, and runs. `expected`: its replica looks again when its KV is there.
-    `recomputed` are tokens of the history that had to be computed again. `luck`, from 0 to below 1, is its place among
+    `recomputed` are tokens of the history that had to be recomputed. `luck`, from 0 to below 1, is its place among
     turns by how much of them can be drafted.
     """
 
