@@ -1,4 +1,4 @@
-"""Who takes part, and how each is started in its strongest configuration. docs/benchmarks.md tells what was tried."""
+"""The servers to compare, each in its strongest configuration (docs/reference/benchmarks.md)."""
 
 import sys
 

@@ -74,8 +74,8 @@ def _costs(report: MigrateReport) -> TextTable:
     ]
     header = ("tokens", "file", "export", "import", "first token", "together", "computed from scratch", "faster by")
     note = (
-        "Medians in milliseconds. The file goes through the load generator's disk. Computed from scratch: the first token "
-        "of another history of that length, on the same server."
+        "Medians in milliseconds. The file goes through the load generator's disk. Computed from scratch: the first "
+        "token of another history of that length, on the same server."
     )
     marks = {row[-1]: Mark.GOOD for row, cost in zip(rows, report.costs, strict=True) if cost.gain > 1}
     return TextTable("What a move costs, milliseconds", header, rows, note, marks=marks)
