@@ -12,7 +12,7 @@ from docs.site.client_page import client_page
 from docs.site.flags_page import flags_page
 from docs.site.llms import llms_text
 from docs.site.loadgen_page import loadgen_page
-from docs.site.pages import ROOT, site_files
+from docs.site.pages import ROOT, site_files, with_glossary
 from docs.site.routes_page import document, routes_page
 
 BUILT = ROOT / "build/docs"
@@ -31,7 +31,7 @@ def write(folder: Path) -> None:
         "reference/client.md": client_page(),
         "reference/loadgen.md": loadgen_page(),
     }
-    files = site_files() | {path: text.encode() for path, text in generated.items()}
+    files = with_glossary(site_files() | {path: text.encode() for path, text in generated.items()})
     files["llms.txt"] = llms_text(files).encode()
     for path, content in files.items():
         target = folder / path

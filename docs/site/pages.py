@@ -6,6 +6,7 @@ links to it, at its path in the repository.
 
 import posixpath
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from docs.site.notebook_page import notebook_page
@@ -18,6 +19,7 @@ UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 """The head of results: their many tables would come before the pages that explain them."""
 ROW, CODE = re.compile(r"^\|.*$", re.MULTILINE), re.compile(r"`[^`]*`")
 """GitHub needs a bar of code in a table escaped, the site shows the escape."""
+GLOSSARY = "glossary.md"
 LINK = re.compile(r"(\]\()(?![a-z]+:)([^)#\s]+)")
 
 
@@ -42,6 +44,18 @@ def site_files() -> dict[str, bytes]:
             found[place] = (text if source.startswith("docs/") else UNSEARCHED + text).encode()
             waiting += linked
     return found
+
+
+def with_glossary(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files, where each page but the glossary ends with a link to it."""
+
+    def ended(place: str, content: bytes) -> bytes:
+        if not place.endswith(".md") or place == GLOSSARY:
+            return content
+        link = posixpath.relpath(GLOSSARY, posixpath.dirname(place) or ".")
+        return content.rstrip() + f"\n\n---\n\nNew words are in the [glossary]({link}).\n".encode()
+
+    return {place: ended(place, content) for place, content in files.items()}
 
 
 def site_path(source: str) -> str:

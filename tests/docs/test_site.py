@@ -111,6 +111,13 @@ def test_every_link_leads_to_a_page_and_a_heading(site: Path, pages: dict[Path, 
     assert broken == set()
 
 
+def test_every_page_ends_with_a_link_to_the_glossary(site: Path) -> None:
+    written = site.parent / "docs"
+    for page in set(written.rglob("*.md")) - {written / "glossary.md"}:
+        [link] = re.findall(r"\[glossary\]\((.+?)\)", page.read_text("utf-8").splitlines()[-1])
+        assert (page.parent / link).resolve() == (written / "glossary.md").resolve(), page
+
+
 def test_pages_lead_to_the_results_that_they_cite(site: Path, pages: dict[Path, Page]) -> None:
     index = site / "benchmarks/results/index.html"
     pictures = [link for tag, _, link in pages[index].links if tag == "img" and link.endswith(".png")]
