@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         help="as `djinn serve` has it (default: %(default)s)",
     )
     showing.add_argument("--open", action="store_true", help="open the page in the browser")
-    _add_bench(_add_command(commands, "bench", "measure Djinn beside the other servers that are installed"))
+    _add_bench(_add_command(commands, "bench", "compare Djinn with the other installed servers"))
     add_shell_commands(lambda name, text: _add_command(commands, name, text))
     backup = _add_command(commands, "backup", "copy a state folder, also while a server uses it")
     backup.add_argument("folder", metavar="FOLDER", help="the copy: a folder that is empty, or not there yet")

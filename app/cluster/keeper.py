@@ -167,7 +167,7 @@ class Keeper:
         try:
             self._standby = await self._spawn("--standby")
         except OSError as error:
-            logger.warning("nobody stands by for replica %s: %s", self.spec.name, explain(error))
+            logger.warning("no standby for replica %s: %s", self.spec.name, explain(error))
             return
         self._watching = asyncio.create_task(self._watch(self._standby))
 

@@ -173,7 +173,7 @@ class EngineProcess:
             case Dying(reason):
                 self._reason = reason
             case _:
-                raise EngineError(f"an engine does not say {type(frame).__name__}")
+                raise EngineError(f"unexpected frame from the engine: {type(frame).__name__}")
 
     def _give_up(self, reason: str) -> None:
         """End a process that hangs; then its end of the channel closes."""

@@ -115,7 +115,7 @@ def _first(channel: Channel) -> Load:
             case Load() as load:
                 return load
             case frame:
-                raise EngineError(f"nobody says {type(frame).__name__} to an engine that has no model")
+                raise EngineError(f"unexpected frame before the model is loaded: {type(frame).__name__}")
 
 
 class _Host:

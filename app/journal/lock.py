@@ -58,7 +58,7 @@ class FolderLock:
         """What to say if another server has it."""
         return FieldOutOfRange(
             f"another server keeps its sessions in {self._folder}, on this machine, though it may be frozen: end it, "
-            "or give this one a folder of its own with --state-dir, or none to keep nothing",
+            "or give this one another folder with --state-dir, or none to keep nothing",
             param="state_dir",
         )
 

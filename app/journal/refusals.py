@@ -72,8 +72,8 @@ def no_news(path: Path, error: OSError) -> FieldOutOfRange:
 def not_kept(path: Path, found: int, newest: int, error: Exception) -> FieldOutOfRange:
     """The file of format `found` could not be copied before it becomes one of `newest`."""
     return _refusal(
-        f"the journal {path} is of format {found}, and stays so: a copy must be beside it before it becomes one of "
-        f"format {newest}. But {error}; make room for it"
+        f"the journal {path} is of format {found}, and stays so: the server copies it before it converts it to "
+        f"format {newest}. But {error}; make room for the copy"
     )
 
 

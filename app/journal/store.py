@@ -217,7 +217,7 @@ class JournalStore:
         if theirs == ours or not (sessions or vectors):
             return
         if theirs is None:
-            raise self._damaged("it does not say which model its sessions are of")
+            raise self._damaged("it lacks the model of its sessions")
         held = f"{counted(sessions, 'session')} and {counted(vectors, 'vector')}"
         raise refusals.of_another_model(self._path.parent, held, theirs, ours)
 

@@ -84,7 +84,7 @@ def _custom_roles(chat: Chat) -> dict[str, int]:
         if message["role"] not in ROLE_TAGS:
             roles.setdefault(message["role"], index)
     if len(roles) > MAX_CHECKED:
-        raise FieldOutOfRange(f"messages: at most {MAX_CHECKED} roles beside {', '.join(ROLE_TAGS)}", param="messages")
+        raise FieldOutOfRange(f"messages: at most {MAX_CHECKED} roles besides {', '.join(ROLE_TAGS)}", param="messages")
     return roles
 
 
@@ -133,7 +133,7 @@ def _left_out(chat: Chat, text: str, render: Render) -> set[tuple[str, str]]:
     if not fields or _is_same(_without(chat, fields), text, render):
         return fields
     if len(fields) > MAX_CHECKED:
-        raise FieldOutOfRange(f"messages: at most {MAX_CHECKED} fields beside role and content", param="messages")
+        raise FieldOutOfRange(f"messages: at most {MAX_CHECKED} fields besides role and content", param="messages")
     return {field for field in fields if _is_same(_without(chat, {field}), text, render)}
 
 

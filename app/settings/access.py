@@ -40,7 +40,7 @@ class AccessSettings(BaseModel):
         description="URL of an OpenTelemetry collector, such as http://127.0.0.1:4318, that gets a span for each turn; "
         "needs djinn[otel] (default: that of the OTEL_* variables, else none)",
     )
-    insecure: bool = Field(False, description="let everybody who reaches a public --host in, without keys")
+    insecure: bool = Field(False, description="accept all callers on a public --host, without keys")
     allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         None,
         description="comma-separated names that clients may call the server by, * for any (default: those of loopback "
@@ -99,9 +99,7 @@ class AccessSettings(BaseModel):
                 param="host",
             )
         if self.api_keys and self.tenants is not None:
-            raise FieldOutOfRange(
-                "tenants: the file has all keys, so --api-keys must not be set beside it", param="tenants"
-            )
+            raise FieldOutOfRange("tenants: the file has all keys, so --api-keys must not be set too", param="tenants")
 
     @property
     def needs_key(self) -> bool:

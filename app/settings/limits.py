@@ -20,12 +20,12 @@ class LimitSettings(BaseModel):
         "none (default: 7 on a CPU where that changes no token)",
     )
     max_queue: int = Field(
-        1024, ge=1, description="turns of one tenant that may wait, beside --max-running that run; one more gets 429"
+        1024, ge=1, description="waiting turns of one tenant, in addition to --max-running; more get 429"
     )
     max_model_len: int | None = Field(None, ge=2, description="cap on a session's tokens (default: the model's own)")
     max_sessions: int = Field(4096, ge=1, description="sessions that may be open at once")
     max_responses: int = Field(
-        1024, ge=1, description="responses of /v1/responses that are kept; those unused for longest give way"
+        1024, ge=1, description="kept responses of /v1/responses; the least recently used are forgotten"
     )
     max_responses_bytes: ByteSize = Field(ByteSize(256 << 20), description="what they take as JSON, all together")
     max_connections: int | None = Field(
@@ -56,8 +56,8 @@ class LimitSettings(BaseModel):
     )
     disk_reserve: ByteSize = Field(
         ByteSize(256 << 20),
-        description="disk of --state-dir that is kept free for the journal: KV files give way, exports and imports "
-        "are refused",
+        description="free disk of --state-dir for the journal: Djinn deletes KV files for it, and refuses exports and "
+        "imports",
     )
 
     @model_validator(mode="after")

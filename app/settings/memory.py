@@ -37,7 +37,7 @@ class MemorySettings(BaseModel):
     )
     kv_disk: Budget = Field(
         None,
-        description="KV on disk, like --kv-device; 0 for none, auto: a tenth beside --disk-reserve",
+        description="KV on disk, like --kv-device; 0 for none, auto: a tenth of the free space above --disk-reserve",
     )
     kv_policy: Literal["signal", "lru", "none"] = Field(
         "signal", description="KV leaves the device on signals, only under pressure (lru), or never (none)"

@@ -147,7 +147,7 @@ def read_tenants(path: Path) -> tuple[Tenant, ...]:
         problem = error.errors()[0]
         field, words = describe_problem(schema_of(_File), dict(problem), problem["loc"])
         if problem["loc"][-1:] == ("sha256",) and problem["type"] != "missing":
-            words = "64 lowercase hexadecimal digits: `djinn keys new` prints them beside the key"  # it may be the key
+            words = "64 lowercase hexadecimal digits: `djinn keys new` prints them with the key"  # it may be the key
         raise _refusal(path, f"{field}: {words}" if field else f"the file must be {words}") from error
     _check_unique(path, found)
     return tuple(tenant.to_tenant() for tenant in found.tenants)

@@ -80,7 +80,7 @@ class ToolSupport:
         schema = None if content is None else _schema_of(content)
         text = call_grammar(use, self._form, self._tokens.special_id, content_schema=schema)
         parts = tuple((f"the parameters of {tool.name!r}", _part(tool.schema)) for tool in use.callable)
-        answer = () if content is None else ((f"beside the form in {content.field}", _part(schema or {})),)
+        answer = () if content is None else ((f"the form in {content.field}", _part(schema or {})),)
         return Grammar(GrammarKind.LARK, text, "tools", parts + answer)
 
     def reader(self, use: ToolUse, *, has_form: bool) -> AnswerReader | None:
@@ -114,7 +114,7 @@ def turn_grammar(form: Grammar | None, use: ToolUse, support: ToolSupport) -> Gr
     if form is None or not use.callable:
         return form or support.grammar(use)
     if form.kind is not GrammarKind.JSON_SCHEMA:
-        raise FieldOutOfRange(f"{form.field}: only a JSON schema may stand beside tools", param=form.field)
+        raise FieldOutOfRange(f"{form.field}: only a JSON schema is possible with tools", param=form.field)
     _schema_of(form)
     return support.grammar(use, None if use.mode is ToolMode.REQUIRED else form)
 
@@ -136,5 +136,5 @@ def _schema_of(content: Grammar) -> dict[str, Any]:
     except ValueError as error:
         raise FieldOutOfRange(f"{content.field}: {error}", param=content.field) from None
     if not isinstance(schema, dict):
-        raise FieldOutOfRange(f"{content.field}: a JSON schema beside tools must be an object", param=content.field)
+        raise FieldOutOfRange(f"{content.field}: a JSON schema with tools must be an object", param=content.field)
     return schema

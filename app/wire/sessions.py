@@ -36,7 +36,7 @@ class CreateSessionBody(SessionLabels):
 
     residency: Annotated[Residency, Field(strict=False)] = Field(
         Residency.BEST_EFFORT,
-        description="guaranteed: its KV never gives way to other sessions; refused where the reserve is used up",
+        description="guaranteed: never evicted for other sessions; refused where the reserve is used up",
     )
 
 

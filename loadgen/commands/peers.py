@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """One subcommand for each thing that can be done with a peer."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("list", help="what there is, and what of it runs").set_defaults(act=_list)
-    install = actions.add_parser("install", help="make it ready to start, in an environment of its own")
+    install = actions.add_parser("install", help="make it ready to start, in its own environment")
     start = actions.add_parser("start", help="start it and leave it running")
     stop = actions.add_parser("stop", help="stop it with all of its processes")
     for action, act, names in ((install, _install, INSTALLABLE), (start, _start, NAMES), (stop, _stop, NAMES)):

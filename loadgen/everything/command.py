@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rivals",
         metavar="PEER,PEER,...",
-        help=f"who runs the agents beside Djinn, or none (default: of {', '.join(RIVALS)} those that are installed)",
+        help=f"servers to compare with Djinn, or none (default: of {', '.join(RIVALS)} those that are installed)",
     )
     parser.add_argument(
         "--output", type=Path, default=Path("report"), metavar="DIR", help="folder for the results (default: report)"

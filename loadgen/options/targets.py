@@ -82,7 +82,7 @@ def read_targets(
     targets = [managed.get(text) or RunningTarget(up[text.partition("=")[0]]) for text in options.target]
     names = [target.name for target in targets]
     if len(set(names)) < len(names):
-        raise LoadgenError(f"every target needs a name of its own: {', '.join(names)}")
+        raise LoadgenError(f"every target needs its own name: {', '.join(names)}")
     return targets
 
 

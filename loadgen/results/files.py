@@ -83,7 +83,7 @@ def read_result(path: Path, kind: type[R]) -> R:
         problem = error.errors(include_url=False)[0]
         place = ".".join(map(str, problem["loc"]))
         if problem["type"] == "missing":
-            raise LoadgenError(f"{path} is old, and lacks {place}: measure anew") from error
+            raise LoadgenError(f"{path} is old, and lacks {place}: measure again") from error
         raise LoadgenError(f"{path} is damaged at {place}: {problem['msg']}") from error
 
 

@@ -86,8 +86,8 @@ class PeerCalls:
             raise PeerAway(f"{peer.name} at {peer.url} answers with status {status}")
         if not is_answer(self._key, request, status, body, signature):
             raise PeerStranger(
-                f"{peer.name} at {peer.url} has not the key of this cluster, or another name: it answers with status "
-                f"{status}, and not as one that has"
+                f"{peer.name} at {peer.url} lacks the key of this cluster, or has another name: its answer with status "
+                f"{status} is not signed"
             )
 
 

@@ -153,7 +153,7 @@ class ClusterDoors:
             if not part.get("more_body", False):
                 break
         if not is_body(bytes(body), headers):
-            raise Unauthenticated("the body is not the one that was signed")
+            raise Unauthenticated("the body differs from the signed one")
         return headers, bytes(body)
 
     async def _offer(

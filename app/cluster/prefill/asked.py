@@ -85,9 +85,7 @@ class PromptsAsked:
         try:
             number = give(executor, await self._offer(session, notice))
         except (DjinnError, OSError, TimeoutError) as error:
-            logger.warning(
-                "a prompt is computed here: %s", error or "nobody says in time that it is computed elsewhere"
-            )
+            logger.warning("a prompt is computed here: %s", error or "no other replica accepted it in time")
             self._metrics.asked(whole=False, tokens=0)
         finally:
             if number is None and executor.failure is None:  # else the engine that waited is gone, and the turn with it

@@ -125,7 +125,7 @@ class BlockPool:
             for block in reversed(blocks):
                 left = refs[block] - 1
                 if left < 0:
-                    raise RuntimeError(f"block {block} is released, but nobody holds it")
+                    raise RuntimeError(f"block {block} is released, but has no reference")
                 refs[block] = left
                 if left == 0 and block in self._hash_of:
                     self._cached[block] = None
@@ -178,7 +178,7 @@ class BlockPool:
             raise RuntimeError(f"reference counts differ from the holders at blocks {wrong}")
         unowned = sorted([*self._free, *self._cached])
         if unowned != [block for block in range(self.num_blocks) if self._refs[block] == 0]:
-            raise RuntimeError("free and cached blocks are not exactly the blocks that nobody holds")
+            raise RuntimeError("free and cached blocks are not exactly the unreferenced blocks")
         if {block: block_hash for block_hash, block in self._by_hash.items()} != self._hash_of:
             raise RuntimeError("the prefix index and its reverse differ")
         if not self._cached.keys() <= self._hash_of.keys() or not self._hash_of.keys().isdisjoint(self._free):

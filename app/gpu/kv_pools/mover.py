@@ -168,7 +168,7 @@ class KVMover:
         with self.connections.take(move.connection) as connection:
             header = receive_lead(connection, self._identity, max_tokens=len(move.token_ids))
             if tuple(header.token_ids) != move.token_ids:
-                raise KVFileDamaged("its history is not the one that the other server has told of")
+                raise KVFileDamaged("its history differs from the announced one")
             if move.target or not header.blocks:
                 receive_into(connection, self._host.spans(move.target[: header.blocks]))
             else:

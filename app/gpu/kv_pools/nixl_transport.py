@@ -127,7 +127,7 @@ class NixlTransport(SocketTransport):
             self._agent.read(self._window, count, self._peer, self._address, self._why_stop)
             self._connection.sendall(TAKEN)
             if receive(self._connection, len(HELD)) != HELD:
-                raise ConnectionError("the other server does not say that it has held its memory")
+                raise ConnectionError("the other server did not confirm that it held its memory")
             self._address += count
         self._left -= count
         return ready
@@ -140,7 +140,7 @@ class NixlTransport(SocketTransport):
     def _why_stop(self) -> str | None:
         """Why a read that is under way is waited for no longer."""
         if self._is_over.is_set():
-            return "nobody wants what comes over the connection any more"
+            return "the receiver has dropped the prompt of this connection"
         if self.is_gone():
             return "the other server has gone away"
         if time.monotonic() > self._read_until:

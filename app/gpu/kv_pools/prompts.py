@@ -115,7 +115,7 @@ class PromptStreams:
                 self._open[connection] = way
         if not is_wanted:
             way.end()
-            raise ConnectionError("nobody wants what comes over the connection any more")
+            raise ConnectionError("the receiver has dropped the prompt of this connection")
         return way, True
 
     def _without_rest(self, span: memoryview, move: Move) -> list[memoryview]:

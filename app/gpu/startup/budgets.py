@@ -61,7 +61,7 @@ def budget_blocks(
     free = read_host_memory().free_bytes
     on_device = blocks(settings.kv_device, free * HOST_SHARE if device_room is None else device_room)
     if on_device < 1:
-        found = "" if settings.kv_device is not None else f"; beside weights and steps {device_room} bytes are left"
+        found = "" if settings.kv_device is not None else f"; weights and steps leave {device_room} bytes"
         raise FieldOutOfRange(
             f"kv_device must hold at least one block of {block_bytes} bytes{found}", param="kv_device"
         )

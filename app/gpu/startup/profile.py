@@ -82,8 +82,8 @@ def plan_memory(
         step = largest_step(stack, settings, memory, kv_dtype)
     except torch.OutOfMemoryError:
         raise FieldOutOfRange(
-            f"a step of {settings.max_step_tokens} tokens does not fit into the {size(free)} that are free "
-            "beside the weights, without any KV: lower max_step_tokens or max_running",
+            f"a step of {settings.max_step_tokens} tokens does not fit into the {size(free)} that the "
+            "weights leave free, without any KV: lower max_step_tokens or max_running",
             param="max_step_tokens",
         ) from None
     plan = MemoryPlan(memory.total(), memory.free(), step, graph_bytes)

@@ -55,12 +55,12 @@ def _require_settings(settings: EngineSettings) -> None:
     """Raise FieldOutOfRange for what needs all of the model in one process."""
     if settings.weights_device is not None:
         raise FieldOutOfRange(
-            "weights_device must be auto beside tensor_parallel: each rank keeps its part of the weights",
+            "weights_device must be auto with tensor_parallel: each rank keeps its part of the weights",
             param="weights_device",
         )
     if settings.cuda_graphs:
         raise FieldOutOfRange(
-            "cuda_graphs must not be set beside tensor_parallel: steps of several ranks are not recorded",
+            "cuda_graphs must not be set with tensor_parallel: steps of several ranks are not recorded",
             param="cuda_graphs",
         )
 

@@ -115,7 +115,7 @@ def load_model(
         return _stream(model, settings, budget, device, dtype, attention)
     stack = _load(model, settings, device, dtype, attention)
     twice = max(0, needed - stack.parameter_bytes)
-    copy = f", and {size(twice)} more: the tied output projection, in a layout of its own" if twice else ""
+    copy = f", and {size(twice)} more: the tied output projection, in another layout" if twice else ""
     logger.info("weights: all of them, %s, stay on the device%s", size(stack.parameter_bytes), copy)
     return LoadedModel(stack, streams_of(device))
 

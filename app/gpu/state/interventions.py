@@ -57,7 +57,7 @@ class InterventionLog:
         if count > MAX_INTERVENTIONS:
             raise FieldOutOfRange(
                 f"{param}: the session's history would be computed with {count} edits, counted at each layer and each "
-                f"run of positions that are equally far apart; it must be from 0 to {MAX_INTERVENTIONS}: let fewer "
+                f"run of evenly spaced positions; it must be from 0 to {MAX_INTERVENTIONS}: let fewer "
                 "positions meet them, or go on from an earlier token",
                 param=param,
             )

@@ -43,5 +43,5 @@ def _open_usable(path: Path, contents: BundleContents) -> BundleFile | None:
     except FileNotFoundError:
         logger.info("writing %s of weights to %s, once", needed, path)
     except BundleFileUnusable as error:
-        logger.warning("%s is not used: %s; writing it anew, %s", path, error, needed)
+        logger.warning("%s is not used: %s; writing it again, %s", path, error, needed)
     return None

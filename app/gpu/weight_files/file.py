@@ -174,7 +174,7 @@ class BundleFile:
         """The error that says so."""
         return WeightsLost(
             f"{section.name} of the weights in {self.path} is lost: {reason}. Delete the file and start the server "
-            "again: it is then written anew"
+            "again: the server then writes it again"
         )
 
     def _read_lead(self) -> bytes:

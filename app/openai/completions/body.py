@@ -51,7 +51,7 @@ class CompletionBody(GenerationFields):
     logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="alternatives to report per token; 0: only the token itself"
     )
-    return_token_ids: bool = Field(False, description="give each choice's `token_ids` beside its text, as vLLM does")
+    return_token_ids: bool = Field(False, description="add `token_ids` to each choice, as vLLM does")
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

@@ -79,7 +79,7 @@ async def _has(http: httpx.AsyncClient, url: str, session: str) -> bool:
         if status in ELSEWHERE:
             return False
         if time.monotonic() > deadline:
-            raise NotAsMeant(f"a replica does not say whether it has a session: status {status}")
+            raise NotAsMeant(f"a replica did not answer whether it has a session: status {status}")
         await asyncio.sleep(POLL_S)
 
 

@@ -56,7 +56,7 @@ OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("kill_every", float, "S", "seconds from a replica's return to the next kill -9; without it none is killed"),
     ("kills", int, "N", "kills at most; fewer are a missed target. 0: as many as come"),
     ("drain_at", float, "S", "second at which a replica gets SIGTERM; without it none does"),
-    ("turn_timeout", float, "S", "seconds until a turn has failed, with all that was asked again"),
+    ("turn_timeout", float, "S", "seconds until a turn has failed, with all retries"),
 )
 
 
@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             f"--{name.replace('_', '-')}", type=read, default=usual, metavar=form, help=f"{text}{_default(usual)}"
         )
     parser.add_argument(
-        "--standby", action="store_true", help="start the clusters with `--standby`: who is killed is back sooner"
+        "--standby", action="store_true", help="start the clusters with `--standby`: killed replicas return sooner"
     )
 
 

@@ -20,7 +20,7 @@ def make_page(report: ClusterReport) -> Page:
     """All that there is to see of a run."""
     pinned = [f"{size.replicas}" for size in report.sizes if size.pinned]
     cores = f"{report.machine.cpus} cores; " + (
-        f"each replica had one of its own where there were {' or '.join(pinned)}."
+        f"each replica had its own core where there were {' or '.join(pinned)}."
         if pinned
         else "no replica had its own."
     )
@@ -60,7 +60,7 @@ def _figures(report: ClusterReport) -> Iterator[Figure]:
     if any(waits.values()):
         yield Figure(
             "Time to first token, resumed turns",
-            "Share of the resumed turns whose first token had come by then, with all that was asked again.",
+            "Share of the resumed turns whose first token had come by then, with all retries.",
             lambda axes: cdf(axes, waits, "seconds", log=True),
         )
     rates = {"tokens/s": [size.summary.tokens_per_s for size in sizes]}

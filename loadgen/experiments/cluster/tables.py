@@ -42,7 +42,7 @@ def _targets(report: ClusterReport) -> TextTable:
 def _side_by_side(report: ClusterReport) -> TextTable:
     columns = [figures(size) for size in report.sizes]
     rows = [(label, *(column[label] for column in columns)) for label in columns[0]] if columns else []
-    note = "Waits are the clients', with all that they asked again. Affinity is of the turns that reached a replica."
+    note = "Waits are the clients', with all retries. Affinity is of the turns that reached a replica."
     return TextTable("By number of replicas", ("", *(size.name for size in report.sizes)), rows, note)
 
 
@@ -80,7 +80,7 @@ def figures(size: SizeReport) -> dict[str, str]:
         "finished turns lost": f"{len(findings.lost):,}",
         "turns that failed before they were done": f"{len(retries.turns):,}",
         "done, but the answer was lost": f"{retries.recovered:,}",
-        "errors asked again after": counts(retries.errors),
+        "retried errors": counts(retries.errors),
         "turns that failed for good": counts(summary.turn_errors),
     }
 

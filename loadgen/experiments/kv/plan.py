@@ -31,4 +31,4 @@ class KVPlan:
         require_at_least(0, self, "seed")
         names = [link.name for link in self.links]
         if len(set(names)) < len(names):
-            raise LoadgenError(f"every link needs a name of its own: {', '.join(names)}")
+            raise LoadgenError(f"every link needs its own name: {', '.join(names)}")

@@ -106,7 +106,7 @@ def _whole(report: MigrateReport) -> Figure:
         lines(axes, series, "tokens of history", "milliseconds", markers=True)
 
     caption = "Until the first token on the other server; medians."
-    return Figure("Moving a session, or computing it anew", caption, draw)
+    return Figure("Moving a session, or computing it from scratch", caption, draw)
 
 
 def _parts(report: MigrateReport) -> Figure:

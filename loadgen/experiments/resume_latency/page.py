@@ -88,7 +88,7 @@ TIMED = (
     ),
     Section(
         "Hand-written offload: what is timed",
-        "A script of its own, with one session and without HTTP. Stands again: it copies the KV that the layers up to "
+        "A separate script, with one session and without HTTP. Stands again: it copies the KV that the layers up to "
         "the pause have from one buffer in host memory (pinned where there is CUDA) to one on the device, and the "
         "residual stream, until both have arrived. Next token: then Transformers takes the residual stream through the "
         "layers that are left.",
@@ -96,8 +96,8 @@ TIMED = (
     Section(
         "Djinn: what is timed",
         "The paused session is in the host tier, and others have taken its place on the device. Stands again: from "
-        "sending `ready` until the server, which is asked again and again, says that all KV is on the device; the time "
-        "in which the residual stream comes back is added, by the server's clock. Next token: from sending `resume`, "
+        "sending `ready` until the server, which is polled, says that all KV is on the device; the time in which the "
+        "residual stream comes back is added, by the server's clock. Next token: from sending `resume`, "
         "unannounced, to the first token. All KV that the session has comes back, in blocks. "
         "Blocks of the pass that has paused have the layers that it has run.",
     ),

@@ -56,7 +56,7 @@ def make_page(report: SimulateReport) -> Page:
     compared = tuple(table for table in (validation_table(report), verdict_table(report.verdicts)) if table.rows)
     sections = (
         Section("Simulated", figures=tuple(_simulated(report)), tables=simulated),
-        Section("Measured beside simulated", figures=tuple(_compared(report)), tables=compared),
+        Section("Measured and simulated", figures=tuple(_compared(report)), tables=compared),
         Section("Measured costs", report.server.started, (_costs(report),), (costs_table(report),)),
     )
     shown = tuple(section for section in sections if any(table.rows for table in section.tables))

@@ -106,7 +106,7 @@ def validation_table(report: SimulateReport) -> TextTable:
         *("error p50", "p99", "others"),
     )
     note = "Others: processors that were busy meanwhile with what was not measured."
-    return TextTable("Measured beside simulated, milliseconds", header, rows, note, text_columns=2)
+    return TextTable("Measured and simulated, milliseconds", header, rows, note, text_columns=2)
 
 
 def costs_table(report: SimulateReport) -> TextTable:

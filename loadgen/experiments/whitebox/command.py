@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("tokens", int, "tokens generated for each prompt"),
         ("context", int, "tokens of each prompt"),
         ("scale", float, "what steering multiplies by"),
-        ("others", int, "sessions that decode beside a paused one"),
+        ("others", int, "sessions that decode next to a paused one"),
         ("pause_seconds", float, "how long they are watched"),
         ("repeats", int, "how often, with and without the paused session"),
         ("seed", int, "of texts"),

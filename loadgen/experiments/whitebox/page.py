@@ -17,7 +17,7 @@ def make_page(report: WhiteboxReport) -> Page:
     plan = report.plan
     lead = (
         f"{plan.sequences} sequences of {plan.context} + {plan.tokens} tokens, greedy; steering by {plan.scale:g}; "
-        f"{plan.others} others beside a pause of {plan.pause_seconds:g} s, {plan.repeats} times.",
+        f"{plan.others} others during a pause of {plan.pause_seconds:g} s, {plan.repeats} times.",
         f"{report.started_at:%Y-%m-%d %H:%M} UTC, on {report.machine}.",
     )
     return Page("The white-box experiment", lead, tuple(_section(target) for target in report.targets), report.command)

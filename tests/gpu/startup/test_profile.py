@@ -113,7 +113,7 @@ def test_a_step_that_does_not_fit_beside_the_weights_names_the_setting(tiny_llam
 
 
 def test_nothing_left_for_kv_is_said() -> None:
-    with pytest.raises(FieldOutOfRange, match="beside weights and steps") as refused:
+    with pytest.raises(FieldOutOfRange, match="weights and steps leave") as refused:
         budget_blocks(settings(kv_dir=None), 4096, -5)
     assert refused.value.param == "kv_device"
 

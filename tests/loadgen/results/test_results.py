@@ -64,7 +64,7 @@ def test_a_result_is_never_overwritten(tmp_path: Path) -> None:
         ("[]", "is not a result of sums"),
         ('{"experiment": "kv", "schema_version": 3}', "is not a result of sums, but of kv"),
         ('{"experiment": "sums", "schema_version": 1}', "has schema_version 1, but only 3"),
-        ('{"experiment": "sums", "schema_version": 3}', "is old, and lacks seed: measure anew"),
+        ('{"experiment": "sums", "schema_version": 3}', "is old, and lacks seed: measure again"),
         ('{"experiment": "sums", "schema_version": 3, "seed": "x"}', "is damaged at seed: Input should be a valid int"),
     ],
 )

@@ -207,7 +207,7 @@ class Departures:
             logger.warning("%s has not said whether it has a session: it is asked", peer.name, extra=_about(session))
             self._start(self._settle(session))
             raise MoveUnsettled(
-                f"session {session.id} may be on {peer.name} or here, and nobody serves it until {peer.name} has said "
+                f"session {session.id} may be on {peer.name} or here, and neither answers until {peer.name} says "
                 f"which: {error}"
             ) from error
         self._follow(session, answer)
@@ -249,7 +249,7 @@ class Departures:
                 question = Question(session.id, home.epoch, home.peer_seq)
                 answer = await self._calls.ask(peer, SETTLE, question)
             except Exception as error:
-                logger.warning("%s does not say whether it has a session: %s", peer.name, error, extra=_about(session))
+                logger.warning("%s did not say whether it has a session: %s", peer.name, error, extra=_about(session))
                 continue
             if answer.taken is Taken.FORGOTTEN:
                 logger.error("%s has forgotten whether it has had a session", peer.name, extra=_about(session))
