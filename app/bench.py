@@ -12,7 +12,7 @@ def bench(output: str, rivals: str | None, *, full: bool) -> int:
 
     `rivals` are the other servers, with commas; None: those that are installed. `full` measures for hours.
     """
-    # -P: a folder that somebody works in may have a `loadgen` of its own.
+    # -P: the working folder may have its own `loadgen`.
     command = [sys.executable, "-P", "-m", "loadgen", "all", "--only", ",".join(COMPARISONS), "--output", output]
     command += [] if full else ["--quick"]
     command += [] if rivals is None else ["--rivals", rivals]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[OneLineParser]
 
 CONTROLS = ("auto", "ray", "processes")
-"""Who may start the replicas of a cluster."""
+"""What may start the replicas of a cluster."""
 MOST_REPLICAS = 64
 
 

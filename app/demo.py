@@ -64,7 +64,7 @@ def _send_agents(url: str, seed: int) -> int:
 @contextlib.contextmanager
 def _running(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A process of this interpreter that ends with the block. Its standard output is for the block."""
-    # -P: a folder that somebody works in may have an `app` of its own.
+    # -P: the working folder may have its own `app`.
     command: Sequence[str] = [*ENDS_WITH_PARENT, sys.executable, "-P", "-m", module, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -33,11 +33,11 @@ class Command(Protocol):
     """The module of a command."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Say what can be given."""
+        """Add the command's options."""
         ...
 
     def run(self, options: argparse.Namespace, progress: Console) -> int:
-        """Do it; returns the exit code. Raises `LoadgenError`."""
+        """Run the command; returns the exit code. Raises `LoadgenError`."""
         ...
 
 

@@ -35,7 +35,7 @@ LOOK_S, START_LOOK_S = 1.0, 0.1
 NOT_SHARED = frozenset({"host", "port", "replica", "state_dir", "max_connections_per_address"})
 """Settings that each replica has of its own. All clients come to it from the front door's address."""
 OF_CLUSTER = ("replica", "peers", "cluster_key_file")
-"""Settings that nobody gives to a cluster: it knows its replicas."""
+"""Settings that a cluster sets itself for its replicas."""
 FOLDER = "cluster"
 """Below `--state-dir`: the directory's file, and a folder for each replica."""
 

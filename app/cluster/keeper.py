@@ -55,7 +55,7 @@ class ReplicaSpec:
 
     def command(self) -> list[str]:
         """The program and its flags."""
-        # -P: a folder that somebody works in may have an `app` of its own.
+        # -P: the working folder may have its own `app`.
         program = [*ENDS_WITH_PARENT, sys.executable, "-P", "-m", "app", "serve"]
         folder = "none" if self.state_dir is None else str(self.state_dir)
         flags = {"--replica": self.name, "--host": self.host, "--port": str(self.port), "--state-dir": folder}

@@ -8,7 +8,7 @@ from app.domain.memory_map import MemoryMap
 
 HEADER = "Djinn-Load"
 LEFT = "Djinn-Left"
-"""The header of a replica that ends: its sessions have left, so nobody need ask it for anything."""
+"""The header of a replica that ends: its sessions have left, so it needs no more requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class Action(StrEnum):
 
 
 class OnTimeout(StrEnum):
-    """What becomes of a pause that nobody ends."""
+    """What happens to a pause that no client ends."""
 
     RESUME = "resume"
     ABORT = "abort"

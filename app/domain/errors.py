@@ -17,7 +17,7 @@ class DjinnError(Exception):
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
     retry_after_s: int | None = None
-    """When the client should ask again; None: nothing is known of that."""
+    """When the client should retry; None: unknown."""
     headers: Mapping[str, str] = {}
     """What the answer's header says of it, beside that."""
 
@@ -172,7 +172,7 @@ class PeerStranger(DjinnError, status=502, code="peer_stranger"):
 
 
 class MoveUnsettled(DjinnError, status=503, code="move_unsettled"):
-    """The other server may have taken the session or not: it is asked until it answers. Till then nobody has it."""
+    """The other server may have taken the session. This server asks until it answers. Neither serves it meanwhile."""
 
     retry_after_s = 5
 

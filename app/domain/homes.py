@@ -2,7 +2,7 @@
 
 Each move of a session has a number, its epoch, one more than all before. The old home writes down that the session is
 leaving before the new home may take it, and asks whether it did if it does not hear of it. So there is one home, or for
-a while a session that nobody serves. `docs/design/moves.md` has the protocol.
+a while a session that no server serves. `docs/design/moves.md` has the protocol.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def home_of(session_id: str) -> str | None:
 
 
 def new_response_id(replica: str | None = None) -> str:
-    """A fresh id of a response: the replica, and 128 random bits, so that nobody can guess one."""
+    """A fresh id of a response: the replica, and 128 random bits, so that no client can guess one."""
     home = "" if replica is None else f"{replica}_"
     return f"resp_{home}{secrets.token_hex(16)}"
 

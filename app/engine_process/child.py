@@ -36,7 +36,7 @@ class Child:
         with theirs, their_sockets:
             try:
                 self._process = subprocess.Popen(
-                    # -P: a folder that somebody works in may have an `app` of its own.
+                    # -P: the working folder may have its own `app`.
                     [sys.executable, "-P", "-m", "app.engine_process", *map(str, descriptors)],
                     pass_fds=descriptors,
                     stdin=subprocess.DEVNULL,

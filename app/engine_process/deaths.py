@@ -1,4 +1,4 @@
-"""How often the engine may die before nobody starts another."""
+"""How often the engine may die before the server gives up."""
 
 import time
 from collections import deque

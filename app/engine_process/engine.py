@@ -28,7 +28,7 @@ LOOK_S = 0.5
 STOP_TIMEOUT_S = 10.0
 """How long a process that has been told to stop may take: a write to a disk that has stalled may never end."""
 PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Before each attempt to start another engine. When the last has failed, nobody tries again."""
+"""Before each attempt to start another engine. After the last one the server gives up."""
 LOADS = 10.0
 """How many times as long as the first another engine may load: files may not be in the page cache any more."""
 

@@ -1,4 +1,4 @@
-"""Takes what happens to sessions to those who may know it. While nobody listens it keeps nothing and does nothing."""
+"""Sends events of sessions to the readers that may see them. Without readers it keeps and does nothing."""
 
 import asyncio
 import time

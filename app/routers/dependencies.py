@@ -83,7 +83,7 @@ OperatorDep = Annotated[bool, Depends(_is_operator)]
 """Whether the caller may see what other tenants have, but never their texts."""
 
 OperatorOnlyDep = Depends(_only_operator)
-"""Refuses callers of other roles. On a server without keys everybody is an operator."""
+"""Refuses callers of other roles. On a server without keys all callers are operators."""
 
 
 async def _session(session_id: str, services: ServicesDep, owner: OwnerDep) -> AsyncIterator[Session]:
@@ -107,7 +107,7 @@ SessionDep = Annotated[Session, Depends(_session)]
 """The caller's session that the path names. It gives way to no other before the response is over."""
 
 AnySessionDep = Annotated[Session, Depends(_any_session)]
-"""The same for routes that show and say no text: an operator reaches everybody's sessions by them."""
+"""The same for routes without text: by them an operator reaches the sessions of all tenants."""
 
 CleanupDep = Annotated[AsyncExitStack, Depends(_cleanup)]
 """Unwound after the response, streamed or not, has been sent or has failed: where a turn's release belongs."""

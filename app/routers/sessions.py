@@ -85,7 +85,7 @@ async def close_session(session: AnySessionDep, services: ServicesDep) -> None:
 
 @router.post("/{session_id}/cancel", operation_id="cancelTurn", responses=errors(404, 409))
 async def cancel_turn(session: SessionDep, services: ServicesDep) -> SessionView:
-    """End the running or paused turn, whoever started it; the session is idle, with what was generated, when this
+    """End the running or paused turn, even of another client; the session is idle, with what was generated, when this
     answers.
     """
     session.require(SessionState.QUEUED, SessionState.RUNNING, SessionState.PAUSED, to="cancel")

@@ -1,4 +1,4 @@
-"""The engine's memory map, for everybody who asks for it. The engine looks at each session to make one."""
+"""The engine's memory map, shared by concurrent readers. The engine looks at each session to make one."""
 
 import asyncio
 import time

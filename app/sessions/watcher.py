@@ -1,4 +1,4 @@
-"""Who is told of what happens to sessions."""
+"""The listener for events of sessions."""
 
 from typing import Protocol, TypeVar
 

@@ -1,4 +1,4 @@
-"""Who has which key."""
+"""Finds the tenant of a key."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 class Directory:
-    """The tenants of one server, found by their keys. Without tenants the server asks nobody for a key."""
+    """The tenants of one server, found by their keys. Without tenants the server asks for no key."""
 
     def __init__(self, tenants: Iterable[Tenant], clock: Callable[[], float]) -> None:
         """`clock` gives Unix seconds."""
@@ -38,7 +38,7 @@ class Directory:
     def find(self, key: bytes) -> Tenant | None:
         """Whose key it is now; None: nobody's.
 
-        Digests are compared, never keys. Should the time tell something of a digest, nobody can turn it into its key.
+        It compares digests, never keys. Even if the time reveals part of a digest, that does not reveal its key.
         """
         tenant, found = self._by_digest.get(digest(key), (None, None))
         if tenant is None or found is None:
@@ -49,7 +49,7 @@ class Directory:
         return tenant
 
     def _note_refusal(self, tenant: Tenant, key: Key, why: str) -> None:
-        """Say once of each key that somebody still uses it, or already."""
+        """Log once of each key that a client still uses it, or already."""
         if key.sha256 not in self._refused:
             self._refused.add(key.sha256)
             logger.warning("a key of tenant %s is refused: it %s", tenant.name, why)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class ClientDisconnected(Exception):
-    """The client has gone: nobody will read an answer."""
+    """The client has gone: no client will read the answer."""
 
 
 def sse_event(name: str, data: bytes, event_id: str | None = None) -> bytes:

@@ -215,12 +215,12 @@ class SessionView(BaseModel):
         )
 
     def seen_by(self, reader: str | None) -> Self:
-        """What that tenant may see of it: nobody else gets to read what a client has written."""
+        """What that tenant may see of it: no other tenant reads a client's text."""
         return self if self.tenant == reader else self.model_copy(update={"metadata": {}})
 
 
 class SessionPage(BaseModel):
-    """Sessions by age, oldest first. If there are more, ask again with `after` set to the last one's id."""
+    """Sessions by age, oldest first. If there are more, call again with `after` set to the last one's id."""
 
     data: list[SessionView]
     has_more: bool

@@ -29,7 +29,7 @@ class AsyncSession(AsyncWhiteBox):
             yield turn
 
     async def cancel(self) -> SessionInfo:
-        """End the running or paused turn, whoever started it; its reader gets what was generated. Raises `Conflict`."""
+        """End the running or paused turn, even of another client; its reader gets its text. Raises `Conflict`."""
         self.info = await self._transport.send(calls.cancel_turn(self.id))
         return self.info
 

@@ -30,7 +30,7 @@ class Session(WhiteBox):
             yield turn
 
     def cancel(self) -> SessionInfo:
-        """End the running or paused turn, whoever started it; its reader gets what was generated. Raises `Conflict`."""
+        """End the running or paused turn, even of another client; its reader gets its text. Raises `Conflict`."""
         self.info = self._transport.send(calls.cancel_turn(self.id))
         return self.info
 

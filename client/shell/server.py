@@ -10,7 +10,7 @@ from client.shell.wording import on_one_line
 
 URL_VARIABLE = "DJINN_URL"
 KEY_VARIABLE = "DJINN_API_KEY"
-"""The only place for a key: everybody on the machine can read the arguments of a process."""
+"""The only place for a key: all users of the machine can read the arguments of a process."""
 DEFAULT_URL = "http://127.0.0.1:8000"
 FAILED, MISUSED = 1, 2
 """Exit statuses: the server refused or could not be reached; the user was wrong."""

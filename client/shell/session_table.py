@@ -25,7 +25,7 @@ STYLES = {"running": "green", "queued": "yellow", "paused": "magenta"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A session, the seconds since its last use, and how many tokens it gets each second: None if nobody knows."""
+    """A session, the seconds since its last use, and how many tokens it gets each second: None if unknown."""
 
     info: SessionInfo
     unused_s: float

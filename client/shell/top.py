@@ -35,7 +35,7 @@ class _View:
         self._last: Look | None = None
 
     def draw(self) -> RenderableType:
-        """Look again. Of the first look nobody knows how fast anything is."""
+        """Look again. After the first look no speed is known yet."""
         now = look(self._djinn)
         rates = None if self._last is None else rates_between(self._last, now)
         self._last = now

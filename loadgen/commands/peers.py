@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, progress: Console) -> int:
-    """Do it; returns the exit code. Raises `LoadgenError`."""
+    """Run the action; returns the exit code. Raises `LoadgenError`."""
     options.act(options, progress)
     return EXIT_OK
 

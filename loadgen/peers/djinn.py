@@ -19,7 +19,7 @@ PACKAGES = ("djinn", "torch", "transformers", "numba", "numpy")
 def djinn_launch(flags: dict[str, str]) -> Launch:
     """`djinn serve` of this interpreter.
 
-    -P: a folder that somebody works in may have an `app` of its own.
+    -P: the working folder may have its own `app`.
     """
     return Launch([sys.executable, "-P", "-m", "app", "serve", *flatten(flags)])
 

@@ -126,7 +126,7 @@ def log_tail(output: BinaryIO) -> str:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that nobody listens on."""
+    """A free TCP port of the loopback address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

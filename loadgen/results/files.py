@@ -40,7 +40,7 @@ class Result(ABC):
     @property
     @abstractmethod
     def interrupted(self) -> bool:
-        """Whether somebody ended it early."""
+        """Whether the user ended it early."""
 
     @property
     @abstractmethod

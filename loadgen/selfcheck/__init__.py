@@ -1,1 +1,1 @@
-"""Does the load generator itself tell the time right? Its figures of a server whose delays are known."""
+"""Checks the load generator's own timing, against a server with known delays."""

@@ -28,7 +28,7 @@ class Access(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunningTarget:
-    """A server that somebody else started and will stop."""
+    """A server that the load generator neither started nor stops."""
 
     spec: TargetSpec
 

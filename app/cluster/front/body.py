@@ -14,7 +14,7 @@ KEPT_BYTES = 1 << 20
 
 
 class Gone(Exception):
-    """The client has gone, or its body was refused: nobody waits for the replica's answer."""
+    """The client has gone, or its body was refused: no client waits for the replica's answer."""
 
 
 class Body:

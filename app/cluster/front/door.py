@@ -143,7 +143,7 @@ class FrontDoor:
         return await self._owners.of_name(tenant, names[0], scope)
 
     async def _ask_owner(self, scope: Scope, target: Target, owner: Owner, body: Body, send: Send) -> None:
-        """Have the owner answer, and nobody else, wherever it is by then. What has no owner yet finds another replica
+        """Have only the owner answer, wherever it is by then. What has no owner yet finds another replica
         if its first takes nothing.
         """
         following = Following(owner.replica.name, asyncio.get_running_loop().time())

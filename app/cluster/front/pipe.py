@@ -111,7 +111,7 @@ class Pipe:
         except (Gone, h11.LocalProtocolError):
             upstream.close()
         except Lost:
-            pass  # whoever waits for the answer is told
+            pass  # the waiting request gets the error
 
 
 def passed_headers(answer: Answer) -> Headers:

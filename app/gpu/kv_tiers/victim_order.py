@@ -1,4 +1,4 @@
-"""Who may be asked for room on the device, for a turn and for a prefetch. Pure planning."""
+"""Which sessions may be evicted, for a turn and for a prefetch. Pure planning."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping

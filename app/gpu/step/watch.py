@@ -1,4 +1,4 @@
-"""What is done to rows at boundaries on their way up the layers: edits, captures, checkpoints put in place and left."""
+"""Edits, captures and checkpoints of rows at layer boundaries."""
 
 import time
 
@@ -16,7 +16,9 @@ from app.gpu.step.edits import DeviceVectors, apply_edit
 
 
 class Watch:
-    """Does it. `hidden` is always the part of the residual stream that belongs to the row, `[length, hidden_size]`.
+    """Runs edits, captures and checkpoints at a layer boundary.
+
+    `hidden` is always the row's part of the residual stream, `[length, hidden_size]`.
 
     It puts its inputs on the device when it is made; only the tensors of edits come later, through `vectors`.
     """

@@ -1,6 +1,6 @@
 """Work for clients beside their turns: texts made tokens, bodies parsed, grammars compiled, files written and read.
 
-It takes processors and the event loop from everybody's turns, so each tenant has its share of it.
+It takes processors and the event loop from all turns, so each tenant has its share of it.
 """
 
 from __future__ import annotations

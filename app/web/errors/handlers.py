@@ -23,7 +23,7 @@ from app.web.sse import ClientDisconnected
 
 REQUEST_ID_HEADER = "X-Request-Id"
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a client that has gone: nobody reads it."""
+"""nginx's status for a client that has gone."""
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 """Those that a route may be for."""

@@ -15,7 +15,7 @@ def chat(url: str | None, *, session: str | None, keep: bool, raw: bool, samplin
     """Talk in a new session of the server at `url`, or in `session`, which stays open.
 
     `keep`: the new session stays open too. `raw`: lines are prompts, without the chat template. Returns the exit
-    status: 1 if the session is gone, or, where nobody types, after the first mistake.
+    status: 1 if the session is gone, or, without a terminal, after the first mistake.
     """
     address = address_of(url)
 
@@ -71,7 +71,7 @@ class _Talk:
             self._conversation.say(line)
 
     def _goes_on_after(self, error: Misuse | DjinnError) -> bool:
-        """Say what went wrong. The conversation ends where nobody types, and with its session."""
+        """Say what went wrong. The conversation ends without a terminal, and with its session."""
         if isinstance(error, Misuse):
             self._terminal.complain(str(error))
         else:

@@ -18,7 +18,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self.is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
-        """Whether somebody types, and wants to go on after a mistake."""
+        """Whether a user types, and wants to go on after a mistake."""
         self._results = make_console()
         self._notices = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._is_mid_line = False

@@ -40,7 +40,7 @@ class WrongTurn:
 
 @dataclass(slots=True)
 class Retries:
-    """What clients had to ask again for. `turns`, each an agent and its turn, had an error before they were done;
+    """What clients had to retry. `turns`, each an agent and its turn, had an error before they were done;
     `recovered` of them had been done, and only their answer was lost. `errors` counts those of all requests of agents,
     by their codes.
     """

@@ -51,7 +51,7 @@ class ClusterReport(Result):
 
     @property
     def interrupted(self) -> bool:
-        """Whether somebody ended it early."""
+        """Whether the user ended it early."""
         return any(size.findings.interrupted for size in self.sizes)
 
     @property

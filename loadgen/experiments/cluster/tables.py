@@ -86,7 +86,7 @@ def figures(size: SizeReport) -> dict[str, str]:
 
 
 def _calm(size: SizeReport) -> Distribution | None:
-    """Seconds to the first token of resumed turns that were not asked for again."""
+    """Seconds to the first token of resumed turns without a retry."""
     again = set(size.findings.retries.turns)
     turns = (turn for turn in size.run.turns if turn.turn > 0 and (turn.agent, turn.turn) not in again)
     return Distribution.of(turn.ttft_s for turn in turns)

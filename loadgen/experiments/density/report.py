@@ -37,7 +37,7 @@ class DensityReport(Result):
 
     @property
     def interrupted(self) -> bool:
-        """Whether somebody ended it early."""
+        """Whether the user ended it early."""
         return any(run.interrupted for target in self.targets for run in target.runs)
 
     @property

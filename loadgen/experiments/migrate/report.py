@@ -62,7 +62,7 @@ class MigrateReport(Result):
 
     @property
     def interrupted(self) -> bool:
-        """Whether somebody ended it early."""
+        """Whether the user ended it early."""
         return self.findings.interrupted
 
     @property

@@ -60,7 +60,7 @@ class SessionAgent:
         await self._recover()
 
     async def _try(self, action: str) -> bool:
-        """Do it. Whether it was done."""
+        """Run the action. Returns whether it succeeded."""
         sent_s = self._notes.seconds
         try:
             if action in self._turns:

@@ -24,7 +24,7 @@ class SoakReport(Result):
 
     @property
     def interrupted(self) -> bool:
-        """Whether somebody ended it early."""
+        """Whether the user ended it early."""
         return self.findings.interrupted
 
     @property

@@ -1,1 +1,1 @@
-"""Which replica a request is for: what it names, who has that, and who has it by now."""
+"""Which replica a request is for: what it names, which replica had that, and which has it now."""

@@ -1,4 +1,4 @@
-"""Who has what a request names."""
+"""Resolves a request to its replica."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Seek = Callable[[], Awaitable[Replica | None]]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whom a request is for, and the key under which that is known. Without one it is for any replica."""
+    """The replica of a request, and the directory's key for it. Without a key any replica may answer."""
 
     replica: Replica
     key: str | None = None
     is_new: bool = False
     """Whether the replica was chosen just now, so that another one is as good."""
     seek: Seek | None = None
-    """Asks all replicas who has it."""
+    """Asks all replicas which of them has it."""
     is_name: bool = False
-    """Whether it is a name that a client chose: what nobody has begins anew under it."""
+    """Whether it is a name that a client chose. If no replica has it, a new session gets the name."""
 
 
 REMEMBERED = 100_000
@@ -43,9 +43,9 @@ REMEMBERED = 100_000
 class Owners:
     """Finds the owner of a session, a response or a name. Used on the event loop only.
 
-    An id names its owner, so most requests ask nobody. A session that has moved is found by what its home says, and
-    remembered; the directory is asked where the home is away, and then all replicas: it may have handed the session on
-    before it went.
+    An id names its owner, so most requests need no lookup. The home of a moved session says where it is, and the front
+    door remembers that. If the home is away, the front door asks the directory and then all replicas: the home may have
+    handed the session on before.
     """
 
     def __init__(self, fleet: Fleet, directory: Directory, seeker: Seeker) -> None:
@@ -114,7 +114,7 @@ class Owners:
 
     async def _replaced(self, key: str, old: str) -> Owner:
         found = await self._directory.find(key)
-        if found in (None, old):  # nobody has been quicker
+        if found in (None, old):  # no other request was quicker
             found = self._fleet.place().name
             await self._directory.put(key, found)
         assert found is not None
@@ -134,7 +134,7 @@ class Owners:
         return await self._seeker.session(name, scope) or await self._seeker.named(name, scope)
 
     async def _of_id(self, key: str, home: str | None, seek: Seek) -> Owner:
-        """Nobody is asked for what is no id."""
+        """Without an id there is no lookup."""
         asked = None if home is None else seek
         return Owner(await self._replica_of_id(key, home, asked), key, seek=asked)
 

@@ -1,4 +1,4 @@
-"""Finds what a replica has handed on before it went away: whoever has it now says so itself."""
+"""Finds sessions that a replica has handed on before it went away, by asking all other replicas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_S = 3.0
 AT_ONCE = 16
 """Questions at the same time: each costs every replica a request."""
 NOBODY_S = 1.0
-"""How long nobody is asked again after what nobody had: clients repeat their requests."""
+"""How long the front door remembers that no replica has something: clients retry."""
 KEYS = (b"authorization", b"x-api-key")
 
 DEFINITE = frozenset({200, 401, 403, 404, 421})
@@ -36,7 +36,7 @@ HasIt = Callable[[Fetched], bool]
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Who has it. `is_sure`: every replica has said whether it has."""
+    """The replica that has it. `is_sure`: every replica has answered."""
 
     replica: Replica | None
     is_sure: bool
@@ -45,7 +45,7 @@ class _Answer:
 class Seeker:
     """Asks all replicas, as the client that wants something. Used on the event loop only.
 
-    All questions but `followed` return None if nobody has it, and raise `ReplicaAway` if not every replica has said so.
+    All questions but `followed` return None if no replica has it. They raise `ReplicaAway` if one did not answer.
     """
 
     def __init__(self, fleet: Fleet, pool: Pool, host: str) -> None:
@@ -56,22 +56,22 @@ class Seeker:
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._asking: dict[Question, asyncio.Task[_Answer]] = {}
         self._nobody: dict[Question, tuple[float, _Answer]] = {}
-        """What nobody has shown, and until when that is taken as it was told, the oldest first."""
+        """Questions without a finder, and until when that holds, the oldest first."""
 
     async def session(self, session_id: str, scope: Scope) -> Replica | None:
-        """Who has the session, for the client whose request has that `scope`."""
+        """The replica with the session, for the client whose request has that `scope`."""
         return await self._find(f"{SESSIONS}/{session_id}", scope, _is_there)
 
     async def response(self, response_id: str, scope: Scope) -> Replica | None:
-        """Who has the response."""
+        """The replica with the response."""
         return await self._find(f"{RESPONSES}/{response_id}", scope, _is_there)
 
     async def named(self, name: str, scope: Scope) -> Replica | None:
-        """Who has the session that the client's calls name so."""
+        """The replica with the client's session of that name."""
         return await self._find(f"{SESSIONS}?limit=1&name={quote(name, safe='')}", scope, _has_any)
 
     async def followed(self, response_id: str, first: Replica, scope: Scope) -> Replica:
-        """Who has the response, as `first` says, who has had it: for what can be sent to one replica alone."""
+        """The replica with the response, according to `first`, its former one: for requests that are sent only once."""
         path = f"{RESPONSES}/{response_id}".encode()
         try:
             told = await fetch(self._pool, first, path, bodiless(scope, self._host), PATIENCE_S)

@@ -44,7 +44,7 @@ class Pool:
         return await connect(replica, Upstream)
 
     def give(self, replica: Replica, upstream: Upstream) -> None:
-        """Take back a connection whose answer is over, or that nobody will read to its end."""
+        """Take back a connection whose answer is over, or will not be read to its end."""
         idle = self._idle[replica.host, replica.port]
         if not upstream.rest(asyncio.get_running_loop().time()):
             return
