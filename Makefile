@@ -108,8 +108,8 @@ release: dist    ## the same with a list of all packages that it runs with (SBOM
 	$(BIN)/python -m pip --python $(LISTED)/bin/python install --quiet --no-compile --constraint constraints.txt \
 		"$$(echo dist/*.whl)[loadgen,otel]"
 	$(BIN)/python -m pip --python $(LISTED)/bin/python install --quiet --no-compile --force-reinstall --no-deps --no-index \
-		--find-links dist djinn
-	version=$$($(LISTED)/bin/python -c 'from importlib.metadata import version; print(version("djinn"))') && \
+		--find-links dist djinn-server
+	version=$$($(LISTED)/bin/python -c 'from importlib.metadata import version; print(version("djinn-server"))') && \
 		sed "s/^dynamic = .*/version = \"$$version\"/" build/release/pyproject.toml > $(LISTED)/pyproject.toml
 	$(BIN)/cyclonedx-py environment --output-reproducible --pyproject $(LISTED)/pyproject.toml --mc-type application \
 		--output-file dist/djinn.cdx.json $(LISTED)/bin/python

@@ -73,8 +73,8 @@ def _add_serve(serve: OneLineParser) -> None:
         choices=CONTROLS,
         default="auto",
         metavar=f"{{{','.join(CONTROLS)}}}",
-        help="who starts replicas: ray (pip install 'djinn[cluster]'), processes of this one, or auto: ray where it is "
-        "installed (default: auto)",
+        help="who starts replicas: ray (pip install 'djinn-server[cluster]'), processes of this one, or auto: ray "
+        "where it is installed (default: auto)",
     )
     serve.add_argument(
         "--ray-address", metavar="ADDRESS", help="a cluster of Ray's that runs (default: started on this machine)"

@@ -128,7 +128,7 @@ def _described(lifespan: Lifespan, layers: list[Middleware]) -> DescribedAPI:
     """An application without routes."""
     return DescribedAPI(
         title="Djinn",
-        version=version("djinn"),
+        version=version("djinn-server"),
         lifespan=lifespan.run,
         redirect_slashes=False,
         docs_url=None,  # the framework's pages load a CDN; `routers/page.py` has one

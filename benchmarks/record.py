@@ -11,7 +11,7 @@ from loadgen.processes.launch import ROOT
 from loadgen.results.origin import Machine, machine, versions
 
 RESULTS = ROOT / "benchmarks" / "results"
-PACKAGES = ("djinn", "torch", "transformers", "numba", "numpy")
+PACKAGES = ("djinn-server", "torch", "transformers", "numba", "numpy")
 """Those that decide about Djinn's speed."""
 
 

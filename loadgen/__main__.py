@@ -11,7 +11,7 @@ except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     if package not in EXTRA:
         raise
-    print(f"loadgen: {package} is missing: pip install 'djinn[loadgen]'", file=sys.stderr)
+    print(f"loadgen: {package} is missing: pip install 'djinn-server[loadgen]'", file=sys.stderr)
     sys.exit(2)
 
 if __name__ == "__main__":

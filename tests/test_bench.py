@@ -48,4 +48,4 @@ def test_it_runs_the_comparisons_of_the_load_generator(
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     done = run(tmp_path, "lz4", "raise ModuleNotFoundError('no lz4', name='lz4')")
     assert done.returncode == 2
-    assert done.stderr == "loadgen: lz4 is missing: pip install 'djinn[loadgen]'\n"
+    assert done.stderr == "loadgen: lz4 is missing: pip install 'djinn-server[loadgen]'\n"

@@ -128,7 +128,7 @@ def test_version_tells_what_is_installed_and_what_would_serve(
     status, out, err = run(capsys, "--version")
     assert (status, err) == (0, "")
     assert dict(line.split(" ", 1) for line in out.splitlines()) == {
-        "djinn": version("djinn"),
+        "djinn": version("djinn-server"),
         "models": str(tmp_path),
         "device": "cpu",
         "dtype": "float32",

@@ -217,7 +217,7 @@ def _host(specs: list[ReplicaSpec], folder: Path | None, plan: Plan) -> Host:
         logger.info("%d replicas as processes of this one, without Ray", len(specs))
         return LocalHost(specs, folder)
     if not has_ray:
-        raise FieldOutOfRange("control: ray is not installed; pip install 'djinn[cluster]'", param="control")
+        raise FieldOutOfRange("control: ray is not installed; pip install 'djinn-server[cluster]'", param="control")
     from app.cluster.ray_host import RayHost
 
     return RayHost(specs, folder, plan.address, plan.gpus)

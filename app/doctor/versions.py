@@ -11,7 +11,7 @@ from app.doctor.findings import Finding, error, ok
 TORCH = "torch"
 TRITON = "triton"
 PACKAGES = (TORCH, TRITON, "transformers")
-NEEDED_BY = ("djinn", TORCH)
+NEEDED_BY = ("djinn-server", TORCH)
 """PyTorch asks for its own version of Triton."""
 
 
@@ -37,7 +37,7 @@ def read_versions() -> Versions:
     required = _requirements()
     return Versions(
         python=platform.python_version(),
-        djinn=_version("djinn"),
+        djinn=_version("djinn-server"),
         packages={name: Package(_version(name), required.get(name)) for name in PACKAGES},
     )
 

@@ -16,7 +16,7 @@ from app.wire.errors import ErrorBody
 from app.wire.memory import EstimateQuery, MemoryEstimate, MemoryView, TenantUseView
 from app.wire.system import Status, Version
 
-VERSION = version("djinn")
+VERSION = version("djinn-server")
 """Read once: the package's metadata is parsed each time."""
 
 router = APIRouter(tags=["system"])

@@ -38,7 +38,7 @@ class AccessSettings(BaseModel):
     otlp_endpoint: str | None = Field(
         None,
         description="URL of an OpenTelemetry collector, such as http://127.0.0.1:4318, that gets a span for each turn; "
-        "needs djinn[otel] (default: that of the OTEL_* variables, else none)",
+        "needs djinn-server[otel] (default: that of the OTEL_* variables, else none)",
     )
     insecure: bool = Field(False, description="accept all callers on a public --host, without keys")
     allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(

@@ -75,7 +75,7 @@ class Settings(LimitSettings, MemorySettings, ModelSettings, ClusterSettings, Ac
         if self.peers is None and self.role != "both":
             raise ValueError("role: needs peers, which compute prompts or have them computed")
         if self.prefill_transport == "nixl" and find_spec("nixl_cu12") is None:
-            raise ValueError("prefill_transport: NIXL is not installed: pip install 'djinn[nixl]'")
+            raise ValueError("prefill_transport: NIXL is not installed: pip install 'djinn-server[nixl]'")
         return self
 
     @model_validator(mode="after")

@@ -25,7 +25,7 @@ class SpanTraces:
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = QuietExporter(exporter)
-        own = version("djinn")
+        own = version("djinn-server")
         resource = Resource.create({SERVICE_NAME: DJINN, SERVICE_VERSION: own})
         # Not the global provider: what else uses that would send what requests said.
         self._provider = TracerProvider(

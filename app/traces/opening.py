@@ -25,7 +25,7 @@ def open_traces(endpoint: str | None) -> Traces:
     except ModuleNotFoundError as error:
         name = named_by(endpoint)
         raise FieldOutOfRange(
-            f"{name}: traces need packages that are not installed ({error.name}): pip install 'djinn[otel]'",
+            f"{name}: traces need packages that are not installed ({error.name}): pip install 'djinn-server[otel]'",
             param=name,
         ) from error
     return export.SpanTraces(export.exporter_to(endpoint))

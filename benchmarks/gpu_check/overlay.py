@@ -25,7 +25,7 @@ def prepare(wheels: Path | None, folder: Path) -> None:
     if wheels is not None:
         _install(wheels, folder)
     try:
-        version("djinn")
+        version("djinn-server")
     except PackageNotFoundError:
         _name_checkout(folder)
     before = os.environ.get("PYTHONPATH")
@@ -48,7 +48,7 @@ def _name_checkout(folder: Path) -> None:
     """What an installation of a checkout without git would say of itself: the server asks for its version."""
     hatch = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]
     fallback = hatch["version"]["fallback-version"]
-    about = folder / f"djinn-{fallback}.dist-info"
+    about = folder / f"djinn_server-{fallback}.dist-info"
     about.mkdir()
-    lines = ("Metadata-Version: 2.1", "Name: djinn", f"Version: {fallback}", "")
+    lines = ("Metadata-Version: 2.1", "Name: djinn-server", f"Version: {fallback}", "")
     (about / "METADATA").write_text("\n".join(lines))

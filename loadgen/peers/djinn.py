@@ -13,7 +13,7 @@ from loadgen.processes.folders import checkpoint_folder
 from loadgen.processes.launch import Launch, flatten
 from loadgen.targets.base import WITH_SIGNALS, WITH_TOOLS
 
-PACKAGES = ("djinn", "torch", "transformers", "numba", "numpy")
+PACKAGES = ("djinn-server", "torch", "transformers", "numba", "numpy")
 
 
 def djinn_launch(flags: dict[str, str]) -> Launch:

@@ -11,7 +11,7 @@ import psutil
 from loadgen.errors import LoadgenError
 from loadgen.processes.processor import NO_FLAGS, processor_flags
 
-PACKAGES = ("djinn", "httpx", "numpy", "torch", "transformers")
+PACKAGES = ("djinn-server", "httpx", "numpy", "torch", "transformers")
 """Whose versions decide about figures; those of a server in an environment of its own are not among them."""
 
 SECRET_OPTION = "--api-key"

@@ -118,13 +118,13 @@ def test_traces_name_their_extra(bare: WheelEnvironment) -> None:
     done = bare.run("djinn", "serve", *TINY, "--state-dir", "none", "--otlp-endpoint", "http://127.0.0.1:4318")
     assert done.returncode == 2
     assert done.stderr.startswith("djinn: --otlp-endpoint: traces need packages that are not installed")
-    assert done.stderr.endswith("pip install 'djinn[otel]'\n")
+    assert done.stderr.endswith("pip install 'djinn-server[otel]'\n")
 
 
 def test_the_load_generator_names_its_extra(bare: WheelEnvironment) -> None:
     done = bare.run("python", "-P", "-m", "loadgen", "density", "-h")
     assert done.returncode == 2
-    assert re.fullmatch(r"loadgen: \w+ is missing: pip install 'djinn\[loadgen\]'\n", done.stderr)
+    assert re.fullmatch(r"loadgen: \w+ is missing: pip install 'djinn-server\[loadgen\]'\n", done.stderr)
 
 
 def test_with_extras_turns_are_traced_and_agents_get_their_report(full: WheelEnvironment) -> None:

@@ -20,7 +20,7 @@ def test_health_and_ready(http: httpx.Client) -> None:
 def test_version_names_what_runs(http: httpx.Client) -> None:
     found = http.get("/version").json()
     assert found == {
-        "version": version("djinn"),
+        "version": version("djinn-server"),
         "model": "tiny-llama",
         "device": "cpu",
         "dtype": "float32",

@@ -78,7 +78,7 @@ def test_a_flag_without_the_packages_is_refused(
     without_packages(monkeypatch)
     assert main(["serve", *TINY, *FLAG]) == 2
     assert "--otlp-endpoint: traces need packages that are not installed" in (said := capsys.readouterr().err)
-    assert "pip install 'djinn[otel]'" in said
+    assert "pip install 'djinn-server[otel]'" in said
 
 
 @pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])

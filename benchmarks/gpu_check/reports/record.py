@@ -15,7 +15,7 @@ from benchmarks.record import slug, utc_now
 from loadgen.results import origin
 from loadgen.results.tables import to_markdown
 
-PACKAGES = ("djinn", "torch", "triton", "transformers", "accelerate", "numpy", "numba", "pydantic", "fastapi")
+PACKAGES = ("djinn-server", "torch", "triton", "transformers", "accelerate", "numpy", "numba", "pydantic", "fastapi")
 
 
 @dataclass(frozen=True, slots=True)

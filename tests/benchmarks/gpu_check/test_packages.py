@@ -35,7 +35,7 @@ def left_at_home() -> set[str]:
     return {
         module
         for module, packages in packages_distributions().items()
-        if not there & {canonicalize_name(package) for package in packages} and "djinn" not in packages
+        if not there & {canonicalize_name(package) for package in packages} and "djinn-server" not in packages
     }
 
 
