@@ -10,7 +10,7 @@ from client._sync.client import Djinn, Sessions
 from client._sync.session import Session
 from client._sync.turn import TurnStream
 from client._sync.vectors import Vectors
-from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens, LensMap, Norms, VectorInfo
+from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens, LensMap, LensMapLayer, Norms, VectorInfo
 from client.captures import Capture, Captures
 from client.errors import (
     APIError,
@@ -64,6 +64,7 @@ __all__ = [
     "InvalidRequest",
     "Lens",
     "LensMap",
+    "LensMapLayer",
     "MemoryMap",
     "Misdirected",
     "Model",

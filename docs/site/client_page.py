@@ -9,14 +9,14 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel
 
-import client
+import djinn
 from client.calls import TurnOptions
 from client.edits import EditOptions, PauseOptions, SteerOptions, WhenOptions
 from docs.site.markdown import table
 
 HEAD = """# Every class of the client
 
-Every public class of `client`, from its docstrings. The [guide](../client.md) shows how they go together.
+Every public class of `djinn`, from its docstrings. The [guide](../client.md) shows how they go together.
 `Djinn` blocks. `AsyncDjinn` and the other classes named `Async...` have the same methods, awaited.
 
 """
@@ -28,8 +28,8 @@ WIDTH = 76
 
 def client_page() -> str:
     """The page: classes with calls, then values, then errors."""
-    others = [name for name in client.__all__ if not name.startswith("Async") and name not in ENTRIES]
-    is_error = {name: issubclass(getattr(client, name), Exception) for name in others}
+    others = [name for name in djinn.__all__ if not name.startswith("Async") and name not in ENTRIES]
+    is_error = {name: issubclass(getattr(djinn, name), Exception) for name in others}
     parts = ["## Calls", *map(_calls, ENTRIES), "## Options", *map(_option, OPTIONS), "## Values"]
     parts += [_value(name) for name in others if not is_error[name]]
     parts += ["## Errors", *(_section(name) for name in others if is_error[name])]
@@ -37,13 +37,13 @@ def client_page() -> str:
 
 
 def _section(name: str) -> str:
-    kind = getattr(client, name)
+    kind = getattr(djinn, name)
     of = f" of `{kind.__base__.__name__}`" if issubclass(kind, Exception) and name != "DjinnError" else ""
     return f"### `{name}`\n\n{f'A kind{of}. ' if of else ''}{inspect.cleandoc(kind.__doc__ or '')}"
 
 
 def _calls(name: str) -> str:
-    kind = getattr(client, name)
+    kind = getattr(djinn, name)
     shown = [_section(name)]
     for member, value in _members(kind):
         doc = inspect.getdoc(value)
@@ -84,7 +84,7 @@ def _option(kind: Any) -> str:
 
 
 def _value(name: str) -> str:
-    kind = getattr(client, name)
+    kind = getattr(djinn, name)
     hints = kind.model_fields if issubclass(kind, BaseModel) else get_type_hints(kind)
     rows = [(f"`{field}`", f"`{_type(getattr(hint, 'annotation', hint))}`") for field, hint in hints.items()]
     return f"{_section(name)}\n\n{table(('field', 'type'), rows)}"

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 import app.domain.breakpoints
 import client
+import djinn
 from app.domain import values as domain
 from app.openai.models import Model
 from app.wire import breakpoints, checkpoint, memory, sessions, turns, vectors
@@ -31,8 +32,15 @@ def test_public_names() -> None:
     assert public == set(client.__all__)
 
 
-def test_importing_the_client_imports_neither_server_nor_torch() -> None:
-    code = "import sys, client; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+def test_djinn_offers_what_the_client_does() -> None:
+    assert djinn.__all__ == client.__all__
+    assert all(getattr(djinn, name) is getattr(client, name) for name in client.__all__)
+    assert Path(djinn.__file__).with_name("py.typed").is_file()
+
+
+@pytest.mark.parametrize("package", ["client", "djinn"])
+def test_importing_the_client_imports_neither_server_nor_torch(package: str) -> None:
+    code = f"import sys, {package}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "httpx" in loaded
     assert not {"app", "torch", "fastapi"} & set(loaded)

@@ -184,7 +184,7 @@ def find(name: str, versions: Versions, device: str = "cuda:0") -> Finding:
 def test_versions_are_those_that_are_installed() -> None:
     versions = read_versions()
     assert versions.python == platform.python_version()
-    assert versions.djinn == version("djinn")
+    assert versions.djinn == version("djinn-server")
     assert versions.packages["torch"] == Package(version("torch"), "<3,>=2.11")
     assert versions.packages["transformers"].installed == version("transformers")
 

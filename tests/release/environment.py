@@ -23,7 +23,7 @@ class WheelEnvironment:
         self._venv = folder / "venv"
         self.work = folder / "work"
         self._home = folder / "home"
-        for name in ("app", "client", "loadgen"):
+        for name in ("app", "client", "djinn", "loadgen"):
             foreign = self.work / name / "__init__.py"
             foreign.parent.mkdir(parents=True)
             foreign.write_text("raise SystemExit('this is not of Djinn')\n")

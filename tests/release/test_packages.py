@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("app", "client", "loadgen")
+PACKAGES = ("app", "client", "djinn", "loadgen")
 TOOLS = {"client/_generate.py"}
 """Of the checkout."""
 

@@ -84,7 +84,7 @@ def test_what_is_written_is_read_back_and_says_where_it_comes_from(tmp_path: Pat
     assert found["command"] == ["python", "-m", "loadgen", "sums"]
     assert datetime.fromisoformat(found["started_at"]) == SUMS.started_at
     assert found["machine"]["cpus"] >= 1
-    assert "djinn" in found["versions"]
+    assert "djinn-server" in found["versions"]
 
 
 @pytest.mark.parametrize("arguments", [["--api-key", "djinn=sesame"], ["--api-key=djinn=sesame"], ["--api-key=sesame"]])
