@@ -94,21 +94,22 @@ notebooks-write: model  ## run them, and keep what they print and draw
 	$(BIN)/python -m docs.notebooks --write
 
 # Of the last commit, whatever else is here. Its bytes depend on that and on the versions in constraints.txt alone.
-dist: setup      ## a wheel, and the source that it is built from: dist/
+dist: setup      ## the wheels of the server and of the client, and the source that they are built from: dist/
 	rm -rf build/release dist
 	git clone --quiet . build/release
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation --outdir dist build/release
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation --wheel --outdir dist build/release/client
 
-# The wheel is installed twice: by its name, pip notes no path of this machine, which the list would have. The list's first
+# The wheels are installed twice: by their names, pip notes no path of this machine, which the list would have. The list's first
 # component is the project, whose version is not in its pyproject.toml.
 LISTED := build/release/.venv
 
 release: dist    ## the same with a list of all packages that it runs with (SBOM), and checksums
 	$(BIN)/python -m venv --clear --without-pip $(LISTED)
 	$(BIN)/python -m pip --python $(LISTED)/bin/python install --quiet --no-compile --constraint constraints.txt \
-		"$$(echo dist/*.whl)[loadgen,otel]"
+		dist/djinn_client-*.whl "$$(echo dist/djinn_server-*.whl)[loadgen,otel]"
 	$(BIN)/python -m pip --python $(LISTED)/bin/python install --quiet --no-compile --force-reinstall --no-deps --no-index \
-		--find-links dist djinn-server
+		--find-links dist djinn-server djinn-client
 	version=$$($(LISTED)/bin/python -c 'from importlib.metadata import version; print(version("djinn-server"))') && \
 		sed "s/^dynamic = .*/version = \"$$version\"/" build/release/pyproject.toml > $(LISTED)/pyproject.toml
 	$(BIN)/cyclonedx-py environment --output-reproducible --pyproject $(LISTED)/pyproject.toml --mc-type application \

@@ -23,7 +23,7 @@ def test_every_file_that_is_copied_exists_and_is_not_ignored() -> None:
     copied = [word for each in instructions("COPY") if "--from" not in each for word in each.split()[:-1]]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert {*packages, "pyproject.toml", "constraints.txt"} <= set(copied)
+    assert {*packages, "client", "djinn", "hatch_build.py", "pyproject.toml", "constraints.txt"} <= set(copied)
     for word in copied:
         assert list(ROOT.glob(word)), word
         assert word in allowed or word.replace("requirements*", "*") in allowed, word

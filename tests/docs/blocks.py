@@ -40,7 +40,7 @@ FOLLOWED = {
     "docs/weight-ring.md": ['"ring_bytes"'],
 }
 """Pages that a test follows from the first command to the last, and what their output has."""
-PYTHON_GUIDES = ("README.md", "docs/anthropic.md", "docs/client.md", "docs/openai.md")
+PYTHON_GUIDES = ("README.md", "client/README.md", "docs/anthropic.md", "docs/client.md", "docs/openai.md")
 """Pages whose Python runs block by block."""
 SHELL_GUIDE = "docs/shell.md"
 """The page whose commands run block by block."""
@@ -64,7 +64,7 @@ class Block:
 
 def pages() -> list[str]:
     """Every page that has commands for a reader, from the checkout's root."""
-    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "client/README.md", *(ROOT / "docs").rglob("*.md")]
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 

@@ -1,4 +1,4 @@
-"""An empty environment with the wheel that `make release` has built, and programs that run in it."""
+"""An empty environment with wheels that `make release` has built, and programs that run in it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ DIST = ROOT / "dist"
 PYTHON = os.environ.get("WHEEL_PYTHON", sys.executable)
 """Whose environment it is."""
 OF_THE_CHECKOUT = ("PYTHONPATH", "VIRTUAL_ENV", "DJINN_CACHE_DIR")
+
+
+def wheel_of(distribution: str) -> Path:
+    """Its wheel."""
+    (wheel,) = DIST.glob(f"{distribution}-*.whl")
+    return wheel
 
 
 class WheelEnvironment:
@@ -30,11 +36,17 @@ class WheelEnvironment:
         self._home.mkdir()
         subprocess.run([PYTHON, "-m", "venv", str(self._venv)], check=True, env=self._variables())
 
-    def install(self, extras: str = "") -> None:
-        """Have pip install the wheel, with what it needs in the versions that are tested."""
-        (wheel,) = DIST.glob("*.whl")
+    def install_client(self) -> None:
+        """Have pip install the client's wheel, with what it needs in the versions that are tested."""
+        self._install(str(wheel_of("djinn_client")))
+
+    def install_server(self, extras: str = "") -> None:
+        """Have pip install both wheels, as the server's needs the client's."""
+        self._install(str(wheel_of("djinn_client")), f"{wheel_of('djinn_server')}{extras}")
+
+    def _install(self, *wheels: str) -> None:
         flags = ("--quiet", "--disable-pip-version-check", "--constraint", str(ROOT / "constraints.txt"))
-        done = self.run("python", "-m", "pip", "install", *flags, f"{wheel}{extras}")
+        done = self.run("python", "-m", "pip", "install", *flags, *wheels)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -16,9 +16,10 @@ AUTHOR = ("-c", "user.name=Djinn", "-c", "user.email=djinn@example.org")
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """What decides about the version, in a folder that git knows nothing of."""
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, tmp_path)
+    """What decides about the versions, in a folder that git knows nothing of."""
+    for name in ("pyproject.toml", "README.md", "client/pyproject.toml", "client/README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 
@@ -27,10 +28,15 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def version_in(folder: Path) -> str:
+    """The server's, which must be the client's too."""
     command = [sys.executable, "-m", "hatchling", "version"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.strip()
+    said = []
+    for project in (folder, folder / "client"):
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        said.append(done.stdout.strip())
+    (version,) = set(said)
+    return version
 
 
 def test_a_copy_without_git_has_a_version_before_all_releases(copy: Path) -> None:

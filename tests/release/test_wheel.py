@@ -1,4 +1,4 @@
-"""What a user of the wheel sees: first without extras, then with them.
+"""What a user of the wheels sees: first without extras, then with them.
 
 The tests share one environment, and come in this order.
 """
@@ -21,7 +21,7 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from app.settings import Settings
-from tests.release.environment import DIST, PYTHON, WheelEnvironment
+from tests.release.environment import DIST, PYTHON, WheelEnvironment, wheel_of
 
 READY = re.compile(r"Djinn serves tiny-llama on (http://\S+)\n")
 TINY = ("--model", "random:tiny-llama", "--kv-device", "64MiB", "--port", "0")
@@ -35,13 +35,13 @@ pytestmark = [pytest.mark.wheel, pytest.mark.timeout(1200)]
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> WheelEnvironment:
     environment = WheelEnvironment(tmp_path_factory.mktemp("wheel"))
-    environment.install()
+    environment.install_server()
     return environment
 
 
 @pytest.fixture(scope="module")
 def full(bare: WheelEnvironment) -> WheelEnvironment:
-    bare.install(EXTRAS)
+    bare.install_server(EXTRAS)
     return bare
 
 
@@ -97,9 +97,16 @@ def versions(packages: list[dict[str, str]]) -> dict[str, str]:
 
 
 def test_the_version_is_that_of_the_wheel(bare: WheelEnvironment) -> None:
-    (wheel,) = DIST.glob("*.whl")
     first, *_ = bare.run("djinn", "--version").stdout.splitlines()
-    assert first == f"djinn {wheel.name.split('-')[1]}"
+    assert first == f"djinn {wheel_of('djinn_server').name.split('-')[1]}"
+
+
+def test_the_client_is_that_of_its_own_distribution(bare: WheelEnvironment) -> None:
+    checked = bare.run("python", "-m", "pip", "check")
+    assert checked.returncode == 0, checked.stdout
+    for name, has_it in {"djinn-client": True, "djinn-server": False}.items():
+        files = bare.run("python", "-m", "pip", "show", "--files", name).stdout
+        assert ("client/__init__.py" in files) == has_it
 
 
 def test_a_server_answers_and_has_its_pages(bare: WheelEnvironment) -> None:
@@ -156,4 +163,4 @@ def test_the_checksums_are_those_of_the_files() -> None:
     sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
     files = [path for path in DIST.iterdir() if path.name != "SHA256SUMS"]
     assert sums == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-    assert len(files) == 3
+    assert len(files) == 4

@@ -1,0 +1,43 @@
+"""What a user of the client's wheel sees, in an environment that has neither the server nor PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.release.environment import WheelEnvironment
+
+pytestmark = [pytest.mark.wheel, pytest.mark.timeout(600)]
+TURN = """
+import sys
+from djinn import Djinn
+
+with Djinn(sys.argv[1]) as djinn, djinn.sessions.create() as session:
+    print(len(session.generate(token_ids=[5, 6, 7], max_tokens=8, ignore_eos=True).token_ids))
+"""
+EVERY_MODULE = """
+import importlib, pkgutil
+import client
+
+for module in pkgutil.walk_packages(client.__path__, "client."):
+    importlib.import_module(module.name)
+"""
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> WheelEnvironment:
+    environment = WheelEnvironment(tmp_path_factory.mktemp("client"))
+    environment.install_client()
+    return environment
+
+
+def test_the_client_calls_a_server_without_pytorch(light: WheelEnvironment, server_url: str) -> None:
+    done = light.run("python", "-P", "-c", TURN, server_url)
+    assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
+    installed = light.run("python", "-m", "pip", "list", "--format", "freeze").stdout
+    assert "djinn-client==" in installed
+    assert not {"djinn-server", "torch", "fastapi"} & {line.partition("==")[0] for line in installed.splitlines()}
+
+
+def test_every_module_of_the_client_finds_what_it_needs(light: WheelEnvironment) -> None:
+    done = light.run("python", "-P", "-c", EVERY_MODULE)
+    assert done.returncode == 0, done.stderr
