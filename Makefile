@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 MODEL  ?= smollm2-135m-instruct
 STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
 
 # A dozen agents that think for 10 to 20 seconds, at five times the speed, where the device holds half of them.
 DEMO   := --kv 6x800 --agents 12 --rate 0.2 --context 512 --turns 3 --think 10:20 --completion-tokens 48 \
@@ -14,25 +15,50 @@ AGENTS := --kv 20x1024 --agents 80 --rate 0.2 --context 1024 --turns 6 --think 1
 # What Numba may compile for on a processor that could do more.
 AVX2   := +avx2,+avx,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+movbe,+sse4.2
 
+# On up to four cores, with one thread each: a second one gains nothing with tiny models.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+CORES  := --numprocesses logical --maxprocesses 4 --dist worksteal
+
+INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 # Pip has nothing to say that is of use here.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model folder serve demo report test test-long test-clients test-frameworks test-browser test-wheel generate lint docs notebooks notebooks-write dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
+.PHONY: help setup setup-dev model folder serve demo report test test-all test-clients test-frameworks test-browser test-wheel generate lint docs notebooks notebooks-write dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
 
-setup: $(STAMP)  ## make .venv with everything that Djinn and its tests need
+setup: $(STAMP)  ## make .venv with what serving and `make test` need
+
+setup-dev: $(DEV)  ## add what all other targets need
+
+NEEDED     := Djinn needs Python 3.11 or newer. If it has another name here: make setup PYTHON=python3.12
+NO_PYTHON  := There is no $(PYTHON) here. $(NEEDED)
+NO_VENV    := $(PYTHON) has no ensurepip, and so makes no environments. On Debian and Ubuntu: apt-get install python3-venv
+CPU_BUILD  := On Linux, PyTorch comes with CUDA and takes several GB more. Its CPU build: \
+	PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Djinn needs Python 3.11 or newer; try make PYTHON=python3.12")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $(STAMP)
+	@command -v $(PYTHON) > /dev/null || { echo '$(NO_PYTHON)' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is %s. $(NEEDED)" % sys.version.split()[0])'
+	@$(PYTHON) -c 'import ensurepip' 2> /dev/null || { echo '$(NO_VENV)' >&2; exit 1; }
+	@echo 'Djinn and what its tests need go to $(VENV): 2.3 GB, from 0.6 GB of downloads. It takes two minutes or more.'
+	@[ -n "$$PIP_EXTRA_INDEX_URL" ] || [ "$$(uname)" != Linux ] || echo '$(CPU_BUILD)'
+	@echo '1 of 3: an empty environment'
+	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) --quiet --upgrade pip
+	@echo '2 of 3: PyTorch'
+	@$(INSTALL) torch
+	@echo '3 of 3: Djinn and all other packages'
+	@$(INSTALL) --editable '.[test]'
+	@touch $(STAMP)
+
+$(DEV): $(STAMP)
+	@echo 'What all other targets need goes to $(VENV) too: 0.8 GB, from 0.2 GB of downloads. It takes a minute or more.'
+	@$(INSTALL) --editable '.[dev]'
+	@touch $(DEV)
 
 model: setup     ## fetch the default model
 	$(BIN)/djinn models pull $(MODEL)
@@ -49,52 +75,51 @@ demo: folder     ## serve a real model, drive a dozen agents against it, show th
 report: folder   ## every experiment small, in a quarter of an hour: report/index.html
 	$(BIN)/python -m loadgen all --quick
 
-# On up to four cores, with one thread each: a second one gains nothing with tiny models.
 test: model      ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	$(PYTEST) $(CORES)
 
-# After `make test`, whose compiled kernels it finds.
-test-long: model  ## run the tests that take longer, and those of Hypothesis with all of their examples
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long or examples" --hypothesis-profile full \
-		--numprocesses auto --maxprocesses 4 --dist worksteal
+# The wheels are for a run of their own: their tests share one environment, and come in their order.
+test-all: setup-dev model release  ## all that CI runs, beside lint and docs: an hour
+	$(PYTEST) -m "not wheel" --hypothesis-profile full $(CORES)
+	$(PYTEST) -m wheel tests/release
+	$(MAKE) bench-kernels-small soak-short
 
-test-clients: setup  ## make clients from the OpenAPI document with standard generators, and run them
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m clients tests/clients
+test-clients: setup-dev  ## make clients from the OpenAPI document with standard generators, and run them
+	$(PYTEST) -m clients tests/clients
 
-test-frameworks: model  ## run agents of the common frameworks, unmodified, against a server
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m frameworks tests/clients/frameworks
+test-frameworks: setup-dev model  ## run agents of the common frameworks, unmodified, against a server
+	$(PYTEST) -m frameworks tests/clients/frameworks
 
-test-browser: setup  ## drive the page in chromium-headless-shell, which must be installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/browser \
-		--numprocesses auto --maxprocesses 2 --dist worksteal
+test-browser: setup-dev  ## drive the page in chromium-headless-shell, which must be installed
+	$(PYTEST) -m browser tests/browser $(CORES)
 
 # WHEEL_PYTHON=python3.13 tries another Python.
-test-wheel: release  ## install the wheel into an empty environment, with and without extras, and serve from it
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m wheel tests/release
+test-wheel: release  ## install the wheels into empty environments, with and without extras, serve and call
+	$(PYTEST) -m wheel tests/release
 
-generate: setup  ## write the blocking client from the one for asyncio
+generate: setup-dev  ## write the blocking client from the one for asyncio
 	$(BIN)/python client/_generate.py
 
-lint: setup      ## style, types, and which room imports which
+lint: setup-dev  ## style, types, and which room imports which
 	$(BIN)/python client/_generate.py --check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-docs: setup      ## build the site of the documentation: build/site/index.html
+docs: setup-dev  ## build the site of the documentation: build/site/index.html
 	$(BIN)/python -m docs.site
 	$(BIN)/zensical build --strict --clean
 
-notebooks: model  ## run docs/notebooks/ from their first cells to their last, and write nothing: two minutes
+notebooks: setup-dev model  ## run docs/notebooks/ from their first cells to their last, and write nothing: two minutes
 	$(BIN)/python -m docs.notebooks
 
 # On a machine that does nothing else: figures of a busy one would take the place of good ones.
-notebooks-write: model  ## run them, and keep what they print and draw
+notebooks-write: setup-dev model  ## run them, and keep what they print and draw
 	$(BIN)/python -m docs.notebooks --write
 
 # Of the last commit, whatever else is here. Its bytes depend on that and on the versions in constraints.txt alone.
-dist: setup      ## the wheels of the server and of the client, and the source that they are built from: dist/
+dist: setup-dev  ## the wheels of the server and of the client, and the source that they are built from: dist/
 	rm -rf build/release dist
 	git clone --quiet . build/release
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation --outdir dist build/release

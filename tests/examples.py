@@ -1,11 +1,11 @@
-"""How much Hypothesis tries: a part in `make test`, all of it in `make test-long`."""
+"""How much Hypothesis tries: a part in `make test`, all of it in `make test-all`."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
 FULL = "full"
-"""The profile of `make test-long`: `--hypothesis-profile full`."""
+"""The profile of `make test-all`: `--hypothesis-profile full`."""
 PART = 5
 
 

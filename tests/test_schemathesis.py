@@ -14,11 +14,14 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from safetensors.numpy import save
+
+pytest.importorskip("schemathesis", reason="make setup-dev installs it")
+
+import schemathesis
 from schemathesis import Case, GenerationMode
 from schemathesis.core.result import Ok
 from schemathesis.schemas import APIOperation
@@ -28,6 +31,8 @@ from tests.described_events import check_stream
 from tests.openai.reference import save_tiny_model
 from tests.routers.breakpoints.pausing import HIDDEN
 from tests.serving import serve
+
+pytestmark = pytest.mark.dev
 
 Operation = APIOperation[Any, Any, Any, Any]
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 from tests.serving import serve
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page
+
+collect_ignore_glob = [] if find_spec("playwright") else ["*"]  # `make setup-dev` installs it
 BROWSER = "chromium-headless-shell"
 """Draws pages as Chromium does and has no windows: the tests take four fifths of the time."""
 ARGUMENTS = [
@@ -29,12 +33,14 @@ WAIT_MS = 15_000
 REFUSED = "Failed to load resource"
 """How Chromium begins its own line about an answer that is an error."""
 
-OpenPage = Callable[..., Page]
+OpenPage = Callable[..., "Page"]
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """One Chromium for all tests; each page has a profile of its own."""
+    from playwright.sync_api import sync_playwright
+
     path = shutil.which(BROWSER)
     assert path is not None, f"the tests of the page need Chromium without windows: apt-get install {BROWSER}"
     with sync_playwright() as playwright:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -21,11 +23,23 @@ def python_environment(cache: str, kind: str, packages: Sequence[str], *flags: s
     """The Python of an environment with these packages. The first call installs them, with pip's `flags`."""
     folder = folder_of(cache, kind, packages)
     python = folder / "bin" / "python"
-    if not (folder / "installed").exists():
-        run(sys.executable, "-m", "venv", "--clear", str(folder))
-        run(str(python), "-m", "pip", "install", "--quiet", *flags, *packages)
-        (folder / "installed").touch()
+    with making(folder) as is_missing:
+        if is_missing:
+            run(sys.executable, "-m", "venv", "--clear", str(folder))
+            run(str(python), "-m", "pip", "install", "--quiet", *flags, *packages)
     return python
+
+
+@contextmanager
+def making(folder: Path) -> Iterator[bool]:
+    """Whether the block is to fill `folder`. Other processes of a test run wait meanwhile, and then find it whole."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        is_missing = not (folder / "installed").exists()
+        yield is_missing
+        if is_missing:
+            (folder / "installed").touch()
 
 
 def run(*command: str, **variables: str) -> str:

@@ -36,10 +36,10 @@ def python_environment() -> Path:
 def node_environment() -> Path:
     """A folder whose `node_modules` has the generators for Node."""
     folder = folder_of(CACHE, "node", NODE_PACKAGES)
-    if not (folder / "installed").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *NODE_PACKAGES)
-        (folder / "installed").touch()
+    with environments.making(folder) as is_missing:
+        if is_missing:
+            folder.mkdir(exist_ok=True)
+            run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *NODE_PACKAGES)
     return folder
 
 

@@ -7,13 +7,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
+
+pytest.importorskip("nbformat", reason="make setup-dev installs it")
+
+import nbformat
 
 from docs.notebooks import __main__ as command
 from docs.notebooks.execution import FOLDER, SIGNATURE, digest, execute, names, read
 
 TIMEOUT_S = 600
+pytestmark = pytest.mark.dev
 
 
 def found(name: str, *values: str) -> list[Any]:

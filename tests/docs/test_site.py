@@ -40,6 +40,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, as `make docs` builds it, in another folder."""
+    pytest.importorskip("zensical", reason="make setup-dev installs it")
     folder: Path = tmp_path_factory.mktemp("site")
     config = CONFIG.read_text("utf-8").replace('"build/', '"')
     (folder / "zensical.toml").write_text(config)
@@ -83,6 +84,7 @@ def test_every_page_of_the_docs_is_in_the_navigation() -> None:
     assert {path.name for path in ours if site_path(path.relative_to(ROOT).as_posix()) not in there} == set()
 
 
+@pytest.mark.dev
 def test_a_page_loads_nothing_from_elsewhere(pages: dict[Path, Page]) -> None:
     assert len(pages) > 30
     foreign = {
@@ -94,6 +96,7 @@ def test_a_page_loads_nothing_from_elsewhere(pages: dict[Path, Page]) -> None:
     assert foreign == set()
 
 
+@pytest.mark.dev
 def test_every_link_leads_to_a_page_and_a_heading(site: Path, pages: dict[Path, Page]) -> None:
     broken = set()
     for path, page in pages.items():
@@ -118,12 +121,14 @@ def test_every_page_ends_with_a_link_to_the_glossary(site: Path) -> None:
         assert (page.parent / link).resolve() == (written / "glossary.md").resolve(), page
 
 
+@pytest.mark.dev
 def test_pages_lead_to_the_results_that_they_cite(site: Path, pages: dict[Path, Page]) -> None:
     index = site / "benchmarks/results/index.html"
     pictures = [link for tag, _, link in pages[index].links if tag == "img" and link.endswith(".png")]
     assert pictures
 
 
+@pytest.mark.dev
 def test_a_notebook_is_a_page_with_the_pictures_that_it_drew(site: Path, pages: dict[Path, Page]) -> None:
     for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
         page = pages[site / f"notebooks/{path.stem}.html"]
@@ -132,6 +137,7 @@ def test_a_notebook_is_a_page_with_the_pictures_that_it_drew(site: Path, pages: 
         assert all((site / "notebooks" / link).read_bytes().startswith(b"\x89PNG") for link in drawn)
 
 
+@pytest.mark.dev
 def test_the_index_for_language_models_has_every_page(site: Path) -> None:
     text = (site / "llms.txt").read_text("utf-8")
     assert re.match(r"# Djinn\n\n> .+\n\n## Tutorials\n", text)

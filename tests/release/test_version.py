@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+pytest.importorskip("hatch_vcs", reason="make setup-dev installs it")
+pytestmark = pytest.mark.dev
+
 ROOT = Path(__file__).parents[2]
 AUTHOR = ("-c", "user.name=Djinn", "-c", "user.email=djinn@example.org")
 

@@ -6,7 +6,6 @@ import functools
 import multiprocessing
 import select
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,11 +21,10 @@ from app.gpu.kv import transport
 from app.gpu.kv.transport import OpenWay, SocketTransport, Transport
 from app.gpu.kv_pools.nixl_agent import WINDOW_BYTES, NixlAgent
 from app.gpu.kv_pools.nixl_transport import AGENT, HEAD, MEMORY, NixlTransport
+from tests.nixl import NEEDS_NIXL, needs_nixl
 
 POOL_BYTES = 3 * WINDOW_BYTES
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NIXL is for Linux")
-
-KINDS = ["tcp", "nixl"]
+KINDS = ["tcp", pytest.param("nixl", marks=NEEDS_NIXL)]
 SOON_S = 30.0
 POOL = torch.randint(256, (POOL_BYTES,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
@@ -121,6 +119,7 @@ def test_a_sender_that_goes_away_is_seen(kind: str) -> None:
             receiver.receive(memoryview(bytearray(1)))
 
 
+@needs_nixl
 def test_memory_that_was_let_go_as_it_was_read_does_not_count() -> None:
     ours, theirs = _connected()
     receiver = receives("nixl")(closing(theirs))
@@ -143,6 +142,7 @@ def test_memory_that_was_let_go_as_it_was_read_does_not_count() -> None:
     receiver.end()
 
 
+@needs_nixl
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -163,6 +163,7 @@ def test_what_no_sender_says_is_refused(said: bytes, why: str) -> None:
     receiver.end()
 
 
+@needs_nixl
 def test_no_address_outside_the_senders_pool_is_asked_for() -> None:
     ours, theirs = _connected()
     receiver = receives("nixl")(closing(theirs))
@@ -175,6 +176,7 @@ def test_no_address_outside_the_senders_pool_is_asked_for() -> None:
     receiver.end()
 
 
+@needs_nixl
 def test_a_sender_that_is_frozen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
     ours, theirs = _connected()
@@ -197,6 +199,7 @@ def _say_and_freeze(port: int) -> None:
         time.sleep(SOON_S)
 
 
+@needs_nixl
 def test_after_a_sender_that_dies_as_it_is_read_others_are_read() -> None:
     agent = NixlAgent(None)
     context = multiprocessing.get_context("spawn")
@@ -221,6 +224,7 @@ def test_after_a_sender_that_dies_as_it_is_read_others_are_read() -> None:
     receiver.end()
 
 
+@needs_nixl
 def test_two_senders_are_read_at_once() -> None:
     with ways("nixl") as (first, first_here), ways("nixl") as (second, second_here):
         came = bytearray(POOL_BYTES), bytearray(POOL_BYTES)
