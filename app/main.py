@@ -14,6 +14,7 @@ from app.bridge.executor import Engine
 from app.cluster.moves.cluster import Membership
 from app.cluster.prefill.prefill import Prefill
 from app.domain.errors import DjinnError
+from app.domain.values import NEUTRAL, SamplingDefaults
 from app.engine_process.engine import EngineProcess
 from app.engine_process.frames import Load
 from app.engine_process.loading import disk_room, find_model, load_frame
@@ -32,6 +33,7 @@ from app.web.strict_requests import refuse_unread
 from app.wiring.lifespan import Lifespan
 from app.wiring.middleware import middleware
 from app.wiring.routes import add_routes
+from app.wiring.sampling import sampling_defaults
 from app.wiring.services import open_services
 
 
@@ -61,9 +63,9 @@ def load_app(
         room = disk_room(load)
         if process is not None:
             process.begin(load)
-        tokens = load_tokens(model)
+        tokens, sampling = load_tokens(model), sampling_defaults(model, settings.generation_config)
         engine = process.loaded() if process is not None else _load_here(model, load, room, undo)
-        app = create_app(settings, engine, tokens, tenancy, journal, room, traces, member)
+        app = create_app(settings, engine, tokens, tenancy, journal, room, traces, member, sampling)
         undo.pop_all()
     return app
 
@@ -99,9 +101,11 @@ def create_app(
     room: DiskRoom | None = None,
     traces: Traces | None = None,
     member: Membership | None = None,
+    sampling: SamplingDefaults = NEUTRAL,
 ) -> FastAPI:
     """The application. Its lifespan runs the engine thread, the journal and the sweep of expired sessions. `room` is
     that of files beside the journal, if the engine has it already. `member` is None on a server without others.
+    `sampling` is what clients leave out.
 
     Raises `FieldOutOfRange` if the journal's sessions are another model's.
     """
@@ -109,7 +113,17 @@ def create_app(
     keeper = SessionKeeper(journal, room)
     restored = keeper.load(engine.info)
     services = open_services(
-        settings, engine, tokens, tenancy, keeper, restored, journal=journal, room=room, traces=traces, member=member
+        settings,
+        engine,
+        tokens,
+        tenancy,
+        keeper,
+        restored,
+        journal=journal,
+        room=room,
+        traces=traces,
+        member=member,
+        sampling=sampling,
     )
     prefill = None if member is None else Prefill(services.sessions, member, settings)
     lifespan = Lifespan(

@@ -175,6 +175,16 @@ class Health(Answer):
     status: str
 
 
+class DefaultSampling(Answer):
+    """What the arguments of these names are in a turn that leaves them out."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
+
 class Model(Answer):
     """A model that the server runs: its name in the OpenAI routes, and how many tokens fit in a session.
 
@@ -185,3 +195,4 @@ class Model(Answer):
     max_model_len: int
     layers: int
     hidden_size: int
+    default_sampling: DefaultSampling

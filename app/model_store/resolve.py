@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from app.domain.errors import UnknownModel
-from app.domain.values import WeightsDtype
+from app.domain.values import NEUTRAL, SamplingDefaults, WeightsDtype
 from app.model_store.catalog import CATALOG
 from app.model_store.errors import BrokenModel
 from app.model_store.gguf.cached import cached_gguf
@@ -36,6 +36,8 @@ class ResolvedModel:
     folder: Path | None
     seed: int
     weights_dtype: WeightsDtype = WeightsDtype.CHECKPOINT
+    sampling: SamplingDefaults = NEUTRAL
+    """What the catalogue recommends; the folder may say more."""
 
 
 def resolve(
@@ -51,7 +53,8 @@ def resolve(
         shape = spec.removeprefix(_RANDOM)
         return ResolvedModel(shape, shape_config(shape), None, seed, weights_dtype)
     name, folder = _find(spec, cache_dir)
-    return ResolvedModel(name, _read_config(folder), folder, seed, weights_dtype)
+    sampling = CATALOG[spec].sampling if spec in CATALOG else NEUTRAL
+    return ResolvedModel(name, _read_config(folder), folder, seed, weights_dtype, sampling)
 
 
 def _find(spec: str, cache_dir: Path) -> tuple[str, Path]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.model_store.byte_tokenizer import byte_tokenizer
 from app.model_store.errors import BrokenModel
+from app.model_store.generation import generation_file, read_generation
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.saved import is_saved, read_tokenizer
 
 if TYPE_CHECKING:
     from app.model_store.resolve import ResolvedModel
-
-_GENERATION = "generation_config.json"
 
 
 def load_tokenizer(model: ResolvedModel) -> ModelTokenizer:
@@ -46,11 +44,7 @@ def eos_token_ids(model: ResolvedModel, tokenizer: ModelTokenizer) -> frozenset[
 
     Raises BrokenModel for a generation_config.json that cannot be read.
     """
-    stored: Any = model.config.eos_token_id
-    if model.folder is not None and (model.folder / _GENERATION).is_file():
-        try:
-            stored = json.loads((model.folder / _GENERATION).read_text()).get("eos_token_id")
-        except (OSError, ValueError, AttributeError) as error:
-            raise BrokenModel(f"cannot read {model.folder / _GENERATION}: {error}") from error
+    path = generation_file(model)
+    stored: Any = model.config.eos_token_id if path is None else read_generation(path).get("eos_token_id")
     listed = stored if isinstance(stored, list) else [stored]
     return frozenset(token_id for token_id in [*listed, tokenizer.facts.eos_token_id] if token_id is not None)

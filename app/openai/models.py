@@ -4,6 +4,18 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from app.wire.base import View
+
+
+class DefaultSampling(View):
+    """What the fields of these names are in a call that leaves them out."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
 
 class Model(BaseModel):
     """A served model. `created` is when the server loaded it, in Unix seconds; `max_model_len` is vLLM's addition.
@@ -18,6 +30,7 @@ class Model(BaseModel):
     max_model_len: int
     layers: int
     hidden_size: int
+    default_sampling: DefaultSampling
 
 
 class ModelList(BaseModel):

@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 
 from app.cluster.moves.cluster import Cluster
 from app.domain.errors import WrongRole
-from app.domain.values import ModelInfo
+from app.domain.values import ModelInfo, SamplingDefaults
 from app.events.streams import EventStreams
 from app.exports.spool import Spool
 from app.journal.lease import FolderLease
@@ -35,6 +35,7 @@ class Services:
 
     settings: Settings
     info: ModelInfo
+    sampling: SamplingDefaults
     tokens: Tokens
     metrics: Metrics
     sessions: SessionRegistry

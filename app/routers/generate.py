@@ -39,7 +39,7 @@ async def generate(
 async def _start(session: Session, body: GenerateBody, services: Services, cleanup: AsyncExitStack) -> TurnReader:
     turns = services.sessions.turns
     body.check_vocabulary(services.info.vocab_size)
-    sampling = body.to_params(logprobs=body.logprobs)
+    sampling = body.to_params(services.sampling, logprobs=body.logprobs)
     await turns.compile_grammar(session.owner, sampling, body.min_tokens, cleanup)
     token_ids = await _encode(session, body, services)
     max_tokens = turns.room(len(session.history) + len(token_ids), body.max_tokens, param=body.input_field)

@@ -36,6 +36,11 @@ class ModelSettings(BaseModel):
         description="in what a CPU that computes in float32 multiplies; auto: matrices of bfloat16 in bfloat16, where "
         "the processor has instructions for it and --dtype is auto, else float32",
     )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="what temperature, top_p, top_k, min_p and repetition_penalty are where a client leaves them out; "
+        "auto: as the model's generation_config.json says; none: what changes nothing",
+    )
     seed: int = Field(0, ge=0, description="seed of random:SHAPE weights")
     cache_dir: Annotated[Path, BeforeValidator(not_empty)] = Field(
         Path("~/.cache/djinn"), description="where pulled models and compiled kernels are kept"

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from dataclasses import fields, replace
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -9,13 +10,15 @@ from typing_extensions import TypeAliasType
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.grammar import Grammar
-from app.domain.values import FinishReason, SamplingParams, StopRule
+from app.domain.values import FinishReason, SamplingDefaults, SamplingParams, StopRule
 from app.text.turn_reader import TextRule
 from app.wire.base import MAX_COUNT, LongList, TokenId, View, WireModel, check_token_ids
 from app.wire.checkpoint import CheckpointView
 from app.wire.structured import StructuredOutputs
 
 MAX_SEED = 2**63 - 1
+OF_THE_MODEL = "(default: the model's, which /v1/models tells)"
+WITH_DEFAULTS = [field.name for field in fields(SamplingDefaults)]
 
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 StopStrings = TypeAliasType(
@@ -46,13 +49,13 @@ class SamplingFields(WireModel):
     max_tokens: int | None = Field(
         None, ge=0, le=MAX_COUNT, description="most tokens to generate (default: what the context has room for)"
     )
-    temperature: float = Field(1.0, ge=0, le=100, description="under 0.00001 is greedy")
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1, le=MAX_COUNT, description="0 or -1: off")
-    min_p: float = Field(0.0, ge=0, le=1)
+    temperature: float | None = Field(None, ge=0, le=100, description=f"under 0.00001 is greedy {OF_THE_MODEL}")
+    top_p: float | None = Field(None, gt=0, le=1, description=f"1: off {OF_THE_MODEL}")
+    top_k: int | None = Field(None, ge=-1, le=MAX_COUNT, description=f"0 or -1: off {OF_THE_MODEL}")
+    min_p: float | None = Field(None, ge=0, le=1, description=f"0: off {OF_THE_MODEL}")
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100, description=f"1: off {OF_THE_MODEL}")
     seed: int | None = Field(None, ge=0, le=MAX_SEED, description="drawn by the server if absent")
     stop: StopStrings | None = Field(None, description="strings that end the turn; the text ends before them")
     stop_token_ids: list[TokenId] = Field(default=[], max_length=64)
@@ -70,17 +73,26 @@ class SamplingFields(WireModel):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def to_params(self, *, logprobs: int | None = None, prompt_logprobs: int | None = None) -> SamplingParams:
-        """The engine's sampling parameters; draws the seed if the client gave none."""
+    def sampling(self, defaults: SamplingDefaults) -> SamplingDefaults:
+        """The fields that have defaults of the model's; those that the client left out are as `defaults` say."""
+        given = {name: getattr(self, name) for name in WITH_DEFAULTS}
+        chosen = replace(defaults, **{name: value for name, value in given.items() if value is not None})
+        return replace(chosen, top_k=max(chosen.top_k, 0))
+
+    def to_params(
+        self, defaults: SamplingDefaults, *, logprobs: int | None = None, prompt_logprobs: int | None = None
+    ) -> SamplingParams:
+        """The engine's sampling parameters. The seed is drawn if the client gave none."""
+        chosen = self.sampling(defaults)
         return SamplingParams(
             seed=secrets.randbits(63) if self.seed is None else self.seed,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=max(self.top_k, 0),
-            min_p=self.min_p,
+            temperature=chosen.temperature,
+            top_p=chosen.top_p,
+            top_k=chosen.top_k,
+            min_p=chosen.min_p,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
+            repetition_penalty=chosen.repetition_penalty,
             logit_bias=self.logit_bias or {},
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,

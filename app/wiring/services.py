@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from app.bridge.executor import Engine, EngineExecutor
 from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.cluster import Cluster, Membership
-from app.domain.values import KVPolicy
+from app.domain.values import KVPolicy, SamplingDefaults
 from app.events.feed import Feed
 from app.events.streams import EventStreams
 from app.exports.spool import Spool
@@ -42,6 +42,7 @@ def open_services(
     room: DiskRoom,
     traces: Traces | None,
     member: Membership | None,
+    sampling: SamplingDefaults,
 ) -> Services:
     """Around the engine, which need not run yet. `restored` are the sessions that `keeper` has found in the journal."""
     feed, metrics, tool_waits = Feed(), Metrics(engine.info.name), ToolWaits()
@@ -63,6 +64,7 @@ def open_services(
     return Services(
         settings=settings,
         info=engine.info,
+        sampling=sampling,
         tokens=tokens,
         metrics=metrics,
         sessions=registry,

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.domain.values import TurnUsage
+from app.domain.values import SamplingParams, TurnUsage
 from app.openai.responses.body import ResponseBody
 from app.openai.responses.encoded import Encoded, JsonOf
 from app.openai.responses.items import AnyItem, Item, OutputItem
@@ -90,8 +90,8 @@ class ResponseObject(BaseModel):
     metadata: dict[str, str]
 
     @classmethod
-    def begin(cls, body: ResponseBody, id: str, created_at: int) -> "ResponseObject":
-        """The response to `body` before its first token."""
+    def begin(cls, body: ResponseBody, sampling: SamplingParams, id: str, created_at: int) -> "ResponseObject":
+        """The response to `body`, which is sampled so, before its first token."""
         choice = body.tool_choice
         tools = [tool.model_dump(include=set(type(tool).model_fields)) for tool in body.tools]
         return cls(
@@ -105,12 +105,12 @@ class ResponseObject(BaseModel):
             parallel_tool_calls=body.parallel_tool_calls,
             previous_response_id=body.previous_response_id,
             store=body.store,
-            temperature=body.temperature,
+            temperature=sampling.temperature,
             text=Encoded.of({"format": body.text_format.model_dump(by_alias=True, exclude_none=True)}),
             tool_choice=choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
             tools=Encoded.of(tools),
             top_logprobs=body.top_logprobs or 0,
-            top_p=body.top_p,
+            top_p=sampling.top_p,
             user=body.user,
             metadata=dict(body.metadata or {}),
         )

@@ -67,7 +67,8 @@ class OpenAICall:
         body.check_vocabulary(self.services.info.vocab_size)
         _check_count(self.services.settings, prompts=len(prompts), n=n)
         rooms = self._rooms(prompts, max_tokens, prompt_field, limit_field)
-        sampling = body.to_params(logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        defaults = self.services.sampling
+        sampling = body.to_params(defaults, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
         sampling = sampling if grammar is None else replace(sampling, grammar=grammar)
         await registry.turns.compile_grammar(self.owner, sampling, body.min_tokens, self._cleanup)
         eos, text = self.services.tokens.eos_token_ids, replace(body.to_text_rule(), shown=shown)

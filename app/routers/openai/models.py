@@ -3,7 +3,7 @@
 from fastapi import APIRouter, HTTPException
 
 from app.domain.errors import NotFound
-from app.openai.models import Model, ModelList
+from app.openai.models import DefaultSampling, Model, ModelList
 from app.routers.dependencies import Services, ServicesDep
 from app.routers.openai.call import check_model
 from app.routers.openai.route import OpenAIRoute, openai_errors
@@ -34,4 +34,5 @@ def _model(services: Services) -> Model:
         max_model_len=info.max_model_len,
         layers=info.num_layers,
         hidden_size=info.hidden_size,
+        default_sampling=DefaultSampling.model_validate(services.sampling),
     )

@@ -54,7 +54,7 @@ class ResponseCall:
         token_ids = await services.side_work.run(self._owner, self._prompt, body, [*before, *new], use)
         request = await self._request(body, token_ids, use, cleanup)
         response_id = new_response_id(services.settings.replica)
-        response = ResponseObject.begin(body, response_id, int(time.time()))
+        response = ResponseObject.begin(body, request.sampling, response_id, int(time.time()))
         # From here on nothing waits, so no other call takes the session. A refused call closes none.
         (charge,) = services.sessions.turns.reserve(self._owner, [request], cleanup)
         with ExitStack() as undo:
@@ -106,7 +106,7 @@ class ResponseCall:
         body.check_vocabulary(services.info.vocab_size)
         room = turns.room(len(token_ids), body.max_output_tokens, param="input", limit_param="max_output_tokens")
         grammar = turn_grammar(body.to_grammar(), use, support)
-        sampling = replace(body.to_params(logprobs=body.alternatives), grammar=grammar)
+        sampling = replace(body.to_params(services.sampling, logprobs=body.alternatives), grammar=grammar)
         await turns.compile_grammar(self._owner, sampling, body.min_tokens, cleanup)
         stop: StopRule = body.to_stop_rule(max_tokens=room, eos_token_ids=services.tokens.eos_token_ids)
         shown = support.shown if use.callable else frozenset()

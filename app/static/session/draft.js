@@ -6,13 +6,13 @@ import { perSession } from "../state/per_key.js";
  * server judges them. `main` ones are always shown. */
 export const FIELDS = [
   { name: "max_tokens", label: "Most tokens", hint: "room left", main: true },
-  { name: "temperature", label: "Temperature", hint: "1", main: true },
+  { name: "temperature", label: "Temperature", hint: "the model’s", main: true },
   { name: "seed", label: "Seed", hint: "drawn", main: true },
-  { name: "top_p", label: "Top p", hint: "1" },
-  { name: "top_k", label: "Top k", hint: "off" },
-  { name: "min_p", label: "Min p", hint: "0" },
+  { name: "top_p", label: "Top p", hint: "the model’s" },
+  { name: "top_k", label: "Top k", hint: "the model’s" },
+  { name: "min_p", label: "Min p", hint: "the model’s" },
   { name: "min_tokens", label: "Fewest tokens", hint: "0" },
-  { name: "repetition_penalty", label: "Repetition penalty", hint: "1" },
+  { name: "repetition_penalty", label: "Repetition penalty", hint: "the model’s" },
   { name: "presence_penalty", label: "Presence penalty", hint: "0" },
   { name: "frequency_penalty", label: "Frequency penalty", hint: "0" },
 ];

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import orjson
 
-from app.domain.values import FinishReason, TokenLogprobs, TurnUsage
+from app.domain.values import NEUTRAL, FinishReason, TokenLogprobs, TurnUsage
 from app.messages import TurnFinished
 from app.openai.responses.body import ResponseBody
 from app.openai.responses.encoded import to_json
@@ -39,7 +39,7 @@ class Words:
 def writer() -> ResponseWriter:
     body = ResponseBody.model_validate({"model": "m", "input": "x", "top_logprobs": 20})
     words: Any = Words()
-    return ResponseWriter(ResponseObject.begin(body, "resp_1", 1), words, None)
+    return ResponseWriter(ResponseObject.begin(body, body.to_params(NEUTRAL), "resp_1", 1), words, None)
 
 
 def write(made: ResponseWriter) -> None:
