@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
 
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.batch import make_batch
@@ -16,14 +14,8 @@ from app.gpu.attention.cpu import kernels
 from app.gpu.attention.cpu.paged import PagedCpuAttention, batch_invariant_attention, bfloat16_attention
 from app.gpu.attention.cpu.store import store
 from app.gpu.attention.pool_rows import from_rows
-from tests.gpu.attention.drawing import DEVICES, MIXED, Inputs, Shape, any_shape, assert_agrees, chunks, draw_inputs
+from tests.gpu.attention.drawing import DEVICES, MIXED, Inputs, Shape, assert_agrees, chunks, draw_inputs
 from tests.gpu.oracle import rounded
-
-
-@settings(max_examples=60)
-@given(any_shape())
-def test_any_batch_agrees_with_the_reference(shape: Shape) -> None:
-    assert_agrees("cpu", shape)
 
 
 @pytest.mark.parametrize("pool_dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -41,7 +33,7 @@ def test_keys_and_values_are_rounded_as_pytorch_rounds_them(pool_dtype: torch.dt
     torch.testing.assert_close(pool, expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_float8_is_rounded_as_pytorch_rounds_it(dtype: torch.dtype) -> None:
     """To nearest even, with the least power of two that brings a head within 448; what is not finite shows."""
     grid = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
@@ -58,21 +50,13 @@ def test_float8_is_rounded_as_pytorch_rounds_it(dtype: torch.dtype) -> None:
             )
 
 
-@pytest.fixture
-def _threads_restored() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("_threads_restored")
+@pytest.mark.usefixtures("one_thread")  # which puts back how many there were
 def test_the_number_of_threads_does_not_change_a_bit() -> None:
     outputs = []
-    for threads in (1, 2, 5):
+    for threads in (1, 5):
         torch.set_num_threads(threads)
         outputs.append(draw_inputs(Shape([(700, 1), (3, 1), (129, 1)])).run(PagedCpuAttention()))
-    assert torch.equal(outputs[0], outputs[1])
-    assert torch.equal(outputs[0], outputs[2])
+    assert torch.equal(*outputs)
 
 
 def test_the_rest_of_the_batch_does_not_change_a_bit_of_a_decode_row() -> None:
@@ -84,6 +68,7 @@ def test_the_rest_of_the_batch_does_not_change_a_bit_of_a_decode_row() -> None:
     assert torch.equal(alone.run(PagedCpuAttention()), together[:1])
 
 
+@pytest.mark.long
 def test_a_machine_without_a_writable_cache_compiles_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numba.core.caching.CodeLibraryCacheImpl._locator_classes", [])
     kernels.attend_kernel.cache_clear()
@@ -109,9 +94,7 @@ def test_a_prompt_at_once_in_parts_and_token_by_token_has_the_same_bits_if_that_
 
 
 @pytest.mark.parametrize("attention", [PagedCpuAttention(), bfloat16_attention()], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("window", "pool_dtype"), [*((window, POOLS[0]) for window in (None, 37, 300)), (37, POOLS[1]), (37, POOLS[3])]
-)
+@pytest.mark.parametrize(("window", "pool_dtype"), [(None, POOLS[0]), (300, POOLS[1]), (37, POOLS[3])])
 def test_where_a_prompt_is_cut_does_not_change_a_bit(
     window: int | None, pool_dtype: torch.dtype, attention: PagedCpuAttention
 ) -> None:
@@ -123,9 +106,7 @@ def test_where_a_prompt_is_cut_does_not_change_a_bit(
         assert torch.equal(whole.narrowed(slice(first, end), pool, batch).run(attention), expected[first:end])
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "pool_dtype"), [(2, POOLS[0]), (5, POOLS[0]), (12, POOLS[2]), (64, POOLS[1]), (80, POOLS[3])]
-)
+@pytest.mark.parametrize(("head_dim", "pool_dtype"), [(5, POOLS[0]), (12, POOLS[2]), (64, POOLS[3])])
 def test_prompts_in_bfloat16_agree_with_the_reference_as_far_as_that_rounds(
     head_dim: int, pool_dtype: torch.dtype
 ) -> None:

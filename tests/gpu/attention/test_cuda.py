@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.gpu.attention.drawing import (
     CUDA,
     DEVICES,
+    MIXED,
     NO_BFLOAT16,
     Inputs,
     Shape,
@@ -21,8 +24,8 @@ from tests.gpu.attention.drawing import (
     assert_agrees,
     chunks,
     draw_inputs,
+    needs_cuda,
 )
-from tests.gpu.attention.flash_on_cpu import FLASH_ATTENTION
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -30,27 +33,25 @@ from app.gpu.attention import attention_for, cuda
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.batch import Batch, make_batch
 from app.gpu.attention.cuda import CudaAttention
-from app.gpu.attention.triton_attend import Sequences
-from app.gpu.attention.triton_merge import MAX_SPLITS
+from app.gpu.graphs.recorder import waiting_forbidden
 
 DEVICE = DEVICES["cuda"]
 DTYPES = [
-    torch.float32,
+    pytest.param(torch.float32, marks=pytest.mark.long),
     torch.float16,
     pytest.param(torch.bfloat16, marks=pytest.mark.skipif(not CUDA, reason=NO_BFLOAT16)),
 ]
 
 
-@settings(max_examples=10)
+PLAIN = AttentionSpec(0.3)
+FLASH_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention.default
+
+
+@settings(max_examples=settings().max_examples // 6)  # each takes a second in the interpreter
 @given(any_shape())
 def test_any_batch_agrees_with_the_reference(shape: Shape) -> None:
-    assert_agrees("cuda", shape)
-
-
-@settings(max_examples=6)
-@given(any_shape())
-def test_any_batch_agrees_with_the_reference_in_the_batch_invariant_mode(shape: Shape) -> None:
-    assert_agrees("cuda-batch-invariant", shape)
+    for backend in ("cuda", "cuda-batch-invariant"):
+        assert_agrees(backend, shape)
 
 
 class OperatorsSeen(TorchDispatchMode):
@@ -58,33 +59,23 @@ class OperatorsSeen(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[Callable[..., Any]] = []
+        self.seen: list[Any] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.append(func)
         return func(*args, **(kwargs or {}))
 
 
-PLAIN = AttentionSpec(0.1)
-
-
-@pytest.mark.parametrize("row", [(0, 50), (70, 30)], ids=["no past", "a past"])
 @pytest.mark.parametrize(
-    ("head_dim", "spec", "takes"),
+    ("row", "head_dim", "spec", "takes"),
     [
-        (64, PLAIN, True),
-        (12, PLAIN, True),
-        (256, PLAIN, True),
-        (264, PLAIN, False),
-        (64, AttentionSpec(0.1, window=100), True),
-        (64, AttentionSpec(0.1, window=40), False),
-        (64, AttentionSpec(0.1, softcap=2.0), False),
+        ((0, 50), 64, PLAIN, True),
+        ((70, 30), 12, PLAIN, True),
+        ((0, 50), 256, PLAIN, True),
+        ((70, 30), 264, PLAIN, False),
+        ((70, 30), 64, AttentionSpec(0.3, window=100), True),
+        ((0, 50), 64, AttentionSpec(0.3, window=40), False),
+        ((70, 30), 64, AttentionSpec(0.3, softcap=2.0), False),
     ],
 )
 def test_prompts_run_in_flash_attention_where_it_takes_them(
@@ -96,26 +87,26 @@ def test_prompts_run_in_flash_attention_where_it_takes_them(
     assert operators.seen.count(FLASH_ATTENTION) == takes
 
 
-def split_into(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def splits(rows: Sequences, kv: Tensor, spec: AttentionSpec) -> int:
-        return count
-
-    monkeypatch.setattr(cuda, "_splits", splits)
-
-
-@pytest.mark.parametrize("splits", [2, 3, 8])
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (150, 2.0)])
-def test_splitting_the_keys_changes_no_result(
-    splits: int, window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    split_into(splits, monkeypatch)
-    rows = [(0, 1), (128, 1), (500, 1)]
-    assert_agrees("cuda", Shape(rows, head_dim=12, spec=AttentionSpec(scale=0.3, window=window, softcap=softcap)))
+@pytest.fixture(params=[1, 132], ids=["keys whole", "keys split"])
+def processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Multiprocessors of the device, for all of which decode rows are cut into parts."""
+    count: int = request.param
+    monkeypatch.setattr(cuda, "_processors", lambda device: count)
+    return count
 
 
-@pytest.mark.parametrize("splits", [1, 5])
-def test_not_a_number_shows(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    split_into(splits, monkeypatch)
+@pytest.mark.parametrize("spec", [PLAIN, AttentionSpec(0.3, window=300, softcap=2.0)], ids=["plain", "limited"])
+def test_splitting_the_keys_changes_no_result(processors: int, spec: AttentionSpec) -> None:
+    shape = Shape([(0, 1), (128, 1), (500, 1)], head_dim=12, spec=spec)
+    assert_agrees("cuda", shape)
+    whole, found = (
+        draw_inputs(shape, device=DEVICE).run(CudaAttention(batch_invariant=each)) for each in (True, False)
+    )
+    assert torch.equal(found, whole) == (processors == 1), "whether they are split"
+
+
+@pytest.mark.usefixtures("processors")
+def test_not_a_number_shows() -> None:
     inputs = draw_inputs(Shape([(300, 1), (300, 1)]), device=DEVICE)
     inputs.key[1, 0, 0] = float("nan")
     broken = inputs.run(CudaAttention()).isnan()
@@ -152,10 +143,8 @@ def _dirty_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.usefixtures("_dirty_memory")
-@pytest.mark.parametrize("splits", [1, 3])
-def test_padding_rows_give_zeros_and_write_nothing(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    split_into(splits, monkeypatch)
+@pytest.mark.usefixtures("_dirty_memory", "processors")
+def test_padding_rows_give_zeros_and_write_nothing() -> None:
     inputs = draw_inputs(Shape([(0, 1), (300, 1)]), device=DEVICE)
     bucket = padded(inputs, rows=3)
     expected, output = inputs.run(CudaAttention()), bucket.run(CudaAttention())
@@ -174,7 +163,7 @@ def test_block_tables_may_hold_anything_past_the_context() -> None:
 
 @pytest.mark.usefixtures("rows_alike")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("spec", [AttentionSpec(0.3), AttentionSpec(0.3, window=37, softcap=5.0)], ids=["plain", "all"])
+@pytest.mark.parametrize("spec", [PLAIN, AttentionSpec(0.3, window=37, softcap=5.0)], ids=["plain", "limited"])
 def test_cutting_a_prompt_changes_no_bit_in_the_batch_invariant_mode(dtype: torch.dtype, spec: AttentionSpec) -> None:
     shape = Shape([(40, 60)], heads=3, kv_heads=1, head_dim=64, dtype=dtype, pool_dtype=dtype, spec=spec)
     attention = CudaAttention(batch_invariant=True)
@@ -207,25 +196,6 @@ def moved(inputs: Inputs, index: int) -> Inputs:
     return inputs.narrowed(slice(row.start, row.start + row.length), inputs.pool.flip(0), batch)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 8, 33, 128, 1000])
-@pytest.mark.parametrize("kv_heads", [1, 8, 32])
-@pytest.mark.parametrize("blocks", [1, 20, 4096])
-def test_a_small_grid_is_split_to_fill_the_device(
-    rows: int, kv_heads: int, blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuda, "_processors", lambda device: 132)
-    kv = torch.empty(2, 2, kv_heads, 16, 128, device="meta")
-    tables = torch.empty(rows, blocks, dtype=torch.int32, device="meta")
-    query, contexts = torch.empty(rows, kv_heads, 128, device="meta"), torch.empty(rows, device="meta")
-    sequences = Sequences(query, tables, contexts, length=1)
-    splits = cuda._splits(sequences, kv, AttentionSpec(1.0))
-    programs, most, enough = rows * kv_heads, max(1, min(MAX_SPLITS, blocks * 16 // cuda.SPLIT_KEYS)), 4 * 132
-    assert 1 <= splits <= most
-    assert splits == most or programs * splits >= enough
-    assert splits == 1 or programs * (splits - 1) < enough
-    assert cuda._splits(sequences, kv, AttentionSpec(1.0, window=64)) == 1
-
-
 def test_a_pool_of_more_than_two_to_the_31_elements() -> None:
     block = 2**30
     memory = torch.empty(2 * block + 2 * 16 * 64, dtype=torch.float16, device=DEVICE)  # only what is used is touched
@@ -244,3 +214,87 @@ def test_cuda_devices_get_the_cuda_attention() -> None:
     device = torch.device("cuda", 3)
     assert isinstance(attention_for(device), CudaAttention)
     assert isinstance(attention_for(device, batch_invariant=True), CudaAttention)
+
+
+def on_a_device(test: Any) -> Any:
+    """The test shows what Triton's interpreter cannot."""
+    return pytest.mark.cuda(needs_cuda(test))
+
+
+LONG = [(0, 1), (2047, 1), (4000, 1), (100, 1), (0, 700), (1000, 300)]
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@on_a_device
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 32, 128), (32, 8, 128), (9, 3, 64), (8, 1, 256)])
+@pytest.mark.parametrize("backend", ["cuda", "cuda-batch-invariant"])
+@pytest.mark.parametrize("window", [None, 900])
+def test_shapes_of_real_models(
+    backend: str, heads: int, kv_heads: int, head_dim: int, window: int | None, dtype: torch.dtype
+) -> None:
+    spec = AttentionSpec(head_dim**-0.5, window=window)
+    shape = Shape(LONG, heads, kv_heads, head_dim, dtype=dtype, pool_dtype=dtype, spec=spec)
+    assert_agrees(backend, shape, tolerance=0.02)
+
+
+@on_a_device
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("row", [(0, 50), (70, 30)], ids=["no past", "a past"])
+def test_prompts_run_in_pytorchs_flash_attention(row: tuple[int, int], dtype: torch.dtype) -> None:
+    """Not in cuDNN's, whose kernels have `flash_fprop` in their names."""
+    inputs = draw_inputs(Shape([row], head_dim=64, dtype=dtype, pool_dtype=dtype), device=DEVICE)
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        inputs.run(CudaAttention())
+        torch.cuda.synchronize()
+    kernels = [event.key for event in profiler.key_averages()]
+    assert any("flash_fwd" in kernel for kernel in kernels), kernels
+
+
+@on_a_device
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_the_host_never_waits_for_the_device(batch_invariant: bool) -> None:
+    inputs = draw_inputs(Shape(MIXED, head_dim=64, dtype=torch.float16, pool_dtype=torch.float16), device=DEVICE)
+    with waiting_forbidden():
+        inputs.run(CudaAttention(batch_invariant=batch_invariant))
+
+
+@on_a_device
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_recorded_decode_step_follows_what_its_tensors_hold_at_replay(batch_invariant: bool) -> None:
+    dtype = torch.bfloat16
+    attention = CudaAttention(batch_invariant=batch_invariant)
+    shape = partial(Shape, heads=32, kv_heads=8, head_dim=128, dtype=dtype, pool_dtype=dtype)
+    recorded = draw_inputs(shape([(3000, 1), (17, 1), (0, 1)]), device=DEVICE)
+    recorded.run(attention)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = recorded.run(attention)
+    for seed, shorter in enumerate([[(2999, 1), (30, 1), (12, 1)], [(2992, 1), (16, 1), (3, 1)]], start=1):
+        step = draw_inputs(shape(shorter), seed, DEVICE)
+        overwrite(recorded, step)
+        graph.replay()
+        assert torch.equal(output, step.run(attention))
+
+
+def overwrite(recorded: Inputs, step: Inputs) -> None:
+    """Put another step of the same widths where the recorded one reads."""
+    for name in ("query", "key", "value", "pool"):
+        getattr(recorded, name).copy_(getattr(step, name))
+    for name in ("positions", "slot_blocks", "slot_offsets", "block_tables", "contexts"):
+        getattr(recorded.batch, name).copy_(getattr(step.batch, name))
+
+
+@on_a_device
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_prompt_and_the_same_tokens_one_by_one_give_the_same_bits_in_the_batch_invariant_mode(
+    head_dim: int, dtype: torch.dtype
+) -> None:
+    shape = Shape([(500, 40)], 8, 2, head_dim, dtype=dtype, pool_dtype=dtype, spec=AttentionSpec(head_dim**-0.5))
+    attention = CudaAttention(batch_invariant=True)
+    whole = draw_inputs(shape, device=DEVICE).run(attention)
+    pieces = draw_inputs(shape, device=DEVICE)
+    one_by_one = [token.run(attention) for token in chunks(pieces, [(500 + i, 1) for i in range(40)])]
+    assert torch.equal(torch.cat(one_by_one), whole)
