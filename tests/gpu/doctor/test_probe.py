@@ -50,7 +50,7 @@ def test_the_build_is_the_installed_pytorch() -> None:
     assert (build.problem is None) == torch.cuda.is_available()
 
 
-def test_why_there_is_no_gpu_is_said_in_pytorchs_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_described_in_cudas_words_and_why_there_is_none_in_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     def init() -> None:
         raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check")
 
@@ -58,9 +58,6 @@ def test_why_there_is_no_gpu_is_said_in_pytorchs_own_words(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "init", init)
     build = MachineProbe().build()
     assert (build.gpu_count, build.problem) == (0, "Found no NVIDIA driver on your system.")
-
-
-def test_a_gpu_is_described_as_cuda_describes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(
         name="NVIDIA H100", major=9, minor=0, pci_domain_id=1, pci_bus_id=0xC1, pci_device_id=0x1F
     )

@@ -39,17 +39,6 @@ def test_a_crowd_is_told_what_one_process_tells_it(tiny_llama: TinyModel) -> Non
     assert all(map(same, told, wanted))
 
 
-def test_gpt2_says_what_transformers_says(tiny_gpt2: TinyModel) -> None:
-    engine = replace(tiny_gpt2, ranks=2).engine(blocks=30, **TIERS)
-    driver = BreakDriver(engine)
-    starts = {driver.open(): prompt(seed, 9 + 5 * seed) for seed in range(5)}
-    turns = {session: driver.submit(session, start, 12) for session, start in starts.items()}
-    driver.finish(*turns.values())
-    for session, turn in turns.items():
-        assert driver.tokens(turn) == greedy_tokens(tiny_gpt2.oracle, starts[session], 12)
-    engine.close()
-
-
 def test_scales_of_float8_go_with_the_heads_that_they_belong_to(tiny_llama: TinyModel) -> None:
     said = []
     for ranks in (1, 2):
