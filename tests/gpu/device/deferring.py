@@ -158,6 +158,11 @@ class DeferredDevice(TorchDispatchMode):
         with torch.inference_mode():
             self._immediately(work)
 
+    def finish(self) -> None:
+        """Run all that it has been given."""
+        while self._ready():
+            self.run_one()
+
     def _ready(self) -> list[DeferredStream]:
         return [stream for stream in self._streams if stream.is_ready()]
 

@@ -1,4 +1,4 @@
-"""Streamed weights on a GPU: the logits of a device that holds all, bit for bit."""
+"""Streamed weights on a GPU: the logits of a device that holds all, bit for bit, and copies beside what it computes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ import torch
 
 from app.gpu.attention import attention_for
 from app.gpu.attention.batch import make_batch
+from app.gpu.device.choice import streams_of
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.programs.run import layer_by_layer
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.step.walk import whole_pass
+from app.gpu.weight_ring.pinned_store import PinnedStore
 from app.settings import Settings
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel
+from tests.gpu.weight_files.bundles import Model, same_bits
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+CUDA = torch.device("cuda")
 BLOCKS = 64
+BUSY_CYCLES = 200_000_000
+"""About a tenth of a second."""
 
 
 @torch.inference_mode()
@@ -48,14 +54,13 @@ def logits_of(loaded: LoadedModel, *, lend: bool) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("share", [0.3, 0.8])
 def test_logits_are_the_same(tiny_mistral: TinyModel, tmp_path: Path, dtype: torch.dtype, share: float) -> None:
-    device = torch.device("cuda")
-    attention = attention_for(device)
+    attention = attention_for(CUDA)
     size = tiny_mistral.stack.parameter_bytes * dtype.itemsize // 4
     everything, part = (
         load_model(
             tiny_mistral.resolved,
             Settings(weights_device=budget, cache_dir=tmp_path).engine(),
-            device,
+            CUDA,
             dtype,
             attention,
         )
@@ -67,3 +72,26 @@ def test_logits_are_the_same(tiny_mistral: TinyModel, tmp_path: Path, dtype: tor
         assert all(map(torch.equal, found, wanted))
     finally:
         part.close()
+
+
+def test_bundles_arrive_beside_compute_and_behind_their_guards() -> None:
+    model = Model([[torch.randn(1 << 20)], [torch.randn(1 << 20, device=CUDA)]], [torch.randn(100, 64)])
+    streams = streams_of(CUDA)
+    store = PinnedStore(model.contents.layouts, model.contents.tables, streams, 1 << 20)
+    model.fill(store)
+    places = torch.zeros(2, 4 << 20, dtype=torch.uint8, device=CUDA)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(BUSY_CYCLES)
+    computed = streams.compute.record()
+    store.load(0, places[0], ()).synchronize()
+    assert not computed.query()
+    behind = store.load(1, places[1], (computed,))
+    assert not behind.query()
+    behind.synchronize()
+    assert computed.query()
+    for place, [tensor] in zip(places, model.bundles, strict=True):
+        assert same_bits(place.view(torch.float32).cpu(), tensor.cpu())
+    rows = store.rows(0, torch.tensor([99, 0, 99]))
+    assert rows.is_pinned()
+    assert same_bits(rows, model.tables[0][[99, 0, 99]])
+    store.close()

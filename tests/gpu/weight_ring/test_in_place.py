@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -21,6 +20,9 @@ from app.gpu.weight_files.header import sections_of
 from app.gpu.weight_ring.cached_bundle import CachedBundle
 from app.gpu.weight_ring.file_store import FileStore
 from tests.gpu.weight_files.bundles import Gate, Model, overwrite, same_bits
+from tests.gpu.weight_ring.test_file_store import exact_clock, source
+
+__all__ = ["exact_clock", "source"]
 
 NORM, WEIGHT = torch.arange(48.0), torch.randn(700, 48, generator=torch.Generator().manual_seed(0))
 MODEL = Model([[NORM, to_panels(WEIGHT)[0]], [NORM + 1]], [])
@@ -104,19 +106,6 @@ def test_whatever_changes_after_the_start_is_noticed_before_a_result_is_used(pat
     _, norm, weight = lend(store, MODEL.target(0))
     assert torch.equal(multiply(weight), EXPECTED)
     assert same_bits(norm.tensor, NORM)
-    store.close()
-
-
-def test_a_file_that_is_shorter_than_it_was_is_lost_and_one_without_a_name_is_not(path: Path, store: FileStore) -> None:
-    path.rename(path.with_name("elsewhere"))
-    _, norm, weight = lend(store, MODEL.target(0))
-    assert torch.equal(multiply(weight), EXPECTED)
-    os.truncate(path.with_name("elsewhere"), sections_of(MODEL.contents)[0].offset + 5000)
-    _, norm, weight = lend(store, MODEL.target(0))
-    with pytest.raises(WeightsLost, match="the file ends at byte"):
-        multiply(weight)
-    with pytest.raises(WeightsLost):
-        _ = norm.tensor
     store.close()
 
 

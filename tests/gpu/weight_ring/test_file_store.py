@@ -1,0 +1,314 @@
+"""Bundles and rows that come from a file: in order, behind their guards, until the store is closed, and whatever
+happens to the file, never a byte that was not stored.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import app.gpu.weight_files.file
+from app.domain.errors import WeightsLost
+from app.gpu.device.streams import PASSED, CpuStream
+from app.gpu.linear.matrix import BlockMatrix
+from app.gpu.weight_files.file import BundleFile
+from app.gpu.weight_files.header import Section, sections_of
+from app.gpu.weight_files.page_cache import has_writers
+from app.gpu.weight_ring.file_store import FileStore
+from app.gpu.weight_ring.host_table import HostTable
+from tests.gpu.linear.blocks import draw_blocks
+from tests.gpu.weight_files.bundles import Gate, Model, make_model, overwrite, same_bits
+
+
+@pytest.fixture(autouse=True, params=["memory", "disk"])
+def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the file's bytes seem to be. What is in memory is used there, or copied by who waits; the rest is read by
+    a thread.
+    """
+    monkeypatch.setattr(BundleFile, "is_cached", lambda *_: request.param == "memory")
+    return str(request.param)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of the file of `MODEL`."""
+    MODEL.write(tmp_path / "model.safetensors").close()
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[FileStore]:
+    store = open_store(path)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def exact_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has just been written counts as proven."""
+    monkeypatch.setattr(app.gpu.weight_files.file, "_CLOCK_NS", -1)
+
+
+MODEL, OTHER = make_model(), make_model(seed=1)
+SECTIONS = {section.name: section for section in sections_of(MODEL.contents)}
+
+
+def open_store(path: Path, chunk_bytes: int = 1000) -> FileStore:
+    return FileStore(BundleFile(path, MODEL.contents), chunk_bytes)
+
+
+def load(store: FileStore, index: int) -> Tensor:
+    target = MODEL.target(index)
+    store.load(index, target, ()).synchronize()
+    return target
+
+
+def loads_or_says_so(store: FileStore, index: int) -> bool:
+    """Whether the bundle is lost; if it is not, it is right."""
+    try:
+        assert MODEL.holds(index, load(store, index))
+    except WeightsLost:
+        return True
+    return False
+
+
+def gathers_or_says_so(store: FileStore, table: int) -> bool:
+    """Whether the table is lost; if it is not, its rows are right."""
+    ids = torch.arange(len(MODEL.tables[table]))
+    try:
+        assert same_bits(store.rows(table, ids), MODEL.tables[table])
+    except WeightsLost:
+        return True
+    return False
+
+
+def all_lost(store: FileStore) -> list[str]:
+    """Names of the bundles and tables that are lost; all others are right."""
+    bundles = [f"bundle.{index}" for index in range(len(MODEL.bundles)) if loads_or_says_so(store, index)]
+    return bundles + [f"table.{index}" for index in range(len(MODEL.tables)) if gathers_or_says_so(store, index)]
+
+
+def middle(section: Section) -> int:
+    return section.offset + section.nbytes // 2
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 4096, 1 << 30])
+def test_bundles_arrive_whatever_the_chunks(path: Path, chunk_bytes: int) -> None:
+    store = open_store(path, chunk_bytes)
+    targets = [MODEL.target(index) for index in range(len(MODEL.bundles))]
+    events = [store.load(index, target, (PASSED,)) for index, target in enumerate(targets)]
+    for index, (event, target) in enumerate(zip(events, targets, strict=True)):
+        event.synchronize()
+        assert event.query()
+        assert MODEL.holds(index, target)
+    with pytest.raises(ValueError, match="bundle 0 has"):
+        store.load(0, torch.empty(256, dtype=torch.uint8), ())
+    store.close()
+
+
+@pytest.mark.parametrize("source", ["disk"], indirect=True)
+def test_a_load_waits_for_its_guards_and_those_behind_it_wait_too(store: FileStore) -> None:
+    gates, first, second = [Gate(), Gate()], MODEL.target(0), MODEL.target(1)
+    before = first.clone()
+    events = [store.load(0, first, gates), store.load(1, second, ())]
+    gates[0].pass_by()
+    time.sleep(0.05)
+    assert not any(event.query() for event in events)
+    assert torch.equal(first, before)
+    gates[1].pass_by()
+    events[1].synchronize()
+    assert events[0].query()
+    assert MODEL.holds(0, first)
+    assert MODEL.holds(1, second)
+
+
+@pytest.mark.parametrize("source", ["memory"], indirect=True)
+def test_a_copy_is_made_by_who_waits_for_it_and_one_that_nobody_waits_for_is_not(store: FileStore) -> None:
+    target, after = MODEL.target(0), MODEL.target(1)
+    before, given_up = target.clone(), store.load(0, target, ())
+    store.load(1, after, (given_up,)).synchronize()
+    assert MODEL.holds(1, after)
+    assert torch.equal(target, before)
+    assert not given_up.query()
+    given_up.synchronize()
+    assert MODEL.holds(0, target)
+    assert threads_of_stores() == []
+
+
+def test_a_stream_of_the_cpu_waits_for_the_bytes(store: FileStore) -> None:
+    gate, target = Gate(), MODEL.target(1)
+    loaded = store.load(1, target, (gate,))
+    threading.Timer(0.05, gate.pass_by).start()
+    CpuStream().wait(loaded)
+    assert MODEL.holds(1, target)
+
+
+def test_a_load_that_failed_does_not_fail_what_comes_to_its_place_next(path: Path, store: FileStore) -> None:
+    overwrite(path, middle(SECTIONS["bundle.0"]))
+    failed, target = store.load(0, MODEL.target(0), ()), MODEL.target(1)
+    store.load(1, target, (failed,)).synchronize()
+    assert MODEL.holds(1, target)
+    for _ in range(2):
+        with pytest.raises(WeightsLost):
+            failed.synchronize()
+
+
+def threads_of_stores() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("djinn-weights")]
+
+
+def test_closing_ends_the_thread_and_the_loads_that_wait(path: Path) -> None:
+    store, gate = open_store(path), Gate()
+    events = [store.load(index, MODEL.target(index), (gate,)) for index in (0, 1, 3)]
+    targets = [MODEL.target(0)]
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    events.append(store.load(0, targets[0], ()))
+    time.sleep(0.02)
+    gate.pass_by()
+    closing.join()
+    for event in events:
+        with pytest.raises(WeightsLost, match="about to end"):
+            event.synchronize()
+        assert event.query()
+    with pytest.raises(WeightsLost, match="about to end"):
+        store.load(1, MODEL.target(1), ()).synchronize()
+    with pytest.raises(WeightsLost, match="about to end"):
+        store.rows(0, torch.tensor([1]))
+    assert threads_of_stores() == []
+    store.close()
+
+
+def test_rows_are_gathered_in_the_order_they_are_asked_for(store: FileStore) -> None:
+    for ids in ([], [3], [0, 39], [7, 7, 7], [4, 5, 6, 0, 39, 5]):
+        wanted = torch.tensor(ids, dtype=torch.int64)
+        assert same_bits(store.rows(0, wanted), MODEL.tables[0][wanted])
+        assert same_bits(store.rows(1, wanted % 9), MODEL.tables[1][wanted % 9])
+    for row in (-1, 40):
+        with pytest.raises(IndexError, match="40 rows"):
+            store.rows(0, torch.tensor([0, row]))
+
+
+def test_rows_of_blocks_have_the_values_of_the_whole(tmp_path: Path) -> None:
+    matrix = draw_blocks("Q8_0", 50, 2)
+    store = FileStore(Model([[torch.ones(4)]], [matrix.rows]).write(tmp_path / "model.safetensors"), 1 << 20)
+    known = BlockMatrix("Q8_0", matrix.rows.to("meta"), matrix.shape)
+    table = HostTable(store, 0, known, torch.device("cpu"), torch.float32)
+    ids = torch.tensor([7, 49, 0, 7])
+    assert torch.equal(table.rows(ids), matrix.dequantize()[ids])
+    store.close()
+
+
+def test_what_went_bad_at_rest_is_found_at_start(path: Path) -> None:
+    for name, section in SECTIONS.items():
+        for place in (0, section.nbytes // 2, section.nbytes - 1) if section.nbytes else ():
+            overwrite(path, section.offset + place)
+            with pytest.raises(WeightsLost, match=name) as refused:
+                open_store(path)
+            assert str(path) in refused.value.message
+            assert "Delete the file" in refused.value.message
+            overwrite(path, section.offset + place)
+    open_store(path).close()
+
+
+@pytest.mark.usefixtures("exact_clock")
+@pytest.mark.parametrize(("name", "set_back"), [("bundle.0", False), ("bundle.3", True), ("table.1", False)])
+def test_what_goes_bad_while_serving_is_lost_and_comes_back(path: Path, name: str, set_back: bool) -> None:
+    store, before = open_store(path), path.stat()
+    overwrite(path, middle(SECTIONS[name]))
+    if set_back:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert all_lost(store) == [name]
+    overwrite(path, middle(SECTIONS[name]))
+    assert all_lost(store) == []
+    store.close()
+
+
+@pytest.mark.usefixtures("exact_clock")
+def test_what_is_behind_the_new_end_is_lost(path: Path) -> None:
+    store = open_store(path)
+    os.truncate(path, middle(SECTIONS["bundle.1"]))
+    assert all_lost(store) == ["bundle.1", "bundle.3"]
+    with pytest.raises(WeightsLost, match=f"the file ends at byte {middle(SECTIONS['bundle.1'])}\\."):
+        load(store, 1)
+    store.close()
+
+
+@pytest.mark.usefixtures("exact_clock")
+def test_a_file_that_is_deleted_goes_on_serving_and_one_that_is_written_over_does_not(path: Path) -> None:
+    store, again = open_store(path), path.with_name("again.safetensors")
+    path.unlink()
+    assert all_lost(store) == []
+    OTHER.write(path).close()
+    assert all_lost(store) == []
+    store.close()
+    MODEL.write(again).close()
+    store = open_store(again)
+    shutil.copyfile(path, again)  # in place, of the same size
+    assert set(all_lost(store)) == {name for name, section in SECTIONS.items() if section.nbytes}
+    store.close()
+
+
+@pytest.mark.parametrize("source", ["disk"], indirect=True)
+@pytest.mark.usefixtures("exact_clock")
+def test_a_file_that_changes_while_a_bundle_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, read = open_store(path, 4096), BundleFile.read
+
+    def spoil_what_comes_next(file: BundleFile, section: Section, start: int, into: memoryview) -> None:
+        read(file, section, start, into)
+        if start == 0:
+            overwrite(path, section.offset + len(into))
+
+    monkeypatch.setattr(BundleFile, "read", spoil_what_comes_next)
+    with pytest.raises(WeightsLost, match="checksum"):
+        load(store, 1)
+    store.close()
+
+
+@pytest.mark.usefixtures("exact_clock")
+def test_what_changes_without_a_new_time_while_the_file_is_open_for_writing_is_lost(path: Path) -> None:
+    """As what a store through a mapping changes in a page that was written to before, or a write call that lasts."""
+    place = middle(SECTIONS["bundle.1"])
+    with path.open("r+b") as writer, mmap.mmap(writer.fileno(), 0) as mapped:
+        if not has_writers_of(path):
+            pytest.skip("this file system has no leases")
+        for _ in range(2):
+            mapped[place] ^= 1
+        store = open_store(path)
+        assert all_lost(store) == []
+        mapped[place] ^= 1
+        assert all_lost(store) == ["bundle.1"]
+        mapped[place] ^= 1
+        assert all_lost(store) == []
+    assert not has_writers_of(path)
+    store.close()
+
+
+def has_writers_of(path: Path) -> bool:
+    with path.open("rb") as file:
+        return has_writers(file.fileno())
+
+
+def test_a_change_that_bears_the_time_of_the_one_before_is_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the file system's clock ticks slowly, and somebody writes right after the server has started."""
+    seen, fstat = os.stat(path), os.fstat
+
+    def slow_clock(descriptor: int) -> os.stat_result:
+        found = fstat(descriptor)
+        return seen if found.st_ino == seen.st_ino else found
+
+    monkeypatch.setattr(os, "fstat", slow_clock)
+    store = open_store(path)
+    overwrite(path, middle(SECTIONS["bundle.1"]))
+    overwrite(path, middle(SECTIONS["table.0"]))
+    assert all_lost(store) == ["bundle.1", "table.0"]
+    store.close()
