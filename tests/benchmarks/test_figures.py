@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmarks.breakpoints.runner import DecodeRound
 from benchmarks.breakpoints.runner import Measured as PausesMeasured
 from benchmarks.command import Benchmark
 from benchmarks.engine.pauses import PauseTimes
+from benchmarks.fairness.figures import MOST_GROWTH_BYTES, Neighbour, Outcome, Waits, beside_honest, judge
 from benchmarks.figures import Figure, figure_table
 from benchmarks.grammars.__main__ import BENCHMARK as GRAMMARS
 from benchmarks.grammars.figures import figures_of as grammar_figures
@@ -157,3 +159,41 @@ def test_a_ratio_of_medians_has_an_interval_that_holds_the_true_ratio() -> None:
     assert spread.median == pytest.approx(np.median(values) / np.median(base))
     assert spread.low < 1.2 < spread.high
     assert spread.high - spread.low < 0.1
+
+
+NEIGHBOURS = [
+    Neighbour(4, 300.0, Waits(0.4, 0.04)),
+    Neighbour(1, 100.0, Waits(0.2, 0.02)),
+    Neighbour(16, 500.0, Waits(1.2, 0.05)),
+]
+CALM = Outcome("calm", "does nothing", 20, Waits(0.2, 0.02), 100.0, 0, {"200": 3})
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "first_s", "token_s"),
+    [(0.0, 0.2, 0.02), (100.0, 0.2, 0.02), (200.0, 0.3, 0.03), (400.0, 0.8, 0.045), (9000.0, 1.2, 0.05)],
+)
+def test_an_honest_neighbour_of_any_size_is_between_those_that_were_measured(
+    tokens_per_s: float, first_s: float, token_s: float
+) -> None:
+    found = beside_honest(NEIGHBOURS, tokens_per_s)
+    assert found.first_s == pytest.approx(first_s)
+    assert found.token_s == pytest.approx(token_s)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_kept"),
+    [
+        (CALM, True),
+        (replace(CALM, waits=Waits(0.4, 0.04)), True),
+        (replace(CALM, waits=Waits(0.41, 0.02)), False),
+        (replace(CALM, waits=Waits(0.2, 0.041)), False),
+        (replace(CALM, waits=Waits(0.8, 0.08), tokens_per_s=300.0), True),
+        (replace(CALM, grown_bytes=MOST_GROWTH_BYTES), True),
+        (replace(CALM, grown_bytes=MOST_GROWTH_BYTES + 1), False),
+        (replace(CALM, wrong=1), False),
+        (replace(CALM, error="/ready answers 500"), False),
+    ],
+)
+def test_an_attack_may_cost_twice_what_an_honest_neighbour_costs(outcome: Outcome, is_kept: bool) -> None:
+    assert judge(outcome, NEIGHBOURS).is_kept is is_kept

@@ -1,25 +1,29 @@
-"""Agents whose requests fail on their way to real servers, behind owners or a hash; what is asked at the end."""
+"""`loadgen cluster`: agents whose requests fail on their way, behind owners or a hash, and a run on a real cluster."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from client import AsyncDjinn
+from loadgen.cli import main
 from loadgen.experiments.cluster import retrying
 from loadgen.experiments.cluster.agent import ClusterAgent, LostTurn
 from loadgen.experiments.cluster.checking import check_histories, compare
 from loadgen.experiments.cluster.findings import Findings
 from loadgen.experiments.cluster.hashing import HashAgent, HashAgents, Ring
+from loadgen.experiments.cluster.report import ClusterReport
 from loadgen.load.turn_clock import TurnClock
 from loadgen.load.workload import Signals
 from loadgen.targets import TargetSpec
 from loadgen.targets.subject import greedy
+from tests.loadgen.experiments.running import raw_result, result
 from tests.loadgen.flaky import CUT, MOVING, REFUSED, UNANSWERED, Flaky
 from tests.loadgen.stubs import serving
 from tests.serving import serve
@@ -181,3 +185,30 @@ async def test_another_replica_gets_the_whole_history(urls: tuple[str, str], fai
         told.append(await bad.take())
     assert [made for made, _ in told] == await right_of_one(urls)
     assert bad.findings.cold == 2  # the first one lacks the turn that it refused; or all, if nobody knows what it has
+
+
+AGENTS, TURNS = 6, 6
+LOAD = ["--agents", f"{AGENTS}", "--turns", f"{TURNS}", "--think", "1:3", "--rate", "6", "--context", "96"]
+LENGTHS = ["--resume-tokens", "16", "--completion-tokens", "16", "--system-tokens", "32"]
+DONE = ["--replicas", "2", "--routers", "owner,hash", "--moves-per-second", "4", "--kill-every", "3", "--kills", "1"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_cluster_whose_replica_is_killed_says_what_a_single_server_says(tmp_path: Path) -> None:
+    """Two replicas, one of which is killed while sessions move; and the same agents behind a hash."""
+    assert main(["cluster", *LOAD, *LENGTHS, *DONE, "--output", str(tmp_path)]) == 0
+    assert result(tmp_path, ClusterReport).succeeded
+    headings = ("By number of replicas", "What was done to replicas")
+    owned, hashed = raw_result(tmp_path, ClusterReport, *headings)["sizes"]
+    for size in (owned, hashed):
+        assert size["findings"]["wrong"] == []
+        assert size["findings"]["compared"] == size["summary"]["turns_completed"] == AGENTS * TURNS
+        assert [fault["kind"] for fault in size["findings"]["faults"]] == ["kill"]
+    findings = owned["findings"]
+    assert (findings["lost"], findings["failures"], findings["owners"]) == ([], [], {"1": AGENTS})
+    assert findings["moves"]
+    assert all(move["bytes"] > 0 for move in findings["moves"])
+    assert findings["routing"]["owner"] > 0
+    assert (hashed["router"], hashed["findings"]["moves"]) == ("hash", [])
+    assert hashed["findings"]["cold"] > 0 < hashed["summary"]["recomputed_tokens"]

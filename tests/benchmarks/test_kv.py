@@ -1,16 +1,28 @@
-"""The measurements against a real server with a tiny model, whose device holds one session as the benchmark's does."""
+"""The measurements of KV: copies between small pools, and a real server whose device holds one session."""
 
 from collections.abc import Iterator
+from dataclasses import astuple
 from random import Random
 
 import pytest
 
+from app.gpu.kv.header import KVLayout
+from benchmarks.kv.bandwidth import CopyPlan, measure_copies
 from benchmarks.kv.parks import measure_parks
 from benchmarks.kv.resume import ResumeBench
 from benchmarks.kv.signals import measure_signals
 from benchmarks.text import TokenSource
 from client import Djinn
 from tests.serving import serve
+
+LAYOUT = KVLayout(layers=2, kv_heads=1, block_size=4, head_dim=8, dtype="float32")
+
+
+def test_every_kind_of_copy_has_a_time_in_every_round() -> None:
+    copies = measure_copies(LAYOUT, 8, CopyPlan(allocations=2, rounds=3), seed=1)
+    assert (len(copies.rounds), len(copies.first_out_s)) == (6, 2)
+    assert all(seconds > 0 for entry in copies.rounds for seconds in astuple(entry))
+    assert min(copies.first_out_s) > 0
 
 
 @pytest.fixture(scope="module")
