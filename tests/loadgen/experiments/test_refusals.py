@@ -173,7 +173,12 @@ def test_an_interrupted_run_leaves_what_it_measured(
     experiment: str, arguments: str, look: Look, enough: float, tmp_path: Path
 ) -> None:
     """It would go on for long: Ctrl-C comes once something is under way."""
-    settings = {"kv_device": "1x256", "state_dir": tmp_path / "state", "kv_disk": 16 << 20, "max_running": 8}
+    settings: dict[str, Any] = {
+        "kv_device": "1x256",
+        "state_dir": tmp_path / "state",
+        "kv_disk": 16 << 20,
+        "max_running": 8,
+    }
     with serve(**settings) as url, client.Djinn(url, timeout=30) as djinn:
         command = [experiment, "--target", f"djinn={url}", *arguments.split(), "--output", str(tmp_path / "out")]
         interrupt(command, lambda: look(djinn) >= enough)
