@@ -161,25 +161,20 @@ def running(djinn: client.Djinn) -> float:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("experiment", "arguments", "look", "enough"),
+    ("experiment", "arguments", "device", "look", "enough"),
     [
-        ("resume-latency", "--lengths 40 --depths 100 --repeats 100", moves_out, 4),
-        ("whitebox", "--layers 1 --sequences 1 --tokens 8 --others 3 --pause-seconds 3600", running, 3),
-        ("oversubscribe", "--sessions 300 --context 96 --turns 3 --tokens 4", moves_out, 4),
-        ("kv", "--tokens 64 --repeats 300 --decoded 8", moves_out, 3),
+        ("resume-latency", "--lengths 40 --depths 100 --repeats 100", "1x256", moves_out, 4),
+        ("whitebox", "--layers 1 --sequences 1 --tokens 8 --others 3 --pause-seconds 3600", "4MiB", running, 3),
+        ("oversubscribe", "--sessions 300 --context 96 --turns 3 --tokens 4", "2x96", moves_out, 4),
+        ("kv", "--tokens 64 --repeats 300 --decoded 8", "4MiB", moves_out, 3),
     ],
 )
 def test_an_interrupted_run_leaves_what_it_measured(
-    experiment: str, arguments: str, look: Look, enough: float, tmp_path: Path
+    experiment: str, arguments: str, device: str, look: Look, enough: float, tmp_path: Path
 ) -> None:
     """It would go on for long: Ctrl-C comes once something is under way."""
-    settings: dict[str, Any] = {
-        "kv_device": "1x256",
-        "state_dir": tmp_path / "state",
-        "kv_disk": 16 << 20,
-        "max_running": 8,
-    }
-    with serve(**settings) as url, client.Djinn(url, timeout=30) as djinn:
+    disk: dict[str, Any] = {"state_dir": tmp_path / "state", "kv_disk": 16 << 20}
+    with serve(kv_device=device, max_running=8, **disk) as url, client.Djinn(url, timeout=30) as djinn:
         command = [experiment, "--target", f"djinn={url}", *arguments.split(), "--output", str(tmp_path / "out")]
         interrupt(command, lambda: look(djinn) >= enough)
         assert sessions_on(url) == []
