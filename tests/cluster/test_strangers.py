@@ -240,7 +240,8 @@ def test_settings_that_do_not_go_together_are_refused(given: dict[str, Any], say
 def test_a_transport_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings(prefill_transport="nixl").prefill_transport == "nixl"
     monkeypatch.setattr(settings, "find_spec", lambda name: None)
-    with pytest.raises(ValidationError, match=r"prefill_transport: NIXL is not installed: pip install 'djinn-server\[nixl\]'"):
+    message = r"prefill_transport: NIXL is not installed: pip install 'djinn-server\[nixl\]'"
+    with pytest.raises(ValidationError, match=message):
         Settings(prefill_transport="nixl")
 
 
