@@ -18,7 +18,7 @@ from app.web.connections.caps import Caps
 from app.web.port import bind
 from app.web.server import Server
 from tests.processes import TINY
-from tests.serving import START_TIMEOUT_S, STOP_LOOKS
+from tests.serving import START_TIMEOUT_S
 
 
 class _Server(Server):
@@ -69,9 +69,7 @@ class ServerThread:
 
     def exit_status(self, timeout_s: float) -> int | None:
         """Wait for the end; None if it has not come."""
-        for _ in range(STOP_LOOKS):  # a machine that stands still for minutes costs one of them, not all
-            if self._thread.is_alive():
-                self._thread.join(timeout_s / STOP_LOOKS)
+        self._thread.join(timeout_s)
         return None if self._thread.is_alive() else self._server.status
 
     @contextmanager
