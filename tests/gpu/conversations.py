@@ -15,6 +15,7 @@ import pytest
 from app.domain.activations import Activation, Captures, CheckpointLens
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, Positions, TensorData, Until, When
 from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId, StopRule
+from app.gpu.engine import Engine
 from app.messages import (
     Arm,
     Cancel,
@@ -56,6 +57,7 @@ class Scene:
     max_step_tokens: int
     scripts: Sequence[Callable[[Told], Script]]
     host_blocks: int = 400
+    on_events: Callable[[Engine, Sequence[Event]], None] = lambda engine, events: None
 
     def play(self, model: TinyModel, seed: int) -> tuple[list[Told], Play]:
         """What each client is told, and the play when it has ended."""
@@ -66,7 +68,8 @@ class Scene:
             policy=KVPolicy.SIGNAL,
         )
         told: list[Told] = [[] for _ in self.scripts]
-        stage = Play(engine, [script(each) for script, each in zip(self.scripts, told, strict=True)], seed)
+        scripts = [script(each) for script, each in zip(self.scripts, told, strict=True)]
+        stage = Play(engine, scripts, seed, self.on_events)
         stage.run()
         return told, stage
 

@@ -3,32 +3,72 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Iterable, Sequence
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 from app.domain.memory_map import MemoryMap, SessionMemory
-from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
+from app.domain.values import KVBudget, Phase, SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.device.streams import Event as DeviceEvent
 from app.gpu.engine import Engine
 from app.gpu.kv.moves import Move, Moved
 from app.gpu.kv_pools.mover import KVMover
+from app.gpu.state.sequence import TokenSequence
 from app.messages import (
     Close,
     Command,
     Done,
     Event,
     Failed,
+    Fork,
     Inspect,
     Lacking,
     Open,
     Placed,
+    SetPhase,
     Spent,
     Submit,
     Token,
     TurnFinished,
 )
+from app.settings import EngineSettings
 
 GREEDY = SamplingParams(seed=0, temperature=0)
+BLOCK = 4
+
+
+def cpu_settings(**changed: Any) -> EngineSettings:
+    """Of an engine on a CPU with blocks of `BLOCK` tokens."""
+    settings: dict[str, Any] = {
+        "device": "cpu",
+        "tensor_parallel": 1,
+        "dtype": "float32",
+        "matmul_precision": "auto",
+        "batch_invariant": False,
+        "cuda_graphs": None,
+        "weights_device": None,
+        "weights_dir": Path(),
+        "chunk_bytes": 1 << 20,
+        "kv_dtype": "auto",
+        "kv_disk": KVBudget(bytes=1 << 24),
+        "kv_dir": None,
+        "block_size": BLOCK,
+        "max_running": 8,
+        "max_draft_tokens": None,
+        "max_activation_bytes": 1 << 30,
+        "prefill_transport": "tcp",
+        "computes_prompts": False,
+        "max_model_len": None,
+    }
+    return EngineSettings(**settings | changed)
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        out = socket.create_connection(server.getsockname())
+        return out, server.accept()[0]
 
 
 class SteppedMover:
@@ -55,7 +95,8 @@ class Driver:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.placement = engine._placement
+        self.scheduler, self.handler, self.runner = engine._scheduler, engine._handler, engine._runner
+        self.placement = self.scheduler.placement
         self.mover = SteppedMover(engine._mover)
         engine._mover = cast("KVMover", self.mover)
         self.events: dict[Ticket, list[Event]] = {}
@@ -75,10 +116,22 @@ class Driver:
         assert isinstance(done, Done)
         return done.value
 
-    def open(self, tenant: str = "") -> SessionId:
-        session = SessionId(f"session-{next(self._names)}")
+    def open(self, tenant: str = "", name: str | None = None) -> SessionId:
+        session = SessionId(name or f"session-{next(self._names)}")
         self.do(Open(self.ticket(), session, tenant))
         return session
+
+    def close(self, session: SessionId) -> None:
+        self.do(Close(self.ticket(), session))
+
+    def sequence(self, session: SessionId) -> TokenSequence:
+        """What the engine has of the session."""
+        return next(each for each in self.handler.sequences if each.session == session)
+
+    def place(self, session: SessionId) -> SessionMemory:
+        """Where its KV is, as its client is told."""
+        self.take(self.handler.placed())
+        return self.places[session]
 
     def submit(
         self,
@@ -97,11 +150,37 @@ class Driver:
         )
         return ticket
 
+    def answer(
+        self,
+        session: SessionId,
+        token_ids: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        *,
+        replace: bool = False,
+    ) -> Ticket:
+        """Submit a turn, and step until it has ended."""
+        turn = self.submit(session, token_ids, max_tokens, sampling, replace=replace)
+        self.finish(turn)
+        return turn
+
     def finish(self, *turns: Ticket) -> None:
         """Step until these turns have ended."""
         while not all(self.ended(turn) for turn in turns):
-            self.take(self.engine.step())
-            self.move()
+            self.advance()
+
+    def advance(self) -> None:
+        """One step, and all moves that it leads to."""
+        self.take(self.engine.step())
+        self.move()
+
+    def steps_until_token(self, turn: Ticket) -> int:
+        """Step until the turn has a token; returns how many steps that were."""
+        steps = 0
+        while not self.tokens(turn):
+            self.advance()
+            steps += 1
+        return steps
 
     def move(self) -> None:
         """Carry out what has been ordered, and what that leads to, until nothing moves any more."""
@@ -126,10 +205,19 @@ class Driver:
     def generate(self, token_ids: Sequence[int], max_tokens: int, sampling: SamplingParams = GREEDY) -> list[int]:
         """Generate in a session of its own."""
         session = self.open()
-        turn = self.submit(session, token_ids, max_tokens, sampling)
-        self.finish(turn)
-        self.do(Close(self.ticket(), session))
+        turn = self.answer(session, token_ids, max_tokens, sampling)
+        self.close(session)
         return self.tokens(turn)
+
+    def signal(self, session: SessionId, phase: Phase, resume_in_ms: float | None = None) -> None:
+        """Say the phase, and let everything move that moves."""
+        self.do(SetPhase(self.ticket(), session, phase, resume_in_ms))
+        self.move()
+
+    def fork_idle(self, session: SessionId) -> SessionId:
+        child = SessionId(f"child-{next(self._names)}")
+        self.do(Fork(self.ticket(), session, child))
+        return child
 
     def memory(self) -> MemoryMap:
         found = self.do(Inspect(self.ticket()))

@@ -29,17 +29,15 @@ def test_a_step_that_fails_ends_its_turns_and_leaves_the_engine_running(
     driver: Driver, oracle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = driver.open()
-    first = driver.submit(session, prompt(3, 6), 4)
-    driver.finish(first)
+    first = driver.answer(session, prompt(3, 6), 4)
     before = prompt(3, 6) + driver.tokens(first)
     turn = driver.submit(session, prompt(9, 6), 10)
     with monkeypatch.context() as patch:
-        patch.setattr(driver.engine._runner.stack, "head", lambda *_: 1 / 0)
+        patch.setattr(driver.runner.stack, "head", lambda *_: 1 / 0)
         [failed] = driver.engine.step()[-1:]
     assert "division" in str(failed)
     assert turn not in [event for event in driver.events if driver.ended(event)]
-    again = driver.submit(session, [4], 5, GREEDY)
-    driver.finish(again)
+    again = driver.answer(session, [4], 5, GREEDY)
     assert driver.tokens(again) == expected(oracle, [*before, 4], 5)
 
 
@@ -50,16 +48,16 @@ def raise_cuda_error(*_: object) -> None:
 def test_an_error_that_the_device_survives_ends_turns_only(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = driver.submit(driver.open(), prompt(3, 6), 4)
     with monkeypatch.context() as patch:
-        patch.setattr(driver.engine._runner.stack, "head", raise_cuda_error)
+        patch.setattr(driver.runner.stack, "head", raise_cuda_error)
         [failed] = driver.engine.step()[-1:]
     assert isinstance(failed, Failed)
     assert failed.ticket == turn
-    driver.finish(driver.submit(driver.open(), prompt(3, 6), 4))
+    driver.answer(driver.open(), prompt(3, 6), 4)
 
 
 def test_a_device_that_does_not_recover_ends_the_engine(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.submit(driver.open(), prompt(3, 6), 4)
-    monkeypatch.setattr(driver.engine._runner.stack, "head", raise_cuda_error)
+    monkeypatch.setattr(driver.runner.stack, "head", raise_cuda_error)
     monkeypatch.setattr(health, "probe", raise_cuda_error)
     with pytest.raises(DeviceLost, match="does not recover: CUDA error: an illegal memory access"):
         driver.engine.step()
@@ -70,8 +68,7 @@ def test_a_step_that_cannot_be_planned_fails_its_turns_and_leaves_the_engine_run
 ) -> None:
     driver = Driver(make_engine(model))
     engine, session = driver.engine, driver.open()
-    first = driver.submit(session, prompt(3, 6), 4)
-    driver.finish(first)
+    first = driver.answer(session, prompt(3, 6), 4)
     engine._mover = driver.mover.threaded
     before = prompt(3, 6) + driver.tokens(first)
     plan, failures = engine._scheduler.plan, iter([True])

@@ -15,11 +15,10 @@ from app.gpu.engine import Engine
 from app.gpu.startup.loader import load_engine
 from app.model_store.resolve import ResolvedModel, resolve
 from app.model_store.shapes import shape_config
-from app.settings import EngineSettings
-from tests.gpu.driving import Driver
+from tests.gpu.driving import BLOCK as BLOCK
+from tests.gpu.driving import Driver, cpu_settings
 from tests.gpu.oracle import RoundingModel
 
-BLOCK = 4
 _KV_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float8": torch.float8_e4m3fn}
 
 
@@ -47,41 +46,18 @@ def make_engine(
     host_blocks: int = 0,
     policy: KVPolicy = KVPolicy.NONE,
     kv_dir: Path | None = None,
-    max_draft_tokens: int | None = None,
-    weights_device: int | None = None,
-    weights_dir: Path = Path(),
-    matmul_precision: str = "auto",
+    *,
     kv_dtype: str = "auto",
-    tensor_parallel: int = 1,
+    **changed: Any,
 ) -> Engine:
+    """An engine of a model that has few layers, with blocks of `BLOCK` tokens; `changed` are other settings."""
     config = model.config
     dtype = _KV_DTYPES.get(kv_dtype, torch.float32)
     row_bytes = columns_of(config.head_dim, dtype) * dtype.itemsize
-    per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * row_bytes
-    settings = EngineSettings(
-        device="cpu",
-        tensor_parallel=tensor_parallel,
-        dtype="float32",
-        matmul_precision=matmul_precision,
-        batch_invariant=False,
-        cuda_graphs=None,
-        weights_device=weights_device,
-        weights_dir=weights_dir,
-        chunk_bytes=1 << 20,
-        kv_dtype=kv_dtype,
-        kv_device=KVBudget(bytes=blocks * BLOCK * per_token),
-        kv_host=KVBudget(bytes=host_blocks * BLOCK * per_token),
-        kv_disk=KVBudget(bytes=1 << 24),
-        kv_dir=kv_dir,
-        kv_policy=policy,
-        block_size=BLOCK,
-        max_step_tokens=max_step_tokens,
-        max_running=8,
-        max_draft_tokens=max_draft_tokens,
-        max_activation_bytes=1 << 30,
-        prefill_transport="tcp",
-        computes_prompts=False,
-        max_model_len=None,
+    block_bytes = BLOCK * config.num_hidden_layers * 2 * config.num_key_value_heads * row_bytes
+    budgets = {"kv_device": KVBudget(bytes=blocks * block_bytes), "kv_host": KVBudget(bytes=host_blocks * block_bytes)}
+    settings = cpu_settings(
+        **budgets, kv_dtype=kv_dtype, kv_dir=kv_dir, kv_policy=policy, max_step_tokens=max_step_tokens, **changed
     )
     return load_engine(model, settings)
 

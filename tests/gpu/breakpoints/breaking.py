@@ -11,8 +11,8 @@ from torch import Tensor
 
 from app.domain.activations import Activation, Captures, CheckpointInfo
 from app.domain.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, OnTimeout, Positions, Until, When
-from app.domain.memory_map import SessionMemory, StackUse
-from app.domain.values import Phase, SamplingParams, SessionId, StopRule, Ticket
+from app.domain.memory_map import StackUse
+from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.engine import Engine
 from app.gpu.passes.segments import Segment, cut_segments
 from app.gpu.planning.step_plan import StepPlan
@@ -20,7 +20,7 @@ from app.gpu.state.activation_room import ActivationRoom
 from app.messages import (
     Arm,
     Cancel,
-    Close,
+    Disarm,
     EditCheckpoint,
     Event,
     Fork,
@@ -28,12 +28,12 @@ from app.messages import (
     ReadCaptures,
     ReadCheckpoint,
     Resume,
-    SetPhase,
     Spent,
     Submit,
     Token,
     TurnFinished,
 )
+from tests.gpu.breakpoints.breaking_models import prompt
 from tests.gpu.breakpoints.breaking_oracle import tensor_of
 from tests.gpu.driving import GREEDY, Driver
 
@@ -86,10 +86,9 @@ class BreakDriver(Driver):
         super().__init__(engine)
         self.spent: list[Spent] = []
         self.plans: list[StepPlan] = []
-        self._plan = engine._scheduler.plan
-        engine._scheduler.plan = self._record_plan  # type: ignore[method-assign]
+        self._plan = self.scheduler.plan
+        self.scheduler.plan = self._record_plan  # type: ignore[method-assign]
         self._breakpoints = itertools.count(1)
-        self._children = itertools.count()
 
     def take(self, events: Sequence[Event]) -> None:
         self.check()
@@ -98,7 +97,7 @@ class BreakDriver(Driver):
 
     def check(self) -> None:
         """Raise an error unless every block of every tier is accounted for, and every checkpoint and capture."""
-        scheduler, sequences = self.engine._scheduler, self.engine._handler.sequences
+        scheduler, sequences = self.scheduler, self.handler.sequences
         cache, ledger = scheduler.cache, self.placement.tiers.ledger
         cache.pool.check_integrity([*(s.blocks for s in sequences), *ledger.held(cache.pool)])
         cache.host.check_integrity([*(s.host_blocks for s in sequences), *ledger.held(cache.host)])
@@ -123,6 +122,23 @@ class BreakDriver(Driver):
         self.do(Arm(self.ticket(), session, made))
         return made
 
+    def open_armed(
+        self,
+        *layers: int,
+        action: Action = Action.PAUSE,
+        when: When = When(),  # noqa: B008 (frozen)
+        edits: tuple[Edit, ...] = (),
+        once: bool = False,
+    ) -> SessionId:
+        """A session with one breakpoint."""
+        session = self.open()
+        self.arm(session, *layers, action=action, when=when, edits=edits, once=once)
+        return session
+
+    def disarm(self, session: SessionId, made: Breakpoint | None = None) -> None:
+        """Remove this breakpoint, or all."""
+        self.do(Disarm(self.ticket(), session, None if made is None else made.id))
+
     def begin(
         self,
         session: SessionId,
@@ -139,10 +155,29 @@ class BreakDriver(Driver):
         self.take(self.engine.handle(command))
         return Turn(self.events, session, [ticket])
 
+    def turn(
+        self, session: SessionId, token_ids: Sequence[int], max_tokens: int, sampling: SamplingParams = GREEDY
+    ) -> Turn:
+        """A turn that has paused or ended."""
+        turn = self.begin(session, token_ids, max_tokens, sampling)
+        self.settle(turn)
+        return turn
+
+    def fill(self, length: int = 70) -> None:
+        """Run a turn that needs nearly all of a device with 20 blocks: sessions that rest give way."""
+        session = self.open()
+        self.turn(session, prompt(50, length), 2)
+        self.close(session)
+
     def resume(self, turn: Turn, until: Until = NEXT_BREAKPOINT) -> None:
         ticket = self.ticket()
         self.take(self.engine.handle(Resume(ticket, turn.session, until)))
         turn.tickets.append(ticket)
+
+    def go_on(self, turn: Turn, until: Until = NEXT_BREAKPOINT) -> None:
+        """Resume the turn until it has paused again or ended."""
+        self.resume(turn, until)
+        self.settle(turn)
 
     def settle(self, *turns: Turn) -> None:
         """Step until each of the turns has paused or ended."""
@@ -152,19 +187,13 @@ class BreakDriver(Driver):
             self.advance()
         raise AssertionError("the turns do not come to rest")
 
-    def advance(self) -> None:
-        """One step, and all moves that it leads to."""
-        self.take(self.engine.step())
-        self.move()
-
     def run(self, turn: Turn, until: Until = NEXT_BREAKPOINT) -> list[CheckpointInfo]:
         """Resume the turn from every pause until it ends; returns where it paused."""
         self.settle(turn)
         pauses = []
         while turn.paused:
             pauses.append(turn.checkpoint)
-            self.resume(turn, until)
-            self.settle(turn)
+            self.go_on(turn, until)
         return pauses
 
     def run_together(self, turns: Iterable[Turn], chance: random.Random) -> None:
@@ -182,24 +211,16 @@ class BreakDriver(Driver):
 
     def fork(self, turn: Turn) -> Turn:
         """Fork the session of a paused turn; returns the child's turn."""
-        child, ticket = SessionId(f"child-{next(self._children)}"), self.ticket()
+        child, ticket = SessionId(f"child-{next(self._names)}"), self.ticket()
         self.do(Fork(self.ticket(), turn.session, child, ticket))
         self.events.setdefault(ticket, []).append(turn.events[turn.tickets[-1]][-1])
         return Turn(self.events, child, [*turn.tickets, ticket])
-
-    def fork_idle(self, session: SessionId) -> SessionId:
-        child = SessionId(f"child-{next(self._children)}")
-        self.do(Fork(self.ticket(), session, child))
-        return child
 
     def cancel(self, turn: Turn, keep: int | None = None) -> int:
         """End the turn; returns the length of the history."""
         length = self.do(Cancel(self.ticket(), turn.session, turn.tickets[-1], keep))
         assert isinstance(length, int)
         return length
-
-    def close(self, session: SessionId) -> None:
-        self.do(Close(self.ticket(), session))
 
     def edit(self, turn: Turn, *edits: Edit) -> None:
         self.do(EditCheckpoint(self.ticket(), turn.session, edits))
@@ -218,19 +239,10 @@ class BreakDriver(Driver):
         assert isinstance(found, Captures)
         return found
 
-    def signal(self, session: SessionId, phase: Phase) -> None:
-        """Say the phase, and let everything move that moves."""
-        self.do(SetPhase(self.ticket(), session, phase))
-        self.move()
-
-    def place(self, session: SessionId) -> SessionMemory:
-        self.take(self.engine._handler.placed())
-        return self.places[session]
-
     @property
     def owned(self) -> int:
         """Device blocks that sessions hold."""
-        return self.engine._scheduler.cache.pool.owned
+        return self.scheduler.cache.pool.owned
 
     @property
     def activations(self) -> ActivationRoom:

@@ -22,13 +22,13 @@ from app.gpu.startup.loader import build_engine, load_engine
 from app.gpu.startup.weights import LoadedModel, Streamed
 from app.model_store.resolve import ResolvedModel, resolve
 from app.model_store.shapes import shape_config
-from app.settings import EngineSettings
+from tests.gpu.driving import BLOCK as BLOCK
+from tests.gpu.driving import cpu_settings
 from tests.gpu.models.oracle import CASES, VOCAB, build_model, save_model
 
-BLOCK = 4
 STEP_TOKENS = 32
 FULL = "TESTS_FULL_SIZE" in os.environ
-"""Whether to test at full size what is otherwise tested with fewer tokens. No name of Djinn's own settings."""
+"""Whether to test at full size what is otherwise tested with fewer prompts. No name of Djinn's own settings."""
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {**CASES["gpt2"], "n_layer": 12},
     "gpt2-three-layers": CASES["gpt2"],
@@ -78,40 +78,26 @@ class TinyModel:
         max_step_tokens: int = STEP_TOKENS,
         host_blocks: int = 0,
         policy: KVPolicy = KVPolicy.NONE,
-        kv_dir: Path | None = None,
         recorder: Recorder | None = None,
         max_draft_tokens: int | None = None,
-        max_activation_bytes: int = 1 << 30,
+        **changed: Any,
     ) -> Engine:
-        """An engine of its own, with blocks of `BLOCK` tokens. Prompts may have all of a step: a test knows then which
+        """An engine of its own; `changed` are other settings. Prompts may have all of a step: a test knows then which
         rows run together. One whose streams are no CPU's drafts nothing, as a GPU drafts nothing unless it is asked to.
         """
         if max_draft_tokens is None and self.streams is not None:
             max_draft_tokens = 0
-        settings = EngineSettings(
-            device="cpu",
+        settings = cpu_settings(
             tensor_parallel=self.ranks,
-            dtype="float32",
-            matmul_precision="auto",
-            batch_invariant=False,
-            cuda_graphs=None,
-            weights_device=None,
-            weights_dir=Path(),
-            chunk_bytes=1 << 20,
             kv_dtype=self.kv_dtype,
             kv_device=KVBudget(sessions=1, tokens=blocks * BLOCK),
             kv_host=KVBudget(sessions=1, tokens=host_blocks * BLOCK),
             kv_disk=KVBudget(sessions=1, tokens=400 * BLOCK),
-            kv_dir=kv_dir,
             kv_policy=policy,
-            block_size=BLOCK,
             max_step_tokens=max_step_tokens,
             max_running=16,
             max_draft_tokens=max_draft_tokens,
-            max_activation_bytes=max_activation_bytes,
-            prefill_transport="tcp",
-            computes_prompts=False,
-            max_model_len=None,
+            **changed,
         )
         if self.ranks > 1:
             engine = load_engine(self.resolved, settings)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from app.domain.breakpoints import Edit, EditOp, TensorData
 from app.gpu.device.dtypes import dtype_name
+from tests.gpu.models.oracle import expect
 from tests.gpu.oracle import greedy_tokens
 
 Where = Callable[[int, int], bool]
@@ -20,6 +21,10 @@ Where = Callable[[int, int], bool]
 
 def everywhere(position: int, token: int) -> bool:
     return True
+
+
+def within(first: int, end: int) -> Where:
+    return lambda position, _: first <= position < end
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,18 @@ def greedy(model: Any, prompt: list[int], count: int, changes: Sequence[Change] 
     """The `count` tokens that Transformers puts after `prompt` with these changes."""
     with hooked(model, changes):
         return greedy_tokens(model, prompt, count)
+
+
+def boundaries(model: Any, tokens: list[int]) -> list[Tensor]:
+    """The residual stream before every layer, and after the last one; `[tokens, hidden]` each."""
+    with torch.no_grad():
+        return expect(model, torch.tensor(tokens)).boundaries
+
+
+def assert_close(found: Tensor, wanted: Tensor) -> None:
+    """But for the order of additions."""
+    assert found.shape == wanted.shape
+    assert float((found - wanted).abs().max() / wanted.abs().max()) < 1e-4
 
 
 def edited(op: EditOp, hidden: Tensor, factor: float, vector: Tensor, max_norm: float | None = None) -> Tensor:

@@ -1,6 +1,8 @@
-"""Where breakpoints stop a turn, how far it is resumed, and what a session can be asked for while it is paused."""
+"""Where breakpoints stop a turn, how far it is resumed, and what it says: what Transformers would, in any company."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 
@@ -8,10 +10,11 @@ from app.domain.activations import CheckpointInfo
 from app.domain.breakpoints import Action, Pass, Until, When
 from app.domain.errors import FieldOutOfRange, NotFound, WrongState
 from app.domain.values import FinishReason, SamplingParams, SessionId, StopRule
-from app.messages import Arm, Disarm, PromptScored, Rewind
+from app.messages import Disarm, PromptScored, Rewind
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.breakpoints.breaking_oracle import greedy
+from tests.gpu.oracle import greedy_after
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,10 +33,8 @@ def expected(tiny_llama: TinyModel) -> list[int]:
 
 
 def paused_turn(driver: BreakDriver, *layers: int, when: When | None = None) -> Turn:
-    session = driver.open()
-    driver.arm(session, *layers, when=when or When())
-    turn = driver.begin(session, START, COUNT)
-    driver.settle(turn)
+    session = driver.open_armed(*layers, when=when or When())
+    turn = driver.turn(session, START, COUNT)
     assert turn.paused
     return turn
 
@@ -42,45 +43,37 @@ def places(pauses: list[CheckpointInfo]) -> list[tuple[int, int, int]]:
     return [(pause.layer, pause.first, pause.end) for pause in pauses]
 
 
-def pauses_when(driver: BreakDriver, when: When, expected: list[int]) -> list[tuple[int, int]]:
-    session = driver.open()
-    driver.arm(session, 1, when=when)
-    turn = driver.begin(session, START, COUNT)
-    pauses = driver.run(turn)
+DECODED = [(position, position + 1) for position in range(10, 17)]
+
+
+@pytest.mark.parametrize(
+    ("when", "wanted"),
+    [
+        (When(Pass.PREFILL), [(0, 10)]),
+        (When(Pass.DECODE), DECODED),
+        (When(position=9), [(0, 10)]),
+        (When(position=13), [(13, 14)]),
+        (When(position=17), []),
+        (When(Pass.DECODE, every=4), [(12, 13), (16, 17)]),
+        (When(Pass.DECODE, position=12, every=3), [(12, 13)]),
+        (When(Pass.DECODE, position=12, every=5), []),
+        (When(Pass.PREFILL, position=12), []),
+    ],
+)
+def test_it_pauses_where_all_conditions_hold(
+    driver: BreakDriver, expected: list[int], when: When, wanted: list[tuple[int, int]]
+) -> None:
+    turn = driver.begin(driver.open_armed(1, when=when), START, COUNT)
+    assert [(pause.first, pause.end) for pause in driver.run(turn)] == wanted
     assert turn.tokens == expected
-    return [(pause.first, pause.end) for pause in pauses]
 
 
-def decodes(*positions: int) -> list[tuple[int, int]]:
-    return [(position, position + 1) for position in positions]
-
-
-def test_the_pass(driver: BreakDriver, expected: list[int]) -> None:
-    assert pauses_when(driver, When(Pass.PREFILL), expected) == [(0, 10)]
-    assert pauses_when(driver, When(Pass.DECODE), expected) == decodes(*range(10, 17))
-
-
-def test_a_position(driver: BreakDriver, expected: list[int]) -> None:
-    assert pauses_when(driver, When(position=9), expected) == [(0, 10)]
-    assert pauses_when(driver, When(position=13), expected) == decodes(13)
-    assert pauses_when(driver, When(position=17), expected) == []
-
-
-def test_every_so_many_positions(driver: BreakDriver, expected: list[int]) -> None:
-    assert pauses_when(driver, When(Pass.DECODE, every=4), expected) == decodes(12, 16)
-
-
-def test_a_token(driver: BreakDriver, expected: list[int]) -> None:
+def test_it_pauses_at_a_token(driver: BreakDriver, expected: list[int]) -> None:
     token = expected[2]
-    wanted = [10 + k for k, found in enumerate(expected[:-1]) if found == token]
-    assert pauses_when(driver, When(Pass.DECODE, token_id=token), expected) == decodes(*wanted)
-
-
-def test_all_conditions_have_to_hold(driver: BreakDriver, expected: list[int]) -> None:
-    when = When(Pass.DECODE, position=12, token_id=expected[2], every=3)
-    assert pauses_when(driver, when, expected) == decodes(12)
-    assert pauses_when(driver, When(Pass.DECODE, position=12, every=5), expected) == []
-    assert pauses_when(driver, When(Pass.PREFILL, position=12), expected) == []
+    turn = driver.begin(driver.open_armed(1, when=When(Pass.DECODE, token_id=token)), START, COUNT)
+    wanted = [place for place, found in zip(DECODED, expected, strict=False) if found == token]
+    assert [(pause.first, pause.end) for pause in driver.run(turn)] == wanted
+    assert turn.tokens == expected
 
 
 def test_once_it_is_gone_and_says_so(driver: BreakDriver, expected: list[int]) -> None:
@@ -99,25 +92,16 @@ def test_the_pause_says_where_it_is(driver: BreakDriver, tiny_llama: TinyModel) 
     assert (found.hidden_size, found.dtype, found.bytes) == (size, "float32", 10 * size * 4)
     assert found.breakpoint is not None
     assert 0 <= found.saved_ms < 1000
-    driver.resume(turn, Until(layer=3))
-    driver.settle(turn)
+    driver.go_on(turn, Until(layer=3))
     assert turn.checkpoint.breakpoint is None
-
-
-def test_the_first_and_the_last_layer(driver: BreakDriver, expected: list[int]) -> None:
-    turn = paused_turn(driver, 0, 3)
-    assert places(driver.run(turn))[:3] == [(0, 0, 10), (3, 0, 10), (0, 10, 11)]
-    assert turn.tokens == expected
 
 
 def test_until_a_layer_steps_through_the_pass(driver: BreakDriver, expected: list[int]) -> None:
     turn = paused_turn(driver, 0, when=When(Pass.DECODE))
     for layer in (1, 2, 3):
-        driver.resume(turn, Until(layer=layer))
-        driver.settle(turn)
+        driver.go_on(turn, Until(layer=layer))
         assert places([turn.checkpoint]) == [(layer, 10, 11)]
-    driver.resume(turn)
-    driver.settle(turn)
+    driver.go_on(turn)
     assert places([turn.checkpoint]) == [(0, 11, 12)]
     assert driver.run(turn, Until(end=True))
     assert turn.tokens == expected
@@ -125,20 +109,17 @@ def test_until_a_layer_steps_through_the_pass(driver: BreakDriver, expected: lis
 
 def test_until_a_layer_stops_at_a_breakpoint_before_it(driver: BreakDriver) -> None:
     turn = paused_turn(driver, 0, 1)
-    driver.resume(turn, Until(layer=3))
-    driver.settle(turn)
+    driver.go_on(turn, Until(layer=3))
     assert places([turn.checkpoint]) == [(1, 0, 10)]
 
 
 def test_until_the_next_token_stops_at_the_same_layer_of_its_pass(driver: BreakDriver, expected: list[int]) -> None:
     turn = paused_turn(driver, 2, when=When(Pass.PREFILL))
     for position in (10, 11):
-        driver.resume(turn, Until(next_token=True))
-        driver.settle(turn)
+        driver.go_on(turn, Until(next_token=True))
         assert places([turn.checkpoint]) == [(2, position, position + 1)]
         assert turn.tokens == expected[: position - 9]
-    driver.resume(turn)
-    driver.settle(turn)
+    driver.go_on(turn)
     assert turn.tokens == expected
     assert turn.end.reason is FinishReason.LENGTH
 
@@ -147,8 +128,7 @@ def test_until_the_end_passes_breakpoints_in_this_turn_only(driver: BreakDriver,
     turn = paused_turn(driver, 1)
     assert places(driver.run(turn, Until(end=True))) == [(1, 0, 10)]
     assert turn.tokens == expected
-    again = driver.begin(turn.session, [5], 2)
-    driver.settle(again)
+    again = driver.turn(turn.session, [5], 2)
     assert again.paused
 
 
@@ -170,16 +150,18 @@ def test_states_that_do_not_allow_a_command_are_named(driver: BreakDriver, expec
         driver.do(Rewind(driver.ticket(), turn.session, 2))
     driver.run(turn)
     assert turn.tokens == expected
-    for missing, error in ((turn, WrongState), (Turn(driver.events, SessionId("nobody"), []), NotFound)):
+    nobody = SessionId("nobody")
+    for missing, error in ((turn, WrongState), (Turn(driver.events, nobody, []), NotFound)):
         with pytest.raises(error):
             driver.resume(missing)
+    with pytest.raises(NotFound):
+        driver.arm(nobody, 1)
 
 
 def test_a_turn_that_cannot_pause_passes_breakpoints_and_refuses_new_ones(
     driver: BreakDriver, expected: list[int]
 ) -> None:
-    session = driver.open()
-    driver.arm(session, 1)
+    session = driver.open_armed(1)
     turn = driver.begin(session, START, COUNT, pausable=False)
     driver.advance()
     with pytest.raises(WrongState):
@@ -199,12 +181,10 @@ def test_what_is_armed_in_the_middle_of_a_turn_stops_it(driver: BreakDriver, exp
     driver.settle(turn)
     assert places([turn.checkpoint]) == [(1, 12, 13)]
     driver.arm(session, 0, 3)
-    driver.resume(turn)
-    driver.settle(turn)
+    driver.go_on(turn)
     assert places([turn.checkpoint]) == [(3, 12, 13)]
-    driver.do(Disarm(driver.ticket(), session))
-    driver.resume(turn)
-    driver.settle(turn)
+    driver.disarm(session)
+    driver.go_on(turn)
     assert turn.tokens == expected
 
 
@@ -235,8 +215,7 @@ def test_scored_prompts_are_scored_all_the_same(driver: BreakDriver, tiny_llama:
 
 
 def test_a_stop_token_ends_a_turn_that_pauses(driver: BreakDriver, expected: list[int]) -> None:
-    session = driver.open()
-    driver.arm(session, 1)
+    session = driver.open_armed(1)
     stop = StopRule(COUNT, stop_token_ids=frozenset({expected[3]}))
     turn = driver.begin(session, START, COUNT, stop=stop)
     driver.run(turn)
@@ -244,7 +223,48 @@ def test_a_stop_token_ends_a_turn_that_pauses(driver: BreakDriver, expected: lis
     assert turn.tokens == expected[: expected.index(expected[3]) + 1]
 
 
-def test_arming_in_a_session_that_is_not_there(driver: BreakDriver) -> None:
-    made = driver.arm(driver.open(), 1)
-    with pytest.raises(NotFound):
-        driver.do(Arm(driver.ticket(), SessionId("nobody"), made))
+PROMPTS = [prompt(seed, length) for seed, length in enumerate([3, 30, 17, 1, 24, 9, 31, 12, 5, 20])]
+
+
+@pytest.mark.parametrize(("shape", "layers"), [("tiny_gpt2", (3, 6, 9)), ("tiny_mistral", (8, 16, 24))])
+def test_inside_a_busy_batch(shape: str, layers: tuple[int, ...], request: pytest.FixtureRequest) -> None:
+    """Every other session pauses, some at one layer and some at three, and all go on at random."""
+    model: TinyModel = request.getfixturevalue(shape)
+    driver, count = BreakDriver(model.engine(blocks=700)), 12
+    turns = []
+    for number, tokens in enumerate(PROMPTS):
+        for armed in [(), layers[number % 3 : number % 3 + 1] if number % 2 else layers]:
+            session = driver.open_armed(*armed) if armed else driver.open()
+            # The first token differs, so that no session finds its whole prefix computed by another.
+            history = [3 + number, *tokens, 3 + len(armed)]
+            turns.append((driver.begin(session, history, count), history))
+    driver.run_together([turn for turn, _ in turns], random.Random(1))
+    for turn, history in turns:
+        assert len(turn.tokens) == count
+        assert turn.tokens == greedy_after(model.oracle, history, turn.tokens)
+    segments = [segment for step in driver.segments() for segment in step]
+    assert any(segment.lo in {layer + 1 for layer in layers} and len(segment.rows) > 1 for segment in segments)
+
+
+def test_sampled_tokens_are_those_of_the_seed(tiny_gpt2: TinyModel) -> None:
+    sampling = SamplingParams(seed=5, temperature=1.0, repetition_penalty=1.2)
+    undisturbed = BreakDriver(tiny_gpt2.engine()).generate(PROMPTS[1], 20, sampling)
+    driver = BreakDriver(tiny_gpt2.engine())
+    turn = driver.begin(driver.open_armed(3, 6, 9), PROMPTS[1], 20, sampling)
+    driver.run(turn)
+    assert turn.tokens == undisturbed
+    assert len(set(turn.tokens)) > 3
+
+
+def test_a_long_prompt_pauses_once_for_each_part_and_turns_go_on_from_there(tiny_gpt2: TinyModel) -> None:
+    driver = BreakDriver(tiny_gpt2.engine(max_step_tokens=16))
+    session, start = driver.open_armed(6), prompt(20, 40)
+    first = driver.begin(session, start, 2)
+    assert places(driver.run(first)) == [(6, 0, 16), (6, 16, 32), (6, 32, 40), (6, 40, 41)]
+    assert first.tokens == greedy(tiny_gpt2.oracle, start, 2)
+    second = driver.begin(session, [7], 3)
+    pauses = driver.run(second)
+    assert places(pauses) == [(6, 41, 43), (6, 43, 44), (6, 44, 45)]
+    assert [pause.in_pass for pause in pauses] == [Pass.PREFILL, Pass.DECODE, Pass.DECODE]
+    assert second.tokens == greedy(tiny_gpt2.oracle, [*start, *first.tokens, 7], 3)
+    assert second.end.usage.cached_tokens == 41

@@ -1,24 +1,41 @@
-"""What `capture` breakpoints record while turns run on, against Transformers' hidden states."""
+"""What sessions keep of their passes, maps of it against Transformers, and how much memory all of it may take."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from app.domain.breakpoints import Action, Edit, EditOp, Pass, When
-from app.messages import ClearCaptures
-from tests.gpu.breakpoints.breaking import BreakDriver
+from app.domain.activations import ActivationMap, ActivationNorms, LensRows, PausedTurn
+from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, Until, When
+from app.domain.errors import ActivationsFull, FieldOutOfRange, WrongState
+from app.domain.values import KVPolicy, SessionId
+from app.messages import (
+    ClearCaptures,
+    CloseMap,
+    Export,
+    Fork,
+    Import,
+    Lens,
+    MapLens,
+    OpenMap,
+    ReadNorms,
+    ReadPaused,
+    Reinstate,
+    Rewind,
+)
+from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
-from tests.gpu.breakpoints.breaking_oracle import greedy, tensor_of
-from tests.gpu.models.oracle import expect
+from tests.gpu.breakpoints.breaking_oracle import assert_close, boundaries, greedy, tensor_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 START = prompt(6, 11)
 COUNT = 7
+LAYERS = range(12)
 
 
 @pytest.fixture
@@ -26,27 +43,20 @@ def driver(tiny_gpt2: TinyModel) -> BreakDriver:
     return BreakDriver(tiny_gpt2.engine())
 
 
-def boundaries(oracle: Any, tokens: list[int]) -> list[Tensor]:
-    with torch.no_grad():
-        return expect(oracle, torch.tensor(tokens)).boundaries
-
-
-def assert_close(found: Tensor, wanted: Tensor) -> None:
-    assert found.shape == wanted.shape
-    assert float((found - wanted).abs().max() / wanted.abs().max()) < 1e-4
+def capturing(driver: BreakDriver, *layers: int, when: When = When(), once: bool = False) -> SessionId:  # noqa: B008
+    return driver.open_armed(*layers, action=Action.CAPTURE, when=when, once=once)
 
 
 def test_every_pass_is_recorded_and_the_tokens_stay(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
     session = driver.open()
     made = driver.arm(session, 3, 11, action=Action.CAPTURE)
-    turn = driver.begin(session, START, COUNT)
-    driver.settle(turn)
+    turn = driver.turn(session, START, COUNT)
     assert turn.tokens == greedy(tiny_gpt2.oracle, START, COUNT)
     found, history = driver.captures(session), START + turn.tokens
     wanted = boundaries(tiny_gpt2.oracle, history)
     passes = [tuple(range(11)), *[(position,) for position in range(11, 17)]]
-    assert [record.positions for record in found.records if record.layer == 3] == passes
-    assert [record.positions for record in found.records if record.layer == 11] == passes
+    for layer in (3, 11):
+        assert [record.positions for record in found.records if record.layer == layer] == passes
     for record in found.records:
         assert record.breakpoint == made.id
         assert list(record.token_ids) == [history[position] for position in record.positions]
@@ -55,11 +65,9 @@ def test_every_pass_is_recorded_and_the_tokens_stay(driver: BreakDriver, tiny_gp
 
 
 def test_only_matching_positions_are_recorded(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
-    session = driver.open()
-    driver.arm(session, 5, action=Action.CAPTURE, when=When(every=4))
+    session = capturing(driver, 5, when=When(every=4))
     driver.arm(session, 2, action=Action.CAPTURE, when=When(Pass.PREFILL, token_id=START[5]))
-    turn = driver.begin(session, START, COUNT)
-    driver.settle(turn)
+    turn = driver.turn(session, START, COUNT)
     found = driver.captures(session).records
     wanted = boundaries(tiny_gpt2.oracle, START + turn.tokens)
     assert [record.positions for record in found if record.layer == 5] == [(0, 4, 8), (12,), (16,)]
@@ -70,54 +78,235 @@ def test_only_matching_positions_are_recorded(driver: BreakDriver, tiny_gpt2: Ti
 
 
 def test_once_is_one_pass(driver: BreakDriver) -> None:
-    session = driver.open()
-    made = driver.arm(session, 5, action=Action.CAPTURE, when=When(Pass.DECODE), once=True)
-    driver.settle(driver.begin(session, START, COUNT))
+    session = capturing(driver, 5, when=When(Pass.DECODE), once=True)
+    driver.turn(session, START, COUNT)
     assert [record.positions for record in driver.captures(session).records] == [(11,)]
-    assert [spent.breakpoint for spent in driver.spent] == [made.id]
+    assert len(driver.spent) == 1
 
 
-def test_captures_of_a_turn_that_pauses_are_recorded_once(driver: BreakDriver) -> None:
-    session = driver.open()
-    driver.arm(session, 5, action=Action.CAPTURE)
+def test_captures_of_a_turn_that_pauses_are_recorded_once_and_cleared(driver: BreakDriver) -> None:
+    session = capturing(driver, 5)
     driver.arm(session, 3, 5, 7)
-    turn = driver.begin(session, START, 3)
-    driver.run(turn)
+    driver.run(driver.begin(session, START, 3))
     assert [r.positions for r in driver.captures(session).records] == [tuple(range(11)), (11,), (12,)]
-
-
-def test_clearing_leaves_the_breakpoint_armed(driver: BreakDriver) -> None:
-    session = driver.open()
-    driver.arm(session, 5, action=Action.CAPTURE)
-    driver.settle(driver.begin(session, START, 2))
-    assert driver.captures(session).records
     driver.do(ClearCaptures(driver.ticket(), session))
     assert driver.captures(session).records == ()
-    driver.settle(driver.begin(session, [4], 1))
+    driver.run(driver.begin(session, [4], 1))
     assert len(driver.captures(session).records) == 1
 
 
 def test_what_finds_no_room_is_counted(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
     session = driver.open()
-    [sequence] = driver.engine._handler.sequences
-    sequence.captures.max_bytes = 5 * len(START) * tiny_gpt2.hidden_size * 4
-    driver.arm(session, *range(12), action=Action.CAPTURE)
-    turn = driver.begin(session, START, COUNT)
-    driver.settle(turn)
+    driver.sequence(session).captures.max_bytes = 5 * len(START) * tiny_gpt2.hidden_size * 4
+    driver.arm(session, *LAYERS, action=Action.CAPTURE)
+    turn = driver.turn(session, START, COUNT)
     assert turn.tokens == greedy(tiny_gpt2.oracle, START, COUNT)
     found = driver.captures(session)
     assert [(record.layer, len(record.positions)) for record in found.records] == [(k, len(START)) for k in range(5)]
     assert found.dropped == 7 + 12 * (COUNT - 1)
     driver.do(ClearCaptures(driver.ticket(), session))
     assert driver.captures(session).dropped == 0
-    driver.settle(driver.begin(session, [4], 1))
+    driver.turn(session, [4], 1)
     assert len(driver.captures(session).records) == 12
 
 
 def test_a_capture_beside_an_edit_has_what_the_next_layer_reads(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
-    session = driver.open()
-    driver.arm(session, 5, action=Action.EDIT, edits=(Edit(EditOp.SCALE, factor=0.5),))
+    session = driver.open_armed(5, action=Action.EDIT, edits=(Edit(EditOp.SCALE, factor=0.5),))
     driver.arm(session, 5, action=Action.CAPTURE, when=When(Pass.PREFILL))
-    driver.settle(driver.begin(session, START, 1))
+    driver.turn(session, START, 1)
     [record] = driver.captures(session).records
     assert_close(tensor_of(record.tensor), boundaries(tiny_gpt2.oracle, START)[6] * 0.5)
+
+
+def open_map(
+    driver: BreakDriver, session: SessionId, positions: Positions = ALL, layers: tuple[int, ...] | None = None
+) -> ActivationMap:
+    found = driver.do(OpenMap(driver.ticket(), session, positions, layers))
+    assert isinstance(found, ActivationMap)
+    return found
+
+
+def lens(driver: BreakDriver, session: SessionId, first: int, end: int, top_k: int = 1) -> LensRows:
+    found = driver.do(MapLens(driver.ticket(), session, first, end, top_k))
+    assert isinstance(found, LensRows)
+    return found
+
+
+def says(oracle: Any, hidden: Tensor) -> Tensor:
+    """Log-probabilities of Transformers' own norm and head, `[rows, vocab]`."""
+    with torch.no_grad():
+        logits = oracle.lm_head(oracle.transformer.ln_f(hidden))
+    return torch.log_softmax(logits, dim=-1)
+
+
+def test_the_lens_of_each_layer_is_that_of_transformers(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
+    session = capturing(driver, *LAYERS)
+    history = START + driver.turn(session, START, 5).tokens
+    found = open_map(driver, session)
+    assert (found.first, found.end, found.kept_first, found.kept_end) == (0, 15, 0, 15)
+    assert list(found.token_ids) == history[:15]
+    assert [(each.layer, each.positions) for each in found.layers] == [(k, tuple(range(15))) for k in LAYERS]
+    rows = [row for begin in range(0, found.count, 7) for row in lens(driver, session, begin, begin + 7, 3).rows]
+    wanted = boundaries(tiny_gpt2.oracle, history)
+    for layer in LAYERS:
+        best = says(tiny_gpt2.oracle, wanted[layer + 1][:15]).topk(3)
+        for position, top in enumerate(rows[15 * layer : 15 * (layer + 1)]):
+            assert [token for token, _ in top] == best.indices[position].tolist()
+            assert [logprob for _, logprob in top] == pytest.approx(best.values[position].tolist(), abs=1e-3)
+
+
+def test_a_paused_layer_is_read_as_it_was_edited(driver: BreakDriver) -> None:
+    """The map equals the lens of the checkpoint there, though a capture at the same layer is older."""
+    session = capturing(driver, 3, 5)
+    driver.arm(session, 5)
+    driver.edit(driver.turn(session, START, 3), Edit(EditOp.SCALE, factor=-2.0))
+    found = open_map(driver, session, Positions(4, 11))
+    assert [each.layer for each in found.layers] == [3, 5]
+    single: Any = driver.do(Lens(driver.ticket(), session, Positions(4, 11), 2))
+    assert list(lens(driver, session, 7, 14, 2).rows) == [each.top for each in single.positions]
+
+
+def test_what_was_kept_when_the_map_was_opened_is_read(driver: BreakDriver) -> None:
+    session = capturing(driver, 2, 4)
+    driver.turn(session, START, 1)
+    found = open_map(driver, session)
+    before = lens(driver, session, 0, found.count).rows
+    driver.do(ClearCaptures(driver.ticket(), session))
+    driver.turn(session, [4, 5], 2)
+    assert lens(driver, session, 0, found.count).rows == before
+    driver.do(CloseMap(driver.ticket(), session))
+    with pytest.raises(WrongState, match="no map"):
+        lens(driver, session, 0, 1)
+
+
+def test_positions_and_layers_are_chosen(driver: BreakDriver) -> None:
+    session = capturing(driver, 1, 2, 3, when=When(every=3))
+    for positions in (ALL, LAST):
+        found = open_map(driver, session, positions)
+        assert (found.first, found.end, found.kept_end, found.layers) == (0, 0, 0, ())
+    driver.turn(session, START, 5)
+    found = open_map(driver, session, Positions(2, 8), (2, 3, 9))
+    assert (found.kept_first, found.kept_end) == (0, 13)
+    assert [(each.layer, each.positions) for each in found.layers] == [(2, (3, 6)), (3, (3, 6))]
+    last = open_map(driver, session, LAST)
+    assert (last.first, last.end, last.layers[0].positions) == (12, 13, (12,))
+    driver.turn(session, prompt(3, 70), 1)
+    for outside_or_too_many in (Positions(0, 1000), Positions(100, 101), Positions(0, 65)):
+        with pytest.raises(FieldOutOfRange, match="positions"):
+            open_map(driver, session, outside_or_too_many)
+
+
+def test_what_a_rewind_has_cut_off_is_not_on_the_map(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
+    """Not even where the new history has the same token at the same position."""
+    session = capturing(driver, 6)
+    driver.turn(session, START, 1)
+    driver.do(Rewind(driver.ticket(), session, 4))
+    assert [each.positions for each in open_map(driver, session).layers] == [(0, 1, 2, 3)]
+    other = [(START[4] + 1) % 60 + 3, *START[5:9]]
+    driver.turn(session, other, 1)
+    found = open_map(driver, session)
+    assert found.layers[0].positions == tuple(range(9))
+    best = says(tiny_gpt2.oracle, boundaries(tiny_gpt2.oracle, START[:4] + other)[7]).max(dim=-1).values
+    assert [top[0][1] for top in lens(driver, session, 0, 9).rows] == pytest.approx(best.tolist(), abs=1e-3)
+
+
+def test_norms_and_cosines_are_those_of_the_captures(driver: BreakDriver) -> None:
+    session = capturing(driver, 2, 7)
+    driver.turn(session, START, 1)
+    records = driver.captures(session).records
+    tensors = {each.layer: tensor_of(each.tensor).double() for each in records}
+    direction = records[0].tensor.rows(3, 4)
+    vector = type(direction)(direction.dtype, direction.shape[1:], direction.data)
+    measure: Any = driver.do(ReadNorms(driver.ticket(), session, ALL, None, vector))
+    found = measure()
+    assert isinstance(found, ActivationNorms)
+    assert found.cosines is not None
+    for index, layer in enumerate((2, 7)):
+        assert found.norms[index] == pytest.approx(tensors[layer].norm(dim=1).tolist())
+        wanted = torch.nn.functional.cosine_similarity(tensors[layer], tensors[2][3:4])
+        assert found.cosines[index] == pytest.approx(wanted.tolist(), abs=1e-6)
+    plain: Any = driver.do(ReadNorms(driver.ticket(), session, ALL, (7,), None))
+    assert (plain().norms, plain().cosines) == (found.norms[1:], None)
+
+
+LAYER = 2
+
+
+def driver_with(model: TinyModel, rows: int, **settings: Any) -> BreakDriver:
+    """With room for so many positions."""
+    return BreakDriver(model.engine(max_activation_bytes=rows * model.hidden_size * 4, **settings))
+
+
+def paused(driver: BreakDriver, session: SessionId) -> Turn:
+    """A turn that waits at its prompt. Raises the error that ends it."""
+    driver.arm(session, LAYER, when=When(Pass.PREFILL))
+    turn = driver.turn(session, START, COUNT)
+    assert turn.paused
+    return turn
+
+
+def test_captures_of_all_sessions_share_the_room_and_turns_go_on_without(tiny_llama: TinyModel) -> None:
+    driver = driver_with(tiny_llama, 2 * len(START) + 2)
+    sessions = [driver.open() for _ in range(3)]
+    for session in sessions:
+        driver.arm(session, LAYER, action=Action.CAPTURE, when=When(Pass.PREFILL))
+        turn = driver.turn(session, START, COUNT)
+        assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT)
+    found = [driver.captures(session) for session in sessions]
+    assert [(len(each.records), each.dropped) for each in found] == [(1, 0), (1, 0), (0, 1)]
+    driver.do(ClearCaptures(driver.ticket(), sessions[0]))
+    driver.close(sessions[1])
+    for number in range(2):
+        driver.turn(sessions[2], prompt(7 + number, len(START)), 1)
+    assert len(driver.captures(sessions[2]).records) == 2
+
+
+def test_a_pause_without_room_ends_its_turn_and_leaves_the_history(tiny_llama: TinyModel) -> None:
+    driver = driver_with(tiny_llama, 2 * len(START) - 1)
+    first, second = driver.open(), driver.open()
+    waits = paused(driver, first)
+    with pytest.raises(ActivationsFull, match="max_activation_bytes") as refused:
+        paused(driver, second)
+    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (429, "activations_full", 1)
+    assert driver.place(second).tokens == 0
+    driver.edit(waits, Edit(EditOp.SCALE, 1.0))
+    driver.run(waits, Until(end=True))
+    assert waits.tokens == greedy(tiny_llama.oracle, START, COUNT)
+    paused(driver, second)
+
+
+def test_a_turn_that_pauses_again_needs_no_more_room(tiny_llama: TinyModel) -> None:
+    driver = driver_with(tiny_llama, len(START))
+    session = driver.open_armed(0, 1, 2)
+    turn = driver.begin(session, START, COUNT)
+    assert len(driver.run(turn)) == 3 * COUNT
+    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT)
+
+
+def test_a_tenant_leaves_as_much_as_it_takes(tiny_llama: TinyModel) -> None:
+    driver = driver_with(tiny_llama, 4 * len(START))
+    for _ in range(2):
+        paused(driver, driver.open("many"))
+    with pytest.raises(ActivationsFull, match="of this tenant, who leaves others as much"):
+        paused(driver, driver.open("many"))
+    for number in range(2):
+        paused(driver, driver.open(f"other-{number}"))
+    with pytest.raises(ActivationsFull):
+        paused(driver, driver.open("late"))
+
+
+def test_copies_of_a_paused_session_need_room(tiny_llama: TinyModel, tmp_path: Path) -> None:
+    tiers: dict[str, Any] = {"host_blocks": 200, "policy": KVPolicy.SIGNAL, "kv_dir": tmp_path / "kv"}
+    driver = driver_with(tiny_llama, 2 * len(START) - 1, **tiers)
+    session, child, imported = driver.open(), SessionId("child"), SessionId("imported")
+    turn = paused(driver, session)
+    with pytest.raises(ActivationsFull):
+        driver.do(Fork(driver.ticket(), session, child, driver.ticket()))
+    read, path = driver.do(ReadPaused(driver.ticket(), session)), str(tmp_path / "session.kv")
+    assert isinstance(read, PausedTurn)
+    driver.do(Export(driver.ticket(), session, path, "{}"))
+    driver.do(Import(driver.ticket(), imported, path, ""))
+    with pytest.raises(ActivationsFull):
+        driver.do(Reinstate(driver.ticket(), imported, paused=read, turn=driver.ticket()))
+    driver.cancel(turn)
+    driver.do(Reinstate(driver.ticket(), imported, paused=read, turn=driver.ticket()))

@@ -10,23 +10,9 @@ import pytest
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, When
 from app.domain.errors import EngineError, NotFound, PeerFull, PeerMismatch, WrongState
 from app.domain.values import KVPolicy, Phase, Residency, SamplingParams, SessionId, Tier
-from app.gpu.kv.moves import MoveKind
-from app.gpu.state.sequence import TokenSequence
-from app.messages import (
-    Arm,
-    Close,
-    Failed,
-    Open,
-    PublishKV,
-    ReceivedKV,
-    ReceiveKV,
-    Rewind,
-    SendKV,
-    SentKV,
-    SetPhase,
-)
+from app.messages import Arm, PublishKV, ReceivedKV, ReceiveKV, Rewind, SendKV, SentKV
 from app.model_store.resolve import ResolvedModel, resolve
-from tests.gpu.driving import GREEDY, Driver
+from tests.gpu.driving import GREEDY, Driver, tcp_pair
 from tests.gpu.tiny_engine import BLOCK, make_engine, model, prompt
 
 __all__ = ["model"]
@@ -42,16 +28,14 @@ def make(model: ResolvedModel, host_blocks: int = 100, kv_dir: Path | None = Non
 
 def open_with_turn(driver: Driver, sampling: SamplingParams = GREEDY) -> list[int]:
     """A session with a turn of 6 tokens; returns its history."""
-    driver.do(Open(driver.ticket(), ID, "t"))
-    turn = driver.submit(ID, PROMPT, 6, sampling)
-    driver.finish(turn)
+    driver.open("t", ID)
+    turn = driver.answer(ID, PROMPT, 6, sampling)
     return [*PROMPT, *driver.tokens(turn)]
 
 
 def go_on(driver: Driver, sampling: SamplingParams = GREEDY) -> tuple[list[int], int]:
     """The tokens of the next turn, and how many had their KV."""
-    turn = driver.submit(ID, [9], 8, sampling)
-    driver.finish(turn)
+    turn = driver.answer(ID, [9], 8, sampling)
     return driver.tokens(turn), driver.end(turn).usage.cached_tokens
 
 
@@ -78,21 +62,12 @@ def move(here: Driver, there: Driver, history: list[int], **asked: object) -> tu
 
 def cached_of(driver: Driver, tenant: str) -> int:
     """Tokens of the prompt whose KV a new session of the tenant finds."""
-    session = SessionId(tenant)
-    driver.do(Open(driver.ticket(), session, tenant))
-    asked = driver.submit(session, [*PROMPT, 1], 1)
-    driver.finish(asked)
+    session = driver.open(tenant)
+    asked = driver.answer(session, [*PROMPT, 1], 1)
     return driver.end(asked).usage.cached_tokens
 
 
-def tcp_pair() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        out = socket.create_connection(server.getsockname())
-        return out, server.accept()[0]
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
-@pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.HOST, Tier.DISK])
+@pytest.mark.parametrize(("sampling", "tier"), [(DRAWN, Tier.DEVICE), (GREEDY, Tier.HOST), (DRAWN, Tier.DISK)])
 def test_it_goes_on_as_if_it_had_stayed(
     model: ResolvedModel, tmp_path: Path, sampling: SamplingParams, tier: Tier
 ) -> None:
@@ -100,10 +75,8 @@ def test_it_goes_on_as_if_it_had_stayed(
     open_with_turn(stayed, sampling)
     history = open_with_turn(here, sampling)
     if tier is not Tier.DEVICE:
-        here.do(SetPhase(here.ticket(), ID, Phase.IDLE if tier is Tier.DISK else Phase.IO_WAIT))
-        here.move()
-    here.take(here.engine._handler.placed())
-    assert here.places[ID].tier is tier
+        here.signal(ID, Phase.IDLE if tier is Tier.DISK else Phase.IO_WAIT)
+    assert here.place(ID).tier is tier
     sent, received = move(here, there, history)
     assert (sent.tokens, sent.computed_tokens) == (len(history), len(history) - 1)
     assert received.computed_tokens == len(history) - 1
@@ -119,7 +92,7 @@ def test_without_room_on_the_host_it_goes_to_disk(model: ResolvedModel, tmp_path
     _, received = move(here, there, history)
     assert received.computed_tokens == len(history) - 1
     assert [path.name for path in tmp_path.iterdir()] == [f"{ID}.safetensors"]
-    there.do(Close(there.ticket(), ID))
+    there.close(ID)
     there.move()
     assert not list(tmp_path.iterdir())
 
@@ -171,9 +144,9 @@ def test_what_does_not_come_whole_leaves_nothing(model: ResolvedModel) -> None:
 
 def test_captures_stay_so_the_session_does(model: ResolvedModel) -> None:
     here = make(model)
-    here.do(Open(here.ticket(), ID, "t"))
+    here.open("t", ID)
     here.do(Arm(here.ticket(), ID, Breakpoint("bp_0", (0,), Action.CAPTURE, When())))
-    here.finish(here.submit(ID, PROMPT, 1))
+    here.answer(ID, PROMPT, 1)
     out, into = tcp_pair()
     with into:
         with pytest.raises(WrongState, match="has captures"):
@@ -183,68 +156,24 @@ def test_captures_stay_so_the_session_does(model: ResolvedModel) -> None:
 
 def test_steered_kv_stays_apart_where_it_goes(model: ResolvedModel) -> None:
     here, there = make(model), make(model)
-    here.do(Open(here.ticket(), ID, "t"))
+    here.open("t", ID)
     edit = Edit(EditOp.SCALE, factor=2.0)
     here.do(Arm(here.ticket(), ID, Breakpoint("bp_0", (0,), Action.EDIT, When(), edits=(edit,))))
-    turn = here.submit(ID, PROMPT, 6)
-    here.finish(turn)
+    turn = here.answer(ID, PROMPT, 6)
     made = here.end(turn).interventions
     assert made
     move(here, there, [*PROMPT, *here.tokens(turn)], interventions=made)
-    plain = SessionId("plain")
-    for tenant, cached in (("t", 0), ("other", 0)):
-        there.do(Open(there.ticket(), plain, tenant))
-        asked = there.submit(plain, [*PROMPT, 1], 1)
-        there.finish(asked)
-        assert there.end(asked).usage.cached_tokens == cached
-        there.do(Close(there.ticket(), plain))
+    assert [cached_of(there, tenant) for tenant in ("t", "other")] == [0, 0]
 
 
-def test_its_prefix_serves_others_of_its_tenant_only(model: ResolvedModel) -> None:
-    here, there = make(model), make(model)
-    move(here, there, open_with_turn(here))
-    there.do(PublishKV(there.ticket(), ID))
-    assert [cached_of(there, tenant) for tenant in ("t", "other")] == [3 * BLOCK, 0]
-
-
-@pytest.mark.parametrize("closes", [False, True])
-def test_nobody_shares_what_has_come_before_it_is_known_to_be_wanted(model: ResolvedModel, closes: bool) -> None:
-    here, there = make(model), make(model)
-    move(here, there, open_with_turn(here))
-    if closes:
-        there.do(Close(there.ticket(), ID))
-    assert cached_of(there, "t") == 0
-
-
-def test_one_that_cannot_be_received_stops_none_behind_it(
-    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("then", "cached"), [("waits", 0), ("closes", 0), ("is published", 3 * BLOCK)])
+def test_its_prefix_serves_others_of_its_tenant_once_it_is_known_to_be_wanted(
+    model: ResolvedModel, then: str, cached: int
 ) -> None:
-    there, asked = make(model), list[SessionId]()
-    lower = type(there.placement.lower)
-
-    def make_host_room(blocks: int, *keep: TokenSequence) -> bool:
-        session = keep[0].session
-        asked.append(session)
-        if session == ID and asked.count(ID) > 1:
-            raise RuntimeError("a bug")
-        return asked.count(session) > 1
-
-    monkeypatch.setattr(there.placement.eviction, "make_host_room", make_host_room)
-    monkeypatch.setattr(lower, "host_is_emptying", True)
-    commands = []
-    for session in (ID, SessionId("behind")):
-        out, into = tcp_pair()
-        out.close()
-        command = ReceiveKV(
-            there.ticket(), session, there.engine.give(into), "t", Residency.BEST_EFFORT, tuple(PROMPT), (), None
-        )
-        commands.append(command)
-    peer_kv = there.engine._handler._peer_kv
-    assert peer_kv.receive(commands[0]) == []
-    (failed,) = peer_kv.receive(commands[1])
-    assert isinstance(failed, Failed)
-    assert failed.ticket == commands[0].ticket
-    assert peer_kv.go_on() == []
-    begun = [move.session for move in there.placement.take_orders() if move.kind is MoveKind.RECEIVE]
-    assert begun == ["behind"]
-    there.engine.connections.close()
+    here, there = make(model), make(model)
+    move(here, there, open_with_turn(here))
+    if then == "closes":
+        there.close(ID)
+    elif then == "is published":
+        there.do(PublishKV(there.ticket(), ID))
+    assert [cached_of(there, tenant) for tenant in ("t", "other")] == [cached, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -14,11 +15,9 @@ from app.domain.values import FinishReason, KVPolicy, SamplingParams, SessionId,
 from app.messages import (
     Arm,
     Cancel,
-    Close,
     ComputePrompt,
     Event,
     Lacking,
-    Open,
     ReceivedPrompt,
     ReceivePrompt,
     SendPrompt,
@@ -26,8 +25,7 @@ from app.messages import (
     Submit,
 )
 from app.model_store.resolve import ResolvedModel, resolve
-from tests.gpu.commands.test_peer_kv import tcp_pair
-from tests.gpu.driving import GREEDY, Driver
+from tests.gpu.driving import GREEDY, Driver, tcp_pair
 from tests.gpu.tiny_engine import BLOCK, make_engine, model, prompt
 
 __all__ = ["model"]
@@ -41,8 +39,8 @@ PROMPT = prompt(3, 12 * BLOCK + 2)
 class Decoder(Driver):
     """An engine whose long prompts another one computes."""
 
-    def __init__(self, model: ResolvedModel, host_blocks: int = 100, blocks: int = 200) -> None:
-        super().__init__(make_engine(model, blocks=blocks, host_blocks=host_blocks, policy=KVPolicy.SIGNAL))
+    def __init__(self, model: ResolvedModel, host_blocks: int = 100) -> None:
+        super().__init__(make_engine(model, host_blocks=host_blocks, policy=KVPolicy.SIGNAL))
         self.lacking: list[Lacking] = []
 
     def take(self, events: Sequence[Event]) -> None:
@@ -51,12 +49,11 @@ class Decoder(Driver):
 
     def ask(self, token_ids: list[int], sampling: SamplingParams = GREEDY, apart_tokens: int = 2 * BLOCK) -> Ticket:
         """Begin a turn of 6 tokens in the session, which is opened."""
-        if ID not in self.engine._handler._sessions:
-            self.do(Open(self.ticket(), ID, "t"))
-        turn = self.ticket()
-        rule = StopRule(6)
-        self.take(self.engine.handle(Submit(turn, ID, tuple(token_ids), sampling, rule, apart_tokens=apart_tokens)))
-        return turn
+        if ID not in {each.session for each in self.handler.sequences}:
+            self.open("t", ID)
+        turn = Submit(self.ticket(), ID, tuple(token_ids), sampling, StopRule(6), apart_tokens=apart_tokens)
+        self.take(self.engine.handle(turn))
+        return turn.ticket
 
     def await_prompt(self, way: socket.socket) -> Ticket:
         """Begin to receive the prompt that the last turn waits for."""
@@ -68,7 +65,7 @@ class Decoder(Driver):
 
     def received(self, ticket: Ticket) -> ReceivedPrompt:
         self.move()
-        self.take(self.engine._handler.tick())
+        self.take(self.handler.tick())
         value = self.events[ticket][-1].value  # type: ignore[union-attr]
         assert isinstance(value, ReceivedPrompt)
         return value
@@ -77,34 +74,29 @@ class Decoder(Driver):
 class Prefiller(Driver):
     """The other engine."""
 
-    def __init__(self, model: ResolvedModel, host_blocks: int = 100) -> None:
-        super().__init__(make_engine(model, host_blocks=host_blocks, policy=KVPolicy.SIGNAL))
+    def __init__(self, model: ResolvedModel) -> None:
+        super().__init__(make_engine(model, host_blocks=100, policy=KVPolicy.SIGNAL))
 
-    def begin(self, token_ids: list[int], way: socket.socket, first: int, tenant: str = "t") -> Ticket:
+    def begin(self, token_ids: list[int], way: socket.socket, first: int) -> Ticket:
         """Begin to compute the prompt but for its last token, and to send it."""
-        self.do(Open(self.ticket(), THERE, tenant))
+        self.open("t", THERE)
         self.turn = self.submit(THERE, token_ids[:-1], 0)
         ticket = self.ticket()
         self.take(self.engine.handle(SendPrompt(ticket, THERE, self.engine.give(way), first)))
         return ticket
 
     def step(self) -> None:
-        """One step, and the moves that it leads to."""
+        """One step, and all that it leads to."""
         self.take(self.engine.step())
-        self.look()
-
-    def look(self) -> None:
-        """Go on until nothing moves any more."""
         for _ in range(3):
-            self.take(self.engine._handler.tick())
+            self.take(self.handler.tick())
             self.move()
 
     def send(self, token_ids: list[int], way: socket.socket, first: int) -> SentKV:
         ticket = self.begin(token_ids, way, first)
         while not self.ended(self.turn):
             self.step()
-        self.look()
-        self.do(Close(self.ticket(), THERE))
+        self.close(THERE)
         value = self.events[ticket][-1].value  # type: ignore[union-attr]
         assert isinstance(value, SentKV)
         return value
@@ -152,7 +144,7 @@ def test_the_turn_goes_on_as_if_the_host_had_had_it(model: ResolvedModel, way: W
     here.finish(again)
     assert [here.tokens(turn), here.tokens(again)] == alone(model, PROMPT, [9], sampling=sampling)
     assert len(here.lacking) == 1, "a short prompt is computed here"
-    here.placement.tiers.cache.host.check_integrity([[*each.host_blocks] for each in here.engine._handler.sequences])
+    here.placement.tiers.cache.host.check_integrity([[*each.host_blocks] for each in here.handler.sequences])
 
 
 def test_parts_go_as_they_are_computed(model: ResolvedModel, way: Way) -> None:
@@ -212,6 +204,8 @@ def test_a_turn_that_nobody_helps_computes_its_prompt(model: ResolvedModel, way:
     turn = here.ask(PROMPT)
     here.take(here.engine.step())
     assert not here.engine._can_compute, "it waits, and does not spin"
+    here.answer(here.open(), PROMPT[:9], 4)
+    assert not here.ended(turn), "while others run"
     here.do(ComputePrompt(here.ticket(), ID, turn))
     here.do(ComputePrompt(here.ticket(), ID, turn))
     here.finish(turn)
@@ -221,20 +215,10 @@ def test_a_turn_that_nobody_helps_computes_its_prompt(model: ResolvedModel, way:
         here.await_prompt(into)
 
 
-def test_others_run_while_it_waits(model: ResolvedModel) -> None:
-    here = Decoder(model)
-    waits = here.ask(PROMPT)
-    other = here.open()
-    runs = here.submit(other, PROMPT[:9], 4)
-    here.finish(runs)
-    assert not here.ended(waits)
-
-
 def test_without_room_on_the_host_the_turn_goes_on_alone(model: ResolvedModel, way: Way) -> None:
     here = Decoder(model, host_blocks=14)
     keeper = here.open()
-    turn = here.submit(keeper, prompt(8, 6 * BLOCK), 1)
-    here.finish(turn)
+    turn = here.answer(keeper, prompt(8, 6 * BLOCK), 1)
     blocks = here.placement.tiers.cache.host.allocate(8)
     turn = here.ask(PROMPT)
     _, into = way()
@@ -254,21 +238,20 @@ def test_a_turn_that_ends_lets_go_of_the_other_engine(model: ResolvedModel, way:
     ticket = here.await_prompt(into)
     here.take(here.engine.handle(Cancel(here.ticket(), ID, turn)))
     assert here.end(turn).reason is FinishReason.CANCELLED
-    here.take(here.engine._handler.tick())
+    here.take(here.handler.tick())
     assert here.received(ticket).error is not None
     with pytest.raises(EngineError, match=r"wants it no more|Broken pipe|reset"):
         there.step()
-    there.do(Close(there.ticket(), THERE))
-    assert not there.engine._scheduler.has_work
+    there.close(THERE)
+    assert not there.scheduler.has_work
     again = here.ask([9], apart_tokens=0)
     here.finish(again)
     free = here.placement.tiers.cache.host
-    free.check_integrity([[*each.host_blocks] for each in here.engine._handler.sequences])
+    free.check_integrity([[*each.host_blocks] for each in here.handler.sequences])
 
 
-def test_another_model_is_no_help(model: ResolvedModel, way: Way, tmp_path_factory: pytest.TempPathFactory) -> None:
-    other = resolve("random:tiny-llama", cache_dir=tmp_path_factory.mktemp("other"), seed=5)
-    here, there = Decoder(model), Prefiller(other)
+def test_another_model_is_no_help(model: ResolvedModel, way: Way, tmp_path: Path) -> None:
+    here, there = Decoder(model), Prefiller(resolve("random:tiny-llama", cache_dir=tmp_path, seed=5))
     turn = here.ask(PROMPT)
     out, into = way()
     there.send(PROMPT, out, 0)
@@ -291,11 +274,11 @@ def test_prompts_that_stay_here(model: ResolvedModel) -> None:
     for seed, apart_tokens in ((11, 0), (12, length)):
         turn = here.ask(prompt(seed, length), apart_tokens=apart_tokens)
         here.finish(turn)
-        here.do(Close(here.ticket(), ID))
+        here.close(ID)
     scored = here.ask(prompt(13, length), SamplingParams(seed=0, temperature=0, prompt_logprobs=0))
     here.finish(scored)
-    here.do(Close(here.ticket(), ID))
-    here.do(Open(here.ticket(), ID, "t"))
+    here.close(ID)
+    here.open("t", ID)
     edit = Edit(EditOp.SCALE, factor=2.0)
     here.do(Arm(here.ticket(), ID, Breakpoint("bp_0", (0,), Action.EDIT, When(), edits=(edit,))))
     steered = here.ask(prompt(14, length))

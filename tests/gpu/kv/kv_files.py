@@ -7,11 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from app.gpu.kv.header import (
-    KVFileHeader,
-    KVIdentity,
-    KVLayout,
-)
+from app.gpu.kv.header import KVFileHeader, KVIdentity, KVLayout
 
 LAYOUT = KVLayout(layers=2, kv_heads=1, block_size=4, head_dim=2, dtype="float32")
 IDENTITY = KVIdentity("model-a", vocab_size=100, layout=LAYOUT)

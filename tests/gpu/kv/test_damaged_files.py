@@ -12,7 +12,6 @@ import pytest
 from app.domain.values import KVPolicy, Phase, Tier
 from app.gpu.kv.file import write_kv_file
 from app.gpu.kv.header import KVFileHeader, KVIdentity
-from app.messages import SetPhase
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_tokens as expected
@@ -36,15 +35,16 @@ def delete(path: Path, _: KVIdentity) -> None:
 
 
 def put_another_models_there(path: Path, identity: KVIdentity) -> None:
-    other = KVIdentity("another model", identity.vocab_size, identity.layout)
-    blocks = [memoryview(bytes(identity.layout.block_bytes))] * 2
-    write_kv_file(path, KVFileHeader(other, [0] * 8, 8), blocks)
+    put_there(path, replace(identity, fingerprint="another model"))
 
 
 def put_another_type_there(path: Path, identity: KVIdentity) -> None:
-    other = replace(identity, layout=replace(identity.layout, dtype="bfloat16"))
-    blocks = [memoryview(bytes(other.layout.block_bytes))] * 2
-    write_kv_file(path, KVFileHeader(other, [0] * 8, 8), blocks)
+    put_there(path, replace(identity, layout=replace(identity.layout, dtype="bfloat16")))
+
+
+def put_there(path: Path, identity: KVIdentity) -> None:
+    blocks = [memoryview(bytes(identity.layout.block_bytes))] * 2
+    write_kv_file(path, KVFileHeader(identity, [0] * 8, 8), blocks)
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, delete, put_another_models_there, put_another_type_there])
@@ -54,16 +54,13 @@ def test_a_file_that_cannot_be_read_is_computed_again(
     engine = make_engine(model, host_blocks=50, policy=KVPolicy.SIGNAL, kv_dir=tmp_path)
     driver, start = Driver(engine), prompt(1, 30)
     session = driver.open()
-    first = driver.submit(session, start, 5)
-    driver.finish(first)
-    driver.do(SetPhase(driver.ticket(), session, Phase.IDLE))
-    driver.move()
+    first = driver.answer(session, start, 5)
+    driver.signal(session, Phase.IDLE)
     assert driver.memory().sessions_by_tier == {Tier.DISK: 1}
     driver.generate(prompt(2, 600), 1)  # nothing of the session is left in the prefix cache
     [path] = tmp_path.iterdir()
     damage(path, driver.mover.identity)
-    turn = driver.submit(session, [7], 6)
-    driver.finish(turn)
+    turn = driver.answer(session, [7], 6)
     assert driver.tokens(turn) == expected(oracle, [*start, *driver.tokens(first), 7], 6)
     assert driver.end(turn).usage.tokens_recomputed > 0
     assert driver.memory().counts.disk_failures == 1
@@ -74,14 +71,11 @@ def test_a_file_that_cannot_be_written_leaves_the_session_on_the_host(
 ) -> None:
     driver, start = Driver(make_engine(model, host_blocks=50, policy=KVPolicy.SIGNAL, kv_dir=tmp_path)), prompt(1, 30)
     session = driver.open()
-    first = driver.submit(session, start, 5)
-    driver.finish(first)
+    first = driver.answer(session, start, 5)
     (tmp_path / f"{session}.safetensors").mkdir()  # nothing can be renamed to this
-    driver.do(SetPhase(driver.ticket(), session, Phase.IDLE))
-    driver.move()
+    driver.signal(session, Phase.IDLE)
     assert driver.memory().sessions_by_tier == {Tier.HOST: 1}
     assert driver.memory().counts.disk_failures == 1
-    turn = driver.submit(session, [7], 6)
-    driver.finish(turn)
+    turn = driver.answer(session, [7], 6)
     assert driver.tokens(turn) == expected(oracle, [*start, *driver.tokens(first), 7], 6)
     assert driver.end(turn).usage.tokens_recomputed == 0

@@ -106,12 +106,3 @@ def test_a_large_move_is_told_of_before_its_last_blocks_have_come(
     assert torch.equal(bytes_of(pool)[early:], before[early:])
     landing.event.synchronize()
     assert not any(each.any() for each in moved)
-
-
-def test_what_is_above_a_half_pass_stays_as_it_is(tiny_llama: TinyModel) -> None:
-    pool = fresh_pool(tiny_llama.stack, None)
-    host, before = HostPool(pool, BLOCKS, CpuStreams()), bytes_of(pool)
-    host.copy_in([0, 1], [3, 5], PASSED, HalfPass(2, RUN))
-    after = bytes_of(pool)
-    assert not after[[3, 5], :RUN].any()
-    assert torch.equal(after[:, RUN:], before[:, RUN:])

@@ -1,19 +1,20 @@
-"""Workers that wait for each other, and for other servers."""
+"""Workers: in which order they get what they are ordered to do, and for what they wait."""
 
 from __future__ import annotations
 
-import socket
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import app.gpu.kv_pools.host
-from app.domain.values import KVPolicy, SessionId
-from app.gpu.device.streams import PASSED
-from app.gpu.kv import stream
+from app.domain.values import SessionId
+from app.gpu.device.streams import PASSED, CpuStreams, DeviceStreams
 from app.gpu.kv.disk import DiskStore
 from app.gpu.kv.header import KVFileHeader, KVIdentity, KVLayout
 from app.gpu.kv.moves import Move, Moved, MoveKind
@@ -21,66 +22,107 @@ from app.gpu.kv.stream import send_kv
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.kv_pools.host import HostPool
 from app.gpu.kv_pools.mover import KVMover
-from app.model_store.resolve import ResolvedModel
+from app.gpu.kv_pools.orders import Orders
 from tests.gpu.breakpoints.breaking_models import TinyModel
 from tests.gpu.device.deferring import DeferredDevice
-from tests.gpu.tiny_engine import make_engine, model
+from tests.gpu.driving import tcp_pair
 
-__all__ = ["model"]
+READ, WRITE, DELETE = MoveKind.FROM_DISK, MoveKind.TO_DISK, MoveKind.DELETE
+
+GIVEN = st.lists(st.tuples(st.sampled_from([READ, WRITE, DELETE]), st.sampled_from("abcd")), max_size=12)
+
+
+def order_of(given: list[tuple[MoveKind, str]]) -> list[Move]:
+    """The moves in the order in which they come out."""
+    orders = Orders[Move, None]()
+    for number, (kind, session) in enumerate(given):
+        orders.put(Move(number, kind, SessionId(session)), None)
+    orders.close()
+    done = []
+    while (order := orders.get()) is not None:
+        done.append(order[0])
+    return done
+
+
+@given(given=GIVEN)
+def test_what_is_ordered_for_one_session_is_done_in_its_order(given: list[tuple[MoveKind, str]]) -> None:
+    done = order_of(given)
+    assert sorted(move.number for move in done) == list(range(len(given)))
+    for session in "abcd":
+        numbers = [move.number for move in done if move.session == session]
+        assert numbers == sorted(numbers)
+
+
+@given(given=GIVEN)
+def test_reads_that_depend_on_nothing_come_first(given: list[tuple[MoveKind, str]]) -> None:
+    free = [
+        number
+        for number, (kind, session) in enumerate(given)
+        if kind is READ and all(kind is READ for kind, other in given[:number] if other == session)
+    ]
+    assert [move.number for move in order_of(given)[: len(free)]] == free
+
+
+def test_who_waits_gets_what_comes_and_none_once_it_is_over() -> None:
+    orders, got = Orders[Move, None](), list[object]()
+    worker = threading.Thread(target=lambda: got.extend(iter(orders.get, None)))
+    worker.start()
+    orders.put(Move(1, WRITE, SessionId("a")), None)
+    orders.put(Move(2, READ, SessionId("b")), None)
+    orders.close()
+    worker.join(timeout=5)
+    assert len(got) == 2
+
 
 ID = SessionId("ses_a_1")
+
 SOON_S = 60.0
 
 
-def make_mover(model: ResolvedModel, folder: Path | None = None) -> KVMover:
-    return make_engine(model, host_blocks=10, policy=KVPolicy.SIGNAL, kv_dir=folder)._mover
+def make_pools(model: TinyModel, streams: DeviceStreams) -> tuple[KVPool, HostPool, KVIdentity]:
+    pool, stack = KVPool(model.stack, 8, 4), model.stack
+    identity = KVIdentity("", 512, KVLayout(stack.num_layers, stack.kv_heads, 4, stack.head_dim, "float32"))
+    return pool, HostPool(pool, 10, streams), identity
 
 
-def tcp_pair() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        out = socket.create_connection(server.getsockname())
-        return out, server.accept()[0]
+class LateDeletes(DiskStore):
+    """A disk that would delete a file after another one has taken its place."""
 
+    def __init__(self, folder: Path, identity: KVIdentity) -> None:
+        super().__init__(folder, identity)
+        self._written = threading.Event()
 
-def test_a_file_is_received_behind_the_end_of_the_one_before(
-    model: ResolvedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mover, written = make_mover(model, tmp_path), threading.Event()
-    write, delete = DiskStore.write, DiskStore.delete
+    def delete(self, session: SessionId) -> None:
+        self._written.wait(0.3)
+        super().delete(session)
 
-    def late_delete(self: DiskStore, session: SessionId) -> None:
-        written.wait(1.0)
-        delete(self, session)
-
-    def noted_write(self: DiskStore, *args: object) -> int:
-        size = write(self, *args)  # type: ignore[arg-type]
-        written.set()
+    def write(self, session: SessionId, header: KVFileHeader, blocks: Iterable[memoryview]) -> int:
+        size = super().write(session, header, blocks)
+        self._written.set()
         return size
 
-    monkeypatch.setattr(DiskStore, "delete", late_delete)
-    monkeypatch.setattr(DiskStore, "write", noted_write)
-    header = KVFileHeader(mover._identity, tuple(range(5, 10)), 4)
+
+def test_a_file_is_received_behind_the_end_of_the_one_before(tiny_llama: TinyModel, tmp_path: Path) -> None:
+    _, host, identity = make_pools(tiny_llama, CpuStreams())
+    mover = KVMover(host, identity, LateDeletes(tmp_path, identity))
+    header = KVFileHeader(identity, tuple(range(5, 10)), 4)
     out, into = tcp_pair()
     with out:
-        send_kv(out, header, [memoryview(bytearray(mover._identity.layout.block_bytes))])
+        send_kv(out, header, [memoryview(bytearray(identity.layout.block_bytes))])
     mover.connections.put(0, into)
     reports = SimpleQueue[Moved]()
     mover.start(reports.put)
-    mover.submit(
-        [
-            Move(1, MoveKind.DELETE, ID),
-            Move(2, MoveKind.RECEIVE, ID, token_ids=tuple(header.token_ids), connection=0),
-        ]
-    )
+    received = Move(2, MoveKind.RECEIVE, ID, token_ids=tuple(header.token_ids), connection=0)
+    mover.submit([Move(1, MoveKind.DELETE, ID), received])
     ended = [reports.get(timeout=SOON_S) for _ in range(2)]
     assert [(each.number, each.error) for each in ended] == [(1, None), (2, None)]
     assert [path.name for path in tmp_path.iterdir()] == [f"{ID}.safetensors"]
     mover.stop()
 
 
-def test_the_end_waits_for_no_other_server(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "SILENCE_S", 10 * SOON_S)
-    mover, reports = make_mover(model), SimpleQueue[Moved]()
+def test_the_end_waits_for_no_other_server(tiny_llama: TinyModel) -> None:
+    _, host, identity = make_pools(tiny_llama, CpuStreams())
+    mover, reports = KVMover(host, identity, None), SimpleQueue[Moved]()
     out, into = tcp_pair()
     mover.connections.put(0, into)
     mover.start(reports.put)
@@ -89,7 +131,7 @@ def test_the_end_waits_for_no_other_server(model: ResolvedModel, monkeypatch: py
         mover.submit(moves)  # nothing comes over the first, and the second never comes itself
         stopping = threading.Thread(target=mover.stop, daemon=True)
         stopping.start()
-        stopping.join(SOON_S)
+        stopping.join(5.0)  # half as long as another server may be silent
         assert not stopping.is_alive()
     ended = [reports.get(timeout=SOON_S) for _ in range(2)]
     assert all(each.error for each in ended)
@@ -99,14 +141,12 @@ def test_a_file_waits_for_the_device_that_reads_the_blocks_it_goes_to(
     tiny_llama: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last two blocks of a move are told of before the device has read them, and then are another's."""
-    pool, device = KVPool(tiny_llama.stack, 8, 4), DeferredDevice(0, late="to_device")
+    device = DeferredDevice(0, late="to_device")
     monkeypatch.setattr(app.gpu.kv_pools.host, "PIECE_BYTES", 1)
+    pool, host, identity = make_pools(tiny_llama, device)
     monkeypatch.setattr(HostPool, "late_bytes", 2 * pool.data[0].nbytes)
-    host = HostPool(pool, 10, device)
     for block, memory in enumerate(host.views(range(10))):
         memory[:] = bytes([block + 1]) * len(memory)
-    stack = tiny_llama.stack
-    identity = KVIdentity("", 512, KVLayout(stack.num_layers, stack.kv_heads, 4, stack.head_dim, "float32"))
     mover = KVMover(host, identity, DiskStore(tmp_path, identity))
     saved = mover.carry_out(Move(1, MoveKind.TO_DISK, ID, (8, 9), token_ids=tuple(range(9)), computed=8), PASSED)
     blocks = tuple(range(8))

@@ -1,4 +1,4 @@
-"""Ways on which KV of prompts goes between servers: each brings what was sent, or says that it does not."""
+"""Ways on which KV goes between servers: each brings what was sent, or says that it does not."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.gpu.kv import transport
+from app.gpu.kv.stream import SLICE_BYTES, receive_into
 from app.gpu.kv.transport import OpenWay, SocketTransport, Transport
 from app.gpu.kv_pools.nixl_agent import WINDOW_BYTES, NixlAgent
 from app.gpu.kv_pools.nixl_transport import AGENT, HEAD, MEMORY, NixlTransport
+from tests.gpu.driving import tcp_pair
 from tests.nixl import NEEDS_NIXL, needs_nixl
 
 POOL_BYTES = 3 * WINDOW_BYTES
@@ -44,19 +46,13 @@ def receives(kind: str) -> OpenWay:
 @contextmanager
 def ways(kind: str) -> Iterator[tuple[Transport, Transport]]:
     """Both ends of a way."""
-    there, here = _connected()
+    there, here = tcp_pair()
     sender, receiver = sends(kind)(closing(there)), receives(kind)(closing(here))
     try:
         yield sender, receiver
     finally:
         sender.end()
         receiver.end()
-
-
-def _connected() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        there = socket.create_connection(listening.getsockname())
-        return there, listening.accept()[0]
 
 
 def _beside(work: Callable[[], None]) -> threading.Thread:
@@ -76,7 +72,6 @@ SPANS = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20, deadline=None)
 @given(spans=SPANS, shares=st.lists(st.floats(0, 1), max_size=4))
 def test_what_was_sent_comes_in_any_parts(kind: str, spans: list[bytes | slice], shares: list[float]) -> None:
     sent = [POOL[each].numpy().data if isinstance(each, slice) else memoryview(each) for each in spans]
@@ -119,18 +114,21 @@ def test_a_sender_that_goes_away_is_seen(kind: str) -> None:
             receiver.receive(memoryview(bytearray(1)))
 
 
+def says_of_memory(agent: NixlAgent, address: int) -> bytes:
+    """Who the sender is, and that 100 bytes are at that address of its memory."""
+    return HEAD.pack(AGENT, len(agent.metadata), 0) + agent.metadata + HEAD.pack(MEMORY, 100, address)
+
+
 @needs_nixl
 def test_memory_that_was_let_go_as_it_was_read_does_not_count() -> None:
-    ours, theirs = _connected()
+    ours, theirs = tcp_pair()
     receiver = receives("nixl")(closing(theirs))
     agent = NixlAgent(POOL)
     target = bytearray(100)
 
     def let_go() -> None:
         with ours:
-            ours.sendall(
-                HEAD.pack(AGENT, len(agent.metadata), 0) + agent.metadata + HEAD.pack(MEMORY, 100, POOL.data_ptr())
-            )
+            ours.sendall(says_of_memory(agent, POOL.data_ptr()))
             while not select.select([ours], [], [], 0)[0]:
                 agent.progress()
 
@@ -154,7 +152,7 @@ def test_memory_that_was_let_go_as_it_was_read_does_not_count() -> None:
     ],
 )
 def test_what_no_sender_says_is_refused(said: bytes, why: str) -> None:
-    ours, theirs = _connected()
+    ours, theirs = tcp_pair()
     receiver = receives("nixl")(closing(theirs))
     with ours:
         ours.sendall(said)
@@ -165,12 +163,10 @@ def test_what_no_sender_says_is_refused(said: bytes, why: str) -> None:
 
 @needs_nixl
 def test_no_address_outside_the_senders_pool_is_asked_for() -> None:
-    ours, theirs = _connected()
-    receiver = receives("nixl")(closing(theirs))
-    agent = NixlAgent(POOL)
+    ours, theirs = tcp_pair()
+    receiver, agent = receives("nixl")(closing(theirs)), NixlAgent(POOL)
     with ours:
-        outside = HEAD.pack(MEMORY, 100, POOL.data_ptr() - 4096)
-        ours.sendall(HEAD.pack(AGENT, len(agent.metadata), 0) + agent.metadata + outside)
+        ours.sendall(says_of_memory(agent, POOL.data_ptr() - 4096))
         with pytest.raises(ConnectionError, match="NIXL cannot read"):
             receiver.receive(memoryview(bytearray(1)))
     receiver.end()
@@ -179,12 +175,10 @@ def test_no_address_outside_the_senders_pool_is_asked_for() -> None:
 @needs_nixl
 def test_a_sender_that_is_frozen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
-    ours, theirs = _connected()
-    receiver = receives("nixl")(closing(theirs))
-    agent = NixlAgent(POOL)
+    ours, theirs = tcp_pair()
+    receiver, agent = receives("nixl")(closing(theirs)), NixlAgent(POOL)
     with ours:
-        head = HEAD.pack(MEMORY, 100, POOL.data_ptr())
-        ours.sendall(HEAD.pack(AGENT, len(agent.metadata), 0) + agent.metadata + head)
+        ours.sendall(says_of_memory(agent, POOL.data_ptr()))
         with pytest.raises(ConnectionError, match="was not read in time"):
             receiver.receive(memoryview(bytearray(1)))
     receiver.end()
@@ -194,12 +188,12 @@ def _say_and_freeze(port: int) -> None:
     """Another process: say where its memory is, and serve no read."""
     agent = NixlAgent(POOL)
     with socket.create_connection(("127.0.0.1", port)) as ours:
-        head = HEAD.pack(MEMORY, 100, POOL.data_ptr())
-        ours.sendall(HEAD.pack(AGENT, len(agent.metadata), 0) + agent.metadata + head)
+        ours.sendall(says_of_memory(agent, POOL.data_ptr()))
         time.sleep(SOON_S)
 
 
 @needs_nixl
+@pytest.mark.long
 def test_after_a_sender_that_dies_as_it_is_read_others_are_read() -> None:
     agent = NixlAgent(None)
     context = multiprocessing.get_context("spawn")
@@ -213,7 +207,7 @@ def test_after_a_sender_that_dies_as_it_is_read_others_are_read() -> None:
             receiver.receive(memoryview(bytearray(1)))
         receiver.end()
         sender.join()
-    there, here = _connected()
+    there, here = tcp_pair()
     other, receiver = sends("nixl")(closing(there)), NixlTransport(closing(here), agent)
     came = bytearray(POOL_BYTES)
     thread = _beside(lambda: other.send(POOL.numpy().data))
@@ -236,3 +230,18 @@ def test_two_senders_are_read_at_once() -> None:
         for thread in threads:
             thread.join()
         assert came[0] == came[1] == POOL.numpy().data
+
+
+@pytest.mark.parametrize("lengths", [[100], [2 * SLICE_BYTES + 5, 100], [100, SLICE_BYTES - 3, 1, 3 * SLICE_BYTES]])
+def test_the_last_bytes_are_not_waited_for_in_vain(lengths: list[int]) -> None:
+    spans = [memoryview(bytearray(length)) for length in lengths]
+    sent = bytes(range(256)) * (sum(lengths) // 256 + 2)
+    out, into = tcp_pair()
+    with out, into:
+        into.settimeout(SOON_S)
+        for again in (sent, sent[7:]):  # over the same connection, which stays open
+            sending = threading.Thread(target=out.sendall, args=(again[: sum(lengths)],))
+            sending.start()
+            receive_into(into, spans)
+            sending.join()
+            assert b"".join(spans) == again[: sum(lengths)]

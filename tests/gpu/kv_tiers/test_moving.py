@@ -1,4 +1,4 @@
-"""Every operation in every tier, and what becomes of moves that have been overtaken."""
+"""Every operation in every tier, and what becomes of moves that have been overtaken, of half passes, and on disk."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from itertools import product
 import pytest
 
 from app.domain.values import Tier
-from app.gpu.kv.moves import MoveKind
+from app.gpu.kv.moves import Move, MoveKind
 from app.gpu.kv_tiers.moving import KVTiers
 from app.gpu.state.sequence import TokenSequence
-from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, Bench, tier_of
+from tests.gpu.kv_tiers.tiering import BLOCK_BYTES, BLOCK_SIZE, LAYERS, LENGTH, Bench, paused_on_host, tier_of
 
 OPERATIONS: dict[str, Callable[[KVTiers, TokenSequence], object]] = {
     "park": KVTiers.park,
@@ -45,118 +45,140 @@ def test_every_operation_in_every_tier_leads_where_it_should_or_is_refused(tier:
         bench.overwrite_device()
     assert tier_of(sequence) is tier
     expected = LEADS_TO.get((tier.value, operation), tier.value if operation in HARMLESS else None)
-    if operation == "drop":
-        OPERATIONS[operation](bench.tiers, sequence)
-        assert tier_of(sequence) is None
-    elif expected is None:
+    if operation != "drop" and expected is None:
+        expected = tier.value
         with pytest.raises(RuntimeError, match=f"is in tier {tier}"):
             OPERATIONS[operation](bench.tiers, sequence)
-        assert tier_of(sequence) is tier
     else:
         OPERATIONS[operation](bench.tiers, sequence)
-        assert sequence.tier == expected
+    assert sequence.tier == expected
     bench.finish()
     bench.close(sequence)
     bench.finish()
     assert bench.device.owned == bench.host.owned == bench.placement.lower.disk_used == 0
 
 
-def test_blocks_that_have_their_copy_already_are_not_moved_again() -> None:
-    bench = Bench()
-    sequence = bench.session(10)
-    bench.tiers.park(sequence)
-    [first] = bench.finish()
-    assert len(first.source) == 3
-    bench.overwrite_device()
-    bench.tiers.restore(sequence)
-    bench.finish()
-    assert tier_of(sequence) is Tier.DEVICE
-    bench.tiers.park(sequence)
-    assert bench.orders() == []
-    assert tier_of(sequence) is Tier.HOST
-
-
 def test_what_the_device_still_has_is_not_copied_back() -> None:
     bench = Bench()
     sequence = bench.session(2 * BLOCK_SIZE)
-    bench.tiers.park(sequence)
-    bench.finish()
-    bench.tiers.restore(sequence)
-    assert bench.orders() == []
+    bench.park(sequence)
+    assert bench.restore(sequence) == []
     assert tier_of(sequence) is Tier.DEVICE
 
 
-def test_copies_of_a_block_that_is_written_meanwhile_do_not_count() -> None:
-    """The last block grows while its copy is on its way."""
-    bench = Bench()
-    sequence = bench.session(10)
-    bench.tiers.park(sequence)
-    bench.tiers.turn_round(sequence)
-    sequence.tokens.append(1)
-    bench.cache.reserve(sequence, 1)
-    bench.cache.commit(sequence, 11)
-    bench.finish()
-    assert len(sequence.host_blocks) == 2
+BLOCKS = LENGTH // BLOCK_SIZE
 
 
-def test_a_file_does_not_count_for_tokens_that_have_changed_since() -> None:
-    bench = Bench()
-    sequence = bench.session(12)
-    bench.bring_to(sequence, Tier.DISK)
-    bench.tiers.files.load(sequence)
-    bench.finish()
-    bench.tiers.restore(sequence)
-    bench.finish()
-    bench.tiers.truncate(sequence, 5)
-    sequence.tokens += [9] * 7
-    bench.cache.reserve(sequence, 7)
-    bench.cache.commit(sequence, 12)
-    bench.tiers.park(sequence)
-    bench.finish()
-    bench.placement.lower.save(sequence)
-    assert [move.kind for move in bench.finish()] == [MoveKind.TO_DISK]
+def layers_of(move: Move) -> list[int]:
+    """How many layers of each of its blocks a move copies."""
+    whole = len(move.source) - move.half.blocks
+    return [LAYERS] * whole + [move.half.layers] * move.half.blocks
 
 
-def test_a_host_without_room_leaves_the_session_where_it_is() -> None:
-    bench = Bench(host=2)
-    sequence = bench.session(10)
-    assert not bench.tiers.park(sequence)
-    assert tier_of(sequence) is Tier.DEVICE
-    assert bench.orders() == []
-
-
-def test_a_file_that_cannot_be_written_leaves_the_kv_on_the_host() -> None:
-    bench = Bench()
-    sequence = bench.session(10)
-    bench.bring_to(sequence, Tier.TO_DISK)
-    bench.finish(error="disk full")
-    assert tier_of(sequence) is Tier.HOST
-    assert bench.placement.counts().disk_failures == 1
-
-
-def test_a_file_that_cannot_be_read_means_computing_again() -> None:
-    bench = Bench()
-    sequence = bench.session(10)
-    bench.bring_to(sequence, Tier.DISK)
-    bench.tiers.files.load(sequence)
-    bench.finish(error="checksum")
-    assert tier_of(sequence) is None
-    assert sequence.computed == 0
-    assert len(sequence.tokens) == 10
-
-
-def test_a_return_from_disk_that_was_called_off_can_be_called_again() -> None:
-    """What was on its way to the device when the session went back to disk must not be taken for the next read."""
-    bench = Bench()
-    sequence = bench.session(10)
-    bench.bring_to(sequence, Tier.DISK)
-    bench.tiers.files.load(sequence)
-    bench.finish()
+def bring_back(bench: Bench, computed: int) -> Move:
+    """The move by which a session comes back that is paused after one layer, in the pass from `computed` on."""
+    paused = paused_on_host(bench, computed)
     bench.overwrite_device()
-    bench.tiers.restore(sequence)
-    bench.tiers.turn_round(sequence)
-    bench.placement.lower.save(sequence)
-    assert tier_of(sequence) is Tier.DISK
-    bench.tiers.files.load(sequence)
-    bench.finish()
-    assert tier_of(sequence) is Tier.HOST
+    [move] = bench.restore(paused)
+    assert (move.kind, tier_of(paused)) == (MoveKind.IN, Tier.DEVICE)
+    half = BLOCKS - bench.device.blocks_for(computed)
+    moved = (BLOCKS - half) * BLOCK_BYTES + half * BLOCK_BYTES // LAYERS
+    assert paused.traffic.bytes_out == paused.traffic.bytes_in == moved
+    assert bench.placement.meter.totals()["in"].bytes == moved
+    return move
+
+
+@pytest.mark.parametrize(
+    ("computed", "layers"),
+    [
+        (0, [1, 1, 1, 1]),
+        (BLOCK_SIZE, [LAYERS, 1, 1, 1]),
+        (BLOCK_SIZE + 1, [LAYERS, LAYERS, 1, 1]),  # the second block has a token that has run all layers
+        (LENGTH - 1, [LAYERS, LAYERS, LAYERS, LAYERS]),
+    ],
+)
+def test_blocks_of_a_half_pass_move_without_the_layers_above(computed: int, layers: list[int]) -> None:
+    assert layers_of(bring_back(Bench(), computed)) == layers
+
+
+def test_a_half_pass_comes_back_half_until_it_ends_or_must_be_recomputed() -> None:
+    bench = Bench()
+    paused = paused_on_host(bench, 2 * BLOCK_SIZE)
+    [move] = bench.restore(paused)
+    assert layers_of(move) == [1, 1], "the device still has the whole blocks"
+    assert move.source == tuple(paused.host_blocks[2:])
+    bench.tiers.end_pass(paused)
+    bench.cache.reserve(paused, LENGTH - 2 * BLOCK_SIZE)
+    paused.checkpoint = None
+    bench.cache.commit(paused, LENGTH)
+    [move] = bench.park(paused)
+    assert layers_of(move) == [LAYERS, LAYERS], "the host has the first blocks from before"
+
+    lost = paused_on_host(bench, 2 * BLOCK_SIZE)
+    bench.tiers.forget_half_pass(lost)
+    bench.overwrite_device()
+    [move] = bench.restore(lost)
+    assert layers_of(move) == [LAYERS, LAYERS]
+
+
+@pytest.mark.parametrize(("computed", "disk"), [(0, 4), (BLOCK_SIZE, 5)])
+def test_half_a_pass_takes_no_room_on_disk_from_anybody(computed: int, disk: int) -> None:
+    bench = Bench(disk=disk)
+    older = bench.placed(4, Tier.DISK)
+    paused = paused_on_host(bench, computed)
+    assert len(paused.host_blocks) == LENGTH // BLOCK_SIZE
+    assert bench.placement.lower.save(paused)
+    moves = bench.finish()
+    assert [move.kind for move in moves] == [MoveKind.TO_DISK] * bool(computed)
+    assert tier_of(older) is Tier.DISK
+    assert bench.placement.counts().dropped == 0
+    assert bench.host.owned == 0
+    assert bench.placement.lower.disk_used == 4 + computed // BLOCK_SIZE
+    assert tier_of(paused) is (Tier.DISK if computed else None)
+
+
+def test_files_give_way_to_what_must_have_the_disk_copies_and_the_oldest_first() -> None:
+    bench = Bench(disk=32)
+    older, newer, promised = (bench.placed(4, Tier.DISK) for _ in range(3))
+    copied = bench.placed(2, Tier.DISK)
+    promised.guaranteed = True
+    bench.load(copied)
+    lower = bench.placement.lower
+    assert lower.disk_used == 14
+    for blocks, left in ((1, 12), (3, 8), (1, 4), (100, 4), (1, 4)):
+        lower.give_way(blocks)
+        assert {move.kind for move in bench.finish()} <= {MoveKind.DELETE}
+        assert lower.disk_used == left
+    assert [tier_of(each) for each in (copied, older, newer, promised)] == [Tier.HOST, None, None, Tier.DISK]
+    assert bench.placement.counts().dropped == 2
+
+
+def test_kv_of_a_turn_that_waits_goes_to_disk_for_a_turn_only() -> None:
+    bench = Bench(host=8)
+    waiting, returning, turn = bench.session(6 * BLOCK_SIZE), bench.placed(4, Tier.DISK), bench.placed(4, Tier.DISK)
+    bench.park(waiting)
+    bench.begin_turn(waiting)
+    assert not bench.placement.eviction.make_host_room(4, returning)
+    assert waiting.moving is None
+    bench.begin_turn(turn)
+    bench.placement.eviction.make_host_room(4, turn)
+    assert waiting.moving is Tier.TO_DISK
+
+
+def test_a_save_that_is_turned_round_is_no_room_to_wait_for() -> None:
+    bench = Bench(device=16, host=8, disk=64)
+    first, second = bench.session(4 * BLOCK_SIZE, first_token=1), bench.session(4 * BLOCK_SIZE, first_token=2)
+    for each in (first, second):
+        bench.park(each)
+    resident = [bench.session(4 * BLOCK_SIZE, first_token=10 + number) for number in range(2)]
+    turn = bench.session(0)
+    bench.begin_turn(turn)
+    needed = bench.device.available + 4
+    bench.placement.eviction.make_room(needed, turn)
+    assert (first.moving, second.moving) == (Tier.TO_DISK, None)
+    bench.begin_turn(first)
+    bench.placement.forget_order()
+    bench.placement.eviction.make_room(needed, turn)
+    assert (first.moving, second.moving) == (None, Tier.TO_DISK)
+    assert [tier_of(each) for each in resident] == [Tier.DEVICE] * 2
+    assert bench.placement.counts().dropped == 0

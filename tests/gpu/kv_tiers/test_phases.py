@@ -1,20 +1,21 @@
-"""When KV leaves and comes back, by what clients say."""
+"""When KV leaves and comes back, by what clients say, and on a link and a disk that take their time."""
 
 from __future__ import annotations
 
+import heapq
+
 import pytest
 
-from app.domain.values import KVPolicy, Phase, SessionId, Tier
+from app.domain.values import KVPolicy, Phase, Tier
 from app.gpu.kv.moves import Moved, MoveKind
+from app.gpu.kv_tiers.victims import LAPSE_S
 from app.gpu.state.sequence import TokenSequence
-from tests.gpu.kv_tiers.tiering import BLOCK_BYTES, Bench, tier_of
+from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, Bench, tier_of
 
 
 def test_it_comes_back_a_margin_before_the_session_does() -> None:
     bench = Bench()
-    sequence = bench.session(10)
-    bench.phases.signal(sequence, Phase.IO_WAIT, 10.0)
-    bench.finish()
+    sequence = bench.session(10, Phase.IO_WAIT, 10.0)
     assert tier_of(sequence) is Tier.HOST
     bench.overwrite_device()
     alarm = bench.phases.next_alarm()
@@ -24,8 +25,7 @@ def test_it_comes_back_a_margin_before_the_session_does() -> None:
     bench.phases.tick()
     assert tier_of(sequence) is Tier.HOST
     bench.now = alarm
-    bench.phases.tick()
-    bench.finish()
+    bench.tick()
     assert tier_of(sequence) is Tier.DEVICE
 
 
@@ -34,7 +34,7 @@ def test_a_gap_shorter_than_the_move_is_not_worth_one() -> None:
     slow = bench.session(40)
     bench.phases.signal(slow, Phase.IO_WAIT, None)
     for move in bench.orders():
-        bench.placement.meter.add(move, _took(move.number, seconds=2.0))
+        bench.placement.meter.add(move, Moved(move.number, 2.0))
     other = bench.session(20)
     bench.phases.signal(other, Phase.IO_WAIT, 0.5)
     assert tier_of(other) is Tier.DEVICE
@@ -43,48 +43,21 @@ def test_a_gap_shorter_than_the_move_is_not_worth_one() -> None:
 
 def test_the_earliest_return_comes_back_first_when_there_is_room_for_one() -> None:
     bench = Bench(device=4)
-    late = bench.session(12)
-    bench.phases.signal(late, Phase.IO_WAIT, 50.0)
-    bench.finish()
-    soon = bench.session(12)
-    bench.phases.signal(soon, Phase.IO_WAIT, 40.0)
-    bench.finish()
+    bench.session(12, Phase.IO_WAIT, 50.0)
+    soon = bench.session(12, Phase.IO_WAIT, 40.0)
     bench.overwrite_device()
     bench.now = 149.95
     bench.phases.tick()
     assert [move.session for move in bench.orders()] == [soon.session]
 
 
-def test_sessions_that_are_about_to_return_are_not_sent_away_for_one_that_returns_later() -> None:
-    looks: list[float] = []
-
-    def headroom() -> int:
-        looks.append(bench.now)
-        return 0
-
-    bench = Bench(device=4, headroom=headroom)
-    waiting = bench.session(12)
-    bench.phases.signal(waiting, Phase.IO_WAIT, 5.0)
-    bench.finish()
-    ready = bench.session(12)
-    bench.phases.signal(ready, Phase.READY, None)
-    bench.now = 105.0
-    bench.phases.tick()
-    bench.finish()
-    assert tier_of(ready) is Tier.DEVICE
-    assert tier_of(waiting) is Tier.HOST
-
-
 def test_nobody_loses_kv_for_one_that_nobody_waits_for_yet() -> None:
     bench = Bench(device=4, host=3, disk=0)
-    returns = bench.session(12)
-    bench.phases.signal(returns, Phase.IO_WAIT, 5.0)
-    bench.finish()
+    returns = bench.session(12, Phase.IO_WAIT, 5.0)
     assert tier_of(returns) is Tier.HOST
     stays = bench.session(12)
     bench.now = 105.0
-    bench.phases.tick()
-    bench.finish()
+    bench.tick()
     assert tier_of(stays) is Tier.DEVICE
     assert (tier_of(returns), bench.placement.lower.dropped) == (Tier.HOST, 0)
 
@@ -92,13 +65,11 @@ def test_nobody_loses_kv_for_one_that_nobody_waits_for_yet() -> None:
 def test_idle_goes_down_to_disk_and_ready_brings_it_all_the_way_back() -> None:
     bench = Bench()
     sequence = bench.session(10)
-    bench.phases.signal(sequence, Phase.IDLE, None)
-    assert [move.kind for move in bench.finish()] == [MoveKind.OUT, MoveKind.TO_DISK]
+    assert [move.kind for move in bench.signal(sequence, Phase.IDLE)] == [MoveKind.OUT, MoveKind.TO_DISK]
     assert tier_of(sequence) is Tier.DISK
     assert bench.host.owned == 0
     bench.overwrite_device()
-    bench.phases.signal(sequence, Phase.READY, None)
-    assert [move.kind for move in bench.finish()] == [MoveKind.FROM_DISK, MoveKind.IN]
+    assert [move.kind for move in bench.signal(sequence, Phase.READY)] == [MoveKind.FROM_DISK, MoveKind.IN]
     assert tier_of(sequence) is Tier.DEVICE
 
 
@@ -120,26 +91,15 @@ def test_lru_sends_the_longest_idle_away_and_signal_the_one_that_returns_last() 
         sessions = [bench.session(12) for _ in range(3)]
         for sequence, return_at in zip(sessions, (120.0, 190.0, 150.0), strict=True):
             sequence.phase, sequence.resume_at = Phase.IO_WAIT, return_at
-        bench.placement.eviction.make_room(2, TokenSequence(SessionId("asks"), b""))
+        bench.make_room(2)
         assert [move.session for move in bench.orders()] == [sessions[expected].session]
-
-
-def test_a_guaranteed_session_never_gives_way() -> None:
-    bench = Bench(device=6)
-    sequence = bench.session(12)
-    sequence.guaranteed = True
-    other = bench.session(12)
-    bench.placement.eviction.make_room(6, TokenSequence(SessionId("asks"), b""), or_some=True)
-    bench.finish()
-    assert (sequence.tier, other.tier) == (Tier.DEVICE, Tier.HOST)
 
 
 def test_a_host_that_is_full_sends_the_longest_away_to_disk() -> None:
     bench = Bench(device=16, host=6)
     first, second, third = (bench.session(12) for _ in range(3))
     for sequence in (first, second, third):
-        bench.phases.signal(sequence, Phase.IO_WAIT, None)
-        bench.finish()
+        bench.signal(sequence, Phase.IO_WAIT)
     assert [s.tier for s in (first, second, third)] == [Tier.DISK, Tier.HOST, Tier.HOST]
 
 
@@ -147,112 +107,39 @@ def test_who_finds_no_room_on_the_host_leaves_when_there_is_some() -> None:
     bench = Bench(device=16, host=3, disk=0)
     first, large, small = bench.session(12), bench.session(12, first_token=1), bench.session(8, first_token=2)
     for sequence in (first, large, small):
-        bench.phases.signal(sequence, Phase.IO_WAIT, None)
-    bench.finish()
+        bench.signal(sequence, Phase.IO_WAIT)
     assert [s.tier for s in (first, large, small)] == [Tier.HOST, Tier.DEVICE, Tier.DEVICE]
     bench.tiers.truncate(first, 4)
-    bench.phases.signal(first, Phase.IO_WAIT, None)
-    bench.finish()
+    bench.signal(first, Phase.IO_WAIT)
     assert [tier_of(s) for s in (first, large, small)] == [Tier.HOST, Tier.DEVICE, Tier.HOST]
     bench.close(small)
     bench.close(first)
-    bench.phases.tick()
-    bench.finish()
+    bench.tick()
     assert tier_of(large) is Tier.HOST
 
 
 def test_who_finds_no_room_on_the_host_looks_for_disk_that_can_be_written_again() -> None:
     bench = Bench(device=16, host=3)
     away, stays = bench.session(12), bench.session(12, first_token=1)
-    bench.phases.signal(away, Phase.IO_WAIT, None)
-    bench.finish()
+    bench.signal(away, Phase.IO_WAIT)
     bench.placement.lower.save_failed()
-    bench.phases.signal(stays, Phase.IO_WAIT, None)
-    bench.finish()
+    bench.signal(stays, Phase.IO_WAIT)
     assert (tier_of(away), tier_of(stays)) == (Tier.HOST, Tier.DEVICE)
-    bench.now += 11.0
-    bench.phases.tick()
-    bench.finish()
+    bench.tick(11.0)
     assert (tier_of(away), tier_of(stays)) == (Tier.DISK, Tier.HOST)
-
-
-def test_who_finds_no_room_on_the_host_shares_what_comes_there() -> None:
-    bench = Bench(device=16, host=3, disk=0)
-    first, twin = bench.session(8), bench.session(9)
-    twin.hashes[:2] = first.hashes[:2]
-    twin.namespace = first.namespace
-    bench.begin_turn(first)
-    other = bench.session(8, first_token=1)
-    for sequence in (other, twin):
-        bench.phases.signal(sequence, Phase.IO_WAIT, None)
-        bench.finish()
-    assert (tier_of(other), tier_of(twin)) == (Tier.HOST, Tier.DEVICE)
-    bench.close(other)
-    first.turn = None
-    bench.placement.end_turn(first)
-    bench.tiers.park(first)
-    bench.finish()
-    bench.now += 1.0
-    bench.phases.tick()
-    bench.finish()
-    assert tier_of(twin) is Tier.HOST
-
-
-def test_without_a_lower_tier_that_has_room_a_session_that_must_go_loses_its_kv() -> None:
-    bench = Bench(device=6, host=2, disk=0)
-    sequence = bench.session(12)
-    bench.placement.eviction.make_room(6, TokenSequence(SessionId("asks"), b""), or_some=True)
-    assert tier_of(sequence) is None
-    assert bench.placement.counts().dropped == 1
-
-
-def test_traffic_counts_bytes() -> None:
-    bench = Bench()
-    sequence = bench.session(10)
-    bench.phases.signal(sequence, Phase.IO_WAIT, None)
-    bench.finish()
-    bench.overwrite_device()
-    bench.phases.signal(sequence, Phase.READY, None)
-    bench.finish()
-    assert sequence.traffic.bytes_out == sequence.traffic.bytes_in == 3 * BLOCK_BYTES
-    assert sequence.traffic.restores == 1
-
-
-def _took(number: int, seconds: float) -> Moved:
-    return Moved(number, seconds)
 
 
 def test_making_room_for_a_session_never_takes_from_that_session() -> None:
     """Whoever gives way needs the host blocks of the one that it gives way to."""
     bench = Bench(device=7, host=7, disk=2)
-    returning = bench.session(8)
-    bench.phases.signal(returning, Phase.IDLE, None)
-    bench.finish()
-    bench.tiers.files.load(returning)
-    bench.finish()
-    stays_away = bench.session(12)
-    bench.phases.signal(stays_away, Phase.IO_WAIT, None)
-    bench.finish()
+    returning = bench.session(8, Phase.IDLE)
+    bench.load(returning)
+    bench.session(12, Phase.IO_WAIT)
     gives_way = bench.session(24)
     bench.overwrite_device()
     assert bench.placement.eviction.make_room(2, returning)
     assert tier_of(returning) is Tier.HOST
     assert tier_of(gives_way) is None
-
-
-def test_a_disk_that_stays_full_costs_kv_and_not_the_server() -> None:
-    bench = Bench(device=6, host=3, disk=32)
-    away = bench.session(12)
-    bench.phases.signal(away, Phase.IO_WAIT, None)
-    bench.finish()
-    resident = bench.session(12)
-    for _ in range(3):
-        if bench.placement.eviction.make_room(6, TokenSequence(SessionId("asks"), b""), or_some=True):
-            break
-        bench.finish(error="disk full")
-    assert bench.device.available == 6
-    assert tier_of(resident) is None
-    assert tier_of(away) is Tier.HOST
 
 
 def test_a_rewind_leaves_the_signal_in_force() -> None:
@@ -271,21 +158,17 @@ def test_while_nothing_changes_those_who_wait_for_room_are_not_looked_at_again()
     for _ in range(1000):
         bench.phases.tick()
     assert len(looks) == 1
+    assert (tier_of(blocking), tier_of(waiting)) == (Tier.DEVICE, Tier.HOST)
     bench.close(blocking)
     assert bench.phases.next_alarm() == bench.now
-    bench.phases.tick()
-    bench.finish()
+    bench.tick()
     assert tier_of(waiting) is Tier.DEVICE
 
 
 def test_a_session_that_does_not_return_when_it_said_no_longer_keeps_others_out() -> None:
     bench, _, blocking, waiting = one_waits_for_the_room_of_another()
-    bench.now += 20
-    bench.phases.tick()
-    assert bench.orders() == []
-    bench.now += 10
-    bench.phases.tick()
-    bench.finish()
+    assert bench.tick(20) == []
+    bench.tick(10)
     assert (tier_of(blocking), tier_of(waiting)) == (Tier.HOST, Tier.DEVICE)
 
 
@@ -298,12 +181,154 @@ def one_waits_for_the_room_of_another() -> tuple[Bench, list[float], TokenSequen
         return 0
 
     bench = Bench(device=4, headroom=headroom)
-    waiting = bench.session(12)
-    bench.phases.signal(waiting, Phase.IO_WAIT, None)
-    bench.finish()
+    waiting = bench.session(12, Phase.IO_WAIT)
     bench.overwrite_device()
     blocking = bench.session(12)
     bench.phases.signal(blocking, Phase.READY, None)
     bench.now += 5
     bench.phases.signal(waiting, Phase.READY, None)
     return bench, looks, blocking, waiting
+
+
+class SlowMover:
+    """Carries out a bench's moves in its time, one after another each way."""
+
+    def __init__(self, bench: Bench, *, link_s: float = 0.1, disk_s: float = 0.0) -> None:
+        self._bench = bench
+        self._block_s = dict.fromkeys((MoveKind.OUT, MoveKind.IN), link_s)
+        self._block_s |= dict.fromkeys((MoveKind.TO_DISK, MoveKind.FROM_DISK), disk_s)
+        self._free_at: dict[MoveKind, float] = {}
+        self._ends: list[tuple[float, int, float]] = []
+
+    def run(self, until: float) -> None:
+        """Let time pass."""
+        bench, phases = self._bench, self._bench.phases
+        while bench.now < until:
+            phases.tick()
+            for move in bench.orders():
+                seconds = self._block_s[move.kind] * max(len(move.source), len(move.target))
+                end = max(bench.now, self._free_at.get(move.kind, 0.0)) + seconds
+                self._free_at[move.kind] = end
+                heapq.heappush(self._ends, (end, move.number, seconds))
+            alarm = phases.next_alarm()
+            bench.now = min([until, *(end for end, _, _ in self._ends), *([] if alarm is None else [alarm])])
+            while self._ends and self._ends[0][0] <= bench.now:
+                _, number, seconds = heapq.heappop(self._ends)
+                bench.complete(Moved(number, seconds))
+
+    def measure(self) -> None:
+        """Have a session go all the way down and come back, so that all speeds are known."""
+        bench = self._bench
+        sequence = bench.session(12)
+        bench.phases.signal(sequence, Phase.IDLE, None)
+        self.run(bench.now + 100)
+        bench.overwrite_device()
+        bench.phases.signal(sequence, Phase.READY, None)
+        self.run(bench.now + 100)
+
+
+def test_sessions_that_return_together_share_the_link_and_are_all_back_in_time() -> None:
+    bench = Bench(device=40)
+    mover = SlowMover(bench)
+    mover.measure()
+    start = bench.now
+    sessions = [bench.session(12) for _ in range(6)]
+    for number, sequence in enumerate(sessions):  # those that return last say so first
+        bench.phases.signal(sequence, Phase.IO_WAIT, 20.0 - 0.01 * number)
+    mover.run(start + 17.9)
+    bench.overwrite_device()
+    assert {tier_of(sequence) for sequence in sessions} == {Tier.HOST}
+    for number, sequence in reversed(list(enumerate(sessions))):
+        mover.run(start + 19.901 - 0.01 * number)
+        assert tier_of(sequence) is Tier.DEVICE
+
+
+def test_a_prefetch_from_disk_begins_earlier_by_the_time_that_reading_takes() -> None:
+    bench = Bench()
+    mover = SlowMover(bench, disk_s=0.5)
+    mover.measure()
+    start = bench.now
+    sequence = bench.session(12)
+    bench.phases.signal(sequence, Phase.IDLE, 20.0)
+    mover.run(start + 18.0)
+    bench.overwrite_device()
+    assert tier_of(sequence) is Tier.DISK
+    mover.run(start + 19.901)
+    assert tier_of(sequence) is Tier.DEVICE
+
+
+def test_a_gap_too_short_for_the_disk_is_spent_on_the_host() -> None:
+    bench = Bench()
+    mover = SlowMover(bench, disk_s=2.0)
+    mover.measure()
+    sequence = bench.session(12)
+    bench.phases.signal(sequence, Phase.IDLE, 11.0)
+    mover.run(bench.now + 5)
+    assert tier_of(sequence) is Tier.HOST
+
+
+def test_prefetches_begin_earlier_by_two_steps_of_the_engine_and_no_longer_when_steps_are_short_again() -> None:
+    """Between the order and the arrival the engine may be busy with a step each."""
+    bench = Bench()
+    mover = SlowMover(bench)
+    mover.measure()
+    for long_ago, earliest in ((0, 1.1), (400, 0.1)):
+        bench.placement.note_step(0.5)
+        for _ in range(long_ago):
+            bench.placement.note_step(0.0)
+        start, sequence = bench.now, bench.session(12)
+        bench.phases.signal(sequence, Phase.IO_WAIT, 20.0)
+        mover.run(start + 20 - earliest - 0.7)
+        bench.overwrite_device()
+        assert tier_of(sequence) is Tier.HOST
+        mover.run(start + 20 - earliest + 0.001)
+        assert tier_of(sequence) is Tier.DEVICE
+
+
+def test_an_idle_engine_tries_again_when_time_alone_has_made_room() -> None:
+    bench = Bench(device=6)
+    mover = SlowMover(bench)
+    late, wanted = bench.session(12, first_token=1), bench.session(12, first_token=2)
+    bench.phases.signal(wanted, Phase.IO_WAIT, 10.0)
+    mover.run(bench.now + 5)
+    bench.overwrite_device()
+    bench.phases.signal(late, Phase.IO_WAIT, 0.3)  # too soon to leave; it never comes
+    fills = bench.session(8, first_token=3)
+    bench.phases.signal(fills, Phase.READY, None)
+    mover.run(bench.now + 10)
+    assert tier_of(wanted) is Tier.HOST
+    mover.run(bench.now + LAPSE_S)
+    assert tier_of(wanted) is Tier.DEVICE
+
+
+def test_who_floods_the_device_with_sessions_that_return_takes_room_from_itself() -> None:
+    bench = Bench(device=12, host=64)
+    small, many = bench.session(3 * BLOCK_SIZE), []
+    small.tenant = "small"
+    for number in range(6):
+        many.append(bench.session(3 * BLOCK_SIZE, first_token=1 + number))
+        many[-1].tenant = "flood"
+        bench.signal(many[-1], Phase.IO_WAIT, 10.0)
+    assert tier_of(small) is Tier.DEVICE
+    for sequence in many:
+        bench.signal(sequence, Phase.READY)
+        bench.tick()
+    assert [tier_of(each) for each in many].count(Tier.DEVICE) == 3
+    assert tier_of(small) is Tier.DEVICE
+
+
+def test_in_one_look_a_flood_takes_no_more_of_another_tenant_than_both_then_have() -> None:
+    bench = Bench(device=12, host=64)
+    flood = [bench.session(3 * BLOCK_SIZE, first_token=50 + number) for number in range(4)]
+    for sequence in flood:
+        sequence.tenant = "flood"
+        bench.signal(sequence, Phase.IO_WAIT, 10.0)
+    other = [bench.session(3 * BLOCK_SIZE, first_token=1 + number) for number in range(4)]
+    for sequence in other:
+        sequence.tenant = "other"
+        bench.tiers.copy_out(sequence, 3)
+    bench.finish()
+    bench.now += 9.95
+    bench.phases.tick()
+    assert [tier_of(each) for each in flood].count(Tier.TO_DEVICE) == 2
+    assert [tier_of(each) for each in other].count(Tier.DEVICE) == 2

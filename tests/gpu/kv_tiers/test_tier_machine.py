@@ -1,10 +1,12 @@
 """The planning machine with lower tiers: signals at any time, and moves that end in any order, late, or not at all.
 
-Sessions also leave as files and come back as others, and some have been promised that their KV never gives way.
+Sessions also leave as files and come back as others, some have been promised that their KV never gives way, and at last
+servers end.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 
 import pytest
@@ -16,11 +18,25 @@ from app.domain.errors import Busy
 from app.domain.memory_map import SessionMemory
 from app.domain.values import KVPolicy, Phase, Residency, SessionId, Ticket, Tier
 from app.gpu.kv.moves import Move, Moved, MoveKind
-from app.messages import Done, Event, Export, Failed, FreeHost, Import, Open, Placed, SetPhase, TurnFinished
-from tests.examples import examples
+from app.gpu.kv_tiers.lower import DISK_REST_S
+from app.messages import (
+    Done,
+    Event,
+    Export,
+    Failed,
+    FreeHost,
+    Import,
+    KeepKV,
+    KeptKV,
+    Open,
+    Placed,
+    SetPhase,
+    TurnFinished,
+)
 from tests.gpu.planning.test_planning_machine import PlanningMachine
 
-pytestmark = [pytest.mark.examples, pytest.mark.timeout(600)]  # hundreds of examples, however slow the machine
+pytestmark = pytest.mark.timeout(600)  # a hundred examples, however slow the machine
+
 
 DISK_KINDS = (MoveKind.TO_DISK, MoveKind.FROM_DISK, MoveKind.DELETE)
 
@@ -73,13 +89,16 @@ class TierMachine(PlanningMachine):
         self.handler.handle(FreeHost(next(self.tickets), session))
         self.collect()
 
-    @rule(choice=st.floats(0, 0.999), fails=st.sampled_from([False, False, False, True]))
-    def one_move_ends(self, choice: float, fails: bool) -> None:
-        """Any move may end next, but the disk does its work in order. Only the disk fails."""
+    def ready(self) -> list[Move]:
+        """Moves that may end next: the disk does its work in order."""
         self.collect()
         first_on_disk = next((move for move in self.ordered if move.kind in DISK_KINDS), None)
-        ready = [move for move in self.ordered if move.kind not in DISK_KINDS or move is first_on_disk]
-        if ready:
+        return [move for move in self.ordered if move.kind not in DISK_KINDS or move is first_on_disk]
+
+    @rule(choice=st.floats(0, 0.999), fails=st.sampled_from([False, False, False, True]))
+    def one_move_ends(self, choice: float, fails: bool) -> None:
+        """Only the disk fails."""
+        if ready := self.ready():
             move = ready[int(choice * len(ready))]
             broken = fails and move.kind in (MoveKind.TO_DISK, MoveKind.FROM_DISK, MoveKind.EXPORT)
             self.complete(move, "the disk is broken" if broken else None)
@@ -229,8 +248,108 @@ class GuaranteedMachine(TierMachine):
 
 
 TestTiers = TierMachine.TestCase
-TestTiers.settings = settings(max_examples=examples(300), stateful_step_count=80)
+
+TestTiers.settings = settings(stateful_step_count=80)
+
 TestLru = LruMachine.TestCase
-TestLru.settings = settings(max_examples=examples(100), stateful_step_count=80)
+
+TestLru.settings = settings(stateful_step_count=80)
+
 TestGuaranteed = GuaranteedMachine.TestCase
-TestGuaranteed.settings = settings(max_examples=examples(100), stateful_step_count=80)
+
+TestGuaranteed.settings = settings(stateful_step_count=80)
+
+
+class EndingMachine(TierMachine):
+    """The disk has room for all. The host has less than the device, and room for the longest context."""
+
+    DEVICE_BLOCKS = 18
+    MAX_LEN = 24
+    HOST_BLOCKS = 8
+    DISK_BLOCKS = 2000
+    sessions = PlanningMachine.sessions
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: KeptKV | None = None
+
+    def collect(self) -> None:
+        self.take(self.handler.keeper.tick())
+        super().collect()
+
+    def take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Done) and isinstance(event.value, KeptKV):
+                self.kept = event.value
+            else:
+                super().take([event])
+
+    def teardown(self) -> None:
+        sessions = tuple(sequence.session for sequence in self.handler.sequences)
+        self.now += 2 * DISK_REST_S  # a write that has failed is forgotten
+        self.handler.handle(KeepKV(next(self.tickets), sessions, within_s=1e9))
+        for _ in range(5000):
+            if self.open_turns:
+                self.step(0)
+            self.collect()
+            if self.ordered:
+                self.complete(self.ordered[0])
+            if self.kept is not None and not self.open_turns:
+                break
+        assert self.kept is not None
+        with_kv = [sequence for sequence in self.handler.sequences if sequence.computed]
+        assert all(sequence.disk_tokens >= sequence.computed for sequence in with_kv)
+        tokens = sum(sequence.computed for sequence in with_kv)
+        assert self.kept == KeptKV(len(with_kv), tokens, lost=0, lost_tokens=0)
+        self.model.check_files(with_kv)
+        super().teardown()
+
+
+TestEnding = EndingMachine.TestCase
+
+TestEnding.settings = settings(stateful_step_count=60)
+
+SESSIONS, CONTEXT, NEW, ANSWER = 6, 28, 3, 4
+
+LOOKS = 400
+"""So often may the engine look at its queue until all have had a turn; tens are enough."""
+
+
+class SmallHost(TierMachine):
+    """Some of the moves under way have ended by the time of the next look."""
+
+    DEVICE_BLOCKS = 16
+    HOST_BLOCKS = 16
+    DISK_BLOCKS = 200
+    MAX_LEN = DEVICE_BLOCKS * 4
+
+    def look(self, choose: random.Random) -> None:
+        if self.scheduler.has_work:
+            plan = self.scheduler.plan()
+            self.collect()
+            self.model.run(plan)
+            self.account(plan.rows, token=0)
+        self.phases.tick()
+        for _ in range(choose.randint(0, 3)):
+            if ready := self.ready():
+                self.complete(choose.choice(ready))
+
+    def take_turns(self, sessions: list[SessionId], new: int, choose: random.Random) -> None:
+        """All at once."""
+        for session in sessions:
+            self.submit(session, [choose.randint(10, 99) for _ in range(new)], ANSWER, replace=False, scored=False)
+        for _ in range(LOOKS):
+            if not self.open_turns:
+                return
+            self.look(choose)
+        raise AssertionError(f"{len(self.open_turns)} turns have not ended, and KV moves to disk and back")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_turn_ends(seed: int) -> None:
+    machine, choose = SmallHost(), random.Random(seed)
+    sessions = [machine.open_for("a") for _ in range(SESSIONS)]
+    machine.take_turns(sessions, CONTEXT - ANSWER, choose)
+    for _ in range(3):
+        machine.take_turns(sessions, NEW, choose)
+    machine.teardown()

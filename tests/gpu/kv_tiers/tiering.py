@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from app.domain.breakpoints import Pass
-from app.domain.values import KVPolicy, SamplingParams, SessionId, StopRule, Ticket, Tier
+from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId, StopRule, Ticket, Tier
 from app.gpu.device.streams import CpuStreams
 from app.gpu.kv.blocks import BlockPool
 from app.gpu.kv.moves import Move, Moved
@@ -74,14 +74,56 @@ class Bench:
         self.phases = Phases(self.placement, headroom)
         self._names = itertools.count()
 
-    def session(self, tokens: int, *, first_token: int = 0) -> TokenSequence:
-        """A session without a turn whose `tokens` tokens have their KV on the device."""
+    def session(
+        self, tokens: int, phase: Phase | None = None, resume_in_s: float | None = None, *, first_token: int = 0
+    ) -> TokenSequence:
+        """A session without a turn whose `tokens` tokens have their KV on the device, until it says its phase."""
         number = next(self._names)
         sequence = TokenSequence(SessionId(f"s{number}"), number.to_bytes(2), tokens=[first_token] * tokens)
         self.cache.reserve(sequence, tokens)
         self.cache.commit(sequence, tokens)
         self.placement.end_turn(sequence)
+        if phase is not None:
+            self.signal(sequence, phase, resume_in_s)
         return sequence
+
+    def placed(self, blocks: int, tier: Tier, *, first_token: int = 0) -> TokenSequence:
+        """A session whose KV is in `tier`, or on its way there."""
+        sequence = self.session(blocks * BLOCK_SIZE, first_token=first_token)
+        self.bring_to(sequence, tier)
+        self.placement.refile(sequence)
+        return sequence
+
+    def signal(self, sequence: TokenSequence, phase: Phase, resume_in_s: float | None = None) -> list[Move]:
+        """Say the phase, and let everything move that moves."""
+        self.phases.signal(sequence, phase, resume_in_s)
+        return self.finish()
+
+    def tick(self, seconds: float = 0.0) -> list[Move]:
+        """Look again after that time, and let everything move that moves."""
+        self.now += seconds
+        self.phases.tick()
+        return self.finish()
+
+    def load(self, sequence: TokenSequence) -> None:
+        """From disk to the host."""
+        self.tiers.files.load(sequence)
+        self.finish()
+
+    def restore(self, sequence: TokenSequence) -> list[Move]:
+        """From the host to the device."""
+        assert self.tiers.restore(sequence)
+        return self.finish()
+
+    def park(self, sequence: TokenSequence) -> list[Move]:
+        """From the device to the host."""
+        assert self.tiers.park(sequence)
+        self.placement.refile(sequence)
+        return self.finish()
+
+    def make_room(self, blocks: int, *, or_some: bool = False) -> bool:
+        """Device blocks for a session that asks for them."""
+        return self.placement.eviction.make_room(blocks, TokenSequence(SessionId("asks"), b""), or_some=or_some)
 
     def begin_turn(self, sequence: TokenSequence) -> TurnState:
         turn = TurnState(Ticket(1), SamplingParams(seed=0), StopRule(1), len(sequence.tokens), 0)

@@ -46,8 +46,17 @@ class _Client:
 class Play:
     """Runs an engine until every script has ended. Stands in for its message queue and for its mover."""
 
-    def __init__(self, engine: Engine, scripts: Iterable[Script], seed: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        scripts: Iterable[Script],
+        seed: int,
+        on_events: Callable[[Engine, Sequence[Event]], None] = lambda engine, events: None,
+    ) -> None:
+        """`on_events` sees what clients are told before they do."""
         self._engine = engine
+        self._on_events = on_events
+        self._stopped = False
         self._random = random.Random(seed)
         self._mover = engine._mover
         self.follow = engine._mover.follow
@@ -65,15 +74,22 @@ class Play:
         engine._messages._queue = cast("queue.SimpleQueue[Any]", self)
         engine._mover = cast("KVMover", self)
 
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
     def run(self) -> None:
         """Raises the error of any command that fails."""
         for client in self._clients:
             self._go_on(client)
         self._engine.run(self._deliver)
 
-    def put(self, message: Moved) -> None:
-        """A move has ended."""
-        self._reports.append(message)
+    def put(self, message: Moved | None) -> None:
+        """A move has ended, or the engine is to stop."""
+        if message is None:
+            self._stopped = True
+        else:
+            self._reports.append(message)
 
     def get(self, timeout: float | None) -> Command | Moved | None:
         """The engine has nothing else to do."""
@@ -88,6 +104,8 @@ class Play:
 
     def get_nowait(self) -> Command | Moved | None:
         """The engine has other things to do: perhaps there is a message."""
+        if self._stopped:
+            return None
         message = self._choose() if self._random.random() < 0.6 else None
         if message is None and (self._open or self._commands or self._reports):
             raise queue.Empty
@@ -143,6 +161,7 @@ class Play:
         return self._random.choice(waiting).pop(0) if waiting else None
 
     def _deliver(self, events: Sequence[Event]) -> None:
+        self._on_events(self._engine, events)
         for event in events:
             if isinstance(event, Notice):
                 continue

@@ -9,28 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from app.domain.activations import Captures
-from app.domain.breakpoints import Action, Edit, EditOp, Pass, When
+from app.domain.activations import Captures, CheckpointInfo
+from app.domain.breakpoints import Action, Edit, EditOp, When
 from app.domain.errors import EngineError
-from app.domain.values import KVPolicy, SamplingParams
+from app.domain.values import KVPolicy
 from app.messages import Failed, PromptScored
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import STEP_TOKENS, TinyModel, prompt, vector
 from tests.gpu.breakpoints.breaking_oracle import change_of, data_of, greedy, tensor_of
 from tests.gpu.driving import GREEDY
-from tests.gpu.planning.shortage import ShortOfMemory, ask_numpy, ask_torch
+from tests.gpu.planning.shortage import ShortOfMemory, ask_device, ask_numpy, ask_torch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 COUNT = 6
 PROMPTS = [prompt(seed, length) for seed, length in enumerate([40, 1, 17, 33, 8, 1, 25, 9])]
 ADD = Edit(EditOp.ADD, 2.0, data_of(2 * vector(3, 48)))
-
-
-@pytest.fixture(scope="module")
-def expected(tiny_llama: TinyModel) -> list[list[int]]:
-    """The tokens of each prompt's turn."""
-    return [greedy(tiny_llama.oracle, tokens, COUNT) for tokens in PROMPTS]
 
 
 @pytest.fixture
@@ -56,66 +50,50 @@ def failed(driver: BreakDriver, turn: Turn) -> EngineError:
             return event.error
 
 
-@pytest.mark.parametrize("first_layer", [0, 2, 3])
-@pytest.mark.parametrize("most", [1, 2, 3, 7, 20])
+@pytest.mark.parametrize(
+    ("most", "first_layer", "ask", "room"),
+    [
+        (1, 0, ask_device, {}),
+        (2, 3, ask_device, {}),
+        (7, 2, ask_device, {}),
+        (20, 0, ask_device, {}),
+        (3, 1, ask_torch, {}),
+        (3, 1, ask_numpy, {}),
+        (5, 1, ask_device, {"blocks": 14, "host_blocks": 6, "policy": KVPolicy.LRU}),
+    ],
+)
 def test_every_turn_gets_its_tokens(
-    tiny_llama: TinyModel, expected: list[list[int]], short: ShortOfMemory, most: int, first_layer: int
+    tiny_llama: TinyModel,
+    short: ShortOfMemory,
+    most: int,
+    first_layer: int,
+    ask: Callable[[], object],
+    room: dict[str, Any],
 ) -> None:
-    short.most, short.first_layer = most, first_layer
-    driver = drive(tiny_llama, short)
+    """Whoever refuses the memory, and where: also in a pool that is too small."""
+    short.most, short.first_layer, short.ask = most, first_layer, ask
+    driver = drive(tiny_llama, short, **room)
     turns = [driver.begin(driver.open(), tokens, COUNT) for tokens in PROMPTS]
     driver.settle(*turns)
-    assert [turn.tokens for turn in turns] == expected
+    assert [turn.tokens for turn in turns] == [greedy(tiny_llama.oracle, tokens, COUNT) for tokens in PROMPTS]
     assert short.failures
 
 
-@pytest.mark.parametrize("ask", [ask_torch, ask_numpy])
-def test_a_host_that_grants_no_memory_fails_no_turn_either(
-    tiny_llama: TinyModel, expected: list[list[int]], short: ShortOfMemory, ask: Callable[[], object]
-) -> None:
-    short.most, short.first_layer, short.ask = 3, 1, ask
-    driver = drive(tiny_llama, short)
-    turns = [driver.begin(driver.open(), tokens, COUNT) for tokens in PROMPTS]
-    driver.settle(*turns)
-    assert [turn.tokens for turn in turns] == expected
-    assert short.failures
-
-
-def test_a_pool_that_is_too_small_as_well(
-    tiny_llama: TinyModel, expected: list[list[int]], short: ShortOfMemory
-) -> None:
-    short.most, short.first_layer = 5, 1
-    driver = drive(tiny_llama, short, blocks=14, host_blocks=6, policy=KVPolicy.LRU)
-    turns = [driver.begin(driver.open(), tokens, COUNT) for tokens in PROMPTS]
-    driver.settle(*turns)
-    assert [turn.tokens for turn in turns] == expected
-
-
-def watch(driver: BreakDriver) -> tuple[list[Turn], list[Captures], list[list[tuple[int, int, int]]]]:
-    """Sessions with breakpoints of every kind; their turns, what was captured, and where they paused."""
-    armed = [driver.open() for _ in range(3)]
-    driver.arm(armed[0], 0, 2, action=Action.CAPTURE)
-    driver.arm(armed[0], 1, action=Action.CAPTURE, when=When(every=4))
-    driver.arm(armed[0], 1, action=Action.EDIT, edits=(ADD,))
-    driver.arm(armed[1], 1, 2)
-    driver.arm(armed[1], 0, action=Action.EDIT, edits=(ADD,), once=True)
-    driver.arm(armed[1], 2, action=Action.CAPTURE)
-    driver.arm(armed[2], 2, when=When(Pass.PREFILL))
-    sessions = [*armed, *(driver.open() for _ in range(2))]
+def watch(driver: BreakDriver) -> tuple[list[Turn], list[Captures], list[CheckpointInfo]]:
+    """Sessions with breakpoints of every kind; their turns, what was captured, and where one of them paused."""
+    steered, pauses = driver.open_armed(1, action=Action.EDIT, edits=(ADD,)), driver.open_armed(1, 2)
+    driver.arm(steered, 0, 2, action=Action.CAPTURE)
+    driver.arm(steered, 1, action=Action.CAPTURE, when=When(every=4))
+    driver.arm(pauses, 0, action=Action.EDIT, edits=(ADD,), once=True)
+    driver.arm(pauses, 2, action=Action.CAPTURE)
+    sessions = [steered, pauses, *(driver.open() for _ in range(3))]
     turns = [driver.begin(session, tokens, COUNT) for session, tokens in zip(sessions, PROMPTS, strict=False)]
-    pauses: list[list[tuple[int, int, int]]] = [[] for _ in turns]
-    while True:
-        driver.settle(*turns)
-        paused = [number for number, turn in enumerate(turns) if turn.paused]
-        if not paused:
-            return turns, [driver.captures(session) for session in armed], pauses
-        for number in paused:
-            at = turns[number].checkpoint
-            pauses[number].append((at.layer, at.first, at.end))
-            driver.resume(turns[number])
+    found = driver.run(turns[1])
+    driver.settle(*turns)
+    return turns, [driver.captures(session) for session in (steered, pauses)], found
 
 
-@pytest.mark.parametrize(("most", "first_layer"), [(1, 0), (3, 1), (4, 3), (10, 2)])
+@pytest.mark.parametrize(("most", "first_layer"), [(1, 0), (3, 1), (10, 2)])
 def test_breakpoints_see_and_do_what_they_would_have(
     tiny_llama: TinyModel, short: ShortOfMemory, most: int, first_layer: int
 ) -> None:
@@ -125,7 +103,7 @@ def test_breakpoints_see_and_do_what_they_would_have(
     driver = drive(tiny_llama, short)
     found_turns, found_captures, found_pauses = watch(driver)
     assert short.failures
-    assert found_pauses == pauses
+    assert [(at.layer, at.first, at.end) for at in found_pauses] == [(at.layer, at.first, at.end) for at in pauses]
     assert [turn.tokens for turn in found_turns] == [turn.tokens for turn in turns]
     assert turns[0].tokens == greedy(tiny_llama.oracle, PROMPTS[0], COUNT, [change_of(1, ADD)])
     for found, wanted in zip(found_captures, captures, strict=True):
@@ -134,25 +112,6 @@ def test_breakpoints_see_and_do_what_they_would_have(
             assert (record.breakpoint, record.layer) == (other.breakpoint, other.layer)
             assert (record.positions, record.token_ids) == (other.positions, other.token_ids)
             torch.testing.assert_close(tensor_of(record.tensor), tensor_of(other.tensor), rtol=1e-4, atol=1e-4)
-
-
-def test_a_checkpoint_takes_its_place_again_in_parts(tiny_llama: TinyModel, short: ShortOfMemory) -> None:
-    """A paused pass that has lost its KV is recomputed, with the edits that were made at the pause."""
-    driver = drive(tiny_llama, short, blocks=12)
-    session = driver.open()
-    driver.arm(session, 1, when=When(Pass.PREFILL))
-    turn = driver.begin(session, PROMPTS[2], COUNT)
-    driver.settle(turn)
-    driver.edit(turn, ADD)
-    others = [driver.begin(driver.open(), tokens, 8) for tokens in (prompt(30, 20), prompt(31, 20))]
-    driver.settle(*others)
-    assert not driver.place(session).device_bytes
-    short.most, short.first_layer = 4, 1
-    driver.resume(turn)
-    driver.settle(turn)
-    assert short.failures
-    at_prompt = change_of(1, ADD, lambda position, token: position < len(PROMPTS[2]))
-    assert turn.tokens == greedy(tiny_llama.oracle, PROMPTS[2], COUNT, [at_prompt])
 
 
 def test_prompts_are_scored_in_parts(tiny_llama: TinyModel, short: ShortOfMemory) -> None:
@@ -171,24 +130,12 @@ def test_prompts_are_scored_in_parts(tiny_llama: TinyModel, short: ShortOfMemory
     assert [e.logprob for e in found.logprobs] == pytest.approx([e.logprob for e in wanted.logprobs], abs=1e-4)
 
 
-def test_a_seed_gives_the_same_tokens(tiny_llama: TinyModel, short: ShortOfMemory) -> None:
-    sampling = SamplingParams(seed=5, temperature=0.9, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.3)
-    short.most, short.first_layer = 2, 2
-    tokens = []
-    for driver in (drive(tiny_llama, short), BreakDriver(tiny_llama.engine())):
-        turns = [driver.begin(driver.open(), each, 12, sampling) for each in PROMPTS[:5]]
-        driver.settle(*turns)
-        tokens.append([turn.tokens for turn in turns])
-    assert tokens[0] == tokens[1]
-
-
 def test_what_never_fits_fails_alone_and_says_why(tiny_llama: TinyModel, short: ShortOfMemory) -> None:
     driver = drive(tiny_llama, short)
     short.unfit_context = 30
     others = [driver.begin(driver.open(), tokens, COUNT) for tokens in (PROMPTS[1], PROMPTS[4])]
     session = driver.open()
-    first = driver.begin(session, prompt(20, 12), 2)
-    driver.settle(first)
+    first = driver.turn(session, prompt(20, 12), 2)
     history = prompt(20, 12) + first.tokens
     turn = driver.begin(session, PROMPTS[0], COUNT)
     error = failed(driver, turn)
@@ -198,19 +145,18 @@ def test_what_never_fits_fails_alone_and_says_why(tiny_llama: TinyModel, short: 
     assert [each.tokens for each in others] == [
         greedy(tiny_llama.oracle, tokens, COUNT) for tokens in (PROMPTS[1], PROMPTS[4])
     ]
-    again = driver.begin(session, [4, 5], COUNT)
-    driver.settle(again)
+    again = driver.turn(session, [4, 5], COUNT)
     assert again.tokens == greedy(tiny_llama.oracle, [*history, 4, 5], COUNT)
 
 
 def test_steps_grow_again_when_there_is_room(tiny_llama: TinyModel, short: ShortOfMemory) -> None:
     driver = drive(tiny_llama, short, max_draft_tokens=0)
     short.most, short.sizes = 4, []
-    driver.settle(driver.begin(driver.open(), prompt(1, 3 * STEP_TOKENS), 2))
+    driver.turn(driver.open(), prompt(1, 3 * STEP_TOKENS), 2)
     assert max(short.sizes) == 4
     short.most, short.sizes = None, []
     for seed in range(8):
-        driver.settle(driver.begin(driver.open(), prompt(seed, 3 * STEP_TOKENS), 24))
+        driver.turn(driver.open(), prompt(seed, 3 * STEP_TOKENS), 24)
     sizes = [size for size in short.sizes if size > 1]
     assert sizes[:5] == [4] * 5
     assert sizes[-3:] == [STEP_TOKENS] * 3

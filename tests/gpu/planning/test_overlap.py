@@ -30,7 +30,7 @@ from tests.gpu.device.deferring import DeferredDevice
 from tests.gpu.device.test_streams import STREAMS, defer
 from tests.gpu.models.oracle import VOCAB
 from tests.gpu.oracle import greedy_tokens
-from tests.gpu.planning.scripted import MakeCommand, Play, Script
+from tests.gpu.planning.scripted import MakeCommand, Script
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -126,7 +126,7 @@ def test_clients_are_told_the_same(
         told, stage = SCENES[scene].play(defer(torch_gpt2, device, monkeypatch), 1)
     assert same(told, expected[scene])
     assert len(follows.rows) > 5
-    check_blocks(stage._engine)
+    check_blocks(stage.engine)
 
 
 def one_turn(told: Told, *, sampling: SamplingParams = GREEDY, armed: Breakpoint | None = None) -> Script:
@@ -165,16 +165,12 @@ def one_turn(told: Told, *, sampling: SamplingParams = GREEDY, armed: Breakpoint
     ],
 )
 def test_the_steps_that_follow(
-    torch_gpt2: TinyModel,
-    script: Callable[[Told], Script],
-    blocks: int,
-    steps: int,
-    monkeypatch: pytest.MonkeyPatch,
+    torch_gpt2: TinyModel, script: Callable[[Told], Script], blocks: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = DeferredDevice(0, late="compute")
     with device:
         _, stage = Scene(blocks, 16, [script]).play(defer(torch_gpt2, device, monkeypatch), 0)
-    assert replace(stage._engine._runner.counts(), tokens=0) == StepCounts(eager=6, followed=steps)
+    assert replace(stage.engine._runner.counts(), tokens=0) == StepCounts(eager=6, followed=steps)
 
 
 def test_what_memory_is_too_short_for_runs_when_the_tokens_are_known(
@@ -194,24 +190,17 @@ def test_what_memory_is_too_short_for_runs_when_the_tokens_are_known(
     with device:
         told, stage = SCENES["chats"].play(defer(torch_gpt2, device, monkeypatch), 2)
     assert any(short)
-    counts = stage._engine._runner.counts()
+    counts = stage.engine._runner.counts()
     assert sum(short) <= 1 + counts.eager // GROW_AFTER  # trying costs memory that others need
     assert same(told, expected["chats"])
-    check_blocks(stage._engine)
+    check_blocks(stage.engine)
 
 
-def play_one(model: TinyModel, patch: pytest.MonkeyPatch, on_events: Callable[[Engine, Sequence[Event]], None]) -> Play:
+def play_one(model: TinyModel, patch: pytest.MonkeyPatch, on_events: Callable[[Engine, Sequence[Event]], None]) -> None:
     """One turn on a device that is late; `on_events` sees what the client is told."""
-    device, deliver = DeferredDevice(0, late="compute"), Play._deliver
-
-    def watch(stage: Play, events: Sequence[Event]) -> None:
-        on_events(stage._engine, events)
-        deliver(stage, events)
-
-    patch.setattr(Play, "_deliver", watch)
+    device = DeferredDevice(0, late="compute")
     with device:
-        _, stage = Scene(60, 16, [one_turn]).play(defer(model, device, patch), 0)
-    return stage
+        Scene(60, 16, [one_turn], on_events=on_events).play(defer(model, device, patch), 0)
 
 
 def test_a_step_that_cannot_follow_fails_its_turns_after_the_tokens_before_it(
@@ -259,7 +248,7 @@ def test_an_engine_that_stops_waits_for_what_runs(torch_gpt2: TinyModel, monkeyp
     def stop(engine: Engine, events: Sequence[Event]) -> None:
         if any(isinstance(event, Token) for event in events):
             engines.append(engine)
-            monkeypatch.setattr(Play, "get_nowait", lambda _: None)  # the last message
+            engine.stop()
 
     with pytest.raises(Draining):
         play_one(torch_gpt2, monkeypatch, stop)
@@ -271,7 +260,7 @@ def test_an_engine_that_stops_waits_for_what_runs(torch_gpt2: TinyModel, monkeyp
 def test_nothing_is_reserved_where_no_step_follows(torch_gpt2: TinyModel) -> None:
     """After prompts, and then with one free block where two are needed."""
     driver = BreakDriver(torch_gpt2.engine(blocks=3, max_step_tokens=16))
-    engine, pool = driver.engine, driver.engine._scheduler.cache.pool
+    engine, pool = driver.engine, driver.scheduler.cache.pool
     for number in (1, 2):
         driver.submit(driver.open(), prompt(number, 3), 5)
     for _ in range(2):

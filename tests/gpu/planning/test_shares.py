@@ -1,20 +1,23 @@
-"""Prompts of several tenants: each has its share of what steps compute, however many prompts another one sends."""
+"""Prompts and breakpoints of several tenants: each has its share of steps, however many turns another one has."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.planning.queue import ActiveTurn
 from app.gpu.planning.shares import TenantShares
+from app.gpu.planning.step_work import StepWork
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
 QUANTUM, STEP_TOKENS = 8, 32
+
 MOST_BEHIND = QUANTUM + STEP_TOKENS
 """Tokens that one tenant may be behind another, both of which always have prompts."""
 NUMBERS = itertools.count(1)
@@ -99,12 +102,16 @@ def test_one_prompt_waits_for_a_bounded_part_of_the_others_prompts(
     assert sum(steps.computed.values()) - tokens - others <= 3 * (MOST_BEHIND + QUANTUM + STEP_TOKENS) + STEP_TOKENS
 
 
-def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
+@pytest.mark.parametrize("meanwhile", [0, 1])
+def test_a_tenant_with_few_prompts_has_saved_nothing_up(meanwhile: int) -> None:
+    """Neither one that comes back, nor one that had a small prompt in each step."""
     steps = Steps()
     steps.until(steps.add("b", 1))
     for _ in range(100):
         steps.add("a", STEP_TOKENS)
     for _ in range(50):
+        if meanwhile:
+            steps.add("b", meanwhile)
         steps.run()
     for _ in range(100):
         steps.add("b", STEP_TOKENS)
@@ -112,21 +119,70 @@ def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
     for _ in range(20):
         steps.run()
     had = steps.computed - before
-    assert abs(had["a"] - had["b"]) <= MOST_BEHIND
+    assert abs(had["a"] - had["b"]) <= (1 + meanwhile) * MOST_BEHIND
 
 
-def test_small_prompts_of_every_step_save_nothing_up() -> None:
-    """One of the tenants has prompts in each step, but never many."""
-    steps = Steps()
-    for _ in range(100):
-        steps.add("a", STEP_TOKENS)
-    for _ in range(50):
-        steps.add("b", 1)
-        steps.run()
-    before = Counter(steps.computed)
-    for _ in range(100):
-        steps.add("b", STEP_TOKENS)
-    for _ in range(20):
-        steps.run()
-    had = steps.computed - before
-    assert abs(had["a"] - had["b"]) <= 2 * MOST_BEHIND
+MOST = 10
+TENANT = "one"
+WORK = st.integers(1, 2 * MOST)
+
+
+def sessions(count: int) -> list[SessionId]:
+    return [SessionId(f"ses_{number}") for number in range(count)]
+
+
+@given(works=st.lists(st.lists(WORK, min_size=1, max_size=4), min_size=1, max_size=6), data=st.data())
+def test_a_step_has_no_more_than_it_may_and_each_row_comes_in_its_turn(
+    works: list[list[int]], data: st.DataObject
+) -> None:
+    """Each session needs its numbers in turn, over and over; the order in which they ask changes from step to step."""
+    budget, rows = StepWork(MOST), sessions(len(works))
+    waited, done = dict.fromkeys(rows, 0), dict.fromkeys(rows, 0)
+    for _ in range(30):
+        budget.begin()
+        taken = []
+        for session in data.draw(st.permutations(rows)):
+            needs = works[rows.index(session)]
+            work = needs[done[session] % len(needs)]
+            if budget.take(session, TENANT, work):
+                taken.append(work)
+                waited[session] = 0
+                done[session] += 1
+            else:
+                waited[session] += 1
+        assert taken
+        assert sum(taken) <= MOST or len(taken) == 1
+        assert max(waited.values()) <= len(rows)
+
+
+def test_a_session_that_does_not_come_again_holds_up_one_step() -> None:
+    budget, (first, away) = StepWork(MOST), sessions(2)
+    budget.begin()
+    assert budget.take(first, TENANT, MOST)
+    assert not budget.take(away, TENANT, MOST)
+    budget.begin()
+    assert not budget.take(first, TENANT, MOST)
+    budget.begin()
+    assert budget.take(first, TENANT, MOST)
+
+
+@given(needs=st.lists(WORK, min_size=2, max_size=8))
+def test_nobody_waits_who_would_be_taken(needs: list[int]) -> None:
+    budget, rows = StepWork(MOST), sessions(len(needs))
+    for _ in range(3 * len(needs)):
+        budget.begin()
+        for session, need in zip(rows, needs, strict=True):
+            waits = budget.waits(session)
+            assert not (budget.take(session, TENANT, need) and waits)
+        assert not budget.waits(SessionId("ses_without_work"))
+
+
+@given(many=st.integers(1, 12), greedy_work=WORK, work=WORK)
+def test_tenants_have_their_turns_however_many_sessions_another_has(many: int, greedy_work: int, work: int) -> None:
+    budget, (own, *others) = StepWork(MOST), sessions(1 + many)
+    had, greedy_had = 0, 0
+    for _ in range(60):
+        budget.begin()
+        greedy_had += sum(greedy_work for session in others if budget.take(session, "greedy", greedy_work))
+        had += work if budget.take(own, TENANT, work) else 0
+    assert had >= min(60 * work, greedy_had) // 3 - 4 * MOST

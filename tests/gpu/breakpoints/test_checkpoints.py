@@ -1,0 +1,259 @@
+"""What a paused turn has left: read, seen through the lens, written back and edited, against Transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.domain.activations import CheckpointLens, PausedTurn
+from app.domain.breakpoint_work import MAX_PASS_EDITS
+from app.domain.breakpoints import (
+    ALL,
+    LAST,
+    Action,
+    Edit,
+    EditOp,
+    Intervention,
+    Pass,
+    Positions,
+    Until,
+    When,
+)
+from app.domain.errors import FieldOutOfRange, WrongState
+from app.domain.values import SessionId
+from app.messages import Lens, Open, ReadCheckpoint, ReadPaused, WriteCheckpoint
+from tests.gpu.breakpoints.breaking import BreakDriver, Turn
+from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
+from tests.gpu.breakpoints.breaking_oracle import Change, assert_close, boundaries, change_of, data_of, greedy, within
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+START = prompt(4, 14)
+COUNT = 9
+LAYER = 1
+SCALE = Edit(EditOp.SCALE, 0.5)
+
+
+@pytest.fixture(params=["tiny_gpt2", "tiny_mistral", "tiny_llama"])
+def model(request: pytest.FixtureRequest) -> TinyModel:
+    found: TinyModel = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def driver(tiny_llama: TinyModel) -> BreakDriver:
+    """With room for one long session."""
+    return BreakDriver(tiny_llama.engine(blocks=20))
+
+
+def pause(driver: BreakDriver, layer: int, in_pass: Pass = Pass.ANY, steering: tuple[Edit, ...] = ()) -> Turn:
+    session = driver.open()
+    if steering:
+        driver.arm(session, layer, action=Action.EDIT, edits=steering)
+    driver.arm(session, layer, when=When(in_pass))
+    return driver.turn(session, START, COUNT)
+
+
+def write(driver: BreakDriver, turn: Turn, rows: Tensor) -> None:
+    driver.do(WriteCheckpoint(driver.ticket(), turn.session, data_of(rows)))
+
+
+def interventions(driver: BreakDriver, turn: Turn) -> tuple[Intervention, ...]:
+    paused = driver.do(ReadPaused(driver.ticket(), turn.session))
+    assert isinstance(paused, PausedTurn)
+    return paused.interventions
+
+
+def test_checkpoints_are_transformers_hidden_states_at_every_layer(model: TinyModel) -> None:
+    driver = BreakDriver(model.engine())
+    session = driver.open_armed(*range(model.num_layers))
+    turn = driver.begin(session, START, 4)
+    found: dict[tuple[int, int], Tensor] = {}
+    driver.settle(turn)
+    while turn.paused:
+        found[turn.checkpoint.layer, turn.checkpoint.first] = driver.read(turn)
+        driver.go_on(turn)
+    wanted = boundaries(model.oracle, START + turn.tokens)
+    assert len(found) == model.num_layers * 4
+    for (layer, first), activation in found.items():
+        end = len(START) if first == 0 else first + 1
+        assert_close(activation, wanted[layer + 1][first:end])
+
+
+def test_some_positions_are_read(driver: BreakDriver, tiny_llama: TinyModel) -> None:
+    turn = pause(driver, 2)
+    wanted = boundaries(tiny_llama.oracle, START)[3]
+    for positions, part in (
+        (ALL, wanted),
+        (LAST, wanted[-1:]),
+        (Positions(3, 7), wanted[3:7]),
+        (Positions(9), wanted[9:]),
+    ):
+        assert_close(driver.read(turn, positions), part)
+    for outside in (Positions(0, 15), Positions(14, 15), Positions(20, 22), Positions(14)):
+        with pytest.raises(FieldOutOfRange) as caught:
+            driver.read(turn, outside)
+        assert caught.value.param == "positions"
+
+
+def test_what_does_not_fit_the_checkpoint_is_refused(driver: BreakDriver, tiny_llama: TinyModel) -> None:
+    turn = pause(driver, LAYER, Pass.PREFILL)
+    before = driver.read(turn)
+    with pytest.raises(FieldOutOfRange, match="14"):
+        write(driver, turn, before[:5])
+    assert torch.equal(driver.read(turn), before)
+    driver.run(turn)
+    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT)
+    for command in (
+        ReadCheckpoint(driver.ticket(), turn.session, ALL),
+        WriteCheckpoint(driver.ticket(), turn.session, data_of(before)),
+        Lens(driver.ticket(), turn.session, LAST, 3),
+    ):
+        with pytest.raises(WrongState):
+            driver.do(command)
+
+
+def test_the_lens_is_transformers_head_on_its_hidden_states(model: TinyModel) -> None:
+    driver, layer = BreakDriver(model.engine()), model.num_layers // 2
+    turn = pause(driver, layer, Pass.PREFILL)
+    found = driver.do(Lens(driver.ticket(), turn.session, Positions(2, 9), 4))
+    assert isinstance(found, CheckpointLens)
+    decoder, hidden = model.oracle.get_decoder(), boundaries(model.oracle, START)[layer + 1]
+    with torch.no_grad():
+        normed = (decoder.ln_f if hasattr(decoder, "ln_f") else decoder.norm)(hidden)
+        wanted = torch.log_softmax(model.oracle.get_output_embeddings()(normed), dim=-1)
+    assert [(entry.position, entry.token_id) for entry in found.positions] == [(p, START[p]) for p in range(2, 9)]
+    for entry in found.positions:
+        best = wanted[entry.position].topk(4)
+        assert [token for token, _ in entry.top] == best.indices.tolist()
+        assert [logprob for _, logprob in entry.top] == pytest.approx(best.values.tolist(), abs=1e-3)
+    driver.run(turn)
+    assert turn.tokens == greedy(model.oracle, START, COUNT)
+
+
+WRITTEN = 2 * vector(5, 48)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_same_row_at_one_token_after_the_other(driver: BreakDriver, tiny_llama: TinyModel, lost: bool) -> None:
+    turn, tokens = pause(driver, LAYER, Pass.DECODE), 4
+    for _ in range(tokens):
+        write(driver, turn, WRITTEN[None])
+        driver.go_on(turn)
+    if lost:
+        driver.fill()
+    other = driver.begin(driver.open(), prompt(8, 10), 6)
+    driver.resume(turn, Until(end=True))
+    driver.settle(turn, other)
+    change = Change(LAYER, lambda _: WRITTEN, within(len(START), len(START) + tokens))
+    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, [change])
+    assert other.tokens == greedy(tiny_llama.oracle, prompt(8, 10), 6)
+    assert (turn.end.usage.tokens_recomputed > 0) is lost
+
+
+@pytest.mark.parametrize(("in_pass", "edits"), [(Pass.PREFILL, ()), (Pass.PREFILL, (SCALE,)), (Pass.DECODE, ())])
+def test_only_what_was_written_last_is_kept(
+    driver: BreakDriver, tiny_llama: TinyModel, in_pass: Pass, edits: tuple[Edit, ...]
+) -> None:
+    turn = pause(driver, LAYER, in_pass, edits)
+    place = turn.checkpoint
+    driver.edit(turn, SCALE)
+    for seed in range(5):
+        rows = torch.stack([vector(10 * seed + row, 48) for row in range(place.end - place.first)])
+        write(driver, turn, rows)
+    assert torch.equal(driver.read(turn), rows)
+    assert [(made.first, made.end) for made in interventions(driver, turn)] == [(place.first, place.end)]
+    driver.fill()
+    driver.run(turn, Until(end=True))
+    last = iter(rows)
+    steering = [change_of(LAYER, each, lambda position, _: position >= place.end) for each in edits]
+    written = Change(LAYER, lambda _: next(last), within(place.first, place.end))
+    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, [written, *steering])
+
+
+def test_what_was_written_at_other_tokens_and_layers_stays(driver: BreakDriver, tiny_llama: TinyModel) -> None:
+    session = driver.open_armed(0, 2, when=When(Pass.DECODE))
+    turn = driver.turn(session, START, COUNT)
+    changes = []
+    for seed in range(4):
+        place = turn.checkpoint
+        for each in (seed, 40 + seed):
+            write(driver, turn, vector(each, 48)[None])
+        last = Edit(EditOp.REPLACE, vector=data_of(vector(40 + seed, 48)))
+        changes.append(change_of(place.layer, last, within(place.first, place.end)))
+        driver.go_on(turn)
+    assert len(interventions(driver, turn)) == len(changes)
+    assert {change.layer for change in changes} == {0, 2}
+    driver.fill()
+    driver.run(turn, Until(end=True))
+    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, changes)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "says"), [("MAX_INTERVENTIONS", 2, "3 edits"), ("MAX_INTERVENTION_BYTES", 191, "192 bytes")]
+)
+def test_a_turn_whose_breakpoints_edit_too_much_fails_and_the_session_goes_on_without_them(
+    driver: BreakDriver, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, says: str
+) -> None:
+    """Its positions are no two runs that are equally far apart."""
+    monkeypatch.setattr(f"app.gpu.state.interventions.{limit}", value)
+    session = driver.open()
+    driver.run(driver.begin(session, START, 2))
+    [sequence] = driver.handler.sequences
+    before = list(sequence.tokens)
+    add = Edit(EditOp.ADD, 0.5, data_of(vector(9, 48)))
+    for position in (17, 18, 20, 23, 24):
+        driver.arm(session, LAYER, action=Action.EDIT, edits=(add,), when=When(position=position))
+    with pytest.raises(FieldOutOfRange, match=says) as caught:
+        driver.turn(session, [8], COUNT)
+    assert caught.value.param == "breakpoints"
+    assert f"from 0 to {value}" in caught.value.message
+    assert (sequence.tokens, sequence.interventions.snapshot()) == (before, ())
+    driver.disarm(session)
+    assert len(driver.run(driver.begin(session, [8], 4))) == 0
+    assert len(sequence.tokens) == len(before) + 5
+
+
+def test_what_a_session_keeps_of_written_activations_is_bounded(
+    driver: BreakDriver, tiny_llama: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = pause(driver, LAYER, Pass.DECODE)
+    monkeypatch.setattr("app.gpu.state.interventions.MAX_INTERVENTION_BYTES", WRITTEN.nbytes)
+    write(driver, turn, WRITTEN[None])
+    before = driver.read(turn)
+    driver.go_on(turn)
+    with pytest.raises(FieldOutOfRange, match="written activations") as caught:
+        write(driver, turn, WRITTEN[None])
+    assert (caught.value.status, caught.value.param) == (422, "activation")
+    assert torch.equal(before, WRITTEN[None])
+    assert not torch.equal(driver.read(turn), WRITTEN[None])
+
+
+def test_one_pass_is_edited_so_often_and_no_more(driver: BreakDriver, tiny_llama: TinyModel) -> None:
+    """Neither by its client nor by breakpoints, of which others may be armed at every pause."""
+    turn = pause(driver, LAYER, Pass.PREFILL)
+    same, zero = Edit(EditOp.SCALE, 1.0), Edit(EditOp.ABLATE)
+    driver.edit(turn, *[same] * (MAX_PASS_EDITS - 1))
+    before, made = driver.read(turn), interventions(driver, turn)
+    with pytest.raises(FieldOutOfRange, match=f"from 0 to {MAX_PASS_EDITS}") as caught:
+        driver.edit(turn, zero, zero)
+    assert (caught.value.status, caught.value.param) == (422, "edits")
+    assert torch.equal(driver.read(turn), before)
+    assert interventions(driver, turn) == made
+    child = driver.fork(turn)
+    driver.edit(turn, same)
+    driver.run(turn)
+    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT)
+    driver.arm(child.session, LAYER + 1, action=Action.EDIT, edits=(same, same))
+    with pytest.raises(FieldOutOfRange, match=f"{MAX_PASS_EDITS + 1} edits.*from 0 to {MAX_PASS_EDITS}") as caught:
+        driver.run(child)
+    assert caught.value.param == "breakpoints"
+
+
+def test_a_session_that_was_given_more_edits_than_are_taken_today_goes_on(driver: BreakDriver) -> None:
+    """A journal of an earlier version may have such sessions."""
+    session = SessionId("old")
+    made = tuple(Intervention(k % 10, k % 10 + 1, 1, Edit(EditOp.SCALE, 1 + k / 1e6)) for k in range(4100))
+    driver.do(Open(driver.ticket(), session, token_ids=tuple(START), interventions=made))
+    assert len(driver.turn(session, [8], 4).tokens) == 4
