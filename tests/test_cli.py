@@ -68,7 +68,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         (("serve", "--cache-dir", ""), "djinn: --cache-dir: name a folder; '.' is the current one"),
         (("serve", "--port", "0", "--model", "random:huge"), "tiny-llama"),
         (("serve", "--port", "0", "--model", "no-such-model"), "smollm2-135m-instruct"),
-        (("serve", *TINY, "--device", "abacus"), "auto, cpu, cuda"),
         (("serve", *TINY, "--weights-dtype", "int4"), "djinn: --weights-dtype: 'checkpoint', 'float32',"),
         (("serve", "--max-running", "9", "--max-step-tokens", "8"), "djinn: --max-running (9) must be at most --max-"),
         (("serve", "--kv-policy", "none", "--kv-host", "1MiB"), "djinn: --kv-host: with --kv-policy none KV never"),
@@ -91,6 +90,7 @@ def test_what_the_user_got_wrong_is_a_message_and_status_2(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        (("--device", "abacus"), "auto, cpu, cuda"),
         (("--kv-device", "1"), "at least one block"),
         (("--kv-host", "5"), "djinn: --kv-host must be 0, or hold at least one block of 16384 bytes; got 5"),
         (

@@ -150,6 +150,7 @@ def test_elsewhere(): pytest.skip("no")
 """
 
 
+@pytest.mark.long
 def test_each_end_is_counted_and_failures_are_named(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs one\n")
     (tmp_path / "test_some.py").write_text(TESTS)

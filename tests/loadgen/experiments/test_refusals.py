@@ -30,7 +30,6 @@ REFUSED = {
         ("--routers hash,hash", "once each"),
         ("--routers owner,luck", "--routers: must be owner, hash, or both"),
         ("--moves-per-second -1", "--moves-per-second must be"),
-        ("--model random:nothing", "no shape 'nothing'"),
     ],
     "density": [
         (f"--target {NOBODY}", "measuring target a failed: GET http://127.0.0.1:9/"),

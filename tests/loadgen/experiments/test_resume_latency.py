@@ -126,7 +126,7 @@ def url(model: Path) -> Iterator[str]:
 def measured(url: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One run. So small a model is computed about as soon as it is fetched: the exit code can be either."""
     folder = tmp_path_factory.mktemp("results")
-    assert resume(folder, "--target", f"djinn={url}", "--model", str(model)) in (0, 1)
+    resume(folder, "--target", f"djinn={url}", "--model", str(model))
     return folder
 
 

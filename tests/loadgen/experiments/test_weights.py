@@ -180,7 +180,8 @@ async def answers(module: str, setup: dict[str, Any]) -> tuple[dict[str, Any], l
     return about, found["token_ids"]
 
 
-@pytest.mark.parametrize("spare_layers", [pytest.param(0, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("spare_layers", [0, 2])
 async def test_the_double_buffer_says_the_same_whatever_it_keeps(
     folder: Path, expected: list[list[int]], tmp_path: Path, spare_layers: int
 ) -> None:
@@ -265,7 +266,7 @@ def weights(model: Path, output: Path, *arguments: str) -> int:
 @pytest.mark.usefixtures("_servers_are_up")
 def test_every_way_is_measured_with_every_batch(model: Path, urls: list[str], tmp_path: Path) -> None:
     """So small a model is computed in no time: whether a target is met is chance, and the exit code either."""
-    assert weights(model, tmp_path, "--batches", "1,3", "--cold") in (0, 1)
+    weights(model, tmp_path, "--batches", "1,3", "--cold")
     report = result(tmp_path, WeightsReport)
     assert report.findings.failures == []
     found = {(each.way, each.batch, each.cold, each.repeat) for each in report.findings.samples}

@@ -31,7 +31,8 @@ def shape_of(folder: Path, *, with_model: bool) -> Shape:
     return Shape(config.num_hidden_layers, elements, config.hidden_size, "float32", model)
 
 
-@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.long), 16])
+@pytest.mark.long
+@pytest.mark.parametrize("first", [0, 16])
 async def test_the_next_token_is_that_of_a_whole_pass(folder: Path, first: int) -> None:
     history = tuple((7 * place + 11) % 250 for place in range(LENGTH))
     with torch.inference_mode():
