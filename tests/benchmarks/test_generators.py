@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 
 from benchmarks.generators.comparison import Round, compare
 from benchmarks.generators.generator import Endpoint, Generator
+from benchmarks.generators.guidellm import read_report
 from benchmarks.generators.load import Load
 from benchmarks.generators.measured import Measured, OtherLoadError, check_load
 from benchmarks.generators.rounds import RoundRunner
@@ -76,3 +78,20 @@ def test_generators_take_turns_at_going_first_and_no_seed_comes_twice() -> None:
     rounds = [measuring.run(number, LOAD) for number in range(2)]
     assert order == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
     assert [entry.first for entry in rounds] == ["a", "b"]
+
+
+def test_guidellm_reports_milliseconds() -> None:
+    def figure(**values: float) -> dict[str, dict[str, float]]:
+        return {"successful": {"mean": 0.0, "median": 0.0, "total_sum": 0.0, **values}}
+
+    metrics = {
+        "request_totals": {"successful": 2, "errored": 0},
+        "time_to_first_token_ms": figure(mean=150.0, median=100.0),
+        "output_tokens_per_second": figure(mean=31.5),
+        "prompt_token_count": figure(total_sum=128.0),
+        "output_token_count": figure(total_sum=32.0),
+        "root_dispatch_delay": {"max": 0.4},
+    }
+    requests = {"successful": [{"cached_tokens": 16}, {"cached_tokens": None}]}
+    found = read_report(orjson.dumps({"benchmarks": [{"metrics": metrics, "requests": requests}]}))
+    assert found == Measured(2, 128, 32, 16, ttft_p50_s=0.1, ttft_mean_s=0.15, tokens_per_s=31.5, latest_s=0.4)

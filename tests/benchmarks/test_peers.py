@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest
 
 from benchmarks.peers.load import OpenAILoad
-from benchmarks.peers.peers import launch
-from benchmarks.peers.report import best_types, describe_run
 from benchmarks.peers.rounds import Measurement, Round
 from benchmarks.peers.summary import Best, Metric, best_by_peer
 from benchmarks.peers.timeline import DecodePhase, Stream, measure_decode
-from benchmarks.peers.workload import FULL, QUICK, Workload, build_workload
-from loadgen.peers.base import ServerSettings
+from benchmarks.peers.workload import FULL, Workload, build_workload
 from loadgen.results.spread import Spread
-from tests.loadgen.calibrations import remember
 from tests.serving import serve
 
 TEXT = list(range(40_000))
@@ -77,31 +72,6 @@ def test_tokens_that_share_a_chunk_are_all_counted() -> None:
     in_pairs = Stream(submitted=0.0, arrivals=[2.0, 4.0], tokens=4)
     assert measure_decode([in_pairs]).throughput == measure_decode([one_by_one]).throughput
     assert measure_decode([in_pairs]).decode_rate == pytest.approx(2 / 2)
-
-
-ROUND = Round(0, "djinn", "auto", None, Measurement([], [], 0.0, 0.0))
-
-
-@pytest.mark.parametrize(("slow", "best"), [("float32", "bfloat16"), ("bfloat16", "float32")])
-def test_each_peer_runs_in_its_best_type_and_the_record_says_why(
-    slow: str, best: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "")  # without the program of a GPU
-    monkeypatch.setenv("DJINN_CACHE_DIR", str(tmp_path / "cache"))
-    remember(tmp_path / "cache", tmp_path, slow)
-    settings = ServerSettings(tmp_path, "auto", cores=(0, 1))
-    launches = {f"{peer} auto": launch(peer, settings, 8123) for peer in ("djinn", "transformers")}
-
-    assert launches["transformers auto"].command[-1] == best
-    command = launches["djinn auto"].command
-    assert command[command.index("--dtype") + 1] == "auto"
-    run = describe_run(tmp_path, QUICK, launches, [ROUND])
-    calibration = run.launches["transformers auto"].calibration
-    assert calibration is not None
-    assert calibration.dtype == best
-    ours, theirs = best_types(run)
-    assert ours.startswith(f"`djinn auto` multiplies in {best}. A product of 1 row takes ")
-    assert theirs.startswith(f"`transformers auto` multiplies in {best}. A product of 1 row takes ")
 
 
 WORKLOAD = Workload(

@@ -59,7 +59,9 @@ def test_each_volume_and_file_of_compose_exists() -> None:
     assert set(SERVICES["prometheus"]["secrets"]) <= COMPOSE["secrets"].keys()
 
 
-def test_nothing_of_compose_is_open_to_other_machines() -> None:
+def test_only_profiles_bring_what_djinn_is_compared_with_and_nothing_is_open_to_other_machines() -> None:
+    profiles = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
+    assert profiles == {"vllm": ["baseline"], "loadgen": ["loadgen"]}
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert len(ports) >= 3
     assert all(port.startswith("127.0.0.1:") for port in ports)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.doctor.capability import check_capability
-from app.doctor.copies import check_copies
+from app.doctor.copies import BUFFER_BYTES, buffer_bytes, check_copies
 from app.doctor.device import check_cpu, check_gpu, choose_device, cpu_name, nvidia_cards
 from app.doctor.driver import Driver, check_driver, read_release
 from app.doctor.findings import Finding, Status
@@ -18,7 +18,7 @@ from app.doctor.link import Link, check_link, read_link
 from app.doctor.numa import Numa, check_numa, read_numa
 from app.domain.errors import FieldOutOfRange
 from app.gpu.doctor.facts import TorchBuild
-from tests.doctor.machines import ADDRESS, CPU_TORCH, CUDA_TORCH, H100, Kernel, copies, rates
+from tests.doctor.machines import ADDRESS, CPU_TORCH, CUDA_TORCH, GIB, H100, Kernel, copies, rates
 
 NO_DRIVER = replace(CUDA_TORCH, gpu_count=0, problem="Found no NVIDIA driver on your system.")
 
@@ -263,6 +263,7 @@ def test_a_sandbox_that_hides_what_the_process_may_use_lets_it_use_all(kernel: K
     kernel.nodes("0-3", "4-7")
     kernel.write("proc/self/status", "Name:\tpython")
     assert read_numa(kernel.root, None) == Numa((0, 1), None, (0, 1), (0, 1))
+    assert read_numa(kernel.root, ADDRESS).gpu_node is None, "the kernel does not list it"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sysfs")
@@ -311,3 +312,8 @@ def test_copies_that_failed_are_an_error_in_the_devices_words() -> None:
     assert finding.status is Status.ERROR
     assert "uncorrectable ECC error" in finding.summary
     assert "nvidia-smi -q" in (finding.remedy or "")
+
+
+def test_buffers_leave_most_of_the_memory_alone() -> None:
+    assert buffer_bytes(64 * GIB, 80 * GIB) == BUFFER_BYTES
+    assert (buffer_bytes(GIB, 80 * GIB), buffer_bytes(64 * GIB, 0)) == (GIB // 8, 0)

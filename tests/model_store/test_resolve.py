@@ -167,3 +167,10 @@ def test_every_id_of_the_model_has_a_text_and_no_other(vocab_size: int) -> None:
     tokenizer: PreTrainedTokenizerFast = byte_tokenizer(vocab_size)
     assert len(tokenizer) == vocab_size
     assert all(tokenizer.decode([token_id]) for token_id in range(vocab_size))
+
+
+@pytest.mark.parametrize("shape", [name for name in SHAPE_NAMES if name.startswith("tiny-")])
+def test_tiny_shape_runs(shape: str) -> None:
+    model = AutoModelForCausalLM.from_config(shape_config(shape))
+    assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+    assert model(torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 512)

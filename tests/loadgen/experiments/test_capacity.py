@@ -281,19 +281,6 @@ def test_the_number_that_a_server_holds_is_found(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.long
-def test_all_targets_get_the_same_agents_and_each_probe_has_its_own_texts(tmp_path: Path) -> None:
-    with serving_stub(Stub(3, SLOW_S)) as three, serving_stub(Stub(99)) as many:
-        assert capacity(tmp_path, "--target", f"a={three}", "--target", f"b={many}", "--most", "4") == 0
-    three_found, many_found = (
-        {probe.agents: probe for probe in t.findings.probes} for t in result(tmp_path, CapacityReport).targets
-    )
-    for agents in (1, 2, 4):
-        one, other = three_found[agents], many_found[agents]
-        assert (one.trace_sha256, one.prompts_sha256) == (other.trace_sha256, other.prompts_sha256)
-    assert len({probe.prompts_sha256 for probe in three_found.values()}) == 4
-
-
-@pytest.mark.long
 def test_a_probe_that_can_only_fail_ends_early(tmp_path: Path) -> None:
     with serving_stub(Stub(0, SLOW_S)) as none:
         assert capacity(tmp_path, "--target", f"none={none}", "--turns", "30", "--least", "4", "--most", "4") == 1

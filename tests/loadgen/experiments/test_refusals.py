@@ -42,7 +42,6 @@ REFUSED = {
         ("--target a=URL --api-key secret", "--api-key is NAME=VALUE"),
         ("--target a=URL --api-key a=x --api-key a=y", "--api-key is given twice for a"),
         ("--target a=http://me:secret@127.0.0.1:9", "the URL of target a must be without a user"),
-        ("--target a=URL --turns 0", "--turns must be at least 1"),
         ("--target a=URL --context 9 --system-tokens 9", "--context must be above --system-tokens"),
         ("--target a=URL --repeats 0", "repeats must be at least 1"),
         ("--target a=URL --warmup -1", "warmup must be at least 0"),

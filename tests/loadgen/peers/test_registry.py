@@ -17,6 +17,7 @@ from loadgen.peers.dtypes import AUTO
 from loadgen.peers.llamacpp import SLOTS
 from loadgen.peers.llamacpp_source import LlamaCppSource
 from loadgen.peers.registry import PEERS, find_peer
+from loadgen.peers.vllm_environment import needed_requirements
 from loadgen.processes.launch import Launch
 from loadgen.results.inputs import Server
 from loadgen.targets import TargetSpec
@@ -154,6 +155,12 @@ def test_offloading_needs_cuda_and_is_the_only_difference_there(settings: Server
     assert plain["--num-gpu-blocks-override"] == str(20480 // 16)
     assert offload == {**plain, "--kv-offloading-size": "16"}
     assert "VLLM_CPU_KVCACHE_SPACE" not in launched("vllm", settings).environment
+
+
+def test_of_a_wheels_requirements_builds_for_cuda_extras_and_other_platforms_are_left_out() -> None:
+    left_out = ["torch==2.13.0+cpu", "TorchCodec>=0.14", "triton==3.9.0", "pandas; extra == 'bench'"]
+    kept = ["torchdata>=1", "six>=1.16.0; python_version > '3.8'", "fastapi[standard]<0.137.0"]
+    assert needed_requirements([*left_out, *kept]) == ["torchdata>=1", "six>=1.16.0", "fastapi[standard]<0.137.0"]
 
 
 def test_ray_divides_the_same_cores(settings: ServerSettings) -> None:
