@@ -74,12 +74,6 @@ def assert_same(reader: TurnReader, expected: TurnReader) -> None:
         assert found.logprob == pytest.approx(wanted.logprob, abs=1e-4)
 
 
-def assert_idle(session: Session) -> None:
-    assert session.state is SessionState.IDLE
-    assert session.pause is None
-    assert session.reader is None
-
-
 def assert_nobody_waits(registry: SessionRegistry) -> None:
     assert not registry.executor._turns
     assert not registry.executor._replies
