@@ -57,8 +57,8 @@ def test_a_turn_that_waited_was_restored_paused_and_resumed_is_one_tree(kept: Sp
             waiting.start()
             wait_for(http, session, lambda found: found["state"] != "idle")
         waiting.join(60)
-        paused_session = http.get(session).json()
         resumed = http.post(f"{session}/resume", headers={"traceparent": RESUMER})
+        restored_ms = http.get(session).json()["usage"]["resume_ms"]["restore"]
     (paused,) = answers
     assert (paused.json()["status"], resumed.json()["status"]) == ("paused", "finished")
     _, running_span, span = kept.turns
@@ -80,7 +80,6 @@ def test_a_turn_that_waited_was_restored_paused_and_resumed_is_one_tree(kept: Sp
     assert [move[:2] for move in moves] == [["host", "to_device"], ["to_device", "device"]]
     assert moves[0][2] == moves[1][2] != 0
     (restore,) = kept.below(queue)
-    restored_ms = paused_session["usage"]["resume_ms"]["restore"]
     assert ended(restore) - began(restore) == pytest.approx(1e6 * restored_ms, rel=0.01)
     (pause,) = [each for each in kept.below(span) if each.name == "pause"]
     assert [attribute(pause, name) for name in (names.PAUSE_LAYER, names.PAUSE_BREAKPOINT)] == [1, armed["id"]]
