@@ -117,7 +117,7 @@ def test_another_model_is_refused(model: ResolvedModel, tmp_path: Path) -> None:
 def test_another_history_than_was_told_of_is_refused(model: ResolvedModel) -> None:
     here, there = make(model), make(model)
     history = open_with_turn(here)
-    with pytest.raises(EngineError, match="its history is not"):
+    with pytest.raises(EngineError, match="its history differs"):
         move(here, there, [*history[:-1], history[-1] ^ 1])
 
 
