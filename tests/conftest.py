@@ -22,12 +22,11 @@ from hypothesis import settings
 from app.engine_process import engine
 from app.routers.dependencies import Services
 from tests.compiling import begin_compiling, wait_until_compiled
-from tests.examples import FULL
 from tests.openai.reference import save_tiny_model
 from tests.serving import running_services, serve
 
 # On a busy machine any example can take long; `timeout` ends one that hangs.
-settings.register_profile(FULL, deadline=None, max_examples=100)
+settings.register_profile("full", deadline=None, max_examples=100)
 settings.register_profile("quick", deadline=None, max_examples=20)
 settings.load_profile("quick")
 
