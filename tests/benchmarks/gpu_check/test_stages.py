@@ -25,9 +25,9 @@ from benchmarks.gpu_check.stages import cuda_tests
 ENGINE_STAGES = [stage.name for stage in STAGES if stage.name != "cuda_tests"]
 
 
-def check(folder: Path, *stages: str, profile: tuple[str, ...] = ()) -> Run:
+def check(folder: Path, *stages: str) -> Run:
     """A run of these stages, read back from its file."""
-    options = Namespace(tiny=True, only=list(stages), profile=list(profile), output=folder, time_limit=280.0)
+    options = Namespace(tiny=True, only=list(stages), profile=[], output=folder, time_limit=280.0)
     assert run_check(options)
     (data,) = folder.glob("gpu-check-*.json")
     return read_run(data)
@@ -83,15 +83,11 @@ def test_where_there_is_no_gpu_nothing_is_tried(tmp_path: Path, monkeypatch: pyt
     assert not options.output.exists()
 
 
-def arguments(stage: str, journal: Path, output: Path) -> list[str]:
-    options = ["--plan", "tiny", "--journal", str(journal), "--output", str(output), "--budget", "60"]
-    return [stage, *options]
-
-
 def test_a_stage_is_killed_when_its_time_is_over(tmp_path: Path) -> None:
     before = {child.pid for child in psutil.Process().children()}
+    files = ["--journal", str(tmp_path / "journal"), "--output", str(tmp_path)]
     with tempfile.TemporaryFile("w+") as log:
-        assert run_for(arguments("copies", tmp_path / "journal", tmp_path), log, 0.1) is None
+        assert run_for(["copies", "--plan", "tiny", "--budget", "60", *files], log, 0.1) is None
     assert {child.pid for child in psutil.Process().children()} <= before
 
 
@@ -103,9 +99,9 @@ def test_a_stage_without_a_gpu_or_without_time_is_not_begun(tmp_path: Path) -> N
     assert not run.is_well
 
 
-def write(path: Path, *, has_targets: bool = True, end: Outcome | None = Outcome.DONE) -> None:
+def write(path: Path, end: Outcome | None = Outcome.DONE) -> None:
     file = StringIO()
-    journal = Journal(file, has_targets=has_targets)
+    journal = Journal(file, has_targets=True)
     journal.fact("device", "a card")
     journal.value("swap", "×", 0.85, Target(0.9, at_least=True))
     journal.value("errors", "", 0.0, Target(0.0))
