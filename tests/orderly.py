@@ -45,6 +45,34 @@ class _Log(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+class _Told:
+    """The lines of the servers that run, which need another level of the log than tests have otherwise."""
+
+    def __init__(self) -> None:
+        self._logger = logging.getLogger("app")
+        self._before = self._logger.level
+        self._running = 0
+
+    @contextmanager
+    def to(self, handler: logging.Handler) -> Iterator[None]:
+        """Tell the handler what is logged in a block. Blocks may end in any order."""
+        if not self._running:
+            self._before = self._logger.level
+        self._running += 1
+        self._logger.setLevel(logging.INFO)
+        self._logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            self._logger.removeHandler(handler)
+            self._running -= 1
+            if not self._running:
+                self._logger.setLevel(self._before)
+
+
+TOLD = _Told()
+
+
 class ServerThread:
     """A running server with the flags of `djinn serve`, and those of a tiny model. Its engine has a thread too."""
 
@@ -75,11 +103,7 @@ class ServerThread:
     @contextmanager
     def running(self) -> Iterator[ServerThread]:
         """Serve in a block."""
-        app = logging.getLogger("app")
-        before = app.level
-        app.setLevel(logging.INFO)
-        app.addHandler(self._log)
-        with self._bound:
+        with TOLD.to(self._log), self._bound:
             self._thread.start()
             try:
                 if not self._server.listens.wait(START_TIMEOUT_S):
@@ -88,8 +112,6 @@ class ServerThread:
             finally:
                 self.tell(signal.SIGINT)
                 ended = self.exit_status(START_TIMEOUT_S)
-                app.removeHandler(self._log)
-                app.setLevel(before)
         assert ended is not None, "the server did not stop"
 
 

@@ -103,7 +103,7 @@ async def test_nothing_is_answered_before_it_is_durable(tmp_path: Path) -> None:
                 await asyncio.sleep(0.3)
                 assert not any(each.done() for each in answering)
                 assert (await client.get("/health")).status_code == 200
-            assert all((await each).is_success for each in answering)
+            assert all(each.is_success for each in await asyncio.gather(*answering))
 
 
 async def test_a_call_that_leaves_nothing_does_not_wait_for_the_journal(tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ def test_a_frozen_holder_that_wakes_learns_that_it_has_lost_the_folder(
     tmp_path: Path, on: On, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = Journal(tmp_path, SHORT_S)
+    assert first.lease is not None
     freeze(first)
     on("two")
     second = Journal(tmp_path, LONG_S)
