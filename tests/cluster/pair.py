@@ -73,7 +73,8 @@ class Pair:
             serving = serve_process(folder / name, *flags, own_engine=self._own_engine, prepare=prepare)
             self.processes[name] = ends.enter_context(serving)
         else:
-            assert trap is prepare is None
+            assert trap is None
+            assert prepare is None
             self.threads[name] = ends.enter_context(ServerThread(folder / name, *flags).running())
         client = ends.enter_context(httpx.Client(base_url=self.urls[name], timeout=SOON_S, headers=self.headers))
         self.clients[name] = client

@@ -128,6 +128,7 @@ def test_only_a_server_that_computes_prompts_is_asked(tmp_path: Path) -> None:
         assert came(a) == {"whole": 0, "part": 0, "none": 0}
 
 
+@pytest.mark.long
 def test_bits_are_those_of_one_server(tmp_path: Path) -> None:
     flags = {name: (*found, "--batch-invariant") for name, found in ROLES.items()}
     with pair(tmp_path, flags=flags) as servers:

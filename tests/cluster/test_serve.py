@@ -125,6 +125,7 @@ def test_a_replica_computes_the_long_prompts_of_another(cluster: httpx.Client) -
     ],
 )
 def test_what_no_cluster_takes_is_refused(capsys: pytest.CaptureFixture[str], flags: list[str], words: str) -> None:
+    status: str | int | None
     try:
         status = main(["cluster", "serve", "--control", "processes", *TINY, *flags])
     except SystemExit as ended:

@@ -159,8 +159,8 @@ def test_a_server_without_room_for_its_journal_still_answers(tmp_path: Path) -> 
             failed = full.post(f"/v1/sessions/{here}/generate", json=TURN)
             assert code(failed) == (500, "not_durable")
             history += [9, *failed.json()["turn"]["token_ids"]]
-            until = time.monotonic() + 3 * LEASE_S  # several leases that could not be renewed in the journal
-            while time.monotonic() < until:
+            end = time.monotonic() + 3 * LEASE_S  # several leases that could not be renewed in the journal
+            while time.monotonic() < end:
                 assert full.get(f"/v1/sessions/{here}/history").json()["token_ids"] == history
                 assert "djinn_lease_held 1.0" in full.get("/metrics").text
                 time.sleep(0.05)

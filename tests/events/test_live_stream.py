@@ -219,6 +219,6 @@ def test_the_end_of_the_server_is_the_end_of_the_stream(tmp_path: Path) -> None:
             reader.read_on()
             last_id = reader.last_id
             turn.read()
-        assert server.exit_status(15) == 0
+        assert server.exit_status(60) == 0
     with serve_thread(tmp_path / "state") as (_, http), reading(http, last_id) as reader:
         assert ids(reader.next()) == {session}

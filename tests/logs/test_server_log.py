@@ -97,7 +97,7 @@ def test_what_has_come_back_and_each_step_of_a_drain_is_said(tmp_path: Path) -> 
             next(stream)
             server.tell()
             *_, finished = stream
-        assert server.exit_status(15) == 0
+        assert server.exit_status(60) == 0
         generated = len(finished.json()["token_ids"])
         first, second, *beside, port, last = [line for line in server.log.splitlines() if line.startswith("drain: ")]
     assert [first, second, port, last] == [

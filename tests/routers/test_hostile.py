@@ -274,6 +274,7 @@ def levels(depth: int) -> str:
     ids=["deep", "101 levels", "952 levels", "cut off", "no object"],
 )
 def test_a_bad_text_of_a_schema_is_refused_alone_and_beside_tools(client: httpx.Client, schema: str) -> None:
-    for tools in ([], in_chat_tool({"type": "object"})[1]["tools"]):
+    some: list[Any] = in_chat_tool({"type": "object"})[1]["tools"]
+    for tools in (some[:0], some):
         body = {"messages": ASKED, "max_tokens": 2, "structured_outputs": {"json": schema}, "tools": tools}
         assert "structured_outputs.json" in assert_refused(CHAT, send(client, CHAT, body))

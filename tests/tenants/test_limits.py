@@ -19,7 +19,7 @@ from tests.tenants.conftest import ServeTenants
 from tests.tenants.tenant_files import Clock, tenant, turn, wait_for, write_tenants
 
 ClientOf = Callable[[str], httpx.Client]
-TENANTS: dict[str, dict[str, int]] = {
+TENANTS: dict[str, Any] = {
     "many": {},
     "two-requests": {"requests_per_minute": 2},
     "one-request": {"requests_per_minute": 1},
