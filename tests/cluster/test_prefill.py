@@ -19,7 +19,8 @@ from app.gpu.engine import Engine
 from app.gpu.kv import transport
 from app.gpu.kv.moves import Move, Moved
 from app.gpu.kv_pools.prompts import PromptStreams
-from tests.cluster.pair import DRAWN, GREEDY, SOON_S, Pair, generate, open_session, pair
+from tests.cluster.front.doors import wait_until
+from tests.cluster.pair import DRAWN, GREEDY, Pair, generate, open_session, pair
 
 PROMPT = [7 + at * at % 240 for at in range(500)]
 WHOLE = len(PROMPT) - 1
@@ -46,13 +47,6 @@ def came(http: httpx.Client) -> dict[str, float]:
     return {each: metric(http, f'djinn_prompts_apart_total{{came="{each}"}}') for each in ("whole", "part", "none")}
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def acquainted(servers: Pair, outcome: str = "whole") -> None:
     """Wait until `a` knows that `b` computes prompts: then it has asked for one of its own, with that outcome."""
     a, tokens = servers.clients["a"], itertools.count(3)
@@ -63,7 +57,7 @@ def acquainted(servers: Pair, outcome: str = "whole") -> None:
         a.delete(f"/v1/sessions/{session}").raise_for_status()
         return came(a)[outcome] > 0
 
-    eventually(asks)
+    wait_until(asks)
 
 
 def say(http: httpx.Client, **asked: Any) -> tuple[Any, Any]:
@@ -121,7 +115,7 @@ def test_a_short_prompt_and_a_known_one_stay(servers: Pair) -> None:
 def test_only_a_server_that_computes_prompts_is_asked(tmp_path: Path) -> None:
     with pair(tmp_path, flags={"a": ROLES["a"], "b": STEP}) as servers:
         a = servers.clients["a"]
-        eventually(lambda: "role=decode" in a.get("/ready").headers["Djinn-Load"])
+        wait_until(lambda: "role=decode" in a.get("/ready").headers["Djinn-Load"])
         assert "role=both" in servers.clients["b"].get("/ready").headers["Djinn-Load"]
         time.sleep(1.5)
         say(a)
@@ -258,7 +252,7 @@ def test_a_client_that_leaves_ends_the_prompt_there(tmp_path: Path) -> None:
         session = open_session(a)
         with suppress(httpx.ReadTimeout):
             a.post(f"/v1/sessions/{session}/generate", json=body, timeout=0.4)
-        eventually(lambda: turns() == 0)
+        wait_until(lambda: turns() == 0)
         assert metric(b, "djinn_prompts_served_total") == served
         assert a.get(f"/v1/sessions/{session}").json()["state"] == "idle"
         assert say(a)[0]["usage"]["cached_tokens"] == WHOLE

@@ -6,7 +6,7 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -18,6 +18,7 @@ import pytest
 
 from app.journal.journal import FILE_NAME
 from app.web.server import FENCED
+from tests.cluster.front.doors import wait_until
 from tests.cluster.pair import PROMPT, code, generate, open_session, pair
 from tests.durability.restarting import no_room
 from tests.errors import assert_error
@@ -75,13 +76,6 @@ def read_turn(url: str, session: str, said: list[str]) -> None:
             said.append(part)  # noqa: PERF402 (another thread reads it meanwhile)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_frozen_server_answers_for_no_session_when_it_wakes(tmp_path: Path, shared: bool) -> None:
@@ -94,7 +88,7 @@ def test_a_frozen_server_answers_for_no_session_when_it_wakes(tmp_path: Path, sh
         before = [*PROMPT, *generate(http, other, PROMPT)["token_ids"]]
         said = list[str]()
         reading = pool.submit(read_turn, first.url, other, said)
-        until(lambda: any("event: token" in part for part in said))
+        wait_until(lambda: any("event: token" in part for part in said))
         frozen(first, folder)
         ends.callback(first.kill)
         path = f"{first.url}/v1/sessions/{session}"
@@ -129,7 +123,7 @@ def test_a_server_that_cannot_write_is_fenced_until_it_can(tmp_path: Path) -> No
         session = open_session(http)
         with closing(sqlite3.connect(folder / FILE_NAME, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            until(lambda: http.get("/ready").status_code == 503)
+            wait_until(lambda: http.get("/ready").status_code == 503)
             assert code(http.get("/ready")) == (503, "fenced")
             assert code(http.get(f"/v1/sessions/{session}")) == (503, "fenced")
             move = http.post(f"/v1/sessions/{session}/move", json={"replica": "b"})
@@ -138,7 +132,7 @@ def test_a_server_that_cannot_write_is_fenced_until_it_can(tmp_path: Path) -> No
             assert http.get("/health").status_code == 200
             assert "djinn_lease_held 0.0" in http.get("/metrics").text
             other.execute("ROLLBACK")
-        until(lambda: http.get("/ready").status_code == 200)
+        wait_until(lambda: http.get("/ready").status_code == 200)
         assert generate(http, session, PROMPT)["status"] == "finished"
         assert "djinn_lease_held 1.0" in http.get("/metrics").text
 
@@ -172,7 +166,7 @@ def test_a_server_without_room_for_its_journal_still_answers(tmp_path: Path) -> 
             assert servers.owners(there) == ["b"]
             assert other.get("/ready").status_code == 200
             generate(other, there, [9])
-        until(lambda: full.get("/ready").status_code == 200)
+        wait_until(lambda: full.get("/ready").status_code == 200)
         generate(full, here, [9])
         servers.moved(here)
         servers.moved(there, "b", "a")

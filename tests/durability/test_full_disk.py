@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 import client
 from app.web.server import NOT_DURABLE
 from tests.durability.restarting import generate, no_room, open_session, serving
+from tests.engine_process.test_engine_process import until
 from tests.errors import assert_error
 from tests.file_sizes import free_on_disks
 from tests.processes import serve_process
 
 MIB = 1 << 20
 TURN = {"token_ids": [5], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def journal_metrics(http: httpx.Client) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from app.web.connections.caps import Caps
 from app.web.port import bind
 from tests.serving import START_TIMEOUT_S, tiny_settings
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """How long a test waits for what must come."""
 
 
