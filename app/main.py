@@ -72,7 +72,7 @@ def load_app(
 
 def prepare(settings: Settings, process: EngineProcess) -> None:
     """Find the model in both processes: `load_app` has all imported then that it needs, and takes seconds less. What
-    is there by then is never garbage, and nobody looks through it again.
+    is there by then is never garbage, and the collector does not look through it again.
     """
     load = load_frame(settings, logging.getLogger().getEffectiveLevel())
     with suppress(DjinnError):  # `load_app` says it

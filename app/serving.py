@@ -34,7 +34,7 @@ def serve(settings: Settings, *, stands_by: bool = False) -> int:
     """Load the model and serve it. Returns with what the process should end. Raises `DjinnError`.
 
     One that `stands_by` imports everything, then waits for a line of standard input before it takes its port and its
-    state folder. If the input ends instead, nobody wants it any more. It ends too if its engine's process dies.
+    state folder. If the input ends instead, the process ends. It ends too if its engine's process dies.
     """
     settings.require_safe_access()
     with Hangups.heard() as hangups:
@@ -68,7 +68,7 @@ def _serve_until_told(settings: Settings, hangups: Hangups, stands_by: bool) -> 
             except EngineError as error:
                 if not stands_by:
                     raise
-                # It died as it was wanted. Nobody's settings are wrong: another process can have another engine.
+                # It died as it was wanted. No setting is wrong: another process can have another engine.
                 logger.critical("%s", error)
                 return ENGINE_LOST
         server = Server(application, Caps.of(settings, descriptors), hangups)

@@ -34,7 +34,7 @@ class Call(Generic[T]):
     """One request, and `parse`, which reads the body of its answer and raises `ValueError` if it cannot.
 
     `json` is its body, or `tensor`, a safetensors file. `undo` makes, of the answer, the call that takes back what this
-    one did: an asyncio caller may be cancelled while it waits, and nobody else would know of it. A call that
+    one did: an asyncio caller may be cancelled while it waits, and no other caller would know of it. A call that
     `comes_to_its_end` does so even then.
     """
 

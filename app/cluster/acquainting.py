@@ -15,7 +15,7 @@ PEERS, KEY = "peers.json", "cluster.key"
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Ports of the address that nobody listens on now. A replica keeps its own when it is started again."""
+    """Free ports of the address. A replica keeps its own when it is started again."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.create_server((host, 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]

@@ -167,7 +167,7 @@ def _specs(plan: Plan, folder: Path | None, shared: dict[str, str]) -> list[Repl
     """The replicas, each with settings that all share. Raises `FieldOutOfRange`."""
     names = _names(plan.replicas)
     ports = free_ports(LOOPBACK, len(names))
-    # No session moves without a folder, as nobody would know who has it, or between machines that share none.
+    # No session moves without a folder, as no replica would know which one has it, or between machines that share none.
     if folder is not None and plan.address is None:
         shared = shared | _acquaint(folder, urls_of(LOOPBACK, names, ports))
     elif plan.prefill:

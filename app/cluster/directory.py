@@ -9,11 +9,11 @@ class Directory(Protocol):
     """Keys and the replicas that have them. Every method raises `DirectoryAway` if the directory does not answer."""
 
     async def find(self, key: str) -> str | None:
-        """The replica of that key; None: nobody has said."""
+        """The replica of that key; None: unknown."""
         ...
 
     async def bind(self, key: str, replica: str) -> str:
-        """The replica of that key: `replica` if nobody has said anything else before."""
+        """The replica of that key: `replica` if there was no other entry before."""
         ...
 
     async def put(self, key: str, replica: str) -> None:

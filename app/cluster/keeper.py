@@ -62,7 +62,7 @@ class ReplicaSpec:
         return [*program, *(word for flag in flags.items() for word in flag)]
 
     def environment(self) -> dict[str, str]:
-        """Settings are variables, not flags: everybody on a machine can read flags, and keys are settings."""
+        """Settings are variables, not flags: all users of a machine can read flags, and keys are settings."""
         others = {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
         return others | {f"{PRIVATE}{name.upper()}": value for name, value in self.settings.items()}
 
@@ -172,7 +172,7 @@ class Keeper:
         self._watching = asyncio.create_task(self._watch(self._standby))
 
     async def _watch(self, standby: Process) -> None:
-        """Start another if a process ends while it stands by: nobody asks it for anything meanwhile."""
+        """Start another if a process ends while it stands by: it serves no requests meanwhile."""
         status = await standby.wait()
         if standby is not self._standby or self._is_ending:
             return

@@ -11,7 +11,7 @@ from app.machine.files import make_private, make_private_folder
 
 FILE = "directory.sqlite3"
 FORGET_S = 31 * 24 * 3600
-"""An entry that nobody has asked for as long is dropped: a session closes after 30 days without a turn."""
+"""An entry without requests for as long is dropped: a session closes after 30 days without a turn."""
 MOST = 500_000
 """Entries. Clients make up names; one more, and the entry whose use was noted first is dropped. What is lost with it is
 only a way: a session that moved is found by its home, and a name is bound anew.

@@ -1,4 +1,4 @@
-"""Token histories, whoever keeps them."""
+"""Token histories."""
 
 from __future__ import annotations
 

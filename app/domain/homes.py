@@ -63,13 +63,13 @@ class Home:
     peer_seq: int = 0
     """That server's count when the session began to leave: it has taken it only if its count for that is higher."""
     owner: str | None = None
-    """Whose session it is: nobody else learns where it is."""
+    """The session's owner: other tenants do not learn where it is."""
     name: str | None = None
     """What its owner's calls name it by."""
 
 
 class Homes:
-    """What one server knows, in memory; whoever changes it writes the result down. Without a move it is empty."""
+    """What one server knows, in memory; the caller writes each change to the journal. Without a move it is empty."""
 
     def __init__(
         self, known: Mapping[SessionId, Home] | None = None, responses: Iterable[tuple[str, SessionId]] = ()

@@ -26,14 +26,14 @@ class Lease:
     machine: str
     """The holder's, since it was started; empty if the system does not tell."""
     length_s: float
-    """0: nobody holds it, as the last holder has let it go."""
+    """0: free, as the last holder has released it."""
     renewals: int = 0
     news: str = ""
     """What a file beside the journal says: the holder changes it where it cannot write to the journal."""
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody holds it."""
+        """Whether it is free."""
         return self.length_s == 0
 
     def next(self, holder: str, machine: str, length_s: float) -> Lease:
@@ -45,7 +45,7 @@ class Lease:
         return replace(self, renewals=self.renewals + 1)
 
     def released(self) -> Lease:
-        """The same, held by nobody."""
+        """The same, free."""
         return replace(self, length_s=0.0)
 
     def is_of(self, other: Lease) -> bool:

@@ -15,7 +15,7 @@ _NAMED_RESPONSE = re.compile(rf"resp_({REPLICA_NAME.pattern})_[0-9a-f]{{32}}")
 
 def new_session_id(replica: str | None = None) -> SessionId:
     """A fresh id: the replica, the time in ns, so that ids of one replica sort by age, and 80 random bits, so that
-    nobody can guess one.
+    no client can guess one.
     """
     home = "" if replica is None else f"{replica}_"
     return SessionId(f"ses_{home}{time.time_ns():016x}{secrets.token_hex(10)}")

@@ -40,7 +40,7 @@ class Child:
                     [sys.executable, "-P", "-m", "app.engine_process", *map(str, descriptors)],
                     pass_fds=descriptors,
                     stdin=subprocess.DEVNULL,
-                    stdout=2,  # a server's own stdout has one line, for whoever waits for it
+                    stdout=2,  # a server's own stdout has one line, for the program that waits for it
                     env=environment,
                 )
             except OSError:

@@ -48,7 +48,7 @@ class Compile:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """To the engine: nobody needs the grammar of `Compile` any more, or waits for it."""
+    """To the engine: the grammar of `Compile` is no longer needed."""
 
     number: int
 

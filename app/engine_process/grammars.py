@@ -65,6 +65,6 @@ class RemoteGrammars:
                 future.set_exception(EngineRestarting(reason))
 
     def _release(self, number: int) -> None:
-        """Nobody waits any more for one that is being compiled."""
+        """Cancel the wait for a grammar that is being compiled."""
         if self._compiling.pop(number, None) is not None:
             self._send(Release(number))

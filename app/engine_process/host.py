@@ -95,7 +95,7 @@ def serve(channel: Channel, sockets: socket.socket) -> int:
 
 
 def _end_with_server(channel: Channel) -> None:
-    """End the process when the server is gone, whatever it is doing: nobody is left to tell."""
+    """End the process when the server is gone, whatever it is doing."""
     channel.wait_until_closed()
     os._exit(ORPHANED)
 
@@ -108,7 +108,7 @@ def _first(channel: Channel) -> Load:
                 pass
             case Find(load):
                 configure(load.log)
-                with contextlib.suppress(DjinnError):  # whoever loads it is told
+                with contextlib.suppress(DjinnError):  # `Load` reports it
                     find_model(load)
                 gc.collect()
                 gc.freeze()

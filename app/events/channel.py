@@ -30,7 +30,7 @@ class Channel:
     def __init__(self) -> None:
         self.readers = 0
         self.lingers: asyncio.TimerHandle | None = None
-        """Drops the channel, if nobody comes back to it."""
+        """Drops the channel, if no reader returns to it."""
         self.position = 0
         """Number of the last event."""
         self._start = secrets.token_hex(4)

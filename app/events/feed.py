@@ -21,7 +21,7 @@ AT_ONCE = 128
 
 
 class Scope(NamedTuple):
-    """Who reads: a tenant, None without keys. An operator hears of everybody's sessions."""
+    """The reader: a tenant, None without keys. An operator hears of the sessions of all tenants."""
 
     owner: str | None
     is_operator: bool = False
@@ -32,7 +32,7 @@ class Scope(NamedTuple):
 
 
 class Feed:
-    """The watcher of all sessions. `channels` has those that somebody reads or has read lately."""
+    """The watcher of all sessions. `channels` has those with current or recent readers."""
 
     def __init__(self) -> None:
         self.channels: dict[Scope, Channel] = {}

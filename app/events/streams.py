@@ -89,7 +89,7 @@ class EventStreams:
                 await channel.news()
 
     async def _snapshot(self, scope: Scope, event_id: str) -> AsyncGenerator[bytes, None]:
-        """Every session that is told of. Only the last part has the id: whoever has that has all."""
+        """Every session that is told of. Only the last part has the id: a reader with that id has all parts."""
         sessions = [session for session in self._registry.table if scope.sees(session)]
         for first in range(0, len(sessions) or 1, SNAPSHOT_PART):
             has_more = first + SNAPSHOT_PART < len(sessions)
@@ -108,7 +108,7 @@ class EventStreams:
             raise StreamLimit(message, retry_after_s=RETRY_AFTER_S)
 
     def _let_go(self, scope: Scope, channel: Channel) -> None:
-        """Drop a channel that nobody reads, but not at once."""
+        """Drop a channel without readers, but not at once."""
         if not self._count and self._telling is not None:
             self._telling.cancel()
             self._telling = None

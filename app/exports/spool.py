@@ -110,7 +110,7 @@ class Spool:
             )
 
     def _of(self, owner: str | None) -> list[SpoolFile]:
-        """The tenant's files. Without tenants nobody has to leave room to others."""
+        """The tenant's files. Without tenants there are no others to leave room to."""
         return [] if owner is None else [each for each in self._files if each.owner == owner]
 
 

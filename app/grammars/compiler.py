@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 MAX_CHARACTERS = 1 << 18
 KEPT = 64
-"""Compiled grammars that nobody holds, and grammars that were refused."""
+"""Unused compiled grammars, and refused grammars."""
 MAX_WAITING = 32
 """Grammars that wait for the one thread, with the one that it compiles."""
 RETRY_AFTER_S = 5
@@ -35,7 +35,7 @@ BLAME_S = 1.0
 
 
 class Compiled:
-    """A grammar, compiled. It is not forgotten while somebody holds this."""
+    """A grammar, compiled. It stays compiled while a turn holds this."""
 
     def __init__(self, start: Matcher) -> None:
         self.start = start
@@ -88,7 +88,7 @@ class Grammars:
 
     def match(self, grammar: Grammar, token_ids: Sequence[int] = ()) -> Matcher:
         """A matcher of a turn's own, after the tokens that the turn has generated. Raises FieldOutOfRange if they do
-        not match. Waits for the compilation if nobody has asked for that before.
+        not match. Waits for the compilation if it is the first request for it.
         """
         compiled = self._find(grammar) or self._thread.submit(self._compile, grammar).result()
         matcher = compiled.start.copy()

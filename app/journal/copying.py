@@ -19,7 +19,7 @@ def copy_journal(source: Path, target: Path) -> int:
         reading = sqlite3.connect(f"file:{quote(str(source))}?mode=rw", uri=True)
         writing = sqlite3.connect(target)
         try:
-            reading.backup(writing)  # in one step: a reader keeps nobody waiting
+            reading.backup(writing)  # in one step: a reader delays no writer
             with writing:
                 writing.execute("DROP TABLE IF EXISTS lease")  # the server that has the one does not have the other
             (found,) = writing.execute("PRAGMA quick_check(1)").fetchone()

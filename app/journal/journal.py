@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "journal.sqlite3"
 RETRY_S = 1.0
-"""Between two attempts to write what the file could not take. A disk gets room again when somebody deletes a file."""
+"""Between two attempts to write what the file could not take. A disk gets room again when a file is deleted."""
 CLOSE_S = 5.0
 """What the last commit may take of the time that a server has to end. Nothing cuts it short: a disk that has stalled is
 what an orchestrator's kill is for, and it harms no journal.
@@ -70,7 +70,7 @@ class Journal:
         self._aside: dict[Key, str] = {}
         """Why the last attempt to write these failed."""
         self._refused: set[Key] = set()
-        """Those that are not tried again before there is news of them, or somebody waits for them."""
+        """Those that are not retried before they change or a caller waits for them."""
         self._commit: Future[Mapping[Key, str]] = Future()
         """What could not be written, and why, once what is pending now has been tried."""
         self._failure: str | None = None

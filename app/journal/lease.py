@@ -38,8 +38,8 @@ SAY_S = 60.0
 
 
 def take(store: JournalStore, lock: FolderLock, length_s: float, *, shared: bool) -> Tenure:
-    """Take the folder's lease, once nobody else can hold it. A length of 0 takes the folder from all former holders,
-    and needs no renewal. A folder that is `shared` is on a file system of a network.
+    """Take the folder's lease, once no other server can hold it. A length of 0 takes the folder from all former
+    holders, and needs no renewal. A folder that is `shared` is on a file system of a network.
 
     A former holder on this machine that has let go of the lock is dead, so its lease is no more, unless the folder is
     shared: one machine may have it twice, and each time with locks of its own. Raises

@@ -43,7 +43,7 @@ def take_lease(connection: sqlite3.Connection, renewals: Renewals, found: Lease,
 
 
 def renew_lease(connection: sqlite3.Connection, mine: Lease) -> Lease | None:
-    """Give the lease of `mine`'s holder news. None, and nothing is done, if somebody else has it."""
+    """Give the lease of `mine`'s holder news. None, and nothing is done, if another server has it."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         found = find_lease(connection)  # it may be ahead of `mine`: a write whose answer was lost
@@ -56,7 +56,7 @@ def renew_lease(connection: sqlite3.Connection, mine: Lease) -> Lease | None:
 
 def renew_in_place(connection: sqlite3.Connection, renewals: Renewals, mine: Lease) -> Lease | None:
     """The same as `renew_lease` where the journal has no room. A transaction that writes nothing holds its lock
-    meanwhile: nobody takes the lease between the look and the news. Raises `OSError` if there can be no news.
+    meanwhile: no server takes the lease between the look and the news. Raises `OSError` if there can be no news.
     """
     with connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -67,7 +67,7 @@ def renew_in_place(connection: sqlite3.Connection, renewals: Renewals, mine: Lea
 
 
 def release_lease(connection: sqlite3.Connection, mine: Lease) -> None:
-    """Let the lease of `mine`'s holder go, unless somebody else has it."""
+    """Release the lease of `mine`'s holder, unless another server has it."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         found = find_lease(connection)

@@ -14,7 +14,7 @@ OUT_OF_REACH = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 
 
 def unusable(path: Path, error: Exception) -> FieldOutOfRange:
-    """SQLite, or whoever read its answers, raised `error`. Only some of SQLite's codes mean damage."""
+    """SQLite, or a reader of its answers, raised `error`. Only some of SQLite's codes mean damage."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL:
         advice = f"make room there. Files in {path.parent / 'kv'} may go: they cost time, and nothing else"

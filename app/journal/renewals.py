@@ -32,7 +32,7 @@ class Renewals:
         sync(self.path.parent)
 
     def read(self) -> str:
-        """What is in the file; empty if nobody has made it. Raises `OSError`."""
+        """What is in the file; empty without a file. Raises `OSError`."""
         try:
             return self.path.read_bytes().hex()
         except FileNotFoundError:

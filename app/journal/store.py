@@ -230,7 +230,7 @@ class JournalStore:
                 self._connection.execute("INSERT INTO model VALUES (?, ?, ?, ?)", _identity(model))
 
     def _owner(self) -> tuple[object, ...] | None:
-        """The model whose sessions these are; None: nobody's yet."""
+        """The model whose sessions these are; None: none yet."""
         found: tuple[object, ...] | None = self._connection.execute(
             "SELECT name, vocab_size, layers, hidden FROM model"
         ).fetchone()

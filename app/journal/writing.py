@@ -29,7 +29,7 @@ Fence = Callable[[sqlite3.Connection], None]
 
 
 def no_fence(_connection: sqlite3.Connection) -> None:
-    """Nobody else can have the folder."""
+    """No other server can have the folder."""
 
 
 def write_batch(connection: sqlite3.Connection, batch: WriteBatch, fence: Fence = no_fence) -> Refused:

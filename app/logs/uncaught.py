@@ -1,4 +1,4 @@
-"""What Python would write on standard error by itself: warnings, and errors that nobody has caught."""
+"""What Python would write on standard error by itself: warnings, and uncaught errors."""
 
 from __future__ import annotations
 

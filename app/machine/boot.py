@@ -17,5 +17,5 @@ def machine_id() -> str:
 
 
 def boot_time() -> float:
-    """Seconds of a clock that nobody sets."""
+    """Seconds of a clock that no program sets."""
     return time.clock_gettime(CLOCK)

@@ -55,6 +55,6 @@ def _read_group(folder: Path, version: _Version) -> MemoryLimit | None:
     limit, usage = read(folder / version.limit), read(folder / version.usage)
     if limit is None or usage is None or limit == "max":
         return None
-    # File pages that nobody uses are given up before anyone is killed.
+    # Unused file pages are given up before anyone is killed.
     page_cache = int(read_field(folder / "memory.stat", version.page_cache) or 0)
     return MemoryLimit(int(limit), max(0, int(limit) - int(usage) + page_cache))

@@ -16,7 +16,7 @@ WAIT_S = 5.0
 
 
 class SocketTable:
-    """Sockets that nobody has taken yet, and those in use. Any thread may use it."""
+    """Sockets not yet taken, and those in use. Any thread may use it."""
 
     def __init__(self) -> None:
         self._sockets: dict[int, socket.socket] = {}
@@ -41,7 +41,7 @@ class SocketTable:
             self._came.notify_all()
 
     def discard(self, number: int) -> None:
-        """Close the socket, also if it has not come yet: nobody takes it."""
+        """Close the socket, even if it has not come yet: it is not needed."""
         with self._came:
             found = self._sockets.pop(number, None)
             if found is not None:
@@ -63,7 +63,7 @@ class SocketTable:
                 self._used.discard(connection)
 
     def close(self) -> None:
-        """Close those that nobody has taken, and all that come. Whoever uses one learns that it has ended."""
+        """Close those not taken, and all that come. Users of the others learn that they have ended."""
         with self._came:
             self._closed = True
             for connection in self._sockets.values():

@@ -96,7 +96,7 @@ class Placed:
 @dataclass(frozen=True, slots=True)
 class Lacking:
     """The turn waits for another server to compute its prompt, whose blocks from the one of that number, `first`, on
-    have no KV here. It answers no command. Whoever hears it sends `ReceivePrompt` or `ComputePrompt`.
+    have no KV here. It answers no command. The listener sends `ReceivePrompt` or `ComputePrompt`.
     """
 
     session: SessionId

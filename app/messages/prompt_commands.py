@@ -24,8 +24,8 @@ class ReceivePrompt:
 
 @dataclass(frozen=True, slots=True)
 class ComputePrompt:
-    """Have the turn, of which `Lacking` has told, go on: nobody else computes its prompt. Answered by `Done(None)`,
-    also if it waits no more.
+    """Have the turn of a `Lacking` event go on: no other replica computes its prompt. Answered by `Done(None)`, also if
+    it waits no more.
     """
 
     ticket: Ticket

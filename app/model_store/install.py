@@ -1,4 +1,4 @@
-"""Putting a model folder in place at once: it is absent or whole, whoever else pulls or is killed."""
+"""Putting a model folder in place at once: it is absent or whole, even if others pull, or the process is killed."""
 
 import fcntl
 import shutil

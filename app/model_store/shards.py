@@ -12,7 +12,7 @@ SINGLE = "model.safetensors"
 def shard_of_tensors(folder: Path) -> dict[str, str] | None:
     """The file of each tensor, as the folder's index lists them; None: there is no index. Raises BrokenModel.
 
-    A folder may hold other files with the same weights, such as `consolidated.safetensors`, which nobody reads.
+    A folder may hold other files with the same weights, such as `consolidated.safetensors`, which Djinn does not read.
     """
     index = folder / INDEX
     if not index.exists():

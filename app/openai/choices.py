@@ -41,7 +41,7 @@ class Choices:
         cleanup: AsyncExitStack,
     ) -> None:
         """`charges` are what has been reserved for each choice. `cleanup` ends what still runs and closes the sessions.
-        It is unwound once every choice has finished, and must be when nobody reads any more.
+        It is unwound once every choice has finished, and must be when its reader has gone.
         """
         self._registry = registry
         self._requests = requests

@@ -20,7 +20,7 @@ async def get_lens_map(
 ) -> LensMapView:
     """The logit lens at many layers: what `capture` breakpoints have recorded, and the checkpoint of a paused turn.
 
-    It gives way to everybody's tokens. A client that disconnects ends it.
+    The tokens of all sessions go first. A client that disconnects ends it.
     """
     layers = query.to_layers(services.info.num_layers)
     lens = services.sessions.maps.lens(session, query.to_positions(), layers, query.top_k)

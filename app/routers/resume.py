@@ -36,7 +36,7 @@ async def resume_session(
         await registry.checkpoints.edit(session, to_edits(body.edits, services, owner))
     try:
         reader = registry.pauses.resume(session, until)
-    except (Draining, Moving) as error:  # whoever repeats the whole request would have it edited twice
+    except (Draining, Moving) as error:  # a retry of the whole request would edit it twice
         if body.edits is None:
             raise
         raise WrongState(

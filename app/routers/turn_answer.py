@@ -32,7 +32,7 @@ TURN_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 async def answer_turn(request: Request, session: Session, reader: TurnReader, *, stream: bool) -> Response:
-    """Read the next stretch of the session's turn. Raises `ClientDisconnected` if nobody waits for it any more, and
+    """Read the next stretch of the session's turn. Raises `ClientDisconnected` if the client has gone, and
     `NotDurable` with the turn in it.
     """
     if stream:

@@ -60,7 +60,7 @@ async def reopen(registry: SessionRegistry) -> None:
             lengths = await asyncio.gather(*(_reopen(registry, session) for session in some))
             opened |= dict(zip(some, lengths, strict=True))
     registry.executor.post(Restored, while_restarting=True)
-    for session, tokens in opened.items():  # what has changed when nobody could tell the engine
+    for session, tokens in opened.items():  # what has changed while there was no engine to tell
         if session.state is SessionState.CLOSED:
             registry.executor.post(partial(Close, session=session.id), while_restarting=True)
         elif len(session.history) < tokens:
@@ -93,11 +93,11 @@ async def sweep(registry: SessionRegistry) -> None:
 
 async def drain(registry: SessionRegistry, timeout_s: float, evacuate: Evacuate | None = None) -> None:
     """Refuse new turns and sessions, give running turns `timeout_s` to end, then cancel them and wait for that.
-    Meanwhile, and for `KEEP_S` more, KV is written to disk. Then whoever watches the sessions is told that nothing more
+    Meanwhile, and for `KEEP_S` more, KV is written to disk. Then the watchers of sessions learn that nothing more
     will happen.
 
     `evacuate` comes first, if it is given: it has `timeout_s` to bring sessions elsewhere. Of those that are left,
-    nobody can resume a paused turn any more: it is cancelled at once. A cancelled turn has as long to end as KV.
+    no client can resume a paused turn any more: it is cancelled at once. A cancelled turn has as long to end as KV.
     """
     registry.table.draining = True
     if evacuate is not None:

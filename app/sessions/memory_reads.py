@@ -10,7 +10,7 @@ from app.messages import Inspect
 SHARE = 0.05
 """Of the engine's time, that all maps together take."""
 LONGEST_REST_S = 1.0
-"""A map that the machine has held up keeps nobody waiting for longer."""
+"""A delayed map delays its readers for this long at most."""
 
 
 class MemoryReads:
@@ -32,7 +32,7 @@ class MemoryReads:
     async def _make(self) -> MemoryMap:
         async with self._made:
             await asyncio.sleep(max(0.0, self._rests_until - time.perf_counter()))
-            self._next = None  # whoever asks from now on wants a newer one
+            self._next = None  # later readers want a newer one
             found: MemoryMap = await self._executor.call(Inspect)
             self._rests_until = time.perf_counter() + min(LONGEST_REST_S, found.seconds * (1 / SHARE - 1))
             return found

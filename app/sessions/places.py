@@ -81,7 +81,7 @@ class SessionPlaces:
 
     def _share(self, owner: str | None, wanted: int) -> int:
         """The most sessions that the owner may have beside those of others, if it is fewer than `wanted`. Without
-        tenants nobody leaves any. Those of others that give way are as good as free.
+        tenants no owner leaves any. Those of others that give way are as good as free.
         """
         if owner is None:
             return self.limit

@@ -92,7 +92,7 @@ class Session:
     uncounted: int = 0
     """Tokens of the history that no turn has computed here: the next one's owner pays for them."""
     leaving: bool = False
-    """Whether another server has it soon, or may have it: nobody reaches it here."""
+    """Whether another server has it soon, or may have it: requests cannot reach it here."""
     arrived_at: float | None = None
     """When it came from another server, by the monotonic clock; None: not since this one's start."""
     watcher: Watcher[Session] = NOBODY

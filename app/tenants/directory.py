@@ -36,7 +36,7 @@ class Directory:
         return None if name is None else self._by_name.get(name)
 
     def find(self, key: bytes) -> Tenant | None:
-        """Whose key it is now; None: nobody's.
+        """The tenant of the key now; None: unknown.
 
         It compares digests, never keys. Even if the time reveals part of a digest, that does not reveal its key.
         """

@@ -21,7 +21,7 @@ class TenantMiddleware:
 
     The key is a bearer token, or the value of `X-Api-Key`, where clients of Anthropic's API have it. The routes find
     the tenant in `request.state.tenant` and its name in `request.state.owner`. Both are None on a server without
-    tenants, where everybody may pass. A connection that carries many requests calls `request.state.admit` for each; an
+    tenants, where all callers may pass. A connection with many requests calls `request.state.admit` for each; an
     answer without an end asks `request.state.may_go_on` now and then.
     """
 
@@ -85,7 +85,7 @@ class TenantMiddleware:
 
 
 def authenticate(directory: Directory, headers: Headers) -> Tenant | None:
-    """Whose key the headers have, byte by byte as they came; None: nobody's, or nobody needs one."""
+    """Whose key the headers have, byte by byte as they came; None: unknown, or not needed."""
     if not directory:
         return None
     scheme, _, token = headers.get("authorization", "").partition(" ")

@@ -8,12 +8,12 @@ KEY_BYTES = 32
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """A key that cannot be guessed."""
     return f"djinn-{secrets.token_urlsafe(KEY_BYTES)}"
 
 
 def digest(key: bytes) -> str:
-    """The SHA-256 digest in hexadecimal, as a file of tenants has it. Nobody can turn it back into the key."""
+    """The SHA-256 digest in hexadecimal, as a file of tenants has it. It cannot be turned back into the key."""
     return hashlib.sha256(key).hexdigest()
 
 

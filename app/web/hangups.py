@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Hangups:
-    """Keeps SIGHUP until somebody can take it: a server that loads its model has nothing yet that could hear it."""
+    """Keeps SIGHUP until the server can take it: a server that loads its model has nothing yet that could hear it."""
 
     def __init__(self) -> None:
         self.were_ignored = False

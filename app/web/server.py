@@ -114,7 +114,7 @@ class Server(ListeningServer):
         return evacuate
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end. Ctrl-C reaches all servers of a terminal: nobody is left for sessions to go to."""
+        """Begin to end. Ctrl-C reaches all servers of a terminal: no server is left for sessions to go to."""
         self._interrupted = self._interrupted or sig == signal.SIGINT
         super().handle_exit(sig, frame)
 

@@ -81,7 +81,7 @@ class Lifespan:
 
 
 async def _settle(grammars: GrammarCompiler, table: SessionTable) -> None:
-    """While nobody waits for anything: give back what the start has freed, and have the vocabulary read."""
+    """While no request waits: give back what the start has freed, and have the vocabulary read."""
     while True:
         await asyncio.sleep(QUIET_S)
         if not table.busy:

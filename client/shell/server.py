@@ -35,7 +35,7 @@ def on_server(url: str | None, command: Callable[[Djinn], int], *, timeout: floa
             return command(djinn)
     except DjinnError as error:
         complain(explain(error, address))
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return FAILED
 

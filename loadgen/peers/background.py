@@ -80,7 +80,7 @@ def start(peer: Peer, settings: ServerSettings, port: int | None) -> Served:
             if isinstance(error, ServerFailedError):
                 raise ServerFailedError(f"{peer.name}: {error}; the end of {log}:\n{log_tail(output)}") from error
             raise
-    process.returncode = 0  # nobody here waits for it
+    process.returncode = 0  # it is no child to wait for
     return Served(peer.name, url, peer.served_model, process.pid, published(launch, settings), peer.versions(), log)
 
 

@@ -23,7 +23,7 @@ RESUME_PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What runs of one target come to. Times in seconds; None where there is nothing to tell, or nobody told.
+    """What runs of one target come to. Times in seconds; None where there is no figure.
 
     TTFT is from the sending of a turn to its first event with tokens, the opening of a session included; resumed
     turns are all but an agent's first. `queue_s`, `restore_s` and `prefill_s` are the parts of a resumed turn's time

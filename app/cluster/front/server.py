@@ -70,7 +70,7 @@ class Front:
         self.app = _guarded(door, settings, self.living)
 
     def _tenant_of(self, headers: Headers) -> str | None:
-        """The name of whose key it is, empty without keys. None: it is nobody's, and a replica will say so."""
+        """The name of whose key it is, empty without keys. None: the key is unknown, and a replica will say so."""
         if not self.tenancy.directory:
             return ""
         tenant = authenticate(self.tenancy.directory, headers)

@@ -56,7 +56,7 @@ class Bindings:
         self._waits = waits
 
     async def export(self, session: Session) -> Binding:
-        """What is to be sent with a session that nobody uses. Raises `TooLarge`."""
+        """What to send with an unused session. Raises `TooLarge`."""
         kept = self._responses.of_session(session)
         if sum(each.size for each in kept) > MAX_RESPONSE_BYTES:
             raise TooLarge(f"the session's responses have more than the {MAX_RESPONSE_BYTES} bytes that can move")

@@ -36,7 +36,7 @@ class PeerConnections:
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self, peer: Peer) -> socket.socket:
-        """A connection that nobody else uses; the caller closes it or gives it back. Raises `PeerAway`."""
+        """An unused connection; the caller closes it or gives it back. Raises `PeerAway`."""
         self._drop_old()
         idle = self._idle[peer.address]
         while idle:
@@ -64,7 +64,7 @@ class PeerConnections:
             task.add_done_callback(self._making.discard)
 
     def close(self) -> None:
-        """Close those that nobody uses."""
+        """Close unused connections."""
         for task in list(self._making):
             task.cancel()
         for idle in self._idle.values():
@@ -75,11 +75,11 @@ class PeerConnections:
             self._timer.cancel()
 
     async def _make(self, peer: Peer) -> None:
-        with contextlib.suppress(PeerAway):  # whoever needs it is told
+        with contextlib.suppress(PeerAway):  # the caller that needs it gets the error
             self.give(peer, await _connect(peer))
 
     def _drop_old(self) -> None:
-        """Close those that nobody has used for long."""
+        """Close connections that were unused for long."""
         loop = asyncio.get_running_loop()
         if self._timer is not None:
             self._timer.cancel()

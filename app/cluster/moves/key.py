@@ -33,7 +33,7 @@ class ClusterKey:
         return cls(secret)
 
     def sign(self, *parts: bytes) -> str:
-        """What only somebody with the key can say of the parts, in this order."""
+        """A signature of the parts, in this order."""
         signature = hmac.new(self._secret, digestmod=hashlib.sha256)
         for part in parts:
             signature.update(len(part).to_bytes(8, "little") + part)
@@ -45,7 +45,7 @@ class ClusterKey:
 
 
 def new_nonce() -> str:
-    """A word that nobody has said before."""
+    """A fresh random token."""
     return secrets.token_hex(16)
 
 

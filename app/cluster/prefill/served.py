@@ -21,7 +21,7 @@ from app.sessions.registry import SessionRegistry
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 16
-"""Prompts that wait or are computed: whoever asks for one more computes it itself, and has it sooner."""
+"""Prompts that wait or are computed: a replica that asks for one more computes it itself, which is faster."""
 NO_TOKENS = StopRule(0)
 
 

@@ -21,7 +21,7 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class PromptOffer(msgspec.Struct, frozen=True):
-    """A prompt whose KV is to come over the connection. Whoever closes the connection wants it no more."""
+    """A prompt whose KV is to come over the connection. Closing the connection cancels it."""
 
     format: int
     source: str

@@ -143,7 +143,7 @@ class CommandHandler:
         return [Done(command.ticket, value)]
 
     def _whose(self, command: ReceivePrompt | SendPrompt) -> TokenSequence:
-        """The session that a prompt is for. Raises `NotFound`; then nobody takes what comes for it."""
+        """The session that a prompt is for. Raises `NotFound`; then what arrives for it is dropped."""
         try:
             return self._sessions.find(command.session)
         except NotFound:

@@ -102,7 +102,7 @@ class PromptReceiver:
         return on_host and at_rest and not sequence.watched and not sequence.guaranteed
 
     def _held(self, sequence: TokenSequence, command: ReceivePrompt | ComputePrompt) -> TurnState | None:
-        """The turn that the command is for, if it waits for somebody to compute its prompt."""
+        """The turn that the command is for, if it waits for a remote prefill."""
         turn = sequence.turn
         is_held = turn is not None and turn.ticket == command.turn and turn.apart and turn.coming is None
         return turn if is_held and all(each.turn is not turn for each in self._waiting) else None

@@ -48,7 +48,7 @@ _sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
 
 
 class Program:
-    """Launches in their order. Whoever makes one keeps the memory that they work on."""
+    """Launches in their order. The owner keeps the memory that they work on."""
 
     def __init__(self, launches: Sequence[Launch]) -> None:
         self._kinds = [type(each.arguments) for each in launches]

@@ -36,7 +36,7 @@ _pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.uin
 
 def read_on_torch_threads(file: int, offset: int, target: Tensor) -> bool:
     """Fill `target`, `[bytes]` uint8 on the host, with the bytes of the open `file` from `offset` on. Returns whether
-    all of them were there; if not, whoever reads them again hears why.
+    all of them were there; if not, the next read of them fails with the reason.
     """
     arguments = _Arguments(
         file=file, offset=offset, target=target.data_ptr(), nbytes=target.numel(), part_bytes=PART_BYTES

@@ -43,7 +43,7 @@ class Group:
     def total(self, part: Tensor) -> Tensor:
         """The sum of what each rank has, `[tokens, features]`, dense. Parts are added in the order of ranks in float32
         and rounded once: a row's bits depend neither on its company nor on who comes first. Before `join` it is the
-        part itself: work that nobody reads needs no others.
+        part itself: work that no rank reads needs no others.
         """
         if self._joined is None:
             return part
@@ -57,7 +57,7 @@ class Group:
 
     def beside(self, part: Tensor, width: int) -> Tensor:
         """Rank 0 gets what all have, `[rows, width]`, from the columns of each, which are as many, but for the last.
-        The others get their own part back. Before `join` everybody gets that, with zeros beside it.
+        The others get their own part back. Before `join` all ranks get that, with zeros next to it.
         """
         rows, columns = len(part), -(-width // self.ranks)
         if self._joined is None:

@@ -20,7 +20,7 @@ class DeviceMemory(Protocol):
     """A device's memory, in bytes."""
 
     def total(self) -> int:
-        """All of it, whoever has it."""
+        """All of it, used or free."""
         ...
 
     def free(self) -> int:

@@ -3,7 +3,7 @@
 `compute` is where PyTorch's operations of the engine thread run. KV moves have a stream each way, `to_host` and
 `to_device`, and activations one of their own, `saves`: they must not queue behind a session's whole KV. Neither must
 they queue behind `weights`, where those that are streamed come to the device. Streams know nothing of each other;
-whoever needs what another stream does, waits for its event.
+a stream that needs the work of another one waits for its event.
 
 On a CPU an operation has been done when its call returns, so every event that a stream records has passed.
 """

@@ -96,7 +96,7 @@ class Recorder(Protocol):
         ...
 
     def forget(self) -> None:
-        """Share no memory with what has been recorded until now: nobody holds that any more."""
+        """Share no memory with earlier recordings: they have been released."""
         ...
 
 
@@ -122,7 +122,7 @@ def batch_buckets(largest: int) -> list[int]:
 
 class DecodeGraphs:
     """A `Decode` that replays what `record` has recorded. The logits that it returns last until it is called again;
-    whoever reads them does so on the stream of the call.
+    readers use the stream of the call.
     """
 
     def __init__(self, limits: DecodeLimits, device: torch.device) -> None:

@@ -54,7 +54,7 @@ def estimate_graph_bytes(
 
 @torch.inference_mode()
 def record_graphs(stack: LayerStack, pool: KVPool, limits: DecodeLimits, recorder: Recorder) -> DecodeGraphs | None:
-    """Record every bucket, the largest first, and check each. Writes to block 0 of `pool`, which nobody may hold yet.
+    """Record every bucket, the largest first, and check each. Writes to block 0 of `pool`, which must be free.
 
     None, and a warning that says why, if the model cannot be recorded.
     """

@@ -77,7 +77,7 @@ class RunGraphs:
         return self._logits, self.run(layers, layers + 1)
 
     def record(self) -> None:
-        """See `RecordedRuns.record`. The rows are padding meanwhile: the rehearsal writes to nobody's KV."""
+        """See `RecordedRuns.record`. The rows are padding meanwhile: the rehearsal writes to no session's KV."""
         piece = self._kept.due() if self._records else None
         if piece is None:
             return

@@ -2,9 +2,9 @@
 
 A block is in exactly one of three places:
 
-    free    nobody holds it and its content means nothing
+    free    no session holds it and its content means nothing
     owned   one or more sequences hold it (reference count above 0)
-    cached  nobody holds it, but its content is a published prefix: first in, first evicted
+    cached  no session holds it, but its content is a published prefix: first in, first evicted
 
 Blocks come and go at the top, so free ones are given out from the bottom.
 """
@@ -25,7 +25,7 @@ def chain_hash(parent: BlockHash, token_ids: Sequence[int], fingerprint: bytes =
     empty), and everything before it.
 
     The first block's parent is the sequence's namespace, so equal tokens of different tenants have different hashes.
-    128 bits of BLAKE2b: nobody can craft two prompts that share a block.
+    128 bits of BLAKE2b: no client can craft two prompts that share a block.
     """
     return hashlib.blake2b(parent + array("q", token_ids).tobytes() + fingerprint, digest_size=16).digest()
 
@@ -52,7 +52,7 @@ class BlockPool:
 
     @property
     def cached(self) -> int:
-        """Blocks that nobody holds and that still serve as a prefix."""
+        """Unreferenced blocks that still serve as a prefix."""
         return len(self._cached)
 
     @property

@@ -71,7 +71,7 @@ class Move:
     token_ids: tuple[int, ...] = ()
     computed: int = 0
     early: bool = False
-    """Nobody waits for it."""
+    """No turn waits for it."""
     path: str = ""
     about: str = ""
     max_tokens: int = 0

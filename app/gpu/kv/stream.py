@@ -30,7 +30,7 @@ from app.gpu.kv.header import (
 SILENCE_S = 10.0
 """How long a connection may take for `SLICE_BYTES`, either way."""
 SLICE_BYTES = 1 << 20
-"""Sent at once, and waited for at once: a receiver that is woken for less takes turns with whoever sends."""
+"""Sent at once, and waited for at once: a receiver that is woken for less takes turns with the sender."""
 
 
 def send_kv(connection: socket.socket, header: KVFileHeader, spans: Sequence[memoryview]) -> int:

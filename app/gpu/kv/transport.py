@@ -32,7 +32,7 @@ class Transport(Protocol):
         ...
 
     def end(self) -> None:
-        """Let go of it. Whoever sends or receives fails."""
+        """Release it. Senders and receivers then fail."""
         ...
 
 
@@ -84,7 +84,7 @@ class SocketTransport:
         return bool(poll.poll(0))
 
     def end(self) -> None:
-        """Let go of it. Whoever sends or receives fails."""
+        """Release it. Senders and receivers then fail."""
         with contextlib.suppress(OSError):  # the other end may have gone before
             self._connection.shutdown(socket.SHUT_RDWR)
         with self._in_use:  # only now nobody can read from another's connection with the same number

@@ -45,7 +45,7 @@ class NixlAgent:
         self._peers = Counter[str]()
         """How many connections there are to each agent."""
         self._stuck: list[tuple[Any, Window]] = []
-        """Reads that nobody waits for any more."""
+        """Reads without a waiting caller."""
         self._changing = threading.Lock()
 
     def address_of(self, data: memoryview) -> int | None:

@@ -42,7 +42,7 @@ class NixlTransport(SocketTransport):
         self._peer = ""
         self._window: Window | None = None
         self._ready = memoryview(b"")
-        """What has been read, and nobody has taken."""
+        """What has been read, and not taken yet."""
         self._left = 0
         """Of the message that is being taken."""
         self._address: int | None = None
@@ -78,7 +78,7 @@ class NixlTransport(SocketTransport):
                 target, self._ready = target[count:], self._ready[count:]
 
     def is_gone(self) -> bool:
-        """Whether the other end has gone away. What it sends is for whoever waits for it."""
+        """Whether the other end has gone away. What it sends is for the waiting receiver."""
         poll = select.poll()
         try:
             poll.register(self._connection, select.POLLRDHUP)
@@ -87,7 +87,7 @@ class NixlTransport(SocketTransport):
         return bool(poll.poll(0))
 
     def end(self) -> None:
-        """Let go of it. Whoever sends or receives fails."""
+        """Release it. Senders and receivers then fail."""
         self._is_over.set()
         super().end()
         if self._peer:

@@ -61,7 +61,7 @@ class LeavingSessions:
             self._waiting[sequence.session] = sequence
 
     def look(self, now: float) -> None:
-        """Send away whoever can go now."""
+        """Send away the sessions that can go now."""
         if self._stuck:
             for sequence in self._unstuck(now):
                 self._waiting[sequence.session] = self._stuck.pop(sequence.session)
@@ -127,7 +127,7 @@ class LeavingSessions:
             self._again_at, self._changes = now + RETRY_S, self._host.changes
 
     def _shares_more(self, sequence: TokenSequence) -> bool:
-        """Whether the host has the content of the session's next block from somebody else."""
+        """Whether the host has the content of the session's next block from another session."""
         copied = len(sequence.host_blocks)
         return copied < len(sequence.hashes) and self._host.find(sequence.hashes[copied]) is not None
 

@@ -226,7 +226,7 @@ class KVTiers:
         return found + [None] * (count - len(found))
 
     def _taken(self, found: Sequence[BlockId | None]) -> int:
-        """Available device blocks that a restore takes: all but those of the ones found that somebody holds."""
+        """Available device blocks that a restore takes: all but the found ones that a session holds."""
         held = sum(self.cache.pool.holders(block) > 0 for block in found if block is not None)
         return len(found) - held
 

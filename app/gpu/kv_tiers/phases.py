@@ -144,7 +144,7 @@ class Phases:
         return begins
 
     def _makes_room(self, needed: int, sequence: TokenSequence) -> bool:
-        """Nobody loses KV for one whom nobody waits for yet."""
+        """No session loses KV for a session that no turn waits for yet."""
         return self._placement.eviction.make_room(needed, sequence, prefetch=True, may_lose=False)
 
     def _loads(self, sequence: TokenSequence) -> bool:

@@ -29,7 +29,7 @@ class FilePlace(Protocol):
 
 class Weight:
     """A tensor that a model computes with. One that is streamed has a `tensor` only while its bundle is in use; while
-    it has a `place` too, its bytes are there, and come to memory when somebody asks for the tensor.
+    it has a `place` too, its bytes are there, and come to memory when the tensor is first read.
     """
 
     __slots__ = ("_tensor", "place")

@@ -88,7 +88,7 @@ def _meeting(sequence: TokenSequence, position: int) -> list[Breakpoint]:
 
 def _row_limit(sequence: TokenSequence, turn: TurnState, limits: RowLimits) -> int:
     """Most tokens of a sequence with breakpoints in one row. Positions that are new and that are not are never in one
-    row. Where a client sees the parts of a prompt, they depend on nobody else's load.
+    row. Where a client sees the parts of a prompt, they do not depend on the load of others.
     """
     paused = sequence.paused_pass
     if paused is not None:

@@ -123,7 +123,7 @@ class Drafting:
         while draft and cache.missing(sequence, row.length + len(draft)) > cache.pool.available:
             draft.pop()
         copies = cache.reserve(sequence, row.length + len(draft))
-        assert not copies  # the row itself writes to the last block, so nobody else holds it
+        assert not copies  # the row itself writes to the last block, so no other session holds it
         return replace(row, length=row.length + len(draft), draft=tuple(draft))
 
 

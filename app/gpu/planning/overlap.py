@@ -91,5 +91,5 @@ def _grow(plan: StepPlan, cache: KVCache, rows: Sequence[Row]) -> bool:
         plan.looking_at = row.sequence
         if not (row.first == row.sequence.plain_to and cache.extend_plain(row.sequence)):
             copies = cache.reserve(row.sequence, 2)
-            assert not copies  # the step that runs writes to the last block, so nobody else holds it
+            assert not copies  # the step that runs writes to the last block, so no other session holds it
     return True

@@ -127,7 +127,7 @@ class PromptPlanner:
         elif admitted is Admitted.YES:
             _note_start(plan, active)
             if last is not None:
-                self._queue.preempt(last)  # its KV stays as long as nobody needs the room
+                self._queue.preempt(last)  # its KV stays until another session needs the room
         return admitted is Admitted.YES
 
 

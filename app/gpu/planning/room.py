@@ -1,7 +1,7 @@
 """Which turn gives up its blocks for another. Pure planning: no tensors.
 
 Of several tenants, the one whose turns hold the most blocks gives (max-min fairness; Bertsekas and Gallager, *Data
-Networks*, 1992, section 6.5). KV that is guaranteed counts for nobody and is given up by nobody.
+Networks*, 1992, section 6.5). Guaranteed KV counts for no tenant, and no tenant gives it up.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RoomShares:
         """The sequence with the weakest claim to its blocks: the last in the queue, then the youngest that runs. It is
         one of the tenant that holds the most, unless that tenant has only one turn that runs.
 
-        It may be the one that asks, unless nobody else is left.
+        It may be the one that asks, unless no other is left.
         """
         waiting = [each for each in self._waiting() if each is not asking]
         if waiting:

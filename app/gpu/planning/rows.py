@@ -56,7 +56,7 @@ class RowPlanner:
         """Plan the turn's next tokens; returns how many. 0 if it gave way for want of blocks, waits for some, or is
         passed over because breakpoints of others do all that they may in this step.
 
-        A row whose parts a client sees is cut by nobody else's load, so it can exceed the budget once in a step.
+        A row whose parts a client sees is not cut by the load of others, so it can exceed the budget once in a step.
         """
         sequence, turn = active.sequence, active.turn
         length, way = min(sequence.pending, budget), self.whole_pass

@@ -79,7 +79,7 @@ class RecordedLayers:
         return recorded.hidden[hi][:tokens]
 
     def _run_prompts(self, recorded: _Recorded, lo: int, hi: int, rows: Sequence[RowShape]) -> None:
-        """Run the layers of the program for prompts one by one: it takes long, and somebody asks how far it is."""
+        """Run the layers of the program for prompts one by one: it takes long, and the watch asks how far it is."""
         stack = self._stack
         placed = PlacedPrompts(
             rows,

@@ -75,7 +75,7 @@ class Recording(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.launches: list[Launch] = []
         self.state: list[Tensor] = []
-        """Tensors of zeros: whoever asks for one leaves it so, and finds it so in the next replay."""
+        """Tensors of zeros: its users leave it so, and finds it so in the next replay."""
         self._arena = Arena()
 
     @contextmanager

@@ -17,7 +17,7 @@ def choose_products(
     settings: EngineSettings, model: ResolvedModel, device: torch.device, dtype: torch.dtype
 ) -> Products:
     """What `settings.matmul_precision` comes to on this machine. `auto` keeps float32, unless the processor has an
-    instruction for bfloat16 and nobody asked for a data type.
+    instruction for bfloat16 and no data type was requested.
 
     Raises FieldOutOfRange for bfloat16 where another part of PyTorch multiplies.
     """

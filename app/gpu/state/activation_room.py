@@ -12,7 +12,7 @@ from app.machine.units import size
 
 
 class ActivationRoom:
-    """Counts what each session holds of `max_bytes`. Whoever changes a session's checkpoint or captures calls `note`.
+    """Counts what each session holds of `max_bytes`. Each change of a session's checkpoint or captures calls `note`.
 
     Tenants share them as `leaves_as_much` says, where each checkpoint and capture is a thing. Without tenants nobody
     leaves room to others.

@@ -49,7 +49,7 @@ class TokenSequence:
     disk_tokens: int = 0
     """Tokens of the history, from its beginning, whose KV is in the file."""
     sent: bool = False
-    """Whether the file is the one that a client has sent: after a restart nobody could tell what is true of it."""
+    """Whether a client has sent the file: after a restart the engine could not tell what is true of it."""
     computed: int = 0
     reached: int = 0
     plain_to: int = 0

@@ -18,7 +18,7 @@ def as_tensor(data: TensorData) -> Tensor:
 
 
 class DeviceVectors:
-    """Brings the tensors of edits to a device that nobody waits for; none of them is to be written to."""
+    """Brings the tensors of edits to a device without waiting for it; none of them is to be written to."""
 
     def __init__(self, streams: DeviceStreams, device: torch.device) -> None:
         self._streams = streams

@@ -21,7 +21,7 @@ class RecordedRuns(Protocol):
 
     def take(self, token_ids: Tensor, batch: Batch, absent: Tensor | None) -> None:
         """The rows that the next runs are for: `[rows]` int64 token ids, and the places, `[absent]` int64, of those
-        that are not there for now. What those have in `hidden` is nobody's.
+        that are not there for now. Their part of `hidden` has no meaning.
         """
         ...
 
@@ -39,7 +39,7 @@ class RecordedRuns(Protocol):
 
     def record(self) -> None:
         """Record a part of what was not replayed, if it is wanted often: behind the work that has been launched.
-        `hidden` is nobody's afterwards.
+        `hidden` has no meaning afterwards.
         """
         ...
 

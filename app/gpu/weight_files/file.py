@@ -5,8 +5,8 @@
     table.0    [rows, width]; and so on, each from a new page on
     bundle.0   U8 [nbytes], laid out as `BundleLayout` says; and so on, in the order of use
 
-It is read with system calls, never through a mapping: where somebody truncates a mapped file, the next look at it is a
-SIGBUS, which ends the server; where he does that to this one, a read comes up short, and a turn fails with the reason.
+The server reads it with system calls, never through a mapping. If another program truncates a mapped file, the next
+look at it is a SIGBUS, which ends the server. Here a read comes up short, and a turn fails with the reason.
 """
 
 import os
@@ -81,7 +81,7 @@ class BundleFile:
         """As of now."""
         try:
             found = os.fstat(self._file.fileno())
-            # A change shows when somebody begins to make it: one that is under way may bear a time long past.
+            # A change shows when a program begins to make it: one that is under way may bear a time long past.
             written = has_writers(self._file.fileno())
         except (OSError, ValueError) as error:  # ValueError: it is closed
             raise WeightsLost(f"Djinn cannot look at {self.path}: {error}") from error

@@ -56,7 +56,7 @@ class Ring(Generic[Guard]):
         return place, self._take_guards(place)
 
     def release(self, place: Place, guard: Guard) -> None:
-        """Let the ring have a place again, in any order; whoever is given a part of it waits for `guard`."""
+        """Let the ring have a place again, in any order; the next user of a part waits for `guard`."""
         if place not in self._in_use:
             raise RuntimeError(f"{place} is released, but it is not in use")
         self._in_use.remove(place)

@@ -98,7 +98,7 @@ class StreamedText:
         self._ahead.reorder(self._streamed())
 
     def take_back(self, bundle: int) -> None:
-        """See `Lender.take_back`. One that cannot be loaded is streamed, and whoever uses it then hears why."""
+        """See `Lender.take_back`. One that cannot be loaded is streamed, and its users get the reason."""
         loaded = self._store.load(bundle, self._part(bundle), [self._streams.compute.record()])
         try:
             self._streams.compute.wait(loaded)
@@ -136,7 +136,7 @@ class StreamedText:
             weight.place = bundle.tensor(piece)
 
     def unbind(self, index: int) -> None:
-        """Let the bundle's weights be nowhere: whoever computes with them out of turn fails."""
+        """Let the bundle's weights be nowhere: computing with them out of turn fails."""
         for weight in self._weights[index]:
             del weight.tensor
 

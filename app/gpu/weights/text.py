@@ -53,6 +53,6 @@ class Text(Protocol):
     def using(self, index: int) -> AbstractContextManager[None]:
         """Within this context the weights of bundle `index` are on the device; what is launched in it may use them.
 
-        One bundle at a time. Raises `WeightsLost` if it cannot be brought there; whoever uses a weight may, too.
+        One bundle at a time. Raises `WeightsLost` if it cannot be brought there; using a weight may, too.
         """
         ...

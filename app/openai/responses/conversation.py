@@ -68,7 +68,7 @@ class Conversation:
 
     @property
     def is_dead(self) -> bool:
-        """Whether its session has closed, or nobody has used it for long."""
+        """Whether its session has closed, or it was unused for long."""
         session = self.session
         return session.state is SessionState.CLOSED or has_expired(session) or self.used_at + IDLE_S < time.time()
 

@@ -63,7 +63,7 @@ class ResponseWriter:
         self._end()
 
     def cancel(self) -> None:
-        """The client has gone, and nobody reads any more."""
+        """The client has gone, and reads no more."""
         self.response.status = "cancelled"
         self._end()
 

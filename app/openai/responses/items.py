@@ -138,5 +138,5 @@ IdPrefix = Literal["msg", "fc", "fco"]
 
 
 def new_id(prefix: IdPrefix) -> str:
-    """A fresh id: 128 random bits, so that nobody can guess one."""
+    """A fresh id: 128 random bits, so that no client can guess one."""
     return f"{prefix}_{secrets.token_hex(16)}"

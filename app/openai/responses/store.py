@@ -203,7 +203,7 @@ class ResponseStore:
 
     def _of_largest(self, size: Callable[[StoredResponse], int]) -> list[Conversation]:
         """The conversations that may be forgotten for others, in the order of their use. Their owner has the most: so
-        nobody pushes out what another one keeps. What another server may have soon is not forgotten.
+        no tenant pushes out what another one keeps. What another server may have soon is not forgotten.
         """
         sizes = Counter[str | None]()
         staying = [each for each in self._conversations.values() if not each.session.leaving]

@@ -92,7 +92,7 @@ class ResponseRun:
         await self._services.responses.settled(self._stored)
 
     def _abandon(self) -> None:
-        """Nobody reads the response any more. Of one that is over, nothing is left to do."""
+        """The response has no more readers. If it is over, there is nothing to do."""
         if self.response.status == "in_progress":
             self._writer.cancel()
         self._keep()

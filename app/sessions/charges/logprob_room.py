@@ -15,7 +15,7 @@ RETRY_AFTER_S = 1
 
 class LogprobRoom:
     """At most `max_bytes` bytes, which tenants share as `leaves_as_much` says, where each call is a thing. Without
-    tenants nobody leaves room to others. Used on the event loop only.
+    tenants there are no others to leave room to. Used on the event loop only.
     """
 
     def __init__(self, max_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Disk for vectors and activations of clients: they take none of what the journal needs for everybody's turns."""
+"""Disk for vectors and activations of clients: they take none of what the journal needs for turns."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

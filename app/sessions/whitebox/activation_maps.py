@@ -47,7 +47,7 @@ class ActivationMaps:
 
     async def lens(self, session: Session, positions: Positions, layers: tuple[int, ...] | None, top_k: int) -> LensMap:
         """The `top_k` tokens that the final norm and the head make of each residual stream that is kept, after the
-        layers given (None: all). Whoever waits may be cancelled at any moment.
+        layers given (None: all). The caller may be cancelled at any moment.
 
         Raises `FieldOutOfRange` for positions that are not in the history, and for too many.
         """

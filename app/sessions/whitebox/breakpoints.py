@@ -84,6 +84,6 @@ class Breakpoints:
         self._changed(session)
 
     def _changed(self, session: Session) -> None:
-        """Have the journal and whoever watches know what is armed now."""
+        """Tell the journal and the watchers what is armed now."""
         self._keeper.note(session)
         session.watcher.armed(session)

@@ -14,7 +14,7 @@ from app.sessions.session import Session
 from app.sessions.whitebox.head_time import HeadTime
 
 MAX_LENS_POSITIONS = 64
-"""In one call: everybody waits while the head is applied to them."""
+"""In one call: all turns wait while the head is applied to them."""
 
 
 class Checkpoints:

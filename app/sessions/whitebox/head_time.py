@@ -41,7 +41,7 @@ class HeadTime:
         self._rests_until = 0.0
 
     async def take(self, owner: str | None, make: Callable[[Ticket], Lens | MapLens], answer: type[Found]) -> Found:
-        """Wait until it is time for the tenant's, and have it computed; returns the `answer`. Whoever waits may be
+        """Wait until it is time for the tenant's, and have it computed; returns the `answer`. The caller may be
         cancelled at any moment.
         """
         async with self._asking[owner]:

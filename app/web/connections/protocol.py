@@ -77,7 +77,7 @@ class HttpProtocol(H11Protocol):
         self._since = self.loop.time()
 
     def hand_over(self) -> socket.socket:
-        """The socket, in place of an answer: whoever has it speaks with the client from now on, and closes it.
+        """The socket, in place of an answer: its new owner speaks with the client from now on, and closes it.
 
         Raises `OSError` if the client has gone, or has sent more than its request.
         """
@@ -85,7 +85,7 @@ class HttpProtocol(H11Protocol):
             raise ConnectionError("the client has gone, or has not waited for the answer")
         own = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
         self.cycle.disconnected = True
-        self._connection.abort()  # closes this descriptor alone; nobody may linger, and read what is not theirs
+        self._connection.abort()  # closes this descriptor alone; the client must not linger and read foreign bytes
         return own
 
     def cut(self) -> None:

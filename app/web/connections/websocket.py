@@ -13,7 +13,7 @@ from app.web.connections.body_budget import Share
 from app.web.connections.pieces import SmallPieces
 
 SLICE_BYTES = 4096
-"""What is taken at a time: the frames in it are taken at once, whoever waits for them."""
+"""What is taken at a time: the frames in it are taken at once."""
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):

@@ -24,7 +24,7 @@ class HttpWire(h11.Connection):
     """
 
     def __init__(self, on_held: Callable[[], None]) -> None:
-        """`on_held` is called whenever a head is held: somebody must take it soon, as nothing may follow for long."""
+        """`on_held` is called whenever a head is held: the caller must take it soon, as nothing may follow for long."""
         super().__init__(h11.SERVER)
         self.complaint = ""
         """What was wrong with what the client sent, once `next_event` has raised."""

@@ -36,7 +36,7 @@ class HostMiddleware:
         await error_response(ForeignHost(message, param=wrong), scope)(scope, receive, send)
 
     def _wrong(self, headers: Headers) -> str | None:
-        """The header that names somebody else. Browsers send both; programs need not."""
+        """The header that names another host. Browsers send both; programs need not."""
         host, origin = headers.get("host"), headers.get("origin")
         if host is not None and _name(f"//{host}") not in self._hosts:
             return "Host"

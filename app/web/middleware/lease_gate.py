@@ -18,7 +18,7 @@ TRY_AGAIN_LATER = 1013
 
 class LeaseGate:
     """Lets a request pass while the lease of the state folder is held, and its answer too: a process can be frozen
-    between the two. What has begun is cut off, so that nobody takes it for whole.
+    between the two. What has begun is cut off, so that no client takes it for whole.
     """
 
     def __init__(self, app: ASGIApp, lease: FolderLease) -> None:

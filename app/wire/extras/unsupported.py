@@ -158,6 +158,6 @@ NOTHING_KNOWN: dict[str, Unsupported] = {}
 
 
 def asks_for(place: str, name: str, value: object) -> bool:
-    """Whether the field `name` of an object at `place`, which nobody declares, asks for something."""
+    """Whether the field `name` of an object at `place`, which no body declares, asks for something."""
     field = UNSUPPORTED.get(place, NOTHING_KNOWN).get(name)
     return value is not None if field is None else field.asks_for(value)

@@ -25,7 +25,7 @@ class Host:
 
 
 def _leaves_something(spec: TargetSpec, last: Probe) -> bool:
-    """Whether sessions may still hold KV: nobody closes those of agents with tools, or of turns that failed."""
+    """Whether sessions may still hold KV: agents with tools do not close theirs, and failed turns leave theirs open."""
     return spec.tools or bool(last.run.failures)
 
 

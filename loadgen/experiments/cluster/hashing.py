@@ -96,7 +96,7 @@ class HashAgent:
                 is_lost = isinstance(error, NotFound | Misdirected) and name in self._kept
                 if not (is_lost or is_retryable(error)):
                     raise
-                if not is_harmless(error):  # gone, or nobody knows what the session has now
+                if not is_harmless(error):  # gone, or in an unknown state
                     self._kept.pop(name, None)
                 self._findings.retries.errors[code_of(error)] += 1
                 if not failed:

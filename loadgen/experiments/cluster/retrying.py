@@ -49,7 +49,7 @@ async def pause(error: DjinnError) -> None:
 async def retried(errors: Counter[str], ask: Callable[[], Awaitable[T]]) -> T:
     """What is answered in the end to a request that may be done twice. `errors` counts those on the way.
 
-    Raises `DjinnError` for any other error. There is no end of it: whoever waits sets one.
+    Raises `DjinnError` for any other error. It does not end by itself: the caller sets a limit.
     """
     while True:
         try:

@@ -13,7 +13,7 @@ from loadgen.stats import Summary
 def judge(
     replicas: int, router: Router, plan: ClusterPlan, summary: Summary, findings: Findings
 ) -> tuple[Verdict, ...]:
-    """Every target, in the order of the report. Where a hash chooses, nobody owns a session."""
+    """Every target, in the order of the report. Where a hash chooses, no replica owns a session."""
     owned = _owned(plan, findings) if router is Router.OWNER else ()
     return (*_kept(summary, findings), *owned, *_done(replicas, router, plan, findings))
 
@@ -46,7 +46,7 @@ def _owned(plan: ClusterPlan, findings: Findings) -> Iterator[Verdict]:
     routing = findings.routing
     affinity = None if routing is None else routing.affinity
     told = "not told" if routing is None or affinity is None else f"{percent(affinity)}, {routing.followed:,} followed"
-    # Nobody tells the front door where a drain has moved a session: it learns that with the session's next turn.
+    # The front door does not hear where a drain has moved a session: it learns that with the session's next turn.
     target = "100 %" if plan.drain_at is None else "100 %, but once for each session after a drain"
     most = 0 if plan.drain_at is None else sessions
     is_met = None if routing is None or affinity is None else not routing.moving_on and routing.followed <= most

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace, progress: Console) -> int:
     plan = read_plan(options, FULL, QUICK)
     targets = read_targets(options, kv_tokens=max(plan.lengths) + SPARE_TOKENS, read_elsewhere=["model"])
     corpus, folder = read_corpus(options), make_output(options)
-    # What a server runs that somebody else started is only known if it was said.
+    # What a running server runs is known only if the user said it.
     knows_model = options.model is not None or any(target.running is None for target in targets)
     model = read_settings(options).model if knows_model else None
     report = run_on(targets, lambda specs: run_resume_latency(specs, plan, model, corpus, progress))

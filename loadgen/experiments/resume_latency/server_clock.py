@@ -28,7 +28,7 @@ class ServerClock:
         return cls(read_sum(metrics, DISPATCH), memory.moves["in"].seconds, read_sum(metrics, CHECKPOINT))
 
     def until(self, later: ServerClock) -> ServerSplit:
-        """What was added between this reading and a later one; exact while nobody else uses the server."""
+        """What was added between this reading and a later one; exact while no other client uses the server."""
         return ServerSplit(
             dispatch_s=_difference(self.dispatch_s, later.dispatch_s),
             copy_s=later.copy_s - self.copy_s,

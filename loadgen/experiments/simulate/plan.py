@@ -17,7 +17,7 @@ class Policy(StrEnum):
     HASH = "hash"
     """Consistent hashing of the session's id over the replicas that are up."""
     SHORTEST = "shortest"
-    """The replica with the fewest turns, whoever has the KV."""
+    """The replica with the fewest turns, wherever the KV is."""
 
 
 class Happening(StrEnum):

@@ -1,7 +1,7 @@
 """What it costs to run a model that is several times larger than the memory for its weights.
 
 Djinn streams them through that memory at every pass. It is compared with itself without a budget, with a hand-written
-double buffer, with the offload of others, and with copies of the same bytes that nobody computes with. A sweep tells
+double buffer, with the offload of others, and with copies of the same bytes without computing. A sweep tells
 how large Djinn's copies should be.
 """
 

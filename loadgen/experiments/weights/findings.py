@@ -16,7 +16,7 @@ class Way(StrEnum):
     ACCELERATE = "Accelerate"
     DEEPSPEED = "DeepSpeed ZeRO-Inference"
     PLAIN = "plain copies"
-    """Of what the double buffer streams in a pass, and nothing else: nobody's weights come faster."""
+    """Of what the double buffer streams in a pass, and nothing else: no way gets weights faster."""
 
 
 @dataclass(frozen=True, slots=True)

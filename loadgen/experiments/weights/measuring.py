@@ -32,7 +32,7 @@ class Bench:
     programs: dict[Way, Program] = field(default_factory=dict)
 
     async def prompts(self, batch: int) -> tuple[TokenIds, ...]:
-        """Texts that nobody here has computed anything of."""
+        """Texts that no server here has computed yet."""
         length = self.plan.prompt_tokens(batch)
         return await fresh_prompts(batch, length, self.corpus, self.plan.seed, self.resident.tokenize)
 

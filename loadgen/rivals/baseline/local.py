@@ -1,4 +1,4 @@
-"""The model in this process, with static batching: whoever waits when a batch is done makes up the next one."""
+"""The model in this process, with static batching: requests that wait when a batch is done form the next one."""
 
 import asyncio
 from collections.abc import AsyncGenerator

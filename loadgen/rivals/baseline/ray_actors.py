@@ -46,7 +46,7 @@ class RayGenerator:
         self.context: int = ray.get(self._actors[0].context.remote())
 
     async def stream(self, job: Job) -> AsyncGenerator[int]:
-        """See `Generator`. A turn that fails, or that nobody reads to its end, leaves its conversation unknown."""
+        """See `Generator`. A turn that fails, or is not read to its end, leaves its conversation unknown."""
         worker = self._affinity.begin(job.prompt)
         answer: list[int] = []
         history = None

@@ -36,7 +36,7 @@ class Feed(Protocol):
 
 class Checkpoint:
     """Tensors of a Transformers folder, by name, as `dtype` in host memory: copies, so that no file is mapped for
-    good. Pages that somebody has mapped cannot be dropped from the page cache.
+    good. Mapped pages cannot be dropped from the page cache.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:

@@ -40,7 +40,7 @@ class Merged:
         self._events = MergedEvents(fleet, pool)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. Raises `ReplicaAway` where a part would be missing, and nobody could tell."""
+        """Answer a request. Raises `ReplicaAway` where a part would be missing without a sign of it."""
         match scope["path"]:
             case "/v1/events":
                 await self._events.serve(scope, bodiless(scope, self._host), receive, send)

@@ -64,7 +64,7 @@ class Source:
         self._news = news
 
     async def close(self) -> None:
-        """End it: nobody reads it any more."""
+        """End it: it has no more readers."""
         self._upstream.close()
         self._reading.cancel()
         await asyncio.wait([self._reading])

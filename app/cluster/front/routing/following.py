@@ -40,7 +40,7 @@ class Turned:
 
 
 def turned_away(head: h11.Response, fleet: Fleet) -> Turned | None:
-    """What a replica's answer says of that; None: it is the answer, or names nobody who is known here."""
+    """What a replica's answer says of that; None: it is the answer, or names no known replica."""
     if head.status_code == HTTPStatus.MISDIRECTED_REQUEST:
         home = fleet.find(moved_to(head.headers))
         return Turned(Why.LOST if home is None else Why.MOVED, home)

@@ -69,8 +69,8 @@ class Owners:
         )
 
     async def of_name(self, owner: str | None, name: str, scope: Scope) -> Owner:
-        """The replica that has the session that the owner's calls name so: an id, or any name. A new one is placed by
-        room, and so is one whose replica is none any more, if nobody has it. Raises `ReplicaAway` and `DirectoryAway`.
+        """The replica with the session of that name or id. The front door places a new one by room, and also one whose
+        replica is gone, if no replica has it. Raises `ReplicaAway` and `DirectoryAway`.
         """
         if (home := home_of(name)) is not None:
             return await self._of_id(session_key(name), home, partial(self._seek_called, name, scope))
@@ -103,7 +103,7 @@ class Owners:
         return await self._replaced(owner.key, owner.replica.name)
 
     async def anew(self, owner: Owner) -> Owner:
-        """Another replica for a name that nobody has: the first one says for ever that it has handed it on. Raises
+        """Another replica for a name that no replica has: the first one says for ever that it has handed it on. Raises
         `ReplicaAway` if there is no other, and `DirectoryAway`.
         """
         assert owner.key is not None
@@ -162,7 +162,7 @@ class Owners:
         if replica is not None or found is not None:
             assert known is not None
             return self._fleet.reachable(known)
-        # Nobody has made it, as far as is known: any replica says whether the caller may ask, and that it is not there.
+        # No known replica has made it: any replica says whether the caller may ask, and that it is not there.
         return self._fleet.any()
 
     async def _asked(self, key: str, home: str | None) -> str | None:

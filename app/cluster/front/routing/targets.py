@@ -49,7 +49,7 @@ MERGED = frozenset({SESSIONS, "/v1/models", "/v1/memory", "/v1/events", "/metric
 
 
 def target_of(method: str, path: str) -> Target:
-    """What a request for the path is about. Paths that nobody knows are for any replica, which says so."""
+    """What a request for the path is about. Unknown paths go to any replica, which refuses them."""
     if path == BETWEEN_SERVERS or path.startswith(f"{BETWEEN_SERVERS}/"):
         return Target(About.NOBODY)
     if (method == "GET" and path in MERGED) or (method == "HEAD" and path == HEALTH):

@@ -52,7 +52,7 @@ class Chunks:
         return data[:place]
 
     def _finish(self, data: bytes, place: int, rest: int) -> bytes:
-        """Trailers are dropped, and the connection with them: nobody here sends any."""
+        """Trailers are dropped, and the connection with them: replicas send none."""
         last = data[rest : rest + len(END)]
         if last != END and END.startswith(last):
             return self._hold(data, place)

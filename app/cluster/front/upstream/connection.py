@@ -15,7 +15,7 @@ from app.cluster.front.upstream.chunks import BadChunks, Chunks
 READ_BYTES = 64 << 10
 """Most that one read brings, as with clients."""
 WAITING_BYTES = 64 << 10
-"""Of an answer that nobody has taken yet: with more, the replica waits."""
+"""Bytes of an answer that the client has not taken yet: with more, the replica waits."""
 
 
 class Lost(Exception):
@@ -160,7 +160,7 @@ class Upstream(asyncio.Protocol):
         return True
 
     def close(self) -> None:
-        """End the connection at once: the replica sees that nobody waits for the answer."""
+        """End the connection at once: the replica sees that no client waits for the answer."""
         if self._transport is not None:
             self._transport.abort()
 

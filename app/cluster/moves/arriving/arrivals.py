@@ -103,7 +103,7 @@ class Arrivals:
     def _ended(self, arrival: Arrival, task: asyncio.Task[None]) -> None:
         """The session has come, or will not: wait for what the old home says."""
         if not task.cancelled():
-            task.exception()  # whoever asks is told
+            task.exception()  # the asking task gets it
         if not task.cancelled() and arrival.committing is None:
             arrival.timer = asyncio.get_running_loop().call_later(WAIT_S, self._give_up, arrival)
 

@@ -25,7 +25,7 @@ def require_same_model(offer: Offer, registry: SessionRegistry) -> None:
 
 
 def require_tenant(offer: Offer, registry: SessionRegistry, directory: Directory) -> None:
-    """Raise `PeerMismatch` if the session's owner is nobody here, and what `SessionTable.require_guarantee` raises."""
+    """Raise `PeerMismatch` if the session's owner is unknown here, and what `SessionTable.require_guarantee` raises."""
     owner = offer.record.owner
     if owner is None if directory else owner is not None:
         raise PeerMismatch("one of the two servers has tenants, and the other has none")

@@ -24,7 +24,7 @@ from app.sessions.session import Session
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """One such session, which nobody finds yet."""
+    """One such session, which requests cannot find yet."""
 
     offer: Offer
     session: Session

@@ -77,7 +77,7 @@ class Departures:
         self._under_way = set[asyncio.Task[Any]]()
 
     def require_home(self, session: SessionId, owner: str | None, or_any: bool) -> None:
-        """Raise `Moved` if the session has gone to another server, and whoever asks may know it."""
+        """Raise `Moved` if the session has gone to another server, and the caller may know it."""
         home = self._homes.of(session)
         if home is None or home.state is not HomeState.GONE or not (or_any or home.owner == owner):
             return

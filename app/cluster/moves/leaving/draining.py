@@ -52,7 +52,7 @@ class Draining:
 
     def __init__(self, registry: SessionRegistry, departures: Departures, outlook: Outlook) -> None:
         self.is_over = False
-        """Whether all sessions have left, so that nobody need ask this server for anything."""
+        """Whether all sessions have left, so that this server needs no more requests."""
         self._registry = registry
         self._departures = departures
         self._outlook = outlook

@@ -3,8 +3,8 @@
 A weight that stays is reordered once into its blocked layout, and multiplied in three quarters of the time: measured in
 bfloat16 over the linears of a 135M Llama on an AVX-512 machine, up to 16 rows (`python -m benchmarks.kernels linear`).
 One that is streamed is multiplied as it is stored: reordering it each time would cost more than the product of a few
-rows. oneDNN gives the same bits for either layout. Nobody promises that; the tests hold it for the processor that they
-run on.
+rows. oneDNN gives the same bits for either layout, but does not promise that; the tests check it for their
+processor.
 """
 
 import torch

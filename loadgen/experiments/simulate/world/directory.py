@@ -14,7 +14,7 @@ REMEMBERED = 100_000
 class Directory:
     """Counts look-ups (`finds`) and writes (`puts`) by the second.
 
-    An id names its home, so nobody is asked for a session that has not moved. One that has moved is in the front door's
+    An id names its home, so a session that has not moved needs no lookup. One that has moved is in the front door's
     memory, else its home says where it is, and while that is away the directory does.
     """
 
