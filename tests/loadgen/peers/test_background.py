@@ -179,7 +179,7 @@ STRANGER = json.dumps({"pid": os.getpid(), "created_s": time.time() - 3600, "url
 """Names this very process, but another start time."""
 
 
-@pytest.mark.parametrize("text", [STRANGER, "", "{}", '{"pid": "x"}'])
+@pytest.mark.parametrize("text", [pytest.param(STRANGER, id="stranger"), "", "{}", '{"pid": "x"}'])
 def test_a_note_about_another_process_or_nothing_is_none(cache: Path, text: str) -> None:
     note = cache / "running/fake.json"
     note.parent.mkdir(parents=True)
