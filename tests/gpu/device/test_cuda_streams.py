@@ -1,4 +1,4 @@
-"""Streams, events and pinned memory on a CUDA device: what the deferring CPU cannot show."""
+"""Streams, events and memory of a CUDA device: what the deferring CPU cannot show."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp
 from app.gpu.attention import attention_for
 from app.gpu.device.choice import streams_of
+from app.gpu.device.memory import CudaMemory
 from app.gpu.device.staging import PAGE_BYTES, Staging
 from app.gpu.device.streams import DeviceStreams
 from app.gpu.graphs.recorder import waiting_forbidden
@@ -27,6 +28,7 @@ from tests.gpu.wrapping import WrappedStack
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CUDA = torch.device("cuda")
+MIB = 1 << 20
 BUSY_CYCLES = 200_000_000
 """About a tenth of a second."""
 STEP_CYCLES = 2_000_000
@@ -130,3 +132,27 @@ def test_staged_arrays_arrive_although_the_next_step_is_written_at_once(streams:
     for arrays, tensors in arrived:
         for array, tensor in zip(arrays, tensors, strict=True):
             np.testing.assert_array_equal(tensor.cpu().numpy(), array)
+
+
+def test_free_memory_falls_by_what_is_held() -> None:
+    memory = CudaMemory(torch.device("cuda"))
+    torch.zeros(1, device="cuda")  # what PyTorch loads for the first one stays
+    before, pool = memory.free(), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):  # not in a gap between tensors that others have left
+        held = torch.zeros(256 * MIB, dtype=torch.uint8, device="cuda")
+    assert before - memory.free() == pytest.approx(held.nbytes, rel=0.1)
+    del held, pool
+    assert memory.free() == pytest.approx(before, abs=32 * MIB)
+    assert memory.free() < memory.total()
+
+
+def test_the_peak_is_what_was_held_beyond_what_is_held() -> None:
+    memory = CudaMemory(torch.device("cuda"))
+    kept = [torch.zeros(128 * MIB, dtype=torch.uint8, device="cuda")]
+    memory.reset_peak()
+    kept.append(torch.zeros(32 * MIB, dtype=torch.uint8, device="cuda"))  # first: memory for it alone
+    torch.zeros(256 * MIB, dtype=torch.uint8, device="cuda")
+    torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+    assert 224 * MIB <= memory.peak() <= 360 * MIB
+    memory.reset_peak()
+    assert memory.peak() == 0

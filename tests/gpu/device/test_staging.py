@@ -1,17 +1,22 @@
-"""A step's arrays on their way to the device, and blocks on their way between the pools."""
+"""A step's arrays on their way to the device, blocks on their way between the pools, and memory that is pinned."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import Tensor
 
 import app.gpu.kv_pools.host
+from app.domain.errors import FieldOutOfRange
+from app.gpu.device.cuda import CudaStreams
+from app.gpu.device.memory import allocating
 from app.gpu.device.staging import PAGE_BYTES, Staging
 from app.gpu.device.streams import PASSED, WHOLE, CpuStream, CpuStreams, Run
 from app.gpu.kv_pools.device import KVPool
@@ -51,22 +56,20 @@ def arrays(seed: int, tokens: int) -> list[np.ndarray[Any, Any]]:
     ]
 
 
-def send(staging: Staging, sent: list[np.ndarray[Any, Any]]) -> list[Tensor]:
+def assert_arrives(staging: Staging, sent: list[np.ndarray[Any, Any]]) -> None:
     staging.begin()
     placed = [staging.put(array) for array in sent]
     staging.send()
-    return placed
+    for tensor, array in zip(placed, sent, strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), array)
+        assert tensor.data_ptr() % 16 == 0
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 1000])
-def test_what_is_put_arrives_in_one_copy(tokens: int) -> None:
+def test_what_is_put_arrives_in_one_copy() -> None:
     streams, counting = counting_streams()
     staging = Staging(streams, CPU)
-    for seed in range(3):
-        sent = arrays(seed, tokens)
-        for tensor, array in zip(send(staging, sent), sent, strict=True):
-            np.testing.assert_array_equal(tensor.numpy(), array)
-            assert tensor.data_ptr() % 16 == 0
+    for seed, tokens in enumerate((1, 7, 1000)):
+        assert_arrives(staging, arrays(seed, tokens))
     assert len(counting.sizes) == 3
 
 
@@ -75,9 +78,7 @@ def test_a_step_that_is_larger_than_any_before_takes_more_copies_once() -> None:
     staging = Staging(streams, CPU)
     for seed, copies in ((0, 3), (1, 1), (2, 1)):
         counting.sizes.clear()
-        sent = [*arrays(seed, PAGE_BYTES // 6), *arrays(seed, 10)]
-        for tensor, array in zip(send(staging, sent), sent, strict=True):
-            np.testing.assert_array_equal(tensor.numpy(), array)
+        assert_arrives(staging, [*arrays(seed, PAGE_BYTES // 6), *arrays(seed, 10)])
         assert len(counting.sizes) == copies
 
 
@@ -86,9 +87,7 @@ def test_a_step_that_was_given_up_leaves_nothing_behind() -> None:
     staging.begin()
     for seed in range(3):
         staging.put(np.full(PAGE_BYTES // 8, seed))
-    sent = arrays(0, 10)
-    for tensor, array in zip(send(staging, sent), sent, strict=True):
-        np.testing.assert_array_equal(tensor.numpy(), array)
+    assert_arrives(staging, arrays(0, 10))
 
 
 def test_blocks_go_out_and_come_back_in_pieces_that_leave_gaps_for_others(
@@ -112,3 +111,28 @@ def test_blocks_go_out_and_come_back_in_pieces_that_leave_gaps_for_others(
     counting.sizes.clear()
     host.copy_out(range(24), range(24), PASSED)
     assert len(counting.sizes) == 8
+
+
+SIZE = 64 << 20
+
+
+def runtime(code: int) -> SimpleNamespace:
+    """CUDA's, as far as pinning goes. It refuses with `code` unless that is 0."""
+    return SimpleNamespace(cudaHostRegister=lambda *_: code, cudaHostUnregister=lambda *_: 0)
+
+
+def test_memory_that_cannot_be_pinned_or_is_not_there_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: CudaStreams = CudaStreams.__new__(CudaStreams)  # its streams would need a device
+    shape, free = (SIZE >> 20, 1 << 20), psutil.virtual_memory()._replace(available=SIZE - 1)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime(0))
+    slab = streams.host_slab(shape)
+    assert slab.nbytes == SIZE
+    assert not slab.any()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime(2))
+    with pytest.raises(FieldOutOfRange, match="CUDA error 2") as refused, allocating("kv_host", SIZE):
+        streams.host_slab(shape)
+    assert refused.value.param == "kv_host"
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    with pytest.raises(FieldOutOfRange, match="more than is free") as refused, allocating("kv_host", SIZE):
+        streams.host_slab(shape)
+    assert refused.value.param == "kv_host"

@@ -1,8 +1,9 @@
-"""CUDA graphs on a CUDA device. What does not need one is tested in test_graphs.py."""
+"""CUDA graphs on a CUDA device. When the engine records and replays is tested in test_decode.py and test_runs.py."""
 
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,13 @@ pytestmark = [
 ]
 
 BLOCK, BLOCKS, ROWS = 16, 40, 20
+CUDA = torch.device("cuda")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
 def load(dtype: torch.dtype, folder: Path) -> LayerStack:
-    device = torch.device("cuda")
     model = resolve("random:tiny-llama", cache_dir=folder)
-    return load_stack(model, device=device, dtype=dtype, attention=attention_for(device))
+    return load_stack(model, device=CUDA, dtype=dtype, attention=attention_for(CUDA))
 
 
 def limits(stack: LayerStack) -> DecodeLimits:
@@ -106,32 +107,65 @@ def test_parts_of_a_step_compute_what_the_step_does(dtype: torch.dtype, tmp_path
     assert replayed
 
 
-def test_work_that_waits_is_refused_and_leaves_the_device_as_it_was() -> None:
-    recorder, x = CudaRecorder(torch.device("cuda")), torch.ones(8, device="cuda")
+def test_work_that_waits_or_fails_is_refused_and_leaves_the_device_as_it_was() -> None:
+    recorder, x = CudaRecorder(CUDA), torch.ones(8, device=CUDA)
     stream, mode = torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
+    calls = iter([False, True])
 
     def wait() -> None:
         x.mul_(float(x.sum()))
 
-    def count() -> None:
+    def fail_later() -> None:
+        if next(calls):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
         x.add_(1.0)
 
     with pytest.raises(RuntimeError, match="synchronizing"):
         recorder.record(wait)
+    with pytest.raises(torch.OutOfMemoryError):
+        recorder.record(fail_later, beside=True)
     assert torch.cuda.current_stream() == stream
     assert torch.cuda.get_sync_debug_mode() == mode
-    x.fill_(1.0)
-    replay = recorder.record(count)
-    x.fill_(5.0)
+    for beside in (False, True):
+        x.fill_(1.0)
+        replay = recorder.record(lambda: _add_one(x), beside=beside)
+        x.fill_(5.0)
+        replay()
+        replay()
+        assert x.tolist() == [7.0] * 8
+
+
+def _add_one(tensor: Tensor) -> None:
+    tensor.add_(1.0)
+
+
+def test_no_capture_begins_within_that_of_another_thread() -> None:
+    first, second, begun = CudaRecorder(CUDA), CudaRecorder(CUDA), threading.Event()
+    x, y = torch.zeros(8, device=CUDA), torch.zeros(8, device=CUDA)
+
+    def record_too() -> None:
+        with torch.inference_mode():
+            begun.set()
+            second.record(lambda: _add_one(y), beside=True)
+
+    other = threading.Thread(target=record_too)
+
+    def start_other() -> None:
+        x.add_(1.0)
+        if torch.cuda.is_current_stream_capturing():
+            other.start()
+            assert begun.wait(10)
+
+    replay = first.record(start_other, beside=True)
+    other.join(10)
+    x.zero_()
     replay()
-    replay()
-    assert x.tolist() == [7.0] * 8
+    assert x.tolist() == [1.0] * 8
 
 
 def test_smaller_graphs_take_no_tensors_of_their_own() -> None:
-    device = torch.device("cuda")
-    recorder, memory = CudaRecorder(device), CudaMemory(device)
-    weight, output = torch.randn(2048, 2048, device=device), torch.empty(2048, 2048, device=device)
+    recorder, memory = CudaRecorder(CUDA), CudaMemory(CUDA)
+    weight, output = torch.randn(2048, 2048, device=CUDA), torch.empty(2048, 2048, device=CUDA)
     free = [memory.free()]
     replays = []
     for rows in (2048, 1024, 512):

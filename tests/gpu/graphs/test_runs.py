@@ -11,19 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import app.gpu.step.watch
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, TensorData, When
 from app.domain.memory_map import StepCounts
 from app.gpu.attention.batch import Batch
 from app.gpu.graphs.decode import DecodeLimits
 from app.gpu.graphs.pieces import RECORD_AFTER
 from app.gpu.graphs.recording import record_graphs
-from app.gpu.graphs.runs import KEPT_PASSES, RunGraphs
+from app.gpu.graphs.runs import RunGraphs
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.programs.run import layer_by_layer
-from app.gpu.step.edits import apply_edit
 from app.messages import Disarm
 from app.model_store.resolve import resolve
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
@@ -119,24 +117,6 @@ def test_a_step_with_a_watched_row_replays_all_but_what_is_done_there(
         assert turn.tokens == greedy_tokens(tiny.oracle, prompt(seed, 6), 60)
 
 
-def test_neighbours_with_the_same_edits_are_edited_at_once(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    watching, edited = Watching(tiny, 6), list[tuple[str, int]]()
-
-    def note(hidden: Tensor, edit: Edit, place: Callable[[TensorData], Tensor]) -> None:
-        edited.append((edit.op, len(hidden)))
-        apply_edit(hidden, edit, place)
-
-    monkeypatch.setattr(app.gpu.step.watch, "apply_edit", note)
-    along = Edit(EditOp.PROJECT_OUT, vector=TensorData("float32", (48,), vector(1, 48).numpy().tobytes()))
-    for session, edits in zip(watching.sessions, [DOUBLE, DOUBLE, (), DOUBLE, (along,), (along,)], strict=True):
-        if edits:
-            watching.driver.arm(session, 2, action=Action.EDIT, when=DECODES, edits=edits)
-    watching.until_recorded()
-    edited.clear()
-    watching.next_step()
-    assert edited == [("scale", 2), ("scale", 1), ("project_out", 1), ("project_out", 1)]
-
-
 def test_a_part_is_recorded_in_the_third_step_that_wants_it_one_in_each_step(tiny: TinyModel) -> None:
     watching = Watching(tiny, 2)
     watching.driver.arm(watching.sessions[0], 2, action=Action.CAPTURE, when=DECODES)
@@ -145,28 +125,6 @@ def test_a_part_is_recorded_in_the_third_step_that_wants_it_one_in_each_step(tin
         watching.next_step()
         recorded.append(watching.recorder.beside)
     assert recorded == [0] * (RECORD_AFTER - 1) + [1, 2, 3, 4, 4]
-
-
-def test_what_happens_once_is_never_recorded(tiny: TinyModel) -> None:
-    watching = Watching(tiny, 2)
-    watching.driver.arm(watching.sessions[0], 2, action=Action.CAPTURE, when=When(position=9))
-    for _ in range(10):
-        watching.next_step()
-    assert watching.recorder.beside == 0
-
-
-def test_whatever_is_armed_few_parts_are_kept(tiny: TinyModel) -> None:
-    watching = Watching(tiny, 5)
-    runs = watching.driver.engine._runner._runs
-    assert isinstance(runs, RunGraphs)
-    for layer in range(LAYERS):
-        for session in watching.sessions:
-            watching.driver.arm(session, layer, action=Action.CAPTURE, when=DECODES)
-            for _ in range(2):
-                watching.next_step()
-                assert runs._kept.stages <= KEPT_PASSES * (LAYERS + 1)
-    watching.until_recorded()
-    assert watching.stack.replayed == ["embed", 0, 1, 2, 3, "head"]
 
 
 def test_others_get_a_token_in_every_step_while_one_pauses_rests_and_goes_on(tiny: TinyModel) -> None:

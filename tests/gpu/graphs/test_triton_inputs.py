@@ -11,7 +11,8 @@ from app.gpu.attention.batch import make_batch
 from app.gpu.graphs.decode import DecodeInputs
 from app.gpu.graphs.triton_inputs import TILE, fill_inputs
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CPU = torch.device("cpu")
+DEVICE = torch.device("cuda") if torch.cuda.is_available() else CPU
 MOST_ROWS, BLOCKS = 11, 2 * TILE + 5
 
 
@@ -27,17 +28,18 @@ MOST_ROWS, BLOCKS = 11, 2 * TILE + 5
 )
 def test_a_step_and_its_padding_are_where_graphs_look(contexts: list[int], rows: int) -> None:
     tables = [[number + 3 * place for place in range(BLOCKS)] for number, _ in enumerate(contexts)]
-    batch = make_batch([(context - 1, 1) for context in contexts], tables, 4, DEVICE)
-    token_ids = torch.arange(7, 7 + len(contexts), device=DEVICE)
-    wanted, found = (DecodeInputs(MOST_ROWS, BLOCKS, torch.device("cpu")) for _ in range(2))
-    for inputs in (wanted, found):
-        inputs._columns += 90  # of an earlier step
-        inputs._contexts += 91
-        inputs._tables += 92
-    host = make_batch([(context - 1, 1) for context in contexts], tables, 4, torch.device("cpu"))
-    wanted.fill(token_ids.cpu(), host, rows)
-    columns, listed, tabled = (each.to(DEVICE) for each in (found._columns, found._contexts, found._tables))
-    fill_inputs(token_ids, batch, columns, listed, tabled, rows)
-    assert torch.equal(columns.cpu(), wanted._columns)
-    assert torch.equal(listed.cpu(), wanted._contexts)
-    assert torch.equal(tabled.cpu(), wanted._tables)
+    token_ids = torch.arange(7, 7 + len(contexts))
+    host, batch = (make_batch([(each - 1, 1) for each in contexts], tables, 4, device) for device in (CPU, DEVICE))
+    inputs = DecodeInputs(MOST_ROWS, BLOCKS, CPU)
+    ids, wanted = inputs.first(MOST_ROWS)
+    columns = (ids, wanted.positions, wanted.slot_blocks, wanted.slot_offsets)
+    for number, tensor in enumerate((*columns, wanted.contexts, wanted.block_tables), 90):
+        tensor.fill_(number)  # of an earlier step
+    found = (
+        torch.stack(columns).to(DEVICE),
+        *(each.clone().to(DEVICE) for each in (wanted.contexts, wanted.block_tables)),
+    )
+    inputs.fill(token_ids, host, rows)
+    fill_inputs(token_ids.to(DEVICE), batch, *found, rows)
+    for ours, theirs in zip(found, (torch.stack(columns), wanted.contexts, wanted.block_tables), strict=True):
+        assert torch.equal(ours.cpu(), theirs)
