@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.domain.values import KVPolicy, Ticket, Tier
-from app.gpu.planning.room import SLICE_STEPS
+from app.gpu.planning import room
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_tokens
@@ -164,9 +164,26 @@ def test_a_turn_that_fills_the_device_gives_way_to_a_shorter_one(model: Resolved
         driver.advance()
         steps += 1
     assert not driver.ended(long)
-    assert steps <= SLICE_STEPS + 2 * SHORT // (STEP_TOKENS // 4) + 4  # its prompt has each second step
+    assert steps <= room.SLICE_STEPS + 2 * SHORT // (STEP_TOKENS // 4) + 4  # its prompt has each second step
     driver.finish(long)
     assert driver.tokens(long) == greedy_tokens(oracle, prompt(0, LONG), ANSWER)
+
+
+def test_no_step_follows_before_the_only_turn_of_a_tenant_has_given_way(
+    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step is planned: else the one that waits would wait until something else happens."""
+    monkeypatch.setattr(room, "SLICE_STEPS", 12)
+    driver = pooled(model, STEP_TOKENS)
+    long = begun(driver, "long", 0, LONG)
+    short = driver.submit(driver.open("short"), prompt(1, SHORT), 2)
+    planned = 0
+    while running(driver) and not driver.tokens(short):
+        driver.advance()
+        if running(driver) == [long]:
+            assert driver.engine._outdated
+            planned += 1
+    assert planned >= 2
 
 
 @with_or_without_host
