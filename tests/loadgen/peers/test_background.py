@@ -148,12 +148,10 @@ def test_a_started_server_answers_until_it_is_stopped_with_all_of_its_processes(
 
 
 def test_what_cannot_start_says_why(settings: ServerSettings) -> None:
-    for start in (
-        lambda peer: background.start(peer, settings, None),
-        lambda peer: serving(peer, settings).__enter__(),
-    ):
-        with pytest.raises(LoadgenError, match="not installed: python -m loadgen peers install fake"):
-            start(FakePeer(installed=False))
+    with pytest.raises(LoadgenError, match="peers install fake"), serving(FakePeer(installed=False), settings):
+        pass
+    with pytest.raises(LoadgenError, match="not installed: python -m loadgen peers install fake"):
+        background.start(FakePeer(installed=False), settings, None)
     with pytest.raises(LoadgenError, match="fake is not running"):
         background.stop(PEER)
     with socket.create_server(("127.0.0.1", 0)) as other:

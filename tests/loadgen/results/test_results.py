@@ -120,10 +120,14 @@ def test_failures_that_are_alike_share_a_row() -> None:
     assert {len(row) for row in table.rows} == {len(table.header)}
 
 
+def fail(error: Exception) -> None:
+    raise error
+
+
 def test_an_error_of_a_part_is_noted_and_a_bug_is_not() -> None:
     failures: list[Failure] = []
     with noting("links", failures):
-        raise LoadgenError("none")
+        fail(LoadgenError("none"))
     with pytest.raises(ZeroDivisionError), noting("links", failures):
-        raise ZeroDivisionError
+        fail(ZeroDivisionError())
     assert failures == [Failure("links", "LoadgenError", "none")]
