@@ -155,13 +155,13 @@ def test_errors_that_the_server_tells(djinn: Djinn) -> None:
 
 def test_what_a_server_with_a_key_and_little_room_refuses() -> None:
     """A key may have any letters."""
-    with serve(api_keys=("schlüssel-ж",), max_sessions=6) as url, Djinn(url) as stranger:
+    with serve(api_keys=("schlüssel-ж",), max_sessions=5) as url, Djinn(url) as stranger:
         with pytest.raises(client.Unauthorized):
             stranger.sessions.create()
         assert stranger.health().status == "ok"
         with Djinn(url, api_key="schlüssel-ж") as known, ExitStack() as sessions:
             assert known.sessions.create().generate(prompt="x", max_tokens=1).usage.completion_tokens == 1
-            for _ in range(4):  # as many as the device holds
+            for _ in range(3):  # as many as the device holds with the first
                 sessions.enter_context(known.sessions.create(residency="guaranteed"))
             with pytest.raises(client.RateLimited):
                 known.sessions.create(residency="guaranteed")
