@@ -35,7 +35,8 @@ def check_calls(message: anthropic.types.Message) -> list[tuple[str, dict[str, o
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "now"}], ids=str)
 def test_a_tool_is_called_where_one_must_be(sdk: anthropic.Anthropic, choice: Any) -> None:
-    answer = sdk.messages.create(**CALL, tool_choice={**choice, "disable_parallel_tool_use": True})
+    asked: Any = {**CALL, "tool_choice": {**choice, "disable_parallel_tool_use": True}}
+    answer = sdk.messages.create(**asked)
     assert answer.stop_reason == "tool_use"
     ((name, _),) = check_calls(answer)
     assert (len(answer.content), name) == (1, choice.get("name", name))

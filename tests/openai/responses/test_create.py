@@ -138,7 +138,7 @@ def test_one_function_may_be_named(sdk: Any, choice: Any) -> None:
 
 
 def test_the_text_has_its_form(sdk: Any) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    schema: Any = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     schema["additionalProperties"] = False
     form: Any = {"format": {"type": "json_schema", "name": "n", "strict": True, "schema": schema}}
     response = sdk.responses.create(model=MODEL, input="x", text=form, max_output_tokens=500)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -122,14 +122,15 @@ def test_owners_never_see_each_others_responses(guarded: dict[str, Any]) -> None
     ours, theirs = guarded["ours"].responses, guarded["theirs"].responses
     made = ours.create(**GREEDY, input="Secret")
     reference: Any = [{"type": "item_reference", "id": made.output[0].id}]
-    for attempt in (
+    attempts: tuple[Callable[[], object], ...] = (
         lambda: theirs.retrieve(made.id),
         lambda: theirs.delete(made.id),
         lambda: theirs.cancel(made.id),
         lambda: theirs.input_items.list(made.id),
         lambda: theirs.create(model=MODEL, input="x", previous_response_id=made.id),
         lambda: theirs.create(model=MODEL, input=reference),
-    ):
+    )
+    for attempt in attempts:
         with pytest.raises(openai.NotFoundError):
             attempt()
     assert ours.retrieve(made.id) == made
