@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser("djinn", description="A server for language-model sessions.")
+    parser = OneLineParser("djinn", description="An inference server for agents.")
     parser.add_argument("--version", action=_ShowVersion, help="what is installed, and what it would serve with")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_serve(_add_command(commands, "serve", "load a model and serve it over HTTP"))

@@ -19,7 +19,7 @@ WORDS = {"api_keys": "key", "allowed_hosts": "name", "cors_origins": "origin"}
 class AccessSettings(BaseModel):
     """The address, keys, hosts, origins, and the logs."""
 
-    host: str = Field("127.0.0.1", description="address to listen on; loopback unless told otherwise")
+    host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks a free one")
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -33,8 +33,8 @@ class AccessSettings(BaseModel):
     audit_log: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
         None, description="file that gets a line of JSON for each request; SIGHUP opens it again (default: none)"
     )
-    log_format: LogFormat = Field("text", description="of the log on standard error: lines of text, or of JSON")
-    access_log: bool = Field(False, description="log a line for each request, without anything that it said")
+    log_format: LogFormat = Field("text", description="form of the log on standard error")
+    access_log: bool = Field(False, description="log a line for each request, without its content")
     otlp_endpoint: str | None = Field(
         None,
         description="URL of an OpenTelemetry collector, such as http://127.0.0.1:4318, that gets a span for each turn; "
@@ -43,8 +43,8 @@ class AccessSettings(BaseModel):
     insecure: bool = Field(False, description="accept all callers on a public --host, without keys")
     allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         None,
-        description="comma-separated names that clients may call the server by, * for any (default: those of loopback "
-        "if it listens there without keys, else any)",
+        description="comma-separated host names of the server, * for any (default: those of loopback if it listens "
+        "there without keys, else any)",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),

@@ -18,8 +18,8 @@ class ClusterSettings(BaseModel):
 
     replica: str | None = Field(
         None,
-        description="name of this server among others of a cluster, at most 16 of a-z and 0-9, a letter first: ids of "
-        "its sessions have it (default: none)",
+        description="name of this server in its cluster, at most 16 of a-z and 0-9, a letter first; part of its "
+        "sessions' ids (default: none)",
     )
     peers: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
         None,
@@ -31,8 +31,8 @@ class ClusterSettings(BaseModel):
     )
     lease_s: float | None = Field(
         None,
-        description="how long the server may serve sessions without writing to --state-dir: then a server on another "
-        "machine can take the folder over; 0: none can reach it (default: 15 with --peers, else 0)",
+        description="how long the server may serve sessions without writing to --state-dir; then another machine can "
+        "take the folder over; 0: no lease (default: 15 with --peers, else 0)",
     )
     drain_to: Literal["peers", "disk"] = Field(
         "peers",
@@ -40,21 +40,21 @@ class ClusterSettings(BaseModel):
         "without peers they stay (default: peers)",
     )
     balance: bool = Field(
-        True, description="hand sessions that rest to a server of --peers with more room, when memory is nearly full"
+        True, description="move resting sessions to a server of --peers with more room, when memory is nearly full"
     )
     role: Literal["both", "decode", "prefill"] = Field(
         "both",
-        description="decode: servers of the cluster whose role is prefill compute its long prompts; both: it computes "
-        "its own",
+        description="decode: prefill servers of the cluster compute its long prompts; prefill: it computes those of "
+        "others; both: it computes its own",
     )
     prefill_apart_tokens: int = Field(
-        512, ge=1, description="so many tokens of a prompt without KV make it a long one, with --role decode"
+        512, ge=1, description="with --role decode, tokens without KV from which a prompt is long"
     )
 
     prefill_transport: PrefillTransport = Field(
         "tcp",
-        description="with --role decode or prefill, how KV of prompts goes between them: tcp; or nixl, where one reads "
-        "the other's memory; both servers need the same",
+        description="with --role decode or prefill, how KV travels between them: tcp, or nixl, which reads the other's "
+        "memory; both servers need the same",
     )
 
     @field_validator("replica")

@@ -16,8 +16,8 @@ class LimitSettings(BaseModel):
         None,
         ge=0,
         le=DRAFT_TOKENS,
-        description="most tokens that a session computes ahead in one step, on a guess from its own history; 0 for "
-        "none (default: 7 on a CPU where that changes no token)",
+        description="most tokens that a session drafts from its history in one step; 0 for none (default: 7 on a CPU "
+        "where that changes no token)",
     )
     max_queue: int = Field(
         1024, ge=1, description="waiting turns of one tenant, in addition to --max-running; more get 429"
@@ -27,7 +27,7 @@ class LimitSettings(BaseModel):
     max_responses: int = Field(
         1024, ge=1, description="kept responses of /v1/responses; the least recently used are forgotten"
     )
-    max_responses_bytes: ByteSize = Field(ByteSize(256 << 20), description="what they take as JSON, all together")
+    max_responses_bytes: ByteSize = Field(ByteSize(256 << 20), description="bytes of all kept responses, as JSON")
     max_connections: int | None = Field(
         None,
         ge=1,
@@ -35,24 +35,22 @@ class LimitSettings(BaseModel):
         "open files)",
     )
     max_connections_per_address: int | None = Field(
-        None, ge=1, description="those from one address (default: half of them, and from loopback all)"
+        None, ge=1, description="open connections from one address (default: half of all, from loopback all)"
     )
     header_timeout_s: float = Field(10.0, gt=0, description="how long the header of a request may take")
     body_timeout_s: float = Field(30.0, gt=0, description="how long the body of a request may pause")
     write_timeout_s: float = Field(60.0, gt=0, description="how long a client may read nothing of an answer")
     max_request_bytes: ByteSize = Field(ByteSize(8 << 20), description="largest request body")
     max_bodies_bytes: ByteSize = Field(
-        ByteSize(512 << 20), description="memory of the bodies of all requests under way, but for imports"
+        ByteSize(512 << 20), description="memory for the bodies of all requests in flight, without imports"
     )
     max_import_bytes: ByteSize = Field(ByteSize(8 << 30), description="largest session file to import")
-    max_spool_bytes: ByteSize = Field(
-        ByteSize(16 << 30), description="disk that session files on their way in and out may take together"
-    )
+    max_spool_bytes: ByteSize = Field(ByteSize(16 << 30), description="disk for all exports and imports in flight")
     max_logprobs_bytes: ByteSize = Field(
-        ByteSize(1 << 30), description="memory of the log-probabilities that turns under way report, all together"
+        ByteSize(1 << 30), description="memory for the log-probabilities of all turns in flight"
     )
     max_activation_bytes: ByteSize = Field(
-        ByteSize(1 << 30), description="host memory that checkpoints of paused turns and captures may take together"
+        ByteSize(1 << 30), description="host memory for checkpoints of paused turns and for captures"
     )
     disk_reserve: ByteSize = Field(
         ByteSize(256 << 20),

@@ -13,21 +13,20 @@ class MemorySettings(BaseModel):
 
     weights_device: Annotated[ByteSize | None, BeforeValidator(none_if_auto)] = Field(
         None,
-        description="weights on the device, such as 2GiB; the others are streamed through it each step, layer by "
-        "layer. auto: all of them if they fit",
+        description="weights on the device, such as 2GiB; each step streams the others through it, layer by layer. "
+        "auto: all of them if they fit",
     )
     chunk_size: Annotated[ByteSize, WithJsonSchema({"type": "integer", "minimum": 1 << 20, "maximum": 512 << 20})] = (
         Field(
             ByteSize(16 << 20),
             ge=1 << 20,
             le=512 << 20,
-            description="most bytes of one copy of weights that are streamed",
+            description="largest copy of streamed weights",
         )
     )
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "float8"] = Field(
         "auto",
-        description="as what KV is kept, in every tier: the type that the model computes in (auto), or a smaller one, "
-        "which rounds it",
+        description="data type of KV in every tier: that of the computation (auto), or a smaller one, which rounds KV",
     )
     kv_device: Budget = Field(
         None, description="KV on the device: bytes such as 2GiB, sessions such as 20x1024, or auto: from what is free"
@@ -40,10 +39,10 @@ class MemorySettings(BaseModel):
         description="KV on disk, like --kv-device; 0 for none, auto: a tenth of the free space above --disk-reserve",
     )
     kv_policy: Literal["signal", "lru", "none"] = Field(
-        "signal", description="KV leaves the device on signals, only under pressure (lru), or never (none)"
+        "signal", description="KV leaves the device on signals (signal), only under pressure (lru), or never (none)"
     )
     state_dir: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
-        Path("~/.local/state/djinn"), description="where sessions survive a restart; none: nowhere"
+        Path("~/.local/state/djinn"), description="folder in which sessions survive a restart; none: no folder"
     )
     block_size: int = Field(16, ge=1, le=256, description="tokens in one KV block")
 

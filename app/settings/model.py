@@ -28,13 +28,13 @@ class ModelSettings(BaseModel):
     )
     weights_dtype: Literal["checkpoint", "float32", "bfloat16", "int8", "float8"] = Field(
         "checkpoint",
-        description="as what matrices are kept: any but float8 on a CPU that computes in float32, int8 and float8 on a "
-        "GPU",
+        description="data type of the matrices: any but float8 on a CPU that computes in float32, int8 and float8 "
+        "on a GPU",
     )
     matmul_precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
-        description="in what a CPU that computes in float32 multiplies; auto: matrices of bfloat16 in bfloat16, where "
-        "the processor has instructions for it and --dtype is auto, else float32",
+        description="precision of products on a CPU that computes in float32; auto: bfloat16 for bfloat16 matrices, "
+        "where the processor has instructions for it and --dtype is auto, else float32",
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
@@ -46,7 +46,7 @@ class ModelSettings(BaseModel):
         Path("~/.cache/djinn"), description="where pulled models and compiled kernels are kept"
     )
     batch_invariant: bool = Field(
-        False, description="a token has the same bits in any batch, paused, swapped or moved: slower"
+        False, description="the same bits for a token in any batch, paused, swapped or moved; slower"
     )
     cuda_graphs: bool | None = Field(
         None, description="decode as CUDA graphs, cut where a session is being debugged (default: yes, on a GPU)"

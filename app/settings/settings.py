@@ -33,7 +33,7 @@ class Settings(LimitSettings, MemorySettings, ModelSettings, ClusterSettings, Ac
     model_config = SettingsConfigDict(env_prefix="DJINN_", frozen=True)
 
     park_on_tool_calls: bool = Field(
-        True, description="a bound session whose answer calls tools leaves the device by itself until its next call"
+        True, description="offload a bound session whose answer calls tools, until its next call"
     )
     bind_by_prefix: bool = Field(
         False,
@@ -43,7 +43,7 @@ class Settings(LimitSettings, MemorySettings, ModelSettings, ClusterSettings, Ac
         False, description="refuse fields without effect on the OpenAI and Anthropic routes, instead of naming them"
     )
     engine_timeout_s: float = Field(
-        120.0, gt=0, description="how long the engine may make no progress before it is ended and started again"
+        120.0, gt=0, description="how long the engine may make no progress before the server replaces it"
     )
     drain_timeout_s: float = Field(
         30.0, ge=0, description="how long SIGTERM waits for running turns, and for KV on its way to disk"
