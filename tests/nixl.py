@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import pytest
 
-Test = TypeVar("Test")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 NEEDS_NIXL = (
     pytest.mark.dev,
@@ -16,8 +18,7 @@ NEEDS_NIXL = (
 """Marks of a parameter."""
 
 
-def needs_nixl(test: Test) -> Test:
+def needs_nixl(test: Callable[P, R]) -> Callable[P, R]:
     """The same for a test."""
-    for mark in NEEDS_NIXL:
-        test = mark(test)
-    return test
+    dev, skip = NEEDS_NIXL
+    return dev(skip(test))

@@ -33,6 +33,7 @@ def test_the_loss_is_that_of_pytorch() -> None:
 def test_float8_on_a_cpu_is_the_float8_of_a_gpu() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     from app.gpu.linear.cuda.eight_bits_linear import Float8Linear
+
     generator = torch.Generator().manual_seed(2)
     values, x = torch.randn(48, 64, generator=generator), torch.randn(5, 64, generator=generator)
     weight, bias = BlockMatrix(FLOAT8, quantize(FLOAT8, values), (48, 64)), torch.randn(48, generator=generator)

@@ -48,13 +48,13 @@ def expected(inputs: Inputs) -> Tensor:
         blocks = inputs.pool[table, LAYER].permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :cached]
         keys, values = torch.cat((blocks, torch.stack((inputs.key[tokens], inputs.value[tokens]))), dim=1)
         mask = torch.full((row.length, row.context), float("-inf"))
-        for query in range(row.length):
-            newest = cached + query
+        for place in range(row.length):
+            newest = cached + place
             oldest = 0 if spec.window is None else max(0, newest - spec.window + 1)
-            mask[query, oldest : newest + 1] = 0.0
-        states = [each.transpose(0, 1)[None] for each in (inputs.query[tokens], keys, values)]
+            mask[place, oldest : newest + 1] = 0.0
+        query, keys, values = (each.transpose(0, 1)[None] for each in (inputs.query[tokens], keys, values))
         output, _ = eager_attention_forward(
-            module, *states, mask.to(keys.dtype), scaling=spec.scale, softcap=spec.softcap
+            module, query, keys, values, mask.to(keys.dtype), scaling=spec.scale, softcap=spec.softcap
         )
         parts.append(output[0])
     return torch.cat(parts)

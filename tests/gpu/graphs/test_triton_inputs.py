@@ -37,7 +37,8 @@ def test_a_step_and_its_padding_are_where_graphs_look(contexts: list[int], rows:
         tensor.fill_(number)  # of an earlier step
     found = (
         torch.stack(columns).to(DEVICE),
-        *(each.clone().to(DEVICE) for each in (wanted.contexts, wanted.block_tables)),
+        wanted.contexts.to(DEVICE, copy=True),
+        wanted.block_tables.to(DEVICE, copy=True),
     )
     inputs.fill(token_ids, host, rows)
     fill_inputs(token_ids.to(DEVICE), batch, *found, rows)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from client.models import Model
+from client.models import DefaultSampling, Model
 from loadgen.experiments.resume_latency.offload import OffloadFailed, Shape, hand_written_offload
 from loadgen.experiments.resume_latency.plan import Cell
 from tests.loadgen.experiments.test_resume_latency import server
@@ -65,7 +65,8 @@ async def test_without_a_model_as_many_bytes_are_moved_and_a_script_that_ends_sa
 
 
 def test_a_model_of_another_shape_than_the_servers_is_refused(folder: Path, tmp_path: Path) -> None:
-    served = Model(id="other", max_model_len=512, layers=7, hidden_size=64)
+    sampling = DefaultSampling(temperature=1, top_p=1, top_k=0, min_p=0, repetition_penalty=1)
+    served = Model(id="other", max_model_len=512, layers=7, hidden_size=64, default_sampling=sampling)
     with pytest.raises(OffloadFailed, match="not of the shape of the server's"):
         Shape.of(server(1024, 4096), served, "float32", folder)
     with pytest.raises(OffloadFailed, match=r"reading the shape of the model in .* failed"):
