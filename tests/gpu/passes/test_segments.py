@@ -86,14 +86,3 @@ def test_rows_that_stop_at_the_same_layer_run_together(driver: BreakDriver) -> N
         driver.resume(turn)
     driver.advance()
     assert spans(driver) == [[(3, 4, 5)]]
-
-
-def test_the_last_layer_is_a_boundary_like_any_other(driver: BreakDriver, tiny_llama: TinyModel) -> None:
-    session = driver.open()
-    driver.arm(session, 3)
-    turn = driver.begin(session, prompt(9, 6), 4)
-    other = driver.begin(driver.open(), prompt(1, 7), 12)
-    driver.run(turn)
-    driver.settle(other)
-    assert turn.tokens == greedy(tiny_llama.oracle, prompt(9, 6), 4)
-    assert other.tokens == greedy(tiny_llama.oracle, prompt(1, 7), 12)

@@ -1,18 +1,21 @@
-"""How a step that does not fit is cut into pieces, and how much is computed at once."""
+"""How a step that does not fit is cut into pieces, and the edits that a context will be computed with."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.breakpoints import Edit, EditOp, Intervention
+from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Intervention
 from app.domain.positions import Run
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.passes.pass_plan import LoadCheckpoint, Mark, PassPlan, Record
 from app.gpu.passes.segments import Row
 from app.gpu.passes.split import GROW_AFTER, SplitSize, split_off
+from app.gpu.passes.ways import expected_edits
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
@@ -35,6 +38,7 @@ def all_pieces(rows: list[Row], limit: int) -> list[list[Row]]:
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.integers(1, 40))
 def test_pieces_hold_every_token_once_and_rows_of_one_token_first(lengths: list[int], limit: int) -> None:
     rows = [make_row(i, 3 * i, length) for i, length in enumerate(sorted(lengths, key=lambda length: length > 1))]
+    assert all_pieces(rows, sum(lengths)) == [rows], "as many as fit run together"
     pieces = all_pieces(rows, limit)
     for piece in pieces:
         assert sum(row.length for row in piece) <= limit
@@ -65,12 +69,6 @@ def test_pieces_that_are_put_back_are_run_in_order_and_apart(lengths: list[int],
     assert positions == [(row, position) for row in rows for position in range(row.first, row.end)]
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
-def test_as_many_rows_as_fit_run_together(lengths: list[int]) -> None:
-    rows = [make_row(i, 0, length) for i, length in enumerate(sorted(lengths, key=lambda length: length > 1))]
-    assert all_pieces(rows, sum(lengths)) == [rows]
-
-
 def test_what_happens_to_a_row_happens_to_its_pieces_where_it_should() -> None:
     edit = Edit(EditOp.SCALE, factor=2.0)
     marks = (
@@ -95,22 +93,60 @@ def test_what_happens_to_a_row_happens_to_its_pieces_where_it_should() -> None:
 
 
 def test_the_size_halves_and_comes_back_slowly() -> None:
+    """A piece that does not fit begins the count anew."""
     size = SplitSize()
     size.shrink(100)
-    size.shrink(50)
-    assert size.limit == 25
     for _ in range(GROW_AFTER - 1):
+        size.note_fit()
+    size.shrink(50)
+    for _ in range(GROW_AFTER - 1):
+        assert size.limit == 25
         size.note_fit()
     assert size.limit == 25
     size.note_fit()
     assert size.limit == 50
 
 
-def test_a_piece_that_does_not_fit_begins_the_count_anew() -> None:
-    size = SplitSize()
-    size.shrink(100)
-    for _ in range(GROW_AFTER - 1):
-        size.note_fit()
-    size.shrink(50)
-    size.note_fit()
-    assert size.limit == 25
+HALVE, DOUBLE = Edit(EditOp.SCALE, 0.5), Edit(EditOp.SCALE, 2.0)
+
+
+def steered(name: str, edit: Edit) -> Breakpoint:
+    return Breakpoint(name, (0,), Action.EDIT, edits=(edit,))
+
+
+def waiting() -> TokenSequence:
+    """A turn of 20 tokens, of which 8 have been computed with an edit before."""
+    sequence = TokenSequence(SessionId("ses_1"), b"", tokens=[1] * 20, reached=8)
+    sequence.breakpoints["a"] = steered("a", HALVE)
+    sequence.interventions.add(Intervention(0, 8, 1, HALVE))
+    sequence.turn = TurnState(Ticket(1), SamplingParams(seed=0), StopRule(1), 20, 0)
+    return sequence
+
+
+def test_they_are_worked_out_once_while_the_turn_waits() -> None:
+    sequence = waiting()
+    log, limit = expected_edits(sequence)
+    assert (log.snapshot(), limit) == ((Intervention(0, 20, 1, HALVE),), 20)
+    assert expected_edits(sequence)[0] is log
+    assert sequence.interventions.snapshot() == (Intervention(0, 8, 1, HALVE),)
+
+
+CHANGES: dict[str, Callable[[TokenSequence], object]] = {
+    "another breakpoint": lambda sequence: sequence.breakpoints.update(b=steered("b", DOUBLE)),
+    "no breakpoint": lambda sequence: sequence.breakpoints.clear(),
+    "one more edit": lambda sequence: sequence.interventions.add(Intervention(3, 4, 1, DOUBLE)),
+    "fewer edits": lambda sequence: sequence.interventions.truncate(4),
+    "one more token": lambda sequence: sequence.tokens.append(1),
+    "an edit that pauses": lambda sequence: sequence.breakpoints.update(b=Breakpoint("b", (0,), Action.PAUSE)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_changes_them_is_followed(change: Callable[[TokenSequence], object]) -> None:
+    sequence, other = waiting(), waiting()
+    before = expected_edits(sequence)
+    change(sequence)
+    change(other)
+    (log, limit), (fresh, fresh_limit) = expected_edits(sequence), expected_edits(other)
+    assert (log.snapshot(), limit) == (fresh.snapshot(), fresh_limit)
+    assert (log.snapshot(), limit) != (before[0].snapshot(), before[1])

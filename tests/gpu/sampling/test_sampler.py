@@ -1,14 +1,18 @@
-"""The sampler against Transformers' own logits processors."""
+"""The sampler against Transformers' own logits processors and NumPy's random numbers, and the draw that sorts nothing
+beside one that sorts: in whole numbers, so that both have the same tokens.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from transformers.generation.logits_process import (
     LogitsProcessor,
     MinPLogitsWarper,
@@ -20,10 +24,13 @@ from transformers.generation.logits_process import (
 from app.domain.values import SamplingParams
 from app.gpu.device.staging import Download
 from app.gpu.device.streams import CpuStreams
+from app.gpu.sampling.inputs import Draws, Truncation
 from app.gpu.sampling.logprobs import Report, log_probabilities
+from app.gpu.sampling.philox import uniforms
 from app.gpu.sampling.requests import Sampled, SampleRequest
 from app.gpu.sampling.sampler import CANDIDATES
 from app.gpu.step.results import Sampling
+from tests.gpu.attention.drawing import needs_triton
 
 VOCAB = 2000
 
@@ -56,14 +63,6 @@ def draw_many(logits: torch.Tensor, count: int, params: SamplingParams, tokens: 
     return Counter(sampled.token_id for sampled in sample(rows, requests))
 
 
-def test_greedy_takes_the_largest_logit_of_each_row() -> None:
-    logits = random_logits(0, rows=5)
-    expected = logits.argmax(dim=-1).tolist()
-    chosen = sample(logits.clone(), [request(SamplingParams(seed=1, temperature=0), [1, 2])] * 5)
-    assert [sampled.token_id for sampled in chosen] == expected
-
-
-@settings(max_examples=40)
 @given(
     seed=st.integers(0, 1000),
     top_k=st.sampled_from([0, 1, 5, 1500]),
@@ -88,7 +87,7 @@ def test_only_tokens_that_transformers_would_leave_are_drawn(
     assert set(drawn) <= allowed
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 3)  # Triton's draw, interpreted, takes long
 @given(
     seed=st.integers(0, 1000),
     limits=st.lists(
@@ -169,18 +168,136 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     assert [token for token, _ in sampled.logprobs.top] == expected.topk(3).indices.tolist()
 
 
-def test_rows_without_logprobs_stay_without() -> None:
-    plain = SamplingParams(seed=0, temperature=0)
-    asking = SamplingParams(seed=0, temperature=0, logprobs=0)
-    first, second = sample(random_logits(11, rows=2), [request(plain, [1]), request(asking, [1])])
-    assert first == Sampled(first.token_id, None)
-    assert second.logprobs is not None
-    assert second.logprobs.top == ()
-
-
 def test_prompt_scores_are_the_log_softmax_at_the_next_token() -> None:
     logits = random_logits(12, rows=3)
     expected = torch.log_softmax(logits, dim=-1)
     scored = Report(log_probabilities(logits), torch.tensor([5, 6, 7]), [2, 2, 2], Download(CpuStreams())).read()
     assert [entry.logprob for entry in scored] == pytest.approx([float(expected[i, 5 + i]) for i in range(3)])
     assert [entry.top[0][0] for entry in scored] == expected.argmax(dim=-1).tolist()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("vocab_size", [67, 5001, 49152, 50257, 128258])
+def test_the_bits_of_a_row_do_not_depend_on_its_place(vocab_size: int) -> None:
+    row = torch.randn(vocab_size, generator=torch.Generator().manual_seed(0)) * 4
+    found = log_probabilities(row.cuda().repeat(9, 1))
+    assert found.shape == (9, vocab_size)
+    assert torch.equal(found, found[:1].expand(9, -1))
+    torch.testing.assert_close(found[0].cpu().double(), torch.log_softmax(row.double(), dim=-1), rtol=1e-5, atol=1e-5)
+
+
+LARGEST = (2**128 - 1, 2**64 - 2)
+
+
+@given(st.lists(st.tuples(st.integers(0, LARGEST[0]), st.integers(0, LARGEST[1])), min_size=1, max_size=20))
+@example([LARGEST, LARGEST, (0, 0), LARGEST])
+@example([(seed, 1000 + seed) for seed in range(300)])
+def test_each_random_number_is_that_of_numpys_generator(pairs: list[tuple[int, int]]) -> None:
+    wanted = [np.random.Generator(np.random.Philox(key=key, counter=counter)).random() for key, counter in pairs]
+    assert uniforms([key for key, _ in pairs], [counter for _, counter in pairs]).tolist() == wanted
+
+
+LAST_UNIFORM = 1 - 2**-53
+"""The largest that there is."""
+
+
+def sorted_draw(probabilities: NDArray[np.float32], uniform: float, top_k: int, top_p: float, min_p: float) -> int:
+    """`top_k`, `top_p` and `min_p` one after the other, over the tokens sorted by probability and id."""
+    order = np.lexsort((np.arange(len(probabilities)), -probabilities))
+    values = probabilities[order]
+    masses = [int(value * 2.0**60) for value in values.astype(float)]
+    total = sum(masses[:top_k])
+    left, before = list[int](), 0
+    for value, mass in zip(values[:top_k].tolist(), masses, strict=False):
+        share = np.ceil(float(np.float32(top_p)) * float(total))
+        if left and ((top_p < 1 and before >= share) or value < np.float32(min_p) * values[0]):
+            break
+        left.append(mass)
+        before += mass
+    target = min(int(uniform * float(before)), before - 1)
+    return int(order[np.searchsorted(np.cumsum(left), target, side="right")])
+
+
+def drawn(rows: torch.Tensor, uniforms: list[float], limits: list[tuple[int, float, float]]) -> list[int]:
+    from app.gpu.sampling.triton_draw import draw
+
+    def column(values: list[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype)[:, None]
+
+    top_k, top_p, min_p = zip(*limits, strict=True)
+    draws = Draws(torch.arange(len(rows)), column(uniforms, torch.float64), column([1.0] * len(rows), torch.float32))
+    truncation = Truncation(
+        column(list(top_k), torch.int64), column(list(top_p), torch.float32), column(list(min_p), torch.float32)
+    )
+    return draw(rows, draws, truncation).tolist()
+
+
+@needs_triton
+@settings(max_examples=settings().max_examples // 2)  # each takes long in the interpreter
+@given(
+    seed=st.integers(0, 1000),
+    vocab_size=st.sampled_from([1, 7, 1023, 1024, 1025, 2500]),
+    steepness=st.sampled_from([0.0, 0.1, 3.0, 30.0]),
+    in_steps=st.booleans(),
+    uniform=st.sampled_from([0.0, LAST_UNIFORM]) | st.floats(0, LAST_UNIFORM),
+    top_k=st.sampled_from([1, 2, 40, 1024, 2500]),
+    top_p=st.sampled_from([1e-6, 0.05, 0.5, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.001, 0.5, 1.0]),
+)
+def test_it_draws_what_a_sort_would_find(
+    seed: int,
+    vocab_size: int,
+    steepness: float,
+    in_steps: bool,
+    uniform: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+) -> None:
+    """`in_steps`: many tokens have the same probability."""
+    logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(seed)) * steepness
+    probabilities = torch.softmax(logits.round() if in_steps else logits, -1)
+    limits = min(top_k, vocab_size), top_p, min_p
+    expected = sorted_draw(probabilities[0].numpy(), uniform, *limits)
+    assert drawn(probabilities, [uniform], [limits]) == [expected]
+
+
+@needs_triton
+@settings(max_examples=settings().max_examples // 4)
+@given(
+    seed=st.integers(0, 1000),
+    vocab_size=st.sampled_from([1, 1023, 1024, 1025, 2500]),
+    steepness=st.sampled_from([0.0, 3.0, 30.0]),
+    uniform=st.sampled_from([0.0, LAST_UNIFORM]) | st.floats(0, LAST_UNIFORM),
+)
+def test_a_free_draw_goes_through_the_tokens_by_their_ids(
+    seed: int, vocab_size: int, steepness: float, uniform: float
+) -> None:
+    from app.gpu.sampling.triton_draw import draw_any
+
+    logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(seed)) * steepness
+    probabilities = torch.softmax(logits, -1)
+    masses = np.cumsum([int(value * 2.0**60) for value in probabilities[0].tolist()])
+    target = min(int(uniform * float(masses[-1])), int(masses[-1]) - 1)
+    draws = Draws(torch.arange(1), torch.tensor([[uniform]], dtype=torch.float64), torch.ones(1, 1))
+    assert draw_any(probabilities, draws).tolist() == [np.searchsorted(masses, target, side="right")]
+
+
+@needs_triton
+def test_each_row_has_its_own_limits() -> None:
+    probabilities = torch.tensor([0.5, 0.3, 0.2]).expand(3, 3).contiguous()
+    limits = [(3, 1.0, 0.0), (2, 1.0, 0.0), (3, 0.4, 0.0)]
+    assert drawn(probabilities, [0.95] * 3, limits) == [2, 1, 0]
+
+
+@needs_triton
+@pytest.mark.parametrize("vocab_size", [1, 2500])
+def test_a_row_without_numbers_draws_a_token_of_the_vocabulary(vocab_size: int) -> None:
+    from app.gpu.sampling.triton_draw import draw_any
+
+    rows = torch.full((1, vocab_size), torch.nan)
+    draws = Draws(torch.arange(1), torch.full((1, 1), 0.7, dtype=torch.float64), torch.ones(1, 1))
+    assert 0 <= draw_any(rows, draws).item() < vocab_size
+    for limits in ((vocab_size, 1.0, 0.0), (1, 0.5, 0.5), (vocab_size, 0.9, 0.0)):
+        assert 0 <= drawn(rows, [0.7], [limits])[0] < vocab_size

@@ -1,10 +1,11 @@
-"""What a GPU's memory is shared out for, on a device whose sizes are made up."""
+"""What an engine does before its first turn: it shares out memory, of a device with made-up sizes, and compiles."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +17,15 @@ from app.domain.values import KVBudget, KVPolicy
 from app.gpu.attention.batch import Batch
 from app.gpu.device.memory import allocating
 from app.gpu.models.base import LayerStack
-from app.gpu.startup.budgets import budget_blocks
+from app.gpu.startup.budgets import DISK_SHARE, budget_blocks
 from app.gpu.startup.profile import KEPT_SHARE, MemoryPlan, largest_step, plan_memory
+from app.machine import disk
+from app.machine.disk import DiskRoom
 from app.machine.units import GIB
 from app.settings import EngineSettings, Settings
-from tests.gpu.breakpoints.breaking_models import TinyModel
+from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel
 from tests.gpu.wrapping import WrappedStack
+from tests.serving import running_services
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,16 +53,18 @@ class FakeMemory:
 
 
 class Watched(WrappedStack):
-    """Notes its batches and how many logits it makes."""
+    """Notes its batches, the size of their blocks and how many logits it makes."""
 
     def __init__(self, stack: LayerStack) -> None:
         super().__init__(stack)
         self.batches: list[Batch] = []
         self.logits: list[int] = []
+        self.block_sizes = set[int]()
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        if index == self.num_layers - 1:
+        if index == 0:
             self.batches.append(batch)
+            self.block_sizes.add(kv.shape[3])
         return super().layer(index, hidden, batch, kv)
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -68,6 +74,16 @@ class Watched(WrappedStack):
 
 def settings(**given: Any) -> EngineSettings:
     return replace(Settings().engine(), max_step_tokens=24, max_running=6, block_size=4, **given)
+
+
+def test_what_is_compiled_beforehand_is_what_turns_will_run(tiny_llama: TinyModel) -> None:
+    """A token alone, for which CUDA has a product of its own, and a prompt, over blocks of the size that was set."""
+    stack = Watched(tiny_llama.stack)
+    replace(tiny_llama, stack=stack).engine()
+    rows = [row.length for batch in stack.batches for row in batch.rows]
+    assert stack.block_sizes == {BLOCK}
+    assert [min(rows), max(rows) > 1] == [1, True]
+    assert 1 in stack.logits
 
 
 def test_the_largest_steps_are_run(tiny_llama: TinyModel) -> None:
@@ -100,6 +116,9 @@ def test_kv_gets_what_the_rest_leaves(tiny_llama: TinyModel, caplog: pytest.LogC
     assert all(f"{size:.1f} GiB" in said for size in (80, 2, 3, plan.kv / GIB, plan.kept / GIB))
     blocks = budget_blocks(settings(kv_dir=None), 1 << 20, plan.kv)
     assert blocks.device == plan.kv >> 20
+    with pytest.raises(FieldOutOfRange, match="beside weights and steps") as refused:
+        budget_blocks(settings(kv_dir=None), 4096, -5)
+    assert refused.value.param == "kv_device"
 
 
 def test_a_step_that_does_not_fit_beside_the_weights_names_the_setting(tiny_llama: TinyModel) -> None:
@@ -110,12 +129,6 @@ def test_a_step_that_does_not_fit_beside_the_weights_names_the_setting(tiny_llam
     with pytest.raises(FieldOutOfRange, match="24 tokens") as refused:
         plan_memory(NoRoom(tiny_llama.stack), settings(), FakeMemory(8 * GIB, GIB, iter([])), 0, torch.float32)
     assert refused.value.param == "max_step_tokens"
-
-
-def test_nothing_left_for_kv_is_said() -> None:
-    with pytest.raises(FieldOutOfRange, match="weights and steps leave") as refused:
-        budget_blocks(settings(kv_dir=None), 4096, -5)
-    assert refused.value.param == "kv_device"
 
 
 def test_a_pool_that_was_asked_for_is_checked(caplog: pytest.LogCaptureFixture) -> None:
@@ -141,3 +154,46 @@ def test_memory_that_is_not_granted_names_the_setting_and_its_size(error: Except
     with pytest.raises(FieldOutOfRange, match=wanted) as refused, allocating("kv_host", 64 * GIB):
         raise error
     assert refused.value.param == "kv_host"
+
+
+BLOCK_BYTES = 4096
+FREE = 1000 * BLOCK_BYTES
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: FREE)
+
+
+def disk_blocks(folder: Path, reserve: int, kv_disk: KVBudget | None = None) -> int:
+    given = replace(Settings().engine(), kv_device=KVBudget(bytes=1 << 20), kv_disk=kv_disk)
+    return budget_blocks(given, BLOCK_BYTES, None, DiskRoom(folder, reserve)).disk
+
+
+@pytest.mark.usefixtures("free")
+def test_kv_has_a_share_of_the_disk_beside_the_reserve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Room that is asked for stays, and waits for the disk."""
+    assert disk_blocks(tmp_path, 0) == 1000 * DISK_SHARE
+    assert disk_blocks(tmp_path, FREE // 2) == 500 * DISK_SHARE
+    assert not caplog.records
+    assert disk_blocks(tmp_path, FREE + (3 << 20)) == 0
+    assert caplog.messages == ["--disk-reserve: the disk lacks 3.0 MiB of it, so no KV goes there"]
+    caplog.clear()
+    assert disk_blocks(tmp_path, FREE + (3 << 20), KVBudget(bytes=50 * BLOCK_BYTES)) == 50
+    assert caplog.messages[0].endswith("so no KV goes there until that is free")
+    caplog.clear()
+    assert disk_blocks(tmp_path, FREE + 1, KVBudget(bytes=0)) == 0
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("free")
+async def test_files_of_an_earlier_server_are_known_on_a_full_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are what gives way to the journal."""
+    (tmp_path / "kv").mkdir()
+    (tmp_path / "kv/ses_1.safetensors").write_bytes(b"of another model")
+    with caplog.at_level(logging.WARNING):
+        async with running_services(state_dir=tmp_path, disk_reserve=FREE + 1):
+            pass
+    assert "KV files that are damaged or of another model or layout: 1" in caplog.text

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +24,11 @@ from safetensors import safe_open
 from app.domain.errors import FieldOutOfRange
 from app.gpu.weight_files.conversion import open_bundle_file
 from app.gpu.weight_files.file import BundleFile
-from app.gpu.weight_files.header import BundleContents, file_bytes
+from app.gpu.weight_files.header import BundleContents, Section, file_bytes
 from app.gpu.weight_files.layout import BundleLayout
 from app.gpu.weight_ring.fill import Writer
 from app.model_store.errors import StoreFull
-from tests.gpu.weight_files.bundles import Model, make_model, same_bits
+from tests.gpu.weight_files.bundles import make_model, same_bits
 
 MODEL = make_model()
 
@@ -42,8 +43,9 @@ def refuse(writer: Writer) -> None:
     raise AssertionError("written again")
 
 
-def test_the_safetensors_library_reads_it(path: Path) -> None:
+def test_it_is_written_once_and_the_safetensors_library_reads_it(path: Path) -> None:
     MODEL.write(path).close()
+    open_bundle_file(path, MODEL.contents, refuse).close()
     with safe_open(path, framework="pt") as file:
         assert file.metadata()["fingerprint"] == "model-a"
         for index in range(len(MODEL.bundles)):
@@ -60,19 +62,6 @@ def test_every_bundle_and_table_begins_on_a_page(path: Path) -> None:
     assert start % 4096 == 0
     for name in ("bundle.0", "bundle.1", "bundle.3", "table.0", "table.1"):
         assert tensors[name]["data_offsets"][0] % 4096 == 0
-
-
-def test_a_model_without_weights_has_a_file_too(path: Path) -> None:
-    empty = Model([], [])
-    empty.write(path).close()
-    with safe_open(path, framework="pt") as file:
-        assert list(file.keys()) == []
-    open_bundle_file(path, empty.contents, refuse).close()
-
-
-def test_it_is_written_once(path: Path) -> None:
-    MODEL.write(path).close()
-    open_bundle_file(path, MODEL.contents, refuse).close()
 
 
 def test_two_servers_that_start_together_write_it_once(path: Path) -> None:
@@ -94,58 +83,31 @@ def test_two_servers_that_start_together_write_it_once(path: Path) -> None:
     assert written == [1]
 
 
-def of_another_version(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"version":"2"', b'"version":"0"'))
+SPOILT: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "of another version": (lambda file: file.replace(b'"version":"2"', b'"version":"0"'), "version 0"),
+    "of something else": (
+        lambda file: file.replace(b'"format":"djinn-weights"', b'"format":"other-weights"'),
+        "not that of weights of Djinn",
+    ),
+    "with another header": (
+        lambda file: file.replace(b'"bundle.0":{"dtype":"U8"', b'"bundle.0":{"dtype":"I8"'),
+        "not as Djinn writes it",
+    ),
+    "shorter": (lambda file: file[:-1], "bytes"),
+    "longer": (lambda file: file + b"\0", "bytes"),
+    "without the end of its header": (lambda file: file[:100], "length of its header"),
+    "empty": (lambda file: b"", "length of its header"),
+    "all zeros": (lambda file: bytes(len(file)), "length of its header"),
+}
 
 
-def of_something_else(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b'"format":"djinn-weights"', b'"format":"other-weights"'))
-
-
-def shorter(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def longer(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-def without_end_of_header(path: Path) -> None:
-    os.truncate(path, 100)
-
-
-def empty(path: Path) -> None:
-    os.truncate(path, 0)
-
-
-def all_zeros(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def with_another_header(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"bundle.0":{"dtype":"U8"', b'"bundle.0":{"dtype":"I8"'))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (of_another_version, "version 0"),
-        (of_something_else, "not that of weights of Djinn"),
-        (shorter, "bytes"),
-        (longer, "bytes"),
-        (without_end_of_header, "length of its header"),
-        (empty, "length of its header"),
-        (all_zeros, "length of its header"),
-        (with_another_header, "not as Djinn writes it"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "reason"), SPOILT.values(), ids=SPOILT)
 def test_a_file_that_cannot_be_used_is_written_anew(
-    path: Path, spoil: Callable[[Path], None], reason: str, caplog: pytest.LogCaptureFixture
+    path: Path, spoil: Callable[[bytes], bytes], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     MODEL.write(path).close()
     whole = path.read_bytes()
-    spoil(path)
+    path.write_bytes(spoil(whole))
     assert path.read_bytes() != whole
     with caplog.at_level(logging.WARNING):
         MODEL.write(path).close()
@@ -179,12 +141,11 @@ def test_a_file_for_something_else_is_written_anew(
     open_bundle_file(path, wanted, refuse).close()
 
 
-def fail_after_one(writer: Writer) -> None:
-    writer.bundle(0, MODEL.bundles[0])
-    raise KeyboardInterrupt
-
-
 def test_a_conversion_that_fails_leaves_nothing(path: Path) -> None:
+    def fail_after_one(writer: Writer) -> None:
+        writer.bundle(0, MODEL.bundles[0])
+        raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
         open_bundle_file(path, MODEL.contents, fail_after_one)
     assert [each.name for each in path.parent.iterdir()] == [".model.safetensors.lock"]
@@ -203,6 +164,7 @@ open_bundle_file(Path(sys.argv[1]), model.contents, fill)
 """
 
 
+@pytest.mark.long
 def test_a_conversion_that_is_killed_leaves_no_file_that_is_used(path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=Path(__file__).parents[3], check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -212,40 +174,24 @@ def test_a_conversion_that_is_killed_leaves_no_file_that_is_used(path: Path) -> 
     assert sorted(each.name for each in path.parent.iterdir()) == [".model.safetensors.lock", "model.safetensors"]
 
 
-def test_what_was_forgotten_or_does_not_fit_is_no_file(path: Path) -> None:
-    def forget(writer: Writer) -> None:
-        for index, tensors in enumerate(MODEL.bundles[:-1]):
-            writer.bundle(index, tensors)
-
-    with pytest.raises(ValueError, match=r"bundle\.3, table\.0, table\.1"):
-        open_bundle_file(path, MODEL.contents, forget)
-    with pytest.raises(ValueError, match="bundle 0 is not laid out"):
-        open_bundle_file(path, MODEL.contents, lambda writer: writer.bundle(0, MODEL.bundles[1]))
-    with pytest.raises(ValueError, match="table 1"):
-        open_bundle_file(path, MODEL.contents, lambda writer: writer.table(1, MODEL.tables[0]))
-    assert not path.exists()
-
-
-def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
+def test_a_disk_that_is_too_small_or_that_others_fill_meanwhile_is_named(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     needed = file_bytes(MODEL.contents)
     found = psutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: found._replace(free=needed - 1))
     with pytest.raises(StoreFull, match=r"0\.0 MiB free, and this needs 0\.0 MiB"):
         open_bundle_file(path, MODEL.contents, refuse)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: found._replace(free=needed))
-    MODEL.write(path).close()
-
-
-def test_a_disk_that_others_fill_meanwhile_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(os, "pwrite", fail)
     with pytest.raises(StoreFull, match="is full"):
         MODEL.write(path)
     assert [each.name for each in path.parent.iterdir()] == [".model.safetensors.lock"]
+    monkeypatch.undo()
+    MODEL.write(path).close()
 
 
 def test_a_folder_that_cannot_be_made_is_the_cache_dirs_fault(tmp_path: Path) -> None:
@@ -255,10 +201,29 @@ def test_a_folder_that_cannot_be_made_is_the_cache_dirs_fault(tmp_path: Path) ->
     assert refused.value.param == "cache_dir"
 
 
-def test_every_cut_is_found(path: Path) -> None:
-    MODEL.write(path).close()
-    whole = path.read_bytes()
-    for length in (*range(0, 4200, 61), *range(4200, len(whole), 4099), len(whole) - 1):
-        path.write_bytes(whole[:length])
-        with pytest.raises(Exception, match=r"header|bytes"):
-            BundleFile(path, MODEL.contents)
+def drop(file: BundleFile, section: Section) -> bool:
+    """Have the system forget the file's pages; returns whether it has those of the section. It does when nobody has to
+    do with them any more.
+    """
+    os.fsync(file.fileno())
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if not file.is_cached(section):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_what_was_read_is_in_memory_until_the_system_drops_it(path: Path) -> None:
+    file = MODEL.write(path)
+    section = file.bundles[1]
+    file.checksum(section)
+    assert file.is_cached(section)
+    if not drop(file, section):
+        pytest.skip("the file system of temporary files keeps them in memory")
+    time.sleep(0.05)
+    assert not file.is_cached(section), "asking brings nothing there"
+    file.checksum(section)
+    assert file.is_cached(section)
+    file.close()

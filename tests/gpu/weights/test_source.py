@@ -1,4 +1,4 @@
-"""Weights from a folder: every tensor needed, none left, converted to the dtype asked for."""
+"""Weights from a folder: every tensor needed, none left, kept as stored, or rounded as gguf and PyTorch round."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PretrainedConfig
 
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import WeightsDtype
 from app.gpu.attention.reference import ReferenceAttention
-from app.gpu.models import load_stack
+from app.gpu.linear.cpu.onednn import onednn_multiplies
+from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of
+from app.gpu.models import build_stack, load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.weights.form import Form
+from app.gpu.weights.form import Form, nbytes_of
 from app.gpu.weights.random_weights import RandomWeights
+from app.gpu.weights.resident import ResidentText
 from app.gpu.weights.safetensors_folder import SafetensorsFolder
 from app.model_store.errors import BrokenModel
+from app.model_store.fingerprint import fingerprint
 from app.model_store.resolve import ResolvedModel
+from app.model_store.sizes import stored_sizes
 from tests.gpu.models.driving import Drive, assert_agrees
 from tests.gpu.models.oracle import build_model, expect, save_model, tiny_config
 
@@ -69,21 +77,30 @@ def test_a_sharded_bfloat16_folder_loads_as_float32(tmp_path: Path) -> None:
     assert_agrees(found, expect(oracle, TOKENS))
 
 
-def test_a_missing_tensor_is_named(tmp_path: Path, llama: LlamaForCausalLM) -> None:
-    rewrite(tmp_path, lambda tensors: tensors.pop("model.layers.2.self_attn.k_proj.weight"))
-    with pytest.raises(BrokenModel, match=r"no tensor 'model\.layers\.2\.self_attn\.k_proj\.weight'"):
-        load(tmp_path)
-
-
-def test_a_tensor_the_model_has_no_use_for_is_named(tmp_path: Path, llama: LlamaForCausalLM) -> None:
-    rewrite(tmp_path, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(48)}))
-    with pytest.raises(BrokenModel, match=r"no use for: model\.layers\.0\.self_attn\.q_proj\.bias"):
-        load(tmp_path)
-
-
-def test_a_wrong_shape_is_named_with_both_shapes(tmp_path: Path, llama: LlamaForCausalLM) -> None:
-    rewrite(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.ones(7)}))
-    with pytest.raises(BrokenModel, match=r"'model\.norm\.weight'.* is \(7,\), must be \(48,\)"):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda tensors: tensors.pop("model.layers.2.self_attn.k_proj.weight"),
+            r"no tensor 'model\.layers\.2\.self_attn\.k_proj\.weight'",
+        ),
+        (
+            lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(48)}),
+            r"no use for: model\.layers\.0\.self_attn\.q_proj\.bias",
+        ),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(7)}),
+            r"'model\.norm\.weight'.* is \(7,\), must be \(48,\)",
+        ),
+    ],
+    ids=["missing", "left over", "of another shape"],
+)
+@pytest.mark.usefixtures("llama")
+def test_tensors_that_are_not_the_models_are_named(
+    tmp_path: Path, change: Callable[[dict[str, Tensor]], object], said: str
+) -> None:
+    rewrite(tmp_path, change)
+    with pytest.raises(BrokenModel, match=said):
         load(tmp_path)
 
 
@@ -111,21 +128,15 @@ def test_a_stored_output_projection_wins_over_a_config_that_ties(tmp_path: Path)
     assert_agrees(found, expect(oracle, TOKENS))
 
 
-def test_a_folder_without_weights_says_what_it_lacks(tmp_path: Path) -> None:
+def test_files_that_are_not_there_or_cut_short_are_named(tmp_path: Path) -> None:
     with pytest.raises(BrokenModel, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
         SafetensorsFolder(tmp_path, Form(CPU, torch.float32))
-
-
-def test_a_truncated_file_is_refused(tmp_path: Path, llama: LlamaForCausalLM) -> None:
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(BrokenModel, match="cannot read"):
-        load(tmp_path)
-
-
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     folder = save_model(build_model(tiny_config("llama")), tmp_path, max_shard_size="80KB")
-    (folder / sorted(path.name for path in folder.glob("*.safetensors"))[1]).unlink()
+    shards = sorted(folder.glob("*.safetensors"))
+    shards[1].write_bytes(shards[1].read_bytes()[:-100])
+    with pytest.raises(BrokenModel, match="cannot read"):
+        load(folder)
+    shards[1].unlink()
     with pytest.raises(BrokenModel, match=r"model-00002-of-.*\.safetensors"):
         load(folder)
 
@@ -157,3 +168,98 @@ def test_random_weights_depend_on_seed_and_name_but_not_on_order() -> None:
     assert not torch.equal(
         RandomWeights(4, tiny_config("llama"), Form(CPU, torch.bfloat16)).take("a.weight", (4, 4)), first
     )
+
+
+class _Remembering(RandomWeights):
+    """Knows what it has given away."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__(0, config, Form(CPU, torch.bfloat16))
+        self.given: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        self.given[name] = super().take(name, shape)
+        return self.given[name]
+
+
+@torch.no_grad()
+@pytest.mark.skipif(
+    onednn_multiplies(torch.bfloat16), reason="this processor has a layout for bfloat16"
+)
+def test_a_tied_output_projection_is_the_embedding_itself_where_weights_stay_as_they_are() -> None:
+    config = tiny_config("gpt2")
+    source, text = _Remembering(config), ResidentText(CPU, torch.bfloat16, batch_invariant=False)
+    stack = build_stack(ResolvedModel("tied", config, None, 0), source, text, ReferenceAttention(), None)
+    hidden = torch.randn(2, 48, dtype=torch.bfloat16)
+    assert stack.head(hidden).any()
+    source.given["transformer.wte.weight"].zero_()
+    assert not stack.head(hidden).any()
+
+
+STORED = torch.randn(6, 64, generator=torch.Generator().manual_seed(5)).bfloat16()
+
+
+def stored_as(folder: Path, matrices: WeightsDtype, dtype: torch.dtype = torch.float32) -> Matrix:
+    save_file({"a.weight": STORED}, folder / "model.safetensors")
+    return SafetensorsFolder(folder, Form(CPU, dtype, matrices)).take_matrix("a.weight", (6, 64))
+
+
+def rounded(values: torch.Tensor) -> torch.Tensor:
+    """To Q8_0 and back."""
+    kind = gguf.GGMLQuantizationType.Q8_0
+    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(values.numpy(), kind), kind))
+
+
+@pytest.mark.parametrize(
+    ("matrices", "dtype"),
+    [
+        (WeightsDtype.CHECKPOINT, torch.bfloat16),
+        (WeightsDtype.FLOAT32, torch.float32),
+        (WeightsDtype.BFLOAT16, torch.bfloat16),
+    ],
+)
+def test_a_stored_matrix_keeps_its_values(tmp_path: Path, matrices: WeightsDtype, dtype: torch.dtype) -> None:
+    found = dense_of(stored_as(tmp_path, matrices))
+    assert found.dtype is dtype
+    assert torch.equal(found.float(), STORED.float())
+
+
+def test_int8_rounds_as_gguf_does_and_half_precision_computes_with_nothing_wider(tmp_path: Path) -> None:
+    found = stored_as(tmp_path, WeightsDtype.INT8)
+    assert isinstance(found, BlockMatrix)
+    assert torch.equal(found.dequantize(), rounded(STORED.float()))
+    assert dense_of(stored_as(tmp_path, WeightsDtype.CHECKPOINT, torch.float16)).dtype is torch.float16
+
+
+@pytest.mark.parametrize("matrices", list(WeightsDtype))
+def test_bytes_are_known_beforehand(tmp_path: Path, matrices: WeightsDtype) -> None:
+    for dtype in (torch.float32, torch.float16):
+        found = stored_as(tmp_path, matrices, dtype)
+        [size] = stored_sizes(tmp_path).values()
+        assert Form(CPU, dtype, matrices).nbytes(size) == nbytes_of(found)
+
+
+@pytest.mark.parametrize("matrices", [WeightsDtype.BFLOAT16, WeightsDtype.INT8])
+def test_random_matrices_are_those_of_the_seed_rounded(matrices: WeightsDtype) -> None:
+    config, shape = tiny_config("llama"), (8, 64)
+    plain = RandomWeights(3, config, Form(CPU, torch.float32)).take_matrix("a.weight", shape)
+    found = RandomWeights(3, config, Form(CPU, torch.float32, matrices)).take_matrix("a.weight", shape)
+    expected = dense_of(plain).bfloat16() if matrices is WeightsDtype.BFLOAT16 else rounded(dense_of(plain))
+    assert torch.equal(dense_of(found), expected)
+
+
+@pytest.mark.parametrize(("matrices", "step", "inputs"), [(WeightsDtype.INT8, 32, 48), (WeightsDtype.FLOAT8, 16, 24)])
+def test_a_matrix_whose_rows_have_no_whole_blocks_is_named(matrices: WeightsDtype, step: int, inputs: int) -> None:
+    source = RandomWeights(3, tiny_config("llama"), Form(CPU, torch.float32, matrices))
+    with pytest.raises(FieldOutOfRange, match=rf"multiple of {step} values; a\.weight has {inputs}") as caught:
+        source.take_matrix("a.weight", (8, inputs))
+    assert caught.value.param == "weights_dtype"
+
+
+def test_rounded_matrices_make_another_model() -> None:
+    def print_of(matrices: WeightsDtype) -> str:
+        return fingerprint(ResolvedModel("tiny", tiny_config("llama"), None, 0, matrices))
+
+    same = {print_of(WeightsDtype.CHECKPOINT), print_of(WeightsDtype.FLOAT32)}
+    assert len(same) == 1
+    assert len(same | set(map(print_of, WeightsDtype))) == 4
