@@ -24,12 +24,12 @@ print(*sys.modules)
 """
 
 
-@pytest.mark.parametrize("starts", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_gguf_model_is_loaded_without_transformers_at_its_first_start_too(tmp_path: Path, starts: int) -> None:
+@pytest.mark.long
+def test_a_gguf_model_is_loaded_without_transformers_at_its_first_start_too(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     write_gguf(tmp_path / "m.gguf", tiny_llama(tokenizer.get_vocab_size()), tokenizer)
     command = [sys.executable, "-c", LOAD, str(tmp_path / "m.gguf"), str(tmp_path / "cache")]
-    for _ in range(starts):
+    for _ in range(2):
         modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
         assert "app.main" in modules
         assert [name for name in SLOW if name in modules] == []

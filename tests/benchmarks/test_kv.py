@@ -44,6 +44,7 @@ def client(base_url: str) -> Iterator[Djinn]:
         yield client
 
 
+@pytest.mark.long
 def test_only_a_cold_turn_waits_for_its_kv(client: Djinn, source: TokenSource) -> None:
     bench = ResumeBench(client, source, seed=1, history_tokens=200, other_tokens=256)
     rounds = bench.run(2)

@@ -93,6 +93,7 @@ def test_folder_with_a_broken_config(config: str, tmp_path: Path) -> None:
         resolve(str(tmp_path), cache_dir=tmp_path)
 
 
+@pytest.mark.long
 def test_a_hub_id_comes_from_the_hub_cache_without_network(folder: Path, tmp_path: Path) -> None:
     """In a fresh process: the hub client reads at import that it may not use the network."""
     revision = "0" * 40

@@ -62,6 +62,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
 
 
+@pytest.mark.long
 def test_server_and_stages_can_be_imported_without_the_packages_that_only_a_cpu_needs() -> None:
     modules = [stage.module for stage in STAGES] + ["app.main", "app.web.server", "benchmarks.gpu_check.program"]
     code = BARE + "import importlib\nfor name in sys.argv[1:]: importlib.import_module(name)"

@@ -211,7 +211,8 @@ def test_repeats_have_texts_of_their_own_and_a_spread_and_a_warm_up_is_not_measu
     assert (target["summary"]["ttft_first_s"], target["summary"]["tokens_per_s"]) == (None, 0.0)
 
 
-@pytest.mark.parametrize("told", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_what_it_measured(url: str, tmp_path: Path, told: signal.Signals) -> None:
     """The agents think for an hour after their first turn: Ctrl-C or a `kill` comes in between."""
     arguments = [*LOAD, "--time-scale", "1", "--rate", "inf", "--think", "3600:3600", "--output", str(tmp_path)]

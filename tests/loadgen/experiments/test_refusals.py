@@ -86,7 +86,6 @@ REFUSED = {
         ("--every nan", "every must be a number above 0"),
         ("--agents 0", "agents must be at least 1"),
         ("--context 103", "context must be at least 104"),
-        ("--minutes 1 --model random:nothing", "no shape 'nothing'"),
     ],
     "weights": [
         ("--model /nowhere", "no model in /nowhere"),

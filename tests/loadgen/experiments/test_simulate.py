@@ -101,7 +101,7 @@ UTILIZATION = 0.7
 TOLERANCE = 0.05
 
 
-@pytest.mark.parametrize("ratios", [(1.0,), (0.25, 0.75, 1.0, 2.0)])
+@pytest.mark.parametrize("ratios", [pytest.param((1.0,), marks=pytest.mark.long), (0.25, 0.75, 1.0, 2.0)])
 def test_prompts_wait_as_in_an_m_g_1_queue(ratios: tuple[float, ...]) -> None:
     """Pollaczek and Khinchine: the mean wait is rho * s / (2 * (1 - rho)), times the mean square of the lengths."""
     service_s = 0.5

@@ -172,6 +172,7 @@ async def test_where_nothing_is_wrong_nothing_is_found(url: str, twin: str, tmp_
         assert len([session async for session in djinn.sessions.list()]) == 1
 
 
+@pytest.mark.long
 async def test_another_models_tokens_are_wrong(url: str, tmp_path: Path) -> None:
     with serve(seed=1) as other:
         findings = await found(url, other, tmp_path)

@@ -20,6 +20,7 @@ from loadgen.peers.serving import Served, serving
 from loadgen.rivals.baseline.affinity import Affinity
 from loadgen.targets.dialects import OpenAIDialect, find_dialect
 
+pytestmark = pytest.mark.long
 CONTEXT = 128
 VOCABULARY = 300
 PROMPTS = ([1, 2, 3], [10, 11, 12, 13, 14, 15, 16], [20, 21])

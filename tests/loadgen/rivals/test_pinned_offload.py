@@ -50,6 +50,7 @@ async def test_the_next_token_is_that_of_a_whole_pass(folder: Path, first: int) 
             assert sample.bytes == rows * shape.elements * 4
 
 
+@pytest.mark.long
 async def test_without_a_model_as_many_bytes_are_moved_and_a_script_that_ends_says_why(folder: Path) -> None:
     shape = shape_of(folder, with_model=False)
     async with hand_written_offload() as offload:
