@@ -177,17 +177,17 @@ def test_steps_in_a_row_keep_what_is_known_and_ask_for_the_rest(inside: Inside) 
 
 
 def test_a_new_pause_brings_the_map_to_its_tokens_and_a_step_leaves_it(inside: Inside) -> None:
-    inside.arm(1)
+    inside.arm(2)
     inside.start("The quick brown fox. " * 12)
-    last = inside.expect_pause(1)["end"] - 1
-    expect(inside.cell(1, last)).to_be_in_viewport()
-    expect(inside.cell(1, last)).not_to_be_empty()
+    last = inside.expect_pause(2)["end"] - 1
+    expect(inside.cell(2, last)).to_be_in_viewport()
+    expect(inside.cell(2, last)).not_to_be_empty()
     inside.page.locator(".inside").evaluate("box => { box.scrollLeft = 0; }")
-    expect(inside.cell(1, 0)).not_to_be_empty()
-    inside.button("Next layer").click()
-    inside.expect_pause(2)
-    expect(inside.cell(2, 0)).to_be_in_viewport()
     expect(inside.cell(2, 0)).not_to_be_empty()
+    inside.button("Next layer").click()
+    inside.expect_pause(3)
+    expect(inside.cell(3, 0)).to_be_in_viewport()
+    expect(inside.cell(3, 0)).not_to_be_empty()
     inside.button("Next token").click()
     expect(inside.cell(3, last + 1)).to_be_in_viewport()
     expect(inside.cell(3, last + 1)).not_to_be_empty()

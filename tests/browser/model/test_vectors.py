@@ -67,6 +67,7 @@ def test_what_is_missing_for_a_vector_is_told_beside_its_field(http: httpx.Clien
         layer.fill(text)
         compute.click()
         expect(layer).to_have_accessible_description(re.compile(told))
+    layer.fill("1")
     panel = inside.page.get_by_role("region", name="Vectors")
     panel.get_by_label("Name").fill("of-a-file")
     panel.get_by_role("button", name="Add the file").click()
