@@ -168,7 +168,8 @@ def test_what_a_server_with_a_key_and_little_room_refuses() -> None:
             assert sessions.enter_context(known.sessions.create()).info.residency == "best_effort"
             with pytest.raises(client.RateLimited) as limited:
                 known.sessions.create()
-            assert (limited.value.code, limited.value.retry_after) == ("session_limit", 1.0)
+            assert limited.value.code == "session_limit"
+            assert limited.value.retry_after
 
 
 @pytest.mark.parametrize("resume_in_ms", [None, 20])
