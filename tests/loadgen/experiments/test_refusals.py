@@ -46,7 +46,6 @@ REFUSED = {
         ("--target a=URL --repeats 0", "repeats must be at least 1"),
         ("--target a=URL --warmup -1", "warmup must be at least 0"),
         ("--target a=URL --turn-timeout 0", "--turn-timeout must be above 0"),
-        ("--target a=URL --slo-ttft 0", "--slo-ttft must be above 0"),
         ("--target a=URL --texts /nowhere.jsonl", "/nowhere.jsonl"),
         ("--target a=URL --output /dev/null/x", "cannot write to /dev/null/x"),
     ],
