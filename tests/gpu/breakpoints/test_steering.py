@@ -71,6 +71,14 @@ def test_the_same_steering_shares_and_other_steering_does_not(driver: BreakDrive
     assert cached == [0, SHARED, 0, 0, 0, 0, 0, SHARED]
 
 
+def test_the_same_edit_at_another_layer_is_another_steering(driver: BreakDriver, tiny_llama: TinyModel) -> None:
+    for layer in (0, 1, 2):
+        session = driver.open_armed(layer, action=Action.EDIT, edits=(ADD,))
+        turn = driver.turn(session, START, COUNT)
+        assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, [change_of(layer, ADD)])
+        assert turn.end.usage.cached_tokens == 0
+
+
 def test_an_edit_made_at_a_pause_is_not_shared(driver: BreakDriver, tiny_llama: TinyModel) -> None:
     session = driver.open_armed(LAYER, when=When(Pass.PREFILL))
     turn = driver.turn(session, START, COUNT)
