@@ -183,9 +183,7 @@ class _Remembering(RandomWeights):
 
 
 @torch.no_grad()
-@pytest.mark.skipif(
-    onednn_multiplies(torch.bfloat16), reason="this processor has a layout for bfloat16"
-)
+@pytest.mark.skipif(onednn_multiplies(torch.bfloat16), reason="this processor has a layout for bfloat16")
 def test_a_tied_output_projection_is_the_embedding_itself_where_weights_stay_as_they_are() -> None:
     config = tiny_config("gpt2")
     source, text = _Remembering(config), ResidentText(CPU, torch.bfloat16, batch_invariant=False)
