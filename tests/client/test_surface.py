@@ -17,7 +17,7 @@ import app.domain.breakpoints
 import client
 import djinn
 from app.domain import values as domain
-from app.openai.models import Model
+from app.openai.models import DefaultSampling, Model
 from app.wire import activation_maps, breakpoints, checkpoint, memory, sessions, turns, vectors
 from app.wire.sessions import ListSessionsQuery
 from app.wire.turns import GenerateBody
@@ -98,7 +98,7 @@ ANSWERS = [
     for module in (models, breakpoint_models, memory_models)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Answer) and kind.__module__ == module.__name__
-    if kind.__name__ not in ("ForkPoint", "Health", "Model") and "[" not in kind.__name__
+    if kind.__name__ not in ("ForkPoint", "Health", "Model", "DefaultSampling") and "[" not in kind.__name__
 ]
 
 
@@ -111,6 +111,7 @@ def test_every_field_of_an_answer_reaches_the_user(answer: type[Answer]) -> None
 
 def test_of_a_model_all_but_what_only_openai_wants_reaches_the_user() -> None:
     assert set(models.Model.model_fields) == set(Model.model_fields) - {"object", "created", "owned_by"}
+    assert set(models.DefaultSampling.model_fields) == set(DefaultSampling.model_fields)
 
 
 ROOT = Path(__file__).parents[2]

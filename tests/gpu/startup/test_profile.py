@@ -116,7 +116,7 @@ def test_kv_gets_what_the_rest_leaves(tiny_llama: TinyModel, caplog: pytest.LogC
     assert all(f"{size:.1f} GiB" in said for size in (80, 2, 3, plan.kv / GIB, plan.kept / GIB))
     blocks = budget_blocks(settings(kv_dir=None), 1 << 20, plan.kv)
     assert blocks.device == plan.kv >> 20
-    with pytest.raises(FieldOutOfRange, match="beside weights and steps") as refused:
+    with pytest.raises(FieldOutOfRange, match="weights and steps leave") as refused:
         budget_blocks(settings(kv_dir=None), 4096, -5)
     assert refused.value.param == "kv_device"
 

@@ -37,7 +37,7 @@ REFUSED = {
         ("--target a=URL#", "NAME=URL#MODEL"),
         ("--target a=URL/v1/#tiny-llama", "without /v1"),
         ("--target a=URL#gpt-9", "no model gpt-9, only tiny-llama"),
-        ("--target a=URL --target a=URL#tiny-llama", "a name of its own: a, a"),
+        ("--target a=URL --target a=URL#tiny-llama", "its own name: a, a"),
         ("--target a=URL --api-key b=secret", "--api-key for no target that is up: b"),
         ("--target a=URL --api-key secret", "--api-key is NAME=VALUE"),
         ("--target a=URL --api-key a=x --api-key a=y", "--api-key is given twice for a"),
@@ -54,7 +54,7 @@ REFUSED = {
         ("--target a=URL --tokens 2000", "has room for 1024"),
         ("--target a=URL --repeats 0", "repeats must be at least 1"),
         ("--target a=URL --link wifi", "--link is NAME=GB/s"),
-        ("--target a=URL --link bus=3 --link bus=4", "every link needs a name of its own"),
+        ("--target a=URL --link bus=3 --link bus=4", "every link needs its own name"),
     ],
     "migrate": [
         ("--target A=URL", "migrate takes two targets"),
