@@ -32,7 +32,7 @@ help:            ## list the targets
 
 setup: $(STAMP)  ## make .venv with what serving and `make test` need
 
-setup-dev: $(DEV)  ## add what all other targets need
+setup-dev: $(DEV)  ## add what checks, pages, notebooks, releases and test-all need
 
 NEEDED     := Djinn needs Python 3.11 or newer. If it has another name here: make setup PYTHON=python3.12
 NO_PYTHON  := There is no $(PYTHON) here. $(NEEDED)
@@ -56,7 +56,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 $(DEV): $(STAMP)
-	@echo 'What all other targets need goes to $(VENV) too: 0.8 GB, from 0.2 GB of downloads. It takes a minute or more.'
+	@echo 'What checks, pages, notebooks, releases and test-all need goes to $(VENV) too: 0.8 GB, from 0.2 GB of downloads. It takes a minute or more.'
 	@$(INSTALL) --editable '.[dev]'
 	@touch $(DEV)
 

@@ -34,7 +34,7 @@ from client.errors import (
     Unprocessable,
 )
 from client.memory_models import MemoryMap
-from client.models import Health, History, Model, PhaseChange, SessionInfo, TokenEvent, Turn, Usage
+from client.models import DefaultSampling, Health, History, Model, PhaseChange, SessionInfo, TokenEvent, Turn, Usage
 
 __all__ = [
     "APIError",
@@ -55,6 +55,7 @@ __all__ = [
     "Conflict",
     "ConnectionFailed",
     "ConnectionLost",
+    "DefaultSampling",
     "Djinn",
     "DjinnError",
     "Forbidden",

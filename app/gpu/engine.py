@@ -170,7 +170,7 @@ class Engine:
         """Plan a step and launch it. Until `collect` no command or move of its sequences may be handled.
 
         An error of planning ends the turn that was looked at, and the step is what was planned before. An error that is
-        about no turn ends all: nobody can tell what it has left half done.
+        about no turn ends all turns: it may have left any of them half planned.
         """
         self._began_at = time.perf_counter()
         self._outdated = False
@@ -218,7 +218,7 @@ class Engine:
             self._overlapped = self._runner.launch_overlapped(step, rows, sample_requests(rows))
         except CannotPlan as failure:
             return [*self.collect(), *self._accounting.fail_turn(failure)]
-        except Exception as error:  # without rows: what stands against a step beside this one need not against the next
+        except Exception as error:  # an error of planning has no rows, and ends none: the next step is planned anew
             return [*self.collect(), *self._accounting.fail_step(rows, error)]
         if self._overlapped is None:  # memory is too short for two steps: release what was reserved
             self._scheduler.give_up(rows)

@@ -21,6 +21,9 @@ def generation_file(model: ResolvedModel) -> Path | None:
 def read_generation(path: Path) -> dict[str, Any]:
     """Its entries. Raises BrokenModel for a file that cannot be read."""
     try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
         raise BrokenModel(f"cannot read {path}: {error}", param="model") from error
+    if not isinstance(found, dict):
+        raise BrokenModel(f"{path} must hold a JSON object, not {type(found).__name__}", param="model")
+    return found

@@ -39,7 +39,7 @@ class ModelSettings(BaseModel):
     generation_config: Literal["auto", "none"] = Field(
         "auto",
         description="what temperature, top_p, top_k, min_p and repetition_penalty are where a client leaves them out; "
-        "auto: as the model's generation_config.json says; none: what changes nothing",
+        "auto: as the model's generation_config.json says; none: neutral values",
     )
     seed: int = Field(0, ge=0, description="seed of random:SHAPE weights")
     cache_dir: Annotated[Path, BeforeValidator(not_empty)] = Field(

@@ -49,7 +49,7 @@ class Directory:
         return tenant
 
     def _note_refusal(self, tenant: Tenant, key: Key, why: str) -> None:
-        """Log once of each key that a client still uses it, or already."""
+        """Log once for each key that a client uses it too late or too early."""
         if key.sha256 not in self._refused:
             self._refused.add(key.sha256)
             logger.warning("a key of tenant %s is refused: it %s", tenant.name, why)

@@ -17,7 +17,7 @@ from app.wire.checkpoint import CheckpointView
 from app.wire.structured import StructuredOutputs
 
 MAX_SEED = 2**63 - 1
-OF_THE_MODEL = "(default: the model's, which /v1/models tells)"
+OF_THE_MODEL = "(default: the model's, see /v1/models)"
 WITH_DEFAULTS = [field.name for field in fields(SamplingDefaults)]
 
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]

@@ -37,5 +37,5 @@ def sampling_defaults(model: ResolvedModel, generation_config: str) -> SamplingD
     changed = {name: value for name, value in asdict(found).items() if value != getattr(NEUTRAL, name)}
     if changed:
         told = ", ".join(f"{name} {value:g}" for name, value in changed.items())
-        logger.info("where a client leaves it out, the model has it: %s", told)
+        logger.info("defaults of sampling from the model: %s", told)
     return found

@@ -1,4 +1,4 @@
-"""Plants each fault and runs the tests: `python -m tests.mutants [--all] [NAME ...]`. See the package's docstring."""
+"""Plants each fault in a clone of the last commit and runs the tests: `python -m tests.mutants [--all] [NAME ...]`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ PATCHES = Path(__file__).parent
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 SEPARATE = "not clients and not frameworks and not browser and not wheel"
 """Tests that install something or need a browser: none of the faults is theirs."""
+NO_TESTS = 5
+"""pytest's exit status where all tests of the folders are `long`."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,10 @@ class Mutant:
     def read(cls, path: Path) -> Mutant:
         """Raises ValueError for a patch without its two first lines."""
         says, tests, *_ = path.read_text().splitlines()
-        if not tests.startswith("Tests: "):
-            raise ValueError(f"{path.name}: its second line must be `Tests:` and folders")
-        return cls(path, says, tests.removeprefix("Tests: ").split())
+        nearest = tests.removeprefix("Tests: ").split()
+        if not tests.startswith("Tests: ") or not all((ROOT / each).exists() for each in nearest):
+            raise ValueError(f"{path.name}: its second line must be `Tests:` and folders that exist")
+        return cls(path, says, nearest)
 
 
 def catch(mutant: Mutant, tree: Path, options: list[str]) -> str | None:
@@ -41,8 +44,7 @@ def catch(mutant: Mutant, tree: Path, options: list[str]) -> str | None:
     apply = ["git", "-C", str(tree), "apply"]
     subprocess.run([*apply, str(mutant.path)], check=True)
     try:
-        nearest = [each for each in mutant.nearest if (tree / each).exists()]
-        return _first_failure(tree, options, nearest) or _first_failure(tree, options, [])
+        return _first_failure(tree, options, mutant.nearest) or _first_failure(tree, options, [])
     finally:
         subprocess.run([*apply, "--reverse", str(mutant.path)], check=True)
 
@@ -51,7 +53,7 @@ def _first_failure(tree: Path, options: list[str], paths: list[str]) -> str | No
     told = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "--exitfirst", "--quiet", "--numprocesses", "logical", *options, *paths]
     done = subprocess.run(command, cwd=tree, env=told, capture_output=True, text=True)
-    if done.returncode == 0:
+    if done.returncode in (0, NO_TESTS):
         return None
     if (found := FAILED.search(done.stdout)) is None:
         raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout[-1000:]}{done.stderr[-1000:]}")

@@ -2,9 +2,11 @@
 
 import functools
 import hashlib
+import logging
 import os
 import pickle
 import re
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -27,6 +29,9 @@ from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
 from app.gpu.cpu.compilations import COMPILATIONS
+from app.machine.files import make_private_folder
+
+logger = logging.getLogger(__name__)
 
 ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}
 """What stands for a tensor's dtype inside a kernel; see `intrinsics.widen`."""
@@ -37,6 +42,8 @@ POOL_ELEMENTS = {**ELEMENTS, torch.float8_e4m3fn: np.uint8}
 _ROOT = Path(__file__).parents[3]
 _IMPORT = re.compile(r"^ *from (app\.gpu[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
 _KEPT_DAYS = 60
+_STARTED = time.time()
+"""Of this process. A file that has changed since may not be what it has imported."""
 _OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "boundscheck": False}
 
 P = ParamSpec("P")
@@ -93,11 +100,16 @@ class _KernelCache:
     """
 
     def __init__(self, kernel: Callable[[int], None]) -> None:
-        self._kernel = kernel
+        modules = {kernel.__module__}
+        self._identity = _identity(kernel, modules)
+        self._files = sorted(imported_files(frozenset(modules)), key=_module_path)
+        self._name = kernel.__qualname__.split(".")[0].strip("_")
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """The compiled kernel, or None. Prepares Numba's runtime alone: the compiler takes half a second."""
         path = self._path(signature, target_context)
+        if path is None:
+            return None
         with suppress(Exception):  # no file, a damaged one, or one of another Numba: the kernel is recompiled
             payload = pickle.loads(path.read_bytes())
             runtime: Any = rtsys
@@ -111,22 +123,50 @@ class _KernelCache:
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep the machine code, and remove what was not used for long. Several processes may do so at once."""
         path = self._path(signature, compiled.target_context)
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        if path is None or compiled.lifted or compiled.library.has_dynamic_globals:  # addresses of this process
+            return
+        try:
             with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-                file.write(dumps(compiled._reduce()))  # type: ignore[no-untyped-call]
-            Path(file.name).replace(path)
+                try:
+                    file.write(dumps(compiled._reduce()))  # type: ignore[no-untyped-call]
+                    Path(file.name).replace(path)
+                except OSError:
+                    Path(file.name).unlink()
+                    raise
             _remove_unused(path.parent)
+        except OSError as error:
+            _warn_once(f"compiled kernels are not kept: cannot write to {path.parent}: {error.strerror}")
 
-    def _path(self, signature: Any, target_context: Any) -> Path:
+    def _path(self, signature: Any, target_context: Any) -> Path | None:
+        """None where the machine code can be neither kept nor trusted."""
+        folder = kernel_folder()
+        if not _is_ours(folder) or any(path.stat().st_mtime > _STARTED for path in self._files):
+            return None
         target = target_context.codegen().magic_tuple()
         versions = numba.__version__, llvmlite.__version__, sys.version_info[:3]
-        modules = {self._kernel.__module__}
-        known = repr((versions, str(signature), target, _identity(self._kernel, modules)))
-        digest = hashlib.sha256(known.encode())
-        for path in sorted(imported_files(frozenset(modules)), key=_module_path):
+        digest = hashlib.sha256(repr((versions, str(signature), target, self._identity)).encode())
+        for path in self._files:
             digest.update(_module_path(path).encode() + path.read_bytes())
-        return kernel_folder() / f"{self._kernel.__qualname__.split('.')[0].strip('_')}-{digest.hexdigest()[:40]}"
+        return folder / f"{self._name}-{digest.hexdigest()[:40]}"
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether the folder is there, or can be made, and no other user may write to it: machine code in it is run."""
+    try:
+        make_private_folder(folder)
+        found = folder.stat()
+    except OSError as error:
+        _warn_once(f"compiled kernels are not kept: cannot make {folder}: {error.strerror}")
+        return False
+    is_ours = found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not is_ours:
+        _warn_once(f"compiled kernels are not kept: other users may write to {folder}")
+    return is_ours
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s; each start recompiles them", text)
 
 
 def _remove_unused(folder: Path) -> None:
@@ -146,7 +186,8 @@ def _identity(value: Any, modules: set[str]) -> Any:
         return repr(value)
     modules.add(function.__module__)
     cells = (cell.cell_contents for cell in function.__closure__ or ())
-    return function.__module__, function.__qualname__, [_identity(cell, modules) for cell in cells]
+    place = function.__module__, function.__qualname__, function.__code__.co_firstlineno, repr(function.__defaults__)
+    return place, [_identity(cell, modules) for cell in cells]
 
 
 @functools.cache

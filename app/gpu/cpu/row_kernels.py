@@ -43,67 +43,15 @@ _TWO_ROOT = np.float32(1.5957691216057308)
 @functools.cache
 def compiled(name: str, dtype: torch.dtype) -> Any:
     """The kernel as a C function of the address of an `RowArguments`. See `c_function`."""
-    return c_function(_KERNELS[name](ELEMENTS[dtype]))
+    element = ELEMENTS[dtype]
+    return c_function(_kernel(_ROWS[name], element, np.uint16 if name == "round" else element))
 
 
-def _rms_norm_kernel(element: Any) -> Callable[[int], None]:
+def _kernel(row: Any, element: Any, made: Any) -> Callable[[int], None]:
     def kernel(address: int) -> None:
-        _each_row(address, element, element, _rms_norm_row)
+        _each_row(address, element, made, row)
 
     return kernel
-
-
-def _silu_mul_kernel(element: Any) -> Callable[[int], None]:
-    def kernel(address: int) -> None:
-        _each_row(address, element, element, _silu_mul_row)
-
-    return kernel
-
-
-def _add_kernel(element: Any) -> Callable[[int], None]:
-    def kernel(address: int) -> None:
-        _each_row(address, element, element, _add_row)
-
-    return kernel
-
-
-def _rotate_kernel(element: Any) -> Callable[[int], None]:
-    def kernel(address: int) -> None:
-        _each_row(address, element, element, _rotate_row)
-
-    return kernel
-
-
-def _layer_norm_kernel(element: Any) -> Callable[[int], None]:
-    def kernel(address: int) -> None:
-        _each_row(address, element, element, _layer_norm_row)
-
-    return kernel
-
-
-def _gelu_kernel(element: Any) -> Callable[[int], None]:
-    def kernel(address: int) -> None:
-        _each_row(address, element, element, _gelu_row)
-
-    return kernel
-
-
-def _round_kernel(element: Any) -> Callable[[int], None]:
-    def kernel(address: int) -> None:
-        _each_row(address, element, np.uint16, _round_row)
-
-    return kernel
-
-
-_KERNELS = {
-    "rms_norm": _rms_norm_kernel,
-    "layer_norm": _layer_norm_kernel,
-    "silu_mul": _silu_mul_kernel,
-    "gelu": _gelu_kernel,
-    "add": _add_kernel,
-    "rotate": _rotate_kernel,
-    "round": _round_kernel,
-}
 
 
 @inlined
@@ -196,3 +144,14 @@ def _round_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, pos
     own = out[index * a.width :]
     for i in range(a.width):
         own[i] = narrow(widen(x[i]), own[i])
+
+
+_ROWS = {
+    "rms_norm": _rms_norm_row,
+    "layer_norm": _layer_norm_row,
+    "silu_mul": _silu_mul_row,
+    "gelu": _gelu_row,
+    "add": _add_row,
+    "rotate": _rotate_row,
+    "round": _round_row,
+}

@@ -58,6 +58,7 @@ class Drafting:
         for row in plan.rows:
             plan.looking_at = row.sequence
             guesses.append(self._guess(row))
+        plan.looking_at = None
         lengths = self._choose(plan.rows, guesses, budget, _SHARED_STRETCH if is_shared else math.inf)
         for place, (row, guess, length) in enumerate(zip(plan.rows, guesses, lengths, strict=True)):
             if length:

@@ -61,6 +61,7 @@ def _follow(plan: StepPlan, scheduler: Scheduler, rows: Sequence[Row], max_model
         following.append(Row(sequence, turn, next_, 1, way, True, False))
         if next_ >= sequence.plain_to:  # once a block, unless something may happen to the session's rows
             growing.append(following[-1])
+    plan.looking_at = None
     return following if work <= STEP_WORK and _grow(plan, scheduler.cache, growing) else []
 
 
@@ -85,6 +86,7 @@ def _grow(plan: StepPlan, cache: KVCache, rows: Sequence[Row]) -> bool:
     for row in rows:
         plan.looking_at = row.sequence
         missing += cache.missing(row.sequence, 2)
+    plan.looking_at = None
     if missing > cache.pool.available:
         return False
     for row in rows:

@@ -130,8 +130,8 @@ class Scheduler:
             failed = plan.looking_at
             if failed is None:
                 raise
-            live = [row for row in plan.rows if row.sequence.session in self.queue.running]
-            plan.rows = [row for row in live if row.sequence is not failed]
+            running = self.queue.running
+            plan.rows = [row for row in plan.rows if row.sequence.session in running and row.sequence is not failed]
             plan.passed_over = True
             raise CannotPlan(plan, failed) from error
         finally:

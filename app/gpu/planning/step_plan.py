@@ -28,7 +28,7 @@ class StepPlan:
     most_turns: float = math.inf
     """Only tenants with fewer turns that run have one admitted. There was no room for one of a tenant with so many."""
     looking_at: TokenSequence | None = None
-    """Whose turn is being planned now: an error that comes meanwhile is that turn's. None: it would be nobody's."""
+    """Whose turn is being planned now: an error that comes meanwhile ends that turn alone. None: no turn's."""
 
 
 class CannotPlan(Exception):

@@ -103,8 +103,8 @@ class Owners:
         return await self._replaced(owner.key, owner.replica.name)
 
     async def anew(self, owner: Owner) -> Owner:
-        """Another replica for a name that no replica has: the first one says for ever that it has handed it on. Raises
-        `ReplicaAway` if there is no other, and `DirectoryAway`.
+        """Another replica for a name that no replica has: the first one goes on answering that the session has moved.
+        Raises `ReplicaAway` if there is no other, and `DirectoryAway`.
         """
         assert owner.key is not None
         found = self._fleet.place(but=owner.replica.name)
