@@ -15,9 +15,10 @@ AGENTS := --kv 20x1024 --agents 80 --rate 0.2 --context 1024 --turns 6 --think 1
 # What Numba may compile for on a processor that could do more.
 AVX2   := +avx2,+avx,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+movbe,+sse4.2
 
-# On up to four cores, with one thread each: a second one gains nothing with tiny models.
+# One thread for each process: a second one gains nothing with tiny models. One process more than cores, because tests
+# of servers mostly wait.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-CORES  := --numprocesses logical --maxprocesses 4 --dist worksteal
+CORES  := --numprocesses $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --maxprocesses 5 --dist worksteal
 
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 # Pip has nothing to say that is of use here.

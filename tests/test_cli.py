@@ -186,6 +186,7 @@ def test_a_port_that_cannot_be_had_is_said_before_the_model_is_loaded(capsys: py
     assert "in use; choose another with --port" in err
 
 
+@pytest.mark.long
 def test_an_idle_server_leaves_at_once_with_0() -> None:
     command = [sys.executable, "-m", "app", "serve", *TINY]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

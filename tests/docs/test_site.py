@@ -114,6 +114,7 @@ def test_every_link_leads_to_a_page_and_a_heading(site: Path, pages: dict[Path, 
     assert broken == set()
 
 
+@pytest.mark.long
 def test_every_page_ends_with_a_link_to_the_glossary(site: Path) -> None:
     written = site.parent / "docs"
     for page in set(written.rglob("*.md")) - {written / "glossary.md"}:

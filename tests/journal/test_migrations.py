@@ -165,6 +165,7 @@ def way_back() -> str:
     return found[1]
 
 
+@pytest.mark.long
 def test_the_way_back_of_the_documentation_leads_to_what_was_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,7 @@ from loadgen.cli import main
 SMALL = ("--agents", "10", "--tokens", "3")
 
 
+@pytest.mark.long
 def test_delays_are_seen_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
     """They are so long that a figure which leaves one out, or begins at the wrong event, is off by more."""
     assert main(["selfcheck", *SMALL, "--ttft", "0.6", "--gap", "0.4", "--tolerance", "0.3"]) == 0

@@ -63,7 +63,14 @@ def stack_of(case: str, matrices: WeightsDtype, folder: Path, monkeypatch: pytes
 
 @torch.no_grad()
 @pytest.mark.parametrize("matrices", KINDS)
-@pytest.mark.parametrize("case", ["llama", "llama-tied-biased-wide-heads", "qwen3"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "llama",
+        pytest.param("llama-tied-biased-wide-heads", marks=pytest.mark.long),
+        pytest.param("qwen3", marks=pytest.mark.long),
+    ],
+)
 def test_the_answers_are_those_of_a_model_that_is_rounded_so(
     case: str, matrices: WeightsDtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def test_a_crowd_is_told_what_one_process_tells_it(tiny_llama: TinyModel) -> Non
     assert all(map(same, told, wanted))
 
 
+@pytest.mark.long
 def test_scales_of_float8_go_with_the_heads_that_they_belong_to(tiny_llama: TinyModel) -> None:
     said = []
     for ranks in (1, 2):
@@ -99,6 +100,7 @@ def test_memory_is_that_of_all_ranks(two: BreakDriver, tiny_llama: TinyModel) ->
     assert two.place(session).device_bytes == 2 * BLOCK * one.info.kv_bytes_per_token
 
 
+@pytest.mark.long
 def test_bits_of_a_token_do_not_depend_on_its_company(tiny_llama: TinyModel) -> None:
     settings = Settings(device="cpu", tensor_parallel=2, batch_invariant=True, max_running=16, kv_policy="none")
     driver = BreakDriver(load_engine(tiny_llama.resolved, replace(settings.engine(), max_step_tokens=16, kv_dir=None)))

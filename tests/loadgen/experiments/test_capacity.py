@@ -263,6 +263,7 @@ def found(target: TargetReport) -> tuple[int | None, int | None]:
     return target.findings.held, target.findings.failed
 
 
+@pytest.mark.long
 def test_the_number_that_a_server_holds_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving_stub(Stub(5, SLOW_S)) as five, serving_stub(Stub(99)) as many:
         targets = ("--target", f"five={five}", "--target", f"many={many}")

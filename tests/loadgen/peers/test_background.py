@@ -89,6 +89,7 @@ def child_in(log: str) -> int:
 # For the length of a block.
 
 
+@pytest.mark.long
 def test_a_server_is_up_in_the_block_and_its_log_stays(settings: ServerSettings) -> None:
     with serving(PEER, settings) as served:
         assert httpx.get(f"{served.url}/v1/models").is_success
@@ -103,6 +104,7 @@ def test_a_server_is_up_in_the_block_and_its_log_stays(settings: ServerSettings)
     assert served.url.endswith(f":{served.command[-1]}")
 
 
+@pytest.mark.long
 async def test_a_managed_target_is_up_while_it_is_reached(settings: ServerSettings) -> None:
     target = ManagedTarget("second", PEER, settings)
     assert (target.name, target.running) == ("second", None)
@@ -163,6 +165,7 @@ def test_what_cannot_start_says_why(settings: ServerSettings) -> None:
     assert background.running(PEER) is None
 
 
+@pytest.mark.long
 def test_a_server_that_was_killed_can_be_started_again(settings: ServerSettings) -> None:
     first = background.start(PEER, settings, None)
     os.killpg(first.pid, signal.SIGKILL)

@@ -67,6 +67,7 @@ def test_agents_with_tools_are_found_by_what_they_continue(settings: ServerSetti
     assert find_peer("djinn+tools").served_model == "model+tools"
 
 
+@pytest.mark.long
 def test_djinn_serves_the_checkpoint_that_a_folder_was_made_of(
     settings: ServerSettings, cache: Path, model: Path, tmp_path: Path
 ) -> None:
