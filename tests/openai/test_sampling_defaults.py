@@ -144,7 +144,7 @@ def test_a_value_that_no_client_may_give_is_refused_at_the_start(
 def test_a_file_that_cannot_be_read_is_named(reference: Reference, tmp_path: Path, text: str) -> None:
     folder = says(reference, tmp_path)
     (folder / "generation_config.json").write_text(text)
-    with pytest.raises(BrokenModel, match=r"cannot read .*generation_config\.json"):
+    with pytest.raises(BrokenModel, match=r"generation_config\.json"):
         sampling_defaults(resolve(str(folder), cache_dir=tmp_path), "auto")
 
 
