@@ -79,9 +79,10 @@ report: folder   ## every experiment small, in a quarter of an hour: report/inde
 test: model      ## run the tests
 	$(PYTEST) $(CORES)
 
-# The wheels are for a run of their own: their tests share one environment, and come in their order.
-test-all: setup-dev model release  ## all that CI runs, beside lint and docs: an hour
-	$(PYTEST) -m "not wheel" --hypothesis-profile full $(CORES)
+# Playwright runs an event loop in each of its processes, and the tests of wheels share one environment in their order.
+test-all: setup-dev model release  ## all that CI runs, next to lint and docs: half an hour
+	$(PYTEST) -m "not wheel and not browser" --hypothesis-profile full $(CORES)
+	$(PYTEST) -m browser tests/browser $(CORES)
 	$(PYTEST) -m wheel tests/release
 	$(MAKE) bench-kernels-small soak-short
 

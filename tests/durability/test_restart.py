@@ -201,7 +201,7 @@ def prompt(number: int) -> list[int]:
 
 
 def next_turn(http: httpx.Client, session: str) -> tuple[list[int], int]:
-    """Its tokens, and how many the server has computed again for it."""
+    """Its tokens, and how many the server has recomputed for it."""
     answer = generate(http, session, NEXT)
     return answer["token_ids"], answer["usage"]["tokens_recomputed"]
 

@@ -50,12 +50,12 @@ def test_every_stage_runs_on_a_cpu(tmp_path: Path) -> None:
     assert all(record.figures or record.name == "doctor" for record in run.stages)
     assert found["doctor"].facts
     assert median_of(found["sessions"], "Sessions that ended / begun") == 1
-    assert median_of(found["sessions"], "Tokens computed again") == 0
+    assert median_of(found["sessions"], "Tokens recomputed") == 0
     assert median_of(found["density"], "Turns that completed / planned") == 1
     assert median_of(found["density"], "Errors") == 0
     assert len(found["decode"].samples) == 4, "Djinn and Transformers, at two batches"
     assert {point.series for point in found["weights"].points} == {"Djinn", "Accelerate"}
-    assert {point.series for point in found["resume"].points} == {"computed again", "hand-written offload", "Djinn"}
+    assert {point.series for point in found["resume"].points} == {"recomputed", "hand-written offload", "Djinn"}
 
     (page,) = tmp_path.glob("gpu-check-*.html")
     assert page.read_text().count("<svg") == 4

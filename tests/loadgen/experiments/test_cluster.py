@@ -134,7 +134,7 @@ class Hashed:
     findings: Findings
 
     async def take(self) -> tuple[tuple[int, ...], int | None]:
-        """The agent's next turn; returns its tokens, and how many were computed again."""
+        """The agent's next turn; returns its tokens, and how many were recomputed."""
         clock = TurnClock()
         cost = await self.agent.run_turn(THREE[len(self.agent.turns)], TOKENS, clock)
         assert clock.token_times_s
