@@ -209,11 +209,11 @@ def test_a_copy_of_a_paused_turn_reserves_what_is_left_of_it(client: ClientOf, w
 
 def cancel_in_the_queue(few: httpx.Client, many: httpx.Client) -> str:
     """A session of `few` with 40 tokens of a turn that never ran, on a server that runs one turn at once."""
-    for number in range(20):
+    for number in range(50):
         left = tokens_left(few)
         session: str = few.post("/v1/sessions").json()["id"]
         running = many.post("/v1/sessions").json()["id"]
-        body = {"token_ids": [5] * 3, "max_tokens": 900, "ignore_eos": True, "stream": True}
+        body = {"token_ids": [5] * 3, "max_tokens": 900, "ignore_eos": True, "stream": True, "logprobs": 20}
         with many.stream("POST", f"/v1/sessions/{running}/generate", json=body) as busy:
             next(busy.iter_lines())
             tokens = list(range(5 + number, 45 + number))  # nobody has their KV
