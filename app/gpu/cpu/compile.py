@@ -52,7 +52,7 @@ R = TypeVar("R")
 
 def compiled_features() -> frozenset[str]:
     """Instruction sets that kernels are compiled for, in LLVM's words: the processor's, or those that Numba is told in
-    NUMBA_CPU_FEATURES. The machine code of each is kept in files of its own.
+    NUMBA_CPU_FEATURES. The cache keeps separate files for each.
     """
     told: Any = vars(config)["CPU_FEATURES"]
     if told is not None:

@@ -72,7 +72,7 @@ class RoomShares:
         """The sequence with the weakest claim to its blocks: the last in the queue, then the youngest that runs. It is
         one of the tenant that holds the most, unless that tenant has only one turn that runs.
 
-        It may be the one that asks, unless no other is left.
+        That may be the session that asks, unless no other is left.
         """
         waiting = [each for each in self._waiting() if each is not asking]
         if waiting:
