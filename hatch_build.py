@@ -1,4 +1,4 @@
-"""A wheel of djinn-server needs djinn-client of the same version: `client` and `djinn` are there, and in no other wheel.
+"""A wheel of djinn-server needs djinn-client of the same version: only that wheel has `client` and `djinn`.
 
 An editable installation has both packages from the checkout, and needs no second distribution.
 """
