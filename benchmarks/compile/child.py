@@ -1,4 +1,4 @@
-"""One device's part: `python -m benchmarks.compile.child CAPABILITY main|every|usual` prints a JSON line a kernel.
+"""One device's part: `python -m benchmarks.compile.child CAPABILITY main|every|few|usual` prints a JSON line a kernel.
 
 A process of its own, as Triton knows one device, and compiles nothing where its interpreter has been chosen.
 """
@@ -12,12 +12,13 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.compile.absent import absent_device
-from benchmarks.compile.shapes import DTYPES, Shape, every_shape, launches, main_shapes, wide_launches
+from benchmarks.compile.shapes import DTYPES, Shape, every_shape, few_shapes, launches, main_shapes, wide_launches
 from benchmarks.compile.usage import usage_of
 
 SHAPES: dict[str, Callable[[], list[Shape]]] = {
     "main": main_shapes,
     "every": every_shape,
+    "few": few_shapes,
     "usual": lambda: [Shape()],
 }
 

@@ -57,6 +57,15 @@ def main_shapes() -> list[Shape]:
     return list(dict.fromkeys((*heads, *groups, *blocks)))
 
 
+def few_shapes() -> list[Shape]:
+    """Of the main ones, those at the ends of each dimension."""
+    usual = Shape()
+    types = [replace(usual, dtype=dtype) for dtype in DTYPES]
+    heads = [replace(usual, head_dim=head_dim) for head_dim in (64, 80)]
+    groups = [replace(usual, group=group) for group in (1, 8)]
+    return list(dict.fromkeys((*types, *heads, *groups, replace(usual, block_size=64))))
+
+
 def launches(shape: Shape) -> Iterator[tuple[str, Launch]]:
     """What is launched in that shape, by the name of what it is for."""
     dtype, heads = DTYPES[shape.dtype], shape.group * KV_HEADS

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.gpu.cpu.compile import kernel_folder
 from docs.site.pages import ROOT
 from tests.docs.blocks import Block, blocks_of
 
@@ -87,6 +88,8 @@ def follow(page: str, folder: Path, model: Path, timeout_s: float) -> str:
         "DJINN_STATE_DIR": str(folder / ".local/state/djinn"),
         "DJINN_CACHE_DIR": str(folder / "cache"),
     }
+    (folder / "cache").mkdir()
+    (folder / "cache/kernels").symlink_to(kernel_folder())  # to recompile them takes half a minute
     (folder / "script").write_text(script(list(blocks_of(page)), port))
     shell = subprocess.Popen(
         ["bash", "script"],

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from app.gpu.cpu.compile import kernel_folder
+
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
 PYTHON = os.environ.get("WHEEL_PYTHON", sys.executable)
@@ -34,6 +36,9 @@ class WheelEnvironment:
             foreign.parent.mkdir(parents=True)
             foreign.write_text("raise SystemExit('this is not of Djinn')\n")
         self._home.mkdir()
+        cache = self._home / ".cache/djinn"
+        cache.mkdir(parents=True)
+        (cache / "kernels").symlink_to(kernel_folder())  # to recompile them takes half a minute
         subprocess.run([PYTHON, "-m", "venv", str(self._venv)], check=True, env=self._variables())
 
     def install_client(self) -> None:
@@ -45,8 +50,9 @@ class WheelEnvironment:
         self._install(str(wheel_of("djinn_client")), f"{wheel_of('djinn_server')}{extras}")
 
     def _install(self, *wheels: str) -> None:
-        flags = ("--quiet", "--disable-pip-version-check", "--constraint", str(ROOT / "constraints.txt"))
-        done = self.run("python", "-m", "pip", "install", *flags, *wheels)
+        flags = ("--quiet", "--no-compile", "--disable-pip-version-check")
+        constraints = ("--constraint", str(ROOT / "constraints.txt"))
+        done = self.run("python", "-m", "pip", "install", *flags, *constraints, *wheels)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
