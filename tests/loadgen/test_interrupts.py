@@ -37,13 +37,13 @@ EVENTS = (
 )
 
 
+@dataclass
 class Stub:
     """A server that answers at once, but for `/metrics` once `stalls` is set."""
 
-    def __init__(self) -> None:
-        self.completions = 0
-        self.stalls = False
-        self.stalled = False
+    completions: int = 0
+    stalls: bool = False
+    stalled: bool = False
 
     async def complete(self, _request: Request) -> Response:
         self.completions += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,12 +10,10 @@ import pytest
 from app.settings import Settings
 from loadgen.errors import LoadgenError
 from loadgen.peers.djinn import djinn_launch
-from loadgen.processes.calibration import calibrate
 from loadgen.processes.folders import cache_folder, default_model, peers_folder
 from loadgen.processes.launch import Launch, without_folders
 from loadgen.processes.line_process import line_process
 from loadgen.processes.processor import MASKS, flags_in, processor_flags
-from tests.loadgen.calibrations import CORES, remember
 
 FOLDERS = [Path("/home/me/djinn"), Path("/home/me/.cache/djinn/peers"), Path("/models")]
 
@@ -55,7 +52,6 @@ ARM = "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp {}\nCPU implementer\t
     ("cpuinfo", "flags"),
     [
         (X86.format("avx512_bf16 avx2 avx512f avx512_vnni"), ("avx2", "avx512f", "avx512_vnni", "avx512_bf16")),
-        (X86.format("amx_tile amx_int8 avx512f amx_bf16"), ("avx512f", "amx_bf16", "amx_int8")),
         (ARM.format("asimd bf16 sve"), ("asimd", "bf16", "sve")),
         ("", ()),
     ],
@@ -73,39 +69,6 @@ def test_a_processor_of_which_a_part_is_masked_is_another_one(monkeypatch: pytes
     assert processor_flags() == (*plain, "onednn_avx2")
 
 
-@pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Its fastest type is remembered to be bfloat16."""
-    monkeypatch.setenv("DJINN_CACHE_DIR", str(tmp_path / "cache"))
-    remember(tmp_path / "cache", tmp_path, "float32")
-    return tmp_path
-
-
-def notes(model: Path) -> list[Path]:
-    return list((model / "cache/calibration").iterdir())
-
-
-def test_what_was_measured_is_remembered(model: Path) -> None:
-    found = calibrate(model, CORES)
-    assert (found.outputs, found.inputs, found.cores, found.flags) == (128, 64, CORES, processor_flags())
-    assert (found.dtype, set(found.seconds)) == ("bfloat16", {"float32", "bfloat16"})
-    assert len(notes(model)) == 1
-
-
-@pytest.mark.long
-def test_another_processor_is_measured_anew_and_so_is_what_a_damaged_note_was_of(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [note] = notes(model)
-    note.write_text("{}")
-    calibrate(model, CORES)
-    measured = json.loads(note.read_text())["seconds"]
-    assert all(min(seconds) > 0 for seconds in measured.values())
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    assert calibrate(model, CORES).flags[-1] == "aten_default"
-    assert len(notes(model)) == 2
-
-
 # Programs that answer lines.
 
 ECHO = "import json, os\nwhile True: print(json.dumps({'was': json.loads(input()), 'x': os.environ['X']}), flush=True)"
@@ -117,14 +80,7 @@ async def test_a_program_gets_variables_and_answers_each_line_whole() -> None:
             assert await process.ask(asked) == {"was": asked, "x": "this"}
 
 
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        ("raise SystemExit('the model is too large')", "it ended with status 1: the model is too large"),
-        ("print('Loading ...', flush=True); input(); input()", "it did not answer, but say b'Loading"),
-    ],
-)
-async def test_a_program_that_does_not_answer_says_why(program: str, message: str) -> None:
-    async with line_process([sys.executable, "-c", program], LoadgenError) as process:
-        with pytest.raises(LoadgenError, match=message):
+async def test_a_program_that_does_not_answer_says_why() -> None:
+    async with line_process([sys.executable, "-c", "raise SystemExit('too large')"], LoadgenError) as process:
+        with pytest.raises(LoadgenError, match="it ended with status 1: too large"):
             await process.ask({})

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from loadgen.load.records import Sample, ServerTotals
+from loadgen.load.records import ServerTotals
 from loadgen.sampling import Sampler, sampling
 from loadgen.sampling.processes import process_use
 from loadgen.sampling.prometheus import read_metrics
@@ -61,11 +61,9 @@ def test_the_engines_of_a_server_are_added_up_and_the_fullest_counts() -> None:
     assert found.totals == ServerTotals(counts={"preemptions": 6})
 
 
-def test_llama_cpp_has_names_of_its_own_and_others_tell_nothing() -> None:
+def test_llama_cpp_has_names_of_its_own() -> None:
     found = read_metrics(LLAMACPP)
     assert (found.running, found.waiting, found.kv_used, found.totals) == (3, 2, None, ServerTotals())
-    found = read_metrics("# TYPE up gauge\nup 1\n")
-    assert (found.running, found.waiting, found.kv_used) == (None, None, None)
 
 
 async def sampled(spec: TargetSpec, seconds: float) -> Sampler:
@@ -87,33 +85,23 @@ def metrics_of(*answers: Response) -> Iterator[TargetSpec]:
 
 
 async def test_samples_come_twice_a_second_on_a_clock_that_does_not_drift() -> None:
-    with metrics_of(PlainTextResponse(LLAMACPP)) as spec:
+    with metrics_of(PlainTextResponse(vllm_metrics(5)), PlainTextResponse(vllm_metrics(8))) as spec:
         found = await sampled(spec, 2.25 * INTERVAL_S)
     first, *ticks, last = [one.at_s for one in found.samples]
     assert first == 0.0
     assert ticks == pytest.approx([INTERVAL_S, 2 * INTERVAL_S], abs=0.2)
     assert all(at_s >= tick for at_s, tick in zip(ticks, (INTERVAL_S, 2 * INTERVAL_S), strict=True))
     assert last >= 2.25 * INTERVAL_S
-    assert {(one.running, one.waiting) for one in found.samples} == {(3, 2)}
-
-
-async def test_only_what_was_counted_in_between_counts() -> None:
-    with metrics_of(PlainTextResponse(vllm_metrics(5)), PlainTextResponse(vllm_metrics(8))) as spec:
-        found = await sampled(spec, 0.0)
-    assert found.totals == ServerTotals(counts={"preemptions": 3})
+    assert {(one.running, one.waiting) for one in found.samples} == {(8, 2)}
+    assert found.totals == ServerTotals(counts={"preemptions": 3}), "only what was counted in between"
 
 
 async def test_a_server_without_metrics_has_none_and_is_asked_once() -> None:
     with metrics_of(PlainTextResponse("no", 404), PlainTextResponse(LLAMACPP)) as spec:
         found = await sampled(spec, 1.2 * INTERVAL_S)
-    assert all(is_silent(one) for one in found.samples)
-    assert len(found.samples) == 3
+    told = [(one.sessions, one.bytes, one.running, one.waiting, one.kv_used) for one in found.samples]
+    assert told == 3 * [({}, {}, None, None, None)]
     assert found.totals is None
-
-
-def is_silent(one: Sample) -> bool:
-    told = (one.sessions, one.bytes, one.running, one.waiting, one.kv_used)
-    return told == ({}, {}, None, None, None)
 
 
 BURN = "import time; end = time.process_time() + {s}\nwhile time.process_time() < end: pass\n"

@@ -50,11 +50,6 @@ def cut(
     return asyncio.run(cut_prompts(plan_trace(workload), workload, corpus, tokenize, repeat))
 
 
-def test_a_system_text_that_is_too_short_is_an_error() -> None:
-    with pytest.raises(LoadgenError, match="system_tokens"):
-        cut(Workload(system_tokens=50), Corpus("short", "Hi.", ("text",)))
-
-
 @pytest.mark.parametrize("tokenize", [words, characters])
 @given(
     system_tokens=st.integers(0, 60),
@@ -78,6 +73,8 @@ def test_agents_and_repeats_share_the_system_text_and_nothing_after_it() -> None
     prompts = [agent[0] for repeat in range(4) for agent in cut(workload, tokenize=characters, repeat=repeat)]
     assert len({prompt[:20] for prompt in prompts}) == 1
     assert len({prompt[20:40] for prompt in prompts}) == len(prompts) == 120
+    with pytest.raises(LoadgenError, match="system_tokens"):
+        cut(Workload(system_tokens=50), Corpus("short", "Hi.", ("text",)))
     assert fingerprint(cut(workload)) == fingerprint(cut(workload)) != fingerprint(cut(replace(workload, seed=2)))
 
 
@@ -111,16 +108,12 @@ def test_a_file_gives_its_first_system_text_and_all_conversations(tmp_path: Path
     corpus = read_texts(write(tmp_path, *(json.dumps(each, ensure_ascii=False) for each in CONVERSATIONS), ""))
     assert corpus.name == "texts.jsonl"
     assert corpus.system == "Be kind."
-    assert corpus.documents == ("user: Hello\n\nassistant: Hi\u2028there\n\n", "user: Bye\n\n")
-
-
-def test_documents_are_read_from_any_of_them_on_for_ever(tmp_path: Path) -> None:
-    corpus = read_texts(write(tmp_path, *map(json.dumps, CONVERSATIONS)))
     first, second = corpus.documents
+    assert (first, second) == ("user: Hello\n\nassistant: Hi\u2028there\n\n", "user: Bye\n\n")
     assert list(islice(corpus.read_from(1), 3)) == [second, first, second]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"id": "c"}', '{"id": "c", "messages": [{"role": "user"}]}'])
+@pytest.mark.parametrize("line", ["{", '{"id": "c", "messages": [{"role": "user"}]}'])
 def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     path = write(tmp_path, json.dumps(CONVERSATIONS[0]), line)
     with pytest.raises(LoadgenError, match=r"texts\.jsonl, line 2: not a conversation: \S") as refused:
@@ -129,7 +122,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b'{"id": "c", "messages": []}', b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"\n\n", b'{"id": "c", "messages": []}', b"\xff\xfe"])
 def test_a_file_without_conversations_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "empty.jsonl"
     path.write_bytes(content)

@@ -1,8 +1,13 @@
-"""A workload is checked, and decides every arrival, pause and length ahead."""
+"""A workload is checked, and decides every arrival, pause and length ahead; its trace's file gives them back."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +20,8 @@ from numpy.typing import NDArray
 
 from loadgen.errors import LoadgenError
 from loadgen.load.arrivals import Arrivals, arrival_times
-from loadgen.load.think import LogNormal, ThinkTime, Uniform, parse_think
-from loadgen.load.trace import AgentPlan, Trace, TurnPlan, scaled, write_trace
+from loadgen.load.think import LogNormal, Uniform, parse_think
+from loadgen.load.trace import AgentPlan, Trace, TurnPlan, read_trace, scaled, trace_sha256, write_trace
 from loadgen.load.workload import Replay, Workload, plan_trace
 
 workloads = st.builds(
@@ -96,36 +101,27 @@ def test_every_turn_is_as_the_workload_has_it(workload: Workload) -> None:
         assert (agent.turns[-1].think_s, agent.turns[-1].announced_s, agent.turns[-1].tool) == (None, None, False)
 
 
-@pytest.mark.parametrize(
-    "other", [{"turns": 9}, {"think": LogNormal(3.0, 1.0)}, {"eta_noise": 0.0}, {"tool_share": 0.0}]
-)
-def test_what_else_agents_do_leaves_the_arrivals_alone(other: dict[str, Any]) -> None:
-    before, after = (plan_trace(workload) for workload in (BASE, replace(BASE, **other)))
-    assert [agent.arrival_s for agent in before] == [agent.arrival_s for agent in after]
+OTHER_AGENTS: list[dict[str, Any]] = [{"turns": 9}, {"think": LogNormal(3.0, 1.0)}, {"tool_share": 0.0}]
+OTHER_TIMES: list[dict[str, Any]] = [{"arrivals": Arrivals.GAMMA, "burstiness": 0.3}, {"eta_noise": 1.0}]
 
 
-@pytest.mark.parametrize(
-    "other", [{"arrivals": Arrivals.GAMMA, "burstiness": 0.3}, {"rate": math.inf}, {"eta_noise": 1.0}]
-)
-def test_what_else_changes_leaves_think_times_and_tools_alone(other: dict[str, Any]) -> None:
-    before, after = (earlier_turns(plan_trace(workload)) for workload in (BASE, replace(BASE, **other)))
-    assert [(turn.think_s, turn.tool) for turn in before] == [(turn.think_s, turn.tool) for turn in after]
+def test_what_decides_arrivals_does_not_decide_pauses_and_tools_nor_the_reverse() -> None:
+    plain = plan_trace(BASE)
+    for other in OTHER_AGENTS:
+        assert [agent.arrival_s for agent in plan_trace(replace(BASE, **other))] == [each.arrival_s for each in plain]
+    for other in OTHER_TIMES:
+        before, after = (earlier_turns(trace) for trace in (plain, plan_trace(replace(BASE, **other))))
+        assert [(turn.think_s, turn.tool) for turn in before] == [(turn.think_s, turn.tool) for turn in after]
 
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
         ({"agents": 0}, "agents"),
-        ({"completion_tokens": -1}, "completion_tokens"),
         ({"rate": math.nan}, "rate"),
-        ({"arrivals": Arrivals.GAMMA, "burstiness": math.inf}, "burstiness"),
-        ({"eta_noise": math.nan}, "eta_noise"),
         ({"tool_share": 1.1}, "tool_share"),
-        ({"time_scale": 0.0}, "time_scale"),
-        ({"seed": -1}, "seed"),
         ({"context": 64}, "context must be above system_tokens, which is 128; got 64"),
         ({"burstiness": 2.0}, "burstiness has no effect, because arrivals is not gamma"),
-        ({"tool_completion_tokens": 5}, "tool_completion_tokens has no effect, because tool_share is 0"),
         ({"tool_think": Uniform(1, 2)}, "tool_think has no effect, because tool_share is 0"),
     ],
 )
@@ -197,21 +193,104 @@ def test_gaps_of_constant_arrivals_are_all_the_same_and_at_an_infinite_rate_ther
         assert times(arrivals, 3, math.inf) == (0.0, 0.0, 0.0)
 
 
+def test_a_think_time_is_read_as_it_is_written() -> None:
+    for text, think in (("0:0.5", Uniform(0.0, 0.5)), ("lognormal:12:0.5", LogNormal(12.0, 0.5))):
+        assert parse_think(text) == think
+        assert str(think) == text
+    for wrong in ("5", "a:b", "2:1", "0:inf", "lognormal:0:1"):
+        with pytest.raises(LoadgenError, match="think time"):
+            parse_think(wrong)
+
+
+# The file of a trace.
+
+LAST = TurnPlan(32, 8, None, None, tool=False)
+TRACE = (
+    AgentPlan(0.1, (TurnPlan(100, 10, 2.5, 3.5, tool=False), LAST)),
+    AgentPlan(1 / 3, (TurnPlan(100, 20, 0.0, None, tool=True), LAST)),
+)
+
+
+seconds = st.floats(0, allow_nan=False, allow_infinity=False)
+tokens = st.integers(1, 10**6)
+
+
+@st.composite
+def agents(draw: st.DrawFn) -> AgentPlan:
+    earlier = st.builds(TurnPlan, tokens, tokens, seconds, st.none() | seconds, tool=st.booleans())
+    last = st.builds(TurnPlan, tokens, tokens, st.none(), st.none(), tool=st.booleans())
+    return AgentPlan(draw(seconds), (*draw(st.lists(earlier, max_size=4)), draw(last)))
+
+
+@given(st.lists(agents(), min_size=1, max_size=5).map(tuple))
+def test_reading_gives_back_what_was_written(tmp_path_factory: pytest.TempPathFactory, trace: Any) -> None:
+    path = tmp_path_factory.mktemp("traces") / "trace.jsonl"
+    write_trace(trace, path)
+    assert read_trace(path) == trace
+    assert trace_sha256(trace) == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from loadgen.load.think import LogNormal
+from loadgen.load.trace import write_trace
+from loadgen.load.workload import Workload, plan_trace
+workload = Workload(20, turns=5, think=LogNormal(9.0, 0.7), eta_noise=0.3, tool_share=0.4, seed=11)
+write_trace(plan_trace(workload), Path(sys.argv[1]))
+"""
+
+
+def test_the_same_seed_is_the_same_bytes_in_every_process(tmp_path: Path) -> None:
+    workload = Workload(20, turns=5, think=LogNormal(9.0, 0.7), eta_noise=0.3, tool_share=0.4, seed=11)
+    write_trace(plan_trace(workload), tmp_path / "here")
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
+    subprocess.run([sys.executable, "-c", WRITE, str(tmp_path / "there")], env=environment, check=True)
+    assert (tmp_path / "there").read_bytes() == (tmp_path / "here").read_bytes()
+
+
+def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LoadgenError, match=r"cannot read trace \S+none\.jsonl: No such file or directory$"):
+        read_trace(tmp_path / "none.jsonl")
+    with pytest.raises(LoadgenError, match="cannot write trace"):
+        write_trace(TRACE, tmp_path / "none" / "trace.jsonl")
+
+
+def test_scaling_is_a_factor_on_every_time_and_on_nothing_else() -> None:
+    (first, *_), *_ = (agent.turns for agent in scaled(TRACE, 0.5))
+    assert first == TurnPlan(100, 10, 1.25, 1.75, tool=False)
+    assert [agent.arrival_s for agent in scaled(TRACE, 0.5)] == [0.05, 1 / 6]
+    assert scaled(TRACE, 1.0) == TRACE
+
+
+def changed(**fields: Any) -> str:
+    """A good line with some of the agent's fields replaced."""
+    return json.dumps({"arrival_s": 0.0, "turns": [turn(), LAST_TURN]} | fields)
+
+
+def turn(**fields: Any) -> dict[str, Any]:
+    good = {"new_tokens": 8, "completion_tokens": 4, "think_s": 1.0, "announced_s": None, "tool": False}
+    return good | fields
+
+
+LAST_TURN = turn(think_s=None)
+
+
 @pytest.mark.parametrize(
-    ("text", "think"),
+    ("line", "complaint"),
     [
-        ("0:0.5", Uniform(0.0, 0.5)),
-        ("lognormal:12:0.5", LogNormal(12.0, 0.5)),
+        ("{", "the line: invalid JSON"),
+        ("{}", "arrival_s: "),
+        (changed(arrival_s=float("nan")), "arrival_s: "),
+        (changed(rate=1.0), "rate: "),
+        (changed(turns=[turn(new_tokens=0), LAST_TURN]), r"turns\.0\.new_tokens: "),
+        (changed(turns=[turn(think_s=None), LAST_TURN]), r"turns\.0\.think_s: must be a number"),
+        (changed(turns=[turn(), turn()]), r"turns\.1\.think_s: must be null"),
     ],
 )
-def test_reading_what_is_written(text: str, think: ThinkTime) -> None:
-    assert parse_think(text) == think
-    assert str(think) == text
-
-
-@pytest.mark.parametrize(
-    "text", ["", "5", "a:b", "2:1", "-1:1", "0:inf", "1:2:3", "lognormal:1", "lognormal:0:1", "lognormal:1:11"]
-)
-def test_what_is_no_think_time_is_refused(text: str) -> None:
-    with pytest.raises(LoadgenError, match="think time"):
-        parse_think(text)
+def test_what_is_wrong_is_named_with_line_and_field(tmp_path: Path, line: str, complaint: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f"{changed()}\n\n{line}\n", "latin-1")
+    with pytest.raises(LoadgenError, match=rf"trace \S+trace\.jsonl, line 3: {complaint}") as refused:
+        read_trace(path)
+    assert "\n" not in str(refused.value)

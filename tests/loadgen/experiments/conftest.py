@@ -8,6 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from loadgen.results import figures
+from tests.serving import serve
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -17,3 +18,10 @@ def _coarse_pictures() -> Iterator[None]:
         patch.setattr(Figure, "set_layout_engine", lambda *layout, **options: None)
         patch.setattr(figures, "PNG_DPI", 20)
         yield
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server of each file's own, so that what is left on it was left by the load generator."""
+    with serve() as url:
+        yield url

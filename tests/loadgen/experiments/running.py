@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,8 +16,10 @@ import jsonschema
 import client
 from loadgen.results.files import Result, read_result
 from loadgen.results.schema import json_schema
+from tests.processes import hear_interrupts
 
 R = TypeVar("R", bound=Result)
+TIMEOUT_S = 60
 
 
 def result(folder: Path, kind: type[R]) -> R:
@@ -39,3 +46,21 @@ def sessions_on(url: str) -> list[client.Session]:
     """Those that a server has."""
     with client.Djinn(url, timeout=30) as djinn:
         return list(djinn.sessions.list())
+
+
+def interrupt(arguments: Sequence[str], under_way: Callable[[], bool]) -> str:
+    """Press Ctrl-C in `python -m loadgen` once it is `under_way`. The exit code must say so. Returns its output."""
+    command = [sys.executable, "-m", "loadgen", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear_interrupts) as process:
+        try:
+            deadline = time.monotonic() + TIMEOUT_S
+            while not under_way():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    return output

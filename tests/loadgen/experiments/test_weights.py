@@ -7,7 +7,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from safetensors.torch import save_file
 from loadgen.cli import main
 from loadgen.experiments.weights.findings import Findings, Sample, Way
 from loadgen.experiments.weights.plan import Cell, WeightsPlan, order_of_ways
-from loadgen.experiments.weights.programs import ACCELERATE, DOUBLE_BUFFER, ProgramFailed, launches
+from loadgen.experiments.weights.programs import ACCELERATE, DOUBLE_BUFFER, ProgramFailed
 from loadgen.experiments.weights.report import WeightsReport, judge
 from loadgen.experiments.weights.setup import Setup
 from loadgen.experiments.weights.sizes import Budget, ModelBytes, parse_bytes, read_model_bytes
@@ -30,7 +29,7 @@ from loadgen.rivals.double_buffer.__main__ import DoubleBuffer
 from loadgen.targets import TargetSpec
 from loadgen.targets.access import RunningTarget
 from tests.loadgen.experiments.running import raw_result, result, sessions_on
-from tests.openai.reference import Reference, save_tiny_model
+from tests.openai.reference import Reference
 from tests.serving import serve
 from tests.test_settings import from_flags
 
@@ -40,22 +39,15 @@ PLAIN = 4000.0
 """Bytes a second of plain copies: those of a pass take a quarter of a second."""
 
 
-def sample(
-    way: Way, first_s: float, tokens_per_s: float, *, repeat: int = 0, cell: Cell = ONE, answer: str = "a"
-) -> Sample:
+def sample(way: Way, first_s: float, tokens_per_s: float, repeat: int = 0, answer: str = "a") -> Sample:
     """What a way had."""
-    bandwidth = None if way is Way.RESIDENT else STREAMED_BYTES * tokens_per_s / cell.batch
-    return Sample(way, cell.batch, cell.cold, repeat, first_s, tokens_per_s, bandwidth, answer)
+    bandwidth = None if way is Way.RESIDENT else STREAMED_BYTES * tokens_per_s
+    return Sample(way, 1, False, repeat, first_s, tokens_per_s, bandwidth, answer)
 
 
-def plain(bytes_per_s: float = PLAIN, *, repeat: int = 0, cell: Cell = ONE) -> Sample:
-    """Copies and nothing else."""
-    return Sample(Way.PLAIN, cell.batch, cell.cold, repeat, bytes_per_s=bytes_per_s)
-
-
-def findings(*samples: Sample, device: str = "cpu") -> Findings:
+def findings(*samples: Sample) -> Findings:
     """Of these samples."""
-    return Findings(list(samples), streamed_bytes={Way.STREAMED: STREAMED_BYTES}, device=device)
+    return Findings(list(samples), streamed_bytes={Way.STREAMED: STREAMED_BYTES}, device="cpu")
 
 
 def test_every_way_is_first_and_last_as_often_as_the_others() -> None:
@@ -65,30 +57,20 @@ def test_every_way_is_first_and_last_as_often_as_the_others() -> None:
         assert set(Counter(order[place] for order in orders).values()) == {3}
 
 
-MANY = Cell(8)
-
-
-def verdicts(found: Findings, *cells: Cell) -> list[Verdict]:
-    chosen = cells or (ONE,)
-    return list(judge(summarize(found, chosen), found, chosen))
+def verdicts(found: Findings) -> list[Verdict]:
+    return list(judge(summarize(found, [ONE]), found, [ONE]))
 
 
 def test_a_way_is_compared_within_a_repeat() -> None:
     """The second repeat is of a machine half as fast, and the third has nothing to compare with."""
-    found = findings(
-        *(
-            sample(Way.STREAMED, first_s, rate, repeat=repeat)
-            for repeat, first_s, rate in ((0, 1, 4), (1, 2, 2), (2, 9, 9))
-        ),
-        *(sample(Way.ACCELERATE, first_s, rate, repeat=repeat) for repeat, first_s, rate in ((0, 3, 2), (1, 6, 1))),
-    )
+    streamed = [sample(Way.STREAMED, *each) for each in ((1, 4, 0), (2, 2, 1), (9, 9, 2))]
+    found = findings(*streamed, sample(Way.ACCELERATE, 3, 2, 0), sample(Way.ACCELERATE, 6, 1, 1))
     summary = summarize(found, [ONE])
     for measure, expected in ((Measure.FIRST, 3.0), (Measure.RATE, 2.0), (Measure.BANDWIDTH, 2.0)):
         ratio = summary.ratio(Way.ACCELERATE, ONE, measure)
         assert ratio is not None
         assert (ratio.median, ratio.low, ratio.high, ratio.count) == (expected, expected, expected, 2)
     assert summary.ratio(Way.DOUBLE_BUFFER, ONE, Measure.FIRST) is None
-    assert summary.ratio(Way.ACCELERATE, MANY, Measure.FIRST) is None
 
 
 @pytest.mark.parametrize(
@@ -97,8 +79,8 @@ def test_a_way_is_compared_within_a_repeat() -> None:
 )
 def test_bandwidth_is_held_against_plain_copies(rates: tuple[float, ...], outcome: Outcome) -> None:
     found = findings(
-        *(sample(Way.STREAMED, 1, rate, repeat=repeat) for repeat, rate in enumerate(rates)),
-        *(plain(repeat=repeat) for repeat in range(3)),
+        *(sample(Way.STREAMED, 1, rate, repeat) for repeat, rate in enumerate(rates)),
+        *(Sample(Way.PLAIN, 1, False, repeat, bytes_per_s=PLAIN) for repeat in range(3)),
     )
     assert verdicts(found)[0].what == "bandwidth over that of plain copies, 1 session"
     assert verdicts(found)[0].outcome is outcome
@@ -110,35 +92,27 @@ def test_bandwidth_is_held_against_plain_copies(rates: tuple[float, ...], outcom
 )
 def test_both_servers_must_say_the_same(answers: str, measured: str, outcome: Outcome) -> None:
     found = findings(
-        *(sample(Way.STREAMED, 1, 4, repeat=repeat, answer=answer) for repeat, answer in enumerate(answers)),
-        *(sample(Way.RESIDENT, 1, 4, repeat=repeat, answer=answer) for repeat, answer in enumerate("ab")),
+        *(sample(Way.STREAMED, 1, 4, repeat, answer) for repeat, answer in enumerate(answers)),
+        *(sample(Way.RESIDENT, 1, 4, repeat, answer) for repeat, answer in enumerate("ab")),
     )
     last = verdicts(found)[-1]
     assert (last.measured, last.outcome) == (measured, outcome)
 
 
-@pytest.mark.parametrize(
-    ("text", "size"), [("90000000", 90_000_000), ("90MiB", 90 << 20), ("1.5GiB", 3 << 29), ("10GB", 10**10)]
-)
-def test_bytes_have_units(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
-    assert Budget(text).of(1) == size
+def test_bytes_have_units_and_a_budget_can_be_a_part_of_the_weights() -> None:
+    for text, size in (("90000000", 90_000_000), ("1.5GiB", 3 << 29), ("10GB", 10**10)):
+        assert parse_bytes(text) == Budget(text).of(1) == size
     assert Budget("2/3").of(600) == 400
+    for wrong in ("0", "90 MiB", "1e9", "7/6", "1/6/2"):
+        with pytest.raises(ValueError, match="must be"):
+            Budget(wrong)
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "90 MiB", "90mib", "MiB", "1e9", "0/6", "7/6", "1/0", "1/6/2"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        Budget(text)
-
-
-@pytest.mark.parametrize(("dtype", "element"), [("float32", 4), ("bfloat16", 2)])
-def test_a_pass_needs_all_but_the_embedding(tmp_path: Path, dtype: str, element: int) -> None:
-    save_tiny_model(tmp_path)
-    model = Reference(tmp_path).model
+def test_a_pass_needs_all_but_the_embedding(roomy_model: Path) -> None:
+    model = Reference(roomy_model).model
     total = sum(parameter.numel() for parameter in model.parameters())
     looked_up = model.get_input_embeddings().weight.numel()
-    assert read_model_bytes(tmp_path, dtype) == ModelBytes(element * total, element * (total - looked_up))
+    assert read_model_bytes(roomy_model, "bfloat16") == ModelBytes(2 * total, 2 * (total - looked_up))
 
 
 def test_a_pass_needs_an_embedding_that_is_the_output_projection_too(tmp_path: Path) -> None:
@@ -153,15 +127,8 @@ PROMPTS = tuple(tuple((7 * place + 11 * session) % 250 for place in range(20)) f
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    save_tiny_model(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def expected(folder: Path) -> list[list[int]]:
-    reference = Reference(folder)
+def expected(roomy_model: Path) -> list[list[int]]:
+    reference = Reference(roomy_model)
     reference.model.generation_config.eos_token_id = None
     return [reference.greedy(list(prompt), TOKENS) for prompt in PROMPTS]
 
@@ -183,33 +150,28 @@ async def answers(module: str, setup: dict[str, Any]) -> tuple[dict[str, Any], l
 @pytest.mark.long
 @pytest.mark.parametrize("spare_layers", [0, 2])
 async def test_the_double_buffer_says_the_same_whatever_it_keeps(
-    folder: Path, expected: list[list[int]], tmp_path: Path, spare_layers: int
+    roomy_model: Path, expected: list[list[int]], tmp_path: Path, spare_layers: int
 ) -> None:
-    layer = layer_bytes(folder)
-    about, found = await answers(DOUBLE_BUFFER, asked(folder, tmp_path, (2 + spare_layers) * layer))
+    layer = layer_bytes(roomy_model)
+    about, found = await answers(DOUBLE_BUFFER, asked(roomy_model, tmp_path, (2 + spare_layers) * layer))
     assert found == expected
     assert about["kept_bytes"] == spare_layers * layer
     norm_and_alignment = 1024
     needed = about["kept_bytes"] + about["streamed_bytes"]
-    assert needed == pytest.approx(read_model_bytes(folder, "float32").per_pass, abs=norm_and_alignment)
+    assert needed == pytest.approx(read_model_bytes(roomy_model, "float32").per_pass, abs=norm_and_alignment)
 
 
 @pytest.mark.long
-async def test_accelerate_says_the_same(folder: Path, expected: list[list[int]], tmp_path: Path) -> None:
-    about, found = await answers(ACCELERATE, asked(folder, tmp_path, 1 << 20))
+async def test_accelerate_says_the_same(roomy_model: Path, expected: list[list[int]], tmp_path: Path) -> None:
+    about, found = await answers(ACCELERATE, asked(roomy_model, tmp_path, 1 << 20))
     assert found == expected
     assert about["offload"] == "disk"
 
 
 @pytest.mark.parametrize(("layers", "message"), [(1.5, "two buffers of"), (100, "there is nothing to stream")])
-def test_a_budget_that_is_of_no_use_is_refused(folder: Path, tmp_path: Path, layers: float, message: str) -> None:
+def test_a_budget_that_is_of_no_use_is_refused(roomy_model: Path, tmp_path: Path, layers: float, message: str) -> None:
     with pytest.raises(SystemExit, match=message):
-        DoubleBuffer(asked(folder, tmp_path, int(layers * layer_bytes(folder))))
-
-
-def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("DJINN_CACHE_DIR", str(tmp_path))
-    assert [launch.way for launch in launches()] == [Way.DOUBLE_BUFFER, Way.ACCELERATE]
+        DoubleBuffer(asked(roomy_model, tmp_path, int(layers * layer_bytes(roomy_model))))
 
 
 def layer_bytes(folder: Path) -> int:
@@ -231,19 +193,14 @@ WAYS = {Way.STREAMED, Way.RESIDENT, Way.DOUBLE_BUFFER, Way.ACCELERATE, Way.PLAIN
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    save_tiny_model(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def urls(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def urls(roomy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """A server that streams, and one that does not."""
-    with ExitStack() as stack:
-        cache = tmp_path_factory.mktemp("cache")
-        streamed = serve(model=str(model), max_draft_tokens=0, weights_device=BUDGET, cache_dir=cache)
-        yield [stack.enter_context(each) for each in (streamed, serve(model=str(model), max_draft_tokens=0))]
+    plain: dict[str, Any] = {"model": str(roomy_model), "max_draft_tokens": 0}
+    with (
+        serve(weights_device=BUDGET, cache_dir=tmp_path_factory.mktemp("cache"), **plain) as one,
+        serve(**plain) as two,
+    ):
+        yield [one, two]
 
 
 @pytest.fixture
@@ -264,9 +221,9 @@ def weights(model: Path, output: Path, *arguments: str) -> int:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_servers_are_up")
-def test_every_way_is_measured_with_every_batch(model: Path, urls: list[str], tmp_path: Path) -> None:
+def test_every_way_is_measured_with_every_batch(roomy_model: Path, urls: list[str], tmp_path: Path) -> None:
     """So small a model is computed in no time: whether a target is met is chance, and the exit code either."""
-    weights(model, tmp_path, "--batches", "1,3", "--cold")
+    weights(roomy_model, tmp_path, "--batches", "1,3", "--cold")
     report = result(tmp_path, WeightsReport)
     assert report.findings.failures == []
     found = {(each.way, each.batch, each.cold, each.repeat) for each in report.findings.samples}
@@ -295,15 +252,13 @@ def test_every_way_is_measured_with_every_batch(model: Path, urls: list[str], tm
 
 
 @pytest.mark.usefixtures("_servers_are_up")
-def test_a_sweep_chooses_a_size(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_chooses_a_size(roomy_model: Path, tmp_path: Path) -> None:
     """It is one server here: which size is the better one is chance."""
-    assert weights(model, tmp_path, "--sweep", "--chunks", "1MiB,2MiB") == 0
+    assert weights(roomy_model, tmp_path, "--sweep", "--chunks", "1MiB,2MiB") == 0
     report = result(tmp_path, WeightsReport)
     assert [(row.chunk_bytes, row.first_s.count) for row in report.chunks] == [(size, REPEATS) for size in CHUNKS]
     assert report.choice is not None
     assert report.choice.chunk_bytes in CHUNKS
-    said = " ".join(capsys.readouterr().out.split())
-    assert "the one with the earliest first token" in said
     raw_result(tmp_path, WeightsReport, "the one with the earliest first token")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ from tests.loadgen.experiments.running import raw_result, result, sessions_on
 from tests.serving import serve
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "layers"), [(12, (3, 6, 9)), (32, (8, 16, 24)), (30, (7, 15, 22)), (4, (1, 2, 3)), (1, (0,))]
-)
+@pytest.mark.parametrize(("num_layers", "layers"), [(32, (8, 16, 24)), (30, (7, 15, 22)), (1, (0,))])
 def test_layers_are_a_quarter_a_half_and_three_quarters_of_the_way_up(num_layers: int, layers: tuple[int, ...]) -> None:
     assert choose_layers(num_layers) == layers
 
@@ -40,19 +37,12 @@ def test_the_first_difference_is_the_end_of_the_common_beginning(one: list[int],
 
 
 def test_windows_are_compared_within_each_repeat() -> None:
-    windows = [
-        Window(0, False, (100,), 100.0),
-        Window(0, True, (50,), 100.0),
-        Window(1, True, (90,), 90.0),
-        Window(1, False, (100,), 100.0),
-        Window(2, True, (100,), 100.0),
-    ]
+    speeds = ((0, False, 100.0), (0, True, 100.0), (1, True, 90.0), (1, False, 100.0), (2, True, 100.0))
+    windows = [Window(repeat, paused, (100,), tokens_per_s) for repeat, paused, tokens_per_s in speeds]
     assert list(pair_windows(windows)) == [1.0, 0.9]
 
 
-@pytest.mark.parametrize(
-    ("pairs", "first", "last"), [(3, 1, 3), (6, 1, 6), (8, 1, 8), (9, 2, 8), (10, 2, 9), (15, 4, 12), (20, 6, 15)]
-)
+@pytest.mark.parametrize(("pairs", "first", "last"), [(3, 1, 3), (8, 1, 8), (9, 2, 8), (20, 6, 15)])
 def test_the_bounds_of_a_median_are_those_of_the_tables(pairs: int, first: int, last: int) -> None:
     """As they are printed, for 95 %, in tables of the sign test; up to five pairs have none, and get all."""
     found = Ratio.of([float(number) for number in range(pairs, 0, -1)])
@@ -69,13 +59,6 @@ LOAD = f"""
 
 def whitebox(output: Path, *arguments: str) -> int:
     return main(["whitebox", *LOAD, "--output", str(output), *arguments])
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """A server of this file's own, so that what is left on it was left by the load generator."""
-    with serve() as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

@@ -33,19 +33,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def test_a_target_with_tools_is_told_by_its_model() -> None:
-    spec = TargetSpec.parse(f"a=http://host#model{WITH_TOOLS}")
-    assert (spec.model, spec.tools) == ("model", True)
-    assert not spec.signals
-    assert not TargetSpec.parse("a=http://host#model").tools
-    told = TargetSpec.parse(f"a=http://host#model{WITH_TOOLS}{WITH_SIGNALS}")
-    assert (told.model, told.tools, told.signals) == ("model", True, True)
-    assert TargetSpec.parse(f"a=http://host#model{WITH_SIGNALS}").model == f"model{WITH_SIGNALS}"
-
-
 async def test_its_session_waits_for_each_call_without_a_word(url: str) -> None:
     target = connect(TargetSpec.parse(f"a={url}#{MODEL}{WITH_TOOLS}"), Signals.ETA)
     assert isinstance(target, ToolTarget)
+    assert target.spec.model == MODEL
     await target.prepare(1000)
     agent, costs = target.new_agent(), []
     for text in ("What is there?", "Something. ", "Nothing more."):

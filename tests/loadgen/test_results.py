@@ -1,0 +1,216 @@
+"""Results: files that are read back, units, what failed, and pages; an XML parser is the judge of the drawings."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Literal
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.axes import Axes
+
+from loadgen.errors import LoadgenError
+from loadgen.load.think import InfinityAsNull
+from loadgen.options.common import finish
+from loadgen.results.failures import Failure, failure_table, noting
+from loadgen.results.figures import Figure, to_svg
+from loadgen.results.files import Result, read_result, write_result
+from loadgen.results.origin import published
+from loadgen.results.page import Page, Section, write_page, write_pictures
+from loadgen.results.plots import Series, lines
+from loadgen.results.tables import Mark, TextTable
+from loadgen.results.text import in_bytes, in_seconds, in_speed
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    numbers: tuple[float, ...]
+    limit: InfinityAsNull = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums(Result):
+    experiment: Literal["sums"] = "sums"
+    parts: dict[str, Part]
+
+    @property
+    def interrupted(self) -> bool:
+        return False
+
+    @property
+    def succeeded(self) -> bool:
+        return True
+
+
+SUMS = Sums(
+    seed=3, command=("python", "-m", "loadgen", "sums"), parts={"a [1,\n 2]": Part((1.5, 2.0)), "b": Part((), 7.0)}
+)
+
+
+def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
+    report = Sums(seed=0, parts={"x": Part((math.nan, math.inf, -math.inf, 1.0))})
+    text = write_result(report, tmp_path / "a.json").read_text()
+    part = json.loads(text, parse_constant=lambda name: pytest.fail(name))["parts"]["x"]
+    assert part == {"numbers": [None, None, None, 1.0], "limit": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ('{"experiment": "kv", "schema_version": 3}', "is not a result of sums, but of kv"),
+        ('{"experiment": "sums", "schema_version": 1}', "has schema_version 1, but only 3"),
+        ('{"experiment": "sums", "schema_version": 3}', "is old, and lacks seed: measure again"),
+        ('{"experiment": "sums", "schema_version": 3, "seed": "x"}', "is damaged at seed: "),
+    ],
+)
+def test_what_is_no_such_result_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(LoadgenError) as refused:
+        read_result(path, Sums)
+    assert f"{path} {message}" in str(refused.value)
+
+
+def test_what_is_written_is_read_back_and_says_where_it_comes_from(tmp_path: Path) -> None:
+    path = write_result(SUMS, tmp_path / "a.json")
+    assert read_result(path, Sums) == SUMS
+    with pytest.raises(FileExistsError):
+        write_result(SUMS, path)
+    found = json.loads(path.read_text())
+    assert (found["experiment"], found["seed"]) == ("sums", 3)
+    assert datetime.fromisoformat(found["started_at"]) == SUMS.started_at
+    assert found["machine"]["cpus"] >= 1
+    assert "djinn-server" in found["versions"]
+
+
+@pytest.mark.parametrize("arguments", [["--api-key", "djinn=sesame"], ["--api-key=sesame"]])
+def test_keys_are_not_published(arguments: list[str]) -> None:
+    shown = published(["density", *arguments, "--agents", "3"])
+    assert "sesame" not in " ".join(shown)
+    assert shown[:4] == ("python", "-m", "loadgen", "density")
+    assert shown[-2:] == ("--agents", "3")
+
+
+def test_sizes_times_and_speeds_have_their_unit() -> None:
+    assert [in_bytes(size) for size in (1023, 46080, 2**51)] == ["1,023 B", "45.0 KiB", "2,048 TiB"]
+    assert [in_seconds(time) for time in (1.5e-7, 0.999, 3600)] == ["0.15 µs", "999 ms", "3,600 s"]
+    assert in_speed(1.25e8) == "125 MB/s"
+
+
+def test_figures_are_shown_also_where_no_file_can_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    def write() -> Sequence[Path]:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        finish(SUMS, "figures", write)
+    assert "figures" in capsys.readouterr().out
+
+
+def test_failures_that_are_alike_share_a_row() -> None:
+    often, once = Failure("8 sessions", "Timeout", "too late"), Failure("1 session", "Timeout", "too late")
+    table = failure_table([often, once, often], interrupted=True)
+    assert [(row[0], row[-1]) for row in table.rows] == [("8 sessions", "2"), ("1 session", "1"), ("the run", "1")]
+    assert {len(row) for row in table.rows} == {len(table.header)}
+
+
+def test_an_error_of_a_part_is_noted_and_a_bug_is_not() -> None:
+    failures: list[Failure] = []
+    with noting("links", failures):
+        raise LoadgenError("none")
+    with pytest.raises(ZeroDivisionError), noting("links", failures):
+        raise ZeroDivisionError
+    assert failures == [Failure("links", "LoadgenError", "none")]
+
+
+# Pages: one file in which everything is.
+
+
+def draw(axes: Axes) -> None:
+    lines(axes, [Series("<a>", [(0.0, 1.0)]), Series("b", [(0.0, 2.0)])], "x", "y")
+
+
+TABLE = TextTable("Table <1>", ("", "x"), [("a & b", "1"), ("", "missed")], "a note", marks={"missed": Mark.BAD})
+PAGE = Page(
+    "Title <&>",
+    ("lead one", "lead two"),
+    (
+        Section("First", "some text", (Figure("Figure 1", "caption 1", draw), Figure("Figure 1", "again", draw))),
+        Section("Second", tables=(TABLE,)),
+    ),
+)
+
+
+class Reader(HTMLParser):
+    """Notes tags that stay open, and what the document would load."""
+
+    VOID = ("meta", "br", "link", "img")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href") and value and not value.startswith("#"):
+                self.loaded.append(value)
+            if name == "id" and value:
+                self.ids.append(value)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_figures_of_one_name_are_pictures_of_two(tmp_path: Path) -> None:
+    written = write_pictures(PAGE, tmp_path / "a.html")
+    assert [path.name for path in written] == ["a-figure-1.png", "a-figure-1-2.png"]
+    assert all(path.stat().st_size > 1000 for path in written)
+
+
+def test_the_page_is_whole_has_everything_and_loads_nothing(tmp_path: Path) -> None:
+    text = write_page(PAGE, tmp_path / "a.html").read_text("utf-8")
+    found = Reader(text)
+    assert (found.open, found.loaded) == ([], [])
+    assert len(found.ids) == len(set(found.ids))
+    for words in ("Title &lt;&amp;&gt;", "lead two", "First", "some text", "caption 1", "Table &lt;1&gt;", "a note"):
+        assert words in text
+    assert text.count("<svg") == 2
+    assert "a &amp; b</td>" in text
+    assert '<td class="bad">missed</td>' in text
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+NAMES = ("djinn & co", "<script>", "$5 a_b", "_hidden")
+
+
+def two_lines(axes: Axes) -> None:
+    lines(axes, [Series(name, [(0.0, 1.0), (1.0, place)]) for place, name in enumerate(NAMES)], "seconds", "turns")
+
+
+def texts(drawing: str) -> list[str]:
+    return ["".join(text.itertext()).strip() for text in ElementTree.fromstring(drawing).iter(f"{SVG}text")]
+
+
+def test_drawings_have_every_name_as_text_and_need_nothing_from_elsewhere() -> None:
+    """Those of one page share no ids."""
+    figure = Figure("title", "caption", two_lines)
+    drawings = [to_svg(figure, prefix) for prefix in ("figure-0", "figure-1")]
+    ids = [{found.get("id") for found in ElementTree.fromstring(drawing).iter()} - {None} for drawing in drawings]
+    assert not ids[0] & ids[1]
+    for drawing, own in zip(drawings, ids, strict=True):
+        assert {*NAMES, "seconds", "turns"} <= set(texts(drawing))
+        assert set(re.findall(r'(?:url\(|href=")#([^")]*)', drawing)) <= own
+        assert not re.findall(r'(?:src|href)="(?!#)', drawing)
+        assert "currentColor" in drawing, "the colour of the page"
