@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from benchmarks.breakpoints.runner import Measured as PausesMeasured
 from benchmarks.command import Benchmark
 from benchmarks.engine.pauses import PauseTimes
 from benchmarks.fairness.figures import MOST_GROWTH_BYTES, Neighbour, Outcome, Waits, beside_honest, judge
-from benchmarks.figures import Figure, figure_table
+from benchmarks.figures import figure_table
 from benchmarks.grammars.__main__ import BENCHMARK as GRAMMARS
 from benchmarks.grammars.figures import figures_of as grammar_figures
 from benchmarks.grammars.runner import DecodeRound as GrammarsRound
@@ -30,6 +31,7 @@ from benchmarks.kv.parks import ParkedTwice
 from benchmarks.kv.resume import ResumedTurn, ResumeRound
 from benchmarks.kv.runner import Measured
 from benchmarks.kv.signals import SignalTimes
+from benchmarks.record import RESULTS
 from benchmarks.spread import ratio_of_medians
 from loadgen.processes.launch import ROOT
 from loadgen.targets.histogram import Bucket
@@ -53,77 +55,54 @@ PAUSES = PausesMeasured(
 )
 
 
-def pause_figure(label: str) -> Figure:
-    [found] = [figure for figure in pause_figures(PAUSES) if figure.label == label]
-    return found
-
-
-def pause_row(label: str) -> tuple[str, ...]:
-    [found] = [row for row in figure_table("", pause_figures(PAUSES)).rows if row[0] == label]
-    return found[1:]
-
-
-def test_times_are_in_milliseconds_and_held_against_their_targets() -> None:
-    assert pause_row("Resume taken, decode, p50") == ("0.040 ms [0.030, 0.050]", "≤ 0.1 ms", "yes")
-    assert pause_row("Checkpoint restored, prefill of 512 tokens, p50") == ("3.00 ms", "≤ 2 ms", "no")
-
-
-def test_throughput_is_compared_within_its_round() -> None:
-    # 196 / 200, 99.5 / 100, 202 / 200.
-    found = pause_figure("Throughput of 16 sessions beside a paused one / alone")
-    assert found.spread.median == pytest.approx(0.995)
-    assert found.target is not None
-    assert found.target.is_met(0.99)
-    assert not found.target.is_met(0.98)
-
-
 def resume_round(resident: float, again: float, ready: float, cold: float) -> ResumeRound:
     """Times to the first token; a cold turn waited 10 ms for its KV."""
-    return ResumeRound(
-        resident=ResumedTurn(resident, 0.0),
-        resident_again=ResumedTurn(again, 0.0),
-        ready=ResumedTurn(ready, 0.0),
-        cold=ResumedTurn(cold, 0.010),
-    )
+    return ResumeRound(*(ResumedTurn(seconds, 0.0) for seconds in (resident, again, ready)), ResumedTurn(cold, 0.010))
 
 
 MOVES = Measured(
     session_bytes=2**20,
     copies=Copies([CopyRound(1e-3, 1e-3, 2e-3, 1e-3, 0.5e-3)] * 3, first_out_s=[1e-2]),
-    resumes=[
-        resume_round(resident=0.100, again=0.104, ready=0.101, cold=0.120),
-        resume_round(resident=0.200, again=0.190, ready=0.210, cold=0.230),
-        resume_round(resident=0.100, again=0.102, ready=0.102, cold=0.110),
-    ],
+    resumes=[resume_round(0.100, 0.104, 0.101, 0.120), resume_round(0.200, 0.190, 0.210, 0.230)],
     parks=[ParkedTwice(64, 4), ParkedTwice(64, 8)],
     signals=SignalTimes([0.001] * 99 + [0.1], [Bucket(5e-5, 99), Bucket(1e-4, 100), Bucket(1.0, 100)]),
     other_cpu_share=0.0,
 )
-
-
-def row(measured: Measured, label: str) -> tuple[str, ...]:
-    [found] = [row for row in figure_table("", figures_of(measured)).rows if row[0] == label]
-    return found[1:]
-
-
-def test_a_move_that_takes_twice_as_long_has_half_the_rate() -> None:
-    cells = row(MOVES, "Move out, scattered blocks, of the plain copy's rate")
-    assert cells == ("0.500 ×", "≥ 0.9 ×", "no")
-
-
 MODEL = Path("/home/me/models/smollm2")
 
 
 STEPS = GrammarsMeasured(
     rounds=[
-        GrammarsRound(32, 0.100, 0.104),
-        GrammarsRound(32, 0.200, 0.206),
-        GrammarsRound(32, 0.080, 0.090),
-        GrammarsRound(1, 0.020, 0.030),
-        GrammarsRound(1, 0.020, 0.030),
+        *(GrammarsRound(32, *seconds) for seconds in ((0.100, 0.104), (0.200, 0.206), (0.080, 0.090))),
+        *(2 * [GrammarsRound(1, 0.020, 0.030)]),
     ],
     other_cpu_share=0.0,
 )
+
+
+FIGURES = {
+    row[0]: row[1:]
+    for found in (pause_figures(PAUSES), figures_of(MOVES), grammar_figures(STEPS))
+    for row in figure_table("", found).rows
+}
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "target", "met"),
+    [
+        ("Resume taken, decode, p50", "0.040 ms [0.030, 0.050]", "≤ 0.1 ms", "yes"),
+        ("Checkpoint restored, prefill of 512 tokens, p50", "3.00 ms", "≤ 2 ms", "no"),
+        # The median of 196 / 200, 99.5 / 100 and 202 / 200: throughput is compared within its round.
+        ("Throughput of 16 sessions beside a paused one / alone", "0.995 ×", "≥ 0.99 ×", "yes"),
+        ("Move out, scattered blocks, of the plain copy's rate", "0.500 ×", "≥ 0.9 ×", "no"),
+        # Of 104 / 100, 206 / 200 and 90 / 80.
+        ("Step with schemas / without, 32 sessions", "1.040 ×", "≤ 1.05 ×", "yes"),
+        ("Step with schemas / without, 1 session", "1.500 ×", "≤ 1.05 ×", "no"),
+    ],
+)
+def test_figures_are_held_against_their_targets(label: str, value: str, target: str, met: str) -> None:
+    assert FIGURES[label][0].startswith(value)
+    assert FIGURES[label][1:] == (target, met)
 
 
 @pytest.mark.parametrize(("benchmark", "measured"), [(BREAKPOINTS, PAUSES), (GRAMMARS, STEPS), (KV, MOVES)])
@@ -141,16 +120,6 @@ def test_the_files_hold_every_figure_and_tell_nothing_about_folders(
     assert str(ROOT) not in text + written
 
 
-def test_steps_with_grammars_are_compared_within_their_round() -> None:
-    """104 / 100, 206 / 200, 90 / 80."""
-    rows = {row[0]: row[1:] for row in figure_table("", grammar_figures(STEPS)).rows}
-    value, target, met = rows["Step with schemas / without, 32 sessions"]
-    assert value.startswith("1.040 ×")
-    assert (target, met) == ("≤ 1.05 ×", "yes")
-    assert rows["Decode step, 1 session"][0] == "20.00 ms"
-    assert rows["Step with schemas / without, 1 session"] == ("1.500 ×", "≤ 1.05 ×", "no")
-
-
 def test_a_ratio_of_medians_has_an_interval_that_holds_the_true_ratio() -> None:
     noise = np.random.default_rng(1)
     base = noise.normal(100, 10, size=200)
@@ -159,6 +128,12 @@ def test_a_ratio_of_medians_has_an_interval_that_holds_the_true_ratio() -> None:
     assert spread.median == pytest.approx(np.median(values) / np.median(base))
     assert spread.low < 1.2 < spread.high
     assert spread.high - spread.low < 0.1
+
+
+def test_the_index_links_to_every_result_that_is_kept_and_to_nothing_that_is_gone() -> None:
+    linked = set(re.findall(r"\]\(([^)]+)\)", (RESULTS / "README.md").read_text("utf-8")))
+    assert {name for name in linked if not (RESULTS / name).is_file()} == set()
+    assert {path.name for path in RESULTS.iterdir()} - {"README.md"} <= linked
 
 
 NEIGHBOURS = [
@@ -171,7 +146,7 @@ CALM = Outcome("calm", "does nothing", 20, Waits(0.2, 0.02), 100.0, 0, {"200": 3
 
 @pytest.mark.parametrize(
     ("tokens_per_s", "first_s", "token_s"),
-    [(0.0, 0.2, 0.02), (100.0, 0.2, 0.02), (200.0, 0.3, 0.03), (400.0, 0.8, 0.045), (9000.0, 1.2, 0.05)],
+    [(0.0, 0.2, 0.02), (200.0, 0.3, 0.03), (400.0, 0.8, 0.045), (9000.0, 1.2, 0.05)],
 )
 def test_an_honest_neighbour_of_any_size_is_between_those_that_were_measured(
     tokens_per_s: float, first_s: float, token_s: float
@@ -184,7 +159,6 @@ def test_an_honest_neighbour_of_any_size_is_between_those_that_were_measured(
 @pytest.mark.parametrize(
     ("outcome", "is_kept"),
     [
-        (CALM, True),
         (replace(CALM, waits=Waits(0.4, 0.04)), True),
         (replace(CALM, waits=Waits(0.41, 0.02)), False),
         (replace(CALM, waits=Waits(0.2, 0.041)), False),
@@ -192,7 +166,6 @@ def test_an_honest_neighbour_of_any_size_is_between_those_that_were_measured(
         (replace(CALM, grown_bytes=MOST_GROWTH_BYTES), True),
         (replace(CALM, grown_bytes=MOST_GROWTH_BYTES + 1), False),
         (replace(CALM, wrong=1), False),
-        (replace(CALM, error="/ready answers 500"), False),
     ],
 )
 def test_an_attack_may_cost_twice_what_an_honest_neighbour_costs(outcome: Outcome, is_kept: bool) -> None:

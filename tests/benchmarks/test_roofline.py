@@ -1,21 +1,28 @@
-"""A decode step on paper: it reads what the models have, and launches what the code that is served launches."""
+"""A decode step on paper reads what the models have, and launches what the code that is served launches."""
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
+from app.gpu.engine import Engine
+from app.messages import Open, Submit, Token
 from app.model_store.shapes import shape_config
+from tests.gpu.kv_tiers.tiering import calls_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from benchmarks.roofline.devices import LAUNCH_S, PROCESSORS, Device
-from benchmarks.roofline.host import SAMPLINGS
+from benchmarks.roofline.host import SAMPLINGS, HostPlan, measure_step
 from benchmarks.roofline.launches import build_on_meta, decode_launches
+from benchmarks.roofline.null_device import NullStreams, null_draws, null_engine
 from benchmarks.roofline.paper import CHOICE, GRAPH, Kernel, PaperStep, paper_step
+from benchmarks.roofline.stages import STAGES
 
 CONTEXT = 1024
 MODELS = ("llama-3-8b", "llama-2-13b")
@@ -83,3 +90,59 @@ def test_the_bound_that_holds(moved: int, flops: int, launches: int, host_s: flo
     bound = PaperStep("made up", 1, CONTEXT, "greedy", kernels).bound(DEVICE, host_s)
     assert bound.holds == holds
     assert bound.step_s == pytest.approx(seconds)
+
+
+# The host's part of a step, with a device that takes no time.
+
+PLAN_OF_FEW = HostPlan(context=20, steps=30, warm_up=5)
+BLOCK = 16
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_every_session_gets_a_token_in_every_step(sampling: str, in_turn: bool) -> None:
+    found = measure_step(3, sampling, PLAN_OF_FEW, in_turn=in_turn)
+    assert found.tokens == 3 * PLAN_OF_FEW.steps
+    assert 0 < found.p50_us <= found.p99_us
+    assert list(found.stages_us) == list(STAGES)
+    # One copy each way, and an event behind each of them.
+    assert (found.copies, found.events) == (2, 2)
+
+
+def test_one_row_that_is_edited_keeps_nobody_from_replays() -> None:
+    plan = HostPlan(context=20, steps=30, warm_up=15)
+    found = measure_step(3, "greedy", plan, in_turn=True, watched=1)  # raises if a step is not replayed
+    assert (found.tokens, found.watched) == (3 * plan.steps, 1)
+
+
+class Decoding:
+    """Sessions that decode on a busy device, a step ahead."""
+
+    def __init__(self, sessions: int, sampling: SamplingParams) -> None:
+        self.engine: Engine = null_engine(NullStreams(busy=True), sessions, 200)
+        for number in range(sessions):
+            session, prompt = SessionId(str(number)), tuple(range(number, number + 5))
+            self.engine.handle(Open(Ticket(2 * number), session))
+            self.engine.handle(Submit(Ticket(2 * number + 1), session, prompt, sampling, StopRule(150)))
+        self.engine.step()
+        self.engine.launch()
+
+    def block(self) -> None:
+        """So many steps that each session needs a new block once."""
+        for _ in range(BLOCK):
+            assert not self.engine.overlap()
+            told = Counter(type(event) for event in self.engine.collect())
+            assert set(told) == {Token}
+
+
+@pytest.mark.parametrize(("sampling", "most"), [("greedy", 50), ("drawn", 57)])
+def test_a_session_that_decodes_costs_the_host_a_few_calls(sampling: str, most: int) -> None:
+    """A thousand calls take a tenth of a millisecond or so."""
+    counts = []
+    for sessions in (8, 64):
+        with null_draws():
+            decoding = Decoding(sessions, SAMPLINGS[sampling])
+            decoding.block()
+            counts.append(calls_of(decoding.block))
+    few, many = counts
+    assert (many - few) / 56 / BLOCK <= most
