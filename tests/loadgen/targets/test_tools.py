@@ -18,8 +18,7 @@ from loadgen.load.workload import Signals
 from loadgen.targets import DjinnTarget, TargetSpec, ToolTarget, connect
 from loadgen.targets.base import WITH_SIGNALS, WITH_TOOLS
 from loadgen.targets.tools import ToolCallDecoder
-from tests.loadgen.flaky import Flaky
-from tests.loadgen.stubs import serving
+from tests.loadgen.stubs import Flaky, serving
 from tests.openai.conftest import MODEL
 from tests.openai.reference import save_tiny_model
 from tests.serving import serve
