@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+import torch
+import torch.nn.functional as F
+from torch.distributions import Categorical, kl_divergence
 
+from app.gpu.linear.eight_bits import FLOAT8, quantize
+from app.gpu.linear.matrix import BlockMatrix
 from benchmarks.breakpoints.__main__ import BENCHMARK as BREAKPOINTS
 from benchmarks.breakpoints.figures import figures_of as pause_figures
 from benchmarks.breakpoints.plan import KINDS
@@ -32,6 +37,7 @@ from benchmarks.kv.resume import ResumedTurn, ResumeRound
 from benchmarks.kv.runner import Measured
 from benchmarks.kv.signals import SignalTimes
 from benchmarks.record import RESULTS
+from benchmarks.rounding import Float8OnCpu, compare
 from benchmarks.spread import ratio_of_medians
 from loadgen.processes.launch import ROOT
 from loadgen.targets.histogram import Bucket
@@ -48,8 +54,7 @@ PAUSES = PausesMeasured(
         DecodeRound(16, rates(200.0, 196.0, 199.0, 180.0)),
         DecodeRound(16, rates(100.0, 99.5, 98.0, 50.0)),
         DecodeRound(16, rates(200.0, 202.0, 196.0, 160.0)),
-        DecodeRound(1, rates(40.0, 20.0, 40.0, 40.0)),
-        DecodeRound(1, rates(40.0, 20.0, 40.0, 40.0)),
+        *(2 * [DecodeRound(1, rates(40.0, 20.0, 40.0, 40.0))]),
     ],
     other_cpu_share=0.0,
 )
@@ -68,9 +73,6 @@ MOVES = Measured(
     signals=SignalTimes([0.001] * 99 + [0.1], [Bucket(5e-5, 99), Bucket(1e-4, 100), Bucket(1.0, 100)]),
     other_cpu_share=0.0,
 )
-MODEL = Path("/home/me/models/smollm2")
-
-
 STEPS = GrammarsMeasured(
     rounds=[
         *(GrammarsRound(32, *seconds) for seconds in ((0.100, 0.104), (0.200, 0.206), (0.080, 0.090))),
@@ -78,8 +80,6 @@ STEPS = GrammarsMeasured(
     ],
     other_cpu_share=0.0,
 )
-
-
 FIGURES = {
     row[0]: row[1:]
     for found in (pause_figures(PAUSES), figures_of(MOVES), grammar_figures(STEPS))
@@ -109,7 +109,7 @@ def test_figures_are_held_against_their_targets(label: str, value: str, target: 
 def test_the_files_hold_every_figure_and_tell_nothing_about_folders(
     benchmark: Benchmark[Any, Any], measured: Any, tmp_path: Path
 ) -> None:
-    run = benchmark.describe(MODEL, benchmark.quick, measured)
+    run = benchmark.describe(Path("/home/me/models/smollm2"), benchmark.quick, measured)
     markdown = benchmark.write(tmp_path, run, benchmark.quick)
     text, written = markdown.read_text(), markdown.with_suffix(".json").read_text()
     assert markdown.name.startswith(f"{benchmark.name}-")
@@ -136,17 +136,47 @@ def test_the_index_links_to_every_result_that_is_kept_and_to_nothing_that_is_gon
     assert {path.name for path in RESULTS.iterdir()} - {"README.md"} <= linked
 
 
-NEIGHBOURS = [
-    Neighbour(4, 300.0, Waits(0.4, 0.04)),
-    Neighbour(1, 100.0, Waits(0.2, 0.02)),
-    Neighbour(16, 500.0, Waits(1.2, 0.05)),
-]
+# What rounding loses, by PyTorch's own measures.
+
+
+def test_the_loss_is_that_of_pytorch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    windows = [[3, 1, 4, 1, 5], [9, 2, 6]]
+    exact = [torch.randn(len(each), 10, generator=generator) for each in windows]
+    found = [each + torch.randn(each.shape, generator=generator) / 2 for each in exact]
+    loss = compare([each.log_softmax(1) for each in found], [each.log_softmax(1) for each in exact], windows)
+    theirs, ours = torch.cat(exact), torch.cat(found)
+    assert loss.kl == pytest.approx(float(kl_divergence(Categorical(logits=theirs), Categorical(logits=ours)).mean()))
+
+    def perplexity(logits: list[torch.Tensor]) -> float:
+        said = torch.cat([each[:-1] for each in logits])
+        return float(F.cross_entropy(said, torch.tensor([token for each in windows for token in each[1:]])).exp())
+
+    assert loss.perplexity == pytest.approx(perplexity(found) / perplexity(exact))
+    assert loss.agreement == pytest.approx(float((theirs.argmax(1) == ours.argmax(1)).double().mean()))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's kernels take no tensors of a CPU")
+def test_float8_on_a_cpu_is_the_float8_of_a_gpu() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from app.gpu.linear.cuda.eight_bits_linear import Float8Linear
+
+    generator = torch.Generator().manual_seed(2)
+    values, x = torch.randn(48, 64, generator=generator), torch.randn(5, 64, generator=generator)
+    weight, bias = BlockMatrix(FLOAT8, quantize(FLOAT8, values), (48, 64)), torch.randn(48, generator=generator)
+    torch.testing.assert_close(Float8OnCpu(weight, bias)(x), Float8Linear(weight, bias)(x))
+
+
+# What an attack may cost others.
+
+SEEN = ((4, 300.0, Waits(0.4, 0.04)), (1, 100.0, Waits(0.2, 0.02)), (16, 500.0, Waits(1.2, 0.05)))
+NEIGHBOURS = [Neighbour(*each) for each in SEEN]
 CALM = Outcome("calm", "does nothing", 20, Waits(0.2, 0.02), 100.0, 0, {"200": 3})
 
 
 @pytest.mark.parametrize(
     ("tokens_per_s", "first_s", "token_s"),
-    [(0.0, 0.2, 0.02), (200.0, 0.3, 0.03), (400.0, 0.8, 0.045), (9000.0, 1.2, 0.05)],
+    [(0.0, 0.2, 0.02), (400.0, 0.8, 0.045), (9000.0, 1.2, 0.05)],
 )
 def test_an_honest_neighbour_of_any_size_is_between_those_that_were_measured(
     tokens_per_s: float, first_s: float, token_s: float
@@ -161,9 +191,7 @@ def test_an_honest_neighbour_of_any_size_is_between_those_that_were_measured(
     [
         (replace(CALM, waits=Waits(0.4, 0.04)), True),
         (replace(CALM, waits=Waits(0.41, 0.02)), False),
-        (replace(CALM, waits=Waits(0.2, 0.041)), False),
         (replace(CALM, waits=Waits(0.8, 0.08), tokens_per_s=300.0), True),
-        (replace(CALM, grown_bytes=MOST_GROWTH_BYTES), True),
         (replace(CALM, grown_bytes=MOST_GROWTH_BYTES + 1), False),
         (replace(CALM, wrong=1), False),
     ],

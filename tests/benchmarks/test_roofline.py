@@ -21,16 +21,11 @@ from benchmarks.roofline.devices import LAUNCH_S, PROCESSORS, Device
 from benchmarks.roofline.host import SAMPLINGS, HostPlan, measure_step
 from benchmarks.roofline.launches import build_on_meta, decode_launches
 from benchmarks.roofline.null_device import NullStreams, null_draws, null_engine
-from benchmarks.roofline.paper import CHOICE, GRAPH, Kernel, PaperStep, paper_step
+from benchmarks.roofline.paper import GRAPH, Kernel, PaperStep, paper_step
 from benchmarks.roofline.stages import STAGES
 
 CONTEXT = 1024
-MODELS = ("llama-3-8b", "llama-2-13b")
 build = cache(build_on_meta)
-
-
-def step(model: str, sessions: int, context: int = CONTEXT, sampling: str = "greedy") -> PaperStep:
-    return paper_step(model, build(model), sessions, context, (sampling, SAMPLINGS[sampling]))
 
 
 def transformers_parameters(model: str) -> int:
@@ -39,7 +34,7 @@ def transformers_parameters(model: str) -> int:
     return sum(weight.numel() for weight in built.parameters())
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["llama-3-8b", "llama-2-13b"])
 def test_a_step_reads_each_weight_that_transformers_has_once(model: str) -> None:
     """In bfloat16; of the embedding it reads rows."""
     stack = build(model)
@@ -49,28 +44,14 @@ def test_a_step_reads_each_weight_that_transformers_has_once(model: str) -> None
     assert len({id(weight) for weight in weights}) == len(weights)
 
 
-def test_what_a_layer_launches() -> None:
-    """With so few sessions that their keys are split, or not."""
-    layer = ["norm", "qkv product", "rotate queries and keys", "store keys and values", "attention", "merge splits"]
-    layer += ["output product", "add and norm", "gate and up product", "silu and product", "down product", "add"]
-    few, many = step("llama-3-8b", 1), step("llama-3-8b", 128)
-    of_layers = [each.name for each in few.kernels if each.part == GRAPH and each.launches >= 32]
-    assert of_layers == layer
-    # The embedding, the last norm, a head in three parts of which each is copied, and the graph's logits.
-    assert few.launches(GRAPH) == 32 * len(layer) + 1 + 1 + 2 * 3 + 1
-    assert many.launches(GRAPH) == few.launches(GRAPH) - 32
-    assert few.launches(CHOICE) == many.launches(CHOICE) == 1
-
-
-@pytest.mark.parametrize("sessions", [1, 32, 128])
-@pytest.mark.parametrize(("model", "heads"), [("llama-3-8b", 32), ("llama-2-13b", 40)])
+@pytest.mark.parametrize(("model", "heads", "sessions"), [("llama-3-8b", 32, 128), ("llama-2-13b", 40, 1)])
 def test_operations_are_those_of_weights_and_attention(model: str, heads: int, sessions: int) -> None:
     table = build(model).vocab_size * build(model).hidden_size
     weights = transformers_parameters(model) - table
     norms = (2 * build(model).num_layers + 1) * build(model).hidden_size
     attention = 2 * build(model).num_layers * heads * 128 * CONTEXT
-    total = sum(each.flops for each in step(model, sessions).kernels)
-    assert total == 2 * sessions * (weights - norms + attention)
+    step = paper_step(model, build(model), sessions, CONTEXT, ("greedy", SAMPLINGS["greedy"]))
+    assert sum(each.flops for each in step.kernels) == 2 * sessions * (weights - norms + attention)
 
 
 DEVICE = Device("made up", bytes_per_s=1e12, flops_per_s=1e14)
@@ -94,15 +75,14 @@ def test_the_bound_that_holds(moved: int, flops: int, launches: int, host_s: flo
 
 # The host's part of a step, with a device that takes no time.
 
-PLAN_OF_FEW = HostPlan(context=20, steps=30, warm_up=5)
 BLOCK = 16
 
 
 @pytest.mark.parametrize("in_turn", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_every_session_gets_a_token_in_every_step(sampling: str, in_turn: bool) -> None:
-    found = measure_step(3, sampling, PLAN_OF_FEW, in_turn=in_turn)
-    assert found.tokens == 3 * PLAN_OF_FEW.steps
+    found = measure_step(3, sampling, HostPlan(context=20, steps=30, warm_up=5), in_turn=in_turn)
+    assert found.tokens == 3 * 30
     assert 0 < found.p50_us <= found.p99_us
     assert list(found.stages_us) == list(STAGES)
     # One copy each way, and an event behind each of them.
