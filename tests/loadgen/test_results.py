@@ -49,9 +49,7 @@ class Sums(Result):
         return True
 
 
-SUMS = Sums(
-    seed=3, command=("python", "-m", "loadgen", "sums"), parts={"a [1,\n 2]": Part((1.5, 2.0)), "b": Part((), 7.0)}
-)
+SUMS = Sums(seed=3, command=("python",), parts={"a [1,\n 2]": Part((1.5, 2.0)), "b": Part((), 7.0)})
 
 
 def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
@@ -68,7 +66,6 @@ def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
         ('{"experiment": "kv", "schema_version": 3}', "is not a result of sums, but of kv"),
         ('{"experiment": "sums", "schema_version": 1}', "has schema_version 1, but only 3"),
         ('{"experiment": "sums", "schema_version": 3}', "is old, and lacks seed: measure again"),
-        ('{"experiment": "sums", "schema_version": 3, "seed": "x"}', "is damaged at seed: "),
     ],
 )
 def test_what_is_no_such_result_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -118,7 +115,6 @@ def test_failures_that_are_alike_share_a_row() -> None:
     often, once = Failure("8 sessions", "Timeout", "too late"), Failure("1 session", "Timeout", "too late")
     table = failure_table([often, once, often], interrupted=True)
     assert [(row[0], row[-1]) for row in table.rows] == [("8 sessions", "2"), ("1 session", "1"), ("the run", "1")]
-    assert {len(row) for row in table.rows} == {len(table.header)}
 
 
 def test_an_error_of_a_part_is_noted_and_a_bug_is_not() -> None:
@@ -132,20 +128,16 @@ def test_an_error_of_a_part_is_noted_and_a_bug_is_not() -> None:
 
 # Pages: one file in which everything is.
 
+NAMES = ("djinn & co", "<script>", "$5 a_b", "_hidden")
+
 
 def draw(axes: Axes) -> None:
-    lines(axes, [Series("<a>", [(0.0, 1.0)]), Series("b", [(0.0, 2.0)])], "x", "y")
+    lines(axes, [Series(name, [(0.0, 1.0), (1.0, place)]) for place, name in enumerate(NAMES)], "seconds", "turns")
 
 
+FIGURES = (Figure("Figure 1", "caption 1", draw), Figure("Figure 1", "again", draw))
 TABLE = TextTable("Table <1>", ("", "x"), [("a & b", "1"), ("", "missed")], "a note", marks={"missed": Mark.BAD})
-PAGE = Page(
-    "Title <&>",
-    ("lead one", "lead two"),
-    (
-        Section("First", "some text", (Figure("Figure 1", "caption 1", draw), Figure("Figure 1", "again", draw))),
-        Section("Second", tables=(TABLE,)),
-    ),
-)
+PAGE = Page("Title <&>", ("lead one",), (Section("First", "text", FIGURES), Section("Second", tables=(TABLE,))))
 
 
 class Reader(HTMLParser):
@@ -163,54 +155,33 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in self.VOID:
             self.open.append(tag)
-        for name, value in attrs:
-            if name in ("src", "href") and value and not value.startswith("#"):
-                self.loaded.append(value)
-            if name == "id" and value:
-                self.ids.append(value)
+        self.loaded += [value for name, value in attrs if name in ("src", "href") and value and value[0] != "#"]
+        self.ids += [value for name, value in attrs if name == "id" and value]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
 
-def test_figures_of_one_name_are_pictures_of_two(tmp_path: Path) -> None:
-    written = write_pictures(PAGE, tmp_path / "a.html")
-    assert [path.name for path in written] == ["a-figure-1.png", "a-figure-1-2.png"]
-    assert all(path.stat().st_size > 1000 for path in written)
-
-
-def test_the_page_is_whole_has_everything_and_loads_nothing(tmp_path: Path) -> None:
+def test_the_page_is_whole_has_everything_and_loads_nothing_and_its_figures_are_pictures_too(tmp_path: Path) -> None:
     text = write_page(PAGE, tmp_path / "a.html").read_text("utf-8")
     found = Reader(text)
     assert (found.open, found.loaded) == ([], [])
     assert len(found.ids) == len(set(found.ids))
-    for words in ("Title &lt;&amp;&gt;", "lead two", "First", "some text", "caption 1", "Table &lt;1&gt;", "a note"):
+    for words in ("Title &lt;&amp;&gt;", "lead one", "First", "text", "caption 1", "Table &lt;1&gt;", "a note"):
         assert words in text
     assert text.count("<svg") == 2
     assert "a &amp; b</td>" in text
     assert '<td class="bad">missed</td>' in text
+    pictures = write_pictures(PAGE, tmp_path / "a.html")
+    assert [path.name for path in pictures] == ["a-figure-1.png", "a-figure-1-2.png"]
+    assert all(path.stat().st_size > 1000 for path in pictures)
 
 
-SVG = "{http://www.w3.org/2000/svg}"
-NAMES = ("djinn & co", "<script>", "$5 a_b", "_hidden")
-
-
-def two_lines(axes: Axes) -> None:
-    lines(axes, [Series(name, [(0.0, 1.0), (1.0, place)]) for place, name in enumerate(NAMES)], "seconds", "turns")
-
-
-def texts(drawing: str) -> list[str]:
-    return ["".join(text.itertext()).strip() for text in ElementTree.fromstring(drawing).iter(f"{SVG}text")]
-
-
-def test_drawings_have_every_name_as_text_and_need_nothing_from_elsewhere() -> None:
-    """Those of one page share no ids."""
-    figure = Figure("title", "caption", two_lines)
-    drawings = [to_svg(figure, prefix) for prefix in ("figure-0", "figure-1")]
-    ids = [{found.get("id") for found in ElementTree.fromstring(drawing).iter()} - {None} for drawing in drawings]
-    assert not ids[0] & ids[1]
-    for drawing, own in zip(drawings, ids, strict=True):
-        assert {*NAMES, "seconds", "turns"} <= set(texts(drawing))
-        assert set(re.findall(r'(?:url\(|href=")#([^")]*)', drawing)) <= own
-        assert not re.findall(r'(?:src|href)="(?!#)', drawing)
-        assert "currentColor" in drawing, "the colour of the page"
+def test_a_drawing_has_every_name_as_text_and_needs_nothing_from_elsewhere() -> None:
+    drawing = to_svg(FIGURES[0], "figure-0")
+    parts = list(ElementTree.fromstring(drawing).iter())
+    texts = {"".join(part.itertext()).strip() for part in parts if part.tag.endswith("}text")}
+    assert {*NAMES, "seconds", "turns"} <= texts
+    assert set(re.findall(r'(?:url\(|href=")#([^")]*)', drawing)) <= {part.get("id") for part in parts}
+    assert not re.findall(r'(?:src|href)="(?!#)', drawing)
+    assert "currentColor" in drawing, "the colour of the page"
