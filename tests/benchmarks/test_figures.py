@@ -1,12 +1,14 @@
-"""Figures and targets of Djinn's own benchmarks, on measurements made by hand; the files of a run."""
+"""What benchmarks compute: figures and targets of measurements made by hand, and Djinn beside its peers."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import orjson
 import pytest
@@ -25,6 +27,11 @@ from benchmarks.command import Benchmark
 from benchmarks.engine.pauses import PauseTimes
 from benchmarks.fairness.figures import MOST_GROWTH_BYTES, Neighbour, Outcome, Waits, beside_honest, judge
 from benchmarks.figures import figure_table
+from benchmarks.generators.comparison import Round as GeneratorsRound
+from benchmarks.generators.comparison import compare as compare_generators
+from benchmarks.generators.load import Load
+from benchmarks.generators.measured import Measured as Generated
+from benchmarks.generators.measured import OtherLoadError, check_load
 from benchmarks.grammars.__main__ import BENCHMARK as GRAMMARS
 from benchmarks.grammars.figures import figures_of as grammar_figures
 from benchmarks.grammars.runner import DecodeRound as GrammarsRound
@@ -36,11 +43,19 @@ from benchmarks.kv.parks import ParkedTwice
 from benchmarks.kv.resume import ResumedTurn, ResumeRound
 from benchmarks.kv.runner import Measured
 from benchmarks.kv.signals import SignalTimes
+from benchmarks.peers.load import OpenAILoad
+from benchmarks.peers.rounds import Measurement as PeersMeasurement
+from benchmarks.peers.rounds import Round as PeersRound
+from benchmarks.peers.summary import Best, Metric, best_by_peer
+from benchmarks.peers.timeline import DecodePhase, Stream, measure_decode
+from benchmarks.peers.workload import FULL, Workload, build_workload
 from benchmarks.record import RESULTS
 from benchmarks.rounding import Float8OnCpu, compare
 from benchmarks.spread import ratio_of_medians
 from loadgen.processes.launch import ROOT
+from loadgen.results.spread import Spread
 from loadgen.targets.histogram import Bucket
+from tests.serving import serve
 
 
 def rates(*values: float) -> dict[str, float]:
@@ -198,3 +213,99 @@ def test_an_honest_neighbour_of_any_size_is_between_those_that_were_measured(
 )
 def test_an_attack_may_cost_twice_what_an_honest_neighbour_costs(outcome: Outcome, is_kept: bool) -> None:
     assert judge(outcome, NEIGHBOURS).is_kept is is_kept
+
+
+# Djinn beside its peers.
+
+
+def test_no_part_of_the_text_is_asked_twice_for_a_prefix_cache_to_find() -> None:
+    workload = build_workload(FULL, list(range(40_000)))
+    decode = [prompt for batch in workload.decode for prompt in batch]
+    tokens = [*workload.warm_up_long, *chain(*workload.warm_up, *decode, *workload.long)]
+    assert len(tokens) == len(set(tokens))
+    with pytest.raises(ValueError, match="share their first"):
+        build_workload(FULL, [7] * 40_000)
+
+
+THROUGHPUT = Metric("throughput_8", "Throughput, 8 streams", "tok/s", True)
+
+
+def make_round(number: int, peer: str, dtype: str, throughput: float) -> PeersRound:
+    phase = DecodePhase(8, 512, 512 / throughput, throughput, 2 * throughput, [0.1] * 8)
+    return PeersRound(number, peer, dtype, None, PeersMeasurement([phase], [1.0], 0.0, 0.0))
+
+
+RATES: dict[tuple[str, str], tuple[float, ...]] = {
+    ("djinn", "float32"): (200, 300),
+    ("vllm", "float32"): (100, 100),
+    ("vllm", "bfloat16"): (50, 150, 160),
+}
+
+
+def test_a_peer_stands_with_its_better_data_type_by_the_median_of_its_rounds() -> None:
+    rounds = [make_round(number, *peer, rate) for peer, rates in RATES.items() for number, rate in enumerate(rates)]
+    best = best_by_peer(rounds, THROUGHPUT)
+    assert best["vllm"] == Best("bfloat16", Spread(150.0, 50.0, 160.0, 3))
+    assert best["djinn"] == Best("float32", Spread(250.0, 200.0, 300.0, 2))
+
+
+def test_throughput_counts_from_the_first_submission_to_the_last_token_and_tokens_that_share_a_chunk() -> None:
+    early = Stream(submitted=10.0, arrivals=[11.0, 13.0], tokens=4)
+    late = Stream(submitted=10.5, arrivals=[12.0, 13.0, 14.0], tokens=3)
+    phase = measure_decode([early, late])
+    assert (phase.streams, phase.tokens, phase.wall_s) == (2, 7, 4.0)
+    assert phase.throughput == pytest.approx(7 / 4)
+    assert phase.first_token_s == [1.0, 1.5]
+
+
+WORKLOAD = Workload(
+    max_tokens=6,
+    warm_up=[[1, 2, 3], [4, 5, 6]],
+    warm_up_long=list(range(40)),
+    decode=[[[7, 8, 9]], [[10, 11, 12], [13, 14, 15]]],
+    long=[list(range(10, 60)), list(range(20, 70))],
+)
+
+
+async def test_every_stream_brings_all_its_tokens_and_every_long_prompt_a_time() -> None:
+    with serve(served_name="tiny") as base_url:
+        async with httpx.AsyncClient(base_url=base_url, timeout=30) as http:
+            load = OpenAILoad(http, "tiny")
+            await load.warm_up(WORKLOAD)
+            phases, times = await load.decode(WORKLOAD), await load.first_tokens_s(WORKLOAD)
+    assert [(phase.streams, phase.tokens) for phase in phases] == [(1, 6), (2, 12)]
+    assert all(0 < first < phase.wall_s for phase in phases for first in phase.first_token_s)
+    assert len(times) == 2
+    assert min(times) > 0
+
+
+# The load generator beside another.
+
+LOAD = Load("steady", requests=5, rate=2.0, prompt_tokens=100, completion_tokens=10)
+RIGHT = Generated(5, 500, 50, 0, ttft_p50_s=0.1, ttft_mean_s=0.2, tokens_per_s=20, latest_s=0.01)
+
+
+def a_round(number: int, own_ttft_s: float) -> GeneratorsRound:
+    """In which the rival has 1 s."""
+    own, rival = replace(RIGHT, ttft_p50_s=own_ttft_s), replace(RIGHT, ttft_p50_s=1.0)
+    return GeneratorsRound(number, "steady", seed=number, first="a", own=own, rival=rival, other_cpu_share=0.0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "fault"),
+    [
+        (replace(RIGHT, requests=4), "4 of 5 requests completed"),
+        (replace(RIGHT, completion_tokens=49), "49 completion tokens in 5 requests"),
+        (replace(RIGHT, cached_tokens=64), "64 prompt tokens came from the prefix cache"),
+    ],
+)
+def test_another_load_is_not_compared(measured: Generated, fault: str) -> None:
+    with pytest.raises(OtherLoadError, match=f"rival, steady: {fault}"):
+        check_load("rival", LOAD, measured)
+
+
+def test_generators_agree_within_a_tenth_of_the_median_ratio() -> None:
+    [median, mean, rate] = compare_generators([a_round(0, 1.09), a_round(1, 5.0), a_round(2, 1.0)])
+    assert median.ratio.median == pytest.approx(1.09)
+    assert (median.ratio.low, median.ratio.high) == (1.0, 5.0)
+    assert all(comparison.agrees for comparison in (median, mean, rate))

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -52,10 +52,11 @@ def density(output: Path, url: str, *arguments: str) -> tuple[int, dict[str, Any
     return code, json.loads(path.read_text())
 
 
-def streaming(*parts: bytes, then: Callable[[], Awaitable[None]] | None = None) -> Complete:
+def streaming(*parts: bytes, gap_s: float = 0.0, then: Callable[[], Awaitable[None]] | None = None) -> Complete:
     async def body() -> AsyncIterator[bytes]:
         for part in parts:
             yield part
+            await asyncio.sleep(gap_s)
         if then is not None:
             await then()
 
@@ -79,17 +80,6 @@ async def never() -> None:
     await asyncio.sleep(3600)
 
 
-async def dribble(_request: Request) -> Response:
-    """Never silent for long, and never done."""
-
-    async def body() -> AsyncIterator[bytes]:
-        while True:
-            yield EVENT
-            await asyncio.sleep(0.1)
-
-    return StreamingResponse(body(), media_type="text/event-stream")
-
-
 async def break_off() -> None:
     raise ConnectionAbortedError
 
@@ -98,7 +88,7 @@ async def break_off() -> None:
     ("complete", "kind"),
     [
         (streaming(EVENT, then=never), "Timeout"),
-        (dribble, "Timeout"),
+        (streaming(*(100 * [EVENT]), gap_s=0.1), "Timeout"),
         (with_status(500), "ServerError"),
         (with_status(429), "RateLimited"),
         (streaming(EVENT, b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'), "APIError"),
@@ -164,10 +154,10 @@ PLAN = Plan(ONCE, plan_trace(ONCE), python_topics(), Measurement())
 
 @dataclass
 class Stub:
-    """A server that is well, but for `/metrics` once `stalls` is set."""
+    """A server that is well, but for `/metrics` in the end if it `stalls`."""
 
+    stalls: bool
     completions: int = 0
-    stalls: bool = False
     stalled: bool = False
 
     async def complete(self, request: Request) -> Response:
@@ -179,13 +169,6 @@ class Stub:
             self.stalled = True
             await never()
         return Response("# nothing\n")
-
-
-@contextmanager
-def stub() -> Iterator[tuple[Stub, TargetSpec]]:
-    server = Stub()
-    with serving(openai_app(server.complete, Route("/metrics", server.metrics))) as url:
-        yield server, TargetSpec("stub", url, "stub")
 
 
 @dataclass(frozen=True)
@@ -217,8 +200,9 @@ def test_while_the_servers_of_an_experiment_are_stopped() -> None:
 
 @pytest.mark.parametrize("stalls", [False, True])
 async def test_while_a_server_is_stopped_or_the_last_sample_is_taken(stalls: bool) -> None:
-    with stub() as (server, spec):
-        server.stalls = stalls
+    server = Stub(stalls)
+    with serving(openai_app(server.complete, Route("/metrics", server.metrics))) as url:
+        spec = TargetSpec("stub", url, "stub")
         first, second = InterruptedAtItsEnd(spec), RunningTarget(spec)
         running = asyncio.create_task(run(second, first) if stalls else run(first, second))
         if stalls:
@@ -226,7 +210,7 @@ async def test_while_a_server_is_stopped_or_the_last_sample_is_taken(stalls: boo
             running.cancel()
         found = await running
     (target,) = found.targets
-    assert (found.interrupted, target.server.url) == (True, spec.url)
+    assert (found.interrupted, target.server.url) == (True, url)
     assert target.summary.turns_completed == AGENTS
 
 

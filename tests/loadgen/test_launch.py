@@ -97,12 +97,6 @@ async def test_a_program_gets_variables_and_answers_each_line_whole() -> None:
             assert await process.ask(asked) == {"was": asked, "x": "this"}
 
 
-async def test_a_program_that_does_not_answer_says_why() -> None:
-    async with line_process([sys.executable, "-c", "raise SystemExit('too large')"], LoadgenError) as process:
-        with pytest.raises(LoadgenError, match="it ended with status 1: too large"):
-            await process.ask({})
-
-
 # Samples of servers and of processes.
 
 LLAMACPP = """\

@@ -22,7 +22,6 @@ from loadgen.options.common import finish
 from loadgen.results.failures import Failure, failure_table, noting
 from loadgen.results.figures import Figure, to_svg
 from loadgen.results.files import Result, read_result, write_result
-from loadgen.results.origin import published
 from loadgen.results.page import Page, Section, write_page, write_pictures
 from loadgen.results.plots import Series, lines
 from loadgen.results.tables import Mark, TextTable
@@ -86,14 +85,6 @@ def test_what_is_written_is_read_back_and_says_where_it_comes_from(tmp_path: Pat
     assert datetime.fromisoformat(found["started_at"]) == SUMS.started_at
     assert found["machine"]["cpus"] >= 1
     assert "djinn-server" in found["versions"]
-
-
-@pytest.mark.parametrize("arguments", [["--api-key", "djinn=sesame"], ["--api-key=sesame"]])
-def test_keys_are_not_published(arguments: list[str]) -> None:
-    shown = published(["density", *arguments, "--agents", "3"])
-    assert "sesame" not in " ".join(shown)
-    assert shown[:4] == ("python", "-m", "loadgen", "density")
-    assert shown[-2:] == ("--agents", "3")
 
 
 def test_sizes_times_and_speeds_have_their_unit() -> None:

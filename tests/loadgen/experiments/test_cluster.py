@@ -21,7 +21,7 @@ from loadgen.load.turn_clock import TurnClock
 from loadgen.load.workload import Signals
 from loadgen.targets import TargetSpec
 from loadgen.targets.subject import greedy
-from tests.loadgen.experiments.running import raw_result, result
+from tests.loadgen.experiments.conftest import raw_result, result
 from tests.loadgen.stubs import CUT, MOVING, REFUSED, UNANSWERED, Flaky, serving
 from tests.serving import serve
 

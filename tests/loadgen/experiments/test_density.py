@@ -14,7 +14,7 @@ import pytest
 from loadgen.cli import main
 from loadgen.experiments.density.report import DensityReport
 from loadgen.load.trace import read_trace, trace_sha256
-from tests.loadgen.experiments.running import interrupt, raw_result, result, sessions_on
+from tests.loadgen.experiments.conftest import interrupt, raw_result, result, sessions_on
 from tests.serving import serve
 
 AGENTS, TURNS, CONTEXT, RESUME, COMPLETION = 4, 3, 60, 20, 6
@@ -131,29 +131,25 @@ def test_results_are_shown_again_alone_and_beside_each_other(
     assert not list(tmp_path.glob("out/*"))
 
 
-def test_what_the_server_moved_is_counted(url: str, tmp_path: Path) -> None:
-    """An agent that says that it is away for half a second leaves the device and comes back to it."""
-    away = ["--agents", "1", "--turns", "2", "--time-scale", "1", "--think", "0.5:0.5", "--rate", "inf"]
-    assert density(tmp_path, *away, "--target", f"djinn={url}") == 0
-    (djinn,) = raw_result(tmp_path, DensityReport)["targets"]
-    assert max(sum(sample["sessions"].values()) for sample in only_run(djinn)["samples"]) >= 1
-    swaps = djinn["summary"]["swaps"]
+def test_what_the_server_moved_is_counted_and_told_can_be_chosen_and_texts_come_from_a_file(
+    url: str, tmp_path: Path
+) -> None:
+    """Agents that say that they are away for half a second leave the device and come back to it."""
+    texts = tmp_path / "texts.jsonl"
+    messages = [{"role": "system", "content": "Be brief. " * 5}, {"role": "user", "content": "Where is my flight?"}]
+    texts.write_text(json.dumps({"id": "a", "messages": messages}))
+    away = f"--agents 2 --turns 2 --time-scale 1 --think 0.5:0.5 --rate inf --signals ready --texts {texts}"
+    assert density(tmp_path, *away.split(), "--target", f"djinn={url}") == 0
+    found = raw_result(tmp_path, DensityReport)
+    (djinn,) = found["targets"]
+    run, swaps = only_run(djinn), djinn["summary"]["swaps"]
+    assert Counter(signal["phase"] for signal in run["signals"]) == {"io_wait": 2, "ready": 2}
+    assert (run["failures"], found["texts"]["name"]) == ([], "texts.jsonl")
+    assert max(sum(sample["sessions"].values()) for sample in run["samples"]) >= 1
     assert set(swaps) == {"out", "in", "to_disk", "from_disk"}
     for way in ("out", "in"):
         assert swaps[way]["count"] >= 1
         assert swaps[way]["bytes_per_s"] == pytest.approx(swaps[way]["bytes"] / swaps[way]["seconds"])
-
-
-def test_what_the_server_is_told_can_be_chosen_and_texts_come_from_a_file(url: str, tmp_path: Path) -> None:
-    texts = tmp_path / "texts.jsonl"
-    messages = [{"role": "system", "content": "Be brief. " * 5}, {"role": "user", "content": "Where is my flight?"}]
-    texts.write_text(json.dumps({"id": "a", "messages": messages}))
-    arguments = ["--agents", "2", "--turns", "2", "--signals", "ready", "--texts", str(texts)]
-    assert density(tmp_path, *arguments, "--target", f"djinn={url}") == 0
-    found = raw_result(tmp_path, DensityReport)
-    run = only_run(found["targets"][0])
-    assert Counter(signal["phase"] for signal in run["signals"]) == {"io_wait": 2, "ready": 2}
-    assert (run["failures"], found["texts"]["name"]) == ([], "texts.jsonl")
 
 
 def test_a_key_opens_a_server_and_failed_turns_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

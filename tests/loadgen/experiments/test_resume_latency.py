@@ -22,7 +22,7 @@ from loadgen.experiments.resume_latency.offload import OffloadFailed, Shape, han
 from loadgen.experiments.resume_latency.plan import DEPTHS, Cell, choose_layers, depth_of, order_of_ways
 from loadgen.experiments.resume_latency.report import ResumeReport
 from loadgen.experiments.resume_latency.summary import summarize
-from tests.loadgen.experiments.running import raw_result, result, sessions_on
+from tests.loadgen.experiments.conftest import raw_result, result, sessions_on
 from tests.serving import serve
 
 LAYERS = 4

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from client import AsyncDjinn
-from client.errors import ConnectionLost, DjinnError, NotFound, RateLimited, ServerError, Timeout
+from client.errors import ConnectionLost, DjinnError, ServerError, Timeout
 from loadgen.cli import main
 from loadgen.experiments.soak.agent import SessionAgent
 from loadgen.experiments.soak.findings import Fault, Findings, Sample, Unexpected, WrongAnswer
@@ -23,7 +23,7 @@ from loadgen.experiments.soak.report import SoakReport
 from loadgen.experiments.soak.summary import judge, summarize
 from loadgen.experiments.soak.twin import Mirror
 from loadgen.results.verdicts import Outcome
-from tests.loadgen.experiments.running import raw_result
+from tests.loadgen.experiments.conftest import raw_result
 from tests.loadgen.stubs import until
 from tests.serving import serve
 
@@ -55,13 +55,11 @@ def test_each_fault_comes_once_in_a_round() -> None:
 
 EXPLAINED = [
     ConnectionLost("gone"),
-    RateLimited("full", status=429, code="queue_full"),
     ServerError("dead", status=503, code="engine_restarting"),
     ServerError("full", code="not_durable"),
 ]
 NEVER = [
     ServerError("a bug", status=500, code="internal_error", request_id="request-1"),
-    NotFound("gone", status=404, code="not_found"),
     Timeout("silent"),
 ]
 

@@ -21,7 +21,6 @@ from loadgen.peers.registry import find_peer
 from loadgen.peers.vllm_environment import needed_requirements
 from loadgen.processes.calibration import calibrate
 from loadgen.processes.launch import Launch
-from loadgen.processes.processor import processor_flags
 from loadgen.results.inputs import Server
 from loadgen.targets import TargetSpec
 from tests.loadgen.peers.conftest import CORES, BeOn, remember
@@ -110,14 +109,6 @@ def test_a_type_that_is_given_is_everybodys(model: Path) -> None:
         assert flags(peer, settings)["--dtype"] == "float16"
         assert launched(peer, settings).calibration is None
     assert read(["--model", str(model), "--dtype", "auto"], "float16").dtype == "auto"
-
-
-def test_what_was_measured_is_remembered(cache: Path, model: Path) -> None:
-    remember(cache.parent, model, "float32")
-    found = calibrate(model, CORES)
-    assert (found.outputs, found.inputs, found.cores, found.flags) == (128, 64, CORES, processor_flags())
-    assert (found.dtype, set(found.seconds)) == ("bfloat16", {"float32", "bfloat16"})
-    assert len(list((cache.parent / "calibration").iterdir())) == 1
 
 
 @pytest.mark.long

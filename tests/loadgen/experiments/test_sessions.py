@@ -1,39 +1,23 @@
-"""`loadgen whitebox`: what follows from findings made by hand, and the experiment on a real server."""
+"""`loadgen whitebox`, `migrate` and `oversubscribe`: sessions that pause, move and outgrow the device."""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from loadgen.cli import main
+from loadgen.experiments.migrate.report import MigrateReport
+from loadgen.experiments.oversubscribe.report import OversubscribeReport
 from loadgen.experiments.whitebox.findings import Window
-from loadgen.experiments.whitebox.plan import choose_layers
 from loadgen.experiments.whitebox.report import WhiteboxReport
-from loadgen.experiments.whitebox.steering import first_difference
 from loadgen.experiments.whitebox.summary import Ratio, pair_windows
 from loadgen.results.verdicts import Outcome
 from loadgen.targets.subject import HISTOGRAMS
-from tests.loadgen.experiments.running import raw_result, result, sessions_on
+from tests.loadgen.experiments.conftest import raw_result, result, sessions_on
 from tests.serving import serve
-
-
-@pytest.mark.parametrize(("num_layers", "layers"), [(32, (8, 16, 24)), (30, (7, 15, 22)), (1, (0,))])
-def test_layers_are_a_quarter_a_half_and_three_quarters_of_the_way_up(num_layers: int, layers: tuple[int, ...]) -> None:
-    assert choose_layers(num_layers) == layers
-
-
-@given(st.lists(st.integers(0, 2), max_size=6), st.lists(st.integers(0, 2), max_size=6))
-def test_the_first_difference_is_the_end_of_the_common_beginning(one: list[int], other: list[int]) -> None:
-    place = first_difference(tuple(one), tuple(other))
-    if place is None:
-        assert one == other
-    else:
-        assert one[:place] == other[:place]
-        assert one[place : place + 1] != other[place : place + 1]
 
 
 def test_windows_are_compared_within_each_repeat() -> None:
@@ -128,3 +112,97 @@ def test_a_server_too_full_for_the_others_is_a_failure_of_that_part(tmp_path: Pa
     failures = [(failure.part, failure.kind) for failure in found.findings.failures]
     assert failures == [("throughput of the others", "RateLimited")]
     assert len(found.findings.trials) == 3 * SEQUENCES
+
+
+# `loadgen migrate`: sessions that move.
+
+LENGTHS, MOVES, NEW, DECODED = (32, 100), 2, 5, 12
+MIGRATE = f"--lengths 32,100 --repeats {MOVES} --new-tokens {NEW} --decoded {DECODED} --seed 3".split()
+
+
+def migrate(output: Path, *urls: str) -> int:
+    targets = [f"--target={name}={url}" for name, url in zip("ABC", urls, strict=False)]
+    return main(["migrate", *MIGRATE, "--output", str(output), *targets])
+
+
+def test_every_session_says_what_it_would_have_said_where_it_was(url: str, tmp_path: Path) -> None:
+    """Only what is new is computed after a move, and the last token before it: its KV was not there yet.
+
+    The second run finds what the first has left on the servers. With its disk, `goal` takes KV along.
+    """
+    with serve(state_dir=tmp_path / "state", kv_disk=16 << 20) as goal:
+        migrate(tmp_path / "first", url, goal)
+        assert migrate(tmp_path / "out", url, goal) == 0
+        assert sessions_on(url) == sessions_on(goal) == []
+    found = raw_result(tmp_path / "out", MigrateReport, "What they said after the move")
+    assert found["findings"]["failures"] == []
+    journeys = found["findings"]["journeys"]
+    assert [(each["tokens"], each["repeat"]) for each in journeys] == [*product(LENGTHS, range(MOVES))]
+    for journey in journeys:
+        assert journey["moved"]["token_ids"] == journey["stayed"]["token_ids"]
+        assert len(journey["moved"]["token_ids"]) == DECODED
+        assert journey["moved"]["computed_tokens"] == journey["stayed"]["computed_tokens"] == NEW + 1
+        assert journey["anew"]["computed_tokens"] == journey["tokens"] + NEW
+    for cost in found["costs"]:
+        assert (cost["moves"], cost["equal"], cost["same_tokens"]) == (MOVES, MOVES, MOVES * DECODED)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("settings", "says"), [({"seed": 1}, "model"), ({"block_size": 8}, "KV blocks")])
+def test_a_server_that_refuses_is_reported(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], says: str
+) -> None:
+    with serve(**settings) as other:
+        assert migrate(tmp_path / "out", url, other) == 1
+    assert sessions_on(url) == []
+    found = result(tmp_path / "out", MigrateReport)
+    failures = [(failure.part, failure.kind) for failure in found.findings.failures]
+    assert failures == [("32 tokens", "Unprocessable"), ("100 tokens", "Unprocessable")]
+    assert says in found.findings.failures[0].message
+    assert "Unprocessable" in capsys.readouterr().out
+
+
+# `loadgen oversubscribe`: sessions that outgrow the device.
+
+
+SESSIONS, LONGEST, TURNS, SAID = 8, 96, 3, 4
+DEVICE = f"2x{LONGEST}"
+CROWD = f"--sessions {SESSIONS} --context {LONGEST} --turns {TURNS} --tokens {SAID} --checked 3 --seed 3".split()
+
+
+def oversubscribe(output: Path, *arguments: str) -> int:
+    return main(["oversubscribe", *CROWD, "--output", str(output), *arguments])
+
+
+def test_all_turns_complete_and_sessions_say_alone_what_they_said_in_the_crowd(tmp_path: Path) -> None:
+    """Demand grows to four devices, while the device stays within its own."""
+    with serve(kv_device=DEVICE) as url:
+        assert oversubscribe(tmp_path, "--target", f"djinn={url}") == 0
+        assert sessions_on(url) == []
+    raw_result(tmp_path, OversubscribeReport, "all histories")
+    (target,) = result(tmp_path, OversubscribeReport).targets
+    findings, budget = target.findings, target.findings.budget
+    assert findings.failures == []
+    assert {(turn.session, turn.turn) for turn in findings.turns} == set(product(range(SESSIONS), range(TURNS)))
+    assert all(len(turn.token_ids) == SAID for turn in findings.turns)
+    assert target.summary.recomputed_tokens == 0
+    assert budget is not None
+    demands = [sample.demand_bytes for sample in findings.samples]
+    assert demands == sorted(demands)
+    assert demands[-1] == 4 * budget.device_bytes
+    assert all(sample.device_bytes <= budget.device_bytes for sample in findings.samples)
+    assert findings.samples[-1].host_bytes > 2 * budget.device_bytes
+    assert [check.session for check in findings.checks] == [0, 2, 5]
+    assert all(check.crowded == check.alone and len(check.alone) == TURNS * SAID for check in findings.checks)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tiers", [{"kv_host": f"3x{LONGEST}", "kv_disk": 64 << 20}, {"kv_policy": "none"}])
+def test_past_the_host_sessions_go_to_disk_and_without_lower_tiers_are_recomputed(
+    tiers: dict[str, Any], tmp_path: Path
+) -> None:
+    with serve(kv_device=DEVICE, state_dir=tmp_path / "state", **tiers) as url:
+        assert oversubscribe(tmp_path, "--target", f"djinn={url}") == 0
+    summary = result(tmp_path, OversubscribeReport).targets[0].summary
+    assert (summary.disk_bytes > 0, summary.recomputed_tokens > 0) == ("kv_disk" in tiers, "kv_disk" not in tiers)
+    assert summary.matching_tokens == 3 * TURNS * SAID
