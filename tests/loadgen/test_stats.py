@@ -132,15 +132,6 @@ def test_what_servers_count_is_added_up_over_repeats() -> None:
     assert figures(moved(2, 3000, 0.5), Run(1.0)).swaps is None
 
 
-def test_a_percentile_of_too_few_samples_is_said_to_be_one() -> None:
-    told = [percentile("p99", "7", count) for count in (12, 99, 100)]
-    assert told == ["too few samples (n=12)", "too few samples (n=99)", "7"]
-    run = Run(10.0, turns=[record(latency_s=1.0)] * 99)
-    found = spread([figures(run, planned=99)])
-    assert found["turn_latency_p99_s"].values == (None,)
-    assert found["turn_latency_p50_s"].values == (1.0,)
-
-
 def test_repeats_are_pooled_and_have_a_spread() -> None:
     runs = [Run(10.0, turns=[record(latency_s=seconds)] * 2) for seconds in (1.0, 3.0)]
     pooled = figures(*runs, planned=2)
@@ -150,6 +141,8 @@ def test_repeats_are_pooled_and_have_a_spread() -> None:
     assert found["turn_latency_p50_s"].values == (1.0, 3.0)
     assert (found["turn_latency_p50_s"].low, found["turn_latency_p50_s"].high) == (1.0, 3.0)
     assert (found["ttft_resumed_p50_s"].values, found["ttft_resumed_p50_s"].low) == ((None, None), None)
+    assert found["turn_latency_p99_s"].values == (None, None), "too few samples"
+    assert [percentile("p99", "7", count) for count in (99, 100)] == ["too few samples (n=99)", "7"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=30))

@@ -104,16 +104,6 @@ def test_layers_can_be_chosen_and_a_miss_is_no_success(
     assert "missed" in capsys.readouterr().out
 
 
-@pytest.mark.long
-def test_a_server_too_full_for_the_others_is_a_failure_of_that_part(tmp_path: Path) -> None:
-    with serve(max_sessions=2) as url:
-        assert whitebox(tmp_path, "--target", f"djinn={url}") == 1
-    (found,) = result(tmp_path, WhiteboxReport).targets
-    failures = [(failure.part, failure.kind) for failure in found.findings.failures]
-    assert failures == [("throughput of the others", "RateLimited")]
-    assert len(found.findings.trials) == 3 * SEQUENCES
-
-
 # `loadgen migrate`: sessions that move.
 
 LENGTHS, MOVES, NEW, DECODED = (32, 100), 2, 5, 12
