@@ -77,7 +77,8 @@ PAUSES = PausesMeasured(
 
 def resume_round(resident: float, again: float, ready: float, cold: float) -> ResumeRound:
     """Times to the first token; a cold turn waited 10 ms for its KV."""
-    return ResumeRound(*(ResumedTurn(seconds, 0.0) for seconds in (resident, again, ready)), ResumedTurn(cold, 0.010))
+    there, there_again, back = (ResumedTurn(seconds, 0.0) for seconds in (resident, again, ready))
+    return ResumeRound(resident=there, resident_again=there_again, ready=back, cold=ResumedTurn(cold, 0.010))
 
 
 MOVES = Measured(

@@ -79,7 +79,7 @@ OF_DENSITY = "See python -m loadgen density --help\n"
             ("peers", "start", "deepspeed"),
             "deepspeed is a library without a server: it can be installed, but not started or measured\n",
         ),
-        (("selfcheck", "--gap", "0"), "gap must be above 0\n"),
+        (("selfcheck", "--gap", "0"), "--gap must be above 0\n"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:

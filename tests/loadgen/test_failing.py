@@ -127,7 +127,7 @@ def test_a_server_that_goes_away_under_the_load(tmp_path: Path) -> None:
         url = stack.enter_context(serving(openai_app(complete)))
         closing = threading.Thread(target=lambda: stack.close() if crowded.wait(30) else None)
         closing.start()
-        arrivals = ["--agents", "30", "--arrivals", "constant", "--rate", "10", "--turn-timeout", "10"]
+        arrivals = ["--agents", "30", "--arrivals", "constant", "--rate", "20", "--turn-timeout", "10"]
         code, found = density(tmp_path, url, *arrivals)
         closing.join()
     assert code == 1

@@ -108,12 +108,16 @@ def test_failures_that_are_alike_share_a_row() -> None:
     assert [(row[0], row[-1]) for row in table.rows] == [("8 sessions", "2"), ("1 session", "1"), ("the run", "1")]
 
 
+def fail(error: Exception) -> None:
+    raise error
+
+
 def test_an_error_of_a_part_is_noted_and_a_bug_is_not() -> None:
     failures: list[Failure] = []
     with noting("links", failures):
-        raise LoadgenError("none")
+        fail(LoadgenError("none"))
     with pytest.raises(ZeroDivisionError), noting("links", failures):
-        raise ZeroDivisionError
+        fail(ZeroDivisionError())
     assert failures == [Failure("links", "LoadgenError", "none")]
 
 

@@ -216,5 +216,6 @@ def test_a_server_that_takes_a_minute_to_start_does_not_make_the_run_look_a_minu
     watched.changed(Run(), {clock})
     clock.tokens()
     line = told(*view.look())
-    assert "0 of 5 turns, 0 failed; 1 of 3 arrived: 0 thinking, 1 generating, 0 done; 1 tokens, " in line
+    assert "0 of 5 turns, 0 failed; 1 of 3 arrived: 0 thinking, 1 generating, 0 done; " in line
+    assert "; 1 tokens, " in line
     assert "0:00" in line

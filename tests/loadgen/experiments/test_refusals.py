@@ -11,8 +11,7 @@ import pytest
 import client
 from loadgen.cli import main
 from loadgen.commands.schema import RESULTS
-from tests.loadgen.experiments.conftest import result, sessions_on
-from tests.loadgen.interrupting import interrupt
+from tests.loadgen.experiments.conftest import interrupt, result, sessions_on
 from tests.serving import serve
 
 NOBODY = "a=http://127.0.0.1:9"

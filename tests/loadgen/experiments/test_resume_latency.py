@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,7 +99,7 @@ def resume(output: Path, *arguments: str) -> int:
 @pytest.fixture(scope="module")
 def url(roomy_model: Path) -> Iterator[str]:
     """A server whose device holds little more than the longest session."""
-    steps = {"max_step_tokens": STEP_TOKENS, "max_running": 8}
+    steps: dict[str, Any] = {"max_step_tokens": STEP_TOKENS, "max_running": 8}
     with serve(model=str(roomy_model), kv_device=f"1x{DEVICE_TOKENS}", **steps) as url:
         yield url
 

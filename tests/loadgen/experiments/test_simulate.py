@@ -40,8 +40,7 @@ def costs(
     decode_s: Points = DECODE, prompt_s: Points = PROMPT, first_byte_s: float = 0.0, decoded: Samples = ONE_EACH
 ) -> Costs:
     """A server whose KV moves at 1 GB/s, 10 kB of each token."""
-    disk = {"to_disk_bytes_per_s": 1e9, "from_disk_bytes_per_s": 1e9}
-    return Costs(decode_s, decoded, prompt_s, first_byte_s, 0.0, 10_000, 1e9, 1e9, **disk)
+    return Costs(decode_s, decoded, prompt_s, first_byte_s, 0.0, 10_000, 1e9, 1e9, 1e9, 1e9)
 
 
 def agent(arrival_s: float, thinks: Sequence[float] = (), new: int = 100, completion: int = 10) -> AgentPlan:

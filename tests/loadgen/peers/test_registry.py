@@ -77,6 +77,7 @@ def test_djinn_serves_the_checkpoint_that_a_folder_was_made_of(
 # Data types.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("slow", "fast"), [("bfloat16", "float32"), ("float32", "bfloat16")])
 def test_servers_made_of_pytorch_get_the_fastest_type_and_djinn_multiplies_in_it(
     slow: str, fast: str, on_gpu: BeOn, cache: Path, model: Path
