@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from argparse import Namespace
 from contextlib import suppress
@@ -21,6 +22,7 @@ from packaging.utils import canonicalize_name
 
 from benchmarks.figures import Target
 from benchmarks.gpu_check.child import run_stage
+from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.overlay import ROOT
 from benchmarks.gpu_check.plan import FULL, TINY
 from benchmarks.gpu_check.processes import run_for
@@ -123,6 +125,28 @@ def test_all_that_was_written_comes_back_also_of_a_stage_that_was_cut_off(tmp_pa
     assert not record.is_well
 
 
+TESTS = """
+import pytest
+pytestmark = pytest.{mark}
+def test_right(): pass
+def test_wrong(): assert 1 == 2
+def test_elsewhere(): pytest.skip("no")
+"""
+
+
+@pytest.mark.long
+def test_each_end_of_a_cuda_test_is_counted_and_failures_are_named(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs one\n")
+    (tmp_path / "test_some.py").write_text(TESTS.format(mark=cuda_tests.MARK))
+    with (tmp_path / "journal").open("w") as file:
+        context = StageContext(FULL, Journal(file, has_targets=True), time.monotonic() + 60, tmp_path)
+        cuda_tests.report(context, cuda_tests.run_tests(["test_some.py"], tmp_path, 60))
+    record = read(tmp_path / "journal")
+    assert [figure.spread.median for figure in record.figures] == [1, 1, 1]
+    assert record.notes == ["Failed: test_some::test_wrong"]
+    assert not record.is_well
+
+
 # What a GPU machine must have, and what is carried to it.
 
 WHEELS = ROOT / "benchmarks" / "gpu_check" / "wheels.txt"
@@ -165,8 +189,6 @@ class Without:
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 """
 """As if they were not installed."""
-IMPORT = BARE + "import importlib\nfor name in sys.argv[1:]: importlib.import_module(name)"
-COLLECT = BARE + "import pytest\nsys.exit(pytest.main(sys.argv[1:]))"
 MODULES = [*(stage.module for stage in STAGES), "app.main", "app.web.server", "benchmarks.gpu_check.program"]
 PLUGINS = ("--disable-plugin-autoload", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout")
 """Those that travel."""
@@ -181,10 +203,11 @@ def run_python(code: str, *arguments: str) -> str:
 
 @pytest.mark.long
 def test_server_stages_and_cuda_tests_need_no_package_that_only_a_cpu_needs() -> None:
-    run_python(IMPORT, *MODULES)
+    run_python(BARE + "import importlib\nfor name in sys.argv[1:]: importlib.import_module(name)", *MODULES)
     files = cuda_tests.find_files()
     assert files
-    run_python(COLLECT, "--collect-only", *cuda_tests.OPTIONS, *PLUGINS, *files)
+    collect = BARE + "import pytest\nsys.exit(pytest.main(sys.argv[1:]))"
+    run_python(collect, "--collect-only", *cuda_tests.OPTIONS, *PLUGINS, *files)
 
 
 def test_what_a_stage_lacks_is_said_by_name(tmp_path: Path) -> None:

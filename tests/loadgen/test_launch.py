@@ -36,15 +36,10 @@ FOLDERS = [Path("/home/me/djinn"), Path("/home/me/.cache/djinn/peers"), Path("/m
 
 
 def test_a_published_launch_tells_nothing_about_the_machine() -> None:
-    launch = Launch(
-        ["/home/me/djinn/.venv/bin/python", "-m", "app", "serve", "--model", "/models/smollm2", "--port", "0"],
-        {
-            "LD_PRELOAD": "/home/me/.cache/djinn/peers/vllm/lib/libiomp5.so",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": "/home/me/djinn",
-        },
-    )
-    published = without_folders(launch, FOLDERS)
+    command = ["/home/me/djinn/.venv/bin/python", "-m", "app", "serve", "--model", "/models/smollm2", "--port", "0"]
+    preloaded = "/home/me/.cache/djinn/peers/vllm/lib/libiomp5.so"
+    environment = {"LD_PRELOAD": preloaded, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "/home/me/djinn"}
+    published = without_folders(Launch(command, environment), FOLDERS)
     assert published.command == [".venv/bin/python", "-m", "app", "serve", "--model", "smollm2", "--port", "0"]
     assert published.environment == {"LD_PRELOAD": "vllm/lib/libiomp5.so", "HF_HUB_OFFLINE": "1", "PYTHONPATH": "."}
     ours = without_folders(djinn_launch({"--model": "/models/smollm2"}), FOLDERS).command

@@ -33,9 +33,7 @@ def result(folder: Path, kind: type[R]) -> R:
 
 
 def raw_result(folder: Path, kind: type[Result], *words: str) -> dict[str, Any]:
-    """The same as it is written, which is what its schema says. Its page has these words, and its figures are pictures
-    too.
-    """
+    """The same as it is written, by its schema. Its page has these words, and its figures are pictures too."""
     (path,) = folder.glob("*-*.json")
     written: dict[str, Any] = json.loads(path.read_text())
     jsonschema.validate(written, json_schema(kind))

@@ -154,7 +154,6 @@ def test_a_server_that_refuses_is_reported(
 
 # `loadgen oversubscribe`: sessions that outgrow the device.
 
-
 SESSIONS, LONGEST, TURNS, SAID = 8, 96, 3, 4
 DEVICE = f"2x{LONGEST}"
 CROWD = f"--sessions {SESSIONS} --context {LONGEST} --turns {TURNS} --tokens {SAID} --checked 3 --seed 3".split()

@@ -60,8 +60,6 @@ def test_a_step_has_its_place_among_the_measured_ones_of_its_kind() -> None:
 
 
 def test_costs_that_cannot_be_are_refused() -> None:
-    with pytest.raises(LoadgenError, match="decode_s needs points"):
-        replace(costs(), decode_s=())
     with pytest.raises(LoadgenError, match="prompt_ratios needs numbers from 0 on"):
         replace(costs(), prompt_ratios=((1, (1.0,)), (2, (-0.1, 1.0))))
 

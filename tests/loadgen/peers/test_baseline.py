@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from app.model_store.byte_tokenizer import byte_tokenizer
 from loadgen.peers.base import ServerSettings
@@ -19,6 +19,7 @@ from loadgen.peers.baselines import TransformersPeer
 from loadgen.peers.serving import Served, serving
 from loadgen.rivals.baseline.affinity import Affinity
 from loadgen.targets.dialects import OpenAIDialect, find_dialect
+from tests.openai.reference import Reference
 
 pytestmark = pytest.mark.long
 CONTEXT = 128
@@ -31,17 +32,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose every row of logits has a clear best token, so that batching cannot turn one into another."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.5,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    LlamaForCausalLM(LlamaConfig(**heads, **sizes, initializer_range=0.5)).save_pretrained(folder)
     byte_tokenizer(VOCABULARY).save_pretrained(folder)
     return folder
 
@@ -52,16 +45,6 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         with serving(TransformersPeer(), ServerSettings(model, "float32")) as served:
             yield served
-
-
-def expected(model: Path, prompt: list[int], tokens: int) -> list[int]:
-    """What Transformers generates by itself, one prompt at a time."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    loaded.generation_config.eos_token_id = None
-    with torch.inference_mode():
-        answer = loaded.generate(torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, pad_token_id=0)
-    found: list[int] = answer[0, len(prompt) :].tolist()
-    return found
 
 
 async def complete(http: httpx.AsyncClient, prompt: list[int], tokens: int) -> list[int]:
@@ -75,7 +58,9 @@ async def complete(http: httpx.AsyncClient, prompt: list[int], tokens: int) -> l
 async def test_prompts_of_unequal_length_in_one_batch_get_what_they_get_alone(served: Served, model: Path) -> None:
     """More than a batch holds wait."""
     lengths = (5, 9, 7)
-    right = [expected(model, prompt, tokens) for prompt, tokens in zip(PROMPTS, lengths, strict=True)]
+    reference = Reference(model)
+    reference.model.generation_config.eos_token_id = None
+    right = [reference.greedy(prompt, tokens) for prompt, tokens in zip(PROMPTS, lengths, strict=True)]
     async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         asked = (complete(http, prompt, tokens) for prompt, tokens in 7 * [*zip(PROMPTS, lengths, strict=True)])
         assert await asyncio.gather(*asked) == 7 * right
