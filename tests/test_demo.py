@@ -1,7 +1,9 @@
-"""`djinn demo`: agents come to a server of its own, and Ctrl-C ends everything."""
+"""`djinn demo` and `djinn bench`: what they start, what is left of it, and what they say where something is missing."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import signal
@@ -9,11 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from docs.site.pages import ROOT
+from loadgen.cli import make_parser
 from tests.processes import hear_interrupts
 
 SHOWN = re.compile(r"Djinn is at (http://\S+):")
@@ -21,39 +26,40 @@ WAIT_S = 100
 
 
 @pytest.fixture
-def demo() -> Iterator[subprocess.Popen[str]]:
+def demo() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """One that is up, and its address."""
     command = [sys.executable, "-m", "app", "demo", "--model", "random:tiny-llama"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear_interrupts) as process:
-        yield process
+        assert process.stdout is not None
+        shown = SHOWN.match(process.stdout.readline())
+        assert shown is not None
+        yield process, shown[1]
         if process.poll() is None:
             process.terminate()
 
 
 @pytest.mark.long
-def test_agents_come_and_go_with_the_server(demo: subprocess.Popen[str]) -> None:
-    assert demo.stdout is not None
-    shown = SHOWN.match(demo.stdout.readline())
-    assert shown is not None
+def test_agents_come_and_go_with_the_server(demo: tuple[subprocess.Popen[str], str]) -> None:
+    process, url = demo
     deadline = time.monotonic() + WAIT_S
-    while not any(each["tokens"] for each in httpx.get(f"{shown[1]}/v1/sessions", timeout=30).json()["data"]):
+    while not any(each["tokens"] for each in httpx.get(f"{url}/v1/sessions", timeout=30).json()["data"]):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert httpx.get(shown[1], timeout=30).status_code == 200
-    started = psutil.Process(demo.pid).children(recursive=True)
+    assert httpx.get(url, timeout=30).status_code == 200
+    started = psutil.Process(process.pid).children(recursive=True)
     assert len(started) >= 2
-    demo.send_signal(signal.SIGINT)
-    assert demo.wait(WAIT_S) == 130
+    process.send_signal(signal.SIGINT)
+    assert process.wait(WAIT_S) == 130
     assert psutil.wait_procs(started, timeout=WAIT_S)[1] == []
 
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="only Linux ends a process whose parent has died")
-def test_a_demo_that_is_killed_leaves_nothing(demo: subprocess.Popen[str]) -> None:
-    assert demo.stdout is not None
-    assert SHOWN.match(demo.stdout.readline()) is not None
-    started = psutil.Process(demo.pid).children(recursive=True)
+def test_a_demo_that_is_killed_leaves_nothing(demo: tuple[subprocess.Popen[str], str]) -> None:
+    process, _ = demo
+    started = psutil.Process(process.pid).children(recursive=True)
     assert started
-    demo.kill()
+    process.kill()
     assert psutil.wait_procs(started, timeout=WAIT_S)[1] == []
 
 
@@ -61,5 +67,40 @@ def test_a_demo_that_is_killed_leaves_nothing(demo: subprocess.Popen[str]) -> No
 def test_a_server_that_does_not_start_says_why() -> None:
     command = [sys.executable, "-m", "app", "demo", "--model", "random:huge"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert ended.returncode == 2
-    assert "tiny-llama" in ended.stderr
+    assert (ended.returncode, "tiny-llama" in ended.stderr) == (2, True)
+
+
+STAND_IN = """
+import json, os, sys
+json.dump(sys.argv, open(os.environ["CALLED"], "w"))
+sys.exit(1)
+"""
+"""In place of the load generator, whose experiments take minutes."""
+
+
+def bench(folder: Path, module: str, code: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """`djinn bench` where `module` is another one."""
+    (folder / module).mkdir()
+    for name in ("__init__.py", "__main__.py"):
+        (folder / module / name).write_text(code)
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "CALLED": str(folder / "called")}
+    command = [sys.executable, "-m", "app", "bench", *flags]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "quick", "rivals"), [("", True, None), ("--full --rivals llamacpp,ray", False, "llamacpp,ray")]
+)
+def test_bench_runs_the_comparisons_of_the_load_generator(
+    flags: str, quick: bool, rivals: str | None, tmp_path: Path
+) -> None:
+    assert bench(tmp_path, "loadgen", STAND_IN, *flags.split(), "--output", str(tmp_path)).returncode == 1
+    _, *arguments = json.loads((tmp_path / "called").read_text())
+    options = make_parser().parse_args(arguments)
+    assert (options.subcommand, options.only) == ("all", "density,capacity")
+    assert (options.quick, options.rivals, options.output) == (quick, rivals, tmp_path)
+
+
+def test_without_its_extra_bench_says_what_to_install(tmp_path: Path) -> None:
+    done = bench(tmp_path, "lz4", "raise ModuleNotFoundError('no lz4', name='lz4')")
+    assert (done.returncode, done.stderr) == (2, "loadgen: lz4 is missing: pip install 'djinn-server[loadgen]'\n")

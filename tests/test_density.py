@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,15 +85,11 @@ async def test_eighty_say_what_they_would_say_with_room_for_all(policy: str, unl
 
 
 @pytest.mark.long
-async def test_a_host_too_small_for_all_uses_the_disk(tmp_path: Any, unlimited: Answers) -> None:
-    settings = {"kv_device": "20x512", "kv_host": "10x512", "kv_disk": "100x512", "kv_policy": "signal"}
-    answers, recomputed = await run(state_dir=tmp_path, **settings)
+@pytest.mark.parametrize("disk", [{"kv_disk": "100x512", "kv_policy": "signal"}, {"kv_policy": "lru"}])
+async def test_a_host_too_small_for_all_uses_the_disk_or_costs_time_and_nothing_else(
+    disk: dict[str, str], tmp_path: Path, unlimited: Answers
+) -> None:
+    state = tmp_path if "kv_disk" in disk else None
+    answers, recomputed = await run(state_dir=state, kv_device="20x512", kv_host="10x512", **disk)
     assert answers == unlimited
-    assert recomputed == 0
-
-
-@pytest.mark.long
-async def test_tiers_too_small_for_all_cost_time_and_nothing_else(unlimited: Answers) -> None:
-    answers, recomputed = await run(kv_device="20x512", kv_host="10x512", kv_policy="lru")
-    assert answers == unlimited
-    assert recomputed > 0
+    assert (recomputed == 0) == ("kv_disk" in disk)

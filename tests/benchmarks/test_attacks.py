@@ -22,8 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 ATTACKER, VICTIM = "attacker", "victim"
 MODEL = Model("tiny-llama", 512, 64, 4, 1024)
 SECONDS = 0.5
-QUICK = ("cancel-storm", "captures", "forks", "exports", "unread-answers")
-LONG = sorted(ATTACKS.keys() - set(QUICK))
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +32,6 @@ def url() -> Iterator[str]:
 
 def client_of(url: str, key: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=30)
-
-
-async def find_model(client: httpx.AsyncClient) -> Model:
-    [found] = (await client.get("/v1/models")).json()["data"]
-    return Model(found["id"], MODEL.vocabulary, found["hidden_size"], found["layers"], found["max_model_len"])
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +55,7 @@ def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 async def test_an_attack_is_over_when_it_ends_and_others_are_served(url: str, name: str) -> None:
     async with client_of(url, ATTACKER) as client:
-        target = Target(client, ATTACKER, await find_model(client), random.Random(1))
+        target = Target(client, ATTACKER, MODEL, random.Random(1))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ATTACKS[name].run(target), SECONDS)
     async with client_of(url, VICTIM) as client:

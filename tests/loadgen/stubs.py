@@ -1,19 +1,21 @@
-"""Servers for tests of the load generator that are not Djinn: a real uvicorn in a thread. And a wait for them."""
+"""Servers for tests of the load generator that are not Djinn, or stand before one: a real uvicorn in a thread."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+import httpx
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 START_TIMEOUT_S = 10
 UNTIL_TIMEOUT_S = 60.0
@@ -79,3 +81,52 @@ async def until(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
+
+
+REFUSED = "refused"
+"""Nothing is done: 503 `replica_away`."""
+UNANSWERED = "unanswered"
+"""It is done, and then the answer is 502 `replica_lost`."""
+CUT = "cut"
+"""The same, of a turn that is done by half."""
+MOVING = "moving"
+"""Nothing is done: 409 `moving`."""
+ERRORS = {REFUSED: (503, "replica_away"), MOVING: (409, "moving")}
+"""Of requests that are not done."""
+PASSED_HEADERS = ("content-type", "retry-after", "x-request-id")
+
+
+class Flaky:
+    """Fails as a cluster's front door does, before a real server at `url`. `failures` are those of the next turns."""
+
+    def __init__(self, url: str) -> None:
+        self.failures: list[str] = []
+        self.seen: list[tuple[str, float]] = []
+        """The paths of all requests, and when they came."""
+        self.url = url
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        request = Request(scope, receive)
+        await (await self._answer(request))(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        path, content = request.url.path, await request.body()
+        self.seen.append((path, time.perf_counter()))
+        failure = self.failures.pop(0) if path.endswith("/generate") and self.failures else None
+        if failure in ERRORS:
+            return _error(*ERRORS[failure])
+        if failure == CUT:
+            body = json.loads(content)
+            content = json.dumps({**body, "max_tokens": body["max_tokens"] // 2}).encode()
+        async with httpx.AsyncClient(base_url=self.url, timeout=60) as http:
+            headers = {"content-type": request.headers.get("content-type", "application/json")}
+            found = await http.request(request.method, path, content=content, headers=headers)
+        if failure in (UNANSWERED, CUT):
+            return _error(502, "replica_lost")
+        kept = {name: found.headers[name] for name in PASSED_HEADERS if name in found.headers}
+        return Response(found.content, found.status_code, kept)
+
+
+def _error(status: int, code: str) -> Response:
+    return JSONResponse({"error": {"message": code, "code": code}}, status)

@@ -1,36 +1,45 @@
-"""Processes under test: how they were started, as it is published; where they are, and on which processor."""
+"""Processes under test: how they were started, as it is published; on which processor; and what samples show."""
 
 from __future__ import annotations
 
-import json
+import asyncio
+import os
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from app.settings import Settings
 from loadgen.errors import LoadgenError
+from loadgen.load.records import ServerTotals
 from loadgen.peers.djinn import djinn_launch
-from loadgen.processes.calibration import calibrate
 from loadgen.processes.folders import cache_folder, default_model, peers_folder
 from loadgen.processes.launch import Launch, without_folders
 from loadgen.processes.line_process import line_process
 from loadgen.processes.processor import MASKS, flags_in, processor_flags
-from tests.loadgen.calibrations import CORES, remember
+from loadgen.sampling import Sampler, sampling
+from loadgen.sampling.processes import process_use
+from loadgen.sampling.prometheus import read_metrics
+from loadgen.sampling.sampler import INTERVAL_S
+from loadgen.targets import TargetSpec
+from tests.loadgen.stubs import serving
 
 FOLDERS = [Path("/home/me/djinn"), Path("/home/me/.cache/djinn/peers"), Path("/models")]
 
 
 def test_a_published_launch_tells_nothing_about_the_machine() -> None:
-    launch = Launch(
-        ["/home/me/djinn/.venv/bin/python", "-m", "app", "serve", "--model", "/models/smollm2", "--port", "0"],
-        {
-            "LD_PRELOAD": "/home/me/.cache/djinn/peers/vllm/lib/libiomp5.so",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": "/home/me/djinn",
-        },
-    )
-    published = without_folders(launch, FOLDERS)
+    command = ["/home/me/djinn/.venv/bin/python", "-m", "app", "serve", "--model", "/models/smollm2", "--port", "0"]
+    preloaded = "/home/me/.cache/djinn/peers/vllm/lib/libiomp5.so"
+    environment = {"LD_PRELOAD": preloaded, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "/home/me/djinn"}
+    published = without_folders(Launch(command, environment), FOLDERS)
     assert published.command == [".venv/bin/python", "-m", "app", "serve", "--model", "smollm2", "--port", "0"]
     assert published.environment == {"LD_PRELOAD": "vllm/lib/libiomp5.so", "HF_HUB_OFFLINE": "1", "PYTHONPATH": "."}
     ours = without_folders(djinn_launch({"--model": "/models/smollm2"}), FOLDERS).command
@@ -55,7 +64,6 @@ ARM = "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp {}\nCPU implementer\t
     ("cpuinfo", "flags"),
     [
         (X86.format("avx512_bf16 avx2 avx512f avx512_vnni"), ("avx2", "avx512f", "avx512_vnni", "avx512_bf16")),
-        (X86.format("amx_tile amx_int8 avx512f amx_bf16"), ("avx512f", "amx_bf16", "amx_int8")),
         (ARM.format("asimd bf16 sve"), ("asimd", "bf16", "sve")),
         ("", ()),
     ],
@@ -73,39 +81,6 @@ def test_a_processor_of_which_a_part_is_masked_is_another_one(monkeypatch: pytes
     assert processor_flags() == (*plain, "onednn_avx2")
 
 
-@pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Its fastest type is remembered to be bfloat16."""
-    monkeypatch.setenv("DJINN_CACHE_DIR", str(tmp_path / "cache"))
-    remember(tmp_path / "cache", tmp_path, "float32")
-    return tmp_path
-
-
-def notes(model: Path) -> list[Path]:
-    return list((model / "cache/calibration").iterdir())
-
-
-def test_what_was_measured_is_remembered(model: Path) -> None:
-    found = calibrate(model, CORES)
-    assert (found.outputs, found.inputs, found.cores, found.flags) == (128, 64, CORES, processor_flags())
-    assert (found.dtype, set(found.seconds)) == ("bfloat16", {"float32", "bfloat16"})
-    assert len(notes(model)) == 1
-
-
-@pytest.mark.long
-def test_another_processor_is_measured_anew_and_so_is_what_a_damaged_note_was_of(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [note] = notes(model)
-    note.write_text("{}")
-    calibrate(model, CORES)
-    measured = json.loads(note.read_text())["seconds"]
-    assert all(min(seconds) > 0 for seconds in measured.values())
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    assert calibrate(model, CORES).flags[-1] == "aten_default"
-    assert len(notes(model)) == 2
-
-
 # Programs that answer lines.
 
 ECHO = "import json, os\nwhile True: print(json.dumps({'was': json.loads(input()), 'x': os.environ['X']}), flush=True)"
@@ -117,14 +92,108 @@ async def test_a_program_gets_variables_and_answers_each_line_whole() -> None:
             assert await process.ask(asked) == {"was": asked, "x": "this"}
 
 
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        ("raise SystemExit('the model is too large')", "it ended with status 1: the model is too large"),
-        ("print('Loading ...', flush=True); input(); input()", "it did not answer, but say b'Loading"),
-    ],
-)
-async def test_a_program_that_does_not_answer_says_why(program: str, message: str) -> None:
-    async with line_process([sys.executable, "-c", program], LoadgenError) as process:
-        with pytest.raises(LoadgenError, match=message):
-            await process.ask({})
+# Samples of servers and of processes.
+
+LLAMACPP = """\
+# HELP llamacpp:requests_processing Number of requests processing.
+# TYPE llamacpp:requests_processing gauge
+llamacpp:requests_processing 3
+# HELP llamacpp:requests_deferred Number of requests deferred.
+# TYPE llamacpp:requests_deferred gauge
+llamacpp:requests_deferred 2
+"""
+"""As its server writes it (server-context.cpp)."""
+
+
+def vllm_metrics(preemptions: int = 5) -> str:
+    """What Prometheus' own client, which vLLM uses, makes of the metrics of two engines, with others beside them."""
+    registry = CollectorRegistry()
+    labels = ["model_name", "engine"]
+    running = Gauge("vllm:num_requests_running", "", labels, registry=registry)
+    waiting = Gauge("vllm:num_requests_waiting", "", labels, registry=registry)
+    by_reason = Gauge("vllm:num_requests_waiting_by_reason", "", [*labels, "reason"], registry=registry)
+    used = Gauge("vllm:kv_cache_usage_perc", "", labels, registry=registry)
+    preempted = Counter("vllm:num_preemptions", "", labels, registry=registry)
+    Histogram("vllm:time_to_first_token_seconds", "", labels, registry=registry).labels("m", "0").observe(1.0)
+    for engine, share in (("0", 0.25), ("1", 0.75)):
+        running.labels("m", engine).set(4)
+        waiting.labels("m", engine).set(1)
+        by_reason.labels("m", engine, "capacity").set(100)
+        used.labels("m", engine).set(share)
+    preempted.labels("m", "0").inc(preemptions)
+    preempted.labels("m", "1").inc(1)
+    return generate_latest(registry).decode()
+
+
+def test_the_engines_of_a_server_are_added_up_and_the_fullest_counts() -> None:
+    found = read_metrics(vllm_metrics())
+    assert (found.running, found.waiting, found.kv_used) == (8, 2, 0.75)
+    assert found.totals == ServerTotals(counts={"preemptions": 6})
+
+
+def test_llama_cpp_has_names_of_its_own() -> None:
+    found = read_metrics(LLAMACPP)
+    assert (found.running, found.waiting, found.kv_used, found.totals) == (3, 2, None, ServerTotals())
+
+
+async def sampled(spec: TargetSpec, seconds: float) -> Sampler:
+    async with sampling(spec) as sampler:
+        await asyncio.sleep(seconds)
+    return sampler
+
+
+@contextmanager
+def metrics_of(*answers: Response) -> Iterator[TargetSpec]:
+    """A server that gives these answers at `/metrics`, and the last of them from then on."""
+    left = list(answers)
+
+    async def metrics(_request: Request) -> Response:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    with serving(Starlette(routes=[Route("/metrics", metrics)])) as url:
+        yield TargetSpec("stub", url, "m")
+
+
+async def test_samples_come_twice_a_second_on_a_clock_that_does_not_drift() -> None:
+    with metrics_of(PlainTextResponse(vllm_metrics(5)), PlainTextResponse(vllm_metrics(8))) as spec:
+        found = await sampled(spec, 2.25 * INTERVAL_S)
+    first, *ticks, last = [one.at_s for one in found.samples]
+    assert first == 0.0
+    assert ticks == pytest.approx([INTERVAL_S, 2 * INTERVAL_S], abs=0.2)
+    assert all(at_s >= tick for at_s, tick in zip(ticks, (INTERVAL_S, 2 * INTERVAL_S), strict=True))
+    assert last >= 2.25 * INTERVAL_S
+    assert {(one.running, one.waiting) for one in found.samples} == {(8, 2)}
+    assert found.totals == ServerTotals(counts={"preemptions": 3}), "only what was counted in between"
+
+
+async def test_a_server_without_metrics_has_none_and_is_asked_once() -> None:
+    with metrics_of(PlainTextResponse("no", 404), PlainTextResponse(LLAMACPP)) as spec:
+        found = await sampled(spec, 1.2 * INTERVAL_S)
+    told = [(one.sessions, one.bytes, one.running, one.waiting, one.kv_used) for one in found.samples]
+    assert told == 3 * [({}, {}, None, None, None)]
+    assert found.totals is None
+
+
+BURN = "import time; end = time.process_time() + {s}\nwhile time.process_time() < end: pass\n"
+
+
+def test_children_count_while_they_live_and_after_they_have_ended() -> None:
+    """A parent that has waited for a child that computed for 0.2 s, beside one that computes for 0.3 s and lives on."""
+    living = BURN.format(s=0.3) + "print(flush=True); time.sleep(60)"
+    script = (
+        "import subprocess, sys, time\n"
+        f"subprocess.run([sys.executable, '-c', {BURN.format(s=0.2)!r}])\n"
+        f"subprocess.Popen([sys.executable, '-c', {living!r}])\n"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True) as parent:
+        try:
+            assert parent.stdout is not None
+            parent.stdout.readline()
+            use = process_use(parent.pid)
+        finally:
+            os.killpg(parent.pid, 9)
+    assert use is not None
+    assert 0.48 <= use.cpu_s < 2.0  # Linux counts in 10 ms, and rounds each process down
+    assert use.rss_bytes > 2 * 5e6  # two Pythons
+    assert process_use(parent.pid) is None

@@ -1,13 +1,71 @@
-"""What the tests of all experiments share."""
+"""Experiments run from their command line, and the files that they leave."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
+import jsonschema
 import pytest
 from matplotlib.figure import Figure
 
+import client
 from loadgen.results import figures
+from loadgen.results.files import Result, read_result
+from loadgen.results.schema import json_schema
+from tests.processes import hear_interrupts
+from tests.serving import serve
+
+R = TypeVar("R", bound=Result)
+TIMEOUT_S = 60
+
+
+def result(folder: Path, kind: type[R]) -> R:
+    """The only one in `folder`."""
+    (path,) = folder.glob("*-*.json")
+    return read_result(path, kind)
+
+
+def raw_result(folder: Path, kind: type[Result], *words: str) -> dict[str, Any]:
+    """The same as it is written, by its schema. Its page has these words, and its figures are pictures too."""
+    (path,) = folder.glob("*-*.json")
+    written: dict[str, Any] = json.loads(path.read_text())
+    jsonschema.validate(written, json_schema(kind))
+    read_result(path, kind)
+    page = path.with_suffix(".html").read_text()
+    assert [word for word in words if word not in page] == []
+    assert page.count("<svg") == len(list(folder.glob("*.png"))) > 0
+    return written
+
+
+def sessions_on(url: str) -> list[client.Session]:
+    """Those that a server has."""
+    with client.Djinn(url, timeout=30) as djinn:
+        return list(djinn.sessions.list())
+
+
+def interrupt(arguments: Sequence[str], under_way: Callable[[], bool]) -> str:
+    """Press Ctrl-C in `python -m loadgen` once it is `under_way`. The exit code must say so. Returns its output."""
+    command = [sys.executable, "-m", "loadgen", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear_interrupts) as process:
+        try:
+            deadline = time.monotonic() + TIMEOUT_S
+            while not under_way():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    return output
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -17,3 +75,10 @@ def _coarse_pictures() -> Iterator[None]:
         patch.setattr(Figure, "set_layout_engine", lambda *layout, **options: None)
         patch.setattr(figures, "PNG_DPI", 20)
         yield
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server of each file's own, so that what is left on it was left by the load generator."""
+    with serve() as url:
+        yield url

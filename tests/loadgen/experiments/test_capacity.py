@@ -1,23 +1,18 @@
-"""`loadgen capacity`: the search for a border, and servers that hold a known number of agents."""
+"""`loadgen capacity`: the search for a border, and a server that holds a known number of agents."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
 import random
-import re
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from loadgen.cli import main
 from loadgen.experiments.capacity.hosting import hosting
@@ -29,11 +24,9 @@ from loadgen.experiments.capacity.wording import why
 from loadgen.load.records import Failure, Run, TurnCost, TurnRecord
 from loadgen.load.think import Uniform
 from loadgen.load.workload import Workload, plan_trace
-from loadgen.stats import Distribution, summarize
+from loadgen.stats import summarize
 from loadgen.targets import TargetSpec
-from tests.loadgen.experiments.running import raw_result, result, sessions_on
-from tests.loadgen.interrupting import interrupt
-from tests.loadgen.stubs import openai_app, serving
+from tests.loadgen.experiments.conftest import interrupt, raw_result, result, sessions_on
 from tests.serving import serve
 
 PLAN = CapacityPlan(Workload(turns=3, completion_tokens=11), least=2, most=8, rounds=3)
@@ -64,18 +57,13 @@ def probe(agents: int, ttft_s: float, tpot_s: float = 0.05, failures: Sequence[F
 THINKING = Workload(turns=4, think=Uniform(10.0, 20.0), context=256)
 
 
-@pytest.mark.parametrize("agents", [8, 64, 256])
-def test_all_agents_are_there_together(agents: int) -> None:
-    trace = plan_trace(CapacityPlan(THINKING).load_of(agents))
-    ends = [agent.arrival_s + sum(turn.think_s or 0.0 for turn in agent.turns) for agent in trace]
-    assert len(trace) == agents
-    assert max(agent.arrival_s for agent in trace) < min(ends)
-
-
-def test_more_agents_arrive_in_the_same_time_and_do_the_same() -> None:
-    plan = CapacityPlan(THINKING)
-    few, many = plan.load_of(8), plan.load_of(32)
-    assert many.rate == pytest.approx(4 * few.rate)
+def test_all_agents_are_there_together_and_more_do_the_same_in_the_same_time() -> None:
+    few, many = (CapacityPlan(THINKING).load_of(agents) for agents in (8, 256))
+    for load in (few, many):
+        trace = plan_trace(load)
+        ends = [agent.arrival_s + sum(turn.think_s or 0.0 for turn in agent.turns) for agent in trace]
+        assert max(agent.arrival_s for agent in trace) < min(ends)
+    assert many.rate == pytest.approx(32 * few.rate)
     assert [agent.turns for agent in plan_trace(few)] == [agent.turns for agent in plan_trace(many)[:8]]
 
 
@@ -107,40 +95,21 @@ def test_a_border_is_found_exactly_and_with_few_probes(bounds: tuple[int, int], 
 
 @given(RANGES, st.integers(1, 5), st.integers(0, 2**32))
 def test_noise_does_not_keep_it_from_ending(bounds: tuple[int, int], rounds: int, seed: int) -> None:
-    noise = random.Random(seed)
-    search = Search(*bounds, rounds)
-
-    votes: dict[int, list[bool]] = {}
+    noise, votes = random.Random(seed), defaultdict[int, list[bool]](list)
 
     def flip(agents: int) -> bool:
-        votes.setdefault(agents, []).append(noise.random() < 0.5)
+        votes[agents].append(noise.random() < 0.5)
         return votes[agents][-1]
 
+    search = Search(*bounds, rounds)
     finish(search, flip)
-
-    if search.held is not None:
-        assert 2 * sum(votes[search.held]) > rounds
-    if search.failed is not None:
-        assert 2 * sum(votes[search.failed]) <= rounds
-    if search.held is not None and search.failed is not None:
-        assert search.failed == search.held + 1
-    assert search.held is not None or search.failed == search.least
-    assert search.failed is not None or search.held == search.most
+    assert search.held is None or 2 * sum(votes[search.held]) > rounds
+    assert search.failed is None or 2 * sum(votes[search.failed]) <= rounds
+    above = search.least if search.held is None else search.held + 1
+    assert search.failed == (above if above <= search.most else None)
 
 
-@given(st.integers(1, 300), st.integers(0, 300), st.integers(1, 300))
-def test_so_many_over_a_limit_put_p95_over_it_now_and_in_the_end(samples: int, over: int, seen: int) -> None:
-    over, seen = min(over, samples), min(seen, samples)
-    final, so_far = ([0.0] * (count - over) + [1.0] * over for count in (samples, max(seen, over)))
-    if over >= fatal(samples):
-        assert all(found is not None and found.p95 > 0.5 for found in map(Distribution.of, (final, so_far)))
-    else:
-        found = Distribution.of([0.0] * (samples - over) + [0.5 + 1e-9] * over)
-        assert found is not None
-        assert found.p95 <= 0.5 + 1e-9
-
-
-def test_hopes_are_gone_with_the_turn_that_decides() -> None:
+def test_hopes_are_gone_with_the_turn_that_decides_with_slow_tokens_and_with_any_failure() -> None:
     trace = plan_trace(PLAN.load_of(50))
     hopes, run = Hopes(PLAN, trace), Run()
     slow = fatal(100)
@@ -149,9 +118,6 @@ def test_hopes_are_gone_with_the_turn_that_decides() -> None:
         run.turns.append(turn(agent, 1, ttft_s=2.0))
         seen.append(hopes.are_gone(run))
     assert seen == [False] * 5 + [True] * 2
-
-
-def test_hopes_are_gone_with_slow_tokens_and_with_any_failure() -> None:
     trace = plan_trace(PLAN.load_of(1))
     assert Hopes(PLAN, trace).are_gone(Run(turns=[turn(0, 0, tpot_s=0.3)] * 2))
     assert Hopes(PLAN, trace).are_gone(Run(failures=[Failure(0, None, 1.0, "Timeout", "no answer")]))
@@ -164,58 +130,6 @@ def test_a_limit_that_is_missed_is_named_with_its_factor() -> None:
     assert not slow.held
 
 
-SYSTEM, CONTEXT = 8, 60
-FIRST_S = 0.1
-"""All agents of a probe, who come at once, are there before the first turn of any is over."""
-
-
-@dataclass
-class Stub:
-    """Delays resumed turns, or refuses them with `status`, while more than `border` agents have come in a probe."""
-
-    border: int
-    slow_s: float = 0.0
-    status: int = 200
-    seen: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """The agents of each probe by their texts, one of whom comes before the clock starts."""
-
-    async def complete(self, request: Request) -> Response:
-        body = await request.json()
-        prompt = body["prompt"]
-        opening = re.match(r"Agent (\d+)\.(\d+) ", "".join(map(chr, prompt[SYSTEM:])))
-        assert opening is not None
-        agents = self.seen[opening[1]]
-        agents.add(opening[2])
-        if len(prompt) <= CONTEXT:
-            return self._answer(FIRST_S, body["max_tokens"], len(prompt))
-        crowded = len(agents) - 1 > self.border
-        if crowded and self.status != 200:
-            return JSONResponse({"detail": "too many agents"}, status_code=self.status)
-        return self._answer(self.slow_s if crowded else 0.0, body["max_tokens"], len(prompt))
-
-    def _answer(self, wait_s: float, tokens: int, prompt_tokens: int) -> Response:
-        async def events() -> AsyncIterator[str]:
-            await asyncio.sleep(wait_s)
-            for _ in range(tokens):
-                yield f"data: {json.dumps({'choices': [{'text': 'a', 'token_ids': [97]}]})}\n\n"
-            usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens}
-            yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-
-@contextmanager
-def serving_stub(stub: Stub) -> Iterator[str]:
-    """Serve it; yields what `--target NAME=` takes."""
-    with serving(openai_app(stub.complete)) as url:
-        yield f"{url}#stub"
-
-
-WELL = probe(2, 0.1)
-SLOW = probe(4, 9.0)
-REFUSED = probe(4, 0.1, failures=[Failure(0, 1, 1.0, "RateLimited", "full")])
-
-
 @dataclass
 class Counting:
     """A server that is started for its run, and counts how often."""
@@ -224,35 +138,33 @@ class Counting:
     name: str = "managed"
     running: None = None
     starts: int = 0
-    up: int = 0
+    stops: int = 0
 
     @asynccontextmanager
     async def reach(self) -> AsyncIterator[TargetSpec]:
         self.starts += 1
-        self.up += 1
-        assert self.up == 1
         yield self.spec
-        self.up -= 1
+        self.stops += 1
 
 
-@pytest.mark.parametrize(("tools", "starts"), [(False, [1, 1, 1, 2]), (True, [1, 2, 3, 4])])
+@pytest.mark.parametrize(("tools", "starts"), [(False, [1, 1, 2]), (True, [1, 2, 3])])
 async def test_a_server_is_kept_unless_sessions_may_be_left_on_it(tools: bool, starts: list[int]) -> None:
     target = Counting(TargetSpec("managed", "http://nowhere", "stub", tools=tools))
+    refused = probe(4, 0.1, failures=[Failure(0, 1, 1.0, "RateLimited", "full")])
     seen = []
     async with hosting(target) as host:
-        for last in (None, WELL, SLOW, REFUSED):
+        for last in (None, probe(4, 9.0), refused):
             assert await host.reach(last) == target.spec
             seen.append(target.starts)
+            assert target.stops == target.starts - 1
     assert seen == starts
-    assert target.up == 0
 
 
-TURNS, TOKENS = 3, 2
+TURNS = 3
 LOAD = f"""
-    --turns {TURNS} --context {CONTEXT} --resume-tokens 20 --completion-tokens {TOKENS} --system-tokens {SYSTEM}
-    --think 0:0 --slo-ttft 0.6 --slo-tpot 5
+    --turns {TURNS} --context 60 --resume-tokens 20 --completion-tokens 2 --system-tokens 8 --think 0:0 --most 4
+    --slo-ttft 60 --slo-tpot 60
 """.split()
-SLOW_S = 0.9
 
 
 def capacity(output: Path, *arguments: str) -> int:
@@ -263,66 +175,40 @@ def found(target: TargetReport) -> tuple[int | None, int | None]:
     return target.findings.held, target.findings.failed
 
 
-@pytest.mark.long
-def test_the_number_that_a_server_holds_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving_stub(Stub(5, SLOW_S)) as five, serving_stub(Stub(99)) as many:
-        targets = ("--target", f"five={five}", "--target", f"many={many}")
-        assert capacity(tmp_path, *targets, "--least", "2", "--most", "10") == 0
-    five_found, many_found = result(tmp_path, CapacityReport).targets
-    assert found(five_found) == (5, 6)
-    assert found(many_found) == (10, None)
-    assert [probe.agents for probe in five_found.findings.probes] == [2, 4, 8, 6, 5]
-    failed = [probe for probe in five_found.findings.probes if not probe.held]
-    assert [[miss.what for miss in probe.misses] for probe in failed] == [[TTFT], [TTFT]]
-    shown = capsys.readouterr()
-    assert "five, probe 4, 6 agents (4 held, 8 failed)" in shown.err
-    assert "five: 6 agents failed: first token of a resumed turn: p95" in shown.err
-    assert "Agents held" in shown.out
-    raw_result(tmp_path, CapacityReport, "2 to 10 agents, 3 turns each")
+def test_the_number_that_a_server_holds_is_found(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One server opens two sessions at most: three agents are refused."""
+    with serve(max_sessions=2) as small:
+        assert capacity(tmp_path, "--target", f"two={small}", "--target", f"many={url}") == 0
+        assert sessions_on(small) == sessions_on(url) == []
+    two, many = result(tmp_path, CapacityReport).targets
+    assert (found(two), found(many)) == ((2, 3), (4, None))
+    assert [probe.agents for probe in two.findings.probes] == [1, 2, 4, 3]
+    failed = [probe.summary.turn_errors.keys() for probe in two.findings.probes if not probe.held]
+    assert failed == 2 * [{"RateLimited"}]
+    shown = capsys.readouterr().err
+    assert "two, probe 4, 3 agents (2 held, 4 failed)" in shown
+    assert "two: 3 agents failed: " in shown
+    raw_result(tmp_path, CapacityReport, f"1 to 4 agents, {TURNS} turns each")
 
 
-@pytest.mark.long
-def test_a_probe_that_can_only_fail_ends_early(tmp_path: Path) -> None:
-    with serving_stub(Stub(0, SLOW_S)) as none:
-        assert capacity(tmp_path, "--target", f"none={none}", "--turns", "30", "--least", "4", "--most", "4") == 1
+def test_a_probe_that_can_only_fail_ends_early(url: str, tmp_path: Path) -> None:
+    hopeless = ("--turns", "30", "--least", "4", "--slo-ttft", "1e-6")
+    assert capacity(tmp_path, "--target", f"slow={url}", *hopeless) == 1
     (target,) = result(tmp_path, CapacityReport).targets
     (probe,) = target.findings.probes
     assert found(target) == (None, 4)
+    assert [miss.what for miss in probe.misses] == [TTFT]
     assert probe.ended_early
     assert probe.summary.turns_completed < probe.summary.turns_planned / 2
     assert not probe.run.interrupted
-    assert result(tmp_path, CapacityReport).interrupted is False
-
-
-def test_a_number_with_errors_is_not_held(tmp_path: Path) -> None:
-    with serving_stub(Stub(2, status=429)) as two:
-        assert capacity(tmp_path, "--target", f"two={two}", "--most", "4") == 0
-    (target,) = result(tmp_path, CapacityReport).targets
-    assert found(target) == (2, 3)
-    failed = next(probe for probe in target.findings.probes if probe.agents == 3)
-    assert failed.summary.turn_errors.keys() == {"RateLimited"}
-
-
-def test_a_server_with_a_tiny_model(tmp_path: Path) -> None:
-    """It opens two sessions at most: three agents are refused."""
-    with serve(max_sessions=2) as url:
-        code = capacity(tmp_path, "--target", f"djinn={url}", "--slo-ttft", "60", "--slo-tpot", "60", "--most", "4")
-        assert sessions_on(url) == []
-    (target,) = result(tmp_path, CapacityReport).targets
-    assert code == 0
-    assert found(target) == (2, 3)
-    assert target.findings.probes[1].summary.turns_completed == 2 * TURNS
-    assert target.server.protocol == "djinn"
 
 
 @pytest.mark.long
-def test_an_interrupted_search_leaves_its_probes(tmp_path: Path) -> None:
-    """The second probe never ends: Ctrl-C comes in it."""
-    stub = Stub(1, slow_s=3600)
-    with serving_stub(stub) as one:
-        command = ["capacity", "--target", f"one={one}", *LOAD, "--output", str(tmp_path)]
-        interrupt(command, lambda: len(stub.seen) >= 2 and max(map(len, stub.seen.values())) > 2)
+def test_an_interrupted_search_leaves_its_probes(url: str, tmp_path: Path) -> None:
+    """Ctrl-C comes while two agents think: in the second probe."""
+    thinking = ["--turns", "2", "--think", "1:1", "--output", str(tmp_path)]
+    command = ["capacity", "--target", f"one={url}", *LOAD, *thinking]
+    interrupt(command, lambda: [each.info.phase for each in sessions_on(url)] == 2 * ["io_wait"])
     (target,) = result(tmp_path, CapacityReport).targets
     assert target.findings.interrupted
-    assert not target.findings.complete
     assert [(probe.agents, probe.held) for probe in target.findings.probes] == [(1, True)]

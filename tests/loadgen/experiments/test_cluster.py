@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from client import AsyncDjinn
+from client import AsyncDjinn, AsyncSession
 from loadgen.cli import main
 from loadgen.experiments.cluster import retrying
 from loadgen.experiments.cluster.agent import ClusterAgent, LostTurn
 from loadgen.experiments.cluster.checking import check_histories, compare
 from loadgen.experiments.cluster.findings import Findings
-from loadgen.experiments.cluster.hashing import HashAgent, HashAgents, Ring
+from loadgen.experiments.cluster.hashing import HashAgents, Ring
 from loadgen.experiments.cluster.report import ClusterReport
 from loadgen.load.turn_clock import TurnClock
 from loadgen.load.workload import Signals
 from loadgen.targets import TargetSpec
 from loadgen.targets.subject import greedy
-from tests.loadgen.experiments.running import raw_result, result
-from tests.loadgen.flaky import CUT, MOVING, REFUSED, UNANSWERED, Flaky
-from tests.loadgen.stubs import serving
+from tests.loadgen.experiments.conftest import raw_result, result
+from tests.loadgen.stubs import CUT, MOVING, REFUSED, UNANSWERED, Flaky, serving
 from tests.serving import serve
 
-PROMPTS = ((40, 41, 42), (43, 44))
+PROMPTS = ((40, 41, 42), (43, 44), (45,))
 TOKENS = 6
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with serve() as url:
-        yield url
 
 
 @dataclass
@@ -55,10 +46,10 @@ class Stage:
         assert clock.token_times_s
         return self.agent.turns[-1][1]
 
-    async def histories(self) -> tuple[int, ...]:
-        """What the server has."""
+    async def session(self) -> AsyncSession:
+        """As the server has it."""
         assert self.agent.session is not None
-        return (await (await self.djinn.sessions.get(self.agent.session.id)).history()).token_ids
+        return await self.djinn.sessions.get(self.agent.session.id)
 
 
 @asynccontextmanager
@@ -73,8 +64,8 @@ async def stage(url: str) -> AsyncIterator[Stage]:
 
 async def right(url: str) -> list[tuple[int, ...]]:
     """What the server says when nothing fails."""
-    async with stage(url) as calm:
-        return [await calm.take(), await calm.take()]
+    async with AsyncDjinn(url) as djinn, await djinn.sessions.create() as session:
+        return [(await session.generate(**greedy(prompt, TOKENS))).token_ids for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize(
@@ -89,12 +80,13 @@ async def right(url: str) -> list[tuple[int, ...]]:
 async def test_a_turn_that_fails_on_its_way_is_taken_exactly_once(
     url: str, failures: list[str], errors: dict[str, int], recovered: int
 ) -> None:
-    expected = await right(url)
+    expected = (await right(url))[:2]
     async with stage(url) as one:
         assert [await one.take(), await one.take(*failures)] == expected
         retries = one.findings.retries
         assert (retries.errors, retries.turns, retries.recovered) == (errors, [(0, 1)], recovered)
-        assert await one.histories() == one.agent.history == (*PROMPTS[0], *expected[0], *PROMPTS[1], *expected[1])
+        history = (await (await one.session()).history()).token_ids
+        assert history == one.agent.history == (*PROMPTS[0], *expected[0], *PROMPTS[1], *expected[1])
         compare([one.agent], (tuple(expected),), one.findings)
         assert (one.findings.compared, one.findings.tokens, one.findings.wrong) == (2, 2 * TOKENS, [])
 
@@ -105,8 +97,7 @@ async def test_a_finished_turn_that_is_gone_is_found_at_the_end_or_by_the_next_o
         transport = TargetSpec("direct", url).transport()
         await check_histories(transport, [one.agent], one.findings)
         assert one.findings.lost == []
-        assert one.agent.session is not None
-        await (await one.djinn.sessions.get(one.agent.session.id)).rewind(4)
+        await (await one.session()).rewind(4)
         await check_histories(transport, [one.agent], one.findings)
         await transport.close()
         assert [(lost.agent, lost.turn) for lost in one.findings.lost] == [(0, None)]
@@ -115,76 +106,29 @@ async def test_a_finished_turn_that_is_gone_is_found_at_the_end_or_by_the_next_o
         assert len(one.findings.lost) == 2
 
 
-THREE = ((40, 41, 42), (43, 44), (45,))
-NAMES = st.lists(st.text("abcdef", min_size=1, max_size=3), min_size=2, max_size=6, unique=True)
-
-
-@given(NAMES, st.text(max_size=8))
-def test_a_name_belongs_to_every_replica_in_some_order(names: list[str], key: str) -> None:
-    assert sorted(Ring(names).order(key)) == sorted(names)
-
-
-@dataclass
-class Hashed:
-    """An agent between two servers: `first` is the one that its name belongs to."""
-
-    agent: HashAgent
-    first: Flaky
-    second: Flaky
-    findings: Findings
-
-    async def take(self) -> tuple[tuple[int, ...], int | None]:
-        """The agent's next turn; returns its tokens, and how many were recomputed."""
-        clock = TurnClock()
-        cost = await self.agent.run_turn(THREE[len(self.agent.turns)], TOKENS, clock)
-        assert clock.token_times_s
-        return self.agent.turns[-1][1], cost.recomputed_tokens
-
-
-@pytest.fixture(scope="module")
-def urls() -> Iterator[tuple[str, str]]:
-    with serve() as one, serve() as other:
-        yield one, other
-
-
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrying, "PAUSE_S", 0.0)
 
 
-@asynccontextmanager
-async def hashed(urls: tuple[str, str]) -> AsyncIterator[Hashed]:
-    doors, findings = [Flaky(url) for url in urls], Findings()
-    with serving(doors[0]) as one, serving(doors[1]) as other:
-        agents = HashAgents({"a": one, "b": other}, 60.0, Signals.ETA, findings)
-        agent = agents.new_agent()
-        if Ring("ab").order("agent 0")[0] == "b":
-            doors.reverse()
-        yield Hashed(agent, doors[0], doors[1], findings)
-        await agent.close()
-
-
-async def right_of_one(urls: tuple[str, str]) -> list[tuple[int, ...]]:
-    """What one server says to all turns."""
-    async with AsyncDjinn(urls[0]) as djinn, await djinn.sessions.create() as session:
-        return [(await session.generate(**greedy(prompt, TOKENS))).token_ids for prompt in THREE]
-
-
 @pytest.mark.parametrize(
     "failure", [CUT, *(pytest.param(each, marks=pytest.mark.long) for each in (REFUSED, UNANSWERED))]
 )
-async def test_another_replica_gets_the_whole_history(urls: tuple[str, str], failure: str) -> None:
-    async with hashed(urls) as bad:
-        told = [await bad.take()]
-        bad.first.failures = [failure]
-        told.append(await bad.take())
-        history = len(THREE[0]) + TOKENS
-        assert [again for _, again in told] == [0, history]
-        assert bad.findings.cold == 1
-        assert bad.findings.retries.turns == [(0, 1)]
-        told.append(await bad.take())
-    assert [made for made, _ in told] == await right_of_one(urls)
-    assert bad.findings.cold == 2  # the first one lacks the turn that it refused; or all, if nobody knows what it has
+async def test_another_replica_gets_the_whole_history(url: str, failure: str) -> None:
+    findings, recomputed = Findings(), []
+    with serve() as another:
+        doors = Flaky(url), Flaky(another)
+        with serving(doors[0]) as one, serving(doors[1]) as other:
+            agent = HashAgents({"a": one, "b": other}, 60.0, Signals.ETA, findings).new_agent()
+            first = doors["ab".index(Ring("ab").order("agent 0")[0])]
+            for number, prompt in enumerate(PROMPTS):
+                first.failures = [failure] if number == 1 else []
+                recomputed.append((await agent.run_turn(prompt, TOKENS, TurnClock())).recomputed_tokens)
+            await agent.close()
+    assert recomputed[:2] == [0, len(PROMPTS[0]) + TOKENS]
+    assert [made for _, made in agent.turns] == await right(url)
+    assert findings.retries.turns == [(0, 1)]
+    assert findings.cold == 2  # the first one lacks the turn that it refused; or all, if nobody knows what it has
 
 
 AGENTS, TURNS = 6, 6

@@ -1,4 +1,4 @@
-"""The runner keeps its clock and its books, whatever a server does."""
+"""The runner keeps its clock and its books, whatever a server does, and says meanwhile how far it is."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import pytest
 
 import client
 from loadgen.experiments.density import runner
+from loadgen.experiments.density.live import LiveView
+from loadgen.experiments.density.progress import Follower
 from loadgen.experiments.density.runner import Runner
+from loadgen.experiments.density.wording import told
 from loadgen.load.prompts import TokenIds
-from loadgen.load.records import Run, TurnCost
+from loadgen.load.records import Failure, Run, Sample, TurnCost, TurnRecord
 from loadgen.load.trace import AgentPlan, TurnPlan
 from loadgen.load.turn_clock import TurnClock
 from loadgen.targets import TargetSpec
@@ -30,7 +33,7 @@ LATE_S = 0.25
 class Server:
     """Takes `TURN_S` for each turn; a new token id can ask it to misbehave. It is its own agent."""
 
-    FAIL, STUTTER, SILENT, HANG, CLOSE_BADLY, DEAF, SLOW_TO_HEAR = range(-7, 0)
+    FAIL, STUTTER, SILENT, CLOSE_BADLY, DEAF, SLOW_TO_HEAR = range(-6, 0)
 
     def __init__(self) -> None:
         self.spec = TargetSpec("server", "http://nowhere")
@@ -66,7 +69,7 @@ class ScriptedAgent:
         self._server.seen.append(new_ids)
         self._server.asked.append(completion_tokens)
         (self._last,) = new_ids
-        await asyncio.sleep(TURN_S if self._last != Server.HANG else 3600)
+        await asyncio.sleep(TURN_S)
         if self._last == Server.FAIL:
             raise client.RateLimited("the queue is full")
         if self._last != Server.SILENT:
@@ -120,12 +123,6 @@ async def test_a_failed_turn_ends_its_agent_and_no_other(token_id: int, kind: st
     assert server.open == 0
 
 
-async def test_a_conversation_that_cannot_be_closed_is_reported() -> None:
-    found = await run(Server(), [plan(0.0)], [[Server.CLOSE_BADLY]])
-    assert len(found.turns) == 1
-    assert [(failure.agent, failure.turn, failure.kind) for failure in found.failures] == [(0, None, "NotFound")]
-
-
 async def test_a_server_is_told_of_each_pause_when_it_begins_and_before_it_ends() -> None:
     server = Server()
     started = time.perf_counter()
@@ -154,31 +151,71 @@ async def test_what_an_agent_announces_need_not_be_when_it_comes_back() -> None:
         assert later.due_s == pytest.approx(earlier.sent_s + earlier.latency_s + 0.2, abs=1e-6)
 
 
-async def test_a_turn_that_takes_too_long_has_failed() -> None:
-    server = Server()
-    found = await run(server, 2 * [plan(0.0, 0.0)], [[1, Server.HANG], [2, 3]], turn_timeout_s=2 * TURN_S)
-    assert [(failure.agent, failure.turn, failure.kind) for failure in found.failures] == [(0, 1, "Timeout")]
-    assert found.failures[0].message == "no answer within 0.4 s"
-    assert len(found.turns) == 3
-    assert server.open == 0
-
-
-@pytest.mark.parametrize(("token_id", "kind"), [(Server.SLOW_TO_HEAR, "Timeout"), (Server.DEAF, "Conflict")])
-async def test_a_signal_that_fails_is_reported_and_its_agent_goes_on(token_id: int, kind: str) -> None:
-    found = await run(Server(), [plan(0.0, 0.0)], [[token_id, 1]], turn_timeout_s=2 * TURN_S)
-    assert [(failure.turn, failure.kind) for failure in found.failures] == [(None, kind)]
-    assert len(found.turns) == 2
+@pytest.mark.parametrize(
+    ("turns", "kind"),
+    [([Server.SLOW_TO_HEAR, 1], "Timeout"), ([Server.DEAF, 1], "Conflict"), ([Server.CLOSE_BADLY], "NotFound")],
+)
+async def test_what_fails_between_turns_is_reported_and_the_agent_goes_on(turns: list[int], kind: str) -> None:
+    """Signals and the end of the conversation."""
+    found = await run(Server(), [plan(0.0, *(len(turns) - 1) * [0.0])], [turns], turn_timeout_s=2 * TURN_S)
+    assert [(failure.agent, failure.turn, failure.kind) for failure in found.failures] == [(0, None, kind)]
+    assert len(found.turns) == len(turns)
     assert found.signals == []
 
 
-async def test_cancelled_it_gives_what_it_has_and_closes_what_is_open() -> None:
-    server = Server()
-    turns = [[1, Server.HANG], [2, Server.HANG], [3, Server.HANG], [4, 5]]
-    task = asyncio.create_task(run(server, 4 * [plan(0.0, 0.0)], turns))
-    await asyncio.sleep(3.5 * TURN_S)
-    task.cancel()
-    found = await task
-    assert found.interrupted
-    assert sorted((record.agent, record.turn) for record in found.turns) == [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1)]
-    assert found.failures == []
-    assert server.open == 0
+# What is said of a run while it goes.
+
+THINKS = TurnPlan(10, 5, 4.0, None, False)
+LAST = TurnPlan(10, 5, None, None, False)
+TRACE = (AgentPlan(0.0, (THINKS, LAST)), AgentPlan(1.0, (THINKS, LAST)), AgentPlan(20.0, (LAST,)))
+
+
+def turn(agent: int, number: int, sent_s: float, ttft_s: float = 0.5) -> TurnRecord:
+    """A turn of 5 tokens that takes a second."""
+    return TurnRecord(agent, number, sent_s, sent_s, (ttft_s,), 1.0, TurnCost(10, 5, 0, 0))
+
+
+def test_agents_arrive_generate_think_and_are_done() -> None:
+    run_so_far, follower = Run(), Follower(TRACE)
+    states = []
+    assert follower.look(run_so_far, 0.5).left_s is None
+    for now_s, new in (
+        (0.5, ()),
+        (1.5, (turn(0, 0, 0.0),)),
+        (3.0, (turn(1, 0, 1.0),)),
+        (5.5, ()),
+        (21.0, (turn(0, 1, 5.0),)),
+    ):
+        run_so_far.turns += new
+        seen = follower.look(run_so_far, now_s)
+        states.append((seen.thinking, seen.generating, seen.done))
+    assert states == [(0, 1, 0), (1, 1, 0), (2, 0, 0), (1, 1, 0), (0, 2, 1)]
+    assert seen == Follower(TRACE).look(run_so_far, 21.0), "what is read piece by piece is read once"
+    assert Follower(TRACE).look(run_so_far, 6.5).left_s == pytest.approx(20 + 1 - 6.5), "the last agent's"
+
+
+def test_figures_so_far() -> None:
+    """A failed turn is its agent's last."""
+    so_far = Run(
+        turns=[turn(0, 0, 0.0, 9.0), turn(0, 1, 5.0, 0.2), turn(1, 1, 6.0, 0.4)],
+        failures=[Failure(1, 2, 0.4, "Timeout", ""), Failure(0, None, 0.4, "Timeout", "")],
+        samples=[Sample(0.0, {"device": 2, "to_host": 1, "to_device": 2}, {}, None, None, None, None, None)],
+    )
+    seen = Follower(TRACE).look(so_far, 10.0)
+    assert (seen.completed, seen.planned, seen.failed, seen.done) == (3, 5, 1, 2)
+    assert (seen.resumed_p50_s, seen.resumed_p99_s) == pytest.approx((0.3, 0.398))
+    assert seen.tokens_per_s == pytest.approx(1.5)
+    assert seen.sessions == {"device": 2, "host": 0, "disk": 0, "moving": 3}
+
+
+def test_a_server_that_takes_a_minute_to_start_does_not_make_the_run_look_a_minute_old() -> None:
+    view = LiveView(["djinn"], TRACE, repeats=1)
+    watched = view.begin("djinn", 0)
+    assert view.look() == ("djinn", "the server starts")
+    clock = TurnClock()
+    watched.changed(Run(), {clock})
+    clock.tokens()
+    line = told(*view.look())
+    assert "0 of 5 turns, 0 failed; 1 of 3 arrived: 0 thinking, 1 generating, 0 done; " in line
+    assert "; 1 tokens, " in line
+    assert "0:00" in line

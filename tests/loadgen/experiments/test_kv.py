@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-import zstandard
-from safetensors.numpy import load, save_file
+from safetensors.numpy import load
 
 import client
 from loadgen.cli import main
@@ -24,123 +22,43 @@ from loadgen.experiments.kv.fp8 import MAX_E4M3, from_fp8, to_fp8
 from loadgen.experiments.kv.links import Link
 from loadgen.experiments.kv.payoff import break_even, weigh
 from loadgen.experiments.kv.report import KVReport
-from loadgen.experiments.kv.session_file import read_session_file
-from loadgen.experiments.kv.structure import Structure
-from tests.loadgen.experiments.running import raw_result, sessions_on
+from tests.loadgen.experiments.conftest import raw_result, sessions_on
 from tests.serving import serve
-
-BLOCKS, LAYERS, KV_HEADS, BLOCK_TOKENS, HEAD_DIM = 3, 2, 2, 16, 8
-SHAPE = (BLOCKS, LAYERS, 2, KV_HEADS, BLOCK_TOKENS, HEAD_DIM)
-
-
-def random_kv(dtype: Any = np.float32) -> Any:
-    """Blocks of normally distributed numbers."""
-    return np.random.default_rng(7).normal(size=SHAPE).astype(dtype)
-
-
-def save_session(path: Path, kv: Any, computed_tokens: int) -> Path:
-    """A file with a session's tensors, as the safetensors library writes it."""
-    tensors = {
-        "token_ids": np.arange(computed_tokens + 1, dtype=np.int32),
-        "about": np.zeros(13, np.uint8),
-        "kv": kv,
-        "sha256": np.zeros(32, np.uint8),
-    }
-    save_file(tensors, path, {"computed_tokens": str(computed_tokens)})
-    return path
-
-
-LLAMA_3_8B = Structure(
-    model="Llama-3-8B",
-    max_model_len=8192,
-    layers=32,
-    kv_heads=8,
-    head_dim=128,
-    dtype="BF16",
-    element_bytes=2,
-    block_tokens=16,
-    block_bytes=16 * 131072,
-    file_shape=(63, 32, 2, 8, 16, 128),
-    computed_tokens=1000,
-    file_bytes=0,
-    device_bytes=10 << 30,
-    host_bytes=0,
-    disk_bytes=0,
-)
-
-
-def test_a_token_of_llama_3_8b_takes_128_kib() -> None:
-    """The figure that is known for this model: 32 layers, 8 KV heads of 128, two bytes."""
-    assert LLAMA_3_8B.bytes_per_token == 131072
-    assert LLAMA_3_8B.agrees
-
-
-def test_a_file_is_read_as_it_was_saved(tmp_path: Path) -> None:
-    kv = random_kv()
-    file = read_session_file(save_session(tmp_path / "session", kv, 2 * BLOCK_TOKENS + 3))
-    np.testing.assert_array_equal(file.kv, kv)
-    assert (file.dtype, file.computed_tokens) == ("F32", 2 * BLOCK_TOKENS + 3)
-    np.testing.assert_array_equal(file.full_blocks, kv[:2])
-
 
 EDGES = [0.0, -0.0, 1.0625, 1.1875, 447.0, 448.0, -448.0, 460.0, 1e30, -1e30, 2**-6, 2**-9, 2**-10, 2**-11, 3e-3, -1e-8]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_bytes_are_those_of_pytorch(dtype: torch.dtype) -> None:
+def test_bytes_of_fp8_are_those_of_pytorch(dtype: torch.dtype) -> None:
     spread = torch.randn(20_000, generator=torch.Generator().manual_seed(1)) * torch.logspace(-4, 3, 20_000)
     given = torch.cat([torch.tensor(EDGES), spread]).to(dtype)
     wanted = given.float().clamp(-MAX_E4M3, MAX_E4M3).to(torch.float8_e4m3fn).view(torch.uint8)
     numpy_dtype = np.dtype(ml_dtypes.bfloat16) if dtype is torch.bfloat16 else given.numpy().dtype
     array = given.view(torch.uint8).numpy().view(numpy_dtype)
     np.testing.assert_array_equal(to_fp8(array), wanted.numpy())
-
-
-def test_every_byte_comes_back_as_what_pytorch_says() -> None:
     codes = np.arange(256, dtype=np.uint8)
-    wanted = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
-    np.testing.assert_array_equal(from_fp8(codes, np.dtype(np.float32)), wanted)
-
-
-BY_NAME = {codec.name: codec for codec in CODECS}
-READERS: dict[str, Callable[[bytes], bytes]] = {
-    "zlib -1": zlib.decompress,
-    "zlib -6": zlib.decompress,
-    "zstd -3": lambda packed: zstandard.ZstdDecompressor().decompress(packed),
-    "lz4": lz4.frame.decompress,
-}
-
-
-@pytest.mark.parametrize("name", READERS)
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_lossless_codecs_keep_every_byte(name: str, dtype: Any) -> None:
-    kv = random_kv(dtype)
-    packed = BY_NAME[name].pack(kv)
-    assert READERS[name](packed) == kv.tobytes()
-    assert BY_NAME[name].unpack(packed, kv.dtype) == kv.tobytes()
+    decoded = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    np.testing.assert_array_equal(from_fp8(codes, np.dtype(np.float32)), decoded)
 
 
 def test_a_codec_that_loses_bytes_is_found_out() -> None:
-    lossy = replace(BY_NAME["lz4"], unpack=lambda packed, _dtype: lz4.frame.decompress(packed)[:-1])
+    [codec] = [each for each in CODECS if each.name == "lz4"]
+    kv = np.random.default_rng(7).normal(size=(3, 2, 2, 2, 16, 8)).astype(np.float32)
+    assert lz4.frame.decompress(codec.pack(kv)) == kv.tobytes()
+    lossy = replace(codec, unpack=lambda packed, _dtype: lz4.frame.decompress(packed)[:-1])
     with pytest.raises(LoadgenError, match="lz4 did not give back"):
-        measure_codec(lossy, random_kv(), 1)
+        measure_codec(lossy, kv, 1)
 
 
 HALVED = Compression("half", True, raw_bytes=100, packed_bytes=50, pack_s=1.0, unpack_s=2.0)
 
 
-def test_one_step_after_the_other_and_pipelined() -> None:
+def test_one_step_after_the_other_and_pipelined_and_where_both_take_as_long_as_plain_bytes() -> None:
     (found,) = weigh([Link("ten", 10.0)], [HALVED])
     assert (found.plain_s, found.in_turn_s, found.pipelined_s) == (10.0, 1.0 + 5.0 + 2.0, 5.0)
-
-
-@pytest.mark.parametrize("way", ["in_turn", "pipelined"])
-def test_at_break_even_both_take_the_same_time(way: str) -> None:
-    speed = getattr(break_even(HALVED), way)
-    below, at, above = weigh([Link(f"{factor}", factor * speed) for factor in (0.9, 1.0, 1.1)], [HALVED])
-    assert getattr(at, f"{way}_s") == pytest.approx(at.plain_s)
-    assert getattr(below, f"{way}_s") < below.plain_s
-    assert getattr(above, f"{way}_s") > above.plain_s
+    for way in ("in_turn", "pipelined"):
+        (at,) = weigh([Link("even", getattr(break_even(HALVED), way))], [HALVED])
+        assert getattr(at, f"{way}_s") == pytest.approx(at.plain_s)
 
 
 TOKENS, REPEATS, DECODED = 64, 2, 8
@@ -229,23 +147,18 @@ def test_rounded_kv_is_asked_for_an_answer(target: dict[str, Any]) -> None:
 
 
 @pytest.mark.long
-def test_without_a_disk_what_needs_none_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with serve() as url:
+@pytest.mark.parametrize(
+    ("settings", "part", "says"),
+    [({}, "host to device", "no disk tier"), ({"kv_policy": "lru"}, "device to host", "its policy is lru")],
+)
+def test_what_a_server_cannot_do_is_said_and_the_rest_is_measured(
+    settings: dict[str, Any], part: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(**settings) as url:
         assert kv(tmp_path, "--target", f"djinn={url}") == 1
     (found,) = raw_result(tmp_path, KVReport)["targets"]
-    failures = found["findings"]["failures"]
-    assert [failure["part"] for failure in failures] == ["host to device", "fp8"]
-    assert all("no disk tier" in failure["message"] for failure in failures)
-    assert {copy["direction"] for copy in found["findings"]["copies"]} == {"out"}
+    failure = found["findings"]["failures"][0]
+    assert (failure["part"], says in failure["message"]) == (part, True)
+    assert found["findings"]["loopback"] is not None
     assert len(found["findings"]["compressions"]) == 5
     assert "Not measured to the end" in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_a_server_that_does_not_listen_to_signals(tmp_path: Path) -> None:
-    with serve(kv_policy="lru") as url:
-        assert kv(tmp_path, "--target", f"djinn={url}") == 1
-    (found,) = raw_result(tmp_path, KVReport)["targets"]
-    assert found["findings"]["failures"][0]["part"] == "device to host"
-    assert "its policy is lru" in found["findings"]["failures"][0]["message"]
-    assert found["findings"]["loopback"] is not None

@@ -10,41 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
-from client import MemoryMap
+from client import Djinn, MemoryMap
+from client.models import DefaultSampling, Model
 from loadgen.cli import main
 from loadgen.errors import LoadgenError
 from loadgen.experiments.resume_latency.away import passer_lengths
-from loadgen.experiments.resume_latency.findings import Findings, Sample, ServerSplit, Way
-from loadgen.experiments.resume_latency.plan import (
-    DEPTHS,
-    Cell,
-    choose_layers,
-    depth_of,
-    order_of_ways,
-)
+from loadgen.experiments.resume_latency.findings import Findings, Sample, Way
+from loadgen.experiments.resume_latency.offload import OffloadFailed, Shape, hand_written_offload
+from loadgen.experiments.resume_latency.plan import DEPTHS, Cell, choose_layers, depth_of, order_of_ways
 from loadgen.experiments.resume_latency.report import ResumeReport
 from loadgen.experiments.resume_latency.summary import summarize
-from tests.loadgen.experiments.running import raw_result, result, sessions_on
-from tests.loadgen.recording import memory
-from tests.openai.reference import save_tiny_model
+from tests.loadgen.experiments.conftest import raw_result, result, sessions_on
 from tests.serving import serve
 
 LAYERS = 4
 
 
-def sample(
-    way: Way, layer: int, standing_s: float, token_s: float | None, *, repeat: int = 0, length: int = 64, token: int = 7
-) -> Sample:
-    """One way back. Djinn's have a split of the server."""
-    split = ServerSplit(1e-5, standing_s / 2, 1e-4) if way is Way.DJINN else None
-    return Sample(way, length, layer, repeat, standing_s, token_s, None if token_s is None else token, 1024, split)
-
-
-@pytest.mark.parametrize(
-    ("num_layers", "layers"),
-    [(40, (0, 9, 19, 29, 39)), (30, (0, 7, 14, 22, 29)), (4, (0, 1, 2, 3)), (1, (0,))],
-)
+@pytest.mark.parametrize(("num_layers", "layers"), [(30, (0, 7, 14, 22, 29)), (4, (0, 1, 2, 3)), (1, (0,))])
 def test_at_least_so_many_percent_of_the_layers_have_run(num_layers: int, layers: tuple[int, ...]) -> None:
     found = choose_layers(num_layers, DEPTHS)
     assert found == layers
@@ -62,7 +47,7 @@ def test_ratios_are_taken_within_a_repeat() -> None:
     """Both are twice as slow in the second repeat: the ratio is the same, and has no spread."""
     findings = Findings(
         samples=[
-            sample(way, 0, repeats * seconds, None, repeat=repeats)
+            Sample(way, 64, 0, repeats, repeats * seconds, None, None, 1024, None)
             for repeats in (1, 2)
             for way, seconds in ((Way.RECOMPUTE, 0.6), (Way.DJINN, 0.3), (Way.OFFLOAD, 0.1))
         ]
@@ -73,27 +58,30 @@ def test_ratios_are_taken_within_a_repeat() -> None:
         assert (found.ratio.low, found.ratio.median, found.ratio.high) == pytest.approx((ratio, ratio, ratio))
 
 
-def server(device_tokens: int, host_tokens: int, policy: str = "signal") -> MemoryMap:
+def server(url: str, device_tokens: int, host_tokens: int, policy: str = "signal") -> MemoryMap:
     """A server's map, with blocks of 16 tokens that take 16 bytes."""
-    raw: dict[str, Any] = memory().model_dump(by_alias=True)
-    data = raw["data"]
-    data["block_bytes"] = data["block_tokens"] = 16
-    data["device"]["total_bytes"], data["host"]["total_bytes"] = device_tokens, host_tokens
-    return MemoryMap.model_validate({**raw, "policy": policy})
+    with Djinn(url) as djinn:
+        memory = djinn.memory()
+    tiers = {"device": device_tokens, "host": host_tokens}
+    sizes = {name: getattr(memory.data, name).model_copy(update={"total_bytes": size}) for name, size in tiers.items()}
+    data = memory.data.model_copy(update={"block_bytes": 16, "block_tokens": 16, **sizes})
+    return memory.model_copy(update={"policy": policy, "data": data})
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("device_tokens", "host_tokens", "policy", "message"),
     [
-        (server(1024, 4096, "lru"), "start it with --kv-policy signal"),
-        (server(512, 4096), "start it with --kv-device 1x768"),
-        (server(1 << 20, 1 << 22), "start it with --kv-device 1x768"),
-        (server(1024, 1024), "start it with --kv-host 2x1024"),
+        (1024, 4096, "lru", "start it with --kv-policy signal"),
+        (512, 4096, "signal", "start it with --kv-device 1x768"),
+        (1 << 20, 1 << 22, "signal", "start it with --kv-device 1x768"),
+        (1024, 1024, "signal", "start it with --kv-host 2x1024"),
     ],
 )
-def test_a_server_that_cannot_be_measured_is_told_how_it_could_be(found: MemoryMap, message: str) -> None:
+def test_a_server_that_cannot_be_measured_is_told_how_it_could_be(
+    url: str, device_tokens: int, host_tokens: int, policy: str, message: str
+) -> None:
     with pytest.raises(LoadgenError, match=message):
-        passer_lengths(found, "a", longest=512, max_model_len=2048)
+        passer_lengths(server(url, device_tokens, host_tokens, policy), "a", longest=512, max_model_len=2048)
 
 
 LENGTHS, REPEATS = (40, 150), 2
@@ -109,31 +97,21 @@ def resume(output: Path, *arguments: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    save_tiny_model(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def url(model: Path) -> Iterator[str]:
+def url(roomy_model: Path) -> Iterator[str]:
     """A server whose device holds little more than the longest session."""
-    with serve(model=str(model), kv_device=f"1x{DEVICE_TOKENS}", max_step_tokens=STEP_TOKENS, max_running=8) as url:
+    steps: dict[str, Any] = {"max_step_tokens": STEP_TOKENS, "max_running": 8}
+    with serve(model=str(roomy_model), kv_device=f"1x{DEVICE_TOKENS}", **steps) as url:
         yield url
 
 
-@pytest.fixture(scope="module")
-def measured(url: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One run. So small a model is computed about as soon as it is fetched: the exit code can be either."""
-    folder = tmp_path_factory.mktemp("results")
-    resume(folder, "--target", f"djinn={url}", "--model", str(model))
-    return folder
-
-
 @pytest.mark.long
-def test_every_way_back_to_every_place_is_timed_and_leads_to_transformers_tokens(measured: Path, url: str) -> None:
-    raw_result(measured, ResumeReport, "Hand-written offload: what is timed", "(96 of 150 tokens)")
-    (target,) = result(measured, ResumeReport).targets
+def test_every_way_back_to_every_place_is_timed_and_leads_to_transformers_tokens(
+    url: str, roomy_model: Path, tmp_path: Path
+) -> None:
+    """So small a model is computed about as soon as it is fetched: the exit code can be either."""
+    resume(tmp_path, "--target", f"djinn={url}", "--model", str(roomy_model))
+    raw_result(tmp_path, ResumeReport, "Hand-written offload: what is timed", "(96 of 150 tokens)")
+    (target,) = result(tmp_path, ResumeReport).targets
     assert target.findings.failures == []
     assert (target.num_layers, target.layers) == (LAYERS, (0, 1, 2, 3))
     taken = [(s.way, s.length, s.layer, s.repeat) for s in target.findings.samples]
@@ -153,15 +131,66 @@ def test_every_way_back_to_every_place_is_timed_and_leads_to_transformers_tokens
 
 
 def test_without_its_script_the_other_ways_are_measured(
-    url: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, roomy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The script finds a Transformers that cannot be imported."""
     (tmp_path / "broken/torch").mkdir(parents=True)
     (tmp_path / "broken/torch/__init__.py").write_text("raise ImportError('this torch is broken')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'broken'}:{os.environ.get('PYTHONPATH', '')}")
     few = ["--lengths", "40", "--repeats", "1", "--depths", "100"]
-    assert resume(tmp_path / "out", "--target", f"djinn={url}", "--model", str(model), *few) == 1
+    assert resume(tmp_path / "out", "--target", f"djinn={url}", "--model", str(roomy_model), *few) == 1
     (target,) = result(tmp_path / "out", ResumeReport).targets
     assert [sample.way for sample in target.findings.samples] == [Way.RECOMPUTE, Way.DJINN]
     assert {failure.kind for failure in target.findings.failures} == {"OffloadFailed"}
     assert "this torch is broken" in target.findings.failures[0].message
+
+
+# The hand-written offload against Transformers: what comes back goes on to the token that a whole pass leads to.
+
+HISTORY = tuple((7 * place + 11) % 250 for place in range(40))
+
+
+def shape_of(folder: Path, *, with_model: bool) -> Shape:
+    config = AutoModelForCausalLM.from_pretrained(folder).config
+    elements = 2 * config.num_key_value_heads * config.head_dim
+    model = str(folder) if with_model else None
+    return Shape(config.num_hidden_layers, elements, config.hidden_size, "float32", model)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", [0, 16])
+async def test_the_next_token_is_that_of_a_whole_pass(roomy_model: Path, first: int) -> None:
+    with torch.inference_mode():
+        logits = AutoModelForCausalLM.from_pretrained(roomy_model)(torch.tensor([HISTORY])).logits
+    shape = shape_of(roomy_model, with_model=True)
+    async with hand_written_offload() as offload:
+        assert "threads" in await offload.describe(shape)
+        await offload.prepare(HISTORY, first, range(shape.layers))
+        for layer in reversed(range(shape.layers)):
+            sample = await offload.restore(Cell(len(HISTORY), layer), 0)
+            assert sample.token_id == int(logits[0, -1].argmax())
+            assert sample.token_s is not None
+            assert 0 < sample.standing_s < sample.token_s
+            rows = shape.layers * first + (layer + 1) * (len(HISTORY) - first)
+            assert sample.bytes == rows * shape.elements * 4
+
+
+@pytest.mark.long
+async def test_without_a_model_as_many_bytes_are_moved_and_a_script_that_ends_says_why(roomy_model: Path) -> None:
+    shape = shape_of(roomy_model, with_model=False)
+    async with hand_written_offload() as offload:
+        await offload.describe(shape)
+        await offload.prepare(HISTORY, 0, [1])
+        sample = await offload.restore(Cell(len(HISTORY), 1), 0)
+        assert (sample.token_s, sample.token_id) == (None, None)
+        assert sample.bytes == 2 * len(HISTORY) * shape.elements * 4
+        with pytest.raises(OffloadFailed, match="KeyError: 0"):
+            await offload.restore(Cell(len(HISTORY), 0), 0)
+
+
+def test_a_model_of_another_shape_than_the_servers_is_refused(url: str, roomy_model: Path, tmp_path: Path) -> None:
+    sampling = DefaultSampling(temperature=1, top_p=1, top_k=0, min_p=0, repetition_penalty=1)
+    served = Model(id="other", max_model_len=512, layers=7, hidden_size=64, default_sampling=sampling)
+    for folder, message in ((roomy_model, "not of the shape of the server's"), (tmp_path, "reading the shape of")):
+        with pytest.raises(OffloadFailed, match=message):
+            Shape.of(server(url, 1024, 4096), served, "float32", folder)

@@ -20,15 +20,15 @@ from loadgen.experiments.simulate.measuring.validating import DRAWS
 from loadgen.experiments.simulate.plan import ClusterPlan, Event, Policy
 from loadgen.experiments.simulate.population import population
 from loadgen.experiments.simulate.report import SimulateReport
-from loadgen.experiments.simulate.world.simulation import Simulated, simulate
+from loadgen.experiments.simulate.world.simulation import simulate
 from loadgen.experiments.simulate.world.tally import Tally
 from loadgen.load.think import Uniform
 from loadgen.load.trace import AgentPlan, TurnPlan
-from loadgen.load.workload import Signals, Workload, plan_trace
+from loadgen.load.workload import Signals, Workload
 from loadgen.results.files import write_result
 from loadgen.results.inputs import Server
 from loadgen.results.origin import machine
-from tests.loadgen.experiments.running import raw_result, result
+from tests.loadgen.experiments.conftest import raw_result, result
 from tests.serving import serve
 
 DECODE: Points = ((1, 0.02), (8, 0.04))
@@ -40,34 +40,13 @@ def costs(
     decode_s: Points = DECODE, prompt_s: Points = PROMPT, first_byte_s: float = 0.0, decoded: Samples = ONE_EACH
 ) -> Costs:
     """A server whose KV moves at 1 GB/s, 10 kB of each token."""
-    return Costs(
-        decode_s=decode_s,
-        decoded=decoded,
-        prompt_s=prompt_s,
-        first_byte_s=first_byte_s,
-        opening_s=0.0,
-        bytes_per_token=10_000,
-        out_bytes_per_s=1e9,
-        in_bytes_per_s=1e9,
-        to_disk_bytes_per_s=1e9,
-        from_disk_bytes_per_s=1e9,
-    )
+    return Costs(decode_s, decoded, prompt_s, first_byte_s, 0.0, 10_000, 1e9, 1e9, 1e9, 1e9)
 
 
 def agent(arrival_s: float, thinks: Sequence[float] = (), new: int = 100, completion: int = 10) -> AgentPlan:
     """An agent with a turn more than it thinks, which it announces."""
     turns = [TurnPlan(new, completion, think_s, think_s, False) for think_s in thinks]
     return AgentPlan(arrival_s, (*turns, TurnPlan(new, completion, None, None, False)))
-
-
-@pytest.mark.parametrize("text", ["zone:3@60", "replica@1.5", "rolling:2@0", "add:10@7", "balance@3"])
-def test_an_event_reads_as_it_is_shown(text: str) -> None:
-    assert str(Event.parse(text)) == text
-
-
-def test_one_replica_has_the_agents_of_density() -> None:
-    load = Workload(agents=20, seed=5)
-    assert tuple(population(load, 1)) == plan_trace(load)
 
 
 def test_a_step_has_its_place_among_the_measured_ones_of_its_kind() -> None:
@@ -80,32 +59,20 @@ def test_a_step_has_its_place_among_the_measured_ones_of_its_kind() -> None:
     assert steps.mixed(1, 1, 0.75) == pytest.approx(0.04 + 0.3)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"decode_s": ()}, "decode_s needs points"),
-        ({"decoded": ((1, (0.5,)),)}, "at least one token of a step"),
-        ({"decode_ratios": ()}, "decode_ratios needs numbers from 0 on"),
-        ({"prompt_ratios": ((1, (1.0,)), (2, (-0.1, 1.0)))}, "prompt_ratios needs numbers from 0 on"),
-    ],
-)
-def test_costs_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(LoadgenError, match=message):
-        replace(costs(), **given)
-    with pytest.raises(LoadgenError, match="replicas must be at least 1"):
-        ClusterPlan(replicas=0)
+def test_costs_that_cannot_be_are_refused() -> None:
+    with pytest.raises(LoadgenError, match="prompt_ratios needs numbers from 0 on"):
+        replace(costs(), prompt_ratios=((1, (1.0,)), (2, (-0.1, 1.0))))
 
 
-SINGLE = Workload(agents=30_000, turns=1, system_tokens=0)
+SINGLE = Workload(agents=30_000, turns=1, system_tokens=0, seed=1)
 UTILIZATION = 0.7
 TOLERANCE = 0.05
 
 
-@pytest.mark.parametrize("ratios", [pytest.param((1.0,), marks=pytest.mark.long), (0.25, 0.75, 1.0, 2.0)])
-def test_prompts_wait_as_in_an_m_g_1_queue(ratios: tuple[float, ...]) -> None:
+def test_prompts_wait_as_in_an_m_g_1_queue() -> None:
     """Pollaczek and Khinchine: the mean wait is rho * s / (2 * (1 - rho)), times the mean square of the lengths."""
-    service_s = 0.5
-    load = replace(SINGLE, seed=1, rate=UTILIZATION / service_s, context=100, completion_tokens=1)
+    service_s, ratios = 0.5, (0.25, 0.75, 1.0, 2.0)
+    load = replace(SINGLE, rate=UTILIZATION / service_s, context=100, completion_tokens=1)
     plan = ClusterPlan(device_tokens=10**9, step_tokens=100, shared_tokens=100, rows=100, front_s=0.0)
     drawn = replace(costs(((1, 0.0),), ((1, 0.0), (100, service_s))), prompt_ratios=((100, ratios),))
     done = simulate(plan, Policy.OWNER, drawn, population(load, 1))
@@ -117,7 +84,7 @@ def test_turns_that_decode_together_share_the_processor() -> None:
     """Kleinrock: where a step takes as long as its rows together, the mean time is s / (1 - rho)."""
     token_s, tokens = 0.01, 100
     service_s = token_s * tokens
-    load = replace(SINGLE, seed=1, rate=UTILIZATION / service_s, context=1, completion_tokens=tokens)
+    load = replace(SINGLE, rate=UTILIZATION / service_s, context=1, completion_tokens=tokens)
     plan = ClusterPlan(device_tokens=10**9, step_tokens=1000, shared_tokens=1000, rows=1000, front_s=0.0)
     made = costs(((1, token_s), (2, 2 * token_s)), ((1, 0.0),))
     done = simulate(plan, Policy.OWNER, made, population(load, 1))
@@ -138,13 +105,6 @@ def test_a_turn_alone_takes_its_steps() -> None:
     assert tally.tpot_s[0] == pytest.approx(0.02)
 
 
-def test_a_short_prompt_passes_a_long_one() -> None:
-    tally = run([agent(0.0, new=5000), agent(0.1, new=50)])
-    assert tally.number[0] == 0
-    assert tally.sent_s[0] == pytest.approx(0.1)
-    assert tally.ttft_s[0] < 1.0 < 4.0 < tally.ttft_s[1]
-
-
 def test_kv_that_is_announced_is_back_when_its_turn_comes() -> None:
     """A GB of KV moves in ten seconds: who says nothing of the return waits for them."""
     slow = Costs(((1, 0.02),), ONE_EACH, ((1, 0.02), (512, 0.02)), 0.0, 0.0, 10**7, 1e8, 1e8)
@@ -156,13 +116,9 @@ def test_kv_that_is_announced_is_back_when_its_turn_comes() -> None:
     assert late > 5.0
 
 
-def test_a_full_device_has_turns_wait_and_loses_none() -> None:
+def test_a_full_device_has_turns_wait_and_kv_without_room_in_any_tier_is_recomputed() -> None:
     tally = run([agent(0.1 * n, [5.0, 5.0]) for n in range(20)], device_tokens=400)
-    assert tally.turns == 60
-    assert tally.recomputed_tokens == 0
-
-
-def test_kv_without_room_in_any_tier_is_computed_again() -> None:
+    assert (tally.turns, tally.recomputed_tokens) == (60, 0)
     tally = run([agent(0.1 * n, [30.0]) for n in range(8)], device_tokens=400, host_tokens=200, disk_tokens=0)
     assert tally.traffic.dropped > 0 < tally.recomputed_tokens
 
@@ -174,16 +130,15 @@ EVENTS = ("zone@30", "replica@10", "rolling@20", "rolling:2@20", "restarts@20", 
 TIGHT = {"device_tokens": 1200, "host_tokens": 1500, "disk_tokens": 3000}
 
 
-def cluster(policy: Policy, *events: str, load: Workload = LOAD, replicas: int = 6, **sizes: Any) -> Simulated:
-    plan = ClusterPlan(replicas=replicas, events=tuple(map(Event.parse, events)), down_s=5.0, **sizes)
-    return simulate(plan, policy, costs(), population(load, replicas), load.signals, load.system_tokens)
+def cluster(policy: Policy, *events: str, **sizes: Any) -> Tally:
+    plan = ClusterPlan(replicas=6, events=tuple(map(Event.parse, events)), down_s=5.0, **sizes)
+    return simulate(plan, policy, costs(), population(LOAD, 6), LOAD.signals, LOAD.system_tokens).tally
 
 
 @pytest.mark.parametrize("policy", Policy)
-@pytest.mark.parametrize("events", [EVENTS, *(pytest.param((event,), marks=pytest.mark.long) for event in EVENTS)])
 @pytest.mark.parametrize("sizes", [{}, TIGHT])
-def test_every_turn_ends_once_whatever_happens(policy: Policy, events: tuple[str, ...], sizes: dict[str, Any]) -> None:
-    tally = cluster(policy, *events, **sizes).tally
+def test_every_turn_ends_once_whatever_happens(policy: Policy, sizes: dict[str, Any]) -> None:
+    tally = cluster(policy, *EVENTS, **sizes)
     assert (tally.sessions, tally.turns) == (60 * 6, 4 * 60 * 6)
     assert sorted(tally.number) == sorted([0, 1, 2, 3] * 60 * 6)
     assert min(tally.ttft_s) > 0
@@ -198,32 +153,23 @@ def test_a_lost_zone_costs_the_histories_that_were_not_on_disk(host_tokens: int,
     assert (tally.turns, tally.recomputed_tokens, tally.refused) == (18, again, 0)
 
 
-def test_a_rolling_update_moves_sessions_instead_of_computing_them_again() -> None:
-    moved, waited, hashed = (
-        cluster(policy, event).tally
-        for policy, event in (
-            (Policy.OWNER, "rolling@20"),
-            (Policy.OWNER, "restarts@20"),
-            (Policy.HASH, "rolling@20"),
-        )
-    )
+def test_updates_and_new_replicas_cost_histories_where_a_hash_decides_and_none_where_sessions_have_owners() -> None:
+    """A rolling update moves sessions; where replicas restart with them, turns are refused meanwhile."""
+    moved, waited = (cluster(Policy.OWNER, event) for event in ("rolling@20", "restarts@20"))
+    hashed = cluster(Policy.HASH, "rolling@20")
     assert moved.moves > 0 == moved.recomputed_tokens == moved.refused
     assert sum(moved.puts.values()) == moved.moves
     assert waited.refused > 0 == waited.moves == waited.recomputed_tokens
     assert hashed.recomputed_tokens > 0 == hashed.refused == hashed.moves
-
-
-def test_new_replicas_cost_histories_where_a_hash_decides_and_none_where_sessions_have_owners() -> None:
-    owner, hashed = (cluster(policy, "add:6@40").tally for policy in (Policy.OWNER, Policy.HASH))
+    owner, hashed = (cluster(policy, "add:6@40") for policy in (Policy.OWNER, Policy.HASH))
     assert owner.recomputed_tokens == 0 < hashed.recomputed_tokens
 
 
 SMALL = ("--agents", "5", "--rate", "0.5", "--turns", "2", "--think", "1:9", "--seed", "4")
 
 
-@pytest.fixture
-def known(tmp_path: Path) -> Path:
-    """A result with costs."""
+def test_a_cluster_is_simulated_with_known_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of an earlier result."""
     report = SimulateReport(
         seed=0,
         workload=Workload(),
@@ -236,12 +182,7 @@ def known(tmp_path: Path) -> Path:
         outcomes=(),
         started_at=datetime(2026, 1, 1, tzinfo=UTC),
     )
-    return write_result(report, tmp_path / "costs.json")
-
-
-def test_a_cluster_is_simulated_with_known_costs(
-    known: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    known = write_result(report, tmp_path / "costs.json")
     out = tmp_path / "out"
     chosen = ("--replicas", "3,6", "--event", "zone@3", "--event", "rolling:2@10", "--output", str(out))
     assert main(["simulate", "--costs", str(known), *SMALL, *chosen]) == 0
@@ -252,20 +193,6 @@ def test_a_cluster_is_simulated_with_known_costs(
     ]
     assert [each["turns"] for each in outcomes] == [30] * 3 + [60] * 3
     assert "Simulated: directory" in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_rates_are_compared(known: Path, tmp_path: Path) -> None:
-    chosen = ("--replicas", "2", "--rates", "0.5,50", "--agents", "40", "--policy", "owner")
-    assert main(["simulate", "--costs", str(known), *SMALL, *chosen, "--output", str(tmp_path / "out")]) == 0
-    slow, fast = raw_result(tmp_path / "out", SimulateReport)["outcomes"]
-    assert (slow["rate"], fast["rate"]) == (0.5, 50.0)
-    assert slow["ttft_resumed_s"]["p99"] < fast["ttft_resumed_s"]["p99"]
-
-
-def test_nothing_to_do_is_said(known: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--costs", str(known), "--output", str(tmp_path / "out")]) == 2
-    assert "nothing to do" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -280,11 +207,9 @@ def test_a_real_server_is_measured_and_its_turns_simulated(tmp_path: Path, monke
     with serve() as url:
         target = ("--target", f"djinn={url}", "--kv", "4x512", "--validate", "1", "--replicas", "2")
         main(["simulate", *target, *SMALL, *load, "--time-scale", "0.05", "--output", str(out)])
-
     found = raw_result(out, SimulateReport)
     points = found["calibration"]["costs"]["decode_s"]
-    assert [rows for rows, _ in points] == [1, 2]
-    assert all(seconds > 0 for _, seconds in points)
+    assert [(rows, seconds > 0) for rows, seconds in points] == [(1, True), (2, True)]
     assert [each["seed"] for each in found["validations"]] == [1, None]
     pairs = found["validations"][0]["pairs"]
     assert all(pair["simulated"]["count"] == DRAWS * pair["measured"]["count"] for pair in pairs.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from dataclasses import replace
@@ -16,13 +17,13 @@ from loadgen.peers.base import ServerSettings
 from loadgen.peers.dtypes import AUTO
 from loadgen.peers.llamacpp import SLOTS
 from loadgen.peers.llamacpp_source import LlamaCppSource
-from loadgen.peers.registry import PEERS, find_peer
+from loadgen.peers.registry import find_peer
 from loadgen.peers.vllm_environment import needed_requirements
+from loadgen.processes.calibration import calibrate
 from loadgen.processes.launch import Launch
 from loadgen.results.inputs import Server
 from loadgen.targets import TargetSpec
-from tests.loadgen.calibrations import remember
-from tests.loadgen.peers.conftest import BeOn
+from tests.loadgen.peers.conftest import CORES, BeOn, remember
 
 REFUSES = "import sys; sys.exit('Model LlamaForCausalLM is not supported')"
 
@@ -46,23 +47,14 @@ def read(arguments: list[str], default: str = AUTO) -> ServerSettings:
     return replace(read_settings(parser.parse_args(arguments)), cores=(0, 1))
 
 
-def test_every_peer_is_found_by_a_name_of_its_own() -> None:
-    assert [find_peer(peer.name) for peer in PEERS] == list(PEERS)
-    with pytest.raises(LoadgenError, match=r"no peer 'sglang', only djinn, djinn\+lru"):
-        find_peer("sglang")
-
-
 # Djinn.
 
 
 @pytest.mark.parametrize(("peer", "policy"), [("djinn", "signal"), ("djinn+lru", "lru"), ("djinn+none", "none")])
-def test_djinn_with_its_policies(settings: ServerSettings, peer: str, policy: str) -> None:
+def test_djinn_with_its_policies_and_for_agents_with_tools(settings: ServerSettings, peer: str, policy: str) -> None:
     given = flags(peer, settings)
     assert (given["--kv-policy"], given["--kv-device"], given["--state-dir"]) == (policy, "1x20480", "none")
     assert "--bind-by-prefix" not in given
-
-
-def test_agents_with_tools_are_found_by_what_they_continue(settings: ServerSettings) -> None:
     assert "--bind-by-prefix" in flags("djinn+tools", settings)
     assert find_peer("djinn+tools").served_model == "model+tools"
 
@@ -85,6 +77,7 @@ def test_djinn_serves_the_checkpoint_that_a_folder_was_made_of(
 # Data types.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("slow", "fast"), [("bfloat16", "float32"), ("float32", "bfloat16")])
 def test_servers_made_of_pytorch_get_the_fastest_type_and_djinn_multiplies_in_it(
     slow: str, fast: str, on_gpu: BeOn, cache: Path, model: Path
@@ -111,16 +104,26 @@ def test_a_gpu_is_given_bfloat16_unmeasured(on_gpu: BeOn, model: Path) -> None:
     assert "--matmul-precision" not in flags("djinn", settings)
 
 
-@pytest.mark.parametrize(
-    ("asked", "default", "dtype"),
-    [(["--dtype", "float16"], "auto", "float16"), (["--dtype", "bfloat16"], "float32", "bfloat16"), ([], "f", "f")],
-)
-def test_a_type_that_is_given_is_everybodys(asked: list[str], default: str, dtype: str, model: Path) -> None:
+def test_a_type_that_is_given_is_everybodys(model: Path) -> None:
+    settings = read(["--model", str(model), "--dtype", "float16"], "float32")
     for peer in ("djinn", "vllm", "transformers", "ray"):
-        settings = read(["--model", str(model), *asked], default)
-        assert flags(peer, settings)["--dtype"] == dtype
+        assert flags(peer, settings)["--dtype"] == "float16"
         assert launched(peer, settings).calibration is None
     assert read(["--model", str(model), "--dtype", "auto"], "float16").dtype == "auto"
+
+
+@pytest.mark.long
+def test_another_processor_is_measured_anew_and_so_is_what_a_damaged_note_was_of(
+    cache: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember(cache.parent, model, "float32")
+    [note] = (cache.parent / "calibration").iterdir()
+    note.write_text("{}")
+    calibrate(model, CORES)
+    assert all(min(seconds) > 0 for seconds in json.loads(note.read_text())["seconds"].values())
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    assert calibrate(model, CORES).flags[-1] == "aten_default"
+    assert len(list((cache.parent / "calibration").iterdir())) == 2
 
 
 # vLLM and Ray.
@@ -132,16 +135,12 @@ def test_vllm_on_cpus_gets_the_same_kv_in_its_own_blocks(settings: ServerSetting
     assert "--num-gpu-blocks-override" not in flags("vllm", replace(settings, kv_tokens=None))
     assert launched("vllm", settings).environment["VLLM_CPU_OMP_THREADS_BIND"] == "0,1"
     assert "LD_PRELOAD" not in launched("vllm", settings).environment
+    assert flags("vllm", settings)["--max-model-len"] == "1728"
+    assert "--max-model-len" not in flags("vllm", replace(settings, context_tokens=None))
     library = cache / "vllm/lib/libiomp5.so"
     library.parent.mkdir(parents=True)
     library.touch()
     assert launched("vllm", settings).environment["LD_PRELOAD"] == str(library), "Intel's OpenMP comes first"
-
-
-def test_vllm_takes_conversations_as_long_as_they_become(settings: ServerSettings) -> None:
-    """It does not start without KV for one context of the model's whole length, unless told of a shorter one."""
-    assert "--max-model-len" not in flags("vllm", replace(settings, context_tokens=None))
-    assert flags("vllm", settings)["--max-model-len"] == "1728"
 
 
 def test_offloading_needs_cuda_and_is_the_only_difference_there(settings: ServerSettings, on_gpu: BeOn) -> None:
@@ -149,8 +148,6 @@ def test_offloading_needs_cuda_and_is_the_only_difference_there(settings: Server
     assert not find_peer("vllm+offload").is_installed()
     with pytest.raises(LoadgenError, match=r"vllm\+offload needs CUDA"):
         launched("vllm+offload", settings)
-    with pytest.raises(LoadgenError, match=r"vllm\+offload needs CUDA"):
-        find_peer("vllm+offload").install(print)
     on_gpu(True)
     plain, offload = flags("vllm", settings), flags("vllm+offload", settings)
     assert plain["--num-gpu-blocks-override"] == str(20480 // 16)
@@ -165,8 +162,7 @@ def test_of_a_wheels_requirements_builds_for_cuda_extras_and_other_platforms_are
 
 
 def test_ray_divides_the_same_cores(settings: ServerSettings) -> None:
-    alone, divided = flags("transformers", settings), flags("ray", settings)
-    assert divided == {**alone, "--actors": "2"}
+    assert flags("ray", settings) == {**flags("transformers", settings), "--actors": "2"}
     assert launched("transformers", settings).command[0] == sys.executable
 
 
@@ -187,16 +183,9 @@ def test_the_model_is_converted_once_for_each_data_type_and_each_state_of_its_we
         assert other.read_text() == f"{model} --outtype {kind}"
     os.utime(model / "model.safetensors", (1, 1))
     assert Path(flags("llamacpp", settings)["--model"]) != first
-
-
-@pytest.mark.usefixtures("source")
-def test_its_best_type_is_that_of_the_checkpoint_where_the_folder_was_made_of_one(
-    settings: ServerSettings, model: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "m.gguf").touch()
-    (model / "checkpoint.gguf").symlink_to(tmp_path / "m.gguf")
-    assert flags("llamacpp", replace(settings, dtype="auto"))["--model"] == str(model / "checkpoint.gguf")
-    assert Path(flags("llamacpp", settings)["--model"]).read_text() == f"{model} --outtype bf16"
+    checkpoint = model / "checkpoint.gguf"  # what the folder was made of
+    checkpoint.symlink_to(model / "model.safetensors")
+    assert flags("llamacpp", replace(settings, dtype="auto"))["--model"] == str(checkpoint)
 
 
 def test_what_cannot_be_converted_says_why(settings: ServerSettings, source: LlamaCppSource) -> None:

@@ -1,11 +1,16 @@
-"""What servers answer: dialects, streamed completions, and Prometheus' histograms."""
+"""What servers answer: dialects, streamed completions, calls of tools, and Prometheus' histograms."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
@@ -17,25 +22,29 @@ from starlette.responses import JSONResponse, StreamingResponse
 import client
 from loadgen.errors import LoadgenError
 from loadgen.load.turn_clock import TurnClock
-from loadgen.targets import OpenAITarget, TargetSpec
+from loadgen.load.workload import Signals
+from loadgen.targets import DjinnTarget, OpenAITarget, TargetSpec, ToolTarget, connect
+from loadgen.targets.base import WITH_SIGNALS, WITH_TOOLS
 from loadgen.targets.completion import CompletionDecoder
 from loadgen.targets.dialects import LlamaCppDialect, OpenAIDialect
 from loadgen.targets.histogram import Bucket, between, quantile, read_buckets
 from loadgen.targets.llamacpp_completion import LlamaCppDecoder
-from tests.loadgen.stubs import serving
+from loadgen.targets.tools import ToolCallDecoder
+from tests.loadgen.stubs import Flaky, serving
+from tests.openai.conftest import MODEL
+from tests.openai.reference import save_tiny_model
+from tests.serving import serve
 
 CHUNKS: tuple[dict[str, Any], ...] = (
-    {"index": 0, "content": " you", "tokens": [346], "stop": False, "tokens_predicted": 1, "tokens_evaluated": 4},
-    {"index": 0, "content": " going", "tokens": [2045], "stop": False, "tokens_predicted": 2, "tokens_evaluated": 4},
+    {"content": " you", "tokens": [346], "stop": False, "tokens_predicted": 1, "tokens_evaluated": 4},
+    {"content": " going", "tokens": [2045], "stop": False, "tokens_predicted": 2, "tokens_evaluated": 4},
     {
-        "index": 0,
         "content": "",
         "tokens": [],
         "stop": True,
         "tokens_predicted": 2,
         "tokens_evaluated": 4,
-        "stop_type": "limit",
-        "timings": {"cache_n": 3, "prompt_n": 1, "predicted_n": 2},
+        "timings": {"cache_n": 3},
     },
 )
 """As llama.cpp's server wrote them, less what nobody needs here."""
@@ -85,13 +94,10 @@ async def dialect_of(app: FastAPI) -> object:
     return target.dialect
 
 
-async def test_servers_are_told_apart() -> None:
+async def test_servers_are_told_apart_and_one_without_a_tokenizer_cannot_be_measured() -> None:
     assert await dialect_of(llamacpp_stub([])) == LlamaCppDialect()
     assert await dialect_of(plain_stub(tells_ids=True)) == OpenAIDialect("model", {"return_token_ids": True})
     assert await dialect_of(plain_stub(tells_ids=False)) == OpenAIDialect("model")
-
-
-async def test_a_server_without_a_tokenizer_cannot_be_measured() -> None:
     app = FastAPI()
     app.add_api_route("/v1/models", lambda: {"data": [{"id": "model"}]})
     with pytest.raises(LoadgenError, match=r"target peer has no /tokenize as vLLM or llama\.cpp have it"):
@@ -123,10 +129,9 @@ def feed(decoder: Any, *chunks: dict[str, Any]) -> list[bool]:
 
 def test_token_ids_are_told_or_not_but_never_some_of_them() -> None:
     """llama.cpp tells no id of a token that ends inside a character."""
-    whole, part = LlamaCppDecoder(), LlamaCppDecoder()
-    feed(whole, *CHUNKS)
-    feed(part, *CHUNKS[1:])
-    assert (whole.token_ids, part.token_ids, part.text) == ((346, 2045), (), " going")
+    decoder = LlamaCppDecoder()
+    feed(decoder, *CHUNKS[1:])
+    assert (decoder.token_ids, decoder.text) == ((), " going")
 
 
 def test_a_completion_of_llamacpp_that_does_not_stop_is_broken_and_an_error_is_told() -> None:
@@ -134,9 +139,8 @@ def test_a_completion_of_llamacpp_that_does_not_stop_is_broken_and_an_error_is_t
     feed(decoder, *CHUNKS[:-1])
     with pytest.raises(client.StreamBroken):
         decoder.cost()
-    error = {"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}}
     with pytest.raises(client.APIError, match="Context size has been exceeded"):
-        feed(decoder, error)
+        feed(decoder, {"error": {"code": 500, "message": "Context size has been exceeded."}})
 
 
 def chunk(*choices: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -179,15 +183,12 @@ def read(values: list[float]) -> list[Bucket]:
     return buckets
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
-def test_a_quantile_is_right_to_within_a_bucket(share: float) -> None:
+def test_a_quantile_of_what_came_between_two_readings_is_right_to_within_a_bucket() -> None:
     values = [float(value) for value in np.random.default_rng(3).uniform(0, 0.5, 1000)]
-    assert quantile(read(values), share) == pytest.approx(np.quantile(values, share), abs=0.02)
-
-
-def test_only_what_came_between_two_readings_counts() -> None:
-    slow, fast = [0.45] * 100, [0.05] * 10
-    assert quantile(between(read(slow), read(slow + fast)), 0.99) <= 0.1
+    before = [0.45] * 100
+    for share in (0.1, 0.5, 0.99):
+        found = quantile(between(read(before), read(before + values)), share)
+        assert found == pytest.approx(np.quantile(values, share), abs=0.02)
 
 
 def test_all_labels_are_counted_and_beyond_the_last_bound_the_bound_is_all_that_is_known() -> None:
@@ -200,3 +201,74 @@ def test_all_labels_are_counted_and_beyond_the_last_bound_the_bound_is_all_that_
     assert read_buckets(metrics("other_seconds", [0.1]), "signal_seconds") is None
     with pytest.raises(ValueError, match="empty"):
         quantile(between(buckets, buckets), 0.5)
+
+
+# Agents that call tools and know of nothing but OpenAI's API, on a real server.
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("models") / MODEL
+    save_tiny_model(folder, max_model_len=4096)
+    with serve(model=str(folder), max_model_len=4096, bind_by_prefix=True) as url:
+        yield url
+
+
+async def test_its_session_waits_for_each_call_without_a_word(url: str) -> None:
+    target = connect(TargetSpec.parse(f"a={url}#{MODEL}{WITH_TOOLS}"), Signals.ETA)
+    assert isinstance(target, ToolTarget)
+    assert target.spec.model == MODEL
+    await target.prepare(1000)
+    agent, costs = target.new_agent(), []
+    for text in ("What is there?", "Something. ", "Nothing more."):
+        clock = TurnClock()
+        costs.append(await agent.run_turn(await target.tokenize(text, False), 90, clock))
+        assert len(clock.token_times_s) > 20
+    await agent.close()
+    await target.close()
+    async with httpx.AsyncClient(base_url=url) as http:
+        [session] = (await http.get("/v1/sessions")).json()["data"]
+    assert session["phase"] == "io_wait"
+    assert all(40 < cost.completion_tokens < 400 for cost in costs)  # bytes are tokens here
+    assert not costs[0].cached_tokens
+    for before, after in pairwise(costs):
+        assert (after.cached_tokens or 0) > 0.9 * (before.prompt_tokens + before.completion_tokens)
+
+
+async def test_with_signals_its_agents_say_when_they_come_back(url: str) -> None:
+    target = connect(TargetSpec.parse(f"a={url}#{MODEL}{WITH_TOOLS}{WITH_SIGNALS}"), Signals.ETA)
+    agent = target.new_agent()
+    assert await agent.leave(5) is None  # no session yet
+    cost = await agent.run_turn(await target.tokenize("What is that?", False), 90, TurnClock())
+    assert cost.resume_ms is not None
+    assert cost.resume_ms["prefill"] > 0
+    assert await agent.leave(5) == "io_wait"
+    assert await agent.come_back() is None  # the server knows
+    await agent.close()
+    await target.close()
+
+
+def test_an_answer_that_is_no_call_is_an_error() -> None:
+    decoder = ToolCallDecoder()
+    usage = {"prompt_tokens": 1, "completion_tokens": 1}
+    last = {"choices": [{"delta": {}, "finish_reason": "length"}], "usage": usage}
+    assert decoder.feed(ServerSentEvent(data=json.dumps({"choices": [{"delta": {"content": "No."}}]})))
+    assert not decoder.feed(ServerSentEvent(data=json.dumps(last)))
+    assert not decoder.feed(ServerSentEvent(data="[DONE]"))
+    with pytest.raises(client.InvalidAnswer, match="ended with length instead of a call"):
+        decoder.cost()
+
+
+async def test_a_turn_begins_when_its_first_request_goes_out_which_opens_its_session(url: str) -> None:
+    """What this process takes to make the request is no time of the server's."""
+    door, clock = Flaky(url), TurnClock()
+    made = clock.started
+    await asyncio.sleep(0.1)
+    with serving(door) as address:
+        target = DjinnTarget(TargetSpec("djinn", address), Signals.NONE)
+        agent = target.new_agent()
+        await agent.run_turn((1, 2), 2, clock)
+        await agent.close()
+        await target.close()
+    [opened] = [at for path, at in door.seen if path == "/v1/sessions"]
+    assert made + 0.1 <= clock.started <= opened < clock.started + clock.token_times_s[0]

@@ -1,0 +1,175 @@
+"""What benchmarks measure, on a tiny model: engines and their pauses, copies, servers, drafts, and CPU kernels."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import astuple
+from io import StringIO
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from app.domain.memory_map import DraftCounts
+from app.gpu.kv.header import KVLayout
+from benchmarks import kernels
+from benchmarks.breakpoints.plan import KINDS
+from benchmarks.breakpoints.plan import Plan as PausesPlan
+from benchmarks.breakpoints.runner import measure_model
+from benchmarks.drafts.figures import figures_of
+from benchmarks.drafts.replay import Cost, Measured, Plan, Together, measure
+from benchmarks.engine.away import Passer, check_whole, fetch, park
+from benchmarks.engine.live import LiveEngine
+from benchmarks.engine.loading import load
+from benchmarks.figures import figure_table
+from benchmarks.gpu_check.context import StageContext
+from benchmarks.gpu_check.plan import TINY
+from benchmarks.gpu_check.reports.journal import Journal
+from benchmarks.kv.bandwidth import CopyPlan, measure_copies
+from benchmarks.kv.parks import measure_parks
+from benchmarks.kv.resume import ResumeBench
+from benchmarks.kv.signals import measure_signals
+from benchmarks.text import TokenSource
+from client import Djinn
+from tests.serving import serve
+
+MODEL = "random:tiny-llama"
+
+
+# An engine on its thread.
+
+PROMPT = list(range(100, 148))
+DEVICE_TOKENS = 96
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[LiveEngine]:
+    context = StageContext(TINY, Journal(StringIO(), has_targets=False), 0.0, Path())
+    with load(context, MODEL, kv_device=f"1x{DEVICE_TOKENS}", kv_host=f"3x{DEVICE_TOKENS}") as engine:
+        yield engine
+
+
+def test_a_session_that_was_away_says_the_same(live: LiveEngine) -> None:
+    session, other = live.open(), live.open(namespace="other")
+    first = live.generate(session, PROMPT, 4).token_ids
+    passer = Passer(live, Random(0), DEVICE_TOKENS)
+    park(live, session)
+    passer.pass_over()
+    check_whole(live, fetch(live, session), len(PROMPT))
+    again = live.generate(session, PROMPT[:8], 4).token_ids
+    assert first == live.generate(other, PROMPT, 4).token_ids
+    assert again == live.generate(other, PROMPT[:8], 4).token_ids
+    live.close(session, other)
+
+
+def test_every_pause_and_every_kind_of_session_is_measured() -> None:
+    plan = PausesPlan(decode_pauses=5, prefill_pauses=4, decode_rounds=2, decode_steps=3)  # of 3 layers: two prompts
+    found = measure_model(MODEL, plan, [0], kv_device="8MiB")
+    assert (len(found.decode_pauses), len(found.prefill_pauses)) == (5, 4)
+    assert all(0 < seconds < 1 for pause in found.decode_pauses + found.prefill_pauses for seconds in astuple(pause))
+    assert [entry.width for entry in found.rounds] == [1, 1, 16, 16]
+    assert all(entry.rates.keys() == set(KINDS) and min(entry.rates.values()) > 0 for entry in found.rounds)
+
+
+# Moves of KV: between small pools, and on a server whose device holds one session.
+
+
+def test_every_kind_of_copy_has_a_time_in_every_round() -> None:
+    layout = KVLayout(layers=2, kv_heads=1, block_size=4, head_dim=8, dtype="float32")
+    copies = measure_copies(layout, 8, CopyPlan(allocations=2, rounds=3), seed=1)
+    assert (len(copies.rounds), len(copies.first_out_s)) == (6, 2)
+    assert all(seconds > 0 for entry in copies.rounds for seconds in astuple(entry))
+    assert min(copies.first_out_s) > 0
+
+
+@pytest.fixture(scope="module")
+def source() -> TokenSource:
+    """One for all tests: what a server has seen, it need not compute or copy again."""
+    random = Random(5)
+    return TokenSource([random.randrange(3, 250) for _ in range(4000)])
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Djinn]:
+    with serve(kv_device="1x272", kv_host="8x272", block_size=16) as url, Djinn(url) as client:
+        yield client
+
+
+@pytest.mark.long
+def test_only_a_cold_turn_waits_for_its_kv(client: Djinn, source: TokenSource) -> None:
+    bench = ResumeBench(client, source, seed=1, history_tokens=200, other_tokens=256)
+    rounds = bench.run(2)
+    bench.close()
+    assert len(rounds) == 2
+    for entry in rounds:
+        assert entry.resident.restore_s == entry.ready.restore_s == 0
+        assert 0 < entry.cold.restore_s < entry.cold.first_token_s
+    assert not client.memory().sessions
+
+
+def test_a_second_park_copies_what_is_new(client: Djinn, source: TokenSource) -> None:
+    [parked] = measure_parks(client, source, 1, tokens=160, growth=32)
+    # 10 blocks; then the last of them, which had room for one token, and 2 more.
+    block_bytes = client.memory().data.block_bytes
+    assert (parked.first_bytes, parked.second_bytes) == (10 * block_bytes, 3 * block_bytes)
+
+
+def test_signals_are_timed(server_url: str, source: TokenSource) -> None:
+    with Djinn(server_url) as client:
+        times = measure_signals(client, server_url, source, signals=4, tokens=40)
+    assert len(times.round_trips_s) == 4
+    assert min(times.round_trips_s) > 0
+
+
+# Conversations replayed with drafts and without.
+
+PLAN = Plan(conversations=3, turns=2, streams=2, context=300, tokens=20, temperature=0.0)
+
+
+@pytest.fixture
+def own_threads() -> Iterator[None]:
+    """The benchmark sets how many threads PyTorch has."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("own_threads")
+def test_every_answer_is_the_same_with_drafts_and_without(tmp_path: Path) -> None:
+    """Of conversations that repeat themselves."""
+    turn = [{"role": "user", "content": "again and again"}, {"role": "assistant", "content": "again and again"}]
+    lines = [json.dumps({"id": str(number), "messages": turn * (1 + number)}) for number in range(3)]
+    (tmp_path / "runs.jsonl").write_text("\n".join(lines))
+    measured = measure(Path(MODEL), tmp_path / "runs.jsonl", PLAN, [0])
+    assert [batch.turns for batch in measured.batches] == [2, 1, 1, 1]
+    assert all(batch.equal == batch.turns for batch in measured.batches)
+    assert sum(batch.tokens for batch in measured.batches) == 5 * 19
+
+
+def test_figures_of_drafts_are_of_all_batches_together() -> None:
+    batches = [
+        Together(100, Cost(2, 4), Cost(1, 3), 2, 2, DraftCounts(60, 30)),
+        Together(100, Cost(4, 4), Cost(3, 3), 1, 2, DraftCounts(40, 30)),
+    ]
+    rows = {row[0]: row[1:] for row in figure_table("", figures_of(PLAN, Measured(batches, 0.0))).rows}
+    assert rows["With drafts / without, all batches"] == ("1.500 ×", "≥ 0.97 ×", "yes")
+    assert rows["Accepted of the drafted tokens"][0] == "0.600 ×"
+    assert rows["Tokens that cost no step of their own"][0] == "0.300 ×"
+    assert rows["Answers that are the same"] == ("0.750 ×", "≥ 1 ×", "no")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", ["linear", "attention"])
+def test_every_way_of_a_kernel_has_a_time(
+    kernel: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    smallest = ["--small", "--rows=1", "--context=16", "--repeats=1", f"--threads={torch.get_num_threads()}"]
+    monkeypatch.setattr(sys, "argv", ["kernels", kernel, *smallest])
+    kernels.main()
+    header, times = capsys.readouterr().out.splitlines()[-2:]
+    assert len(times.split()) == len(re.split(r"\s{2,}", header.strip())) > 5
+    assert all(float(time) > 0 for time in times.split()[1:])

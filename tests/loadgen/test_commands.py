@@ -1,0 +1,215 @@
+"""The command line of the load generator: what is written about it, what it refuses, and all experiments in one go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from docs.site.loadgen_page import loadgen_page
+from loadgen.cli import COMMANDS, main, make_parser
+from loadgen.commands.schema import RESULTS
+from loadgen.errors import LoadgenError
+from loadgen.everything.index import Outcome, write_index
+from loadgen.everything.stages import STAGES, Stage
+from loadgen.experiments.density.tables import LATENCIES
+from loadgen.load.arrivals import Arrivals
+from loadgen.load.think import LogNormal, Uniform
+from loadgen.load.workload import Replay, Signals, Workload
+from loadgen.options.workload import add_workload_options, read_workload
+from loadgen.targets.subject import HISTOGRAMS
+
+DOCS = Path(__file__).parents[2] / "docs"
+FLAG = r"--[a-z][a-z-]*"
+
+
+# What is written about it.
+
+
+def test_the_page_has_every_option_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    page = loadgen_page()
+    for command in [[name] for name in COMMANDS] + [["peers", "start"]]:
+        with pytest.raises(SystemExit):
+            main([*command, "--help"])
+        [section] = re.findall(rf"^## `{command[0]}`$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+        told = set(re.findall(rf"^  ({FLAG})", capsys.readouterr().out, re.MULTILINE))
+        assert told <= set(re.findall(rf"`({FLAG})`", section))
+
+
+def test_every_command_figure_and_histogram_is_documented() -> None:
+    guide, reference = ((DOCS / name).read_text("utf-8") for name in ("loadgen.md", "reference/experiments.md"))
+    assert {name for name in COMMANDS if f" -m loadgen {name}" not in guide} == set()
+    assert all(label.partition(" of ")[0] in reference for label in LATENCIES)
+    assert set(HISTOGRAMS) == set(re.findall(r"djinn_\w+_seconds", reference))
+
+
+def test_every_experiment_has_a_published_schema_which_its_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {path.stem for path in (DOCS / "schemas").glob("*.json")} == set(RESULTS)
+    for experiment in RESULTS:
+        assert main(["schema", experiment]) == 0
+        published = (DOCS / f"schemas/{experiment}.json").read_text("utf-8")
+        assert published == capsys.readouterr().out
+        Draft202012Validator.check_schema(json.loads(published))
+
+
+# Mistakes.
+
+UP = ("--target", "up=http://127.0.0.1:9")
+OF_DENSITY = "See python -m loadgen density --help\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("density", *UP, "--agent", "3"), f"unknown flag --agent; did you mean --agents? {OF_DENSITY}"),
+        (("density",), f"missing --target. {OF_DENSITY}"),
+        (("density", *UP, "--agents", "many"), f"--agents takes an integer, not 'many'. {OF_DENSITY}"),
+        (("density", "--target"), f"--target takes a value: TARGET. {OF_DENSITY}"),
+        (
+            ("density", "--target", "a=127.0.0.1:80"),
+            "the URL of a target begins with http://: --target a=http://127.0.0.1:80\n",
+        ),
+        (
+            ("peers", "start", "deepspeed"),
+            "deepspeed is a library without a server: it can be installed, but not started or measured\n",
+        ),
+        (("selfcheck", "--gap", "0"), "--gap must be above 0\n"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    assert (code, *capsys.readouterr()) == (2, "", f"loadgen: {says}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["kv", "--target", "vllm"], "this experiment cannot measure vllm, only djinn, djinn+lru, djinn+none"),
+        (["density", *UP, "--target", "vllm"], "vllm is not installed: python -m loadgen peers install vllm"),
+        (["kv", *UP, "--model=m"], "--model is for servers that are started for the run, and all targets are up"),
+        (["resume-latency", *UP, "--model=/nowhere"], "no model in /nowhere"),
+        (["resume-latency", *UP, "--model=/nowhere", "--kv=2x64"], "--kv is for servers that are started"),
+        (["all", "--only", "density,speed"], "there is no experiment 'speed' for --only, only density, capacity,"),
+        (["all", "--rivals", "vllm,nobody"], "there is no peer 'nobody'"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_before_anything_is_started(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would else be found out when the targets before it have been measured, which can take an hour."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # where nothing is installed
+    assert main([*arguments, "--output", str(tmp_path / "results")]) == 2
+    assert says in capsys.readouterr().err
+    assert not list(tmp_path.glob("results/*"))
+
+
+# Workloads.
+
+
+def read(*arguments: str) -> Workload | Replay:
+    parser = argparse.ArgumentParser()
+    add_workload_options(parser)
+    return read_workload(parser.parse_args(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes"),
+    [
+        ("", {}),
+        (
+            "--agents 80 --rate inf --signals ready --time-scale 0.1",
+            {"agents": 80, "rate": float("inf"), "signals": Signals.READY, "time_scale": 0.1},
+        ),
+        (
+            "--arrivals gamma --burstiness 0.5 --think lognormal:12:0.5 --eta-noise 0.3",
+            {"arrivals": Arrivals.GAMMA, "burstiness": 0.5, "think": LogNormal(12.0, 0.5), "eta_noise": 0.3},
+        ),
+        (
+            "--tool-share 0.7 --tool-completion-tokens 8 --tool-think 0:1",
+            {"tool_share": 0.7, "tool_completion_tokens": 8, "tool_think": Uniform(0.0, 1.0)},
+        ),
+    ],
+)
+def test_an_option_sets_its_field(arguments: str, changes: dict[str, Any]) -> None:
+    assert read(*arguments.split()) == replace(Workload(), **changes)
+
+
+def test_a_trace_is_replayed_and_what_it_decides_is_refused_even_where_it_is_the_default() -> None:
+    given = ["--trace", "a.jsonl", "--seed", "7", "--signals", "none", "--time-scale", "0.5", "--system-tokens", "9"]
+    expected = Replay(trace=Path("a.jsonl"), seed=7, signals=Signals.NONE, time_scale=0.5, system_tokens=9)
+    assert read(*given) == expected
+    for more, named in (("--think 5:15 --burstiness 1", "--burstiness, --think"), ("--eta-noise 0", "--eta-noise")):
+        with pytest.raises(LoadgenError, match=f"^leave out {named}: --trace decides it"):
+            read(*given, *more.split())
+
+
+# Every experiment in one go.
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.experiment)
+def test_every_stage_is_a_command_that_there_is(stage: Stage) -> None:
+    for quick in (True, False):
+        options = make_parser().parse_args(stage.arguments(["vllm", "llamacpp"], quick=quick))
+        targets = getattr(options, "target", [])
+        assert (targets[-2:] == ["vllm", "llamacpp"]) is (stage.experiment in ("density", "capacity"))
+
+
+def test_a_stage_that_cannot_run_does_not_keep_the_next_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """There is no model in an empty cache, and no peer."""
+    monkeypatch.setenv("DJINN_CACHE_DIR", str(tmp_path / "cache"))
+    assert main(["all", "--quick", "--only", "capacity,kv", "--output", str(tmp_path / "out")]) == 1
+    shown = capfd.readouterr()
+    assert shown.err.count("no model in") == 2
+    assert re.search(r"^capacity: could not run, .*\nkv: could not run, ", shown.out, re.MULTILINE)
+    for name in ("vllm", "llamacpp"):
+        assert f"{name} takes no part: it is not installed; python -m loadgen peers install {name}" in shown.err
+    index = (tmp_path / "out/index.html").read_text()
+    assert all((stage.question in index) is (stage.experiment in ("capacity", "kv")) for stage in STAGES)
+
+
+def test_the_index_shows_the_first_figures_of_a_report_and_leads_to_it(tmp_path: Path) -> None:
+    page = tmp_path / "kv-1.html"
+    page.touch()
+    for name in ("kv-1-b.png", "kv-1-a.png", "kv-1-c.png", "kv-2-a.png"):
+        (tmp_path / name).touch()
+    stage = Stage("kv", "How <large>?", full="", quick="")
+    outcomes = [Outcome(stage, 0, 61.0, page), Outcome(stage, -9, 1.0, None)]
+    text = write_index(outcomes, ["python", "-m", "loadgen", "all"], tmp_path).read_text()
+    assert text.count("<img") == 2
+    assert "kv-2-a.png" not in text
+    for words in ('href="kv-1.html"', "How &lt;large&gt;?", "all went well, 1:01", "broke off with exit code -9"):
+        assert words in text
+
+
+# The load generator against a server whose delays are known.
+
+SMALL = ("--agents", "10", "--tokens", "3")
+
+
+@pytest.mark.long
+def test_delays_are_seen_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are so long that a figure which leaves one out, or begins at the wrong event, is off by more.
+
+    The bound is that of a machine on which other things run; `python -m loadgen selfcheck` holds a strict one.
+    """
+    assert main(["selfcheck", *SMALL, "--ttft", "0.6", "--gap", "0.4", "--tolerance", "0.3"]) == 0
+    output = capsys.readouterr().out
+    assert "20 turns, 0 failures" in output
+    assert "within 300 ms" in output
+
+
+def test_what_is_off_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """No figure is exact to a nanosecond."""
+    assert main(["selfcheck", *SMALL, "--ttft", "0.01", "--gap", "0.01", "--tolerance", "1e-9"]) == 1
+    assert "NOT within" in capsys.readouterr().out

@@ -1,0 +1,244 @@
+"""Whatever a server does to the load, whenever Ctrl-C comes: a run ends, and says what it measured and what failed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from loadgen.cli import main
+from loadgen.experiments.density.experiment import run_density
+from loadgen.experiments.density.measuring import Plan
+from loadgen.experiments.density.report import DensityReport
+from loadgen.load.corpus import python_topics
+from loadgen.load.measurement import Measurement
+from loadgen.load.workload import Workload, plan_trace
+from loadgen.options.targets import run_on
+from loadgen.targets import TargetSpec
+from loadgen.targets.access import Access, RunningTarget
+from tests.loadgen.stubs import openai_app, serving, until
+
+AGENTS, TURNS, TOKENS = 2, 2, 4
+LOAD = f"""
+    --agents {AGENTS} --turns {TURNS} --context 40 --resume-tokens 8 --completion-tokens {TOKENS} --system-tokens 8
+    --rate inf --think 0:0 --turn-timeout 0.5
+""".split()
+EVENT = b'data: {"choices": [{"text": "a", "token_ids": [97]}]}\n\n'
+DONE = b'data: {"choices": [], "usage": {"prompt_tokens": 40, "completion_tokens": 4}}\n\ndata: [DONE]\n\n'
+
+Complete = Callable[[Request], Awaitable[Response]]
+
+
+def density(output: Path, url: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """The exit code, and the report."""
+    code = main(["density", *LOAD, "--output", str(output), "--target", f"ill={url}#stub", *arguments])
+    (path,) = output.glob("density-*.json")
+    return code, json.loads(path.read_text())
+
+
+def streaming(*parts: bytes, gap_s: float = 0.0, then: Callable[[], Awaitable[None]] | None = None) -> Complete:
+    async def body() -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+            await asyncio.sleep(gap_s)
+        if then is not None:
+            await then()
+
+    async def complete(_request: Request) -> Response:
+        return StreamingResponse(body(), media_type="text/event-stream")
+
+    return complete
+
+
+def with_status(status: int) -> Complete:
+    async def complete(_request: Request) -> Response:
+        return JSONResponse({"error": {"message": "not now", "type": "t", "code": None, "param": None}}, status)
+
+    return complete
+
+
+WELL = streaming(*(TOKENS * [EVENT]), DONE)
+
+
+async def never() -> None:
+    await asyncio.sleep(3600)
+
+
+async def break_off() -> None:
+    raise ConnectionAbortedError
+
+
+@pytest.mark.parametrize(
+    ("complete", "kind"),
+    [
+        (streaming(EVENT, then=never), "Timeout"),
+        (streaming(*(100 * [EVENT]), gap_s=0.1), "Timeout"),
+        (with_status(500), "ServerError"),
+        (with_status(429), "RateLimited"),
+        (streaming(EVENT, b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'), "APIError"),
+        (streaming(EVENT, b"data: {malformed\n\n"), "InvalidAnswer"),
+        (streaming(EVENT, then=break_off), "StreamBroken"),
+        (streaming(EVENT, b"data: [DONE]\n\n"), "InvalidAnswer"),
+    ],
+    ids=["stall", "dribble", "500", "429", "error", "malformed", "break-off", "no-usage"],
+)
+def test_every_turn_fails_by_its_kind(
+    complete: Complete, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = time.monotonic()
+    with serving(openai_app(complete)) as url:
+        code, found = density(tmp_path, url)
+    assert code == 1
+    summary = found["targets"][0]["summary"]
+    assert summary["turn_errors"] == {kind: AGENTS}
+    assert summary["other_errors"] == {kind: 1}  # the turn before the clock starts
+    assert (summary["turns_completed"], summary["turns_not_run"]) == (0, AGENTS * (TURNS - 1))
+    assert kind in capsys.readouterr().out
+    assert time.monotonic() - started < 20
+
+
+def test_a_server_that_goes_away_under_the_load(tmp_path: Path) -> None:
+    """The turns that run break off; those that come later find nobody."""
+    requests, crowded = iter(range(1000)), threading.Event()
+
+    async def complete(request: Request) -> Response:
+        if next(requests) < 8:
+            return await WELL(request)
+        crowded.set()
+        return await streaming(EVENT, then=never)(request)
+
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(openai_app(complete)))
+        closing = threading.Thread(target=lambda: stack.close() if crowded.wait(30) else None)
+        closing.start()
+        arrivals = ["--agents", "30", "--arrivals", "constant", "--rate", "20", "--turn-timeout", "10"]
+        code, found = density(tmp_path, url, *arrivals)
+        closing.join()
+    assert code == 1
+    summary = found["targets"][0]["summary"]
+    assert summary["turns_completed"] > 0
+    assert set(summary["turn_errors"]) <= {"StreamBroken", "ConnectionLost", "ConnectionFailed"}
+    assert summary["turn_errors"]["ConnectionFailed"] > 0
+    assert summary["turns_planned"] == summary["turns_completed"] + summary["turns_failed"] + summary["turns_not_run"]
+
+
+def test_one_ill_server_costs_nothing_of_what_is_measured_of_the_others(tmp_path: Path) -> None:
+    with serving(openai_app(WELL)) as well, serving(openai_app(with_status(500))) as ill:
+        code, found = density(tmp_path, ill, "--target", f"well={well}#stub")
+    assert code == 1
+    assert [target["server"]["name"] for target in found["targets"]] == ["ill", "well"]
+    assert [target["summary"]["turns_completed"] for target in found["targets"]] == [0, AGENTS * TURNS]
+
+
+# Ctrl-C, also when it comes while a run is being wound up.
+
+ONCE = Workload(AGENTS, rate=float("inf"), turns=1, context=40, system_tokens=8, completion_tokens=TOKENS)
+PLAN = Plan(ONCE, plan_trace(ONCE), python_topics(), Measurement())
+
+
+@dataclass
+class Stub:
+    """A server that is well, but for `/metrics` in the end if it `stalls`."""
+
+    stalls: bool
+    completions: int = 0
+    stalled: bool = False
+
+    async def complete(self, request: Request) -> Response:
+        self.completions += 1
+        return await WELL(request)
+
+    async def metrics(self, _request: Request) -> Response:
+        if self.stalls and self.completions > AGENTS:  # one comes before the clock starts
+            self.stalled = True
+            await never()
+        return Response("# nothing\n")
+
+
+@dataclass(frozen=True)
+class InterruptedAtItsEnd:
+    """A server that is started for its run. Ctrl-C comes while it is waited for, without the event loop, to end."""
+
+    spec: TargetSpec
+    name: str = "managed"
+    running: None = None
+
+    @asynccontextmanager
+    async def reach(self) -> AsyncIterator[TargetSpec]:
+        yield self.spec
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()  # what asyncio makes of SIGINT
+
+
+async def run(*targets: Access) -> DensityReport:
+    return await run_density(targets, PLAN, Console(file=StringIO()))
+
+
+def test_while_the_servers_of_an_experiment_are_stopped() -> None:
+    async def experiment(specs: list[TargetSpec]) -> list[str]:
+        return [spec.name for spec in specs]
+
+    assert run_on([InterruptedAtItsEnd(TargetSpec("a", "http://nowhere"))], experiment) == ["a"]
+
+
+@pytest.mark.parametrize("stalls", [False, True])
+async def test_while_a_server_is_stopped_or_the_last_sample_is_taken(stalls: bool) -> None:
+    server = Stub(stalls)
+    with serving(openai_app(server.complete, Route("/metrics", server.metrics))) as url:
+        spec = TargetSpec("stub", url, "stub")
+        first, second = InterruptedAtItsEnd(spec), RunningTarget(spec)
+        running = asyncio.create_task(run(second, first) if stalls else run(first, second))
+        if stalls:
+            await until(lambda: server.stalled)
+            running.cancel()
+        found = await running
+    (target,) = found.targets
+    assert (found.interrupted, target.server.url) == (True, url)
+    assert target.summary.turns_completed == AGENTS
+
+
+TERMINATED = """
+import time
+from loadgen.options.ending import sigterm_as_interrupt
+with sigterm_as_interrupt():
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        pass
+print("interrupted", flush=True)
+time.sleep(60)
+"""
+
+
+def ignore_interrupts() -> None:
+    """As a shell has it for what it runs in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def test_sigterm_interrupts_a_run_in_the_background_and_ends_what_comes_behind_it() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TERMINATED], stdout=subprocess.PIPE, text=True, preexec_fn=ignore_interrupts
+    ) as process:
+        assert process.stdout is not None
+        for line in ("ready\n", "interrupted\n"):
+            assert process.stdout.readline() == line
+            process.terminate()
+        assert process.wait(30) == -signal.SIGTERM

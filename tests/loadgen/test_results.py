@@ -1,0 +1,181 @@
+"""Results: files that are read back, units, what failed, and pages; an XML parser is the judge of the drawings."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Literal
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.axes import Axes
+
+from loadgen.errors import LoadgenError
+from loadgen.load.think import InfinityAsNull
+from loadgen.options.common import finish
+from loadgen.results.failures import Failure, failure_table, noting
+from loadgen.results.figures import Figure, to_svg
+from loadgen.results.files import Result, read_result, write_result
+from loadgen.results.page import Page, Section, write_page, write_pictures
+from loadgen.results.plots import Series, lines
+from loadgen.results.tables import Mark, TextTable
+from loadgen.results.text import in_bytes, in_seconds, in_speed
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    numbers: tuple[float, ...]
+    limit: InfinityAsNull = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums(Result):
+    experiment: Literal["sums"] = "sums"
+    parts: dict[str, Part]
+
+    @property
+    def interrupted(self) -> bool:
+        return False
+
+    @property
+    def succeeded(self) -> bool:
+        return True
+
+
+SUMS = Sums(seed=3, command=("python",), parts={"a [1,\n 2]": Part((1.5, 2.0)), "b": Part((), 7.0)})
+
+
+def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
+    report = Sums(seed=0, parts={"x": Part((math.nan, math.inf, -math.inf, 1.0))})
+    text = write_result(report, tmp_path / "a.json").read_text()
+    part = json.loads(text, parse_constant=lambda name: pytest.fail(name))["parts"]["x"]
+    assert part == {"numbers": [None, None, None, 1.0], "limit": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ('{"experiment": "kv", "schema_version": 3}', "is not a result of sums, but of kv"),
+        ('{"experiment": "sums", "schema_version": 1}', "has schema_version 1, but only 3"),
+        ('{"experiment": "sums", "schema_version": 3}', "is old, and lacks seed: measure again"),
+    ],
+)
+def test_what_is_no_such_result_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(LoadgenError) as refused:
+        read_result(path, Sums)
+    assert f"{path} {message}" in str(refused.value)
+
+
+def test_what_is_written_is_read_back_and_says_where_it_comes_from(tmp_path: Path) -> None:
+    path = write_result(SUMS, tmp_path / "a.json")
+    assert read_result(path, Sums) == SUMS
+    with pytest.raises(FileExistsError):
+        write_result(SUMS, path)
+    found = json.loads(path.read_text())
+    assert (found["experiment"], found["seed"]) == ("sums", 3)
+    assert datetime.fromisoformat(found["started_at"]) == SUMS.started_at
+    assert (found["machine"]["cpus"] >= 1, "djinn-server" in found["versions"]) == (True, True)
+
+
+def test_sizes_times_and_speeds_have_their_unit() -> None:
+    assert [in_bytes(size) for size in (1023, 46080, 2**51)] == ["1,023 B", "45.0 KiB", "2,048 TiB"]
+    assert [in_seconds(time) for time in (1.5e-7, 0.999, 3600)] == ["0.15 µs", "999 ms", "3,600 s"]
+    assert in_speed(1.25e8) == "125 MB/s"
+
+
+def test_figures_are_shown_also_where_no_file_can_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    def write() -> Sequence[Path]:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        finish(SUMS, "figures", write)
+    assert "figures" in capsys.readouterr().out
+
+
+def test_failures_that_are_alike_share_a_row() -> None:
+    often, once = Failure("8 sessions", "Timeout", "too late"), Failure("1 session", "Timeout", "too late")
+    table = failure_table([often, once, often], interrupted=True)
+    assert [(row[0], row[-1]) for row in table.rows] == [("8 sessions", "2"), ("1 session", "1"), ("the run", "1")]
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def test_an_error_of_a_part_is_noted_and_a_bug_is_not() -> None:
+    failures: list[Failure] = []
+    with noting("links", failures):
+        fail(LoadgenError("none"))
+    with pytest.raises(ZeroDivisionError), noting("links", failures):
+        fail(ZeroDivisionError())
+    assert failures == [Failure("links", "LoadgenError", "none")]
+
+
+# Pages: one file in which everything is.
+
+NAMES = ("djinn & co", "<script>", "$5 a_b", "_hidden")
+
+
+def draw(axes: Axes) -> None:
+    lines(axes, [Series(name, [(0.0, 1.0), (1.0, place)]) for place, name in enumerate(NAMES)], "seconds", "turns")
+
+
+FIGURES = (Figure("Figure 1", "caption 1", draw), Figure("Figure 1", "again", draw))
+TABLE = TextTable("Table <1>", ("", "x"), [("a & b", "1"), ("", "missed")], "a note", marks={"missed": Mark.BAD})
+PAGE = Page("Title <&>", ("lead one",), (Section("First", "text", FIGURES), Section("Second", tables=(TABLE,))))
+
+
+class Reader(HTMLParser):
+    """Notes tags that stay open, and what the document would load."""
+
+    VOID = ("meta", "br", "link", "img")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.loaded += [value for name, value in attrs if name in ("src", "href") and value and value[0] != "#"]
+        self.ids += [value for name, value in attrs if name == "id" and value]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_has_everything_and_loads_nothing_and_its_figures_are_pictures_too(tmp_path: Path) -> None:
+    text = write_page(PAGE, tmp_path / "a.html").read_text("utf-8")
+    found = Reader(text)
+    assert (found.open, found.loaded) == ([], [])
+    assert len(found.ids) == len(set(found.ids))
+    for words in ("Title &lt;&amp;&gt;", "lead one", "First", "text", "caption 1", "Table &lt;1&gt;", "a note"):
+        assert words in text
+    assert text.count("<svg") == 2
+    assert "a &amp; b</td>" in text
+    assert '<td class="bad">missed</td>' in text
+    pictures = write_pictures(PAGE, tmp_path / "a.html")
+    assert [path.name for path in pictures] == ["a-figure-1.png", "a-figure-1-2.png"]
+    assert all(path.stat().st_size > 1000 for path in pictures)
+
+
+def test_a_drawing_has_every_name_as_text_and_needs_nothing_from_elsewhere() -> None:
+    drawing = to_svg(FIGURES[0], "figure-0")
+    parts = list(ElementTree.fromstring(drawing).iter())
+    texts = {"".join(part.itertext()).strip() for part in parts if part.tag.endswith("}text")}
+    assert {*NAMES, "seconds", "turns"} <= texts
+    assert set(re.findall(r'(?:url\(|href=")#([^")]*)', drawing)) <= {part.get("id") for part in parts}
+    assert not re.findall(r'(?:src|href)="(?!#)', drawing)
+    assert "currentColor" in drawing, "the colour of the page"
