@@ -119,12 +119,9 @@ def test_a_form_beside_required_calls_is_checked_and_named(http: httpx.Client) -
     [
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
         ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [*TOOLS, tool("a", {"type": "integer"})]}, "tools.2.function.parameters"),
-        ({"tools": [tool("a", {"type": ["object", "null"]})]}, "tools.0.function.parameters"),
         ({"tools": [tool("a", {"not": {}})], "tool_choice": "required"}, "tools"),
         ({"tools": TOOLS, "structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +23,15 @@ from tests.openai.responses.asking import CALLING, GREEDY, LONG
 from tests.serving import running_services, serve
 
 
-@contextmanager
-def serving(reference: Reference, **changed: Any) -> Iterator[tuple[Any, httpx.Client]]:
-    """Two clients of a server with these settings."""
+@pytest.fixture(scope="module")
+def small(reference: Reference) -> Iterator[tuple[Any, httpx.Client]]:
+    """Clients of a server for two sessions: those that a test has left give way to the next test's."""
     with (
-        serve(model=str(reference.folder), **changed) as url,
+        serve(model=str(reference.folder), max_sessions=2) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as sdk,
         httpx.Client(base_url=url, timeout=30) as http,
     ):
         yield sdk, http
-
-
-@pytest.fixture(scope="module")
-def small(reference: Reference) -> Iterator[tuple[Any, httpx.Client]]:
-    """Clients of a server for two sessions: those that a test has left give way to the next test's."""
-    with serving(reference, max_sessions=2) as clients:
-        yield clients
 
 
 def status_of(http: httpx.Client, response: Any) -> int:
@@ -116,26 +109,18 @@ def test_a_response_that_waits_for_functions_gives_way_last(small: tuple[Any, ht
     assert [status_of(http, each) for each in (calling, *younger)] == [200, 404, 200]
 
 
-def test_a_response_in_a_session_that_the_client_named_stays(reference: Reference) -> None:
-    with serving(reference, max_sessions=1) as (sdk, http):
-        named = sdk.responses.create(**GREEDY, input="One", extra_headers={"X-Session-ID": "mine"})
-        refused = http.post("/v1/responses", json={"model": MODEL, "input": "x"})
-        assert "DELETE /v1/sessions/{id}" in assert_error(refused, 429, "session_limit")
-        assert status_of(http, named) == 200
-
-
-def test_responses_give_way_after_a_restart_and_stay_gone(tmp_path: Path) -> None:
+def test_kept_responses_are_whole_after_a_restart_and_those_that_gave_way_stay_gone(tmp_path: Path) -> None:
     state: Any = {"max_sessions": 2, "state_dir": tmp_path}
+    asked = {"model": "tiny-llama", "input": "x", "max_output_tokens": 4, "top_logprobs": 3}
+
+    def kept(url: str) -> Any:
+        return httpx.post(f"{url}/v1/responses", json=asked, timeout=30).raise_for_status().json()
+
     with serve(**state) as url:
-        first, second = [kept(url) for _ in range(2)]
+        made = [kept(url) for _ in range(2)]
     with serve(**state) as url:
-        third = kept(url)
+        made.append(kept(url))
     with serve(**state) as url, httpx.Client(base_url=url, timeout=30) as http:
-        found = [http.get(f"/v1/responses/{each}").status_code for each in (first, second, third)]
-    assert found == [404, 200, 200]
-
-
-def kept(url: str) -> str:
-    """The id of a new response."""
-    body = {"model": "tiny-llama", "input": "x", "max_output_tokens": 1}
-    return str(httpx.post(f"{url}/v1/responses", json=body, timeout=30).raise_for_status().json()["id"])
+        first, *others = [http.get(f"/v1/responses/{each['id']}") for each in made]
+    assert first.status_code == 404
+    assert [each.json() for each in others] == made[1:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +18,6 @@ from app.openai.responses.response import ResponseObject
 from app.text.generation import TextChunk
 from tests.openai.conftest import MODEL
 from tests.openai.responses.asking import GREEDY, LOOK_UP
-from tests.serving import serve
 
 TOKENS = 2000
 TOP = tuple((token_id, -1.5) for token_id in range(20))
@@ -111,15 +109,6 @@ def test_who_goes_on_after_a_response_does_not_keep_them_again(sdk: Any) -> None
     after = sdk.responses.create(**{**GREEDY, "input": reference})
     [item, _] = sdk.responses.input_items.list(after.id, order="asc")
     assert (item.content[0].text, item.content[0].logprobs) == (made.output_text, [])
-
-
-def test_they_are_there_after_a_restart(tmp_path: Path) -> None:
-    state: Any = {"state_dir": tmp_path}
-    asked = {"model": "tiny-llama", "input": "x", "max_output_tokens": 4, "top_logprobs": 3}
-    with serve(**state) as url:
-        made = httpx.post(f"{url}/v1/responses", json=asked, timeout=30).raise_for_status().json()
-    with serve(**state) as url:
-        assert httpx.get(f"{url}/v1/responses/{made['id']}", timeout=30).json() == made
 
 
 def test_a_schema_with_a_huge_integer_is_given_back(http: httpx.Client) -> None:

@@ -111,9 +111,7 @@ def test_one_response_at_a_time(socket: ResponsesConnection) -> None:
     ("message", "param"),
     [
         ("{", None),
-        ("[]", "type"),
         ('{"type": "response.steer"}', "type"),
-        ('{"type": "response.create"}', "model"),
         (f'{{"type": "response.create", "model": "{MODEL}", "input": "x", "temperature": -1}}', "temperature"),
         ('{"type": "response.create", "model": "nobody", "input": "x"}', "model"),
     ],
@@ -152,21 +150,12 @@ def test_a_connection_needs_a_key() -> None:
             assert b"invalid_api_key" in (refused.value.response.body or b"")
 
 
-@pytest.mark.parametrize(
-    ("path", "headers", "param"),
-    [
-        ("?model=x", {}, "model"),
-        ("", {"X-Session-ID": "x" * 257}, "X-Session-ID"),
-        ("", {"X-Session-ID": ""}, "X-Session-ID"),
-    ],
-)
-def test_a_handshake_that_is_not_understood_is_refused(
-    openai_url: str, path: str, headers: dict[str, str], param: str
-) -> None:
+@pytest.mark.parametrize(("path", "name", "param"), [("?model=x", "x", b"model"), ("", "", b"X-Session-ID")])
+def test_a_handshake_that_is_not_understood_is_refused(openai_url: str, path: str, name: str, param: bytes) -> None:
     with pytest.raises(InvalidStatus) as refused:
-        connect(f"{openai_url.replace('http', 'ws', 1)}/v1/responses{path}", additional_headers=headers)
+        connect(f"{openai_url.replace('http', 'ws', 1)}/v1/responses{path}", additional_headers={"X-Session-ID": name})
     assert refused.value.response.status_code == 400
-    assert param.encode() in (refused.value.response.body or b"")
+    assert param in (refused.value.response.body or b"")
 
 
 async def test_a_large_event_has_its_turn_among_the_tenants_work() -> None:
