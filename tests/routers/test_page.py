@@ -36,25 +36,6 @@ def test_the_page_needs_no_key_but_the_api_does(serve_with: ServeWith) -> None:
     assert_error(guarded.get("/static/none.js"), 404, "not_found")
 
 
-def test_unknown_files_and_other_methods_get_the_bodies_of_errors(http: httpx.Client) -> None:
-    for path in ("/static/none.js", "/static/", "/static", "/index.html"):
-        assert_error(http.get(path), 404, "not_found")
-    for path in ("/", "/static/index.html"):
-        refused = http.post(path)
-        assert_error(refused, 405, "method_not_allowed")
-        assert refused.headers["allow"] == "GET, HEAD"
-    assert_error(http.get("/", params={"key": "sesame"}), 422, "field_out_of_range", param="key")
-
-
-def test_a_page_of_the_server_itself_may_change_things(http: httpx.Client) -> None:
-    """A browser sends the page's own origin with each call that changes anything."""
-    origin = f"{http.base_url.scheme}://{http.base_url.host}:{http.base_url.port}"
-    headers = {"Origin": origin, "Sec-Fetch-Site": "same-origin"}
-    opened = http.post("/v1/sessions", headers=headers, json={})
-    assert opened.status_code == 201
-    assert http.delete(f"/v1/sessions/{opened.json()['id']}", headers=headers).status_code == 204
-
-
 FOLDER = Path(app.__path__[0]) / "static" / "vendor"
 PACKAGES: dict[str, Any] = json.loads(Path(__file__).with_name("vendored.json").read_text("utf-8"))
 """By name: the version, npm's digest of its tarball, and of each file here its place there and its own digest."""
