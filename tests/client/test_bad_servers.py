@@ -26,20 +26,12 @@ from client.transport import AsyncTransport, Transport
 from tests.client.conftest import SESSION, AnswerWith
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Request-Id: req_1\r\nConnection: close\r\n\r\n"
-
-
 TOKEN = b'event: token\ndata: {"text": "a", "token_ids": [1]}\n\n'
-
-
 BUSY = (
     b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\nConnection: close\r\n\r\n"
     b'{"error": {"message": "the queue is full", "type": "rate_limit_error", "code": "queue_full", "param": null}}'
 )
-
-
 BROKEN_OFF = STREAM.replace(b"Connection: close", b"Transfer-Encoding: chunked") + b"100\r\n" + TOKEN
-
-
 Ask = Callable[[str], object]
 
 
@@ -78,11 +70,6 @@ def stream_async(url: str) -> object:
 
 
 any_call = pytest.mark.parametrize("ask", [health, health_async, stream, stream_async])
-
-
-plain_call = pytest.mark.parametrize("ask", [health, health_async])
-
-
 streamed_call = pytest.mark.parametrize("ask", [stream, stream_async])
 
 
@@ -99,9 +86,24 @@ def test_silence(ask: Ask) -> None:
 
 
 @any_call
-def test_the_connection_closes_without_an_answer(ask: Ask, answer_with: AnswerWith) -> None:
-    with pytest.raises(client.ConnectionLost):
-        ask(answer_with(b""))
+@pytest.mark.parametrize(
+    ("answer", "error", "says"),
+    [
+        (b"", client.ConnectionLost, ""),
+        (
+            b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 15\r\n\r\n<h1>no luck</h1>",
+            client.ServerError,
+            "HTTP 502 <h1>",
+        ),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 5\r\n\r\nhello", client.InvalidAnswer, ""),
+    ],
+    ids=["nothing", "a proxy's page", "a page"],
+)
+def test_what_is_no_answer_of_djinn(
+    ask: Ask, answer_with: AnswerWith, answer: bytes, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        ask(answer_with(answer))
 
 
 @any_call
@@ -111,20 +113,7 @@ def test_an_error_answer_with_all_that_it_says(ask: Ask, answer_with: AnswerWith
     assert (caught.value.status, caught.value.retry_after, caught.value.code) == (429, 7.0, "queue_full")
 
 
-@any_call
-def test_a_proxys_error_page(ask: Ask, answer_with: AnswerWith) -> None:
-    page = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 15\r\n\r\n<h1>no luck</h1>"
-    with pytest.raises(client.ServerError, match="HTTP 502 <h1>no luck"):
-        ask(answer_with(page))
-
-
-@any_call
-def test_an_answer_that_is_not_djinns(ask: Ask, answer_with: AnswerWith) -> None:
-    with pytest.raises(client.InvalidAnswer):
-        ask(answer_with(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 5\r\n\r\nhello"))
-
-
-@plain_call
+@pytest.mark.parametrize("ask", [health, health_async])
 def test_an_answer_cut_short(ask: Ask, answer_with: AnswerWith) -> None:
     with pytest.raises(client.ConnectionLost) as caught:
         ask(answer_with(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"status"'))

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.cells import cell_len
 
 from app.cli import main
 from client import Djinn, Session
@@ -78,34 +77,15 @@ def test_an_operator_sees_whose_they_are(
     assert [row.split()[1:-6] for row in rows] == [["-", "acme"], ["of", "ops", "ops"]]
 
 
-def test_names_cannot_steer_the_terminal(server_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with Djinn(server_url) as djinn, djinn.sessions.create(metadata={"name": "\x1b]0;owned\x07\nses_2"}):
-        assert main(["ps", "--url", server_url]) == 0
-    out = capsys.readouterr().out
-    assert "\ufffd]0;owned\ufffd ses_2" in out
-    assert "\x1b" not in out
-
-
-@pytest.mark.parametrize("columns", [60, *(pytest.param(columns, marks=pytest.mark.long) for columns in (120, 24))])
-def test_a_line_fits_its_terminal(url: str, columns: int) -> None:
-    with djinn_in_terminal("ps", columns=columns, DJINN_URL=url) as terminal:
-        assert terminal.end() == 0
-    lines = terminal.text.splitlines()
-    assert len(lines) == 4
-    assert max(map(cell_len, lines)) <= columns
-    assert "\ufffd" not in terminal.text
-    assert "STATE" in lines[0]
-    assert "idle" in lines[1]
-
-
-def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(server_url: str) -> None:
+@pytest.mark.parametrize("command", [("ps", "--watch"), pytest.param(("top",), marks=pytest.mark.long)])
+def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(server_url: str, command: tuple[str, ...]) -> None:
     with (
         Djinn(server_url) as djinn,
-        djinn.sessions.create(metadata={"name": "early"}),
-        djinn_in_terminal("ps", "--watch", DJINN_URL=server_url) as terminal,
+        paused_session(djinn, "early"),
+        djinn_in_terminal(*command, DJINN_URL=server_url) as terminal,
     ):
         terminal.expect("early")
-        with djinn.sessions.create(metadata={"name": "late"}):
+        with paused_session(djinn, "late"):
             terminal.expect("late")
         terminal.type(CTRL_C)
         assert terminal.end() == 130
@@ -126,16 +106,6 @@ def test_a_server_that_goes_away_ends_watching_with_a_word(tmp_path: Path) -> No
     said = terminal.text.rpartition("\x1b[?1049l")[2]
     assert "djinn: " in said
     assert server.url in said
-
-
-@pytest.mark.long
-def test_watching_where_no_terminal_is_prints_again_and_again(server_url: str) -> None:
-    command = [sys.executable, "-m", "app", "ps", "--watch", "--url", server_url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        headers = (line for line in process.stdout or () if line.startswith("ID"))
-        assert [next(headers), next(headers)]
-        process.terminate()
-        assert process.wait(30) == 128 + 15
 
 
 def test_no_server_is_said_with_what_to_do(unused_tcp_port: int, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,23 +168,6 @@ def test_it_shows_tiers_turns_and_sessions(capsys: pytest.CaptureFixture[str]) -
     (row,) = (line.split() for line in second.splitlines() if line.startswith("ses_"))
     assert row[:3] == [session.id, "planner", "paused"]
     assert "0.0" in row
-
-
-@pytest.mark.long
-def test_the_terminal_is_as_it_was_after_ctrl_c(server_url: str) -> None:
-    with (
-        Djinn(server_url) as djinn,
-        paused_session(djinn, "planner"),
-        djinn_in_terminal("top", DJINN_URL=server_url) as terminal,
-    ):
-        terminal.expect(r"device .*━")
-        terminal.expect("planner")
-        terminal.expect(r"[0-9.]+ tokens/s")  # the second look
-        terminal.type(CTRL_C)
-        assert terminal.end() == 130
-    assert terminal.raw.count("\x1b[?1049h") == terminal.raw.count("\x1b[?1049l") == 1
-    assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")
-    assert "Traceback" not in terminal.text
 
 
 def test_rates_come_from_two_looks(server_url: str) -> None:
