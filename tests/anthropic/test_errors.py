@@ -10,7 +10,7 @@ import anthropic
 import httpx
 import pytest
 
-from tests.anthropic.conftest import ASK, MODEL
+from tests.anthropic.conftest import ASK
 from tests.serving import serve
 
 PATHS = ["/v1/messages", "/v1/messages/count_tokens"]
@@ -43,15 +43,8 @@ def test_an_unknown_model_is_not_found(sdk: anthropic.Anthropic, http: httpx.Cli
     ("wrong", "named"),
     [
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 9000}, "needs room for 9000 more"),
-        ({"temperature": -1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"top_k": "x"}, "top_k"),
-        ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"stop_sequences": "x"}, "stop_sequences"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type"),
-        ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": [CALLED]}]}, "messages.0.content.0"),
@@ -59,13 +52,10 @@ def test_an_unknown_model_is_not_found(sdk: anthropic.Anthropic, http: httpx.Cli
         ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages.0.content.0.content.0.type"),
         ({"messages": [*ASK["messages"], {"role": "assistant", "content": [CALLED]}]}, "messages.1.content"),
         ({"messages": [*ASK["messages"], {"role": "assistant", "content": "so "}]}, "messages.1.content"),
-        ({"system": [IMAGE]}, "system.0.type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
-        ({"tools": [{"name": "now"}]}, "tools.0.input_schema"),
         ({"tools": [TOOL, TOOL]}, "tools"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
-        ({"tool_choice": {"type": "sometimes"}}, "tool_choice"),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
         ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
     ],
@@ -75,11 +65,6 @@ def test_a_bad_field_is_named(sdk: anthropic.Anthropic, wrong: Any, named: str) 
         sdk.messages.create(**ASK, extra_body=wrong)
     assert caught.value.type == "invalid_request_error"
     assert named in str(caught.value)
-
-
-def test_a_count_refuses_what_the_call_would(http: httpx.Client) -> None:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": [IMAGE]}]}
-    assert "messages.0.content.0" in check_body(http.post(PATHS[1], json=body), 400, "invalid_request_error")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -101,19 +86,10 @@ def guarded(roomy_model: Path) -> Iterator[str]:
         yield url
 
 
-def test_a_key_is_needed_where_keys_are_set(guarded: str) -> None:
-    for key in ("wrong", "two"):
-        with anthropic.Anthropic(base_url=guarded, api_key=key, max_retries=0) as client:
-            if key == "wrong":
-                with pytest.raises(anthropic.AuthenticationError) as caught:
-                    client.messages.create(**ASK)
-                assert caught.value.type == "authentication_error"
-            else:
-                assert client.messages.create(**ASK).usage.output_tokens == ASK["max_tokens"]
-
-
-def test_limits_have_their_own_words(guarded: str) -> None:
-    with httpx.Client(base_url=guarded, headers={"x-api-key": "one"}, timeout=30) as http:
+def test_keys_and_limits_have_their_own_words(guarded: str) -> None:
+    with httpx.Client(base_url=guarded, headers={"x-api-key": "wrong"}, timeout=30) as http:
+        check_body(http.post("/v1/messages", json=ASK), 401, "authentication_error")
+        http.headers["x-api-key"] = "one"
         check_body(http.post("/v1/messages", json={**ASK, "system": "x" * 3000}), 413, "request_too_large")
         unknown = http.post("/v1/messages", json={**ASK, "unheard_of": 1})
         assert "unheard_of" in check_body(unknown, 400, "invalid_request_error")

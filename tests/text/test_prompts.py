@@ -31,11 +31,7 @@ SIMPLE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ 'assistant:' }}{% endif %}
 """
-
-
 TRIMMING = "{% for message in messages %}[{{ message.content | trim }}]\n{% endfor %}"
-
-
 TOOLS = """\
 {%- set seen = namespace(count=0, self=1) %}
 {%- set more = dict(a=1) %}
@@ -44,26 +40,12 @@ TOOLS = """\
     {{- tool | tojson }}{{ tool | tojson(indent=2) }}{{ seen.count }}{{ more.a }}{{ dict.fromkeys(['x'], 2).x }}
 {%- else %}none{% endfor %}{{ documents is none }}{{ eos_token }}
 """
-
-
 USER = {"role": "user", "content": "Grüße <b> & 'x'", "name": None}
-
-
 REPLY = {"role": "assistant", "content": "Once upon "}
-
-
 THOUGHT = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": None}
-
-
 PARTS = {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
-
-
 SPACED = {"role": "assistant", "content": "  both  "}
-
-
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"é": "<tag>"}}}
-
-
 CHATS: list[list[dict[str, Any]]] = [[USER], [USER, REPLY], [USER, THOUGHT, {"role": "tool", "content": "1"}, PARTS]]
 
 
@@ -136,11 +118,7 @@ def test_of_several_templates_one_is_for_tools() -> None:
 
 
 FIRST = [{"role": "user", "content": "What is 2 + 2?"}]
-
-
 SAID = "4, as far as I know."
-
-
 SECOND = [{"role": "user", "content": "And 3 + 3?"}]
 
 
