@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import cast
 
 import httpx
-import httpx_sse
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -202,14 +201,6 @@ def test_every_httpx_error_has_a_place(kind: type[httpx.HTTPError]) -> None:
         places = {httpx.RequestError, httpx.HTTPStatusError, httpx.TransportError, httpx.RemoteProtocolError}
         places |= {httpx.NetworkError, httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.ProtocolError}
         assert kind in places
-
-
-def test_httpx_has_no_other_errors_than_these() -> None:
-    """The rest are mistakes in this package's use of httpx, not events of the network."""
-    exported = {value for value in vars(httpx).values() if isinstance(value, type) and issubclass(value, Exception)}
-    network = {httpx.HTTPError, *_descendants(httpx.HTTPError)} - {httpx_sse.SSEError}
-    misuse = {httpx.InvalidURL, httpx.CookieConflict, httpx.StreamError, *_descendants(httpx.StreamError)}
-    assert exported == network | misuse
 
 
 SERVER_ERRORS = [

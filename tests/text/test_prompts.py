@@ -8,7 +8,7 @@ import pytest
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 
-from app.domain.errors import FieldOutOfRange, MalformedRequest
+from app.domain.errors import MalformedRequest
 from app.model_store.byte_tokenizer import byte_tokenizer
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.resolve import resolve
@@ -99,8 +99,6 @@ def test_a_template_refuses_a_chat_in_its_own_words() -> None:
     [
         "{{ messages.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
-        "{{ dict.__class__.__bases__ }}",
-        "{% set a = namespace(__class__=1) %}",
         "{% set a = namespace() %}{% set a._x = 1 %}",
         "{{ strftime_now.__globals__.os }}",
     ],
@@ -164,12 +162,6 @@ def test_a_prompt_gets_the_leading_special_token_only_at_the_start(byte_tokens: 
     later = new_token_ids(body(prompt="ab"), byte_tokens, [1, 2], 512, 4096)
     assert fresh == [byte_tokens.bos_token_id, *later]
     assert byte_tokens.decode(later) == "ab"
-
-
-def test_token_ids_are_taken_as_they_are(byte_tokens: Tokens) -> None:
-    assert new_token_ids(body(token_ids=[511, 0]), byte_tokens, [1], 512, 4096) == [511, 0]
-    with pytest.raises(FieldOutOfRange, match="at most 511"):
-        new_token_ids(body(token_ids=[512]), byte_tokens, [], 512, 4096)
 
 
 def test_a_template_that_drops_earlier_replies_is_no_bug_of_the_server() -> None:
