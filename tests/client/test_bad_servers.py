@@ -98,9 +98,7 @@ def test_silence(ask: Ask) -> None:
     ],
     ids=["nothing", "a proxy's page", "a page"],
 )
-def test_what_is_no_answer_of_djinn(
-    ask: Ask, answer_with: AnswerWith, answer: bytes, error: type[Exception], says: str
-) -> None:
+def test_another_answer(ask: Ask, answer_with: AnswerWith, answer: bytes, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         ask(answer_with(answer))
 

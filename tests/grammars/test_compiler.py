@@ -55,7 +55,7 @@ def accepts(matcher: Matcher, text: str) -> bool:
     ],
     ids=["regex", "lark", "choice", "object", "white space"],
 )
-def test_texts_that_match_are_accepted_and_others_are_not(
+def test_only_texts_that_match_are_accepted(
     grammars: Grammars, grammar: Grammar, good: list[str], bad: list[str]
 ) -> None:
     assert [text for text in good if not accepts(grammars.match(grammar), text)] == []
@@ -86,9 +86,7 @@ def test_a_copy_goes_its_own_way_and_tokens_that_do_not_match_are_refused(gramma
         (json_grammar({"properties": {f"p{i}": {} for i in range(9000)}}), "more than"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_soon_and_names_its_field(
-    grammars: Grammars, grammar: Grammar, says: str
-) -> None:
+def test_what_cannot_be_compiled_is_refused_soon_by_its_field(grammars: Grammars, grammar: Grammar, says: str) -> None:
     began = time.monotonic()
     with pytest.raises(FieldOutOfRange, match=says) as caught:
         grammars.compile(grammar).result()

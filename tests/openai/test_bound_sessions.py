@@ -60,9 +60,7 @@ def test_a_session_that_would_pause_is_refused_until_its_breakpoint_is_gone(sdk:
     assert sdk.completions.create(**ask).choices[0].text == first.parse().choices[0].text
 
 
-def test_the_session_can_also_be_named_by_its_id_and_only_one_that_the_call_opens_is_labelled(
-    sdk: Any, http: httpx.Client
-) -> None:
+def test_a_session_can_be_named_by_its_id_and_is_labelled_if_the_call_opens_it(sdk: Any, http: httpx.Client) -> None:
     session = http.post("/v1/sessions", json={"metadata": {"for": "openai"}}).json()["id"]
     answer, opened = (
         sdk.completions.with_raw_response.create(**ASK, user="me", extra_body={"ignore_eos": True}, **bound(name))
@@ -83,9 +81,7 @@ def test_a_closed_session_begins_anew(sdk: Any, http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("method", "end"), [("POST", "/cancel"), ("DELETE", "")])
-def test_a_stream_whose_session_is_taken_away_ends_with_an_error(
-    sdk: Any, http: httpx.Client, method: str, end: str
-) -> None:
+def test_a_stream_whose_session_is_taken_away_fails(sdk: Any, http: httpx.Client, method: str, end: str) -> None:
     with sdk.completions.with_streaming_response.create(**LONG, stream=True, **bound(f"taken by {method}")) as response:
         running = response.parse()
         next(iter(running))

@@ -19,9 +19,7 @@ def logprobs_of(answer: Any, index: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_greedy_text_is_transformers_and_its_token_ids_come_when_asked_for(
-    sdk: Any, reference: Reference, stream: bool
-) -> None:
+def test_greedy_text_and_token_ids_are_those_of_transformers(sdk: Any, reference: Reference, stream: bool) -> None:
     expected = reference.greedy(reference.encode(PROMPT), 20)
     wanted: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "temperature": 0, "max_tokens": 20}
     answer: Any = sdk.completions.create(**wanted, stream=stream, extra_body={"return_token_ids": True})

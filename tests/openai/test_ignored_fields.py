@@ -176,7 +176,7 @@ TEMPLATE = (
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-def test_a_field_that_the_template_leaves_out_is_named(
+def test_fields_that_the_template_leaves_out_are_named(
     http: httpx.Client, path: str, messages: Any, ignored: str
 ) -> None:
     body = {"model": MODEL, "messages": messages, "return_token_strs": None}
@@ -200,7 +200,7 @@ def choosy(choosy_model: Reference) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_calls_that_the_template_writes_are_what_transformers_makes_of_them(
+def test_calls_that_the_template_writes_are_those_of_transformers(
     choosy: httpx.Client, choosy_model: Reference
 ) -> None:
     def chat(arguments: object) -> list[dict[str, Any]]:
@@ -239,9 +239,7 @@ def test_a_role_and_a_field_of_the_templates_own_reach_it(choosy: httpx.Client) 
         ([f"role {number}" for number in range(9)], "messages", "field_out_of_range"),
     ],
 )
-def test_a_role_that_the_template_does_not_write_is_refused(
-    choosy: httpx.Client, roles: list[str], param: str, code: str
-) -> None:
+def test_a_role_without_a_place_is_refused(choosy: httpx.Client, roles: list[str], param: str, code: str) -> None:
     messages = [{"role": role, "content": "x"} for role in roles]
     assert_error(choosy.post("/tokenize", json={"messages": messages}), 400, code, param=param)
     without_content = {"messages": [USER, {"role": "critic"}]}

@@ -104,9 +104,7 @@ def test_the_model_and_its_responses_tell_what_they_are_sampled_with(auto: httpx
     assert auto.post("/v1/responses", json={**asked, "temperature": 0.5}).json()["temperature"] == 0.5
 
 
-def test_a_turn_keeps_the_values_that_it_began_with(
-    auto: httpx.Client, none: httpx.Client, reference: Reference
-) -> None:
+def test_a_turn_keeps_the_values_it_began_with(auto: httpx.Client, none: httpx.Client, reference: Reference) -> None:
     """It pauses where they hold, and a copy of it goes on where others do."""
     session = f"/v1/sessions/{auto.post('/v1/sessions').json()['id']}"
     auto.post(f"{session}/breakpoints", json={"layer": 1, "action": "pause", "once": True}).raise_for_status()

@@ -77,9 +77,7 @@ def test_a_session_goes_on_in_another_server_as_if_it_had_never_left(
     assert there_turn["usage"]["tokens_recomputed"] == 0
 
 
-def test_a_server_without_a_disk_tier_computes_the_kv_again(
-    http: httpx.Client, serve_with: ServeWith, used: str
-) -> None:
+def test_a_server_without_a_disk_tier_recomputes_the_kv(http: httpx.Client, serve_with: ServeWith, used: str) -> None:
     there = serve_with(state_dir=None)
     found = generate(there, imported(there, export(http, used)), [9, 8])["token_ids"]
     assert found == generate(http, used, [9, 8])["token_ids"]
@@ -121,9 +119,7 @@ def test_a_session_with_a_turn_in_it_is_not_exported(http: httpx.Client, session
     ],
     ids=["text", "cut", "KV flipped", "header flipped"],
 )
-def test_a_damaged_file_is_refused_with_the_reason(
-    http: httpx.Client, used: str, change: Callable[[bytes], bytes], says: str
-) -> None:
+def test_a_damaged_file_is_refused(http: httpx.Client, used: str, change: Callable[[bytes], bytes], says: str) -> None:
     before = http.get("/v1/memory").json()["sessions"]
     message = assert_error(http.post(IMPORT, content=change(export(http, used))), 422, "bad_export")
     assert says in message
@@ -150,7 +146,7 @@ def test_a_file_that_says_nothing_gets_the_time_to_live_of_any_session(http: htt
     assert answer.json()["expires_at"] == pytest.approx(time.time() + 30 * 24 * 3600, abs=60)
 
 
-def test_edits_that_no_server_would_import_are_not_exported(
+def test_what_no_server_would_import_is_not_exported(
     http: httpx.Client, used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(label_text, "MAX_LABEL_BYTES", 20)
@@ -183,9 +179,7 @@ def test_imports_have_a_size_limit_of_their_own(http: httpx.Client, serve_with: 
     assert_error(exact.post(IMPORT, content=pieces), 413, "request_too_large")
 
 
-def test_an_import_without_a_place_is_refused_before_it_is_sent(
-    http: httpx.Client, serve_with: ServeWith, used: str
-) -> None:
+def test_an_import_without_a_place_is_refused_at_once(http: httpx.Client, serve_with: ServeWith, used: str) -> None:
     full = serve_with(max_sessions=1)
     full.post("/v1/sessions")
     answer = full.post(IMPORT, content=export(http, used))

@@ -77,9 +77,7 @@ def test_without_max_tokens_a_turn_fills_the_context(http: httpx.Client, session
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_cuts_text_and_history_and_the_session_goes_on(
-    http: httpx.Client, session: str, stream: bool
-) -> None:
+def test_a_stop_string_cuts_text_and_history(http: httpx.Client, session: str, stream: bool) -> None:
     bias = {"logit_bias": {str(ord(letter)): 100 for letter in "ab"}}
     body = {**PROMPT, **bias, "max_tokens": 900, "stop": ["ab", "ba"], "seed": 3}
     if stream:
@@ -141,9 +139,7 @@ async def test_a_turn_is_refused_if_the_history_changes_while_its_text_waits_to_
         assert len(session.history) == 3
 
 
-async def test_a_bug_in_a_stream_is_an_error_event_and_a_log_entry(
-    caplog: pytest.LogCaptureFixture, services: Services
-) -> None:
+async def test_a_bug_in_a_stream_is_an_event_and_logged(caplog: pytest.LogCaptureFixture, services: Services) -> None:
     class Broken(TurnReader):
         async def __aiter__(self) -> AsyncIterator[TextChunk | Paused | TurnFinished]:
             yield TextChunk("a", (1,))
@@ -181,7 +177,7 @@ def test_a_bad_field_is_named(http: httpx.Client, session: str, body: dict[str, 
 
 
 @pytest.mark.parametrize(("extra", "param"), [({}, None), ({"prompt": "a", "token_ids": [5]}, "token_ids")])
-def test_exactly_one_kind_of_input_is_taken(
+def test_one_kind_of_input_is_taken(
     http: httpx.Client, session: str, extra: dict[str, object], param: str | None
 ) -> None:
     response = http.post(f"{session}/generate", json={"max_tokens": 1, **extra})

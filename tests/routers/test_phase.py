@@ -67,7 +67,7 @@ def test_a_session_says_what_it_does_and_when_it_returns(
         ({"phase": "compute", "resume_in_ms": 5}, "resume_in_ms", "not with compute"),
     ],
 )
-def test_a_bad_field_is_named_and_changes_nothing(
+def test_a_bad_field_changes_nothing(
     http: httpx.Client, session: str, body: dict[str, object], param: str, says: str
 ) -> None:
     message = assert_error(http.post(f"{session}/phase", json=body), 422, "field_out_of_range", param=param)

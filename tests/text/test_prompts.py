@@ -64,7 +64,7 @@ def template(source: str) -> ChatTemplate:
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("tools", [[], [TOOL, TOOL]])
 @pytest.mark.parametrize("opened", [False, True])
-def test_a_chat_has_the_text_of_transformers(
+def test_chats_are_those_of_transformers(
     source: str, chat: list[dict[str, Any]], tools: list[dict[str, Any]], opened: bool
 ) -> None:
     found = template(source).render(chat, tools, add_generation_prompt=opened, continue_final_message=False)

@@ -62,7 +62,7 @@ def test_json_is_what_the_server_says(url: str, capsys: pytest.CaptureFixture[st
         assert len(capsys.readouterr().out.splitlines()) == 1 + count
 
 
-def test_an_operator_sees_whose_they_are(
+def test_operators_see_tenants(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_tenants(tmp_path / "tenants.json", tenant("acme"), tenant("ops", role="operator"))
@@ -119,9 +119,7 @@ def test_no_server_is_said_with_what_to_do(unused_tcp_port: int, capsys: pytest.
     assert "--url or DJINN_URL must be http://HOST[:PORT] or https://HOST" in capsys.readouterr().err
 
 
-def test_a_key_is_asked_for_and_a_wrong_one_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_asked_for_and_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(api_keys=("sesame",)) as url:
         wants, wrong = "wants an API key: put it into DJINN_API_KEY", "does not take the key in DJINN_API_KEY"
         monkeypatch.delenv("DJINN_API_KEY", raising=False)

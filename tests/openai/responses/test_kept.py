@@ -154,9 +154,7 @@ def test_the_conversations_unused_for_longest_give_way_with_their_sessions(guard
 @pytest.mark.parametrize(
     ("size", "goes_on", "most"), [(1, False, 4), (1, True, 9), (500, False, 6), (500, True, 6)], ids=str
 )
-def test_an_owner_pushes_out_its_own_responses_and_nobody_elses(
-    guarded: dict[str, Any], size: int, goes_on: bool, most: int
-) -> None:
+def test_an_owner_pushes_out_its_own_responses(guarded: dict[str, Any], size: int, goes_on: bool, most: int) -> None:
     ours, theirs = guarded["ours"], guarded["theirs"]
     asked: Any = {**GREEDY, "metadata": {f"label {number}": "x" * size for number in range(12)}}
     kept = theirs.responses.create(**GREEDY, input="Theirs")

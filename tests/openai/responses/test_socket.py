@@ -53,9 +53,7 @@ def socket(sdk: Any) -> Iterator[ResponsesConnection]:
 
 
 @pytest.mark.parametrize("store", [True, False])
-def test_three_turns_with_a_function_call(
-    socket: ResponsesConnection, sdk: Any, http: httpx.Client, store: bool
-) -> None:
+def test_three_turns_with_a_function(socket: ResponsesConnection, sdk: Any, http: httpx.Client, store: bool) -> None:
     first = ask(socket, **CALLING, input="Look it up", store=store)[-1].response
     (call,) = first.output
     assert call.type == "function_call"
@@ -78,9 +76,7 @@ def test_three_turns_with_a_function_call(
     assert third.output_text == told.output_text
 
 
-def test_the_events_are_those_of_a_stream_and_the_first_names_fields_without_effect(
-    socket: ResponsesConnection, sdk: Any
-) -> None:
+def test_events_are_those_of_a_stream_and_the_first_names_ignored_fields(socket: ResponsesConnection, sdk: Any) -> None:
     streamed = folded(list(sdk.responses.create(**GREEDY, input="Hello", stream=True)))
     events = ask(socket, **GREEDY, input="Hello", safety_identifier="s", reasoning={"effort": "low"})
     assert folded(events) == streamed
@@ -116,7 +112,7 @@ def test_one_response_at_a_time(socket: ResponsesConnection) -> None:
         ('{"type": "response.create", "model": "nobody", "input": "x"}', "model"),
     ],
 )
-def test_a_mistake_is_an_error_event_and_the_connection_goes_on(
+def test_a_mistake_is_told_and_the_connection_goes_on(
     socket: ResponsesConnection, message: str, param: str | None
 ) -> None:
     socket.send_raw(message)

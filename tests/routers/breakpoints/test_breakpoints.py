@@ -122,9 +122,7 @@ EDIT: dict[str, Any] = {"layer": 1, "action": "edit"}
         ({"action": "edit"}, "edits", "needs 1 to 16"),
     ],
 )
-def test_a_bad_field_is_named_with_what_is_allowed(
-    http: httpx.Client, session: str, body: dict[str, Any], param: str, says: str
-) -> None:
+def test_a_bad_field_is_named(http: httpx.Client, session: str, body: dict[str, Any], param: str, says: str) -> None:
     answer = http.post(f"{session}/breakpoints", json={"layer": 1, "action": "pause", **body})
     message = assert_error(answer, 422, "field_out_of_range", param=param)
     assert param in message
@@ -146,9 +144,7 @@ def test_a_bad_field_is_named_with_what_is_allowed(
         ({**SCALE, "positions": [3, 3]}, "positions", "lower than the end"),
     ],
 )
-def test_a_bad_edit_is_named_with_its_place(
-    http: httpx.Client, session: str, edit: dict[str, Any], field: str, says: str
-) -> None:
+def test_a_bad_edit_is_named(http: httpx.Client, session: str, edit: dict[str, Any], field: str, says: str) -> None:
     answer = http.post(f"{session}/breakpoints", json={**EDIT, "edits": [SCALE, edit]})
     message = assert_error(answer, 422, "field_out_of_range", param=f"edits.1.{field}")
     assert f"edits.1.{field}" in message

@@ -121,9 +121,7 @@ STREAM = np.ones((4, HIDDEN), np.float32)
         (save({"activation": STREAM}, {"first": "4", "end": "8"}), "first", "it is 0 here, not 4"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(
-    http: httpx.Client, session: str, content: bytes, param: str, says: str
-) -> None:
+def test_what_does_not_fit_is_refused(http: httpx.Client, session: str, content: bytes, param: str, says: str) -> None:
     pause(http, session)
     before = read(http, session)
     assert says in assert_error(write(http, session, content), 422, "field_out_of_range", param=param)
@@ -159,7 +157,7 @@ def test_an_edit_changes_every_position_or_those_it_names(
         ({**SCALE, "positions": [2, 5]}, "edits.1.positions", "within 0:4"),
     ],
 )
-def test_a_bad_edit_of_a_checkpoint_changes_nothing(
+def test_a_bad_edit_changes_nothing(
     http: httpx.Client, session: str, change: dict[str, Any], param: str, says: str
 ) -> None:
     pause(http, session)
@@ -282,7 +280,7 @@ def test_what_has_no_length_has_no_direction(http: httpx.Client, session: str) -
     ],
 )
 @pytest.mark.parametrize("what", ["lens", "norms"])
-def test_what_is_asked_for_must_be_there(
+def test_layers_must_be_there(
     http: httpx.Client, session: str, what: str, query: dict[str, str], param: str, message: str
 ) -> None:
     generate(http, session, ignore_eos=True)

@@ -61,7 +61,7 @@ def test_a_resumed_stream_says_what_a_whole_answer_says(http: httpx.Client, sess
         ({"edits": [SCALE], "until": {"layer": 0}}, "until.layer", "above 1, where the session is paused"),
     ],
 )
-def test_a_bad_field_is_named_and_the_turn_stays_paused(
+def test_a_bad_field_changes_nothing(
     http: httpx.Client, session: str, body: dict[str, Any], param: str, says: str
 ) -> None:
     checkpoint = pause(http, session)
@@ -146,7 +146,7 @@ def paused(http: httpx.Client, form: dict[str, Any]) -> tuple[str, dict[str, Any
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
-def test_a_paused_turn_goes_on_in_its_grammar_wherever_it_goes(
+def test_a_paused_turn_keeps_its_grammar_wherever_it_is(
     http: httpx.Client, serve_with: ServeWith, form: dict[str, Any]
 ) -> None:
     whole = generate(http, open_session(http), structured_outputs=form, **AGAIN)
@@ -171,9 +171,7 @@ def test_a_file_whose_turn_does_not_match_its_grammar_is_refused(http: httpx.Cli
         assert says in message
 
 
-def test_a_checkpoint_in_a_wrong_place_does_not_end_another_sessions_turn(
-    serve_with: ServeWith, tmp_path: Path
-) -> None:
+def test_a_checkpoint_in_a_wrong_place_does_not_end_the_turn_of_another(serve_with: ServeWith, tmp_path: Path) -> None:
     """It is put where its pass has not been. A context can have been computed in such parts, so it comes in."""
     http = serve_with(state_dir=tmp_path)  # only with a disk tier is the KV of a file taken over
     session = open_session(http)
