@@ -281,16 +281,7 @@ def test_an_agent_that_signals_nothing_waits_off_the_device(sdk: anthropic.Anthr
     assert (cut.stop_reason, [block.type for block in cut.content]) == ("max_tokens", ["tool_use"])
     assert http.get(session).json()["phase"] == "compute"  # it is no call to make
     answer = first.parse()
-    results = [
-        {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "42"}]}
-        for block in answer.content
-        if block.type == "tool_use"
-    ]
-    chat: Any = [
-        *CALL["messages"],
-        {"role": "assistant", "content": answer.content},
-        {"role": "user", "content": [*results, {"type": "text", "text": "Well?"}]},
-    ]
-    second = sdk.messages.create(**{**CALL, "messages": chat, "max_tokens": 4}, tool_choice={"type": "none"}, **bound)
-    assert http.get(session).json()["phase"] == "compute"
-    assert (second.usage.cache_read_input_tokens or 0) > 0.8 * prompt_of(answer.usage)
+    results = [result(1, tool_use_id=block.id) for block in answer.content if block.type == "tool_use"]
+    replies: Any = [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
+    asked: Any = {**CALL, "messages": [*CALL["messages"], *replies], "max_tokens": 4, "tool_choice": {"type": "none"}}
+    assert (sdk.messages.create(**asked, **bound).usage.cache_read_input_tokens or 0) > 0.8 * prompt_of(answer.usage)
