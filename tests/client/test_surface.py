@@ -126,36 +126,27 @@ def generate(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """The client and Ruff's settings, to be changed."""
-    shutil.copytree(Path(client.__file__).parent, tmp_path / "client", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    return tmp_path
-
-
 def test_the_blocking_half_is_as_generated() -> None:
     checked = generate(ROOT, "--check")
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
 @pytest.mark.long
-def test_a_change_of_either_half_makes_the_blocking_one_stale(checkout: Path) -> None:
-    source, changed = (checkout / "client" / name for name in ("_async/vectors.py", "_sync/vectors.py"))
-    extra, missing = (checkout / "client/_sync" / name for name in ("extra.py", "turn.py"))
+def test_a_change_of_either_half_makes_the_blocking_one_stale(tmp_path: Path) -> None:
+    shutil.copytree(Path(client.__file__).parent, tmp_path / "client", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    source, changed = (tmp_path / "client" / name for name in ("_async/vectors.py", "_sync/vectors.py"))
+    extra, missing = (tmp_path / "client/_sync" / name for name in ("extra.py", "turn.py"))
     source.write_text(source.read_text().replace("async def list", "async def names"))
     extra.touch()
     missing.unlink()
-
-    checked = generate(checkout, "--check")
+    checked = generate(tmp_path, "--check")
     assert checked.returncode == 1
-    assert [line.partition(" is stale")[0] for line in checked.stderr.splitlines()] == [
-        str(path) for path in (extra, missing, changed)
-    ]
-
-    assert generate(checkout).returncode == 0
+    stale = [line.partition(" is stale")[0] for line in checked.stderr.splitlines()]
+    assert stale == [str(path) for path in (extra, missing, changed)]
+    assert generate(tmp_path).returncode == 0
     assert "    def names" in changed.read_text()
-    assert generate(checkout, "--check").returncode == 0
+    assert generate(tmp_path, "--check").returncode == 0
 
 
 EXAMPLES = [

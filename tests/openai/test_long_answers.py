@@ -84,30 +84,27 @@ async def test_many_choices_are_written_one_by_one() -> None:
     assert await turns_of_others(whole_json({}, choices)) >= 8
 
 
-class Silent:
+async def silence() -> AsyncIterator[object]:
     """A turn without news."""
-
-    async def __aiter__(self) -> AsyncIterator[object]:
-        await asyncio.Event().wait()
-        yield None
+    await asyncio.Event().wait()
+    yield None
 
 
 async def test_others_run_while_a_call_with_many_prompts_begins() -> None:
-    begun: list[object] = []
+    begun: list[AsyncIterator[object]] = []
 
-    def start(*given: object) -> Silent:
-        begun.append(given)
-        return Silent()
+    def start(*given: object) -> AsyncIterator[object]:
+        begun.append(silence())
+        return begun[-1]
 
     registry: Any = SimpleNamespace(turns=SimpleNamespace(start=start))
     session: Any = nullcontext()
     request = TurnRequest([1], SamplingParams(seed=1), StopRule(1), TextRule())
-    count = 8 * STARTED_AT_ONCE
-    charges: Any = [None] * count
+    charges: Any = [None] * 8 * STARTED_AT_ONCE
     async with AsyncExitStack() as cleanup:
-        choices = Choices(registry, [request] * count, 1, charges, lambda: session, cleanup)
+        choices = Choices(registry, [request] * len(charges), 1, charges, lambda: session, cleanup)
         assert await turns_of_others(choices.start()) >= 7
-    assert len(begun) == count
+    assert len(begun) == len(charges)
 
 
 SCORED: Any = {**GREEDY, "input": "Hello", "top_logprobs": 2}

@@ -46,9 +46,8 @@ def test_memory_counts_what_sessions_hold(serve_with: ServeWith) -> None:
     http = serve_with()
     empty = http.get("/v1/memory").json()
     assert empty["sessions"] == 0
-    assert empty["data"]["device"] == {"total_bytes": 4 << 20, "owned_bytes": 0, "cached_bytes": 0}
-    assert empty["data"]["host"] == {"total_bytes": 16 << 20, "owned_bytes": 0, "cached_bytes": 0}
-    assert empty["data"]["disk"]["total_bytes"] == 0
+    for tier, total in (("device", 4 << 20), ("host", 16 << 20), ("disk", 0)):
+        assert empty["data"][tier] == {"total_bytes": total, "owned_bytes": 0, "cached_bytes": 0}
     assert empty["policy"] == "signal"
     assert set(empty["moves"]) == {"out", "in", "to_disk", "from_disk"}
     assert set(empty["sessions_by_tier"].values()) == set(empty["counts"].values()) == {0}

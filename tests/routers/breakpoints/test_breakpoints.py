@@ -58,15 +58,9 @@ def test_a_turn_pauses_where_it_was_asked_to(http: httpx.Client, session: str) -
     turn = generate(http, session)
     assert (turn["status"], turn["finish_reason"], turn["token_ids"], turn["text"]) == ("paused", None, [], "")
     checkpoint = turn["checkpoint"]
-    assert {name: checkpoint[name] for name in ("layer", "first", "end", "pass", "breakpoint")} == {
-        "layer": 2,
-        "first": 0,
-        "end": 4,
-        "pass": "prefill",
-        "breakpoint": armed["id"],
-    }
-    assert (checkpoint["hidden_size"], checkpoint["dtype"], checkpoint["bytes"]) == (HIDDEN, "float32", 4 * HIDDEN * 4)
-    assert checkpoint["shape"] == [4, HIDDEN]
+    place = {"layer": 2, "first": 0, "end": 4, "pass": "prefill", "breakpoint": armed["id"]}
+    data = {"hidden_size": HIDDEN, "dtype": "float32", "bytes": 4 * HIDDEN * 4, "shape": [4, HIDDEN]}
+    assert checkpoint == {**checkpoint, **place, **data}
     assert checkpoint["expires_at"] == pytest.approx(checkpoint["created_at"] + 600, abs=5)
     found = http.get(session).json()
     assert (found["state"], without_age(found["checkpoint"])) == ("paused", without_age(checkpoint))
