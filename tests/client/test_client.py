@@ -68,16 +68,6 @@ def test_cancelling_from_elsewhere_ends_the_stream_with_what_there_is(djinn: Dji
     assert stream.turn.token_ids == tuple(seen)
 
 
-def test_fork_and_rewind(djinn: Djinn) -> None:
-    with djinn.sessions.create(metadata={"name": "parent"}) as parent:
-        parent.generate(token_ids=[7] * 20, max_tokens=4, ignore_eos=True)
-        with parent.fork() as child:
-            assert child.id != parent.id
-            assert child.info.tokens == 24
-            assert child.rewind(10).tokens == child.info.tokens == 10
-        assert parent.refresh().tokens == 24
-
-
 def test_the_blocks_own_error_comes_before_that_of_closing(unused_tcp_port: int) -> None:
     with closing(Transport(Connection(f"http://127.0.0.1:{unused_tcp_port}", None, timeout=5))) as nobody:
         session = client.Session(nobody, SESSION)

@@ -60,9 +60,7 @@ def used(http: httpx.Client) -> Iterator[str]:
     http.delete(session)
 
 
-def test_a_session_goes_on_in_another_server_as_if_it_had_never_left(
-    http: httpx.Client, serve_with: ServeWith, used: str, tmp_path: Path
-) -> None:
+def test_a_session_goes_on_elsewhere(http: httpx.Client, serve_with: ServeWith, used: str, tmp_path: Path) -> None:
     there = serve_with(state_dir=tmp_path)
     answer = there.post(IMPORT, content=export(http, used))
     assert answer.status_code == 201, answer.text

@@ -42,9 +42,7 @@ def in_tier(tier: str) -> Callable[[dict[str, Any]], bool]:
     ("phase", "resume_in_ms"),
     [("io_wait", 0), ("io_wait", 2.5), ("idle", 86_400_000), ("ready", None), ("compute", None)],
 )
-def test_a_session_says_what_it_does_and_when_it_returns(
-    http: httpx.Client, session: str, phase: str, resume_in_ms: float | None
-) -> None:
+def test_a_session_tells_its_phase(http: httpx.Client, session: str, phase: str, resume_in_ms: float | None) -> None:
     answer = http.post(f"{session}/phase", json={"phase": phase, "resume_in_ms": resume_in_ms})
     assert (answer.status_code, answer.json()) == (200, {"phase": phase, "tier": None, "moving": None})
     found = http.get(session).json()
