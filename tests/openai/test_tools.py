@@ -51,14 +51,12 @@ def check_calls(message: ChatCompletionMessage) -> list[str]:
 
 @pytest.fixture
 def sdk(roomy_url: str) -> Iterator[openai.OpenAI]:
-    """The official client."""
     with openai.OpenAI(base_url=f"{roomy_url}/v1", api_key="none", max_retries=0, timeout=30) as client:
         yield client
 
 
 @pytest.fixture
 def http(roomy_url: str) -> Iterator[httpx.Client]:
-    """A plain client, for what the SDK hides."""
     with httpx.Client(base_url=roomy_url, timeout=30) as client:
         yield client
 
@@ -292,7 +290,6 @@ def test_too_few_tokens_end_the_answer_as_length(sdk: Any) -> None:
 
 
 def test_a_grammar_that_takes_long_to_compile_stalls_no_other_call(sdk: Any) -> None:
-    """It would take half a minute."""
     ask(sdk, extra_body={"structured_outputs": {"regex": "warm"}})
     schema = {"type": "object", "properties": {f"p{i}": {} for i in range(9000)}}
     refused: list[openai.APIStatusError] = []

@@ -22,23 +22,17 @@ from app.main import load_app
 from app.routers.dependencies import Services
 from tests.conftest import ServeWith
 from tests.errors import assert_error
-from tests.routers.forging import flipped, with_about, with_kv_of_ones
+from tests.routers.forging import IMPORT, flipped, imported, with_about, with_kv_of_ones
 from tests.routers.generating import streaming
 from tests.serving import serve, tiny_settings
 
 PROMPT = [5 + index * 7 % 200 for index in range(50)]
 GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
-IMPORT = "/v1/sessions/import"
 
 
 def create(http: httpx.Client, **fields: object) -> str:
     """Path of a new session."""
     return f"/v1/sessions/{http.post('/v1/sessions', json=fields).raise_for_status().json()['id']}"
-
-
-def imported(http: httpx.Client, content: bytes) -> str:
-    """Path of the session that a file has brought."""
-    return f"/v1/sessions/{http.post(IMPORT, content=content).raise_for_status().json()['id']}"
 
 
 def generate(http: httpx.Client, session: str, token_ids: list[int]) -> dict[str, Any]:

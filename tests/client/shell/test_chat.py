@@ -177,7 +177,6 @@ def test_a_kept_session_is_continued(server_url: str, djinn: Djinn) -> None:
     ("lines", "flags", "says"),
     [
         (b"/bogus\n/session\n", (), "djinn: unknown command /bogus"),
-        pytest.param(b"a\n", ("ses_0",), "ses_0", marks=pytest.mark.long),
         pytest.param(b"a\n", ("--url", "http://127.0.0.1:9"), "no server answers", marks=pytest.mark.long),
     ],
 )

@@ -65,12 +65,10 @@ def read(http: httpx.Client, session: str, positions: str = "all") -> NDArray[np
 
 
 def write(http: httpx.Client, session: str, content: bytes) -> httpx.Response:
-    """Put a file in the place of the residual stream."""
     return http.put(f"{session}/checkpoint/activation", content=content)
 
 
 def edit(http: httpx.Client, session: str, *edits: dict[str, Any]) -> httpx.Response:
-    """Change the residual stream."""
     return http.post(f"{session}/checkpoint/edit", json={"edits": edits})
 
 

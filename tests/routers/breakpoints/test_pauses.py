@@ -26,7 +26,7 @@ from tests.routers.breakpoints.pausing import (
     resume,
     without_age,
 )
-from tests.routers.forging import with_about
+from tests.routers.forging import IMPORT, imported, with_about
 from tests.routers.generating import streaming, wait_until_idle
 
 SCALE: dict[str, Any] = {"op": "scale", "factor": 2}
@@ -114,19 +114,11 @@ def test_a_pause_without_room_is_told_and_the_session_goes_on(serve_with: ServeW
     assert len(generate(http, session)["token_ids"]) == TURN["max_tokens"]
 
 
-IMPORT = "/v1/sessions/import"
-
-
 def exported(http: httpx.Client, session: str) -> tuple[bytes, dict[str, Any]]:
     """The file, and the label in it."""
     content = http.get(f"{session}/export").raise_for_status().content
     label: dict[str, Any] = json.loads(load(content)["about"].tobytes())
     return content, label
-
-
-def imported(http: httpx.Client, content: bytes) -> str:
-    """The path of the session that a file has brought."""
-    return f"/v1/sessions/{http.post(IMPORT, content=content).raise_for_status().json()['id']}"
 
 
 FORMS: list[dict[str, Any]] = [
