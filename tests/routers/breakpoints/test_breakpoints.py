@@ -27,7 +27,7 @@ def test_a_breakpoint_is_as_it_was_asked_for(http: httpx.Client, session: str) -
 
 
 def test_edits_are_shown_without_their_numbers(http: httpx.Client, session: str) -> None:
-    edits = [
+    edits: list[dict[str, Any]] = [
         {"op": "add", "vector": [3, 4, *[0] * (HIDDEN - 2)], "positions": [2, 5], "max_norm": 1.5},
         {"op": "ablate", "positions": "last"},
         SCALE,
