@@ -159,7 +159,7 @@ def test_who_stops_reading_hears_nothing_of_it(url: str) -> None:
 def paused_session(djinn: Djinn, name: str) -> Iterator[Session]:
     with djinn.sessions.create(metadata={"name": name}) as session:
         session.break_at(layer=1)
-        session.generate(token_ids=[5, 6, 7], max_tokens=2)
+        session.generate(token_ids=[5, 6, 7], max_tokens=2, ignore_eos=True)
         yield session
 
 
