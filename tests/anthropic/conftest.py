@@ -15,14 +15,12 @@ ASK: Any = {"model": MODEL, "max_tokens": 12, "messages": [{"role": "user", "con
 
 @pytest.fixture
 def sdk(roomy_url: str) -> Iterator[anthropic.Anthropic]:
-    """The official client."""
     with anthropic.Anthropic(base_url=roomy_url, api_key="none", max_retries=0, timeout=30) as client:
         yield client
 
 
 @pytest.fixture
 def http(roomy_url: str) -> Iterator[httpx.Client]:
-    """A plain client, for what the SDK hides."""
     with httpx.Client(base_url=roomy_url, timeout=30) as client:
         yield client
 

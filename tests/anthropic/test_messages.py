@@ -1,17 +1,21 @@
-"""Conversations without tools, as the official SDK sends and reads them."""
+"""Conversations, tools and errors, as the official SDK of Anthropic sends and reads them."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
+import jsonschema
 import pytest
 
 from app.anthropic.bodies import CountTokensBody
 from app.anthropic.messages import Chat, chat_of
 from tests.anthropic.conftest import ASK, MODEL, prompt_of, text_of
+from tests.conftest import ServeWith
+from tests.tool_schemas import ENDS, SCHEMAS
 
 GREEDY: Any = {"extra_body": {"temperature": 0, "ignore_eos": True}}
 
@@ -219,3 +223,153 @@ def test_calls_and_their_results_find_each_other() -> None:
         {"role": "tool", "content": "", "tool_call_id": "3"},
         {"role": "user", "content": "Well?"},
     ]
+
+
+CALL: Any = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Which?"}],
+    "tools": [{"name": name, "description": "of use", "input_schema": schema} for name, schema in SCHEMAS.items()],
+    "max_tokens": 400,
+    "extra_body": {"seed": 5, "logit_bias": ENDS},
+}
+ANY: Any = {"type": "any"}
+
+
+def check_calls(message: anthropic.types.Message) -> list[tuple[str, dict[str, object]]]:
+    """That every call is one that its tool takes; returns the tools, and what they are called with."""
+    calls = [block for block in message.content if block.type == "tool_use"]
+    for call in calls:
+        assert call.id.startswith("toolu_")
+        jsonschema.validate(call.input, SCHEMAS[call.name])
+    assert len({call.id for call in calls}) == len(calls)
+    return [(call.name, call.input) for call in calls]
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "now"}], ids=str)
+def test_a_tool_is_called_where_one_must_be(sdk: anthropic.Anthropic, choice: Any) -> None:
+    asked: Any = {**CALL, "tool_choice": {**choice, "disable_parallel_tool_use": True}}
+    answer = sdk.messages.create(**asked)
+    assert answer.stop_reason == "tool_use"
+    ((name, _),) = check_calls(answer)
+    assert (len(answer.content), name) == (1, choice.get("name", name))
+
+
+def test_nothing_is_called_where_nothing_may_be(sdk: anthropic.Anthropic) -> None:
+    answer = sdk.messages.create(**{**CALL, "max_tokens": 8}, tool_choice={"type": "none"})
+    assert text_of(answer)
+    asked = {name: CALL[name] for name in ("model", "messages", "tools")}
+    assert prompt_of(answer.usage) == sdk.messages.count_tokens(**asked).input_tokens
+
+
+def test_a_stream_of_calls_adds_up_to_the_whole_answer(sdk: anthropic.Anthropic) -> None:
+    whole = sdk.messages.create(**CALL, tool_choice=ANY)
+    with sdk.messages.stream(**CALL, tool_choice=ANY) as stream:
+        events = list(stream)
+        final = stream.get_final_message()
+    assert check_calls(final) == check_calls(whole) != []
+    assert final.stop_reason == whole.stop_reason == "tool_use"
+    assert sum(event.type == "input_json" for event in events) > 2
+    starts = [event.content_block for event in events if event.type == "content_block_start"]
+    assert [block.input for block in starts if block.type == "tool_use"] == [{}] * len(check_calls(whole))
+
+
+def test_an_agent_that_signals_nothing_waits_off_the_device(sdk: anthropic.Anthropic, http: httpx.Client) -> None:
+    bound: Any = {"extra_headers": {"X-Session-ID": "weather-agent"}}
+    first = sdk.messages.with_raw_response.create(**CALL, tool_choice=ANY, **bound)
+    session = f"/v1/sessions/{first.headers['x-session-id']}"
+    assert http.get(session).json()["phase"] == "io_wait"
+    chosen: Any = {"type": "tool", "name": "get_weather"}
+    cut = sdk.messages.create(**{**CALL, "max_tokens": 60}, tool_choice=chosen, **bound)
+    assert (cut.stop_reason, [block.type for block in cut.content]) == ("max_tokens", ["tool_use"])
+    assert http.get(session).json()["phase"] == "compute"  # it is no call to make
+    answer = first.parse()
+    results = [result(1, tool_use_id=block.id) for block in answer.content if block.type == "tool_use"]
+    replies: Any = [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
+    asked: Any = {**CALL, "messages": [*CALL["messages"], *replies], "max_tokens": 4, "tool_choice": {"type": "none"}}
+    assert (sdk.messages.create(**asked, **bound).usage.cache_read_input_tokens or 0) > 0.8 * prompt_of(answer.usage)
+
+
+PATHS = ["/v1/messages", "/v1/messages/count_tokens"]
+IMAGE: Any = {"type": "image", "source": {"type": "url", "url": "http://x"}}
+TOOL: Any = {"name": "now", "input_schema": {"type": "object"}}
+RESULT: Any = {"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}
+CALLED: Any = {"type": "tool_use", "id": "toolu_a", "name": "now", "input": {}}
+
+
+def check_body(response: httpx.Response, status: int, kind: str) -> str:
+    """That it is Anthropic's error body; returns the message."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert body.keys() == {"type", "error", "request_id"}
+    assert (body["type"], body["error"].keys(), body["error"]["type"]) == ("error", {"type", "message"}, kind)
+    assert body["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
+    message: str = body["error"]["message"]
+    return message
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_unknown_model_is_not_found(sdk: anthropic.Anthropic, http: httpx.Client, path: str) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="claude"):
+        sdk.messages.create(**{**ASK, "model": "claude"})
+    body = {"model": "claude", "messages": ASK["messages"]} | ({"max_tokens": 1} if path == PATHS[0] else {})
+    assert "claude" in check_body(http.post(path, json=body), 404, "not_found_error")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"max_tokens": 9000}, "needs room for 9000 more"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [CALLED]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages.0.content.0.content.0.type"),
+        ({"messages": [*ASK["messages"], {"role": "assistant", "content": [CALLED]}]}, "messages.1.content"),
+        ({"messages": [*ASK["messages"], {"role": "assistant", "content": "so "}]}, "messages.1.content"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
+        ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
+        ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
+    ],
+)
+def test_a_bad_field_is_named(sdk: anthropic.Anthropic, wrong: Any, named: str) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        sdk.messages.create(**ASK, extra_body=wrong)
+    assert caught.value.type == "invalid_request_error"
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_never_reaches_the_route_has_the_same_body(http: httpx.Client, path: str) -> None:
+    check_body(http.get(path), 405, "invalid_request_error")
+    broken = http.post(path, content=b"{", headers={"content-type": "application/json"})
+    check_body(broken, 400, "invalid_request_error")
+    check_body(http.post(path, headers={"Host": "rebound.example"}, json={}), 403, "permission_error")
+    check_body(http.post(f"{path}?x=1", json=ASK), 400, "invalid_request_error")
+    packed = http.post(path, content=b"x", headers={"content-encoding": "gzip"})
+    check_body(packed, 415, "invalid_request_error")
+
+
+def test_keys_and_limits_have_their_own_words(serve_with: ServeWith, roomy_model: Path) -> None:
+    http = serve_with(model=str(roomy_model), api_keys=("one", "two"), max_request_bytes=2000, strict_fields=True)
+    http.headers["x-api-key"] = "wrong"
+    check_body(http.post("/v1/messages", json=ASK), 401, "authentication_error")
+    http.headers["x-api-key"] = "one"
+    check_body(http.post("/v1/messages", json={**ASK, "system": "x" * 3000}), 413, "request_too_large")
+    unknown = http.post("/v1/messages", json={**ASK, "unheard_of": 1})
+    assert "unheard_of" in check_body(unknown, 400, "invalid_request_error")
+
+
+def test_an_error_after_the_start_is_an_event(sdk: anthropic.Anthropic, http: httpx.Client) -> None:
+    bound: Any = {"extra_headers": {"X-Session-ID": "cancelled-from-elsewhere"}}
+    long: Any = {**ASK, "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
+    raw = sdk.messages.with_raw_response.create(**long, **bound, stream=True)
+    stream = raw.parse()
+    next(iter(stream))
+    assert http.post(f"/v1/sessions/{raw.headers['x-session-id']}/cancel").status_code == 200
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        list(stream)
+    body: Any = caught.value.body
+    assert body["error"] == {"type": "invalid_request_error", "message": "the turn was cancelled"}
+    assert body["request_id"] == raw.headers["request-id"]

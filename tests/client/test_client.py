@@ -1,18 +1,20 @@
-"""Both clients against a real server: turns, sessions, what a session says that it does, and files."""
+"""Both clients against a real server: turns, sessions, what a session says that it does, files, and cancelled calls."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 import client
-from client import Djinn
+from client import AsyncDjinn, AsyncSession, Djinn, transport
 from client.calls import PAGE_SIZE, TurnOptions
 from client.edge import Connection
-from client.transport import AsyncTransport, Transport
+from client.transport import Transport
 from tests.client.conftest import SESSION, AnswerWith, wait_until_idle
 from tests.serving import serve
 
@@ -66,29 +68,6 @@ def test_cancelling_from_elsewhere_ends_the_stream_with_what_there_is(djinn: Dji
     assert stream.turn.token_ids == tuple(seen)
 
 
-def test_fork_and_rewind(djinn: Djinn) -> None:
-    with djinn.sessions.create(metadata={"name": "parent"}) as parent:
-        parent.generate(token_ids=[7] * 20, max_tokens=4, ignore_eos=True)
-        with parent.fork() as child:
-            assert child.id != parent.id
-            assert child.info.tokens == 24
-            assert child.rewind(10).tokens == child.info.tokens == 10
-        assert parent.refresh().tokens == 24
-
-
-def test_the_history_is_what_was_sent_and_generated(djinn: Djinn) -> None:
-    with djinn.sessions.create() as session:
-        turn = session.generate(prompt="Hello", max_tokens=4, ignore_eos=True)
-        history = session.history()
-        assert history.token_ids[-4:] == turn.token_ids
-        assert history.tokens == len(history.token_ids) == session.refresh().tokens
-        assert "Hello" in history.text
-        assert session.rewind(3).tokens == 3
-        assert session.history().token_ids == history.token_ids[:3]
-        session.generate(token_ids=[5, 6], max_tokens=0)
-        assert session.history().token_ids == (*history.token_ids[:3], 5, 6)
-
-
 def test_the_blocks_own_error_comes_before_that_of_closing(unused_tcp_port: int) -> None:
     with closing(Transport(Connection(f"http://127.0.0.1:{unused_tcp_port}", None, timeout=5))) as nobody:
         session = client.Session(nobody, SESSION)
@@ -96,18 +75,6 @@ def test_the_blocks_own_error_comes_before_that_of_closing(unused_tcp_port: int)
             raise ZeroDivisionError
         with pytest.raises(client.ConnectionFailed), session:
             pass
-
-
-async def test_the_blocks_own_error_comes_before_that_of_closing_asyncio(unused_tcp_port: int) -> None:
-    nobody = AsyncTransport(Connection(f"http://127.0.0.1:{unused_tcp_port}", None, timeout=5))
-    session = client.AsyncSession(nobody, SESSION)
-    with pytest.raises(ZeroDivisionError):
-        async with session:
-            raise ZeroDivisionError
-    with pytest.raises(client.ConnectionFailed):
-        async with session:
-            pass
-    await nobody.close()
 
 
 def test_listing_walks_all_pages_and_takes_filters(djinn: Djinn) -> None:
@@ -209,17 +176,6 @@ def test_the_tools_own_error_comes_before_that_of_the_signal(djinn: Djinn) -> No
         session.close()
 
 
-def test_phases_that_are_refused(djinn: Djinn) -> None:
-    with djinn.sessions.create() as session:
-        with pytest.raises(client.Unprocessable) as unprocessable:
-            session.set_phase("ready", resume_in_ms=5)
-        assert unprocessable.value.param == "resume_in_ms"
-        with session.stream(prompt="x", max_tokens=400, ignore_eos=True) as stream:
-            next(iter(stream))
-            with pytest.raises(client.Conflict, match="running"), session.io_wait():
-                pytest.fail("a session with a turn in it waits for something else")
-
-
 def test_a_session_comes_back_from_its_file(djinn: Djinn, tmp_path: Path) -> None:
     with djinn.sessions.create(metadata={"task": "7"}) as used:
         used.generate(token_ids=list(range(5, 45)), max_tokens=4, temperature=0, ignore_eos=True)
@@ -253,3 +209,64 @@ def test_a_broken_download_leaves_no_file(answer_with: AnswerWith, tmp_path: Pat
     ):
         client.Session(broken, SESSION).export_to(tmp_path / "session")
     assert not list(tmp_path.iterdir())
+
+
+ATTEMPTS = 25
+APART_S = 0.0005
+"""How much longer one attempt waits than the one before: some cancel before the request, some after the answer."""
+
+Open = Callable[[], Awaitable[AsyncSession]]
+
+
+async def cancel_openings(open_session: Open) -> list[AsyncSession]:
+    """Cancel one opening after another at a later moment each; what was opened in time."""
+    opened = []
+    for attempt in range(ATTEMPTS):
+        opening = asyncio.ensure_future(open_session())
+        await asyncio.sleep(attempt * APART_S)
+        opening.cancel()
+        try:
+            opened.append(await opening)
+        except asyncio.CancelledError:
+            continue
+    return opened
+
+
+async def ids(djinn: AsyncDjinn) -> set[str]:
+    return {session.id async for session in djinn.sessions.list()}
+
+
+async def test_sessions_whose_opening_is_cancelled_are_closed(server_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "session.safetensors"
+    async with AsyncDjinn(server_url, timeout=30) as djinn, await djinn.sessions.create() as parent:
+        await parent.generate(token_ids=[1, 2, 3], max_tokens=1)
+        await parent.export_to(file)
+        before = await ids(djinn)
+        ways: list[Open] = [djinn.sessions.create, parent.fork, lambda: djinn.sessions.import_from(file)]
+        for way in ways:
+            for session in await cancel_openings(way):
+                await session.close()
+            assert await ids(djinn) == before
+
+
+async def test_sessions_whose_closing_is_cancelled_are_closed(server_url: str) -> None:
+    async with AsyncDjinn(server_url, timeout=30) as djinn:
+        before = await ids(djinn)
+        for steps in range(1, ATTEMPTS):
+            session = await djinn.sessions.create()
+            closing = asyncio.ensure_future(session.close())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+        assert await ids(djinn) == before
+
+
+async def test_a_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "ABANDON_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        async with AsyncDjinn(url, timeout=30) as djinn:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await djinn.sessions.create()

@@ -1,29 +1,36 @@
-"""What users may rely on is what they get: names, fields, both halves of the client, and the examples of the guides."""
+"""What users may rely on is what they get: names, fields, both clients, packages, and the examples of the guides."""
 
 from __future__ import annotations
 
+import ast
 import inspect
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from packaging.requirements import Requirement
 
 import app.domain.breakpoints
 import client
 import djinn
+from app.cli import main
 from app.domain import values as domain
 from app.openai.models import DefaultSampling, Model
 from app.wire import activation_maps, breakpoints, checkpoint, memory, sessions, turns, vectors
 from app.wire.sessions import ListSessionsQuery
 from app.wire.turns import GenerateBody
-from client import breakpoint_models, calls, memory_models, models
+from client import Djinn, breakpoint_models, calls, memory_models, models
 from client.answer import Answer
-from tests.docs.blocks import PYTHON_GUIDES, blocks_of
+from client.shell.chat.commands import COMMANDS
+from docs.site.pages import ROOT
+from tests.docs.blocks import PYTHON_GUIDES, SHELL_GUIDE, blocks_of
 
 
 def test_public_names() -> None:
@@ -114,20 +121,9 @@ def test_of_a_model_all_but_what_only_openai_wants_reaches_the_user() -> None:
     assert set(models.DefaultSampling.model_fields) == set(DefaultSampling.model_fields)
 
 
-ROOT = Path(__file__).parents[2]
-
-
 def generate(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "client/_generate.py", *options]
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """The client and Ruff's settings, to be changed."""
-    shutil.copytree(Path(client.__file__).parent, tmp_path / "client", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    return tmp_path
 
 
 def test_the_blocking_half_is_as_generated() -> None:
@@ -136,22 +132,21 @@ def test_the_blocking_half_is_as_generated() -> None:
 
 
 @pytest.mark.long
-def test_a_change_of_either_half_makes_the_blocking_one_stale(checkout: Path) -> None:
-    source, changed = (checkout / "client" / name for name in ("_async/vectors.py", "_sync/vectors.py"))
-    extra, missing = (checkout / "client/_sync" / name for name in ("extra.py", "turn.py"))
+def test_a_change_of_either_half_makes_the_blocking_one_stale(tmp_path: Path) -> None:
+    shutil.copytree(Path(client.__file__).parent, tmp_path / "client", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    source, changed = (tmp_path / "client" / name for name in ("_async/vectors.py", "_sync/vectors.py"))
+    extra, missing = (tmp_path / "client/_sync" / name for name in ("extra.py", "turn.py"))
     source.write_text(source.read_text().replace("async def list", "async def names"))
     extra.touch()
     missing.unlink()
-
-    checked = generate(checkout, "--check")
+    checked = generate(tmp_path, "--check")
     assert checked.returncode == 1
-    assert [line.partition(" is stale")[0] for line in checked.stderr.splitlines()] == [
-        str(path) for path in (extra, missing, changed)
-    ]
-
-    assert generate(checkout).returncode == 0
+    stale = [line.partition(" is stale")[0] for line in checked.stderr.splitlines()]
+    assert stale == [str(path) for path in (extra, missing, changed)]
+    assert generate(tmp_path).returncode == 0
     assert "    def names" in changed.read_text()
-    assert generate(checkout, "--check").returncode == 0
+    assert generate(tmp_path, "--check").returncode == 0
 
 
 EXAMPLES = [
@@ -181,3 +176,68 @@ def test_every_error_is_documented() -> None:
     page = (ROOT / "docs/client.md").read_text("utf-8")
     errors = {name for name in client.__all__ if issubclass(getattr(client, name), Exception)}
     assert errors <= set(re.findall(r"`(\w+)`", page))
+
+
+def read(path: str) -> dict[str, Any]:
+    return tomllib.loads((ROOT / path).read_text("utf-8"))
+
+
+def needed(project: dict[str, Any]) -> dict[str, str]:
+    """The range of versions of each package, by its name."""
+    return {each.name: str(each.specifier) for each in map(Requirement, project["project"]["dependencies"])}
+
+
+def imported() -> set[str]:
+    """The packages of others that the client imports."""
+    found = set()
+    for path in (ROOT / "client").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))) if path.name != "_generate.py" else ():
+            if isinstance(node, ast.Import):
+                found |= {each.name.partition(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
+    return {name.replace("_", "-") for name in found - sys.stdlib_module_names - {"client"}}
+
+
+def test_the_client_asks_for_what_it_imports() -> None:
+    assert set(needed(read("client/pyproject.toml"))) == imported()
+
+
+def test_the_server_asks_for_the_same_and_is_built_with_the_same() -> None:
+    ours, servers = read("client/pyproject.toml"), read("pyproject.toml")
+    assert needed(ours).items() <= needed(servers).items()
+    assert ours["build-system"] == servers["build-system"]
+    assert ours["project"]["requires-python"] == servers["project"]["requires-python"]
+
+
+PAGE = (ROOT / SHELL_GUIDE).read_text("utf-8")
+BLOCKS = [block.text for block in blocks_of(SHELL_GUIDE) if block.language == "bash" and block.is_free]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("djinn ")[1].split()[0])
+def test_commands_run_as_they_are_printed(block: str, server_url: str, tmp_path: Path) -> None:
+    command = tmp_path / ".venv/bin/djinn"
+    command.parent.mkdir(parents=True)
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m app "$@"\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "HOME": str(tmp_path), "DJINN_URL": server_url, "PYTHONPATH": str(ROOT)}
+    with Djinn(server_url) as djinn, djinn.sessions.create():
+        bash = ["bash", "-e", "-o", "pipefail", "-c", block]
+        done = subprocess.run(bash, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout or "completion" in block
+    for path in re.findall(r"> ~/(\S+)", block):
+        assert "djinn" in (tmp_path / path).read_text()
+
+
+def test_every_flag_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("ps", "top", "chat", "bench"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+    flags = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out)) - {"--help"}
+    assert flags - set(re.findall(r"--[a-z][a-z-]*", PAGE)) == set()
+
+
+def test_every_command_of_a_conversation_is_documented() -> None:
+    assert {name for name in COMMANDS if f"`{name}" not in PAGE} == set()

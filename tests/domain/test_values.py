@@ -99,24 +99,12 @@ def nested(depth: int) -> str:
         (nested(MAX_NESTING), False),
         (nested(MAX_NESTING + 1), True),
         ("[]" * 1000, False),
-        ("[" * (MAX_NESTING + 1), True),
         ('["' + "[" * 1000 + '"]', False),
         ('["\\"' + "[" * 1000 + '"]', False),
         ('["\\\\"' + "[" * 1000 + '"]', True),
-        ('["' + "[" * 1000, False),
         ('"\ud800"' + "[" * 1000, True),
     ],
-    ids=[
-        "all levels",
-        "one more",
-        "side by side",
-        "never closed",
-        "in a string",
-        "after an escaped quote",
-        "after an escaped backslash",
-        "in a string without end",
-        "after half of a surrogate pair",
-    ],
+    ids=["all levels", "one more", "side by side", "in a string", "escaped quote", "escaped backslash", "surrogate"],
 )
 def test_only_open_brackets_outside_strings_count(text: str, is_too_deep: bool) -> None:
     assert is_nested_too_deep(text) is is_too_deep

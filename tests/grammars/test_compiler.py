@@ -55,7 +55,7 @@ def accepts(matcher: Matcher, text: str) -> bool:
     ],
     ids=["regex", "lark", "choice", "object", "white space"],
 )
-def test_texts_that_match_are_accepted_and_others_are_not(
+def test_only_texts_that_match_are_accepted(
     grammars: Grammars, grammar: Grammar, good: list[str], bad: list[str]
 ) -> None:
     assert [text for text in good if not accepts(grammars.match(grammar), text)] == []
@@ -78,20 +78,15 @@ def test_a_copy_goes_its_own_way_and_tokens_that_do_not_match_are_refused(gramma
     [
         (regex("(a"), "unclosed group"),
         (lark("start: missing"), "missing"),
-        (json_grammar({"type": "objekt"}), "Invalid type: objekt"),
         (json_grammar({"not": {"type": "string"}}), "Unimplemented keys"),
         (json_grammar({"$ref": "#"}), "no text matches it"),
-        (json_grammar({"$ref": "https://example.com/schema"}), "example.com"),
-        (Grammar(GrammarKind.JSON_SCHEMA, "{", "structured_outputs.json"), "EOF"),
         (json_grammar({"description": "x" * MAX_CHARACTERS}), f"at most {MAX_CHARACTERS}"),
         (json_grammar({"enum": ["\ud800"]}), "hex escape"),
         (regex("((a{100}){100}){100}"), "more than|too many"),  # of time, or of expressions on a fast processor
         (json_grammar({"properties": {f"p{i}": {} for i in range(9000)}}), "more than"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_soon_and_names_its_field(
-    grammars: Grammars, grammar: Grammar, says: str
-) -> None:
+def test_what_cannot_be_compiled_is_refused_soon_by_its_field(grammars: Grammars, grammar: Grammar, says: str) -> None:
     began = time.monotonic()
     with pytest.raises(FieldOutOfRange, match=says) as caught:
         grammars.compile(grammar).result()
@@ -104,11 +99,10 @@ def test_what_cannot_be_compiled_is_refused_soon_and_names_its_field(
     "grammar",
     [
         json_grammar({"enum": [f"value {i * 7919}" for i in range(10_000)]}),
-        choice(*(f"value {i * 7919}" for i in range(10_000))),
         json_grammar({"$defs": {"n": {"properties": {"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}),
         regex("(.*a){500}"),
     ],
-    ids=["enum", "choice", "recursive", "repeated"],
+    ids=["enum", "recursive", "repeated"],
 )
 def test_large_grammars_compile_soon(grammars: Grammars, grammar: Grammar) -> None:
     began = time.monotonic()

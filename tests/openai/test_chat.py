@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from typing import Any
 
-import openai
 import pytest
 
 from tests.openai.conftest import MODEL
@@ -35,11 +33,15 @@ def test_the_greedy_answer_is_what_transformers_generates(sdk: Any, reference: R
 
 def test_a_stream_is_the_plain_answer_in_pieces(sdk: Any) -> None:
     asked: Any = {"model": MODEL, "messages": CHAT, "seed": 11, "max_tokens": 24, "extra_body": NO_EARLY_END}
+    asked |= {"logprobs": True, "top_logprobs": 2}
     plain = sdk.chat.completions.create(**asked)
     chunks = list(sdk.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     *with_choices, last = chunks
     assert with_choices[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in with_choices) == content_of(plain)
+    scores = [chunk.choices[0].logprobs for chunk in with_choices]
+    told = [entry for piece in scores if piece is not None for entry in piece.content or ()]
+    assert told == plain.choices[0].logprobs.content
     reasons = [chunk.choices[0].finish_reason for chunk in with_choices]
     assert reasons == [None] * (len(reasons) - 1) + ["length"]
     assert {(chunk.id, chunk.created, chunk.model) for chunk in chunks} == {(last.id, last.created, MODEL)}
@@ -66,13 +68,6 @@ def test_logprobs_are_those_of_transformers(sdk: Any, reference: Reference) -> N
         assert sum(math.exp(each.logprob) for each in entry.top_logprobs) <= 1 + 1e-6
     utf8 = b"".join(bytes(entry.bytes or ()) for entry in logprobs.content)
     assert utf8.decode(errors="replace") == content_of(answer)
-
-
-def test_streamed_logprobs_are_the_plain_ones(sdk: Any) -> None:
-    asked: Any = {"model": MODEL, "messages": CHAT, "seed": 5, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}
-    plain = sdk.chat.completions.create(**asked).choices[0].logprobs.content
-    pieces = [chunk.choices[0].logprobs for chunk in sdk.chat.completions.create(**asked, stream=True)]
-    assert [entry for piece in pieces if piece is not None for entry in piece.content or ()] == plain
 
 
 @pytest.mark.parametrize(("seed", "same"), [(1, 1), (-1, 2**63 - 1), (2**63 + 7, 7), (-(10**40), -(10**40) % 2**63)])
@@ -109,7 +104,6 @@ def said(role: str, content: Any, **fields: Any) -> dict[str, Any]:
             [said("assistant", "I look.", refusal=None), said("tool", "12:00", tool_call_id="c1")],
             [said("assistant", "I look."), said("user", "<tool_response>\n12:00\n</tool_response>")],
         ),
-        ([said("narrator", "Night falls.")], [said("narrator", "Night falls.")]),
         (
             [said("assistant", None, refusal="I would rather not."), said("user", "Do")],
             [said("assistant", "I would rather not."), said("user", "Do")],
@@ -118,21 +112,12 @@ def said(role: str, content: Any, **fields: Any) -> dict[str, Any]:
             [said("assistant", [{"type": "text", "text": "Hm."}, {"type": "refusal", "refusal": "No."}])],
             [said("assistant", "Hm.\nNo.")],
         ),
-        ([said("user", "")], [said("user", "")]),
     ],
-    ids=["developer", "text parts", "tool results", "a role of its own", "a refusal", "a refusal as a part", "no text"],
+    ids=["developer", "text parts", "tool results", "a refusal", "a refusal as a part"],
 )
 def test_every_form_of_message_reaches_the_template(sdk: Any, reference: Reference, sent: Any, template: Any) -> None:
     answer = sdk.chat.completions.create(model=MODEL, messages=sent, temperature=0, max_tokens=8)
     assert content_of(answer) == reference.decode(reference.greedy(reference.chat(template), 8))
-
-
-def test_an_answer_can_be_sent_back_as_it_came(sdk: Any, reference: Reference) -> None:
-    asked: Any = {"model": MODEL, "temperature": 0, "max_tokens": 8}
-    first, more = sdk.chat.completions.create(**asked, messages=CHAT), said("user", "Go on.")
-    again = sdk.chat.completions.create(**asked, messages=[*CHAT, first.choices[0].message.model_dump(), more])
-    chat = [*CHAT, said("assistant", content_of(first)), more]
-    assert content_of(again) == reference.decode(reference.greedy(reference.chat(chat), 8))
 
 
 def test_null_means_absent_and_harmless_fields_are_taken(sdk: Any) -> None:
@@ -143,30 +128,3 @@ def test_null_means_absent_and_harmless_fields_are_taken(sdk: Any) -> None:
         model=MODEL, messages=CHAT, max_tokens=2, user="u1", store=False, metadata={"run": "7"}, extra_body=empty
     )
     assert answer.metadata == {"run": "7"}
-
-
-@pytest.mark.parametrize(
-    "neutral",
-    [
-        {"response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "parallel_tool_calls": False},
-        {"tool_choice": "auto", "service_tier": "auto", "modalities": ["text"], "prediction": None, "store": False},
-        {"stream": True, "stream_options": {"include_obfuscation": False}, "service_tier": "default"},
-    ],
-)
-def test_values_that_ask_for_nothing_change_nothing(sdk: Any, neutral: dict[str, Any]) -> None:
-    asked: Any = {"model": MODEL, "messages": CHAT, "temperature": 0, "max_tokens": 4}
-    plain, answer = sdk.chat.completions.create(**asked), sdk.chat.completions.create(**asked, **neutral)
-    if "stream" in neutral:
-        told = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
-    else:
-        told = content_of(answer)
-    assert told == content_of(plain)
-
-
-async def test_many_async_calls_get_each_their_own_answer(openai_url: str, reference: Reference) -> None:
-    chats: list[Any] = [[said("user", f"Number {number}")] for number in range(8)]
-    async with openai.AsyncOpenAI(base_url=f"{openai_url}/v1", api_key="none", max_retries=0) as sdk:
-        asked: Any = {"model": MODEL, "temperature": 0, "max_tokens": 12}
-        answers = await asyncio.gather(*(sdk.chat.completions.create(**asked, messages=chat) for chat in chats))
-    for chat, answer in zip(chats, answers, strict=True):
-        assert content_of(answer) == reference.decode(reference.greedy(reference.chat(chat), 12))

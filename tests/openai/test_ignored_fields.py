@@ -17,14 +17,8 @@ from tests.openai.reference import Reference, save_tiny_model
 from tests.serving import serve
 
 HEADER = "X-Djinn-Ignored"
-
-
 CHAT: Any = [{"role": "user", "content": "Hello"}]
-
-
 CACHED = {"type": "text", "text": "x", "cache_control": {"type": "e"}}
-
-
 BODIES: dict[str, Any] = {
     "/v1/chat/completions": {"model": MODEL, "messages": CHAT, "max_tokens": 1},
     "/v1/completions": {"model": MODEL, "prompt": "x", "max_tokens": 1},
@@ -48,11 +42,7 @@ def test_an_unknown_field_is_named_on_every_route(http: httpx.Client, path: str)
     [
         ({"store": True}, "store"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),  # without tools
-        ({"service_tier": "flex"}, "service_tier"),
         ({"reasoning_effort": "low", "verbosity": "high"}, "reasoning_effort, verbosity"),
-        ({"prompt_cache_key": "k", "safety_identifier": "s"}, "prompt_cache_key, safety_identifier"),
-        ({"id_slot": 3, "cache_prompt": False, "timings_per_token": True}, "id_slot, cache_prompt, timings_per_token"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
         ({"messages": [{"role": "user", "content": [CACHED]}]}, "messages.0.content.0.cache_control"),
         ({"response_format": {"type": "text", "strict": True}}, "response_format.strict"),
     ],
@@ -80,10 +70,10 @@ def test_options_of_a_stream_without_effect_are_named(http: httpx.Client, option
     "nothing",
     [
         {"store": False, "metadata": None, "unheard_of": None, "parallel_tool_calls": True},
-        {"service_tier": "auto", "verbosity": "medium", "reasoning_effort": None},
-        {"modalities": ["text"], "audio": None, "functions": [], "function_call": "none", "prediction": None},
+        {"modalities": ["text"], "functions": [], "function_call": "none", "prediction": None, "stop": None},
+        {"response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "service_tier": "auto"},
+        {"stream": True, "stream_options": {"include_obfuscation": False}},
         {"cache_prompt": True, "id_slot": -1, "use_beam_search": False, "suffix": "", "best_of": 1},
-        {"messages": [{"role": "user", "content": "x", "name": None, "mood": None}]},
         {"messages": [*CHAT, {"role": "assistant", "content": "", "annotations": [], "audio": None, "tool_calls": []}]},
     ],
 )
@@ -107,10 +97,9 @@ def test_the_header_is_bounded_and_has_only_safe_characters(http: httpx.Client) 
     "hostile",
     [
         {f"k{number}": number for number in range(9_000)},
-        {"messages": [{"role": "user", "content": "x", **{f"k{number}": number for number in range(9_000)}}]},
         {"messages": [{"role": "user", "content": "x", f"k{number}": number} for number in range(5_000)]},
     ],
-    ids=["in the body", "in a message", "in messages"],
+    ids=["in the body", "in messages"],
 )
 def test_unknown_fields_without_number_cost_little(http: httpx.Client, hostile: Any) -> None:
     began = time.perf_counter()
@@ -138,11 +127,8 @@ def test_ignored_fields_are_counted_by_known_names(http: httpx.Client) -> None:
 @pytest.fixture(scope="module")
 def strict(reference: Reference) -> Iterator[httpx.Client]:
     """A server that refuses fields without effect."""
-    with (
-        serve(model=str(reference.folder), strict_fields=True) as url,
-        httpx.Client(base_url=url, timeout=30) as client,
-    ):
-        yield client
+    with serve(model=str(reference.folder), strict_fields=True) as url, httpx.Client(base_url=url, timeout=30) as http:
+        yield http
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -150,18 +136,8 @@ def test_a_strict_server_refuses_the_first(strict: httpx.Client, path: str) -> N
     response = strict.post(path, json={**BODIES[path], "store": False, "first": 1, "second": 2})
     assert "strict" in assert_error(response, 400, "field_out_of_range", param="first")
     assert strict.post(path, json={**BODIES[path], "store": False}).status_code == 200
-
-
-def test_a_strict_server_refuses_what_its_template_leaves_out(strict: httpx.Client) -> None:
-    body = {"messages": [{"role": "user", "content": "x", "name": "Ada"}]}
-    assert_error(strict.post("/tokenize", json=body), 400, "field_out_of_range", param="messages.0.name")
-
-
-def test_the_session_api_still_refuses_unknown_fields(http: httpx.Client) -> None:
-    session = http.post("/v1/sessions").json()["id"]
-    for fields in ({"store": True}, {"seed": -1}, {"messages": [{"role": "narrator", "content": "x"}]}):
-        response = http.post(f"/v1/sessions/{session}/generate", json={"prompt": "x", **fields})
-        assert response.status_code == 422
+    named = {"messages": [{"role": "user", "content": "x", "name": "Ada"}]}  # the template leaves the name out
+    assert_error(strict.post("/tokenize", json=named), 400, "field_out_of_range", param="messages.0.name")
 
 
 def test_the_document_has_400_where_the_others_have_422(http: httpx.Client) -> None:
@@ -177,8 +153,6 @@ def test_the_document_has_400_where_the_others_have_422(http: httpx.Client) -> N
 
 
 USER = {"role": "user", "content": "What time is it?"}
-
-
 TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] not in ('system', 'user', 'assistant', 'tool', 'critic', 'ghost') %}"
@@ -194,17 +168,15 @@ TEMPLATE = (
 @pytest.mark.parametrize(
     ("messages", "ignored"),
     [
-        ([{"role": "system", "content": "Be kind.", "name": "boss"}, USER], "messages.0.name"),
         ([USER, {"role": "assistant", "content": "Now.", "name": "Bob"}, USER], "messages.1.name"),
         (
             [{**USER, "name": "Ada"}, {**USER, "mood": "sad", "name": "Ada"}],
             "messages.0.name, messages.1.mood, messages.1.name",
         ),
-        ([{"role": "narrator", "content": "Night.", "pace": 2}, USER], "messages.0.pace"),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-def test_a_field_that_the_template_leaves_out_is_named(
+def test_fields_that_the_template_leaves_out_are_named(
     http: httpx.Client, path: str, messages: Any, ignored: str
 ) -> None:
     body = {"model": MODEL, "messages": messages, "return_token_strs": None}
@@ -228,7 +200,7 @@ def choosy(choosy_model: Reference) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_calls_that_the_template_writes_are_what_transformers_makes_of_them(
+def test_calls_that_the_template_writes_are_those_of_transformers(
     choosy: httpx.Client, choosy_model: Reference
 ) -> None:
     def chat(arguments: object) -> list[dict[str, Any]]:
@@ -251,12 +223,9 @@ def text_of(http: httpx.Client, messages: list[dict[str, Any]]) -> tuple[str, st
     return text, response.headers.get("X-Djinn-Ignored", "")
 
 
-def test_a_role_of_the_templates_own_reaches_it_with_its_fields(choosy: httpx.Client) -> None:
+def test_a_role_and_a_field_of_the_templates_own_reach_it(choosy: httpx.Client) -> None:
     critic = {"role": "critic", "content": [{"type": "text", "text": "Dull."}], "grade": "D", "hat": "grey"}
     assert text_of(choosy, [USER, critic]) == ("user: What time is it?\ncritic: Dull.D\n", "messages.1.hat")
-
-
-def test_a_field_that_the_template_reads_reaches_it(choosy: httpx.Client) -> None:
     said = {"role": "assistant", "content": "Noon.", "reasoning_content": "The sun is high."}
     assert text_of(choosy, [USER, said]) == ("user: What time is it?\nassistant: Noon.The sun is high.\n", "")
 
@@ -265,15 +234,12 @@ def test_a_field_that_the_template_reads_reaches_it(choosy: httpx.Client) -> Non
     ("roles", "param", "code"),
     [
         (["user", "narrator"], "messages.1.role", "malformed_request"),
-        (["critic", "user", "narrator"], "messages.2.role", "malformed_request"),
         (["bard", "user", "narrator"], "messages.0.role", "malformed_request"),
         (["user", "ghost"], "messages.1.role", "field_out_of_range"),
         ([f"role {number}" for number in range(9)], "messages", "field_out_of_range"),
     ],
 )
-def test_a_role_that_the_template_does_not_write_is_refused(
-    choosy: httpx.Client, roles: list[str], param: str, code: str
-) -> None:
+def test_a_role_without_a_place_is_refused(choosy: httpx.Client, roles: list[str], param: str, code: str) -> None:
     messages = [{"role": role, "content": "x"} for role in roles]
     assert_error(choosy.post("/tokenize", json={"messages": messages}), 400, code, param=param)
     without_content = {"messages": [USER, {"role": "critic"}]}

@@ -1,9 +1,10 @@
-"""Calls that ask for more choices than the server has room for, and what stays of calls that are refused."""
+"""Calls that ask for more than there is room for, and what stays of calls that are refused or left by their client."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -88,3 +89,61 @@ def test_a_prompt_of_no_tokens_is_named_and_opens_no_session(reference: Referenc
         bound = http.post(PATH, json={**ASKED, "prompt": ""}, headers={"X-Session-ID": "newone"})
         assert_error(bound, 400, "field_out_of_range", param="prompt")
         assert http.get("/v1/sessions").json()["data"] == []
+
+
+LONG: Any = {**ASKED, "prompt": ["x", "y"], "n": 2, "max_tokens": 1000}
+
+
+def memory(http: httpx.Client) -> Any:
+    return http.get("/v1/memory").json()
+
+
+def wait_until_idle(http: httpx.Client, *, sessions: int) -> None:
+    deadline = time.monotonic() + 10
+    while (found := memory(http))["turns_running"] or found["turns_waiting"] or found["sessions"] != sessions:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+
+
+def test_a_stream_that_is_closed_frees_everything(http: httpx.Client) -> None:
+    before = memory(http)
+    with http.stream("POST", PATH, json={**LONG, "stream": True}) as stream:
+        lines = stream.iter_lines()  # kept: without it the stream would be closed
+        assert next(lines).startswith("data: {")
+        assert memory(http)["turns_running"] > 0
+    wait_until_idle(http, sessions=before["sessions"])
+    # Conversations of other tests may have been evicted meanwhile, so less may be owned.
+    assert memory(http)["data"]["device"]["owned_bytes"] <= before["data"]["device"]["owned_bytes"]
+
+
+def test_a_call_that_does_not_stream_is_given_up_too(http: httpx.Client) -> None:
+    before = memory(http)
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(PATH, json=LONG, timeout=0.3)
+    wait_until_idle(http, sessions=before["sessions"])
+
+
+def test_a_bound_session_outlives_its_client(http: httpx.Client) -> None:
+    before = memory(http)
+    call = {**LONG, "prompt": "x", "n": 1, "stream": True}
+    with http.stream("POST", PATH, json=call, headers={"X-Session-ID": "left"}) as stream:
+        session = stream.headers["x-session-id"]
+        next(stream.iter_lines())
+    wait_until_idle(http, sessions=before["sessions"] + 1)
+    view = http.get(f"/v1/sessions/{session}").json()
+    assert view["state"] == "idle"
+    assert 2 < view["tokens"] < 1000
+
+
+def test_grammars_of_clients_that_have_gone_are_not_compiled(http: httpx.Client) -> None:
+    def constrained(regex: str, timeout: float = 60) -> httpx.Response:
+        body = {**ASKED, "prompt": "x", "max_tokens": 4, "structured_outputs": {"regex": regex}}
+        return http.post(PATH, json=body, timeout=timeout)
+
+    one = constrained("x((b{100}){100}){100}").elapsed  # its automaton is refused once it is built
+    for number in range(12):
+        with pytest.raises(httpx.ReadTimeout):
+            constrained(f"{number}((b{{100}}){{100}}){{100}}", timeout=0.05)
+    answer = constrained("abc")
+    assert answer.json()["choices"][0]["text"] == "abc"
+    assert answer.elapsed < 6 * one

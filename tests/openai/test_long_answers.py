@@ -1,27 +1,36 @@
-"""Calls with many prompts and long answers: others have turns of the event loop meanwhile."""
+"""Long answers, many prompts and many log-probabilities: others have turns meanwhile, and memory is not wasted."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import orjson
 
-from app.domain.values import SamplingParams, StopRule, Ticket, TokenLogprobs
-from app.messages import PromptScored
+from app.domain.values import NEUTRAL, FinishReason, SamplingParams, StopRule, Ticket, TokenLogprobs, TurnUsage
+from app.messages import PromptScored, TurnFinished
 from app.openai.answers import whole_json
 from app.openai.choices import STARTED_AT_ONCE, Choices
 from app.openai.completions.answer import CompletionChunkWriter, Echo, whole_choice
 from app.openai.completions.logprobs import SLICE
+from app.openai.responses.body import ResponseBody
+from app.openai.responses.encoded import to_json
+from app.openai.responses.events import ResponseWriter
+from app.openai.responses.response import ResponseObject
 from app.sessions.turns import TurnRequest
 from app.text.generation import TextChunk
 from app.text.turn_reader import TextRule
+from tests.openai.conftest import MODEL
+from tests.openai.responses.asking import GREEDY, LOOK_UP
 from tests.others import turns_of_others
 
-TOKENS = 10 * SLICE
+TOKENS = 2000
 TOP = tuple((token_id, -1.5 - token_id) for token_id in range(20))
 
 
@@ -35,6 +44,9 @@ class Words:
         return b"w%d " % token_id
 
     text_bytes = token_bytes
+
+    def token_text(self, token_id: int) -> str:
+        return f"w{token_id} "
 
 
 def scored(count: int) -> tuple[TokenLogprobs, ...]:
@@ -72,27 +84,112 @@ async def test_many_choices_are_written_one_by_one() -> None:
     assert await turns_of_others(whole_json({}, choices)) >= 8
 
 
-class Silent:
+async def silence() -> AsyncIterator[object]:
     """A turn without news."""
-
-    async def __aiter__(self) -> AsyncIterator[object]:
-        await asyncio.Event().wait()
-        yield None
+    await asyncio.Event().wait()
+    yield None
 
 
 async def test_others_run_while_a_call_with_many_prompts_begins() -> None:
-    begun: list[object] = []
+    begun: list[AsyncIterator[object]] = []
 
-    def start(*given: object) -> Silent:
-        begun.append(given)
-        return Silent()
+    def start(*given: object) -> AsyncIterator[object]:
+        begun.append(silence())
+        return begun[-1]
 
     registry: Any = SimpleNamespace(turns=SimpleNamespace(start=start))
     session: Any = nullcontext()
     request = TurnRequest([1], SamplingParams(seed=1), StopRule(1), TextRule())
-    count = 8 * STARTED_AT_ONCE
-    charges: Any = [None] * count
+    charges: Any = [None] * 8 * STARTED_AT_ONCE
     async with AsyncExitStack() as cleanup:
-        choices = Choices(registry, [request] * count, 1, charges, lambda: session, cleanup)
+        choices = Choices(registry, [request] * len(charges), 1, charges, lambda: session, cleanup)
         assert await turns_of_others(choices.start()) >= 7
-    assert len(begun) == count
+    assert len(begun) == len(charges)
+
+
+SCORED: Any = {**GREEDY, "input": "Hello", "top_logprobs": 2}
+
+
+def writer() -> ResponseWriter:
+    body = ResponseBody.model_validate({"model": "m", "input": "x", "top_logprobs": 20})
+    words: Any = Words()
+    return ResponseWriter(ResponseObject.begin(body, body.to_params(NEUTRAL), "resp_1", 1), words, None)
+
+
+def write(made: ResponseWriter) -> None:
+    for number in range(TOKENS):
+        chunk = TextChunk(" word", (number,), (TokenLogprobs(number, -0.5, TOP),))
+        for event in made.write(chunk):
+            orjson.dumps(event)
+
+
+def end() -> TurnFinished:
+    usage = TurnUsage(prompt_tokens=1, cached_tokens=0, completion_tokens=TOKENS, tokens_recomputed=0)
+    ticket: Any = 1
+    return TurnFinished(ticket, FinishReason.STOP, usage, TOKENS + 1)
+
+
+def test_the_end_of_a_long_response_is_written_at_once() -> None:
+    made = writer()
+    write(made)
+    began = time.process_time()
+    for event in made.finish(end()):
+        orjson.dumps(event)
+    orjson.dumps(made.last())
+    to_json(made.response)
+    assert time.process_time() - began < 0.1  # as objects, it takes half a second
+
+
+def test_a_kept_response_takes_as_much_memory_as_its_json() -> None:
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        made = writer()
+        write(made)
+        for _ in made.finish(end()):
+            pass
+        response = made.response
+        del made
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 1.2 * len(to_json(response))
+
+
+def test_a_cancelled_response_has_those_of_its_tokens() -> None:
+    made = writer()
+    write(made)
+    made.cancel()
+    text = orjson.loads(to_json(made.response))["output"][0]["content"][0]
+    assert len(text["logprobs"]) == TOKENS
+
+
+def test_events_and_the_whole_say_the_same(sdk: Any, http: httpx.Client) -> None:
+    events = list(sdk.responses.create(**SCORED, stream=True))
+    part = events[-1].response.output[0].content[0]
+    assert [len(each.top_logprobs) for each in part.logprobs] == [2] * 8
+    [done] = [event for event in events if event.type == "response.output_text.done"]
+    told = [each for event in events if event.type == "response.output_text.delta" for each in event.logprobs]
+    whole = [(each.token, each.logprob) for each in part.logprobs]
+    assert (
+        [(each.token, each.logprob) for each in told] == [(each.token, each.logprob) for each in done.logprobs] == whole
+    )
+    assert all(bytes(each.bytes).decode(errors="replace") == each.token for each in part.logprobs)
+    kept = http.get(f"/v1/responses/{events[-1].response.id}").json()
+    assert kept["output"][0]["content"][0]["logprobs"] == [each.model_dump() for each in part.logprobs]
+
+
+def test_who_goes_on_after_a_response_does_not_keep_them_again(sdk: Any) -> None:
+    made = sdk.responses.create(**SCORED)
+    reference: Any = [{"type": "item_reference", "id": made.output[0].id}, {"role": "user", "content": "More"}]
+    after = sdk.responses.create(**{**GREEDY, "input": reference})
+    [item, _] = sdk.responses.input_items.list(after.id, order="asc")
+    assert (item.content[0].text, item.content[0].logprobs) == (made.output_text, [])
+
+
+def test_a_schema_with_a_huge_integer_is_given_back(http: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 2**70}}}
+    tool = {**LOOK_UP, "parameters": schema, "strict": False}
+    body = {"model": MODEL, "input": "x", "max_output_tokens": 1, "tools": [tool], "stream": True}
+    answer = http.post("/v1/responses", json=body)
+    assert str(2**70) in answer.text.splitlines()[-2], answer.text

@@ -104,9 +104,7 @@ def test_the_model_and_its_responses_tell_what_they_are_sampled_with(auto: httpx
     assert auto.post("/v1/responses", json={**asked, "temperature": 0.5}).json()["temperature"] == 0.5
 
 
-def test_a_turn_keeps_the_values_that_it_began_with(
-    auto: httpx.Client, none: httpx.Client, reference: Reference
-) -> None:
+def test_a_turn_keeps_the_values_it_began_with(auto: httpx.Client, none: httpx.Client, reference: Reference) -> None:
     """It pauses where they hold, and a copy of it goes on where others do."""
     session = f"/v1/sessions/{auto.post('/v1/sessions').json()['id']}"
     auto.post(f"{session}/breakpoints", json={"layer": 1, "action": "pause", "once": True}).raise_for_status()
@@ -122,10 +120,7 @@ def test_a_turn_keeps_the_values_that_it_began_with(
 @pytest.mark.parametrize(
     ("field", "value", "wrong"),
     [
-        ("temperature", -1, "a number from 0 to 100; got -1"),
-        ("top_p", 0, "a number above 0 and at most 1; got 0"),
         ("top_k", 2.5, "an integer from -1 to 2147483647; got 2.5"),
-        ("min_p", "0.1", "a number from 0 to 1; got '0.1'"),
         ("repetition_penalty", float("nan"), "a number from 0.01 to 100; got NaN"),
     ],
 )

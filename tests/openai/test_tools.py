@@ -1,8 +1,11 @@
-"""Calls of tools in chats: which the model may make, how they are told, and agents that send the answers back."""
+"""Calls of tools in chats, agents that send the answers back, and answers in a form."""
 
 from __future__ import annotations
 
 import json
+import re
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 
 from tests.errors import assert_error
+from tests.grammars.schemas import random_schema
 from tests.openai.conftest import MODEL
 from tests.serving import serve
 from tests.tool_schemas import ENDS, PLACE, SCHEMAS, ZONE
@@ -47,24 +51,14 @@ def check_calls(message: ChatCompletionMessage) -> list[str]:
 
 @pytest.fixture
 def sdk(roomy_url: str) -> Iterator[openai.OpenAI]:
-    """The official client."""
     with openai.OpenAI(base_url=f"{roomy_url}/v1", api_key="none", max_retries=0, timeout=30) as client:
         yield client
 
 
 @pytest.fixture
 def http(roomy_url: str) -> Iterator[httpx.Client]:
-    """A plain client, for what the SDK hides."""
     with httpx.Client(base_url=roomy_url, timeout=30) as client:
         yield client
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_required_call_is_one_that_the_tool_takes(sdk: Any, seed: int) -> None:
-    asked: Any = {**CALL, "seed": seed, "tool_choice": "required", "parallel_tool_calls": False}
-    [choice] = sdk.chat.completions.create(**asked).choices
-    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
-    assert len(check_calls(choice.message)) == 1
 
 
 @pytest.mark.parametrize("max_tokens", [3, 20])
@@ -76,8 +70,9 @@ def test_a_required_call_that_is_cut_is_no_text(sdk: Any, max_tokens: int) -> No
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_named_tool_and_only_allowed_ones_are_called(sdk: Any, name: str) -> None:
     chosen: Any = {"type": "function", "function": {"name": name}}
-    answer = sdk.chat.completions.create(**CALL, tool_choice=chosen)
-    assert check_calls(answer.choices[0].message) == [name]
+    [choice] = sdk.chat.completions.create(**CALL, tool_choice=chosen).choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert check_calls(choice.message) == [name]
     allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [chosen]}}
     answer = sdk.chat.completions.create(**CALL, tool_choice=allowed)
     assert set(check_calls(answer.choices[0].message)) == {name}
@@ -119,12 +114,9 @@ def test_a_form_beside_required_calls_is_checked_and_named(http: httpx.Client) -
     [
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
         ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [*TOOLS, tool("a", {"type": "integer"})]}, "tools.2.function.parameters"),
-        ({"tools": [tool("a", {"type": ["object", "null"]})]}, "tools.0.function.parameters"),
         ({"tools": [tool("a", {"not": {}})], "tool_choice": "required"}, "tools"),
         ({"tools": TOOLS, "structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
     ],
@@ -241,3 +233,78 @@ def test_a_call_finds_its_session_by_the_history_that_it_continues(roomy_model: 
         assert one != other
         phases = [http.get(f"/v1/sessions/{name}").json()["phase"] for name in (one, other)]
         assert phases == ["compute", "compute"]  # parking is off here
+
+
+RANDOM_SCHEMAS = [random_schema(seed) for seed in range(100, 102)]
+
+
+def ask(sdk: Any, **fields: Any) -> list[str]:
+    """Texts of the choices, all of which have stopped by themselves."""
+    asked = {"model": MODEL, "messages": CHAT, "seed": 4, "max_tokens": 700, **fields}
+    answer = sdk.chat.completions.create(**asked)
+    assert [choice.finish_reason for choice in answer.choices] == ["stop"] * len(answer.choices)
+    return [choice.message.content or "" for choice in answer.choices]
+
+
+@pytest.mark.parametrize("schema", RANDOM_SCHEMAS, ids=str)
+def test_every_choice_and_stream_matches_the_schema(sdk: Any, schema: dict[str, Any]) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    asked: Any = {"response_format": form, "model": MODEL, "messages": CHAT, "seed": 4, "max_tokens": 700}
+    stream = sdk.chat.completions.create(**asked, stream=True)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert [streamed] == ask(sdk, response_format=form)
+    for text in ask(sdk, response_format=form, n=3):
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+def test_a_json_object_is_one_and_choices_differ(sdk: Any) -> None:
+    asked: Any = {"model": MODEL, "messages": CHAT, "max_tokens": 200, "response_format": {"type": "json_object"}}
+    assert sdk.chat.completions.create(**asked).choices[0].message.content.startswith("{")
+    assert len(set(ask(sdk, n=3, extra_body={"structured_outputs": {"regex": "[a-z]{12}"}}))) == 3
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"regex": "[a-c]{3,5}x"}, "[a-c]{3,5}x"),
+        ({"choice": ["yes", "no", 'it\'s "so"']}, 'yes|no|it\'s "so"'),
+        ({"grammar": 'start: "a" ("b" | "c") "d"'}, "a[bc]d"),
+        ({"json": {"type": "integer", "minimum": 7, "maximum": 9}}, "[789]"),
+        ({"json": '{"enum": [1, "é"]}', "regex": None}, '1|"é"'),
+    ],
+)
+def test_the_forms_of_vllm(sdk: Any, form: dict[str, Any], pattern: str) -> None:
+    assert re.fullmatch(pattern, ask(sdk, extra_body={"structured_outputs": form, "ignore_eos": True})[0])
+    completion = sdk.completions.create(
+        model=MODEL, prompt="x", max_tokens=100, extra_body={"structured_outputs": form, "ignore_eos": True}
+    )
+    assert re.fullmatch(pattern, completion.choices[0].text)
+    assert completion.choices[0].finish_reason == "stop"
+
+
+def test_too_few_tokens_end_the_answer_as_length(sdk: Any) -> None:
+    answer = sdk.chat.completions.create(
+        model=MODEL, messages=CHAT, max_tokens=5, extra_body={"structured_outputs": {"regex": "a{30}"}}
+    )
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("aaaaa", "length")
+
+
+def test_a_grammar_that_takes_long_to_compile_stalls_no_other_call(sdk: Any) -> None:
+    ask(sdk, extra_body={"structured_outputs": {"regex": "warm"}})
+    schema = {"type": "object", "properties": {f"p{i}": {} for i in range(9000)}}
+    refused: list[openai.APIStatusError] = []
+
+    def send() -> None:
+        with pytest.raises(openai.APIStatusError) as caught:
+            ask(sdk, extra_body={"structured_outputs": {"json": schema}})
+        refused.append(caught.value)
+
+    slow = threading.Thread(target=send)
+    slow.start()
+    longest = 0.0
+    while slow.is_alive():
+        began = time.monotonic()
+        sdk.completions.create(model=MODEL, prompt="x", max_tokens=4)
+        longest = max(longest, time.monotonic() - began)
+    assert "structured_outputs.json" in refused[0].message
+    assert longest < 5

@@ -16,6 +16,16 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 ASKED: Any = [{"role": "user", "content": "a"}]
 PARAMETERS: Any = {"type": "object", "properties": {"x": {"enum": ["a", "b"]}}, "required": ["x"]}
+SHORT: list[Any] = [
+    (CHAT, {"messages": ASKED, "max_tokens": 3}),
+    (COMPLETIONS, {"prompt": "a", "max_tokens": 3}),
+    (RESPONSES, {"input": "a", "max_output_tokens": 3}),
+    (MESSAGES, {"messages": ASKED, "max_tokens": 3}),
+]
+FUNCTION: Any = {"type": "function", "name": "f", "parameters": PARAMETERS}
+RESPONSE_CALL: Any = {"tools": [FUNCTION], "tool_choice": "required", "parallel_tool_calls": False}
+ONE: Any = {"type": "any", "disable_parallel_tool_use": True}
+MESSAGE_CALL: Any = {"tools": [{"name": "f", "input_schema": PARAMETERS}], "tool_choice": ONE}
 LAST_NAMES = {CHAT: UNNAMED, COMPLETIONS: UNNAMED, RESPONSES: "response.failed", MESSAGES: "error"}
 """How the last event of a failed stream is named; OpenAI's older routes name none."""
 
@@ -67,48 +77,22 @@ def test_chunks(http: httpx.Client, document: Any, path: str, body: dict[str, An
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
-        (RESPONSES, {"input": "a", "max_output_tokens": 3, "top_logprobs": 2}, "response.output_text.delta"),
-        (
-            RESPONSES,
-            {
-                "input": "a",
-                "max_output_tokens": 300,
-                "tools": [{"type": "function", "name": "f", "parameters": PARAMETERS}],
-                "tool_choice": "required",
-                "parallel_tool_calls": False,
-            },
-            "response.function_call_arguments.delta",
-        ),
-        (MESSAGES, {"messages": ASKED, "max_tokens": 3}, "text_delta"),
-        (
-            MESSAGES,
-            {
-                "messages": ASKED,
-                "max_tokens": 300,
-                "tools": [{"name": "f", "input_schema": PARAMETERS}],
-                "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
-            },
-            "input_json_delta",
-        ),
+        (RESPONSES, {"max_output_tokens": 3, "top_logprobs": 2}, "response.output_text.delta"),
+        (RESPONSES, {"max_output_tokens": 300, **RESPONSE_CALL}, "response.function_call_arguments.delta"),
+        (MESSAGES, {"max_tokens": 3}, "text_delta"),
+        (MESSAGES, {"max_tokens": 300, **MESSAGE_CALL}, "input_json_delta"),
     ],
     ids=["response", "response with a call", "message", "message with a call"],
 )
 def test_named_events(http: httpx.Client, document: Any, path: str, body: dict[str, Any], expected: str) -> None:
-    events = check_stream(document, path, send(http, path, body))
+    prompt = {"input": "a"} if path == RESPONSES else {"messages": ASKED}
+    events = check_stream(document, path, send(http, path, {**prompt, **body}))
     told = [json.loads(event["data"]) for event in events]
     assert [data["type"] for data in told] == [event["event"] for event in events]
     assert expected in set().union(*map(types_of, told))
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (CHAT, {"messages": ASKED, "max_tokens": 3}),
-        (COMPLETIONS, {"prompt": "a", "max_tokens": 3}),
-        (RESPONSES, {"input": "a", "max_output_tokens": 3}),
-        (MESSAGES, {"messages": ASKED, "max_tokens": 3}),
-    ],
-)
+@pytest.mark.parametrize(("path", "body"), SHORT)
 def test_a_stream_that_fails(http: httpx.Client, document: Any, path: str, body: dict[str, Any]) -> None:
     """The session's breakpoint makes the logits infinite: the turn fails after the stream has begun."""
     session = http.post("/v1/sessions").json()["id"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -23,13 +22,12 @@ from app.main import load_app
 from app.routers.dependencies import Services
 from tests.conftest import ServeWith
 from tests.errors import assert_error
-from tests.routers.forging import flipped, with_about, with_kv_of_ones
+from tests.routers.forging import IMPORT, flipped, imported, with_about, with_kv_of_ones
 from tests.routers.generating import streaming
 from tests.serving import serve, tiny_settings
 
 PROMPT = [5 + index * 7 % 200 for index in range(50)]
 GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
-IMPORT = "/v1/sessions/import"
 
 
 def create(http: httpx.Client, **fields: object) -> str:
@@ -56,33 +54,25 @@ def used(http: httpx.Client) -> Iterator[str]:
     http.delete(session)
 
 
-def test_a_session_goes_on_in_another_server_as_if_it_had_never_left(
-    http: httpx.Client, serve_with: ServeWith, used: str, tmp_path: Path
-) -> None:
+def test_a_session_goes_on_elsewhere(http: httpx.Client, serve_with: ServeWith, used: str, tmp_path: Path) -> None:
     there = serve_with(state_dir=tmp_path)
     answer = there.post(IMPORT, content=export(http, used))
     assert answer.status_code == 201, answer.text
-    imported, original = answer.json(), http.get(used).json()
-    assert imported["id"] != original["id"]
-    assert imported["state"] == "idle"
-    for same in ("tokens", "metadata"):
-        assert imported[same] == original[same]
-    assert imported["expires_at"] == pytest.approx(time.time() + 3600, abs=10)
+    copy, original = answer.json(), http.get(used).json()
+    assert copy["id"] != original["id"]
+    assert (copy["state"], copy["tokens"], copy["metadata"]) == ("idle", original["tokens"], original["metadata"])
+    assert copy["expires_at"] == pytest.approx(time.time() + 3600, abs=10)
     here_turn = generate(http, used, [9, 8])
-    there_turn = generate(there, f"/v1/sessions/{imported['id']}", [9, 8])
-    assert there_turn["token_ids"] == here_turn["token_ids"]
-    assert there_turn["usage"] == here_turn["usage"]
+    there_turn = generate(there, f"/v1/sessions/{copy['id']}", [9, 8])
+    assert (there_turn["token_ids"], there_turn["usage"]) == (here_turn["token_ids"], here_turn["usage"])
     assert there_turn["usage"]["cached_tokens"] >= len(PROMPT)
     assert there_turn["usage"]["tokens_recomputed"] == 0
 
 
-def test_a_server_without_a_disk_tier_computes_the_kv_again(
-    http: httpx.Client, serve_with: ServeWith, used: str
-) -> None:
+def test_a_server_without_a_disk_tier_recomputes_the_kv(http: httpx.Client, serve_with: ServeWith, used: str) -> None:
     there = serve_with(state_dir=None)
-    imported = there.post(IMPORT, content=export(http, used)).json()["id"]
-    turn = generate(there, f"/v1/sessions/{imported}", [9, 8])
-    assert turn["token_ids"] == generate(http, used, [9, 8])["token_ids"]
+    found = generate(there, imported(there, export(http, used)), [9, 8])["token_ids"]
+    assert found == generate(http, used, [9, 8])["token_ids"]
 
 
 def test_the_file_is_safetensors_with_history_and_kv(http: httpx.Client) -> None:
@@ -99,10 +89,9 @@ def test_the_file_is_safetensors_with_history_and_kv(http: httpx.Client) -> None
 
 
 def test_an_empty_session_can_be_taken_along(http: httpx.Client) -> None:
-    answer = http.post(IMPORT, content=export(http, create(http)))
-    assert answer.status_code == 201
-    assert answer.json()["tokens"] == 0
-    generate(http, f"/v1/sessions/{answer.json()['id']}", PROMPT)
+    session = imported(http, export(http, create(http)))
+    assert http.get(session).json()["tokens"] == 0
+    generate(http, session, PROMPT)
 
 
 def test_a_session_with_a_turn_in_it_is_not_exported(http: httpx.Client, session: str) -> None:
@@ -115,19 +104,14 @@ def test_a_session_with_a_turn_in_it_is_not_exported(http: httpx.Client, session
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda content: b"", "begin"),
         (lambda content: b"not a session at all", "begin"),
         (lambda content: content[:-1], "bytes"),
-        (lambda content: content + b"\0", "bytes"),
         (lambda content: flipped(content, -33), "checksum"),
-        (lambda content: flipped(content, -1), "checksum"),
         (lambda content: flipped(content, 40), "header"),
     ],
-    ids=["empty", "text", "cut", "longer", "KV flipped", "checksum flipped", "header flipped"],
+    ids=["text", "cut", "KV flipped", "header flipped"],
 )
-def test_a_damaged_file_is_refused_with_the_reason(
-    http: httpx.Client, used: str, change: Callable[[bytes], bytes], says: str
-) -> None:
+def test_a_damaged_file_is_refused(http: httpx.Client, used: str, change: Callable[[bytes], bytes], says: str) -> None:
     before = http.get("/v1/memory").json()["sessions"]
     message = assert_error(http.post(IMPORT, content=change(export(http, used))), 422, "bad_export")
     assert says in message
@@ -154,7 +138,7 @@ def test_a_file_that_says_nothing_gets_the_time_to_live_of_any_session(http: htt
     assert answer.json()["expires_at"] == pytest.approx(time.time() + 30 * 24 * 3600, abs=60)
 
 
-def test_edits_that_no_server_would_import_are_not_exported(
+def test_what_no_server_would_import_is_not_exported(
     http: httpx.Client, used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(label_text, "MAX_LABEL_BYTES", 20)
@@ -168,10 +152,10 @@ def test_forged_kv_reaches_nobody_but_the_forger(http: httpx.Client, tmp_path: P
     http.post(f"{honest}/generate", json={"token_ids": prompt, "max_tokens": 0}).raise_for_status()
     forged = with_kv_of_ones(export(http, honest))
     with serve(state_dir=tmp_path) as url, httpx.Client(base_url=url, timeout=30) as there:
-        bad = f"/v1/sessions/{there.post(IMPORT, content=forged).raise_for_status().json()['id']}"
+        bad = imported(there, forged)
         assert generate(there, bad, PROMPT)["usage"]["cached_tokens"] == len(prompt)
         assert generate(there, create(there), prompt)["token_ids"] == expected
-        unused = f"/v1/sessions/{there.post(IMPORT, content=forged).raise_for_status().json()['id']}"
+        unused = imported(there, forged)
     with serve(state_dir=tmp_path) as url, httpx.Client(base_url=url, timeout=30) as there:
         for session in (bad, unused):
             generate(there, session, [9])
@@ -187,9 +171,7 @@ def test_imports_have_a_size_limit_of_their_own(http: httpx.Client, serve_with: 
     assert_error(exact.post(IMPORT, content=pieces), 413, "request_too_large")
 
 
-def test_an_import_without_a_place_is_refused_before_it_is_sent(
-    http: httpx.Client, serve_with: ServeWith, used: str
-) -> None:
+def test_an_import_without_a_place_is_refused_at_once(http: httpx.Client, serve_with: ServeWith, used: str) -> None:
     full = serve_with(max_sessions=1)
     full.post("/v1/sessions")
     answer = full.post(IMPORT, content=export(http, used))
@@ -262,22 +244,12 @@ async def test_a_session_gives_way_to_no_other_before_its_export_has_been_sent()
         assert session.state is SessionState.CLOSED
 
 
-@pytest.mark.parametrize(
-    "about",
-    [
-        "[" * 100_000,
-        '{"ttl_s": 0}',
-        json.dumps({"metadata": {str(key): "" for key in range(17)}}),
-        '{"owner": "someone"}',
-    ],
-)
+@pytest.mark.parametrize("about", ["[" * 100_000, '{"ttl_s": 0}', '{"owner": "someone"}'])
 def test_labels_that_no_session_can_have_are_refused(http: httpx.Client, used: str, about: str) -> None:
-    before = http.get("/v1/memory").json()["sessions"]
     content = with_about(export(http, used), about)
     message = assert_error(http.post(IMPORT, content=content), 422, "bad_export")
     assert "metadata, ttl_s" in message
     assert ": :" not in message
-    assert http.get("/v1/memory").json()["sessions"] == before
 
 
 def test_a_file_with_more_tokens_than_fit_is_refused(http: httpx.Client, serve_with: ServeWith, used: str) -> None:

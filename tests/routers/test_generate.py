@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 import httpx
@@ -23,7 +23,7 @@ from app.text.generation import TextChunk
 from app.text.turn_reader import TextRule, TurnReader
 from tests.conftest import ServeWith
 from tests.errors import assert_error
-from tests.routers.breakpoints.pausing import arm, generate, resume
+from tests.routers.breakpoints.pausing import arm, generate, open_session, resume
 from tests.routers.generating import GREEDY, PROMPT, streaming, wait_until_idle
 from tests.serving import tiny_settings
 from tests.taking_turns import start_turn
@@ -35,12 +35,7 @@ def test_a_turn_answers_whole(http: httpx.Client, session: str) -> None:
     assert turn["finish_reason"] == "length"
     assert len(turn["token_ids"]) == 6
     assert turn["checkpoint"] is None
-    assert turn["usage"] == {
-        "prompt_tokens": 4,
-        "cached_tokens": 0,
-        "completion_tokens": 6,
-        "tokens_recomputed": 0,
-    }
+    assert turn["usage"] == {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 6, "tokens_recomputed": 0}
     assert "logprobs" not in turn
 
 
@@ -59,18 +54,6 @@ def test_a_stream_says_the_same_as_the_whole_answer(http: httpx.Client, session:
     assert [entry["token_id"] for entry in streamed] == last["token_ids"]
     assert all(len(entry["top"]) == 2 and entry["top"][0]["logprob"] <= 0 for entry in streamed)
     assert streamed == last["logprobs"]
-
-
-def test_only_new_tokens_travel(http: httpx.Client, session: str) -> None:
-    """Two turns leave and see the same history as one turn with everything."""
-    first = http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 4}).json()
-    second = http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 4}).json()
-    assert second["usage"]["prompt_tokens"] == 4 + 4 + 4
-    assert second["usage"]["cached_tokens"] >= 7
-    other = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
-    everything = [*PROMPT["token_ids"], *first["token_ids"], *PROMPT["token_ids"]]
-    fresh = http.post(f"{other}/generate", json={**GREEDY, "token_ids": everything, "max_tokens": 4}).json()
-    assert fresh["token_ids"] == second["token_ids"]
 
 
 def test_no_new_tokens_goes_on_where_the_turn_before_stopped(http: httpx.Client, session: str) -> None:
@@ -93,30 +76,8 @@ def test_without_max_tokens_a_turn_fills_the_context(http: httpx.Client, session
     assert_error(chat, 400, "context_length_exceeded", param="messages")
 
 
-def test_the_same_seed_gives_the_same_tokens(http: httpx.Client, session: str) -> None:
-    def tokens(seed: int) -> list[int]:
-        turn = http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 16, "seed": seed}).json()
-        http.post(f"{session}/rewind", json={"to_token": 0})
-        found: list[int] = turn["token_ids"]
-        return found
-
-    assert tokens(1) == tokens(1)
-    assert tokens(1) != tokens(2)
-
-
-def test_a_stop_token_ends_the_turn(http: httpx.Client, session: str) -> None:
-    whole = http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 12}).json()["token_ids"]
-    http.post(f"{session}/rewind", json={"to_token": 0})
-    stop = next(token for token in whole if token != whole[0])
-    turn = http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 12, "stop_token_ids": [stop]}).json()
-    assert turn["finish_reason"] == "stop"
-    assert turn["token_ids"] == whole[: whole.index(stop) + 1]
-
-
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_cuts_text_and_history_and_the_session_goes_on(
-    http: httpx.Client, session: str, stream: bool
-) -> None:
+def test_a_stop_string_cuts_text_and_history(http: httpx.Client, session: str, stream: bool) -> None:
     bias = {"logit_bias": {str(ord(letter)): 100 for letter in "ab"}}
     body = {**PROMPT, **bias, "max_tokens": 900, "stop": ["ab", "ba"], "seed": 3}
     if stream:
@@ -137,41 +98,13 @@ def test_a_stop_string_cuts_text_and_history_and_the_session_goes_on(
 
 def test_sessions_generate_at_the_same_time_and_apart(http: httpx.Client) -> None:
     """Every one of 8 concurrent greedy turns gives what it gives alone."""
-    paths = [f"/v1/sessions/{http.post('/v1/sessions').json()['id']}" for _ in range(8)]
-    answers: dict[int, list[int]] = {}
 
-    def run(index: int) -> None:
-        body = {**GREEDY, "token_ids": [10 + index, 20, 30], "max_tokens": 20}
-        answers[index] = http.post(f"{paths[index]}/generate", json=body).json()["token_ids"]
+    def answer(number: int) -> object:
+        return generate(http, open_session(http), token_ids=[10 + number, 20, 30], max_tokens=20)["token_ids"]
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    together = dict(answers)
-    for index in range(8):
-        http.post(f"{paths[index]}/rewind", json={"to_token": 0})
-        run(index)
-    assert answers == together
-
-
-def test_cancel_ends_the_stream_and_keeps_what_was_generated(http: httpx.Client, session: str) -> None:
-    with streaming(http, session, **PROMPT, max_tokens=900) as stream:
-        next(stream)
-        cancelled = http.post(f"{session}/cancel").json()
-        assert cancelled["state"] == "idle"
-        *_, last = stream
-    turn = last.json()
-    assert last.event == "finished"
-    assert turn["finish_reason"] == "cancelled"
-    assert cancelled["tokens"] == 4 + len(turn["token_ids"]) < 904
-
-
-def test_a_client_that_leaves_a_stream_cancels_its_turn(http: httpx.Client, session: str) -> None:
-    with streaming(http, session, **PROMPT, max_tokens=1000) as stream:
-        next(stream)
-    assert wait_until_idle(http, session)["tokens"] < 1004
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(answer, range(8)))
+    assert together == [answer(number) for number in range(8)]
 
 
 def test_a_client_that_leaves_a_whole_answer_cancels_its_turn(http: httpx.Client, session: str) -> None:
@@ -186,16 +119,6 @@ def test_a_session_that_is_closed_ends_its_stream(http: httpx.Client, session: s
         assert http.delete(session).status_code == 204
         *_, last = stream
     assert last.json()["finish_reason"] == "cancelled"
-
-
-def test_a_slow_reader_loses_nothing(http: httpx.Client, session: str) -> None:
-    with streaming(http, session, **PROMPT, max_tokens=300, logprobs=20) as stream:
-        events = [next(stream)]
-        wait_until_idle(http, session)
-        events += list(stream)
-    last = events.pop().json()
-    assert [token for event in events for token in event.json()["token_ids"]] == last["token_ids"]
-    assert len(last["token_ids"]) == 300
 
 
 async def test_a_turn_is_refused_if_the_history_changes_while_its_text_waits_to_be_encoded() -> None:
@@ -216,9 +139,7 @@ async def test_a_turn_is_refused_if_the_history_changes_while_its_text_waits_to_
         assert len(session.history) == 3
 
 
-async def test_a_bug_in_a_stream_is_an_error_event_and_a_log_entry(
-    caplog: pytest.LogCaptureFixture, services: Services
-) -> None:
+async def test_a_bug_in_a_stream_is_an_event_and_logged(caplog: pytest.LogCaptureFixture, services: Services) -> None:
     class Broken(TurnReader):
         async def __aiter__(self) -> AsyncIterator[TextChunk | Paused | TurnFinished]:
             yield TextChunk("a", (1,))
@@ -233,36 +154,16 @@ async def test_a_bug_in_a_stream_is_an_error_event_and_a_log_entry(
     assert "swordfish" in caplog.text
 
 
-OUT_OF_RANGE: dict[str, list[object]] = {
-    "max_tokens": [1.5, 10**400],
-    "min_tokens": [2**31],
-    "temperature": [-0.1],
-    "top_p": [0],
-    "top_k": [-2, 2**31],
-    "min_p": [2],
-    "presence_penalty": [3],
-    "frequency_penalty": [-3],
-    "repetition_penalty": [0],
-    "seed": [-1],
-    "stop": ["", ["a"] * 17],
-    "stop_token_ids": [[512]],
-    "logit_bias": [{"512": 1}],
-    "logprobs": [21],
-    "token_ids": [[512], "5"],
-    "stream": ["yes"],
-    "beam_width": [2],
-}
-
-
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        *(({field: value}, field) for field, values in OUT_OF_RANGE.items() for value in values),
-        ({"stop": ["a", ""]}, "stop.1"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"beam_width": 2}, "beam_width"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
-        *(({"logit_bias": {key: 1}}, f"logit_bias.{key}") for key in ("05", "-5", "٥", "x", "9" * 10)),
-        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
-        ({"token_ids": [-1]}, "token_ids.0"),
+        ({"stop_token_ids": [512]}, "stop_token_ids"),
+        ({"token_ids": [512]}, "token_ids"),
+        ({"logit_bias": {"512": 1}}, "logit_bias"),
+        *(({"logit_bias": {key: 1}}, f"logit_bias.{key}") for key in ("05", "-5", "٥", "9" * 10)),
         ({"token_ids": None, "messages": []}, "messages"),
         ({"token_ids": None, "messages": [{"role": "robot", "content": ""}]}, "messages.0.role"),
         ({"token_ids": None, "messages": [{"role": "user", "content": "", "mood": 1}]}, "messages.0.mood"),
@@ -276,7 +177,7 @@ def test_a_bad_field_is_named(http: httpx.Client, session: str, body: dict[str, 
 
 
 @pytest.mark.parametrize(("extra", "param"), [({}, None), ({"prompt": "a", "token_ids": [5]}, "token_ids")])
-def test_exactly_one_kind_of_input_is_taken(
+def test_one_kind_of_input_is_taken(
     http: httpx.Client, session: str, extra: dict[str, object], param: str | None
 ) -> None:
     response = http.post(f"{session}/generate", json={"max_tokens": 1, **extra})
@@ -288,19 +189,10 @@ def test_too_many_tokens_are_refused_with_the_numbers(http: httpx.Client, sessio
     response = http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 1021})
     message = assert_error(response, 400, "context_length_exceeded", param="max_tokens")
     assert "1024" in message
-    assert "4" in message
     assert "1021" in message
-
-
-@pytest.mark.parametrize("field", ["prompt", "messages"])
-def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(http: httpx.Client, session: str, field: str) -> None:
-    text = "a" * 1_000_000
-    given = text if field == "prompt" else [{"role": "user", "content": text}]
-    message = assert_error(
-        http.post(f"{session}/generate", json={field: given}), 400, "context_length_exceeded", param=field
-    )
-    assert "at least" in message
-    assert "1024" in message
+    chat = {"messages": [{"role": "user", "content": "a" * 1_000_000}]}  # which is not tokenized
+    refused = http.post(f"{session}/generate", json=chat)
+    assert "at least" in assert_error(refused, 400, "context_length_exceeded", param="messages")
 
 
 ECHOED, GENERATED, ALTERNATIVES = 40, 4, 1
@@ -310,32 +202,20 @@ OF_A_CALL = (ECHOED + GENERATED) * (ALTERNATIVES + 1)
 
 def complete(http: httpx.Client, *, prompts: int = 1, stream: bool = False) -> httpx.Response:
     model = http.get("/v1/models").json()["data"][0]["id"]
-    body = {
-        "model": model,
-        "prompt": [[5] * ECHOED] * prompts,
-        "max_tokens": GENERATED,
-        "echo": True,
-        "logprobs": ALTERNATIVES,
-        "stream": stream,
-    }
-    return http.post("/v1/completions", json=body)
+    body = {"model": model, "prompt": [[5] * ECHOED] * prompts, "max_tokens": GENERATED, "echo": True}
+    return http.post("/v1/completions", json={**body, "logprobs": ALTERNATIVES, "stream": stream})
 
 
-def test_calls_of_all_its_size_are_answered_one_after_the_other(serve_with: ServeWith) -> None:
+def test_calls_of_all_its_size_are_answered_one_after_the_other_and_larger_ones_never(serve_with: ServeWith) -> None:
     http = serve_with(max_logprobs_bytes=2 * OF_A_CALL * BYTES_EACH)
-    for _ in range(3):
-        for stream in (False, True):
-            complete(http, prompts=2, stream=stream).raise_for_status()
-
-
-def test_a_call_that_never_fits_names_its_field(serve_with: ServeWith) -> None:
-    http = serve_with(max_logprobs_bytes=2 * OF_A_CALL * BYTES_EACH)
+    for stream in (False, True) * 3:
+        complete(http, prompts=2, stream=stream).raise_for_status()
     assert_error(complete(http, prompts=3), 400, "field_out_of_range", param="logprobs")
 
 
 def test_a_paused_turn_holds_what_it_may_yet_report(serve_with: ServeWith) -> None:
     http = serve_with(max_logprobs_bytes=OF_A_CALL * BYTES_EACH)
-    session = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+    session = open_session(http)
     arm(http, session, when={"pass": "prefill"})
     turn = {"token_ids": [5] * ECHOED, "max_tokens": GENERATED, "logprobs": 0, "ignore_eos": True}
     assert generate(http, session, **turn)["status"] == "paused"

@@ -89,10 +89,8 @@ def nested_text(depth: int) -> str:
 ARGUMENTS = {
     "nothing": "",
     "cut off": '{"a": [1, {"b": "c',
-    "null": "null",
     "a list": "[1]",
     "not a number": '{"a": NaN}',
-    "infinite": '{"a": 1e999}',
     "a long number": '{"a": ' + "1" * 5000 + "}",
     "twice the same name": '{"a": 1, "a": 2}',
     "control characters": '{"a": "\x00\x1f"}',
@@ -113,9 +111,6 @@ def response_with(arguments: str) -> tuple[str, dict[str, Any]]:
     return RESPONSES, {"input": [*ASKED, call, result], "max_output_tokens": 2}
 
 
-both = pytest.mark.parametrize("sent", [chat_with, response_with], ids=lambda sent: sent.__name__)
-
-
 @pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
 def test_malformed_arguments_may_be_sent_back(templates: httpx.Client, arguments: str) -> None:
     """A model wrote them: a client that cannot send them back is at the end of its conversation."""
@@ -124,16 +119,11 @@ def test_malformed_arguments_may_be_sent_back(templates: httpx.Client, arguments
         assert answer.status_code == 200, answer.text
 
 
-@both
-def test_arguments_that_are_no_text_are_refused(templates: httpx.Client, sent: Any) -> None:
-    path, body = sent("\ud800")
-    assert assert_refused(path, send(templates, path, body))
-
-
-@both
-def test_arguments_without_room_in_the_context_are_refused(templates: httpx.Client, sent: Any) -> None:
-    path, body = sent(DEEP)
-    assert "context" in assert_refused(path, send(templates, path, body))
+@pytest.mark.parametrize(("arguments", "says"), [("\ud800", ""), (DEEP, "context")], ids=["no text", "too long"])
+def test_arguments_that_no_context_can_hold_are_refused(templates: httpx.Client, arguments: str, says: str) -> None:
+    for sent in (chat_with, response_with):
+        path, body = sent(arguments)
+        assert says in assert_refused(path, send(templates, path, body))
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -151,15 +141,6 @@ def of_text(**keywords: Any) -> dict[str, Any]:
 
 GOOD = {
     "recursive": {"type": "object", "properties": {"a": {"$ref": "#"}}},
-    "mutually recursive": {
-        "type": "object",
-        "properties": {"a": {"$ref": "#/$defs/x"}},
-        "$defs": {
-            "x": {"type": "object", "properties": {"b": {"$ref": "#/$defs/y"}}},
-            "y": {"type": "object", "properties": {"c": {"$ref": "#/$defs/x"}}},
-        },
-    },
-    "ambiguous regex": of_text(pattern=r"^(a|aa)+$"),
     "ambiguous nested regex": of_text(pattern=r"^(((a|aa)+)+)+$"),
     "large regex": of_text(pattern=r"^(.{1,1000}){1,1000}$"),
     "nested": nested(15),
@@ -167,95 +148,63 @@ GOOD = {
 BAD = {
     "a megabyte": of_text(description="x" * (1 << 20)),
     "refers to itself alone": {"type": "object", "$ref": "#"},
-    "refers in a circle": {
-        "type": "object",
-        "$ref": "#/$defs/x",
-        "$defs": {"x": {"$ref": "#/$defs/y"}, "y": {"$ref": "#/$defs/x"}},
-    },
-    "refers to nothing": {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}},
     "refers elsewhere": {"type": "object", "properties": {"a": {"$ref": "https://example.com/schema.json"}}},
     "no regex": of_text(pattern="("),
     "nested too deep": nested(300),
     "half of a surrogate pair": of_text(description="\ud800"),
-    "half of a pair as a name": {"type": "object", "properties": {"\ud800": {}}},
     "not a number": {"type": "object", "properties": {"a": {"enum": [float("nan")]}}},
 }
 
 
-def in_chat_form(schema: Any) -> tuple[str, dict[str, Any]]:
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    return CHAT, {"messages": ASKED, "max_tokens": 8, "response_format": form}
+def bodies(schema: Any) -> dict[str, tuple[str, dict[str, Any]]]:
+    """A call with the schema in each place that takes one."""
+    chat, response = {"messages": ASKED, "max_tokens": 8}, {"input": "a", "max_output_tokens": 8}
+    form, function = {"name": "a", "schema": schema}, {"name": "f", "parameters": schema}
+    chat_form = {"type": "json_schema", "json_schema": form}
+    message_form = {"type": "json_schema", "schema": schema}
+    message_tool = {"tools": [{"name": "f", "input_schema": schema}], "tool_choice": {"type": "any"}}
+    required = {"tool_choice": "required"}
+    return {
+        "chat form": (CHAT, {**chat, "response_format": chat_form}),
+        "chat tool": (CHAT, {**chat, **required, "tools": [{"type": "function", "function": function}]}),
+        "structured outputs": (CHAT, {**chat, "structured_outputs": {"json": schema}}),
+        "response form": (RESPONSES, {**response, "text": {"format": {"type": "json_schema", **form}}}),
+        "response tool": (RESPONSES, {**response, **required, "tools": [{"type": "function", **function}]}),
+        "message form": (MESSAGES, {**chat, "output_config": {"format": message_form}}),
+        "message tool": (MESSAGES, {**chat, **message_tool}),
+    }
 
 
-def in_chat_tool(schema: Any) -> tuple[str, dict[str, Any]]:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    return CHAT, {"messages": ASKED, "max_tokens": 8, "tools": tools, "tool_choice": "required"}
-
-
-def in_structured_outputs(schema: Any) -> tuple[str, dict[str, Any]]:
-    return CHAT, {"messages": ASKED, "max_tokens": 8, "structured_outputs": {"json": schema}}
-
-
-def in_response_form(schema: Any) -> tuple[str, dict[str, Any]]:
-    form = {"type": "json_schema", "name": "a", "schema": schema}
-    return RESPONSES, {"input": "a", "max_output_tokens": 8, "text": {"format": form}}
-
-
-def in_response_tool(schema: Any) -> tuple[str, dict[str, Any]]:
-    tools = [{"type": "function", "name": "f", "parameters": schema}]
-    return RESPONSES, {"input": "a", "max_output_tokens": 8, "tools": tools, "tool_choice": "required"}
-
-
-def in_message_form(schema: Any) -> tuple[str, dict[str, Any]]:
-    form = {"type": "json_schema", "schema": schema}
-    return MESSAGES, {"messages": ASKED, "max_tokens": 8, "output_config": {"format": form}}
-
-
-def in_message_tool(schema: Any) -> tuple[str, dict[str, Any]]:
-    tools = [{"name": "f", "input_schema": schema}]
-    return MESSAGES, {"messages": ASKED, "max_tokens": 8, "tools": tools, "tool_choice": {"type": "any"}}
-
-
-PLACES = [
-    in_chat_form,
-    in_chat_tool,
-    in_structured_outputs,
-    in_response_form,
-    in_response_tool,
-    in_message_form,
-    in_message_tool,
-]
+PLACES = list(bodies({}))
 
 
 def at_some_places(schemas: dict[str, Any]) -> list[Any]:
     """Each schema at one place, and each place with some; the others take long."""
-    grid = [
-        (name, place, (number - at) % len(PLACES))
+    return [
+        pytest.param(
+            place, schemas[name], id=f"{place}-{name}", marks=[pytest.mark.long] * bool((number - at) % len(PLACES))
+        )
         for number, name in enumerate(schemas)
         for at, place in enumerate(PLACES)
-    ]
-    return [
-        pytest.param(place, schemas[name], id=f"{place.__name__}-{name}", marks=[pytest.mark.long] * bool(distance))
-        for name, place, distance in grid
     ]
 
 
 @pytest.mark.parametrize(("place", "schema"), at_some_places(GOOD))
-def test_an_unusual_schema_is_followed(client: httpx.Client, place: Any, schema: Any) -> None:
-    answer = send(client, *place(schema))
+def test_an_unusual_schema_is_followed(client: httpx.Client, place: str, schema: Any) -> None:
+    answer = send(client, *bodies(schema)[place])
     assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize(("place", "schema"), at_some_places(BAD))
-def test_a_bad_schema_is_refused(client: httpx.Client, place: Any, schema: Any) -> None:
-    path, body = place(schema)
+def test_a_bad_schema_is_refused(client: httpx.Client, place: str, schema: Any) -> None:
+    path, body = bodies(schema)[place]
     assert assert_refused(path, send(client, path, body))
 
 
-@pytest.mark.parametrize("place", [in_response_form, in_message_tool])
-def test_many_values_are_refused_or_followed(client: httpx.Client, place: Any) -> None:
+@pytest.mark.parametrize("place", ["response form", "message tool"])
+def test_many_values_are_refused_or_followed(client: httpx.Client, place: str) -> None:
     """A prompt has no room for those of a tool."""
-    path, body = place(of_text(enum=[f"value {index}" for index in range(10_000)]))
+    path, body = bodies(of_text(enum=[f"value {index}" for index in range(10_000)]))[place]
     answer = send(client, path, body)
     if "tools" in body:
         assert "context" in assert_refused(path, answer)
@@ -270,11 +219,11 @@ def levels(depth: int) -> str:
 
 @pytest.mark.parametrize(
     "schema",
-    [DEEP, levels(101), levels(952), '{"a": NaN', "3"],
-    ids=["deep", "101 levels", "952 levels", "cut off", "no object"],
+    [DEEP, levels(101), '{"a": NaN', "3"],
+    ids=["deep", "101 levels", "cut off", "no object"],
 )
 def test_a_bad_text_of_a_schema_is_refused_alone_and_beside_tools(client: httpx.Client, schema: str) -> None:
-    some: list[Any] = in_chat_tool({"type": "object"})[1]["tools"]
+    some: list[Any] = bodies({"type": "object"})["chat tool"][1]["tools"]
     for tools in (some[:0], some):
         body = {"messages": ASKED, "max_tokens": 2, "structured_outputs": {"json": schema}, "tools": tools}
         assert "structured_outputs.json" in assert_refused(CHAT, send(client, CHAT, body))

@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.events.streaming import reading
+from tests.routers.breakpoints.pausing import generate, open_session
 from tests.routers.generating import GREEDY, PROMPT, streaming
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
@@ -41,9 +42,7 @@ def in_tier(tier: str) -> Callable[[dict[str, Any]], bool]:
     ("phase", "resume_in_ms"),
     [("io_wait", 0), ("io_wait", 2.5), ("idle", 86_400_000), ("ready", None), ("compute", None)],
 )
-def test_a_session_says_what_it_does_and_when_it_returns(
-    http: httpx.Client, session: str, phase: str, resume_in_ms: float | None
-) -> None:
+def test_a_session_tells_its_phase(http: httpx.Client, session: str, phase: str, resume_in_ms: float | None) -> None:
     answer = http.post(f"{session}/phase", json={"phase": phase, "resume_in_ms": resume_in_ms})
     assert (answer.status_code, answer.json()) == (200, {"phase": phase, "tier": None, "moving": None})
     found = http.get(session).json()
@@ -61,16 +60,12 @@ def test_a_session_says_what_it_does_and_when_it_returns(
     ("body", "param", "says"),
     [
         ({}, "phase", "required"),
-        ({"phase": "asleep"}, "phase", "'compute', 'io_wait', 'ready' or 'idle'"),
-        ({"phase": "io_wait", "resume_in_ms": -1}, "resume_in_ms", "a number from 0 to 86400000; got -1"),
         ({"phase": "idle", "resume_in_ms": 86_400_001}, "resume_in_ms", "86400000; got 86400001"),
-        ({"phase": "io_wait", "resume_in_ms": True}, "resume_in_ms", "a number from 0 to 86400000"),
         ({"phase": "ready", "resume_in_ms": 5}, "resume_in_ms", "goes with phase io_wait or idle, not with ready"),
         ({"phase": "compute", "resume_in_ms": 5}, "resume_in_ms", "not with compute"),
-        ({"phase": "ready", "eta": 5}, "eta", "unknown field"),
     ],
 )
-def test_a_bad_field_is_named_and_changes_nothing(
+def test_a_bad_field_changes_nothing(
     http: httpx.Client, session: str, body: dict[str, object], param: str, says: str
 ) -> None:
     message = assert_error(http.post(f"{session}/phase", json=body), 422, "field_out_of_range", param=param)
@@ -89,10 +84,9 @@ def test_a_session_with_a_turn_in_it_computes_whatever_it_says(http: httpx.Clien
 
 def test_in_io_wait_the_device_is_free_and_nothing_is_computed_twice(serve_with: ServeWith) -> None:
     http = serve_with()
-    waits, stays = (f"/v1/sessions/{http.post('/v1/sessions').json()['id']}" for _ in range(2))
-    for session in (waits, stays):
-        body = {**CONTEXT, "token_ids": [9 if session == waits else 8, *CONTEXT["token_ids"]]}
-        assert http.post(f"{session}/generate", json=body).status_code == 200
+    waits, stays = open_session(http), open_session(http)
+    generate(http, waits, **CONTEXT)
+    generate(http, stays, **{**CONTEXT, "token_ids": [9, *CONTEXT["token_ids"]]})
     held = http.get(waits).json()["kv"]
     change = http.post(f"{waits}/phase", json={"phase": "io_wait"}).json()
     assert change["phase"] == "io_wait"
@@ -104,26 +98,15 @@ def test_in_io_wait_the_device_is_free_and_nothing_is_computed_twice(serve_with:
     memory = http.get("/v1/memory").json()
     assert memory["data"]["device"]["owned_bytes"] == http.get(stays).json()["kv"]["device_bytes"]
     assert (memory["sessions_by_tier"]["host"], memory["sessions_by_tier"]["device"]) == (1, 1)
-    turn = http.post(f"{waits}/generate", json={**GREEDY, "max_tokens": 8}).json()
+    turn = generate(http, waits)
     assert turn["usage"]["tokens_recomputed"] == 0
     back = http.get(waits).json()
     assert (back["phase"], back["kv"]["tier"]) == ("compute", "device")
     assert back["usage"]["restores"] == 1
     assert back["usage"]["bytes_in"] > 0
     assert back["usage"]["resume_ms"]["restore"] > 0
-
-
-def test_the_tokens_are_those_of_a_session_that_stayed(http: httpx.Client) -> None:
-    said = []
-    for waits in (True, False):
-        session = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
-        first = http.post(f"{session}/generate", json=CONTEXT).json()["token_ids"]
-        if waits:
-            http.post(f"{session}/phase", json={"phase": "io_wait"})
-            wait_for(http, session, in_tier("host"))
-        said.append((first, http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 16}).json()["token_ids"]))
-        http.delete(session)
-    assert said[0] == said[1]
+    generate(http, unmoved := open_session(http), **CONTEXT)
+    assert generate(http, unmoved)["token_ids"] == turn["token_ids"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +116,7 @@ def test_the_tokens_are_those_of_a_session_that_stayed(http: httpx.Client) -> No
 def test_kv_is_back_before_the_next_turn(
     http: httpx.Client, session: str, wait: dict[str, object], then: dict[str, object] | None
 ) -> None:
-    http.post(f"{session}/generate", json=CONTEXT)
+    generate(http, session, **CONTEXT)
     http.post(f"{session}/phase", json=wait)
     wait_for(http, session, in_tier("host"))
     if then is not None:
@@ -141,11 +124,10 @@ def test_kv_is_back_before_the_next_turn(
     back = wait_for(http, session, in_tier("device"))
     assert back["phase"] == ("io_wait" if then is None else "ready")
     assert back["usage"]["restores"] == 1
-    http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 1})
+    generate(http, session)
     assert http.get(session).json()["usage"]["resume_ms"]["restore"] == 0
 
 
-TOKENS = 300
 ACME, OLGA = {"X-Api-Key": "acme"}, {"X-Api-Key": "olga"}
 
 
@@ -160,14 +142,9 @@ def look(http: httpx.Client, session: str) -> list[int]:
     metrics = http.get("/metrics", headers=OLGA).text.splitlines()
     [metric] = [each for each in metrics if each.startswith('djinn_tenant_kv_bytes{tenant="acme",tier="device"}')]
     assert view["state"] == "running"
-    return [
-        told["kv"]["device_bytes"],
-        listed["kv"]["device_bytes"],
-        view["kv"]["device_bytes"],
-        own["data"]["device"]["owned_bytes"],
-        as_operator["tenants"]["acme"]["device_bytes"],
-        int(float(metric.split()[-1])),
-    ]
+    of_sessions = [each["kv"]["device_bytes"] for each in (told, listed, view)]
+    of_tenant = [own["data"]["device"]["owned_bytes"], as_operator["tenants"]["acme"]["device_bytes"]]
+    return [*of_sessions, *of_tenant, int(float(metric.split()[-1]))]
 
 
 def test_kv_of_a_running_turn_grows_wherever_one_looks(roomy_model: Path, tmp_path: Path) -> None:
@@ -181,9 +158,7 @@ def test_kv_of_a_running_turn_grows_wherever_one_looks(roomy_model: Path, tmp_pa
         body = {"token_ids": [5, 6, 7], "max_tokens": 8000, "ignore_eos": True, "stream": True}
         with http.stream("POST", f"/v1/sessions/{session}/generate", json=body, headers=ACME) as turn:
             lines = (json.loads(line[5:]) for line in turn.iter_lines() if line.startswith("data:"))
-            seen = sum(len(event["token_ids"]) for event in islice(lines, TOKENS))
-            least = seen // block["block_tokens"] * block["block_bytes"]
+            seen = sum(len(event["token_ids"]) for event in islice(lines, 300))
             found = look(http, session)
             assert found == sorted(found), "each was asked after the one before"
-            assert found[0] >= least
-        http.delete(f"/v1/sessions/{session}", headers=ACME)
+            assert found[0] >= seen // block["block_tokens"] * block["block_bytes"]

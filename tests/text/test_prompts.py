@@ -8,7 +8,7 @@ import pytest
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 
-from app.domain.errors import FieldOutOfRange, MalformedRequest
+from app.domain.errors import MalformedRequest
 from app.model_store.byte_tokenizer import byte_tokenizer
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.resolve import resolve
@@ -31,11 +31,7 @@ SIMPLE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ 'assistant:' }}{% endif %}
 """
-
-
 TRIMMING = "{% for message in messages %}[{{ message.content | trim }}]\n{% endfor %}"
-
-
 TOOLS = """\
 {%- set seen = namespace(count=0, self=1) %}
 {%- set more = dict(a=1) %}
@@ -44,26 +40,12 @@ TOOLS = """\
     {{- tool | tojson }}{{ tool | tojson(indent=2) }}{{ seen.count }}{{ more.a }}{{ dict.fromkeys(['x'], 2).x }}
 {%- else %}none{% endfor %}{{ documents is none }}{{ eos_token }}
 """
-
-
 USER = {"role": "user", "content": "Grüße <b> & 'x'", "name": None}
-
-
 REPLY = {"role": "assistant", "content": "Once upon "}
-
-
 THOUGHT = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": None}
-
-
 PARTS = {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
-
-
 SPACED = {"role": "assistant", "content": "  both  "}
-
-
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"é": "<tag>"}}}
-
-
 CHATS: list[list[dict[str, Any]]] = [[USER], [USER, REPLY], [USER, THOUGHT, {"role": "tool", "content": "1"}, PARTS]]
 
 
@@ -82,7 +64,7 @@ def template(source: str) -> ChatTemplate:
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("tools", [[], [TOOL, TOOL]])
 @pytest.mark.parametrize("opened", [False, True])
-def test_a_chat_has_the_text_of_transformers(
+def test_chats_are_those_of_transformers(
     source: str, chat: list[dict[str, Any]], tools: list[dict[str, Any]], opened: bool
 ) -> None:
     found = template(source).render(chat, tools, add_generation_prompt=opened, continue_final_message=False)
@@ -117,8 +99,6 @@ def test_a_template_refuses_a_chat_in_its_own_words() -> None:
     [
         "{{ messages.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
-        "{{ dict.__class__.__bases__ }}",
-        "{% set a = namespace(__class__=1) %}",
         "{% set a = namespace() %}{% set a._x = 1 %}",
         "{{ strftime_now.__globals__.os }}",
     ],
@@ -136,11 +116,7 @@ def test_of_several_templates_one_is_for_tools() -> None:
 
 
 FIRST = [{"role": "user", "content": "What is 2 + 2?"}]
-
-
 SAID = "4, as far as I know."
-
-
 SECOND = [{"role": "user", "content": "And 3 + 3?"}]
 
 
@@ -186,12 +162,6 @@ def test_a_prompt_gets_the_leading_special_token_only_at_the_start(byte_tokens: 
     later = new_token_ids(body(prompt="ab"), byte_tokens, [1, 2], 512, 4096)
     assert fresh == [byte_tokens.bos_token_id, *later]
     assert byte_tokens.decode(later) == "ab"
-
-
-def test_token_ids_are_taken_as_they_are(byte_tokens: Tokens) -> None:
-    assert new_token_ids(body(token_ids=[511, 0]), byte_tokens, [1], 512, 4096) == [511, 0]
-    with pytest.raises(FieldOutOfRange, match="at most 511"):
-        new_token_ids(body(token_ids=[512]), byte_tokens, [], 512, 4096)
 
 
 def test_a_template_that_drops_earlier_replies_is_no_bug_of_the_server() -> None:

@@ -1,4 +1,4 @@
-"""Texts to tokens and back: streamed text is the decoded text, whatever the pieces."""
+"""Texts to tokens and back: streamed text is the decoded text, and no text is refused whose tokens would fit."""
 
 from __future__ import annotations
 
@@ -8,18 +8,55 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from app.domain.errors import MalformedRequest
+from app.domain.errors import ContextTooLong, MalformedRequest
 from app.model_store.byte_tokenizer import EOS_ID, IM_END_ID, byte_tokenizer
 from app.model_store.errors import BrokenModel
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.resolve import ResolvedModel
 from app.model_store.shapes import shape_config
 from app.text.detokenizer import Detokenizer, whole_pieces
+from app.text.token_lengths import TextLimit, TokenLengths
 from app.text.tokenizer import Tokens, load_tokens
-from tests.text.vocabularies import BYTE_FALLBACK, MERGING, RANDOM
+
+RANDOM = load_tokens(ResolvedModel("tiny-llama", shape_config("tiny-llama"), None, 0))
+CORPUS = ["the cat sat on the mat", "naïve café déjà vu", "東京 🙂🙂 日本", "1999 2024"]
+
+
+def _merging() -> Tokens:
+    """A byte-level vocabulary with merges across the bytes of a character, as GPT-2, Llama 3 and SmolLM have."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    backend.add_tokens([AddedToken("<思>", special=False)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    return Tokens(ModelTokenizer.of(tokenizer), frozenset({0}))
+
+
+def _byte_fallback() -> Tokens:
+    """A vocabulary with a token for each byte beside its words, as Llama 2 and Mistral have."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcé", "▁a", "ab"]
+    vocab = {piece: token_id for token_id, piece in enumerate(pieces)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a"), ("a", "b")], unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(["<s>", "</s>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    return Tokens(ModelTokenizer.of(tokenizer), frozenset({2}))
+
+
+MERGING, BYTE_FALLBACK = _merging(), _byte_fallback()
 
 
 @pytest.mark.parametrize("tokens", [RANDOM, MERGING], ids=["bytes", "merges"])
@@ -36,35 +73,17 @@ def test_token_text_of_part_of_a_character() -> None:
     assert RANDOM.token_bytes(10**6) == b""
 
 
-def test_chat_is_rendered_in_the_template() -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    rendered = RANDOM.render_chat(messages)
-    assert (
-        RANDOM.decode(rendered, skip_special_tokens=False) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    )
-    messages.append({"role": "assistant", "content": "Hello"})
-    opened = RANDOM.render_chat(messages, add_generation_prompt=False, continue_final_message=True)
-    assert RANDOM.decode(opened, skip_special_tokens=False).endswith("assistant\nHello")
-
-
 @pytest.mark.parametrize(
     ("messages", "says"),
     [
         ([], "at least one message"),
-        ([{"role": "user"}], "content"),
         ([{"role": "user", "content": ["parts"]}], "list"),
-        ([{"content": "hi"}], "role"),
     ],
 )
 def test_messages_that_the_template_rejects(messages: list[dict[str, Any]], says: str) -> None:
     with pytest.raises(MalformedRequest, match=says) as caught:
         RANDOM.render_chat(messages)
     assert caught.value.param == "messages"
-
-
-def test_model_without_a_chat_template() -> None:
-    with pytest.raises(MalformedRequest, match="no chat template"):
-        MERGING.render_chat([{"role": "user", "content": "hi"}])
 
 
 def test_a_template_without_end_rejects_the_messages() -> None:
@@ -75,13 +94,13 @@ def test_a_template_without_end_rejects_the_messages() -> None:
     assert caught.value.param == "messages"
 
 
+def test_a_random_model_ends_its_turns_with_either_token() -> None:
+    assert RANDOM.eos_token_ids == {EOS_ID, IM_END_ID}
+
+
 def test_lone_surrogate_is_refused() -> None:
     with pytest.raises(MalformedRequest, match="character 2"):
         RANDOM.encode("ab\ud800", add_special_tokens=False)
-
-
-def test_end_of_turn_tokens_of_a_random_model() -> None:
-    assert RANDOM.eos_token_ids == {EOS_ID, IM_END_ID}
 
 
 def test_decoder_of_another_kind_is_refused() -> None:
@@ -159,14 +178,7 @@ def test_text_that_goes_on_keeps_its_first_space(prompt: str, text: str) -> None
 def test_incomplete_character_is_held_back_until_it_is_whole() -> None:
     stream = Detokenizer(RANDOM, after_text=False)
     assert [stream.push([byte]) for byte in "é€".encode()] == ["", "é", "", "", "€"]
-    assert stream.flush() == ""
-
-
-def test_flush_shows_what_is_left_of_a_character() -> None:
-    stream = Detokenizer(RANDOM, after_text=False)
-    assert stream.push(list("a€".encode()[:-1])) == "a"
-    assert stream.flush() == "\N{REPLACEMENT CHARACTER}"
-    assert stream.flush() == ""
+    assert stream.push([0xE2]) + stream.flush() == "\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.model
@@ -188,3 +200,74 @@ def test_the_pieces_of_a_history_make_up_its_text(tokens: Tokens, data: st.DataO
 def test_a_character_belongs_to_the_token_that_completes_it() -> None:
     assert whole_pieces(RANDOM, list("aé".encode())) == ["a", "", "é"]
     assert whole_pieces(RANDOM, [*b"a", 0xC3]) == ["a", "\N{REPLACEMENT CHARACTER}"]
+
+
+TEXTS = st.text(st.sampled_from("ab theçé🙂思<|end|>東\n\t̀"), max_size=60)
+
+
+def is_refused(lengths: TokenLengths, text: str, most: int) -> bool:
+    try:
+        lengths.check(text, TextLimit("prompt", most))
+    except ContextTooLong:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("tokens", [RANDOM, MERGING, BYTE_FALLBACK], ids=["bytes", "merging", "byte fallback"])
+@given(text=TEXTS)
+@example(text="the cat sat on the mat" * 20)
+def test_no_text_that_fits_is_refused(tokens: Tokens, text: str) -> None:
+    count = len(tokens.encode(text, add_special_tokens=False))
+    assert tokens.encode(text, add_special_tokens=False, limit=TextLimit("prompt", count)) is not None
+
+
+@pytest.mark.model
+@given(text=st.text(max_size=60))
+@example(text=" " * 4000)
+@example(text="e\u0301" * 4000)
+@example(text="\x04\x13a\U00040000\U000fffff" * 1000)
+def test_no_text_that_fits_a_real_model_is_refused(smollm: Tokens, text: str) -> None:
+    count = len(smollm.encode(text, add_special_tokens=False))
+    assert smollm.encode(text, add_special_tokens=False, limit=TextLimit("prompt", count)) is not None
+
+
+@pytest.mark.model
+def test_a_real_model_refuses_a_text_that_cannot_fit_by_its_length(smollm: Tokens) -> None:
+    """Some bytes have no token in its vocabulary: they count for nothing."""
+    with pytest.raises(ContextTooLong, match="are at least"):
+        smollm.encode("a b " * 100_000, add_special_tokens=False, limit=TextLimit("prompt", 1000))
+    assert smollm.encode("\x04" * 100_000 + "a", add_special_tokens=False, limit=TextLimit("prompt", 1))
+
+
+def test_a_text_that_cannot_fit_is_refused_by_name() -> None:
+    with pytest.raises(
+        ContextTooLong, match=r"prompt.2 is too long: .* 100000 characters .* context of 64 tokens"
+    ) as caught:
+        RANDOM.encode("a" * 100_000, add_special_tokens=False, limit=TextLimit("prompt.2", 64))
+    assert caught.value.param == "prompt.2"
+
+
+def make(**parts: object) -> Tokenizer:
+    """A byte-level tokenizer with other parts than the usual."""
+    alphabet = {character: index for index, character in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    return tokenizer
+
+
+def test_where_one_token_may_stand_for_any_text_none_is_refused() -> None:
+    swallows = make()
+    swallows.add_tokens([AddedToken("<x>", rstrip=True)])
+    unknown = Tokenizer(models.BPE(vocab={"a": 0, "?": 1}, merges=[], unk_token="?", fuse_unk=True))
+    removes = make(pre_tokenizer=pre_tokenizers.WhitespaceSplit())
+    strips = make(normalizer=normalizers.Sequence([normalizers.NFC(), normalizers.Strip()]))
+    assert is_refused(TokenLengths(make()), "a" * 65, 64)
+    assert not any(is_refused(TokenLengths(each), "a" * 10_000, 1) for each in (swallows, unknown, removes, strips))
+
+
+def test_a_normalizer_that_composes_is_allowed_for() -> None:
+    composes = TokenLengths(make(normalizer=normalizers.NFC()))
+    assert not is_refused(composes, "e\u0301" * 100, 100)
+    assert is_refused(composes, "a" * 401, 100)

@@ -107,9 +107,7 @@ def test_pauses_change_nothing_of_the_turn(text: str, stops: list[str], pauses: 
 
 @given(text=TEXTS, stops=STOPS, cut=st.integers(0, 40), seen=st.integers(0, 40))
 @example(text="aab", stops=["ab"], cut=2, seen=2)
-def test_a_fork_goes_on_with_what_was_there_whether_it_had_been_read_or_not(
-    text: str, stops: list[str], cut: int, seen: int
-) -> None:
+def test_a_fork_goes_on_with_what_was_there_read_or_not(text: str, stops: list[str], cut: int, seen: int) -> None:
     async def scenario() -> None:
         token_ids = ids_of(text)
         place = cut % (len(token_ids) + 1)

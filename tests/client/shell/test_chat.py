@@ -122,9 +122,7 @@ def test_ctrl_c_ends_the_turn_and_not_the_conversation() -> None:
         assert session.refresh().state == "idle"
 
 
-def test_mistakes_are_said_and_the_conversation_goes_on_until_its_session_is_closed(
-    server_url: str, djinn: Djinn
-) -> None:
+def test_mistakes_are_said_and_only_a_closed_session_ends_the_conversation(server_url: str, djinn: Djinn) -> None:
     with djinn_in_terminal("chat", DJINN_URL=server_url) as terminal:
         session = opened(terminal)
         for line, says in {
@@ -179,15 +177,10 @@ def test_a_kept_session_is_continued(server_url: str, djinn: Djinn) -> None:
     ("lines", "flags", "says"),
     [
         (b"/bogus\n/session\n", (), "djinn: unknown command /bogus"),
-        pytest.param(b"/resume\n/session\n", (), "it must be paused", marks=pytest.mark.long),
-        pytest.param(b"a\n", ("ses_0",), "ses_0", marks=pytest.mark.long),
-        pytest.param(b"a\n", ("zzz",), "zzz", marks=pytest.mark.long),
         pytest.param(b"a\n", ("--url", "http://127.0.0.1:9"), "no server answers", marks=pytest.mark.long),
     ],
 )
-def test_in_a_script_the_first_mistake_is_the_end(
-    server_url: str, lines: bytes, flags: tuple[str, ...], says: str
-) -> None:
+def test_in_a_script_a_mistake_is_the_end(server_url: str, lines: bytes, flags: tuple[str, ...], says: str) -> None:
     done = piped(server_url, lines, *flags)
     assert (done.returncode, done.stdout) == (1, b"")
     assert says in done.stderr.decode()

@@ -1,4 +1,4 @@
-"""`djinn ps` and `djinn top`."""
+"""`djinn ps` and `djinn top`, and what the shell shows: tables of sessions, histories by lines, sizes and spans."""
 
 from __future__ import annotations
 
@@ -9,15 +9,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.console import Console
 
 from app.cli import main
 from client import Djinn, Session
+from client.models import History, SessionInfo
+from client.shell.chat.views import history_lines, history_text
 from client.shell.rates import look, rates_between
-from tests.client.conftest import AnswerWith
+from client.shell.session_table import Row, fitting_table, session_table
+from client.shell.wording import CONTROL, counted, harmless, on_one_line, size, span, visible
+from tests.client.conftest import SESSION, AnswerWith
 from tests.client.shell.terminals import CTRL_C, djinn_in_terminal
 from tests.processes import serve_process
 from tests.serving import serve
@@ -63,7 +72,7 @@ def test_json_is_what_the_server_says(url: str, capsys: pytest.CaptureFixture[st
         assert len(capsys.readouterr().out.splitlines()) == 1 + count
 
 
-def test_an_operator_sees_whose_they_are(
+def test_operators_see_tenants(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_tenants(tmp_path / "tenants.json", tenant("acme"), tenant("ops", role="operator"))
@@ -78,34 +87,15 @@ def test_an_operator_sees_whose_they_are(
     assert [row.split()[1:-6] for row in rows] == [["-", "acme"], ["of", "ops", "ops"]]
 
 
-def test_names_cannot_steer_the_terminal(server_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with Djinn(server_url) as djinn, djinn.sessions.create(metadata={"name": "\x1b]0;owned\x07\nses_2"}):
-        assert main(["ps", "--url", server_url]) == 0
-    out = capsys.readouterr().out
-    assert "\ufffd]0;owned\ufffd ses_2" in out
-    assert "\x1b" not in out
-
-
-@pytest.mark.parametrize("columns", [60, *(pytest.param(columns, marks=pytest.mark.long) for columns in (120, 24))])
-def test_a_line_fits_its_terminal(url: str, columns: int) -> None:
-    with djinn_in_terminal("ps", columns=columns, DJINN_URL=url) as terminal:
-        assert terminal.end() == 0
-    lines = terminal.text.splitlines()
-    assert len(lines) == 4
-    assert max(map(cell_len, lines)) <= columns
-    assert "\ufffd" not in terminal.text
-    assert "STATE" in lines[0]
-    assert "idle" in lines[1]
-
-
-def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(server_url: str) -> None:
+@pytest.mark.parametrize("command", [("ps", "--watch"), pytest.param(("top",), marks=pytest.mark.long)])
+def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(server_url: str, command: tuple[str, ...]) -> None:
     with (
         Djinn(server_url) as djinn,
-        djinn.sessions.create(metadata={"name": "early"}),
-        djinn_in_terminal("ps", "--watch", DJINN_URL=server_url) as terminal,
+        paused_session(djinn, "early"),
+        djinn_in_terminal(*command, DJINN_URL=server_url) as terminal,
     ):
         terminal.expect("early")
-        with djinn.sessions.create(metadata={"name": "late"}):
+        with paused_session(djinn, "late"):
             terminal.expect("late")
         terminal.type(CTRL_C)
         assert terminal.end() == 130
@@ -128,16 +118,6 @@ def test_a_server_that_goes_away_ends_watching_with_a_word(tmp_path: Path) -> No
     assert server.url in said
 
 
-@pytest.mark.long
-def test_watching_where_no_terminal_is_prints_again_and_again(server_url: str) -> None:
-    command = [sys.executable, "-m", "app", "ps", "--watch", "--url", server_url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        headers = (line for line in process.stdout or () if line.startswith("ID"))
-        assert [next(headers), next(headers)]
-        process.terminate()
-        assert process.wait(30) == 128 + 15
-
-
 def test_no_server_is_said_with_what_to_do(unused_tcp_port: int, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{unused_tcp_port}"
     assert main(["ps", "--url", url]) == 1
@@ -149,9 +129,7 @@ def test_no_server_is_said_with_what_to_do(unused_tcp_port: int, capsys: pytest.
     assert "--url or DJINN_URL must be http://HOST[:PORT] or https://HOST" in capsys.readouterr().err
 
 
-def test_a_key_is_asked_for_and_a_wrong_one_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_asked_for_and_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(api_keys=("sesame",)) as url:
         wants, wrong = "wants an API key: put it into DJINN_API_KEY", "does not take the key in DJINN_API_KEY"
         monkeypatch.delenv("DJINN_API_KEY", raising=False)
@@ -181,7 +159,7 @@ def test_who_stops_reading_hears_nothing_of_it(url: str) -> None:
 def paused_session(djinn: Djinn, name: str) -> Iterator[Session]:
     with djinn.sessions.create(metadata={"name": name}) as session:
         session.break_at(layer=1)
-        session.generate(token_ids=[5, 6, 7], max_tokens=2)
+        session.generate(token_ids=[5, 6, 7], max_tokens=2, ignore_eos=True)
         yield session
 
 
@@ -200,23 +178,6 @@ def test_it_shows_tiers_turns_and_sessions(capsys: pytest.CaptureFixture[str]) -
     assert "0.0" in row
 
 
-@pytest.mark.long
-def test_the_terminal_is_as_it_was_after_ctrl_c(server_url: str) -> None:
-    with (
-        Djinn(server_url) as djinn,
-        paused_session(djinn, "planner"),
-        djinn_in_terminal("top", DJINN_URL=server_url) as terminal,
-    ):
-        terminal.expect(r"device .*━")
-        terminal.expect("planner")
-        terminal.expect(r"[0-9.]+ tokens/s")  # the second look
-        terminal.type(CTRL_C)
-        assert terminal.end() == 130
-    assert terminal.raw.count("\x1b[?1049h") == terminal.raw.count("\x1b[?1049l") == 1
-    assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")
-    assert "Traceback" not in terminal.text
-
-
 def test_rates_come_from_two_looks(server_url: str) -> None:
     with Djinn(server_url) as djinn, paused_session(djinn, "a") as session:
         before = replace(look(djinn), monotonic_s=10.0)
@@ -228,3 +189,93 @@ def test_rates_come_from_two_looks(server_url: str) -> None:
         assert rates.tokens[session.id] == grown / 2
         assert rates_between(after, before).tokens[session.id] == 0
         assert set(rates.moved_bytes) == {"out", "in", "to_disk", "from_disk"}
+
+
+SHORT_ID = 9
+names = st.text(st.sampled_from("ab \u00e9\u4e16\u754c\U0001f600\x1b\n\t"), max_size=60)
+
+
+def session(number: int, name: str) -> SessionInfo:
+    return SESSION.model_copy(update={"id": f"ses_{number:036}", "metadata": {"name": name}, "tokens": 10**number})
+
+
+def drawn(rows: list[Row], width: int, *, is_terminal: bool = True) -> list[str]:
+    file = StringIO()
+    shown = Console(file=file, width=width, color_system=None, force_terminal=is_terminal)
+    shown.print(session_table(rows, shown))
+    return file.getvalue().splitlines()
+
+
+@given(st.lists(names, min_size=1, max_size=4), st.integers(SHORT_ID + 9, 200))
+def test_every_line_fits_and_names_are_cut_between_characters(texts: list[str], width: int) -> None:
+    rows = [Row(session(number, name), number) for number, name in enumerate(texts)]
+    header, *lines = drawn(rows, width)
+    assert len(lines) == len(rows)
+    assert all(cell_len(line) <= width for line in [header, *lines])
+    assert not any(CONTROL.search(line) for line in lines)
+    for line, text in zip(lines, texts, strict=True):
+        if "\u2026" in line[SHORT_ID:]:
+            name = line[SHORT_ID:].partition("\u2026")[0].strip()
+            whole = " ".join(CONTROL.sub("\ufffd", text).split())
+            assert whole.startswith(name)
+            assert name != whole
+
+
+@given(st.lists(names, min_size=1, max_size=4))
+def test_nothing_is_cut_where_no_terminal_is(texts: list[str]) -> None:
+    rows = [Row(session(number, name), number) for number, name in enumerate(texts)]
+    _, *lines = drawn(rows, 10_000, is_terminal=False)
+    for line, row, text in zip(lines, rows, texts, strict=True):
+        assert line.startswith(f"{row.info.id}  {' '.join(CONTROL.sub(chr(0xFFFD), text).split()) or '-'}")
+
+
+def test_columns_go_before_figures_are_cut() -> None:
+    rows = [Row(session(6, "planner"), 90000.0)]
+    assert drawn(rows, 46)[1].split() == ["\u202600000006", "planner", "idle", "-", "1000000", "-"]
+    assert drawn(rows, 20)[1].split() == ["\u202600000006", "idle"]
+
+
+def test_the_first_rows_are_shown_and_the_others_counted() -> None:
+    rows = [Row(session(number, "a"), 0) for number in range(9)]
+    file = StringIO()
+    console = Console(file=file, width=100, force_terminal=True, color_system=None)
+    console.print(fitting_table(rows, console, 6))
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 6
+    assert lines[-1] == "and 5 more"
+    assert len(drawn(rows, 100)) == 10
+
+
+def history(*pieces: str) -> History:
+    return History(tokens=len(pieces), token_ids=tuple(range(len(pieces))), text="".join(pieces), pieces=pieces)
+
+
+def test_a_line_has_the_position_of_its_first_token() -> None:
+    found = list(history_lines(history("user", "\n", "", "", "\u4e16", "x\ny", "z", "\n\n", "end")))
+    assert found == [(0, "user"), (2, "\u4e16x"), (5, "yz"), (7, ""), (8, "end")]
+
+
+def test_a_model_cannot_steer_the_terminal() -> None:
+    assert history_text(history("a\x1b[2J", "\n", "b")) == "      0  a\ufffd[2J\n      2  b"
+
+
+@given(st.lists(st.text("a\n", max_size=3), max_size=12))
+def test_lines_are_the_text_and_begin_where_it_does(pieces: list[str]) -> None:
+    found = list(history_lines(history(*pieces, "end")))
+    assert [line for _, line in found] == "".join([*pieces, "end"]).split("\n")
+    for (first, line), (after, _) in pairwise(found):
+        assert line in "".join(pieces[first : after + 1])
+
+
+def test_sizes_spans_and_counts_are_short() -> None:
+    sizes = {0: "0 B", 0.4: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1.5 * 2**30: "1.5 GiB", 5000 * 2**40: "5000.0 TiB"}
+    assert {number: size(number) for number in sizes} == sizes
+    spans = {-3: "0s", 59.9: "59s", 60: "1m", 7199: "1h", 86400 * 30: "30d"}
+    assert {seconds: span(seconds) for seconds in spans} == spans
+    assert [counted(count, "session") for count in (0, 1, 2)] == ["0 sessions", "1 session", "2 sessions"]
+
+
+def test_a_terminal_obeys_no_text() -> None:
+    assert harmless("a\x1b[31m\r\x9bb\nc\t\u4e16") == "a\ufffd[31m\ufffd\ufffdb\nc\t\u4e16"
+    assert on_one_line(" a\n\tb\x07 ") == "a b\ufffd"
+    assert visible(" a\n\x1b") == "\u00b7a\u21b5\ufffd"

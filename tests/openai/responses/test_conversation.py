@@ -1,14 +1,20 @@
-"""Conversations on the server: only new items travel, and the session keeps their KV."""
+"""Conversations on the server: only new items travel, the session keeps their KV, and `kill -9` ends none."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
+import pytest
 
 from tests.errors import assert_error
 from tests.openai.conftest import MODEL
 from tests.openai.responses.asking import CALLING, GREEDY, LOOK_UP, output_of
+from tests.processes import ServerProcess, serve_process
 
 
 def session_of(sdk: Any, **asked: Any) -> tuple[Any, str | None]:
@@ -75,9 +81,8 @@ def test_a_session_may_be_named(sdk: Any, http: httpx.Client) -> None:
     second, same = session_of(sdk, **GREEDY, **bound, input="Two", previous_response_id=first.id)
     third, still = session_of(sdk, **GREEDY, input="Three", previous_response_id=second.id)
     assert session == same == still
-    sdk.responses.delete(first.id)
-    sdk.responses.delete(second.id)
-    sdk.responses.delete(third.id)
+    for response in (first, second, third):
+        sdk.responses.delete(response.id)
     assert http.get(f"/v1/sessions/{session}").status_code == 200  # it is the caller's, by its name
 
 
@@ -101,3 +106,52 @@ def test_a_closed_session_takes_its_responses_along(sdk: Any, http: httpx.Client
     http.delete(f"/v1/sessions/{session}").raise_for_status()
     assert_error(http.get(f"/v1/responses/{first.id}"), 404, "not_found", param="response_id")
     assert sdk.responses.create(**GREEDY, input="Two").output  # and the server goes on
+
+
+CATALOGUED = "tiny-llama"
+ASKED: Any = {**GREEDY, "model": CATALOGUED}
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[ServerProcess, Any]]:
+    with (
+        serve_process(folder) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as sdk,
+    ):
+        yield server, sdk
+
+
+@pytest.mark.long
+def test_a_conversation_goes_on_after_a_kill(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with serving(folder) as (server, sdk):
+        first = sdk.responses.create(**ASKED, input="One")
+        second = sdk.responses.create(**ASKED, input="Two", previous_response_id=first.id)
+        branch = sdk.responses.create(**ASKED, input="Other", previous_response_id=first.id)
+        deleted = sdk.responses.create(**ASKED, input="Gone")
+        calling = sdk.responses.create(**{**CALLING, "model": CATALOGUED}, input="Look it up")
+        sdk.responses.delete(deleted.id)
+        sdk.responses.delete(first.id)
+        expected = sdk.responses.create(**ASKED, input="Three", previous_response_id=second.id, store=False)
+        asked_by_branch = sdk.responses.create(**ASKED, input="Three", previous_response_id=branch.id, store=False)
+        running = sdk.responses.create(model=CATALOGUED, input="x", stream=True, extra_body={"ignore_eos": True})
+        created = next(iter(running)).response
+        server.kill()
+        running.close()
+    with serving(folder) as (server, sdk):
+        assert sdk.responses.retrieve(second.id) == second
+        for gone in (deleted, first, created):
+            with pytest.raises(openai.NotFoundError):
+                sdk.responses.retrieve(gone.id)
+        third = sdk.responses.create(**ASKED, input="Three", previous_response_id=second.id)
+        assert third.output_text == expected.output_text
+        other = sdk.responses.create(**ASKED, input="Three", previous_response_id=branch.id)
+        assert other.output_text == asked_by_branch.output_text
+        output = output_of(calling.output[0].call_id)
+        asked: Any = {**ASKED, "tools": [LOOK_UP], "tool_choice": "none"}
+        answered = sdk.responses.create(**asked, input=[output], previous_response_id=calling.id)
+        assert answered.usage.input_tokens > calling.usage.input_tokens
+        server.kill()
+    with serving(folder) as (_, sdk):
+        assert sdk.responses.retrieve(third.id) == third
+        assert [item.type for item in sdk.responses.input_items.list(third.id)] == ["message"]

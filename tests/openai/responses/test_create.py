@@ -11,7 +11,7 @@ from openai.types.responses import Response
 
 from tests.errors import assert_error
 from tests.openai.conftest import MODEL
-from tests.openai.responses.asking import CALLING, GREEDY, LOOK_UP, folded
+from tests.openai.responses.asking import CALLING, GREEDY, LOOK_UP, folded, output_of
 
 TEXT_EVENTS = [
     "response.created",
@@ -59,9 +59,8 @@ def test_items_are_a_text_in_other_words(sdk: Any, items: Any) -> None:
     assert sdk.responses.create(**GREEDY, input=items).output_text == plain.output_text
 
 
-@pytest.mark.parametrize("arguments", ["{}", "", "{", "[1]", "text"])
+@pytest.mark.parametrize("arguments", ["{}", "["])
 def test_a_whole_conversation_may_come_as_items(sdk: Any, arguments: str) -> None:
-    """With arguments that are no object, too."""
     history: Any = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "input_text", "text": "One"}]},
@@ -94,16 +93,6 @@ def test_the_events_come_in_order_and_make_up_the_response(sdk: Any) -> None:
     assert sdk.responses.retrieve(created.id).output_text == text
 
 
-def test_the_stream_is_named_events_without_a_done(http: httpx.Client) -> None:
-    body = {"model": MODEL, "input": "x", "max_output_tokens": 2, "stream": True}
-    response = http.post("/v1/responses", json=body)
-    assert response.headers["content-type"].startswith("text/event-stream")
-    events = [event.split("\n") for event in response.text.strip().split("\n\n")]
-    for name, data in events:
-        assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
-    assert "[DONE]" not in response.text
-
-
 def test_a_required_call_is_made_and_streamed(sdk: Any) -> None:
     events = list(sdk.responses.create(**CALLING, input="Look it up", stream=True))
     assert folded(events) == [
@@ -123,8 +112,6 @@ def test_a_required_call_is_made_and_streamed(sdk: Any) -> None:
     deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert "".join(deltas) == call.arguments
     assert events[-1].response.completed_at is not None
-    with sdk.responses.stream(**CALLING, input="Look it up") as stream:
-        assert json.loads(stream.get_final_response().output[0].arguments).keys() == {"deep"}
 
 
 NAMED: Any = {"type": "function", "name": "look_up"}
@@ -148,13 +135,10 @@ def test_the_text_has_its_form(sdk: Any) -> None:
     assert some.output_text.lstrip().startswith("{")
 
 
-@pytest.mark.parametrize("text", [None, {}, {"format": None}, {"format": {"type": "text"}}])
+@pytest.mark.parametrize("text", [None, {"format": None}])
 def test_the_form_is_any_text_unless_another_is_asked_for(sdk: Any, text: Any) -> None:
     response = sdk.responses.create(model=MODEL, input="x", max_output_tokens=2, extra_body={"text": text})
     assert response.text.model_dump(exclude_none=True) == {"format": {"type": "text"}}
-
-
-TOOL_OUTPUT: Any = [{"type": "function_call_output", "call_id": "c9", "output": "x"}]
 
 
 @pytest.mark.parametrize(
@@ -162,26 +146,15 @@ TOOL_OUTPUT: Any = [{"type": "function_call_output", "call_id": "c9", "output": 
     [
         ({"input": []}, "input"),
         ({"input": [{"type": "computer_call"}]}, "input.0"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0"),
-        ({"input": TOOL_OUTPUT}, "input"),
+        ({"input": [output_of("c9")]}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-        ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "g"}, "tools": [LOOK_UP]}, "tool_choice"),
-        ({"tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-        ({"truncation": "auto"}, "truncation"),
         ({"background": True}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"prompt": {"id": "p"}}, "prompt"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 5000}, "max_output_tokens"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"input": "x" * 2000}, "input"),
-        ({"temperature": -1}, "temperature"),
-        ({"top_logprobs": 21}, "top_logprobs"),
-        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-        ({"metadata": {"a": 1}}, "metadata.a"),
         ({"stream_id": "a"}, "stream_id"),
     ],
 )

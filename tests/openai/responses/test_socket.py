@@ -53,9 +53,7 @@ def socket(sdk: Any) -> Iterator[ResponsesConnection]:
 
 
 @pytest.mark.parametrize("store", [True, False])
-def test_three_turns_with_a_function_call(
-    socket: ResponsesConnection, sdk: Any, http: httpx.Client, store: bool
-) -> None:
+def test_three_turns_with_a_function(socket: ResponsesConnection, sdk: Any, http: httpx.Client, store: bool) -> None:
     first = ask(socket, **CALLING, input="Look it up", store=store)[-1].response
     (call,) = first.output
     assert call.type == "function_call"
@@ -78,9 +76,7 @@ def test_three_turns_with_a_function_call(
     assert third.output_text == told.output_text
 
 
-def test_the_events_are_those_of_a_stream_and_the_first_names_fields_without_effect(
-    socket: ResponsesConnection, sdk: Any
-) -> None:
+def test_events_are_those_of_a_stream_and_the_first_names_ignored_fields(socket: ResponsesConnection, sdk: Any) -> None:
     streamed = folded(list(sdk.responses.create(**GREEDY, input="Hello", stream=True)))
     events = ask(socket, **GREEDY, input="Hello", safety_identifier="s", reasoning={"effort": "low"})
     assert folded(events) == streamed
@@ -111,14 +107,12 @@ def test_one_response_at_a_time(socket: ResponsesConnection) -> None:
     ("message", "param"),
     [
         ("{", None),
-        ("[]", "type"),
         ('{"type": "response.steer"}', "type"),
-        ('{"type": "response.create"}', "model"),
         (f'{{"type": "response.create", "model": "{MODEL}", "input": "x", "temperature": -1}}', "temperature"),
         ('{"type": "response.create", "model": "nobody", "input": "x"}', "model"),
     ],
 )
-def test_a_mistake_is_an_error_event_and_the_connection_goes_on(
+def test_a_mistake_is_told_and_the_connection_goes_on(
     socket: ResponsesConnection, message: str, param: str | None
 ) -> None:
     socket.send_raw(message)
@@ -152,21 +146,12 @@ def test_a_connection_needs_a_key() -> None:
             assert b"invalid_api_key" in (refused.value.response.body or b"")
 
 
-@pytest.mark.parametrize(
-    ("path", "headers", "param"),
-    [
-        ("?model=x", {}, "model"),
-        ("", {"X-Session-ID": "x" * 257}, "X-Session-ID"),
-        ("", {"X-Session-ID": ""}, "X-Session-ID"),
-    ],
-)
-def test_a_handshake_that_is_not_understood_is_refused(
-    openai_url: str, path: str, headers: dict[str, str], param: str
-) -> None:
+@pytest.mark.parametrize(("path", "name", "param"), [("?model=x", "x", b"model"), ("", "", b"X-Session-ID")])
+def test_a_handshake_that_is_not_understood_is_refused(openai_url: str, path: str, name: str, param: bytes) -> None:
     with pytest.raises(InvalidStatus) as refused:
-        connect(f"{openai_url.replace('http', 'ws', 1)}/v1/responses{path}", additional_headers=headers)
+        connect(f"{openai_url.replace('http', 'ws', 1)}/v1/responses{path}", additional_headers={"X-Session-ID": name})
     assert refused.value.response.status_code == 400
-    assert param.encode() in (refused.value.response.body or b"")
+    assert param in (refused.value.response.body or b"")
 
 
 async def test_a_large_event_has_its_turn_among_the_tenants_work() -> None:

@@ -19,6 +19,11 @@ TURN: dict[str, Any] = {**GREEDY, "max_tokens": 6}
 CONTEXT = len(TURN["token_ids"])
 
 
+def open_session(http: httpx.Client) -> str:
+    """The path of a new session."""
+    return f"/v1/sessions/{http.post('/v1/sessions').raise_for_status().json()['id']}"
+
+
 def arm(http: httpx.Client, session: str, **fields: Any) -> dict[str, Any]:
     """A new breakpoint, after layer 1 unless told otherwise."""
     where = {} if "layers" in fields else {"layer": 1}
@@ -60,18 +65,16 @@ def read(http: httpx.Client, session: str, positions: str = "all") -> NDArray[np
 
 
 def write(http: httpx.Client, session: str, content: bytes) -> httpx.Response:
-    """Put a file in the place of the residual stream."""
     return http.put(f"{session}/checkpoint/activation", content=content)
 
 
 def edit(http: httpx.Client, session: str, *edits: dict[str, Any]) -> httpx.Response:
-    """Change the residual stream."""
     return http.post(f"{session}/checkpoint/edit", json={"edits": edits})
 
 
 def unbroken(http: httpx.Client) -> list[int]:
     """The tokens of the turn where nothing stops or changes it."""
-    session = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+    session = open_session(http)
     token_ids: list[int] = generate(http, session)["token_ids"]
     http.delete(session)
     return token_ids

@@ -27,19 +27,13 @@ def test_a_breakpoint_is_as_it_was_asked_for(http: httpx.Client, session: str) -
 
 
 def test_edits_are_shown_without_their_numbers(http: httpx.Client, session: str) -> None:
-    edits = [
+    edits: list[dict[str, Any]] = [
         {"op": "add", "vector": [3, 4, *[0] * (HIDDEN - 2)], "positions": [2, 5], "max_norm": 1.5},
         {"op": "ablate", "positions": "last"},
         SCALE,
     ]
     shown = arm(http, session, action="edit", edits=edits)["edits"]
-    assert shown[0] == {
-        "op": "add",
-        "factor": 1,
-        "vector": {"size": HIDDEN, "norm": 5},
-        "positions": [2, 5],
-        "max_norm": 1.5,
-    }
+    assert shown[0] == {**edits[0], "factor": 1, "vector": {"size": HIDDEN, "norm": 5}}
     assert shown[1] == {"op": "ablate", "factor": None, "vector": None, "positions": "last", "max_norm": None}
     assert (shown[2]["factor"], shown[2]["positions"]) == (2, "all")
 
@@ -64,32 +58,12 @@ def test_a_turn_pauses_where_it_was_asked_to(http: httpx.Client, session: str) -
     turn = generate(http, session)
     assert (turn["status"], turn["finish_reason"], turn["token_ids"], turn["text"]) == ("paused", None, [], "")
     checkpoint = turn["checkpoint"]
-    assert {name: checkpoint[name] for name in ("layer", "first", "end", "pass", "breakpoint")} == {
-        "layer": 2,
-        "first": 0,
-        "end": 4,
-        "pass": "prefill",
-        "breakpoint": armed["id"],
-    }
-    assert (checkpoint["hidden_size"], checkpoint["dtype"], checkpoint["bytes"]) == (HIDDEN, "float32", 4 * HIDDEN * 4)
-    assert checkpoint["shape"] == [4, HIDDEN]
+    place = {"layer": 2, "first": 0, "end": 4, "pass": "prefill", "breakpoint": armed["id"]}
+    data = {"hidden_size": HIDDEN, "dtype": "float32", "bytes": 4 * HIDDEN * 4, "shape": [4, HIDDEN]}
+    assert checkpoint == {**checkpoint, **place, **data}
     assert checkpoint["expires_at"] == pytest.approx(checkpoint["created_at"] + 600, abs=5)
     found = http.get(session).json()
     assert (found["state"], without_age(found["checkpoint"])) == ("paused", without_age(checkpoint))
-
-
-def test_a_stream_ends_where_the_turn_pauses(http: httpx.Client, session: str) -> None:
-    """At the pass of the third generated token, position 6."""
-    arm(http, session, when={"position": 6})
-    with streaming(http, session, **TURN) as stream:
-        *tokens, paused = list(stream)
-    assert [event.event for event in tokens] == ["token"] * len(tokens)
-    assert paused.event == "paused"
-    turn = paused.json()
-    assert turn["token_ids"] == [token for event in tokens for token in event.json()["token_ids"]]
-    assert turn["token_ids"] == unbroken(http)[:3]
-    assert (turn["checkpoint"]["pass"], turn["checkpoint"]["first"], turn["checkpoint"]["end"]) == ("decode", 6, 7)
-    assert http.get(session).json()["state"] == "paused"
 
 
 @pytest.mark.parametrize(
@@ -98,29 +72,6 @@ def test_a_stream_ends_where_the_turn_pauses(http: httpx.Client, session: str) -
 )
 def test_conditions_choose_the_pass(http: httpx.Client, session: str, when: dict[str, Any], first: int) -> None:
     assert pause(http, session, when=when)["first"] == first
-
-
-def test_a_token_can_be_waited_for(http: httpx.Client, session: str) -> None:
-    expected = unbroken(http)
-    checkpoint = pause(http, session, when={"pass": "decode", "token_id": expected[1]})
-    assert checkpoint["first"] == 4 + expected.index(expected[1])
-    http.delete(f"{session}/breakpoints").raise_for_status()
-    http.post(f"{session}/cancel").raise_for_status()
-    http.post(f"{session}/rewind", json={"to_token": 0}).raise_for_status()
-    arm(http, session, when={"position": 900})
-    assert generate(http, session)["token_ids"] == expected, "a condition that never holds changes nothing"
-
-
-def test_an_edit_steers_every_turn_until_it_is_removed(http: httpx.Client, session: str) -> None:
-    expected = unbroken(http)
-    steering = arm(http, session, action="edit", edits=[{"op": "add", "vector": ONES, "factor": 50}])
-    steered = generate(http, session)["token_ids"]
-    assert steered != expected
-    http.post(f"{session}/rewind", json={"to_token": 0}).raise_for_status()
-    assert generate(http, session)["token_ids"] == steered
-    http.delete(f"{session}/breakpoints/{steering['id']}").raise_for_status()
-    http.post(f"{session}/rewind", json={"to_token": 0}).raise_for_status()
-    assert generate(http, session)["token_ids"] == expected
 
 
 def test_a_turn_that_edits_lead_out_of_numbers_fails(http: httpx.Client, session: str) -> None:
@@ -137,29 +88,12 @@ def test_a_turn_that_edits_lead_out_of_numbers_fails(http: httpx.Client, session
     assert generate(http, session)["token_ids"] == unbroken(http)
 
 
-def test_once_is_once(http: httpx.Client, session: str) -> None:
-    pause(http, session, once=True)
-    assert http.get(f"{session}/breakpoints").json() == {"data": []}
-    turn = http.post(f"{session}/resume").json()
-    assert (turn["status"], turn["token_ids"]) == ("finished", unbroken(http))
-
-
 def test_a_breakpoint_can_be_armed_while_the_turn_runs(http: httpx.Client, session: str) -> None:
     with streaming(http, session, **{**TURN, "max_tokens": 900}) as stream:
         next(stream)
         armed = arm(http, session, when={"pass": "decode"})
         *_, last = stream
     assert (last.event, last.json()["checkpoint"]["breakpoint"]) == ("paused", armed["id"])
-
-
-@pytest.mark.parametrize("which", ["it", "all"])
-def test_a_pause_outlives_its_breakpoint(http: httpx.Client, session: str, which: str) -> None:
-    checkpoint = pause(http, session)
-    path = f"{session}/breakpoints" + (f"/{checkpoint['breakpoint']}" if which == "it" else "")
-    assert http.delete(path).status_code == 204
-    assert without_age(http.get(session).json()["checkpoint"]) == without_age(checkpoint)
-    turn = http.post(f"{session}/resume").json()
-    assert (turn["status"], turn["token_ids"]) == ("finished", unbroken(http))
 
 
 EDIT: dict[str, Any] = {"layer": 1, "action": "edit"}
@@ -169,36 +103,20 @@ EDIT: dict[str, Any] = {"layer": 1, "action": "edit"}
     ("body", "param", "says"),
     [
         ({"layer": 4}, "layer", "0 to 3"),
-        ({"layer": -1}, "layer", "an integer from 0 to 2147483647; got -1"),
-        ({"layer": 1.0}, "layer", "integer"),
         ({"layer": None}, "layer", "exactly one of layer and layers, not none"),
         ({"layer": 1, "layers": [2]}, "layer", "exactly one of layer and layers, not both"),
-        ({"layer": None, "layers": []}, "layers", "a list of at least 1 integer"),
         ({"layer": None, "layers": [0, 4]}, "layers.1", "0 to 3"),
         ({"layer": None, "layers": [0, 2, 0]}, "layers.2", "twice"),
-        ({"action": None}, "action", "'pause', 'capture' or 'edit'"),
-        ({"when": {"pass": "both"}}, "when.pass", "'prefill', 'decode' or 'any'"),
         ({"when": {"in_pass": "any"}}, "when.in_pass", "unknown field"),
-        ({"when": {"position": -1}}, "when.position", "an integer from 0 to 2147483647"),
         ({"when": {"position": 1024}}, "when.position", "0 to 1023"),
         ({"when": {"token_id": 512}}, "when.token_id", "at most 511"),
-        ({"when": {"every": 0}}, "when.every", "an integer from 1 to 2147483647"),
-        ({"when": "prefill"}, "when", "an object"),
-        ({"once": 1}, "once", "true or false; got"),
-        ({"timeout_s": 0}, "timeout_s", "a number from 0.1 to 86400"),
-        ({"on_timeout": "retry"}, "on_timeout", "'resume' or 'abort'"),
         ({"action": "capture", "timeout_s": 5}, "timeout_s", "goes with action pause, not with capture"),
         ({**EDIT, "edits": [SCALE], "on_timeout": "abort"}, "on_timeout", "goes with action pause, not with edit"),
         ({"edits": [SCALE]}, "edits", "goes with action edit, not with pause"),
-        ({"action": "capture", "edits": [SCALE]}, "edits", "goes with action edit, not with capture"),
         ({"action": "edit"}, "edits", "needs 1 to 16"),
-        ({"action": "edit", "edits": [SCALE] * 17}, "edits", "a list of 1 to 16 items; got a list of 17"),
-        ({"name": "mine"}, "name", "unknown field"),
     ],
 )
-def test_a_bad_field_is_named_with_what_is_allowed(
-    http: httpx.Client, session: str, body: dict[str, Any], param: str, says: str
-) -> None:
+def test_a_bad_field_is_named(http: httpx.Client, session: str, body: dict[str, Any], param: str, says: str) -> None:
     answer = http.post(f"{session}/breakpoints", json={"layer": 1, "action": "pause", **body})
     message = assert_error(answer, 422, "field_out_of_range", param=param)
     assert param in message
@@ -209,37 +127,18 @@ def test_a_bad_field_is_named_with_what_is_allowed(
 @pytest.mark.parametrize(
     ("edit", "field", "says"),
     [
-        ({}, "op", "required"),
-        ({"op": "explode"}, "op", "'scale', 'add', 'replace', 'project_out', 'clamp' or 'ablate'"),
         ({"op": "scale"}, "factor", "scale needs it"),
-        ({"op": "clamp", "vector": ONES}, "factor", "clamp needs it"),
         ({"op": "ablate", "factor": 1}, "factor", "goes with scale, add, clamp, not with ablate"),
-        ({"op": "project_out", "vector": ONES, "factor": 1}, "factor", "not with project_out"),
-        ({"op": "scale", "factor": 1e30}, "factor", "a number from -1000000 to 1000000; got 1e+30"),
-        ({"op": "scale", "factor": "2"}, "factor", "number"),
         *(({"op": op}, "vector", f"{op} needs it") for op in ("add", "replace", "project_out")),
         ({**SCALE, "vector": ONES}, "vector", "goes with add, replace, project_out, clamp, not with scale"),
-        ({"op": "ablate", "vector": "v"}, "vector", "not with ablate"),
         ({"op": "add", "vector": ONES[1:]}, "vector", f"must have {HIDDEN} numbers, not {HIDDEN - 1}"),
-        ({"op": "add", "vector": [*ONES[1:], None]}, "vector.63", "number"),
         ({"op": "add", "vector": [*ONES[1:], -1e39]}, "vector.63", "from -3.4028234663852886e+38"),
-        ({"op": "add", "vector": "v" * 65}, "vector", "a string that matches ^[A-Za-z0-9_-]"),
-        ({"op": "add", "vector": 1}, "vector", "string"),
         ({"op": "project_out", "vector": [0] * HIDDEN}, "vector", "from 1e-18 to 1e+18, not 0.0"),
-        ({"op": "project_out", "vector": [1e20] * HIDDEN}, "vector", "from 1e-18 to 1e+18"),
         ({"op": "clamp", "vector": [1e-60] * HIDDEN, "factor": 1}, "vector", "from 1e-18 to 1e+18, not 0.0"),
-        ({**SCALE, "positions": "first"}, "positions", "'last' or 'all'"),
-        ({**SCALE, "positions": [1, 2, 3]}, "positions", "a list of 2 integers; got a list of 3"),
         ({**SCALE, "positions": [3, 3]}, "positions", "lower than the end"),
-        ({**SCALE, "positions": [-1, 3]}, "positions.0", "an integer from 0 to 2147483647; got -1"),
-        ({**SCALE, "positions": None}, "positions", "'last' or 'all'"),
-        ({**SCALE, "max_norm": 0}, "max_norm", "a number above 0; got 0"),
-        ({**SCALE, "layer": 1}, "layer", "unknown field"),
     ],
 )
-def test_a_bad_edit_is_named_with_its_place(
-    http: httpx.Client, session: str, edit: dict[str, Any], field: str, says: str
-) -> None:
+def test_a_bad_edit_is_named(http: httpx.Client, session: str, edit: dict[str, Any], field: str, says: str) -> None:
     answer = http.post(f"{session}/breakpoints", json={**EDIT, "edits": [SCALE, edit]})
     message = assert_error(answer, 422, "field_out_of_range", param=f"edits.1.{field}")
     assert f"edits.1.{field}" in message
@@ -269,12 +168,10 @@ def test_a_session_has_room_for_256_edits_and_captures_in_a_pass(http: httpx.Cli
     for _ in range(7):
         arm(http, session, layers=[0, 3], action="capture")
     arm(http, session, layer=0, action="capture")
-    for body in ({"layers": [0, 1], "action": "capture"}, {"layer": 0, **EDIT, "edits": [SCALE] * 2}):
+    edits = {**EDIT, "layer": 0, "edits": [SCALE] * 2}
+    for body in ({"layers": [0, 1], "action": "capture"}, edits, {**edits, "when": {"every": 2}}):
         answer = http.post(f"{session}/breakpoints", json=body)
         assert "257" in assert_error(answer, 422, "field_out_of_range", param="breakpoints")
-    often = {"layer": 0, **EDIT, "edits": [SCALE] * 2, "when": {"every": 2}}
-    answer = http.post(f"{session}/breakpoints", json=often)
-    assert "257" in assert_error(answer, 422, "field_out_of_range", param="breakpoints"), "as much as after each"
     arm(http, session, layers=[0, 1, 2, 3])
     arm(http, session, action="capture")
     answer = http.post(f"{session}/breakpoints", json={"layer": 0, "action": "capture"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import numpy as np
@@ -16,7 +15,7 @@ from safetensors.torch import save as save_torch
 
 from tests.conftest import ServeWith
 from tests.errors import assert_error
-from tests.routers.breakpoints.pausing import HIDDEN, arm, generate, pause, read
+from tests.routers.breakpoints.pausing import HIDDEN, arm, generate, open_session, pause, read
 
 VECTOR = np.linspace(-1, 1, HIDDEN, dtype=np.float32)
 
@@ -35,16 +34,11 @@ def upload(http: httpx.Client, name: str, content: bytes) -> httpx.Response:
 def test_a_vector_is_kept_under_its_name(http: httpx.Client, name: str) -> None:
     answer = upload(http, name, save({"direction": VECTOR}))
     assert answer.status_code == 201
-    shown = answer.json()
+    shown, norm = answer.json(), pytest.approx(math.hypot(*VECTOR.tolist()))
     upload(http, name, save({"direction": 2 * VECTOR})).raise_for_status()
     assert np.array_equal(load(http.get(f"/v1/vectors/{name}").content)["vector"], 2 * VECTOR), "the last one counts"
     assert upload(http, name, save({"direction": VECTOR})).json() == shown
-    assert shown == {
-        "name": name,
-        "size": HIDDEN,
-        "dtype": "float32",
-        "norm": pytest.approx(math.hypot(*VECTOR.tolist())),
-    }
+    assert shown == {"name": name, "size": HIDDEN, "dtype": "float32", "norm": norm}
     assert http.get("/v1/vectors").json() == {"data": [shown]}
     found = http.get(f"/v1/vectors/{name}")
     assert found.headers["content-type"] == "application/octet-stream"
@@ -93,29 +87,19 @@ def test_an_armed_edit_keeps_the_vector_that_it_was_sent_with(http: httpx.Client
     assert generate(http, session)["token_ids"] == expected
 
 
-@pytest.mark.parametrize("bad", [None, "", "a b", "a/b", "é", "v" * 65, "a\n", ".", "..", ".hidden"])
+@pytest.mark.parametrize("bad", [None, "a/b", "v" * 65, ".."])
 def test_a_name_must_be_one_that_a_url_can_hold(http: httpx.Client, bad: str | None) -> None:
     answer = http.post("/v1/vectors", params={} if bad is None else {"name": bad}, content=save({"v": VECTOR}))
     assert_error(answer, 422, "field_out_of_range", param="name")
     assert http.get("/v1/vectors").json() == {"data": []}
 
 
-def with_one(value: float) -> Any:
-    vector = VECTOR.copy()
-    vector[7] = value
-    return vector
-
-
 @pytest.mark.parametrize(
     ("content", "param", "says"),
     [
         (save({"v": VECTOR[1:].copy()}), "shape", "[64], not [63]"),
-        (save({"v": VECTOR[None]}), "shape", "[64], not [1, 64]"),
         (save({"v": VECTOR.astype(np.float64)}), "dtype", "F64 must be one of F32, BF16, F16"),
-        (save({"v": with_one(np.nan)}), "vector", "element 7 is not finite"),
-        (save({"v": with_one(-np.inf)}), "vector", "element 7 is not finite"),
-        (save({"v": VECTOR, "w": VECTOR}), "vector", "1 tensor, not 2"),
-        (save({}), "vector", "1 tensor, not 0"),
+        (save({"v": np.full_like(VECTOR, np.nan)}), "vector", "element 0 is not finite"),
     ],
 )
 def test_what_is_no_vector_is_refused(http: httpx.Client, name: str, content: bytes, param: str, says: str) -> None:
@@ -132,6 +116,6 @@ def test_vectors_belong_to_a_key(serve_with: ServeWith) -> None:
     assert http.get("/v1/vectors").json() == {"data": []}
     assert_error(http.get("/v1/vectors/mine"), 404, "not_found", param="vector")
     assert_error(http.delete("/v1/vectors/mine"), 404, "not_found", param="vector")
-    session = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+    session = open_session(http)
     body = {"layer": 1, "action": "edit", "edits": [{"op": "add", "vector": "mine"}]}
     assert_error(http.post(f"{session}/breakpoints", json=body), 404, "not_found", param="vector")
