@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from app.gpu.attention.batch import Batch
 from app.gpu.device.streams import PASSED, WHOLE, CpuStreams, Event, Run, Stream
-from app.gpu.kv_pools.device import KVPool
 from app.gpu.models.base import LayerStack
 
 aten = torch.ops.aten
@@ -26,10 +25,6 @@ WAITS = {aten._local_scalar_dense.default, aten.nonzero.default, aten._unique2.d
 """Operations that a GPU answers to the host, or whose result has a shape that only the data tell."""
 
 UNINITIALISED = {aten.empty.memory_format, aten.empty_strided.default}
-
-
-class WaitedForDevice(AssertionError):
-    """A step's work has waited for the device, or has read memory of the other side."""
 
 
 class DeferredEvent:
@@ -123,11 +118,6 @@ class DeferredDevice(TorchDispatchMode):
         self._own[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    def adopt_pool(self, pool: KVPool) -> KVPool:
-        """Make the pool's tensor the device's memory."""
-        self.adopt(pool.data)
-        return pool
-
     def launch(self, shape: tuple[int, ...], dtype: torch.dtype, work: Callable[[], Tensor]) -> Tensor:
         """A tensor that will be what `work` returns."""
         result = self._immediately(lambda: _poisoned(torch.empty(shape, dtype=dtype)))
@@ -186,7 +176,7 @@ class DeferredDevice(TorchDispatchMode):
         if func.is_view:
             return func(*args, **kwargs)
         if func in WAITS or any(each.dim() for each in tensors if not any(each is own for own in mine)):
-            raise WaitedForDevice(f"{func} waits for the device")
+            raise AssertionError(f"{func} waits for the device, or reads memory of the other side")
         return self._defer(func, args, kwargs)
 
     def _defer(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
