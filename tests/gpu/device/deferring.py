@@ -48,7 +48,7 @@ class DeferredStream:
 
     def __init__(self, device: DeferredDevice) -> None:
         self._device = device
-        self.queue: deque[Callable[[], None] | DeferredEvent] = deque()
+        self.queue: deque[Callable[[], object] | DeferredEvent] = deque()
 
     def record(self) -> Event:
         event = DeferredEvent(self._device)
@@ -71,7 +71,7 @@ class DeferredStream:
 
         self.add(run)
 
-    def add(self, work: Callable[[], None]) -> None:
+    def add(self, work: Callable[[], object]) -> None:
         self.queue.append(work)
         self._device.run_some()
 
@@ -121,7 +121,7 @@ class DeferredDevice(TorchDispatchMode):
     def launch(self, shape: tuple[int, ...], dtype: torch.dtype, work: Callable[[], Tensor]) -> Tensor:
         """A tensor that will be what `work` returns."""
         result = self._immediately(lambda: _poisoned(torch.empty(shape, dtype=dtype)))
-        self._compute.add(lambda: _fill(result, work()))
+        self._compute.add(lambda: result.copy_(work()))
         return self.adopt(result)
 
     def deferred_draw(self, draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -227,10 +227,6 @@ class DeferredStack:
 
 def _like(meta: Tensor) -> Tensor:
     return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
-
-
-def _fill(target: Tensor, value: Tensor) -> None:
-    target.copy_(value)
 
 
 def _poisoned(tensor: Tensor) -> Tensor:

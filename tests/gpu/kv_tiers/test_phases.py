@@ -12,6 +12,15 @@ from app.gpu.kv_tiers.victims import LAPSE_S
 from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, Bench, tier_of
 
 
+def test_ready_turns_a_move_round() -> None:
+    bench = Bench()
+    sequence = bench.session(12)
+    bench.phases.signal(sequence, Phase.IO_WAIT, None)
+    assert tier_of(sequence) is Tier.TO_HOST
+    bench.phases.signal(sequence, Phase.READY, None)
+    assert tier_of(sequence) is Tier.DEVICE
+
+
 def test_a_gap_shorter_than_the_move_is_not_worth_one() -> None:
     bench = Bench()
     slow = bench.session(40)

@@ -28,7 +28,7 @@ from app.settings import Settings
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
 from tests.gpu.breakpoints.breaking_oracle import tensor_of
-from tests.gpu.device.test_streams import Begun, Listening
+from tests.gpu.device.test_streams import Begun, Listening, on_a_gpu
 from tests.gpu.weight_files.bundles import Model, same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -166,10 +166,6 @@ def logits_of(loaded: LoadedModel, *, lend: bool) -> list[torch.Tensor]:
             for bundle in arena.lendable[:2]:
                 (loaded.streamed.text.take_back if number % 2 else loaded.streamed.text.lend)(bundle)
     return found
-
-
-def on_a_gpu(test: Any) -> Any:
-    return pytest.mark.cuda(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test))
 
 
 @on_a_gpu
