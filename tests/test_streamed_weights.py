@@ -7,12 +7,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from app.cli import main
 from tests.errors import assert_error
 from tests.openai.reference import Reference, save_tiny_model
 from tests.serving import serve
@@ -30,9 +28,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 @contextmanager
-def streaming(reference: Reference, cache: Path, **changed: Any) -> Iterator[httpx.Client]:
-    settings = {"model": str(reference.folder), "weights_device": SHARE, "cache_dir": cache, **changed}
-    with serve(**settings) as url, httpx.Client(base_url=url, timeout=30) as http:
+def streaming(reference: Reference, cache: Path) -> Iterator[httpx.Client]:
+    served = serve(model=str(reference.folder), weights_device=SHARE, cache_dir=cache)
+    with served as url, httpx.Client(base_url=url, timeout=30) as http:
         yield http
 
 
@@ -82,43 +80,3 @@ def test_weights_that_cannot_be_read_fail_the_turn_with_the_reason(reference: Re
         assert http.get("/v1/memory").json()["data"]["device"]["owned_bytes"] == 0
         path.write_bytes(content)
         assert start(http).json()["token_ids"] == reference.greedy(PROMPT, 8)
-
-
-def flags_of(reference: Reference, cache: Path) -> list[str]:
-    """A server of the reference's model on a port that is free."""
-    places = ["--model", str(reference.folder), "--cache-dir", str(cache), "--state-dir", "none"]
-    return [*places, "--kv-device", "4MiB", "--port", "0"]
-
-
-@pytest.mark.usefixtures("engine_in_a_thread")
-def test_a_file_that_is_damaged_keeps_the_server_from_starting(
-    reference: Reference, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with streaming(reference, tmp_path):
-        path = the_file(tmp_path)
-    with path.open("r+b") as file:
-        file.seek(path.stat().st_size // 2)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 1]))
-    assert main(["serve", *flags_of(reference, tmp_path), "--weights-device", str(SHARE)]) == 2
-    said = capsys.readouterr().err
-    assert path.name in said
-    assert "bundle" in said
-
-
-@pytest.mark.usefixtures("engine_in_a_thread")
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--weights-device", "100000"], "--weights-device is 100000 bytes"),
-        (["--weights-device", str(SHARE), "--cuda-graphs"], "--cuda-graphs: the device is cpu"),
-        (["--weights-device", "much"], "--weights-device"),
-        (["--weights-device", str(SHARE), "--chunk-size", "4KiB"], "--chunk-size"),
-    ],
-)
-def test_what_cannot_be_is_refused_at_start(
-    reference: Reference, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], says: str
-) -> None:
-    assert main(["serve", *flags_of(reference, tmp_path), *flags]) == 2
-    assert says in capsys.readouterr().err

@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from app.gpu.attention.batch import Batch
 from app.gpu.device.streams import PASSED, WHOLE, CpuStreams, Event, Run, Stream
-from app.gpu.kv_pools.device import KVPool
 from app.gpu.models.base import LayerStack
 
 aten = torch.ops.aten
@@ -26,10 +25,6 @@ WAITS = {aten._local_scalar_dense.default, aten.nonzero.default, aten._unique2.d
 """Operations that a GPU answers to the host, or whose result has a shape that only the data tell."""
 
 UNINITIALISED = {aten.empty.memory_format, aten.empty_strided.default}
-
-
-class WaitedForDevice(AssertionError):
-    """A step's work has waited for the device, or has read memory of the other side."""
 
 
 class DeferredEvent:
@@ -53,7 +48,7 @@ class DeferredStream:
 
     def __init__(self, device: DeferredDevice) -> None:
         self._device = device
-        self.queue: deque[Callable[[], None] | DeferredEvent] = deque()
+        self.queue: deque[Callable[[], object] | DeferredEvent] = deque()
 
     def record(self) -> Event:
         event = DeferredEvent(self._device)
@@ -76,7 +71,7 @@ class DeferredStream:
 
         self.add(run)
 
-    def add(self, work: Callable[[], None]) -> None:
+    def add(self, work: Callable[[], object]) -> None:
         self.queue.append(work)
         self._device.run_some()
 
@@ -123,15 +118,10 @@ class DeferredDevice(TorchDispatchMode):
         self._own[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    def adopt_pool(self, pool: KVPool) -> KVPool:
-        """Make the pool's tensor the device's memory."""
-        self.adopt(pool.data)
-        return pool
-
     def launch(self, shape: tuple[int, ...], dtype: torch.dtype, work: Callable[[], Tensor]) -> Tensor:
         """A tensor that will be what `work` returns."""
         result = self._immediately(lambda: _poisoned(torch.empty(shape, dtype=dtype)))
-        self._compute.add(lambda: _fill(result, work()))
+        self._compute.add(lambda: result.copy_(work()))
         return self.adopt(result)
 
     def deferred_draw(self, draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -186,7 +176,7 @@ class DeferredDevice(TorchDispatchMode):
         if func.is_view:
             return func(*args, **kwargs)
         if func in WAITS or any(each.dim() for each in tensors if not any(each is own for own in mine)):
-            raise WaitedForDevice(f"{func} waits for the device")
+            raise AssertionError(f"{func} waits for the device, or reads memory of the other side")
         return self._defer(func, args, kwargs)
 
     def _defer(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -237,10 +227,6 @@ class DeferredStack:
 
 def _like(meta: Tensor) -> Tensor:
     return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
-
-
-def _fill(target: Tensor, value: Tensor) -> None:
-    target.copy_(value)
 
 
 def _poisoned(tensor: Tensor) -> Tensor:

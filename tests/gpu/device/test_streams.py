@@ -1,30 +1,48 @@
 """An engine whose device does its work late and in any order that the events allow, against one whose device is a CPU:
-the same tokens, log-probabilities, activations and histories. And whatever wait is left out, it shows.
+the same tokens, log-probabilities, activations and histories. And whatever wait is left out, it shows. And the parts: a
+step's arrays on their way to the device, blocks on their way between the pools, and memory that is pinned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
+import psutil
 import pytest
 import torch
+from torch import Tensor
 
 import app.gpu.kv_pools.host
 import app.gpu.startup.running
+from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp
+from app.domain.errors import FieldOutOfRange
 from app.domain.values import SessionId
+from app.gpu.attention import attention_for
+from app.gpu.device.choice import streams_of
+from app.gpu.device.cuda import CudaStreams
+from app.gpu.device.memory import CudaMemory, allocating
+from app.gpu.device.staging import PAGE_BYTES, Staging
+from app.gpu.device.streams import PASSED, WHOLE, CpuStream, CpuStreams, DeviceStreams, Run
 from app.gpu.engine import Engine
+from app.gpu.graphs.recorder import waiting_forbidden
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.kv_pools.host import HostPool
+from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.sampling import triton_draw
-from app.messages import Event, Open, Token
-from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
-from tests.gpu.conversations import ALONE, CROSSING, CROWD, REWRITTEN, Told, same, submit
+from app.gpu.step.activations import HostTensor
+from app.messages import Arm, Event, Open, Token
+from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
+from tests.gpu.breakpoints.breaking_oracle import data_of
+from tests.gpu.conversations import ALONE, CROSSING, CROWD, REWRITTEN, SAMPLED, SCORED, Scene, Told, same, submit
 from tests.gpu.device.deferring import DeferredDevice, DeferredStack
+from tests.gpu.driving import Driver
 from tests.gpu.planning.scripted import Play, Script
 from tests.gpu.wrapping import WrappedStack
 
@@ -57,7 +75,8 @@ def defer(model: TinyModel, device: DeferredDevice, patch: pytest.MonkeyPatch) -
     """
 
     def make_pool(*sizes: Any, **dtype: Any) -> KVPool:
-        pool = device.adopt_pool(KVPool(*sizes, **dtype))
+        pool = KVPool(*sizes, **dtype)
+        device.adopt(pool.data)
         patch.setattr(HostPool, "late_bytes", 2 * pool.data[0].nbytes)
         return pool
 
@@ -138,3 +157,215 @@ def test_tokens_are_told_while_the_device_runs_the_next_step(
             stage.run()
         assert stage.beside == wanted
         monkeypatch.undo()
+
+
+CPU = torch.device("cpu")
+
+
+class CountingStream(CpuStream):
+    """Notes how many bytes each copy has."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
+        for write, read in runs:
+            self.sizes.append(source[read].nbytes)
+            super().copy(target, source, [(write, read)])
+
+
+def counting_streams() -> tuple[CpuStreams, CountingStream]:
+    """Streams, all of whose copies are noted in one."""
+    streams, counting = CpuStreams(), CountingStream()
+    streams.compute = streams.to_host = streams.to_device = counting
+    return streams, counting
+
+
+def arrays(seed: int, tokens: int) -> list[np.ndarray[Any, Any]]:
+    chooser = np.random.default_rng(seed)
+    return [
+        chooser.integers(0, 1 << 40, tokens),
+        chooser.integers(0, 1 << 20, (3, 5), dtype=np.int32),
+        np.zeros(0, np.int64),
+        chooser.random((tokens, 1), np.float32),
+        chooser.random((2, 1)),
+    ]
+
+
+def assert_arrives(staging: Staging, sent: list[np.ndarray[Any, Any]]) -> None:
+    staging.begin()
+    placed = [staging.put(array) for array in sent]
+    staging.send()
+    for tensor, array in zip(placed, sent, strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), array)
+        assert tensor.data_ptr() % 16 == 0
+
+
+def test_what_is_put_arrives_in_one_copy_but_for_a_step_that_is_larger_than_any_before() -> None:
+    streams, counting = counting_streams()
+    staging = Staging(streams, CPU)
+    for seed, tokens, copies in ((0, 7, 1), (1, 1000, 1), (2, PAGE_BYTES // 6, 3), (3, PAGE_BYTES // 6, 1)):
+        counting.sizes.clear()
+        assert_arrives(staging, [*arrays(seed, tokens), *arrays(seed, 10)])
+        assert len(counting.sizes) == copies
+
+
+def test_a_step_that_was_given_up_leaves_nothing_behind() -> None:
+    staging = Staging(CpuStreams(), CPU)
+    staging.begin()
+    for seed in range(3):
+        staging.put(np.full(PAGE_BYTES // 8, seed))
+    assert_arrives(staging, arrays(0, 10))
+
+
+def test_blocks_go_out_and_come_back_in_pieces_that_leave_gaps_for_others(
+    tiny_llama: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, (streams, counting) = KVPool(tiny_llama.stack, 24, 4), counting_streams()
+    pool.data.normal_(generator=torch.Generator().manual_seed(0))
+    block_bytes = pool.data[0].nbytes
+    monkeypatch.setattr(app.gpu.kv_pools.host, "PIECE_BYTES", 3 * block_bytes + 1)
+    host, before = HostPool(pool, 40, streams), pool.data.clone()
+    host.copy_out(range(24), range(5, 29), PASSED)
+    pool.data.zero_()
+    host.copy_in(range(5, 29), range(24), PASSED)
+    assert torch.equal(pool.data, before)
+    assert counting.sizes == [3 * block_bytes] * 16
+
+
+SIZE = 64 << 20
+
+
+@pytest.mark.parametrize(("code", "free", "says"), [(2, SIZE, "CUDA error 2"), (0, SIZE - 1, "more than is free")])
+def test_memory_that_cannot_be_pinned_or_is_not_there_names_the_setting(
+    code: int, free: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams: CudaStreams = CudaStreams.__new__(CudaStreams)  # its streams would need a device
+    runtime, memory = SimpleNamespace(cudaHostRegister=lambda *_: code), psutil.virtual_memory()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=free))
+    with pytest.raises(FieldOutOfRange, match=says) as refused, allocating("kv_host", SIZE):
+        streams.host_slab((SIZE >> 20, 1 << 20))
+    assert refused.value.param == "kv_host"
+
+
+CUDA, MIB = torch.device("cuda"), 1 << 20
+BUSY_CYCLES = 200_000_000
+"""About a tenth of a second."""
+STEP_CYCLES = 2_000_000
+"""About a millisecond: longer than the host takes to look for messages."""
+
+
+class SlowStack(WrappedStack):
+    """A GPU is done with so small a model before a message can come."""
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        torch.cuda._sleep(STEP_CYCLES)
+        return super().embed(token_ids, positions)
+
+
+def on_a_gpu(test: Any) -> Any:
+    """The test shows what the deferring CPU cannot."""
+    return pytest.mark.cuda(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test))
+
+
+@pytest.fixture(scope="module")
+def streams() -> DeviceStreams:
+    return streams_of(CUDA)
+
+
+@pytest.fixture(scope="module")
+def on_gpu(torch_gpt2: TinyModel) -> TinyModel:
+    stack = load_stack(torch_gpt2.resolved, device=CUDA, dtype=torch.float32, attention=attention_for(CUDA))
+    return TinyModel(torch_gpt2.resolved, stack, torch_gpt2.oracle)
+
+
+def be_busy() -> None:
+    """Give the compute stream something to do."""
+    torch.cuda._sleep(BUSY_CYCLES)
+
+
+@on_a_gpu
+@pytest.mark.parametrize(("scene", "seed"), [(CROWD, 0), (CROWD, 1), (CROWD, 2), (REWRITTEN, 0)])
+def test_clients_are_told_the_same_as_on_a_cpu(
+    torch_gpt2: TinyModel, on_gpu: TinyModel, scene: Scene, seed: int
+) -> None:
+    told, stage = scene.play(replace(on_gpu, stack=SlowStack(on_gpu.stack)), seed)
+    expected, _ = scene.play(torch_gpt2, seed)
+    assert stage.handled_in_flight or scene is not CROWD
+    for found, wanted in zip(told, expected, strict=True):
+        assert same(found, wanted)
+
+
+@on_a_gpu
+def test_nothing_waits_for_the_device_while_a_step_is_launched(on_gpu: TinyModel) -> None:
+    driver = Driver(on_gpu.engine())
+    turns = [driver.submit(driver.open(), prompt(i, 40), 12, each) for i, each in enumerate((SAMPLED, SCORED))]
+    driver.finish(*[driver.submit(driver.open(), prompt(i, 40), 12) for i in range(3)])  # kernels are compiled
+    steered = driver.open()
+    edits = (Edit(EditOp.ADD, 0.7, data_of(vector(0, on_gpu.stack.hidden_size)), max_norm=2.0),)
+    driver.do(Arm(driver.ticket(), steered, Breakpoint("bp_steer", (0, 2), Action.EDIT, edits=edits)))
+    turns.append(driver.submit(steered, prompt(9, 40), 12))
+    while not all(driver.ended(turn) for turn in turns):
+        with waiting_forbidden():
+            driver.take(driver.engine.launch())
+        driver.take(driver.engine.collect())
+    assert driver.memory().kv_owned_bytes
+
+
+@on_a_gpu
+def test_a_large_slab_is_pinned_where_it_is_and_its_copies_overlap_with_compute(streams: DeviceStreams) -> None:
+    slab = streams.host_slab((3, 5 << 20))  # no power of two
+    assert slab.is_pinned()
+    assert not slab.any()
+    there = torch.ones(3, 5 << 20, dtype=torch.uint8, device=CUDA)
+    torch.cuda.synchronize()
+    be_busy()
+    behind = streams.compute.record()
+    streams.to_host.copy(slab, there, [(slice(0, 2), slice(1, 3))])
+    streams.to_host.record().synchronize()
+    assert not behind.query()
+    assert slab[:2].all()
+    assert not slab[2].any()
+
+
+@on_a_gpu
+def test_a_saved_tensor_is_what_it_was_although_its_memory_is_given_away(streams: DeviceStreams) -> None:
+    hidden = torch.arange(1 << 20, dtype=torch.float32, device=CUDA).view(1024, 1024)
+    expected = hidden.cpu()
+    be_busy()
+    doubled = hidden * 2
+    saved = HostTensor.save(doubled, streams)
+    del doubled
+    for _ in range(20):
+        torch.full((1024, 1024), torch.nan, device=CUDA)
+    back = torch.zeros(24, 1024, device=CUDA)
+    saved.load(back, 1000)
+    assert torch.equal(saved.tensor, expected * 2)
+    assert torch.equal(back.cpu(), expected[1000:] * 2)
+
+
+@on_a_gpu
+def test_free_memory_falls_by_what_is_held() -> None:
+    memory = CudaMemory(torch.device("cuda"))
+    torch.zeros(1, device="cuda")  # what PyTorch loads for the first one stays
+    before, pool = memory.free(), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):  # not in a gap between tensors that others have left
+        held = torch.zeros(256 * MIB, dtype=torch.uint8, device="cuda")
+    assert before - memory.free() == pytest.approx(held.nbytes, rel=0.1)
+    del held, pool
+    assert memory.free() == pytest.approx(before, abs=32 * MIB)
+    assert memory.free() < memory.total()
+
+
+@on_a_gpu
+def test_the_peak_is_what_was_held_beyond_what_is_held() -> None:
+    memory = CudaMemory(torch.device("cuda"))
+    kept = [torch.zeros(128 * MIB, dtype=torch.uint8, device="cuda")]
+    memory.reset_peak()
+    kept.append(torch.zeros(32 * MIB, dtype=torch.uint8, device="cuda"))  # first: memory for it alone
+    torch.zeros(256 * MIB, dtype=torch.uint8, device="cuda")
+    torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+    assert 224 * MIB <= memory.peak() <= 360 * MIB
+    memory.reset_peak()
+    assert memory.peak() == 0

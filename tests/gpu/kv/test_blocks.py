@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -113,12 +112,3 @@ def test_free_blocks_make_way_before_prefixes_do() -> None:
     assert pool.find(b"prefix") == prefix
     assert pool.find(b"top") == gap
     assert pool.holders(gap) == 1
-
-
-def test_blocks_released_beside_one_that_nobody_holds_are_free() -> None:
-    pool = BlockPool(4, BLOCK_SIZE)
-    held = pool.allocate(3)
-    with pytest.raises(RuntimeError, match="has no reference"):
-        pool.release([3, *held])
-    pool.check_integrity([])
-    assert pool.available == 4

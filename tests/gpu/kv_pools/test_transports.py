@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.gpu.kv import transport
-from app.gpu.kv.stream import SLICE_BYTES, receive_into
 from app.gpu.kv.transport import OpenWay, SocketTransport, Transport
 from app.gpu.kv_pools.nixl_agent import WINDOW_BYTES, NixlAgent
 from app.gpu.kv_pools.nixl_transport import AGENT, HEAD, MEMORY, NixlTransport
@@ -119,6 +118,17 @@ def says_of_memory(agent: NixlAgent, address: int) -> bytes:
     return HEAD.pack(AGENT, len(agent.metadata), 0) + agent.metadata + HEAD.pack(MEMORY, 100, address)
 
 
+@contextmanager
+def after(said: bytes) -> Iterator[Transport]:
+    """The end that receives over NIXL from a sender that has said this, and then is silent."""
+    ours, theirs = tcp_pair()
+    receiver = receives("nixl")(closing(theirs))
+    with ours:
+        ours.sendall(said)
+        yield receiver
+    receiver.end()
+
+
 @needs_nixl
 def test_memory_that_was_let_go_as_it_was_read_does_not_count() -> None:
     ours, theirs = tcp_pair()
@@ -152,36 +162,29 @@ def test_memory_that_was_let_go_as_it_was_read_does_not_count() -> None:
     ],
 )
 def test_what_no_sender_says_is_refused(said: bytes, why: str) -> None:
-    ours, theirs = tcp_pair()
-    receiver = receives("nixl")(closing(theirs))
-    with ours:
-        ours.sendall(said)
-        with pytest.raises(ConnectionError, match=why):
-            receiver.receive(memoryview(bytearray(1)))
-    receiver.end()
+    with after(said) as receiver, pytest.raises(ConnectionError, match=why):
+        receiver.receive(memoryview(bytearray(1)))
 
 
 @needs_nixl
 def test_no_address_outside_the_senders_pool_is_asked_for() -> None:
-    ours, theirs = tcp_pair()
-    receiver, agent = receives("nixl")(closing(theirs)), NixlAgent(POOL)
-    with ours:
-        ours.sendall(says_of_memory(agent, POOL.data_ptr() - 4096))
-        with pytest.raises(ConnectionError, match="NIXL cannot read"):
-            receiver.receive(memoryview(bytearray(1)))
-    receiver.end()
+    agent = NixlAgent(POOL)
+    with (
+        after(says_of_memory(agent, POOL.data_ptr() - 4096)) as receiver,
+        pytest.raises(ConnectionError, match="NIXL cannot read"),
+    ):
+        receiver.receive(memoryview(bytearray(1)))
 
 
 @needs_nixl
 def test_a_sender_that_is_frozen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
-    ours, theirs = tcp_pair()
-    receiver, agent = receives("nixl")(closing(theirs)), NixlAgent(POOL)
-    with ours:
-        ours.sendall(says_of_memory(agent, POOL.data_ptr()))
-        with pytest.raises(ConnectionError, match="was not read in time"):
-            receiver.receive(memoryview(bytearray(1)))
-    receiver.end()
+    agent = NixlAgent(POOL)
+    with (
+        after(says_of_memory(agent, POOL.data_ptr())) as receiver,
+        pytest.raises(ConnectionError, match="was not read in time"),
+    ):
+        receiver.receive(memoryview(bytearray(1)))
 
 
 def _say_and_freeze(port: int) -> None:
@@ -230,18 +233,3 @@ def test_two_senders_are_read_at_once() -> None:
         for thread in threads:
             thread.join()
         assert came[0] == came[1] == POOL.numpy().data
-
-
-@pytest.mark.parametrize("lengths", [[100], [2 * SLICE_BYTES + 5, 100], [100, SLICE_BYTES - 3, 1, 3 * SLICE_BYTES]])
-def test_the_last_bytes_are_not_waited_for_in_vain(lengths: list[int]) -> None:
-    spans = [memoryview(bytearray(length)) for length in lengths]
-    sent = bytes(range(256)) * (sum(lengths) // 256 + 2)
-    out, into = tcp_pair()
-    with out, into:
-        into.settimeout(SOON_S)
-        for again in (sent, sent[7:]):  # over the same connection, which stays open
-            sending = threading.Thread(target=out.sendall, args=(again[: sum(lengths)],))
-            sending.start()
-            receive_into(into, spans)
-            sending.join()
-            assert b"".join(spans) == again[: sum(lengths)]

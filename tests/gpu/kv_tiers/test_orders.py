@@ -1,17 +1,24 @@
-"""In which order sessions give way, and when prefetches must begin so that all sessions are back in time."""
+"""In which order sessions give way, and when prefetches must begin so that all sessions are back in time. What that
+costs depends on what changes, not on how many sessions there are: counted in calls, not in seconds.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.values import Phase, SessionId
+from app.domain.values import Phase, SessionId, Tier
+from app.gpu.kv_tiers.phases import BLOCKS_A_LOOK, TRIED
 from app.gpu.kv_tiers.prefetch import PrefetchOrder
 from app.gpu.kv_tiers.victims import LAPSE_S, Victims
 from app.gpu.state.sequence import TokenSequence
+from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, Bench, calls_of, tier_of
 
 MARGIN_S = 0.125
 TIMES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4), st.integers(0, 9)), max_size=12)
@@ -54,18 +61,7 @@ def test_only_the_last_word_of_a_session_counts() -> None:
     assert order.take_due(60.0, MARGIN_S, (1.0, 1.0), busy_s=0) == [stays]
 
 
-def test_what_a_restore_moves_is_as_of_the_last_note() -> None:
-    blocks = (0, 0)
-    order = PrefetchOrder(lambda _: blocks)
-    waits = sequence(1, 10.0)
-    order.add(waits)
-    blocks = (3, 3)
-    assert order.take_due(8.0, MARGIN_S, (1.0, 1.0), busy_s=0) == []
-    order.note_moved(waits)
-    assert order.take_due(8.0, MARGIN_S, (1.0, 1.0), busy_s=0) == [waits]
-
-
-NOW, MARGIN_S = 100.0, 0.5
+NOW = 100.0
 
 SESSIONS = st.lists(
     st.tuples(st.sampled_from(list(Phase)), st.none() | st.floats(NOW - 2 * LAPSE_S, NOW + 10), st.integers(1, 9)),
@@ -110,3 +106,90 @@ def test_a_prefetch_takes_room_only_from_those_that_return_later(
     may = [each for each in sequences if each.blocks and rank(each)[0] < 3 and -rank(each)[1] > back_at]
     assert victims.blocks(back_at) == sum(len(each.blocks) for each in may)
     assert set(victims.in_order(back_at)) == set(may)
+
+
+def crowded(number: int) -> tuple[Bench, list[TokenSequence]]:
+    """A device that a session which runs has to itself: others are away, half of which are due."""
+    bench = Bench(device=16, host=8 * number)
+    sessions = []
+    for each in range(2 * number):
+        resume_in_s = 1.0 if each < number else 1000.0
+        sessions.append(bench.session(2 * BLOCK_SIZE, Phase.IO_WAIT, resume_in_s, first_token=each))
+    bench.begin_turn(bench.session(16 * BLOCK_SIZE, first_token=-1))
+    bench.now += 10
+    bench.phases.tick()
+    assert {tier_of(each) for each in sessions} == {Tier.HOST}
+    return bench, sessions
+
+
+def without_host(number: int) -> tuple[Bench, list[TokenSequence]]:
+    """Sessions that would leave the device, and find no room on the host."""
+    bench = Bench(device=2 * number, host=0, disk=0)
+    sessions = [bench.session(2 * BLOCK_SIZE, first_token=each) for each in range(number)]
+    for sequence in sessions:
+        bench.phases.signal(sequence, Phase.IO_WAIT, 1000.0)
+    bench.phases.tick()
+    bench.placement.take_placed()
+    return bench, sessions
+
+
+@pytest.mark.parametrize("make", [crowded, without_host])
+@pytest.mark.parametrize("what", ["a look without news", "a word of one session"])
+def test_a_look_costs_the_same_beside_ten_times_as_many_sessions(
+    make: Callable[[int], tuple[Bench, list[TokenSequence]]], what: str
+) -> None:
+    counts = []
+    for number in (40, 400):
+        bench, sessions = make(number)
+        if what == "a look without news":
+            bench.placement.changed = True
+            counts.append(calls_of(bench.phases.tick))
+        else:
+            counts.append(calls_of(partial(bench.phases.signal, sessions[-1], Phase.IO_WAIT, 900.0)))
+        assert make is crowded or bench.placement.take_placed() == []
+    few, many = counts
+    assert many < 1.2 * few
+
+
+def test_room_for_a_small_session_is_used_although_larger_ones_come_first() -> None:
+    bench = Bench(device=16, host=64)
+    large = [bench.session(5 * BLOCK_SIZE, Phase.IO_WAIT, 1.0, first_token=number) for number in range(TRIED - 1)]
+    small = bench.session(2 * BLOCK_SIZE, Phase.IO_WAIT, 2.0, first_token=-1)
+    bench.begin_turn(bench.session(13 * BLOCK_SIZE, first_token=-2))
+    bench.now += 10
+    bench.phases.tick()
+    assert (tier_of(small), {tier_of(each) for each in large}) == (Tier.DEVICE, {Tier.HOST})
+
+
+def test_a_look_begins_a_part_of_many_prefetches_and_the_next_goes_on() -> None:
+    count, blocks = 10, BLOCKS_A_LOOK // 4
+    bench = Bench(device=count * blocks, host=count * blocks)
+    sessions = [bench.session(blocks * BLOCK_SIZE, first_token=number) for number in range(count)]
+    for sequence in sessions:
+        bench.phases.signal(sequence, Phase.IO_WAIT, 1000.0)
+    bench.finish()
+    bench.overwrite_device()
+    bench.now += 1000
+    bench.phases.tick()
+    assert [tier_of(each) for each in sessions].count(Tier.TO_DEVICE) == 4
+    assert bench.phases.next_alarm() == bench.now
+    bench.phases.tick()
+    assert [tier_of(each) for each in sessions].count(Tier.TO_DEVICE) == 8
+    bench.finish()
+    assert {tier_of(each) for each in sessions} == {Tier.DEVICE}
+
+
+def test_those_who_give_way_look_for_room_on_a_full_host_once() -> None:
+    counts = []
+    for number in (20, 200):
+        bench = Bench(device=2 * number, host=2 * number, disk=4 * number)
+        for each in range(number):
+            bench.placed(2, Tier.HOST, first_token=each)
+        for each in range(number):
+            bench.session(2 * BLOCK_SIZE, first_token=-1 - each)
+        turn = bench.session(0)
+        bench.begin_turn(turn)
+        counts.append(calls_of(partial(bench.placement.eviction.make_room, 2 * number, turn)))
+        assert bench.orders()
+    few, many = counts
+    assert many < 15 * few

@@ -9,23 +9,15 @@ import pytest
 from app.domain.values import KVPolicy, Phase, Tier
 from app.gpu.kv.moves import Moved, MoveKind
 from app.gpu.kv_tiers.victims import LAPSE_S
-from app.gpu.state.sequence import TokenSequence
 from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, Bench, tier_of
 
 
-def test_it_comes_back_a_margin_before_the_session_does() -> None:
+def test_ready_turns_a_move_round() -> None:
     bench = Bench()
-    sequence = bench.session(10, Phase.IO_WAIT, 10.0)
-    assert tier_of(sequence) is Tier.HOST
-    bench.overwrite_device()
-    alarm = bench.phases.next_alarm()
-    assert alarm is not None
-    assert 109.8 < alarm < 109.9
-    bench.now = alarm - 0.01
-    bench.phases.tick()
-    assert tier_of(sequence) is Tier.HOST
-    bench.now = alarm
-    bench.tick()
+    sequence = bench.session(12)
+    bench.phases.signal(sequence, Phase.IO_WAIT, None)
+    assert tier_of(sequence) is Tier.TO_HOST
+    bench.phases.signal(sequence, Phase.READY, None)
     assert tier_of(sequence) is Tier.DEVICE
 
 
@@ -41,16 +33,6 @@ def test_a_gap_shorter_than_the_move_is_not_worth_one() -> None:
     assert bench.orders() == []
 
 
-def test_the_earliest_return_comes_back_first_when_there_is_room_for_one() -> None:
-    bench = Bench(device=4)
-    bench.session(12, Phase.IO_WAIT, 50.0)
-    soon = bench.session(12, Phase.IO_WAIT, 40.0)
-    bench.overwrite_device()
-    bench.now = 149.95
-    bench.phases.tick()
-    assert [move.session for move in bench.orders()] == [soon.session]
-
-
 def test_nobody_loses_kv_for_one_that_nobody_waits_for_yet() -> None:
     bench = Bench(device=4, host=3, disk=0)
     returns = bench.session(12, Phase.IO_WAIT, 5.0)
@@ -60,17 +42,6 @@ def test_nobody_loses_kv_for_one_that_nobody_waits_for_yet() -> None:
     bench.tick()
     assert tier_of(stays) is Tier.DEVICE
     assert (tier_of(returns), bench.placement.lower.dropped) == (Tier.HOST, 0)
-
-
-def test_idle_goes_down_to_disk_and_ready_brings_it_all_the_way_back() -> None:
-    bench = Bench()
-    sequence = bench.session(10)
-    assert [move.kind for move in bench.signal(sequence, Phase.IDLE)] == [MoveKind.OUT, MoveKind.TO_DISK]
-    assert tier_of(sequence) is Tier.DISK
-    assert bench.host.owned == 0
-    bench.overwrite_device()
-    assert [move.kind for move in bench.signal(sequence, Phase.READY)] == [MoveKind.FROM_DISK, MoveKind.IN]
-    assert tier_of(sequence) is Tier.DEVICE
 
 
 @pytest.mark.parametrize("policy", [KVPolicy.LRU, KVPolicy.NONE])
@@ -118,17 +89,6 @@ def test_who_finds_no_room_on_the_host_leaves_when_there_is_some() -> None:
     assert tier_of(large) is Tier.HOST
 
 
-def test_who_finds_no_room_on_the_host_looks_for_disk_that_can_be_written_again() -> None:
-    bench = Bench(device=16, host=3)
-    away, stays = bench.session(12), bench.session(12, first_token=1)
-    bench.signal(away, Phase.IO_WAIT)
-    bench.placement.lower.save_failed()
-    bench.signal(stays, Phase.IO_WAIT)
-    assert (tier_of(away), tier_of(stays)) == (Tier.HOST, Tier.DEVICE)
-    bench.tick(11.0)
-    assert (tier_of(away), tier_of(stays)) == (Tier.DISK, Tier.HOST)
-
-
 def test_making_room_for_a_session_never_takes_from_that_session() -> None:
     """Whoever gives way needs the host blocks of the one that it gives way to."""
     bench = Bench(device=7, host=7, disk=2)
@@ -154,26 +114,7 @@ def test_a_rewind_leaves_the_signal_in_force() -> None:
 
 
 def test_while_nothing_changes_those_who_wait_for_room_are_not_looked_at_again() -> None:
-    bench, looks, blocking, waiting = one_waits_for_the_room_of_another()
-    for _ in range(1000):
-        bench.phases.tick()
-    assert len(looks) == 1
-    assert (tier_of(blocking), tier_of(waiting)) == (Tier.DEVICE, Tier.HOST)
-    bench.close(blocking)
-    assert bench.phases.next_alarm() == bench.now
-    bench.tick()
-    assert tier_of(waiting) is Tier.DEVICE
-
-
-def test_a_session_that_does_not_return_when_it_said_no_longer_keeps_others_out() -> None:
-    bench, _, blocking, waiting = one_waits_for_the_room_of_another()
-    assert bench.tick(20) == []
-    bench.tick(10)
-    assert (tier_of(blocking), tier_of(waiting)) == (Tier.HOST, Tier.DEVICE)
-
-
-def one_waits_for_the_room_of_another() -> tuple[Bench, list[float], TokenSequence, TokenSequence]:
-    """A session that is wanted back while one that is about to return has the device; each look at it is recorded."""
+    """A session is wanted back while one that is about to return has the device."""
     looks: list[float] = []
 
     def headroom() -> int:
@@ -187,7 +128,14 @@ def one_waits_for_the_room_of_another() -> tuple[Bench, list[float], TokenSequen
     bench.phases.signal(blocking, Phase.READY, None)
     bench.now += 5
     bench.phases.signal(waiting, Phase.READY, None)
-    return bench, looks, blocking, waiting
+    for _ in range(1000):
+        bench.phases.tick()
+    assert len(looks) == 1
+    assert (tier_of(blocking), tier_of(waiting)) == (Tier.DEVICE, Tier.HOST)
+    bench.close(blocking)
+    assert bench.phases.next_alarm() == bench.now
+    bench.tick()
+    assert tier_of(waiting) is Tier.DEVICE
 
 
 class SlowMover:

@@ -86,7 +86,10 @@ class TierMachine(PlanningMachine):
 
     @rule(session=sessions)
     def leave_the_host(self, session: SessionId) -> None:
+        """Copies of what is on the device go at once."""
         self.handler.handle(FreeHost(next(self.tickets), session))
+        [sequence] = [each for each in self.handler.sequences if each.session == session]
+        assert not (sequence.blocks and sequence.host_blocks) or sequence.busy or sequence.moving
         self.collect()
 
     def ready(self) -> list[Move]:
@@ -247,19 +250,6 @@ class GuaranteedMachine(TierMachine):
                 assert sequence.tier in (Tier.DEVICE, None) or sequence.waits
 
 
-TestTiers = TierMachine.TestCase
-
-TestTiers.settings = settings(stateful_step_count=80)
-
-TestLru = LruMachine.TestCase
-
-TestLru.settings = settings(stateful_step_count=80)
-
-TestGuaranteed = GuaranteedMachine.TestCase
-
-TestGuaranteed.settings = settings(stateful_step_count=80)
-
-
 class EndingMachine(TierMachine):
     """The disk has room for all. The host has less than the device, and room for the longest context."""
 
@@ -305,8 +295,9 @@ class EndingMachine(TierMachine):
         super().teardown()
 
 
-TestEnding = EndingMachine.TestCase
-
+TestTiers, TestLru = TierMachine.TestCase, LruMachine.TestCase
+TestGuaranteed, TestEnding = GuaranteedMachine.TestCase, EndingMachine.TestCase
+TestTiers.settings = TestLru.settings = TestGuaranteed.settings = settings(stateful_step_count=80)
 TestEnding.settings = settings(stateful_step_count=60)
 
 SESSIONS, CONTEXT, NEW, ANSWER = 6, 28, 3, 4

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.domain.values import KVPolicy, Phase, Tier
+from app.gpu.kv.file import write_kv_file
+from app.gpu.kv.header import KVFileHeader, KVIdentity
 from app.messages import FreeHost, SetPhase
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
@@ -27,6 +31,11 @@ def kv_dtype(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def driver(model: ResolvedModel, kv_dtype: str) -> Driver:
     return Driver(make_engine(model, kv_dtype=kv_dtype, host_blocks=200, policy=KVPolicy.SIGNAL))
+
+
+@pytest.fixture
+def disk_driver(model: ResolvedModel, tmp_path: Path) -> Driver:
+    return Driver(make_engine(model, host_blocks=50, policy=KVPolicy.SIGNAL, kv_dir=tmp_path))
 
 
 def test_io_wait_frees_the_device_and_ready_brings_everything_back(driver: Driver, oracle: Any) -> None:
@@ -115,30 +124,42 @@ def test_kv_that_must_leave_the_host_goes_to_disk_or_is_lost(
     assert driver.tokens(second) == expected(oracle, history, 5)
 
 
-def test_copies_of_kv_on_the_device_leave_the_host_and_nothing_is_computed_again(driver: Driver) -> None:
+def flip_a_bit(path: Path, _: KVIdentity) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def put_another_models_there(path: Path, identity: KVIdentity) -> None:
+    blocks = [memoryview(bytes(identity.layout.block_bytes))] * 2
+    write_kv_file(path, KVFileHeader(replace(identity, fingerprint="another model"), [0] * 8, 8), blocks)
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, lambda path, _: path.unlink(), put_another_models_there])
+def test_a_file_that_cannot_be_read_is_recomputed(
+    disk_driver: Driver, oracle: Any, tmp_path: Path, damage: Callable[[Path, KVIdentity], None]
+) -> None:
+    """The failure is counted."""
+    driver = disk_driver
+    session, start = driver.open(), prompt(1, 30)
+    first = driver.answer(session, start, 5)
+    driver.signal(session, Phase.IDLE)
+    assert driver.memory().sessions_by_tier == {Tier.DISK: 1}
+    driver.generate(prompt(2, 600), 1)  # nothing of the session is left in the prefix cache
+    [path] = tmp_path.iterdir()
+    damage(path, driver.mover.identity)
+    turn = driver.answer(session, [7], 6)
+    assert driver.tokens(turn) == expected(oracle, [*start, *driver.tokens(first), 7], 6)
+    assert driver.end(turn).usage.tokens_recomputed > 0
+    assert driver.memory().counts.disk_failures == 1
+
+
+def test_a_file_that_cannot_be_written_leaves_the_session_on_the_host(disk_driver: Driver, tmp_path: Path) -> None:
+    driver = disk_driver
     session = driver.open()
     driver.answer(session, prompt(1, 30), 5)
-    driver.signal(session, Phase.IO_WAIT)
-    driver.signal(session, Phase.READY)
-    assert driver.place(session).host_bytes > 0
-    driver.do(FreeHost(driver.ticket(), session))
-    assert driver.place(session).host_bytes == 0
-    again = driver.answer(session, prompt(2, 3), 1)
-    assert driver.end(again).usage.cached_tokens >= 30
-
-
-def test_kv_of_a_running_turn_follows_from_its_tokens_and_is_not_told_at_each(model: ResolvedModel) -> None:
-    driver = Driver(make_engine(model, max_draft_tokens=0))  # a step adds one token, however fast the machine is
-    session = driver.open()
-    turn = driver.submit(session, prompt(1, 40), 30)
-    sequence, sizes, told = driver.sequence(session), [], 0
-    while not driver.ended(turn):
-        driver.take(driver.engine.step())
-        placed = driver.handler.placed()
-        driver.take(placed)
-        told += len(placed)
-        sizes.append(driver.places[session].grown(len(sequence.tokens)).device_bytes)
-        assert sizes[-1] == len(sequence.blocks) * driver.placement.tiers.block_bytes
-    assert sizes == sorted(sizes)
-    assert len(set(sizes)) == 3 + 8, "three parts of the prompt, then a block for four tokens at a time"
-    assert told < 6, "parts of the prompt and the end are told, decoded tokens are not"
+    (tmp_path / f"{session}.safetensors").mkdir()  # nothing can be renamed to this
+    driver.signal(session, Phase.IDLE)
+    assert driver.memory().sessions_by_tier == {Tier.HOST: 1}
+    assert driver.memory().counts.disk_failures == 1
+    assert driver.end(driver.answer(session, [7], 6)).usage.tokens_recomputed == 0

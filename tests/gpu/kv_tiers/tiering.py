@@ -95,7 +95,6 @@ class Bench:
         return sequence
 
     def signal(self, sequence: TokenSequence, phase: Phase, resume_in_s: float | None = None) -> list[Move]:
-        """Say the phase, and let everything move that moves."""
         self.phases.signal(sequence, phase, resume_in_s)
         return self.finish()
 
@@ -106,23 +105,19 @@ class Bench:
         return self.finish()
 
     def load(self, sequence: TokenSequence) -> None:
-        """From disk to the host."""
         self.tiers.files.load(sequence)
         self.finish()
 
     def restore(self, sequence: TokenSequence) -> list[Move]:
-        """From the host to the device."""
         assert self.tiers.restore(sequence)
         return self.finish()
 
     def park(self, sequence: TokenSequence) -> list[Move]:
-        """From the device to the host."""
         assert self.tiers.park(sequence)
         self.placement.refile(sequence)
         return self.finish()
 
     def make_room(self, blocks: int, *, or_some: bool = False) -> bool:
-        """Device blocks for a session that asks for them."""
         return self.placement.eviction.make_room(blocks, TokenSequence(SessionId("asks"), b""), or_some=or_some)
 
     def begin_turn(self, sequence: TokenSequence) -> TurnState:

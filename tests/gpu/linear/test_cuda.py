@@ -16,9 +16,9 @@ from app.gpu.linear.base import Linear
 from app.gpu.linear.cuda.triton_float8 import ROW_TILE, round_rows
 from app.gpu.linear.cuda.triton_matmul import TILE_INPUTS, TILE_OUTPUTS, TILE_ROWS, matmul
 from app.gpu.linear.cuda.triton_vector import TILE, WIDE_TILE, matvec
-from app.gpu.linear.dense import DenseLinear
 from app.gpu.linear.eight_bits import FLOAT8, INT8, float8_parts, quantize
 from app.gpu.linear.matrix import BlockMatrix, dense_of
+from tests.gpu.oracle import rounded
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -45,12 +45,6 @@ def layer(weight: BlockMatrix, bias: Tensor | None, dtype: torch.dtype, *, invar
     """As a GPU has it."""
     maker = linear_maker(torch.device("cuda"), dtype, streamed=False, batch_invariant=invariant)
     return maker(weight, bias)
-
-
-def rounded(x: Tensor) -> Tensor:
-    """Each row as float8, with the least power of two as its scale that brings it within 448."""
-    scales = (x.double().abs().amax(1, keepdim=True) / 448).log2().ceil().exp2()
-    return (x.double() / scales).to(torch.float8_e4m3fn).double() * scales
 
 
 def assert_product(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
@@ -93,7 +87,9 @@ def test_products_of_8_bits(shape: tuple[int, int], dtype: torch.dtype, invarian
     for rows in ROWS:
         x, offset = draw(rows, shape[1], dtype=dtype), bias if rows % 2 else None
         y = layer(weight, offset, dtype, invariant=invariant)(x)
-        assert_product(y, rounded(x) if kind == FLOAT8 else x, dense_of(weight), offset, dtype)
+        assert_product(
+            y, rounded(x.double(), torch.float8_e4m3fn) if kind == FLOAT8 else x, dense_of(weight), offset, dtype
+        )
 
 
 @pytest.mark.skipif(not has_float8, reason="the device has no float8")
@@ -159,14 +155,3 @@ def test_a_weight_that_comes_later_has_the_place_that_was_said(kind: str, invari
         assert came.tensor.is_contiguous()
         cell.tensor = came.tensor
     assert torch.equal(later(x), stays(x))
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not ON_GPU, reason="there is no CUDA device")
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_a_layer_on_cuda_gives_a_row_alone_what_it_gives_it_among_others(dtype: torch.dtype) -> None:
-    x, weight = draw(9, 600, dtype=dtype), draw(300, 600, dtype=dtype)
-    linear = DenseLinear(weight)
-    alone = torch.cat([linear(row[None]) for row in x])
-    assert torch.equal(alone[:1], matvec(x[:1], weight, None))
-    torch.testing.assert_close(alone, linear(x), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 600**0.5)

@@ -1,30 +1,44 @@
-"""Dense layers of a CPU against the matrix product in float64, and matrices in blocks, as gguf has them or rounded to 8
-bits: integers as gguf rounds them, float8 to the nearest.
+"""Layers of a CPU against the matrix product in float64, with weights as they are, in panels, in pairs for bfloat16 or
+in quantized blocks: the same bits from memory and from a file, alone and in company. Blocks have the values that gguf
+gives them, float8 is the nearest.
 """
 
 from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.gpu.linear import linear_maker
 from app.gpu.linear.base import Linear
+from app.gpu.linear.cpu.layers import PairLinear, PanelLinear, multiply_as_kept, multiply_in_bfloat16
+from app.gpu.linear.cpu.packing import to_pairs, to_panels
+from app.gpu.linear.cpu.panels import PanelShape, multiply, multiply_from_file
+from app.gpu.linear.cpu.tile import ROWS
+from app.gpu.linear.cpu.weights import PANEL
 from app.gpu.linear.dense import DenseLinear
-from app.gpu.linear.eight_bits import FLOAT8, INT8, dequantize, float8_parts, quantize, row_bytes
-from app.gpu.linear.float8 import round_to_float8
-from app.gpu.linear.matrix import BlockMatrix, dense_of, look_up, split, stack
+from app.gpu.linear.eight_bits import FLOAT8, INT8, dequantize, float8_parts, quantize
+from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of, look_up, split, stack
 from app.gpu.linear.tiled import tiled_maker
+from app.gpu.weight_files.layout import host_bytes
+from tests.gpu.linear.blocks import EXTREME, HALVES, draw_blocks
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 SHAPES = [(1, 1), (7, 5), (96, 64), (576, 1536)]
 
 
-def draw(*shape: int, dtype: torch.dtype) -> Tensor:
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
@@ -61,14 +75,6 @@ def test_a_product_and_the_bits_of_a_streamed_weight(
             tolerance = TOLERANCE[dtype]
             torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance * inputs**0.5)
             assert torch.equal(streamed(x), y), f"{tokens} tokens"
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("tokens", [1, 5])
-def test_rows_of_a_half_type_need_not_be_contiguous(tokens: int, streamed: bool) -> None:
-    linear = make(draw(24, 16, dtype=torch.bfloat16), streamed=streamed)
-    x = draw(tokens, 40, dtype=torch.bfloat16)[:, 8:24]
-    torch.testing.assert_close(linear(x), linear(x.contiguous()), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -128,15 +134,6 @@ def test_a_number_becomes_the_nearest_float8() -> None:
         assert torch.equal((row - found * scale).abs(), (row[:, None] - grid * scale).abs().min(1).values)
 
 
-def test_a_scale_is_the_least_power_of_two_that_holds_the_row() -> None:
-    peaks = torch.tensor([448.0, 448.01, 1.75, 1.7500001, 0.0, 3e38, 1e-37])
-    _, scales = round_to_float8(peaks[:, None] * torch.tensor([0.5, -1.0]))
-    assert torch.equal(scales[:, 0].log2() % 1, torch.zeros(7))
-    assert scales[:4, 0].tolist() == [1.0, 2.0, 2.0**-8, 2.0**-7]
-    assert (peaks <= 448 * scales[:, 0].double()).all()
-    assert (peaks[:6] > 224 * scales[:6, 0].double())[[0, 1, 2, 3, 5]].all()
-
-
 @pytest.mark.parametrize("odd", [torch.inf, -torch.inf, torch.nan])
 def test_a_row_with_a_number_that_is_not_finite_is_not_a_number(odd: float) -> None:
     values = torch.tensor([[1.0, odd], [1.0, 2.0]])
@@ -167,8 +164,164 @@ def test_what_is_joined_keeps_its_type_where_all_have_it_and_becomes_float32_els
     assert not isinstance(mixed, BlockMatrix)
 
 
-@pytest.mark.parametrize("kind", [INT8, FLOAT8])
-def test_the_size_is_known_on_meta(kind: str) -> None:
-    rows = quantize(kind, torch.empty(40, 96, dtype=torch.bfloat16, device="meta"))
-    assert tuple(rows.shape) == (40, row_bytes(kind, 96)) == tuple(quantize(kind, draw_uneven(40, 96)).shape)
-    assert tuple(dequantize(kind, rows).shape) == (40, 96)
+KINDS = list(HALVES)
+COUNTS = (*range(2 * ROWS + 2), 64)
+
+
+def kept(kind: str, outputs: int, inputs: int) -> tuple[Tensor, PanelShape]:
+    """Random weights in panels, of about so many inputs."""
+    if kind == "pairs":
+        matrix: Matrix = draw(outputs, 2 * inputs)
+    elif kind in KINDS:
+        matrix = draw_blocks(kind, outputs, -(-inputs // 32))
+    else:
+        matrix = draw(outputs, inputs).to(getattr(torch, kind))
+    panels, format = to_pairs(matrix) if kind == "pairs" else to_panels(matrix)
+    return panels, PanelShape(len(panels), matrix.shape[1], format)
+
+
+@pytest.mark.usefixtures("one_thread")  # which puts back how many there were
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "pairs", "Q8_0", "Q4_1", "Q6_K"])
+@given(
+    rows=st.integers(0, 3 * ROWS),
+    outputs=st.integers(1, 12 * PANEL),
+    inputs=st.integers(1, 70),
+    offset=st.integers(0, 5000),
+    part=st.integers(1, 5),
+    threads=st.integers(1, 2),
+)
+def test_a_product_from_a_file_has_the_bits_of_one_from_memory(
+    kind: str, rows: int, outputs: int, inputs: int, offset: int, part: int, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    panels, shape = kept(kind, outputs, inputs)
+    shape.part, shape.part_bytes = part, part * shape.panel_bytes
+    x = draw(rows, shape.inputs).to(shape.dtype)
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(offset) + host_bytes(panels).tobytes())
+        file.flush()
+        found = multiply_from_file(x, file.fileno(), offset, shape)
+        assert found is not None
+        assert torch.equal(found, multiply(x, panels, shape))
+        os.ftruncate(file.fileno(), offset + panels.nbytes - 1)
+        assert multiply_from_file(x, file.fileno(), offset, shape) is None
+    assert multiply_from_file(x, -1, 0, shape) is None
+
+
+@given(rows=st.integers(0, 3 * ROWS), outputs=st.integers(1, 5 * PANEL), pairs=st.integers(1, 700))
+def test_a_product_is_that_of_the_values(rows: int, outputs: int, pairs: int) -> None:
+    """In bfloat16: of the values as that rounds them."""
+    x, weight = draw(rows, 2 * pairs), draw(outputs, 2 * pairs)
+    y = PanelLinear(weight)(x)
+    torch.testing.assert_close(y.double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-5 * pairs)
+    y = PairLinear(weight)(x)
+    assert y.dtype is torch.float32
+    expected = x.bfloat16().double() @ weight.bfloat16().double().T
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5 * pairs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_have_the_values_that_gguf_gives_them(kind: str) -> None:
+    matrix = draw_blocks(kind, 100, 3, EXTREME)
+    expected = matrix.dequantize()
+    assert expected.isfinite().all()
+    assert torch.equal(PanelLinear(matrix)(torch.eye(matrix.shape[1])).T, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer"),
+    [
+        ("bfloat16", PanelLinear),
+        ("float16", PanelLinear),
+        ("Q8_0", PanelLinear),
+        ("Q4_1", PanelLinear),
+        ("Q4_K", PanelLinear),
+        ("Q8_0", PairLinear),
+        ("Q4_1", PairLinear),
+    ],
+)
+def test_weights_of_a_smaller_type_give_the_bits_of_float32_weights(kind: str, layer: Callable[..., Linear]) -> None:
+    if kind in KINDS:
+        matrix: Matrix = draw_blocks(kind, 70, 8)
+        values = draw_blocks(kind, 70, 8).dequantize()
+    else:
+        matrix = draw(70, 33).to(dtype := getattr(torch, kind))
+        matrix[0, 0], matrix[1, 0] = torch.finfo(dtype).smallest_normal / 4, -torch.finfo(dtype).max
+        values = matrix.float()
+    small, whole = layer(matrix), layer(values)
+    assert small.weights[0].tensor.nbytes < whole.weights[0].tensor.nbytes
+    for rows in COUNTS:
+        x = draw(rows, values.shape[1])
+        assert torch.equal(small(x), whole(x)), f"{rows} rows"
+
+
+def test_a_kind_that_no_kernel_reads_becomes_float32() -> None:
+    values = np.random.default_rng(0).normal(size=(40, 256)).astype(np.float32)
+    rows = gguf.quants.quantize(values, gguf.GGMLQuantizationType.TQ2_0)
+    matrix, x = BlockMatrix("TQ2_0", torch.from_numpy(rows), (40, 256)), draw(3, 256)
+    assert torch.equal(PanelLinear(matrix)(x), PanelLinear(matrix.dequantize())(x))
+
+
+@pytest.mark.parametrize("layer", [PanelLinear, PairLinear])
+@pytest.mark.parametrize("inputs", [2, 200, 1100])
+def test_a_row_has_the_same_bits_in_any_company(layer: Callable[..., Linear], inputs: int) -> None:
+    weight, bias, x = draw(70, inputs), draw(70), draw(3 * ROWS + 3, inputs)
+    linear = layer(weight, bias)
+    whole = linear(x)
+    assert torch.equal(whole, layer(weight)(x) + bias), "a bias is added as it is"
+    for rows in range(1, len(x) + 1):
+        assert torch.equal(linear(x[-rows:]), whole[-rows:]), f"{rows} rows"
+
+
+def test_what_is_rounded_to_bfloat16() -> None:
+    """Inputs for weights of bfloat16 where products are as weights are kept; nothing where there are no pairs."""
+    x, weight = draw(4, 32), draw(6, 32)
+    assert torch.equal(multiply_as_kept(weight.bfloat16())(x), PairLinear(weight)(x))
+    assert torch.equal(multiply_as_kept(weight)(x), PanelLinear(weight)(x))
+    assert torch.equal(multiply_as_kept(weight.half())(x), PanelLinear(weight.half())(x))
+    assert torch.equal(multiply_in_bfloat16(weight[:, :9])(x[:, :9]), PanelLinear(weight[:, :9])(x[:, :9]))
+
+
+@given(rows=st.integers(1, 20), first=st.integers(0, 5), streamed=st.booleans())
+def test_rows_may_lie_anywhere(rows: int, first: int, streamed: bool) -> None:
+    weight, wide = draw(70, 20), draw(rows, 40)
+    panels = PanelLinear(weight)
+    for x in (wide[:, first : first + 20], draw(20, rows).T, draw(1, 20).expand(rows, 20)):
+        assert torch.equal(panels(x), panels(x.contiguous()))
+    half, x = make(weight.bfloat16(), streamed=streamed), wide.bfloat16()[:, first : first + 20]
+    assert torch.equal(half(x), half(x.contiguous()))
+
+
+@dataclass
+class InFile:
+    """A place in a file, which changes as soon as anybody has asked whether it still has what was `stored` there."""
+
+    file: int
+    stored: Tensor
+    intact: bool = True
+    offset: int = 0
+    brought: int = 0
+
+    def is_intact(self) -> bool:
+        os.pwrite(self.file, host_bytes(self.stored).tobytes(), 0)
+        return self.intact
+
+    def bring(self) -> Tensor:
+        self.brought += 1
+        return self.stored
+
+
+def test_a_product_of_what_was_not_stored_is_made_again_from_memory() -> None:
+    stored, _ = to_panels(draw(70, 20))
+    linear, x = PanelLinear(torch.empty(70, 20, device="meta")), draw(3, 20)
+    [weight] = linear.weights
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(stored.nbytes))
+        file.flush()
+        weight.place = place = InFile(file.fileno(), stored)
+        assert not linear(x).any(), "it is read where it is, before it is looked at"
+        assert place.brought == 0
+        place.intact = False
+        for _ in range(2):
+            assert torch.equal(linear(x), PanelLinear(draw(70, 20))(x))
+        assert place.brought == 1, "it is in memory now"

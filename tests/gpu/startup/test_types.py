@@ -1,4 +1,6 @@
-"""As what matrices are kept and multiplied, and as what KV is kept: what is asked for, and what a machine can."""
+"""As what matrices are kept and multiplied, as what KV is kept, and where turns draft: what is asked for, what a
+machine can, and that drafts change no token there: eight tokens at once have the bits that each has alone.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,24 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
+from app.gpu.attention import attention_for
+from app.gpu.attention.batch import make_batch
 from app.gpu.device.choice import choose_kv_dtype
+from app.gpu.kv_pools.device import KVPool
 from app.gpu.linear.base import Products
+from app.gpu.models import load_stack
+from app.gpu.models.base import LayerStack
+from app.gpu.programs.run import layer_by_layer
 from app.gpu.startup import products
+from app.gpu.startup.drafts import choose_draft_tokens
 from app.gpu.startup.loader import load_engine
 from app.gpu.startup.products import attends_in_bfloat16, choose_products
 from app.gpu.startup.weights_dtype import require_float8, require_weights_dtype
+from app.gpu.step.walk import whole_pass
 from app.model_store.resolve import ResolvedModel, resolve
-from app.settings import Settings
+from app.settings import DRAFT_TOKENS, Settings
 from tests.gpu.driving import Driver
-from tests.gpu.models.oracle import CASES, tiny_config
+from tests.gpu.models.oracle import CASES, build_model, save_model, tiny_config
 from tests.gpu.oracle import greedy_tokens
 from tests.gpu.tiny_engine import make_engine, model, prompt
 
@@ -31,6 +41,7 @@ __all__ = ["model"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+LLAMA = ResolvedModel("tiny", tiny_config("llama"), None, 0)
 
 
 class RoundedLinear(torch.nn.Linear):
@@ -102,64 +113,32 @@ def test_bfloat16_is_refused_where_pytorch_multiplies(device: str, dtype: torch.
 
 
 @pytest.mark.parametrize(
-    ("multiplied", "checkpoint", "kept", "expected"),
+    ("multiplied", "stored", "kept", "expected"),
     [
-        (Products.FLOAT32, torch.bfloat16, WeightsDtype.CHECKPOINT, False),
-        (Products.BFLOAT16, torch.float32, WeightsDtype.CHECKPOINT, True),
-        (Products.AS_KEPT, torch.bfloat16, WeightsDtype.CHECKPOINT, True),
-        (Products.AS_KEPT, torch.float32, WeightsDtype.CHECKPOINT, False),
-        (Products.AS_KEPT, torch.float32, WeightsDtype.BFLOAT16, True),
-        (Products.AS_KEPT, torch.bfloat16, WeightsDtype.INT8, False),
+        (Products.FLOAT32, {"dtype": torch.bfloat16}, WeightsDtype.CHECKPOINT, False),
+        (Products.BFLOAT16, {"dtype": torch.float32}, WeightsDtype.CHECKPOINT, True),
+        (Products.AS_KEPT, {"dtype": torch.bfloat16}, WeightsDtype.CHECKPOINT, True),
+        (Products.AS_KEPT, {"dtype": "bfloat16"}, WeightsDtype.CHECKPOINT, True),
+        (Products.AS_KEPT, {"dtype": "float32"}, WeightsDtype.CHECKPOINT, False),
+        (Products.AS_KEPT, {}, WeightsDtype.CHECKPOINT, False),
+        (Products.AS_KEPT, {"dtype": torch.float32}, WeightsDtype.BFLOAT16, True),
+        (Products.AS_KEPT, {"dtype": torch.bfloat16}, WeightsDtype.INT8, False),
     ],
 )
 def test_prompts_attend_in_bfloat16_where_all_matrices_are_multiplied_in_it(
-    multiplied: Products,
-    checkpoint: torch.dtype,
-    kept: WeightsDtype,
-    expected: bool,
-    tmp_path: Path,
-    model: ResolvedModel,
+    multiplied: Products, stored: dict[str, Any], kept: WeightsDtype, expected: bool
 ) -> None:
-    assert model.folder is not None
-    AutoModelForCausalLM.from_pretrained(model.folder, dtype=checkpoint).save_pretrained(tmp_path)
-    found = resolve(str(tmp_path), cache_dir=tmp_path, weights_dtype=kept)
-    assert attends_in_bfloat16(found, multiplied) is expected
-
-
-def test_a_config_that_was_read_once_says_the_type_in_a_word_or_not_at_all(model: ResolvedModel) -> None:
-    for config, expected in (({"dtype": "bfloat16"}, True), ({"dtype": "float32"}, False), ({}, False)):
-        saved: Any = SimpleNamespace(**config)
-        assert attends_in_bfloat16(replace(model, config=saved), Products.AS_KEPT) is expected
-
-
-LLAMA = ResolvedModel("tiny", tiny_config("llama"), None, 0)
-
-
-def model_of(case: str, asked: WeightsDtype) -> ResolvedModel:
-    return replace(LLAMA, config=tiny_config(case), weights_dtype=asked)
-
-
-@pytest.mark.parametrize(
-    ("case", "asked", "device", "dtype"),
-    [
-        ("llama", WeightsDtype.CHECKPOINT, CPU, torch.bfloat16),
-        ("gpt2", WeightsDtype.CHECKPOINT, CUDA, torch.bfloat16),
-        ("gpt_neox", WeightsDtype.CHECKPOINT, CUDA, torch.float32),
-        ("llama", WeightsDtype.INT8, CPU, torch.float32),
-        ("gpt2", WeightsDtype.INT8, CPU, torch.float32),
-        ("llama", WeightsDtype.INT8, CUDA, torch.bfloat16),
-        ("llama", WeightsDtype.INT8, CUDA, torch.float16),
-    ],
-)
-def test_a_checkpoint_is_taken_everywhere_and_int8_where_it_is_multiplied(
-    case: str, asked: WeightsDtype, device: torch.device, dtype: torch.dtype
-) -> None:
-    require_weights_dtype(model_of(case, asked), device, dtype)
+    """A config that was read once says the type in a word or not at all."""
+    config: Any = SimpleNamespace(**stored)
+    assert attends_in_bfloat16(replace(LLAMA, config=config, weights_dtype=kept), multiplied) is expected
 
 
 @pytest.mark.parametrize(
     ("case", "asked", "device", "dtype", "why"),
     [
+        ("gpt2", WeightsDtype.CHECKPOINT, CUDA, torch.bfloat16, None),
+        ("gpt2", WeightsDtype.INT8, CPU, torch.float32, None),
+        ("llama", WeightsDtype.INT8, CUDA, torch.bfloat16, None),
         ("llama", WeightsDtype.INT8, CPU, torch.bfloat16, "cpu multiplies matrices as bfloat16"),
         ("llama", WeightsDtype.INT8, CUDA, torch.float32, "cuda multiplies float32 with float32"),
         ("llama", WeightsDtype.BFLOAT16, CUDA, torch.float16, "cuda multiplies matrices as float16"),
@@ -168,11 +147,15 @@ def test_a_checkpoint_is_taken_everywhere_and_int8_where_it_is_multiplied(
         ("llama", WeightsDtype.FLOAT8, CPU, torch.float32, "float8 needs a GPU of compute capability 8.9 or newer"),
     ],
 )
-def test_what_is_not_multiplied_so_is_refused(
-    case: str, asked: WeightsDtype, device: torch.device, dtype: torch.dtype, why: str
+def test_a_checkpoint_is_taken_everywhere_and_int8_where_it_is_multiplied(
+    case: str, asked: WeightsDtype, device: torch.device, dtype: torch.dtype, why: str | None
 ) -> None:
+    model = replace(LLAMA, config=tiny_config(case), weights_dtype=asked)
+    if why is None:
+        require_weights_dtype(model, device, dtype)
+        return
     with pytest.raises(FieldOutOfRange, match=why) as refused:
-        require_weights_dtype(model_of(case, asked), device, dtype)
+        require_weights_dtype(model, device, dtype)
     assert refused.value.param == "weights_dtype"
 
 
@@ -212,17 +195,107 @@ def test_float8_needs_heads_whose_scales_lie_on_whole_words() -> None:
     assert refused.value.param == "kv_dtype"
 
 
-@pytest.mark.parametrize(
-    ("name", "computes"),
-    [("float32", "bfloat16"), ("float32", "float16"), ("float16", "bfloat16"), ("bfloat16", "float16")],
-)
+@pytest.mark.parametrize(("name", "computes"), [("float32", "bfloat16"), ("float16", "bfloat16")])
 def test_a_type_that_is_no_smaller_is_refused(name: str, computes: str) -> None:
     with pytest.raises(FieldOutOfRange, match=f"auto, {computes}, or smaller .* got {name}") as refused:
         choose_kv_dtype(name, DTYPES[computes])
     assert refused.value.param == "kv_dtype"
 
 
-def test_it_is_refused_before_weights_are_read() -> None:
-    missing = replace(resolve("random:tiny-llama", cache_dir=Path()), folder=Path("/no/such/folder"))
-    with pytest.raises(FieldOutOfRange, match="kv_dtype"):
-        load_engine(missing, Settings(device="cpu", dtype="bfloat16", kv_dtype="float16", state_dir=None).engine())
+SINGLE, HALF = torch.float32, torch.bfloat16
+BLOCK = 4
+Place = tuple[torch.device, torch.dtype]
+
+
+def make_model(case: str, folder: Path) -> ResolvedModel:
+    with torch.no_grad():
+        return resolve(str(save_model(build_model(tiny_config(case)), folder)), cache_dir=folder)
+
+
+def choose(model: ResolvedModel, place: Place, asked: int | None = None, *, batch_invariant: bool = False) -> int:
+    settings = replace(Settings().engine(), max_draft_tokens=asked, batch_invariant=batch_invariant)
+    return choose_draft_tokens(model, settings, *place)
+
+
+def test_drafts_are_on_where_they_change_nothing(tmp_path: Path) -> None:
+    llama = make_model("llama", tmp_path)
+    assert choose(llama, (CPU, SINGLE)) == DRAFT_TOKENS
+    assert choose(llama, (CPU, HALF)) == 0
+    assert choose(llama, (CPU, HALF), batch_invariant=True) == DRAFT_TOKENS
+    assert choose(llama, (CPU, SINGLE), 3) == 3
+    assert choose(llama, (CPU, SINGLE), 0) == 0
+
+
+def test_a_gpu_drafts_only_when_it_is_told_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Drafts would cost it the overlap of steps and the recorded ones."""
+    llama = make_model("llama", tmp_path)
+    with caplog.at_level("INFO", logger="app.gpu.startup.drafts"):
+        assert choose(llama, (CUDA, HALF), batch_invariant=True) == 0
+    assert "max_draft_tokens turns them on" in caplog.text
+    assert choose(llama, (CUDA, HALF), 5, batch_invariant=True) == 5
+
+
+@pytest.mark.parametrize(
+    ("case", "place", "why"),
+    [
+        ("gpt2-relu", (CPU, SINGLE), "the activation of 'gpt2'"),
+        ("gpt_neox", (CPU, SINGLE), "Transformers' modules"),
+        ("llama", (CPU, HALF), "matrix products depend on the batch; with batch_invariant"),
+        ("llama", (CUDA, HALF), "matrix products depend on the batch; with batch_invariant"),
+    ],
+)
+def test_drafts_that_could_change_a_token_are_refused(case: str, place: Place, why: str, tmp_path: Path) -> None:
+    model = make_model(case, tmp_path)
+    assert choose(model, place) == choose(model, place, 0) == 0
+    with pytest.raises(FieldOutOfRange, match=why) as refused:
+        choose(model, place, 4)
+    assert refused.value.param == "max_draft_tokens"
+    if place == (CPU, SINGLE):
+        with pytest.raises(FieldOutOfRange, match="max_draft_tokens must be 0"):
+            load_engine(model, replace(Settings(device="cpu", state_dir=None).engine(), max_draft_tokens=1))
+
+
+def logits_of(stack: LayerStack, context: int, length: int, company: int, kv_dtype: torch.dtype) -> Tensor:
+    """Logits of the last eight tokens after `context` others: `length` at once, beside rows of others."""
+    pool = KVPool(stack, 200, BLOCK, dtype=kv_dtype)
+    tokens = torch.tensor(prompt(3, context + 8)) % 60
+    tables = [list(range(100)), *([100 + 9 * other + n for n in range(9)] for other in range(company))]
+
+    def run(spans: list[tuple[int, int]], token_ids: Tensor) -> Tensor:
+        batch = make_batch(spans, tables[: len(spans)], BLOCK, stack.device)
+        return whole_pass(stack, layer_by_layer(stack, pool), token_ids, batch)
+
+    run([(0, context)], tokens[:context])
+    found = []
+    for first in range(context, context + 8, length):
+        others = [(20, length)] * company
+        row = tokens[first : first + length]
+        found.append(run([(first, length), *others], torch.cat([row, *[row + 1] * company]) % 60)[:length])
+    return torch.cat(found)
+
+
+FLOAT8 = torch.float8_e4m3fn
+ALIKE = [
+    ("llama", SINGLE, torch.float16),
+    ("llama-tied-biased-wide-heads", SINGLE, SINGLE),
+    ("mistral-window", SINGLE, HALF),
+    ("qwen2", HALF, HALF),
+    ("qwen3", SINGLE, FLOAT8),
+    ("smollm3", HALF, HALF),
+]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("case", "dtype", "kv_dtype"), ALIKE)
+def test_eight_tokens_at_once_have_the_bits_that_each_has_alone(
+    case: str, dtype: torch.dtype, kv_dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """In any company. In half types only with `batch_invariant`."""
+    model, batch_invariant = make_model(case, tmp_path), dtype is HALF
+    assert choose(model, (CPU, dtype), batch_invariant=batch_invariant) == DRAFT_TOKENS
+    attention = attention_for(CPU, batch_invariant=batch_invariant)
+    stack = load_stack(model, device=CPU, dtype=dtype, attention=attention, batch_invariant=batch_invariant)
+    for context in (5, 90):
+        alone = logits_of(stack, context, 1, 0, kv_dtype)
+        for length, company in ((2, 0), (4, 3), (8, 0), (8, 5)):
+            assert torch.equal(logits_of(stack, context, length, company, kv_dtype), alone)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -54,16 +50,6 @@ def test_it_is_written_once_and_the_safetensors_library_reads_it(path: Path) -> 
             assert same_bits(file.get_tensor(f"table.{index}"), table)
 
 
-def test_every_bundle_and_table_begins_on_a_page(path: Path) -> None:
-    MODEL.write(path).close()
-    content = path.read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
-    tensors = json.loads(content[8:start])
-    assert start % 4096 == 0
-    for name in ("bundle.0", "bundle.1", "bundle.3", "table.0", "table.1"):
-        assert tensors[name]["data_offsets"][0] % 4096 == 0
-
-
 def test_two_servers_that_start_together_write_it_once(path: Path) -> None:
     written, both = list[int](), threading.Barrier(2)
 
@@ -85,18 +71,9 @@ def test_two_servers_that_start_together_write_it_once(path: Path) -> None:
 
 SPOILT: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "of another version": (lambda file: file.replace(b'"version":"2"', b'"version":"0"'), "version 0"),
-    "of something else": (
-        lambda file: file.replace(b'"format":"djinn-weights"', b'"format":"other-weights"'),
-        "not that of weights of Djinn",
-    ),
-    "with another header": (
-        lambda file: file.replace(b'"bundle.0":{"dtype":"U8"', b'"bundle.0":{"dtype":"I8"'),
-        "not as Djinn writes it",
-    ),
+    "of something else": (lambda file: file.replace(b"djinn-weights", b"other-weights"), "not that of weights"),
+    "with another header": (lambda file: file.replace(b'"dtype":"U8"', b'"dtype":"I8"', 1), "not as Djinn writes it"),
     "shorter": (lambda file: file[:-1], "bytes"),
-    "longer": (lambda file: file + b"\0", "bytes"),
-    "without the end of its header": (lambda file: file[:100], "length of its header"),
-    "empty": (lambda file: b"", "length of its header"),
     "all zeros": (lambda file: bytes(len(file)), "length of its header"),
 }
 
@@ -120,7 +97,6 @@ def test_a_file_that_cannot_be_used_is_written_anew(
     [
         (replace(MODEL.contents, fingerprint="model-b"), "'model-a', not 'model-b'"),
         (replace(MODEL.contents, dtype=torch.bfloat16), "float32, not bfloat16"),
-        (replace(MODEL.contents, layouts=MODEL.contents.layouts[:-1]), "laid out"),
         (replace(MODEL.contents, layouts=[BundleLayout.of([torch.empty(8, 8)])] * 4), "laid out"),
         (replace(MODEL.contents, tables=MODEL.contents.tables[:1]), "header"),
     ],
@@ -141,37 +117,25 @@ def test_a_file_for_something_else_is_written_anew(
     open_bundle_file(path, wanted, refuse).close()
 
 
-def test_a_conversion_that_fails_leaves_nothing(path: Path) -> None:
+def names_beside(path: Path) -> list[str]:
+    return sorted(each.name for each in path.parent.iterdir())
+
+
+def test_a_conversion_that_fails_leaves_nothing_and_what_a_killed_one_leaves_is_not_used(path: Path) -> None:
+    partial: dict[Path, bytes] = {}
+
     def fail_after_one(writer: Writer) -> None:
         writer.bundle(0, MODEL.bundles[0])
+        partial.update({each: each.read_bytes() for each in path.parent.iterdir() if each.suffix == ".partial"})
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         open_bundle_file(path, MODEL.contents, fail_after_one)
-    assert [each.name for each in path.parent.iterdir()] == [".model.safetensors.lock"]
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from app.gpu.weight_files.conversion import open_bundle_file
-from tests.gpu.weight_files.bundles import make_model
-model = make_model()
-def fill(writer):
-    writer.bundle(0, model.bundles[0])
-    os.kill(os.getpid(), signal.SIGKILL)
-open_bundle_file(Path(sys.argv[1]), model.contents, fill)
-"""
-
-
-@pytest.mark.long
-def test_a_conversion_that_is_killed_leaves_no_file_that_is_used(path: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=Path(__file__).parents[3], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert not path.exists()
-    assert any(each.name.endswith(".partial") for each in path.parent.iterdir())
+    assert names_beside(path) == [".model.safetensors.lock"]
+    [(left, content)] = partial.items()
+    left.write_bytes(content)
     MODEL.write(path).close()
-    assert sorted(each.name for each in path.parent.iterdir()) == [".model.safetensors.lock", "model.safetensors"]
+    assert names_beside(path) == [".model.safetensors.lock", "model.safetensors"]
 
 
 def test_a_disk_that_is_too_small_or_that_others_fill_meanwhile_is_named(
@@ -189,7 +153,7 @@ def test_a_disk_that_is_too_small_or_that_others_fill_meanwhile_is_named(
     monkeypatch.setattr(os, "pwrite", fail)
     with pytest.raises(StoreFull, match="is full"):
         MODEL.write(path)
-    assert [each.name for each in path.parent.iterdir()] == [".model.safetensors.lock"]
+    assert names_beside(path) == [".model.safetensors.lock"]
     monkeypatch.undo()
     MODEL.write(path).close()
 

@@ -89,38 +89,6 @@ class FakeWeights:
                 self.memory[block, offset] = ("weights",)
 
 
-class Lending:
-    """A bench of 16 blocks and four bundles that can be lent."""
-
-    def __init__(self, policy: KVPolicy = KVPolicy.SIGNAL) -> None:
-        self.book = LoanBook(arena_of(16, 4))
-        self.copies: list[tuple[BlockId, BlockId]] = []
-        borrower = Borrower(self.book, FakeWeights(arena_of(16, 4), {}))
-        self.bench = Bench(policy=policy, borrow=borrower.borrow)
-        self.loans = KVLoans(borrower, self.bench.placement, lambda: 0, self.copies.extend)
-
-    def settle_all(self) -> None:
-        """What an engine without work does."""
-        while self.loans.settle(idle=True):
-            pass
-
-    def works(self, blocks: int) -> TokenSequence:
-        """A session with a turn, for which weights lend what is missing."""
-        free = self.bench.device.available
-        assert free >= blocks or self.bench.placement.eviction.make_room(blocks, self.bench.session(0))
-        sequence = self.bench.session(blocks * BLOCK_SIZE)
-        self.bench.begin_turn(sequence)
-        return sequence
-
-    def rests(self, sequence: TokenSequence) -> None:
-        sequence.turn = None
-        self.bench.placement.end_turn(sequence)
-
-    def steps(self, count: int) -> None:
-        for _ in range(count):
-            self.loans.settle(idle=False)
-
-
 @pytest.mark.parametrize(
     ("policy", "phase", "gives_way"),
     [
@@ -131,23 +99,34 @@ class Lending:
     ],
 )
 def test_what_rests_in_borrowed_memory_gives_way_to_weights(policy: KVPolicy, phase: Phase, gives_way: bool) -> None:
-    lending = Lending(policy)
-    first, second = lending.works(10), lending.works(10)
-    lending.rests(first)
+    book = LoanBook(arena_of(16, 4))
+    borrower = Borrower(book, FakeWeights(arena_of(16, 4), {}))
+    bench = Bench(policy=policy, borrow=borrower.borrow)
+    loans = KVLoans(borrower, bench.placement, lambda: 0, lambda copies: None)
+    turns = list[TokenSequence]()
+    for _ in range(2):  # weights lend what the second lacks
+        assert bench.device.available >= 10 or bench.make_room(10)
+        turns.append(bench.session(10 * BLOCK_SIZE))
+        bench.begin_turn(turns[-1])
+    first, second = turns
+    first.turn = None
+    bench.placement.end_turn(first)
     first.phase = phase
-    lending.steps(PATIENCE_STEPS - 1)
-    assert lending.book.lent == 2
-    lending.steps(1)
+    for _ in range(PATIENCE_STEPS - 1):
+        loans.settle(idle=False)
+    assert book.lent == 2
+    loans.settle(idle=False)
     assert first.tier is (Tier.TO_HOST if gives_way else Tier.DEVICE)
-    lending.bench.finish()
-    lending.steps(PATIENCE_STEPS)
-    assert lending.book.lent == (0 if gives_way else 2)
+    bench.finish()
+    for _ in range(PATIENCE_STEPS):
+        loans.settle(idle=False)
+    assert book.lent == (0 if gives_way else 2)
     assert second.tier is Tier.DEVICE
-    assert max(second.blocks) < lending.book.blocks
+    assert max(second.blocks) < book.blocks
 
 
-class LendingMachine(PlanningMachine):
-    """Steps that borrow from weights, which come back over what was there."""
+class LendingMachine(TierMachine):
+    """Steps that borrow from weights, which come back over what was there: also where a move uses it."""
 
     sessions = PlanningMachine.sessions
 
@@ -183,12 +162,5 @@ class LendingMachine(PlanningMachine):
         assert self.book.lent == 0
 
 
-class LendingTierMachine(LendingMachine, TierMachine):
-    """Sessions also move between tiers, so that what the weights want back may be in use by a move."""
-
-    sessions = PlanningMachine.sessions
-
-
 TestLending = LendingMachine.TestCase
-TestLendingTiers = LendingTierMachine.TestCase
-TestLending.settings = TestLendingTiers.settings = settings(stateful_step_count=60)
+TestLending.settings = settings(stateful_step_count=60)

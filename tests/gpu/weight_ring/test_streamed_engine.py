@@ -1,9 +1,9 @@
-"""Engines of which the device holds a part of the weights, against those that hold all: the same bits."""
+"""Engines of which the device holds a part of the weights, against those that hold all: the same bits, on a GPU too."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +13,23 @@ import pytest
 import torch
 
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, When
-from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId, StopRule, Ticket
-from app.gpu.attention import attention_named
-from app.gpu.startup.weights import load_model
-from app.gpu.step.launched import LaunchedStep, WholeStep
+from app.domain.values import KVPolicy, Phase, SamplingParams
+from app.gpu.attention import attention_for, attention_named
+from app.gpu.attention.batch import make_batch
+from app.gpu.device.choice import streams_of
+from app.gpu.kv_pools.device import KVPool
+from app.gpu.programs.run import layer_by_layer
+from app.gpu.startup.weights import LoadedModel, load_model
+from app.gpu.step.launched import WholeStep
+from app.gpu.step.walk import whole_pass
 from app.gpu.weight_files.file import BundleFile
-from app.messages import Event, Open, Submit, Token, TurnFinished
+from app.gpu.weight_ring.pinned_store import PinnedStore
 from app.settings import Settings
 from tests.gpu.breakpoints.breaking import BreakDriver
-from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
+from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
 from tests.gpu.breakpoints.breaking_oracle import tensor_of
-from tests.gpu.conversations import GREEDY
+from tests.gpu.device.test_streams import Begun, Listening, on_a_gpu
+from tests.gpu.weight_files.bundles import Model, same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -129,23 +135,76 @@ def test_a_token_is_told_before_the_next_sweep_begins(
 ) -> None:
     """Beside a GPU the launch of a sweep waits for most of its copies."""
     monkeypatch.setattr(WholeStep, "done", False)  # the step runs beside the engine's thread
-    order, session = list[str](), SessionId("one")
     with streaming(torch_gpt2, tmp_path, 0.9) as model:
-        engine = model.engine(blocks=20, policy=KVPolicy.NONE, max_draft_tokens=0)
-        launch = engine._runner.launch
+        stack = Begun(model.stack)
+        stage = Listening(
+            replace(model, stack=stack).engine(blocks=20, policy=KVPolicy.NONE, max_draft_tokens=0), stack
+        )
+        stage.run()
+    assert stage.beside == [False] * 6
 
-        def sweep(*step: Any) -> LaunchedStep:
-            order.append("sweep")
-            return launch(*step)
 
-        monkeypatch.setattr(engine._runner, "launch", sweep)
+CUDA, BLOCKS = torch.device("cuda"), 64
+BUSY_CYCLES = 200_000_000
+"""About a tenth of a second."""
 
-        def deliver(events: Sequence[Event]) -> None:
-            order.extend("token" for event in events if isinstance(event, Token))
-            if any(isinstance(event, TurnFinished) for event in events):
-                engine.stop()
 
-        engine.send(Open(Ticket(1), session))
-        engine.send(Submit(Ticket(2), session, tuple(prompt(1, 5)), GREEDY, StopRule(4)))
-        engine.run(deliver)
-    assert order == ["sweep", "token"] * 4
+@torch.inference_mode()
+def logits_of(loaded: LoadedModel, *, lend: bool) -> list[torch.Tensor]:
+    """Of a prompt and some tokens after it, while weights are lent and come back."""
+    stack, memory, arena = loaded.stack, None, None
+    if loaded.streamed is not None:
+        block_bytes = KVPool(stack, 1, BLOCK).data.nbytes
+        arena, memory = loaded.streamed.share(BLOCKS, block_bytes)
+    pool, found, first = KVPool(stack, BLOCKS, BLOCK, memory), [], 0
+    for number, length in enumerate([40, 1, 1, 1, 7, 1, 1]):
+        batch = make_batch([(first, length)], [list(range(BLOCKS))], BLOCK, stack.device)
+        tokens = torch.arange(first, first + length, device=stack.device) % 90
+        found.append(whole_pass(stack, layer_by_layer(stack, pool), tokens, batch))
+        first += length
+        if lend and loaded.streamed is not None and arena is not None:
+            for bundle in arena.lendable[:2]:
+                (loaded.streamed.text.take_back if number % 2 else loaded.streamed.text.lend)(bundle)
+    return found
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_logits_of_a_gpu_are_the_same(
+    tiny_mistral: TinyModel, tmp_path: Path, dtype: torch.dtype, share: float
+) -> None:
+    attention = attention_for(CUDA)
+    size = tiny_mistral.stack.parameter_bytes * dtype.itemsize // 4
+    settings = [Settings(weights_device=budget, cache_dir=tmp_path) for budget in (None, int(size * share))]
+    everything, part = (load_model(tiny_mistral.resolved, each.engine(), CUDA, dtype, attention) for each in settings)
+    assert part.streamed is not None
+    try:
+        wanted, found = logits_of(everything, lend=False), logits_of(part, lend=True)
+        assert all(map(torch.equal, found, wanted))
+    finally:
+        part.close()
+
+
+@on_a_gpu
+def test_bundles_arrive_beside_compute_and_behind_their_guards() -> None:
+    model = Model([[torch.randn(1 << 20)], [torch.randn(1 << 20, device=CUDA)]], [torch.randn(100, 64)])
+    streams = streams_of(CUDA)
+    store = PinnedStore(model.contents.layouts, model.contents.tables, streams, 1 << 20)
+    model.fill(store)
+    places = torch.zeros(2, 4 << 20, dtype=torch.uint8, device=CUDA)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(BUSY_CYCLES)
+    computed = streams.compute.record()
+    store.load(0, places[0], ()).synchronize()
+    assert not computed.query()
+    behind = store.load(1, places[1], (computed,))
+    assert not behind.query()
+    behind.synchronize()
+    assert computed.query()
+    for place, [tensor] in zip(places, model.bundles, strict=True):
+        assert same_bits(place.view(torch.float32).cpu(), tensor.cpu())
+    rows = store.rows(0, torch.tensor([99, 0, 99]))
+    assert rows.is_pinned()
+    assert same_bits(rows, model.tables[0][[99, 0, 99]])
+    store.close()

@@ -1,17 +1,21 @@
-"""Weights from a folder: every tensor needed, none left, kept as stored, or rounded as gguf and PyTorch round."""
+"""Weights from a folder: every tensor needed, none left, kept as stored, or rounded as gguf and PyTorch round. Those
+of GGUF files have the values that Transformers' own reader gives them.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, GgufConfig, LlamaForCausalLM, PretrainedConfig
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
@@ -21,15 +25,20 @@ from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of
 from app.gpu.models import build_stack, load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.form import Form, nbytes_of
+from app.gpu.weights.gguf_file import GgufFile
 from app.gpu.weights.random_weights import RandomWeights
 from app.gpu.weights.resident import ResidentText
 from app.gpu.weights.safetensors_folder import SafetensorsFolder
+from app.gpu.weights.source import weights_of
 from app.model_store.errors import BrokenModel
 from app.model_store.fingerprint import fingerprint
-from app.model_store.resolve import ResolvedModel
+from app.model_store.gguf.index import weight_files
+from app.model_store.resolve import ResolvedModel, resolve
 from app.model_store.sizes import stored_sizes
+from app.settings import Settings
 from tests.gpu.models.driving import Drive, assert_agrees
 from tests.gpu.models.oracle import build_model, expect, save_model, tiny_config
+from tests.model_store.tiny_gguf import tiny_llama, tiny_model, tiny_tokenizer, write_gguf
 
 CPU = torch.device("cpu")
 NOTHING = re.compile(r"(?!)")
@@ -78,29 +87,20 @@ def test_a_sharded_bfloat16_folder_loads_as_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("name", "becomes", "said"),
     [
-        (
-            lambda tensors: tensors.pop("model.layers.2.self_attn.k_proj.weight"),
-            r"no tensor 'model\.layers\.2\.self_attn\.k_proj\.weight'",
-        ),
-        (
-            lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(48)}),
-            r"no use for: model\.layers\.0\.self_attn\.q_proj\.bias",
-        ),
-        (
-            lambda tensors: tensors.update({"model.norm.weight": torch.ones(7)}),
-            r"'model\.norm\.weight'.* is \(7,\), must be \(48,\)",
-        ),
+        ("model.layers.2.self_attn.k_proj.weight", None, "no tensor 'NAME'"),
+        ("model.layers.0.self_attn.q_proj.bias", torch.ones(48), "no use for: NAME"),
+        ("model.norm.weight", torch.ones(7), r"'NAME'.* is \(7,\), must be \(48,\)"),
     ],
     ids=["missing", "left over", "of another shape"],
 )
 @pytest.mark.usefixtures("llama")
 def test_tensors_that_are_not_the_models_are_named(
-    tmp_path: Path, change: Callable[[dict[str, Tensor]], object], said: str
+    tmp_path: Path, name: str, becomes: Tensor | None, said: str
 ) -> None:
-    rewrite(tmp_path, change)
-    with pytest.raises(BrokenModel, match=said):
+    rewrite(tmp_path, lambda tensors: tensors.pop(name) if becomes is None else tensors.update({name: becomes}))
+    with pytest.raises(BrokenModel, match=said.replace("NAME", re.escape(name))):
         load(tmp_path)
 
 
@@ -208,18 +208,13 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(values.numpy(), kind), kind))
 
 
-@pytest.mark.parametrize(
-    ("matrices", "dtype"),
-    [
-        (WeightsDtype.CHECKPOINT, torch.bfloat16),
-        (WeightsDtype.FLOAT32, torch.float32),
-        (WeightsDtype.BFLOAT16, torch.bfloat16),
-    ],
-)
-def test_a_stored_matrix_keeps_its_values(tmp_path: Path, matrices: WeightsDtype, dtype: torch.dtype) -> None:
-    found = dense_of(stored_as(tmp_path, matrices))
-    assert found.dtype is dtype
-    assert torch.equal(found.float(), STORED.float())
+def test_a_stored_matrix_keeps_its_values(tmp_path: Path) -> None:
+    half, single = torch.bfloat16, torch.float32
+    types = {WeightsDtype.CHECKPOINT: half, WeightsDtype.FLOAT32: single, WeightsDtype.BFLOAT16: half}
+    for matrices, dtype in types.items():
+        found = dense_of(stored_as(tmp_path, matrices))
+        assert found.dtype is dtype
+        assert torch.equal(found.float(), STORED.float())
 
 
 def test_int8_rounds_as_gguf_does_and_half_precision_computes_with_nothing_wider(tmp_path: Path) -> None:
@@ -261,3 +256,101 @@ def test_rounded_matrices_make_another_model() -> None:
     same = {print_of(WeightsDtype.CHECKPOINT), print_of(WeightsDtype.FLOAT32)}
     assert len(same) == 1
     assert len(same | set(map(print_of, WeightsDtype))) == 4
+
+
+KINDS = [("llama", "F32"), ("llama", "F16"), ("qwen2", "BF16"), ("llama", "Q4_1"), ("qwen2", "Q8_0"), ("qwen3", "Q4_1")]
+TOKENIZER = tiny_tokenizer()
+
+
+def write(path: Path, model_type: str = "llama", kind: str = "Q4_1") -> ResolvedModel:
+    vocab_size = TOKENIZER.get_vocab_size()
+    model = tiny_llama(vocab_size) if model_type == "llama" else tiny_model(model_type, vocab_size)
+    write_gguf(path / "m.gguf", model, TOKENIZER, kind=GGMLQuantizationType[kind])
+    return resolve(str(path / "m.gguf"), cache_dir=path / "cache")
+
+
+def source_of(model: ResolvedModel, dtype: torch.dtype = torch.float32) -> GgufFile:
+    source = weights_of(model, CPU, dtype)
+    assert isinstance(source, GgufFile)
+    return source
+
+
+def assert_values_of_transformers(model: ResolvedModel, file: Path) -> list[Matrix]:
+    """Returns the matrices."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    )
+    source, matrices = source_of(model), []
+    for name, parameter in loaded.named_parameters():
+        if parameter.ndim == 1:
+            assert torch.equal(source.take(name, tuple(parameter.shape)), parameter), name
+        else:
+            matrix = source.take_matrix(name, tuple(parameter.shape))
+            assert torch.equal(dense_of(matrix).float(), parameter), name
+            matrices.append(matrix)
+    source.finish(NOTHING)
+    return matrices
+
+
+@pytest.mark.parametrize(("model_type", "kind"), KINDS)
+def test_tensors_have_the_values_of_transformers(tmp_path: Path, model_type: str, kind: str) -> None:
+    matrices = assert_values_of_transformers(write(tmp_path, model_type, kind), tmp_path / "m.gguf")
+    kept = {each.kind if isinstance(each, BlockMatrix) else each.dtype for each in matrices}
+    stored = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    assert kept == {stored.get(kind, kind)}
+
+
+@pytest.mark.long
+@pytest.mark.model
+def test_tensors_of_smollm2_have_the_values_of_transformers_in_a_sixth_of_the_bytes() -> None:
+    model = resolve("smollm2-135m-instruct", cache_dir=Settings().cache_dir.expanduser())
+    assert model.folder is not None
+    matrices = assert_values_of_transformers(model, weight_files(model.folder)[0])
+    assert all(isinstance(each, BlockMatrix) for each in matrices)
+
+
+def test_a_computation_in_half_precision_gets_all_tensors_so_from_a_file_that_is_not_mapped(tmp_path: Path) -> None:
+    model = write(tmp_path)
+    name, shape = "model.layers.0.self_attn.k_proj.weight", (32, 64)
+    whole, matrix = source_of(model).take(name, shape), source_of(model).take_matrix(name, shape)
+    half = source_of(model, torch.bfloat16).take_matrix(name, shape)
+    assert not MAPS.exists() or "m.gguf" not in MAPS.read_text()
+    assert isinstance(matrix, BlockMatrix)
+    assert isinstance(half, torch.Tensor)
+    assert torch.equal(half, whole.bfloat16())
+
+
+def test_a_file_that_is_cut_short_or_gone_and_a_broken_index_are_refused(tmp_path: Path) -> None:
+    source, file = source_of(write(tmp_path)), tmp_path / "m.gguf"
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(BrokenModel, match=r"m\.gguf has changed: it has 5000 bytes, not \d+"):
+        source.take("model.norm.weight", (64,))
+    file.unlink()
+    with pytest.raises(BrokenModel, match=r"cannot read .*m\.gguf: No such file"):
+        source.take("model.layers.0.input_layernorm.weight", (64,))
+    (tmp_path / "gguf.json").write_text('{"file": "m.gguf"}')
+    with pytest.raises(BrokenModel, match=r"gguf\.json"):
+        GgufFile(tmp_path, Form(CPU, torch.float32))
+
+
+def test_a_tensor_that_is_not_there_or_has_another_shape_is_named(tmp_path: Path) -> None:
+    source = source_of(write(tmp_path))
+    with pytest.raises(BrokenModel, match=r"no tensor 'lm_head\.weight'"):
+        source.take("lm_head.weight", (64, 64))
+    with pytest.raises(BrokenModel, match=r"'model\.norm\.weight' in .* is \(64,\), must be \(48,\)"):
+        source.take("model.norm.weight", (48,))
+    with pytest.raises(BrokenModel, match=r"no use for model\.embed_tokens\.weight"):
+        source.finish(re.compile(r"norm|proj"))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+def test_a_model_in_blocks_agrees_with_transformers_and_is_never_dense(tmp_path: Path, model_type: str) -> None:
+    model, tokens = write(tmp_path, model_type), torch.arange(3, 40)
+    oracle: Any = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="m.gguf", dtype=torch.float32, attn_implementation="eager"
+    )
+    stack = load_stack(model, device=CPU, dtype=torch.float32, attention=ReferenceAttention())
+    [found] = Drive(stack, [tokens]).run([{0: len(tokens)}])
+    assert_agrees(found, expect(oracle, tokens))
+    assert stack.parameter_bytes < sum(parameter.nbytes for parameter in oracle.parameters()) / 4
