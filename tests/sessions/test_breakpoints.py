@@ -6,7 +6,6 @@ import asyncio
 import shutil
 import sqlite3
 import struct
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +14,12 @@ import pytest
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, TensorData, When
 from app.domain.errors import FieldOutOfRange, NotDurable, WrongState
 from app.domain.values import SessionState, StopRule
-from app.journal.journal import FILE_NAME, Journal
+from app.journal.journal import FILE_NAME
 from app.messages import Paused, TurnFinished
 from app.routers.dependencies import Services
 from app.sessions.registry import SessionRegistry
 from app.sessions.whitebox.vectors import MAX_VECTORS, Vectors
 from tests.file_sizes import largest_file
-from tests.journal.building import model_info
 from tests.pausing import EACH_TOKEN, PROMPT, paused, read, start
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, start_turn
@@ -129,16 +127,6 @@ def vector(value: float) -> TensorData:
     return TensorData("float32", (2,), struct.pack("<2f", value, 0.0))
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    """A journal that writes, in `tmp_path`."""
-    journal = Journal(tmp_path)
-    journal.load(model_info())
-    journal.start()
-    yield journal
-    journal.close()
-
-
 async def test_an_owner_has_at_most_so_many_but_may_replace_them() -> None:
     vectors = Vectors(None)
     for index in range(MAX_VECTORS):
@@ -150,7 +138,8 @@ async def test_an_owner_has_at_most_so_many_but_may_replace_them() -> None:
     assert vectors.get("me", "v0") == vector(7)
 
 
-async def test_a_vector_that_cannot_be_kept_is_told(journal: Journal) -> None:
+async def test_a_vector_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
     wide = TensorData("float32", (100_000,), bytes(400_000))
-    with largest_file(200_000), pytest.raises(NotDurable):
-        await Vectors(journal).put("me", "calm", wide)
+    async with running_services(state_dir=tmp_path) as services:
+        with largest_file(200_000), pytest.raises(NotDurable):
+            await services.vectors.put("me", "calm", wide)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from array import array
 from collections.abc import AsyncIterator
@@ -127,16 +126,6 @@ async def test_a_turn_that_dies_gives_back_the_room_of_what_it_would_have_brough
     await until(lambda: session.state is SessionState.IDLE)
     with room.claiming(600):
         pass
-
-
-async def test_a_command_that_died_with_its_engine_is_no_line_of_the_log(
-    engine: ListeningEngine, registry: SessionRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
-    registry.drop(registry.create())
-    engine.tell(DEATH)
-    await until(lambda: registry.executor.failure is not None)
-    await asyncio.sleep(0)
-    assert "without a waiter" not in caplog.text
 
 
 async def test_the_next_engine_has_no_token_behind_a_stop_string_that_was_found_late(

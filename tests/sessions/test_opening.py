@@ -1,4 +1,4 @@
-"""New sessions, by creation, fork or import: what they begin with, how many there may be, and who gives up on them."""
+"""New sessions, by creation, fork or import: how many there may be, and who gives up on them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from app.bridge.turn import Turn
-from app.domain.errors import Busy
+from app.domain.errors import Busy, WrongState
 from app.domain.values import StopRule
 from app.exports.exports import export_session, import_session
 from app.routers.dependencies import Services
 from app.sessions.session import Session
-from tests.exports.spooling import spooled
 from tests.serving import running_services
-from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, finish, start_turn
+from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, finish, spooled, start_turn
 
 
 async def test_sessions_that_open_at_the_same_time_count_towards_max_sessions() -> None:
@@ -63,6 +62,21 @@ async def test_an_import_that_nobody_waits_for_leaves_nothing_behind(services: S
     await asyncio.sleep(0.2)
     assert (await registry.memory()).sessions == 0
     await assert_nothing_is_held(registry)
+
+
+async def test_an_export_that_a_turn_overtakes_is_refused(services: Services, tmp_path: Path) -> None:
+    """The file would have a history that its label does not speak of."""
+    registry = services.sessions
+    session = registry.create()
+    await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=3)))
+    exporting = asyncio.create_task(export_session(registry, session, spooled(tmp_path / "overtaken")))
+    await asyncio.sleep(0)
+    turn = start_turn(registry, session, [5], GREEDY, StopRule(max_tokens=3))
+    with pytest.raises(WrongState, match=r"history .* has changed meanwhile"):
+        await exporting
+    await finish(turn)
+    exported = await export_session(registry, session, spooled(tmp_path / "again"))
+    assert exported.tokens == len(session.history)
 
 
 async def test_a_guaranteed_session_that_nobody_waits_for_leaves_nothing_behind(services: Services) -> None:

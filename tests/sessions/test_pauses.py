@@ -15,9 +15,6 @@ from app.exports.exports import export_session, import_session
 from app.messages import Paused, TurnFinished
 from app.routers.dependencies import Services
 from app.sessions.lifecycle import drain
-from app.sessions.registry import SessionRegistry
-from app.sessions.session import Session
-from tests.exports.spooling import spooled
 from tests.pausing import (
     EACH_TOKEN,
     PROMPT,
@@ -32,7 +29,7 @@ from tests.pausing import (
     whole,
 )
 from tests.serving import running_services
-from tests.taking_turns import assert_nothing_is_held, engine_tokens, until
+from tests.taking_turns import assert_nothing_is_held, engine_tokens, spooled, until
 
 BRIEF = 0.1
 
@@ -186,39 +183,6 @@ async def test_a_fork_of_a_paused_session_is_paused_in_the_same_place(services: 
     await assert_nothing_is_held(registry)
 
 
-async def test_a_fork_has_not_waited_for_what_its_parent_waited_for(services: Services) -> None:
-    registry = services.sessions
-    parent = registry.create()
-    await read(start(registry, parent))
-    registry.set_phase(parent, Phase.IO_WAIT)
-    await until(lambda: parent.kv.tier is Tier.HOST)
-    await registry.breakpoints.arm(parent, EACH_TOKEN)
-    await read(start(registry, parent))
-    child = await registry.fork(parent)
-    await finish(registry, child, registry.pauses.resume(child, NEXT_BREAKPOINT))
-    assert parent.usage.restore_ms > 0
-    assert child.usage.restore_ms == 0
-
-
-async def test_a_fork_that_nobody_waits_for_leaves_nothing_behind(services: Services) -> None:
-    registry = services.sessions
-    parent, _ = await paused(registry)
-    forking = asyncio.create_task(registry.fork(parent))
-    await asyncio.sleep(0)
-    forking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await forking
-    assert registry.table.page(limit=9) == [parent]
-    await registry.close(parent)
-    await assert_nothing_is_held(registry)
-    assert_nobody_waits(registry)
-
-
-async def copy(registry: SessionRegistry, session: Session, path: Path, way: str) -> Session:
-    """A fork of a paused session, or what comes of its file."""
-    return await (registry.fork(session) if way == "fork" else import_session(registry, path))
-
-
 @pytest.mark.parametrize("way", ["fork", "import"])
 async def test_a_copy_that_nobody_waits_for_is_not_there_after_a_restart(tmp_path: Path, way: str) -> None:
     async with running_services(state_dir=tmp_path / "state") as services:
@@ -226,7 +190,8 @@ async def test_a_copy_that_nobody_waits_for_is_not_there_after_a_restart(tmp_pat
         parent, _ = await paused(registry)
         await export_session(registry, parent, spooled(tmp_path / "session"))
         for steps in range(6):  # at one of them the engine has just been told
-            copying = asyncio.create_task(copy(registry, parent, tmp_path / "session", way))
+            copy = registry.fork(parent) if way == "fork" else import_session(registry, tmp_path / "session")
+            copying = asyncio.create_task(copy)
             for _ in range(steps):
                 await asyncio.sleep(0)
             copying.cancel()
@@ -234,6 +199,7 @@ async def test_a_copy_that_nobody_waits_for_is_not_there_after_a_restart(tmp_pat
                 await copying
         await registry.memory()
         assert registry.table.page(limit=9) == [parent]
+        assert_nobody_waits(registry)
     async with running_services(state_dir=tmp_path / "state") as services:
         assert [each.id for each in services.sessions.table.page(limit=9)] == [parent.id]
 
@@ -251,14 +217,3 @@ async def test_a_session_paused_in_its_prompt_is_taken_away_while_it_waits(servi
     reader = registry.pauses.resume(back, NEXT_BREAKPOINT)
     await finish(registry, back, reader)
     assert_same(reader, expected)
-
-
-async def test_an_idle_sessions_file_brings_no_turn(services: Services, tmp_path: Path) -> None:
-    registry = services.sessions
-    session = registry.create()
-    await registry.breakpoints.arm(session, EACH_TOKEN)
-    await export_session(registry, session, spooled(tmp_path / "session"))
-    back = await import_session(registry, tmp_path / "session")
-    assert back.state is SessionState.IDLE
-    assert back.breakpoints == {EACH_TOKEN.id: EACH_TOKEN}
-    assert_nobody_waits(registry)

@@ -14,12 +14,10 @@ AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
 
 
 def calm(owner: str | None) -> bool:
-    """Nobody else has a turn under way."""
-    return False
+    return False  # only its own turns are under way
 
 
 def busy(owner: str | None) -> bool:
-    """Others have turns under way."""
     return True
 
 
