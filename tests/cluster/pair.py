@@ -159,5 +159,12 @@ def generate(http: httpx.Client, session: str, token_ids: list[int], max_tokens:
     return answer.json()
 
 
+def used_session(http: httpx.Client) -> str:
+    """One that has had a turn."""
+    session = open_session(http)
+    generate(http, session, PROMPT)
+    return session
+
+
 def code(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]

@@ -15,7 +15,7 @@ import msgspec
 
 from app.cluster.moves.wire import COMMIT, OFFER, Answer
 from app.domain.homes import Taken
-from tests.cluster.pair import PROMPT, SOON_S, Pair, code, generate, open_session, pair
+from tests.cluster.pair import PROMPT, SOON_S, Pair, code, generate, open_session, pair, used_session
 
 
 class Listener:
@@ -128,8 +128,7 @@ def repeat_offer(servers: Pair, said: bytes) -> socket.socket:
 def test_what_is_repeated_is_not_taken_and_publishes_nothing(tmp_path: Path) -> None:
     with listened(tmp_path, loses=COMMIT) as (servers, listener):
         b = servers.clients["b"]
-        session = open_session(servers.clients["a"])
-        generate(servers.clients["a"], session, PROMPT)
+        session = used_session(servers.clients["a"])
         assert code(servers.move(session)) == (503, "move_unsettled")
         assert servers.settled(session) == "a"
         with repeat_offer(servers, listener.heard(OFFER)) as connection:

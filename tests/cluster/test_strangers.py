@@ -24,7 +24,7 @@ from app.domain.session_ids import home_of_response
 from app.domain.values import SessionId
 from app.machine.handover import SocketTable, receive_sockets, send_socket
 from app.settings import Settings, settings
-from tests.cluster.pair import KEY, PROMPT, Pair, code, generate, open_session, pair
+from tests.cluster.pair import KEY, PROMPT, Pair, code, generate, open_session, pair, used_session
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
 
@@ -75,8 +75,7 @@ def test_a_server_with_another_key_gets_no_session(tmp_path: Path) -> None:
         servers.start("a")
         (tmp_path / "key").write_text("another secret that is long enough to be one")
         servers.start("b")
-        session = open_session(servers.clients["a"])
-        generate(servers.clients["a"], session, PROMPT)
+        session = used_session(servers.clients["a"])
         assert code(servers.move(session)) == (502, "peer_stranger")
         assert servers.owners(session) == ["a"]
         assert generate(servers.clients["a"], session, [9])["status"] == "finished"
@@ -85,8 +84,7 @@ def test_a_server_with_another_key_gets_no_session(tmp_path: Path) -> None:
 def test_a_peer_that_is_away_or_another_gets_none(tmp_path: Path) -> None:
     with pair(tmp_path, start=False, flags={"b": ("--model", "random:tiny-gpt2")}) as servers:
         a = servers.start("a")
-        session = open_session(a)
-        generate(a, session, PROMPT)
+        session = used_session(a)
         away = servers.move(session)
         assert code(away) == (503, "peer_away")
         assert "Retry-After" in away.headers
@@ -98,8 +96,7 @@ def test_a_peer_that_is_away_or_another_gets_none(tmp_path: Path) -> None:
 def test_a_peer_without_room_refuses(tmp_path: Path) -> None:
     full = ("--kv-host", "0", "--kv-disk", "0")
     with pair(tmp_path, flags={"b": full}) as servers:
-        session = open_session(servers.clients["a"])
-        generate(servers.clients["a"], session, PROMPT)
+        session = used_session(servers.clients["a"])
         assert code(servers.move(session)) == (503, "peer_full")
         assert servers.owners(session) == ["a"]
         assert generate(servers.clients["a"], session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
@@ -118,8 +115,7 @@ def test_only_an_operator_moves_a_session_and_its_tenant_finds_it(tmp_path: Path
         less = write_tenants(tmp_path / "less.json", everybody[0], everybody[2])
         servers.headers = {"X-Api-Key": "ann"}
         a, b = servers.start("a", "--tenants", str(tenants)), servers.start("b", "--tenants", str(tenants))
-        session = open_session(a)
-        generate(a, session, PROMPT)
+        session = used_session(a)
         boss = {"X-Api-Key": "boss"}
 
         def move(key: dict[str, str]) -> httpx.Response:

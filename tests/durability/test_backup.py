@@ -8,20 +8,16 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from app import backup
 from app.cli import main
 from app.journal.copying import copy_journal
 from app.journal.journal import FILE_NAME
-from app.journal.migrations import OLDEST
 from tests.durability.restarting import PROMPT, TOKENS, generate, load_on, open_session, serving
-from tests.journal import written
 from tests.journal.building import filled
 from tests.orderly import serve_thread
 from tests.privileges import unprivileged_folder
-from tests.processes import serve_process
 from tests.serving import serve
 
 AGENTS = 6
@@ -188,31 +184,3 @@ def test_a_power_cut_after_it_takes_nothing_of_it(
     files = [target / FILE_NAME, target / "kv", target / "kv/a.safetensors"]
     assert {path.stat().st_ino for path in files} <= set(synced)
     assert synced[-1] == (target if is_there else tmp_path).stat().st_ino  # the names, once they are there
-
-
-NEW = 3
-
-
-def assert_there(http: httpx.Client, before: dict[str, list[int]], answered: dict[str, list[int]]) -> None:
-    """Each session has its history, and then the turns that were answered."""
-    for session in before.keys() | answered.keys():
-        found = http.get(f"/v1/sessions/{session}/history").raise_for_status().json()["token_ids"]
-        expected = [*before.get(session, []), *answered.get(session, [])]
-        assert found[: len(expected)] == expected
-
-
-async def test_no_turn_is_lost_in_an_upgrade(tmp_path: Path) -> None:
-    folder, copy = tmp_path / "state", tmp_path / "copy"
-    ids = written.put(folder, OLDEST)
-    before = written.histories(folder)
-    with serve_process(folder) as server:
-        async with load_on(server.url, [ids.plain, ids.fork, ids.named, *[None] * NEW]) as load:
-            await load.until(BEFORE_BACKUP)
-            backed_up = {session: list(tokens) for session, tokens in load.answered.items()}
-            assert await asyncio.to_thread(main, ["backup", "--state-dir", str(folder), str(copy)]) == 0
-            await load.until(load.turns + AFTER_BACKUP)
-        server.kill()
-    assert {ids.plain, ids.fork, ids.named} < load.answered.keys()
-    for kept, answered in ((folder, load.answered), (copy, backed_up)):
-        with serving(kept) as http:
-            assert_there(http, before, answered)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 from array import array
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from app.domain.values import ModelInfo, Phase, Residency, SessionId
+from app.journal.journal import Journal
 from app.journal.records import Change, SessionRecord
 from app.journal.store import JournalStore
 
@@ -54,6 +57,20 @@ def limit_pages(store: JournalStore, more: int = 0) -> None:
 def be_impatient(store: JournalStore) -> None:
     """Wait for a file that another process holds for 10 ms only."""
     store._connection.execute("PRAGMA busy_timeout = 10")
+
+
+def started(folder: Path, lease_s: float | None = None) -> Journal:
+    """A journal that writes."""
+    journal = Journal(folder, lease_s)
+    journal.load(model_info())
+    journal.start()
+    return journal
+
+
+def execute(path: Path, sql: str) -> None:
+    """Change the file as no server does."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(sql)
 
 
 def filled(path: Path, sessions: int = 50) -> None:

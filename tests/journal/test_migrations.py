@@ -23,7 +23,7 @@ from app.journal.store import JournalStore
 from app.sessions.keeper import SessionKeeper
 from tests.durability.restarting import generate, open_session, serving
 from tests.journal import written
-from tests.journal.building import FILE, be_impatient, limit_pages, model_info
+from tests.journal.building import FILE, be_impatient, model_info
 from tests.processes import TINY, serve_process
 
 MODEL = replace(model_info("tiny-llama"), num_layers=4)
@@ -113,26 +113,6 @@ def test_a_start_with_another_model_changes_nothing(tmp_path: Path, capsys: pyte
     assert "those of model 'tiny-llama'" in capsys.readouterr().err
     assert written.contents(tmp_path / FILE) == before
     assert kept(tmp_path) == []
-
-
-def test_a_disk_without_room_is_told_from_a_damaged_file(tmp_path: Path) -> None:
-    written.put(tmp_path, OLDEST)
-    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as connection:
-        connection.execute("CREATE TEMP TABLE more AS SELECT * FROM session LIMIT 1")
-        for number in range(300):
-            connection.execute("UPDATE more SET id = ?", (f"ses_{number}",))
-            connection.execute("INSERT INTO session SELECT * FROM more")
-        connection.execute("VACUUM")  # full pages: longer rows need others
-    before = written.contents(tmp_path / FILE)
-    with closing(JournalStore(tmp_path / FILE)) as store:
-        limit_pages(store)
-        with pytest.raises(FieldOutOfRange, match=r"cannot open the journal .* is full; make room there") as refused:
-            store.load(MODEL)
-        assert refused.value.param == "state_dir"
-        assert "move it away" not in refused.value.message
-        assert written.contents(tmp_path / FILE) == before
-        limit_pages(store, more=1000)
-        assert len(store.load(MODEL)) == 305
 
 
 def test_a_locked_file_is_told_from_a_damaged_one(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from app.journal.migrations import FORMAT, OLDEST
 from app.journal.records import Departed, ResponseKey, ResponseRecord, WriteBatch, add_to
 from app.journal.store import JournalStore
 from tests.file_sizes import largest_file
-from tests.journal.building import FILE, change, filled, histories, limit_pages, model_info, record
+from tests.journal.building import FILE, change, execute, filled, histories, limit_pages, model_info, record
 from tests.privileges import unprivileged_folder
 
 TOKENS = st.lists(st.integers(0, 511), max_size=6)
@@ -163,9 +163,7 @@ def test_what_cannot_be_a_history_is_not_taken_for_one(tmp_path: Path, sql: str)
     store.apply({SessionId("ses_1"): change("ses_1", 500, range(10))})
     store.apply({SessionId("ses_1"): change("ses_1", 510, [3])})
     store.close()
-    with sqlite3.connect(path) as connection:
-        connection.execute(sql)
-    connection.close()
+    execute(path, sql)
     with pytest.raises(FieldOutOfRange, match=str(path)):
         histories(path)
 
@@ -174,9 +172,7 @@ def test_what_cannot_be_a_history_is_not_taken_for_one(tmp_path: Path, sql: str)
 def test_a_journal_of_another_version_is_said_to_be_one_with_what_to_do(tmp_path: Path, version: int, age: str) -> None:
     path = tmp_path / FILE
     filled(path)
-    with sqlite3.connect(path) as connection:
-        connection.execute(f"PRAGMA user_version = {version}")
-    connection.close()
+    execute(path, f"PRAGMA user_version = {version}")
     with pytest.raises(FieldOutOfRange, match=f"{age} version of Djinn: .* {version}, .*--state-dir") as refused:
         JournalStore(path)
     assert str(path) in refused.value.message
@@ -229,9 +225,7 @@ def test_what_is_left_of_a_journal_is_no_new_one(tmp_path: Path) -> None:
     (tmp_path / f"{FILE}-wal").unlink()
     (tmp_path / FILE).touch()
     refused(r"Djinn cannot read the journal .*: it is empty; put back a copy")
-    with sqlite3.connect(tmp_path / FILE) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-    connection.close()
+    execute(tmp_path / FILE, "PRAGMA journal_mode = WAL")
     refused(r"Djinn cannot read the journal .*: it has no tables; put back a copy")
 
 
