@@ -60,6 +60,14 @@ class Pair:
     def urls(self) -> dict[str, str]:
         return {name: f"http://127.0.0.1:{port}" for name, port in self.ports.items()}
 
+    @property
+    def a(self) -> httpx.Client:
+        return self.clients["a"]
+
+    @property
+    def b(self) -> httpx.Client:
+        return self.clients["b"]
+
     def start(
         self, name: str, *more: str, trap: str | None = None, prepare: Callable[[], None] | None = None
     ) -> httpx.Client:

@@ -30,7 +30,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def test_the_old_home_names_the_new_one(servers: Pair) -> None:
-    a, b, home = servers.clients["a"], servers.clients["b"], f"b {servers.urls['b']}"
+    a, b, home = servers.a, servers.b, f"b {servers.urls['b']}"
     chat, chain = Chat("follow me"), Chain()
     with sdk(servers.urls["a"]) as client:
         for talk in (chat, chain):
@@ -90,8 +90,8 @@ def test_a_full_target_takes_nothing_and_loses_nothing(tmp_path: Path, flags: tu
             refused = servers.move(goes.session)
             assert code(refused) == (503, "peer_full")
             assert "Retry-After" in refused.headers
-            assert [status(servers.clients["b"], chain.ids[0]) for chain in there] == [200, 200]
-            assert [status(servers.clients["a"], each) for each in goes.ids] == [200] * 3
+            assert [status(servers.b, chain.ids[0]) for chain in there] == [200, 200]
+            assert [status(servers.a, each) for each in goes.ids] == [200] * 3
             assert goes.say(a, "Four").cached > 0
 
 
@@ -103,7 +103,7 @@ def test_a_name_that_is_taken_keeps_the_session_at_home(servers: Pair) -> None:
         assert code(servers.move(here.session)) == (409, "name_taken")
         assert here.say(a, "Two").cached > 0
         assert there.say(b, "Two").cached > 0
-        servers.clients["b"].delete(f"/v1/sessions/{there.session}").raise_for_status()
+        servers.b.delete(f"/v1/sessions/{there.session}").raise_for_status()
         servers.moved(here.session)
         assert here.say(b, "Three").cached > 0
 
@@ -117,13 +117,13 @@ def test_a_branch_moves_with_its_own_session(servers: Pair) -> None:
         branch.say(a, "Other")
         assert branch.session != trunk.session
         servers.moved(branch.session)
-        assert [status(servers.clients["a"], each) for each in (*trunk.ids, branch.ids[-1])] == [200, 200, 421]
+        assert [status(servers.a, each) for each in (*trunk.ids, branch.ids[-1])] == [200, 200, 421]
         assert branch.say(b, "More").cached > 0
         assert trunk.say(a, "Three").cached > 0
 
 
 def test_the_list_finds_a_session_by_its_name(servers: Pair) -> None:
-    a, name = servers.clients["a"], "a name: ä/%&?"
+    a, name = servers.a, "a name: ä/%&?"
     body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
     headers = [(b"X-Session-ID", name.encode("latin-1"))]
     answer = a.post("/v1/completions", json=body, headers=headers).raise_for_status()

@@ -171,7 +171,7 @@ def _moved(http: httpx.Client) -> int:
 def test_a_full_server_hands_over_what_returns_last(tmp_path: Path) -> None:
     small = ("--kv-device", "1MiB", "--kv-host", "1MiB")
     with pair(tmp_path, flags={"a": small}) as servers:
-        a, b = servers.clients["a"], servers.clients["b"]
+        a, b = servers.a, servers.b
         silent: list[str] = []
         late: list[str] = []
         for number in range(MOST):

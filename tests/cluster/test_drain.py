@@ -37,7 +37,7 @@ def behind(servers: Pair) -> Iterator[tuple[Door, httpx.Client]]:
 
 def test_a_drain_under_load_fails_no_turn_and_recomputes_nothing(tmp_path: Path) -> None:
     with pair(tmp_path) as servers, behind(servers) as (_, http):
-        sessions = [open_session(servers.clients["a"]) for _ in range(SESSIONS)]
+        sessions = [open_session(servers.a) for _ in range(SESSIONS)]
 
         def talk(session: str) -> list[Any]:
             turns = []
@@ -69,18 +69,18 @@ def test_a_drain_under_load_fails_no_turn_and_recomputes_nothing(tmp_path: Path)
 @pytest.mark.parametrize(("flags", "how"), [(("--drain-to", "disk"), signal.SIGTERM), ((), signal.SIGINT)])
 def test_what_is_to_stay_stays(tmp_path: Path, flags: tuple[str, ...], how: signal.Signals) -> None:
     with pair(tmp_path, flags={"a": flags}) as servers:
-        session = used_session(servers.clients["a"])
+        session = used_session(servers.a)
         servers.tell_to_end("a", how)
         servers.ended("a")
         servers.start("a")
         assert servers.owners(session) == ["a"]
-        assert generate(servers.clients["a"], session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
+        assert generate(servers.a, session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
 
 
 @pytest.mark.usefixtures("brief_farewells")
 def test_a_paused_turn_goes_on_elsewhere(tmp_path: Path) -> None:
     with pair(tmp_path) as servers, behind(servers) as (_, http):
-        session = open_session(servers.clients["a"])
+        session = open_session(servers.a)
         stop = {"layer": 2, "action": "pause", "when": {"pass": "decode", "position": 44}, "timeout_s": 500}
         http.post(f"/v1/sessions/{session}/breakpoints", json=stop).raise_for_status()
         assert generate(http, session, PROMPT)["status"] == "paused"
@@ -94,7 +94,7 @@ def test_a_paused_turn_goes_on_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("brief_farewells")
 def test_what_a_full_peer_refuses_stays_for_a_restart(tmp_path: Path) -> None:
     with pair(tmp_path, flags={"b": ("--max-sessions", "2")}) as servers:
-        sessions = [used_session(servers.clients["a"]) for _ in range(5)]
+        sessions = [used_session(servers.a) for _ in range(5)]
         servers.tell_to_end("a")
         log = servers.ended("a")
         assert "sessions have left: 2 to b; that stay here: 3" in log
@@ -111,7 +111,7 @@ def test_a_peer_that_dies_meanwhile_loses_nothing(tmp_path: Path) -> None:
     with pair(tmp_path, start=False, as_processes=True) as servers:
         servers.start("a", "--drain-timeout-s", "6")
         servers.start("b", trap="b is to take it")
-        sessions = [used_session(servers.clients["a"]) for _ in range(5)]
+        sessions = [used_session(servers.a) for _ in range(5)]
         servers.tell_to_end("a")
         servers.ended("a")
         assert servers.processes["b"].exit_status(10) == -9
@@ -162,7 +162,7 @@ def test_a_resume_that_is_refused_has_edited_nothing(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("brief_farewells")
 def test_a_server_with_sessions_that_cannot_leave_is_asked_for_them_to_its_end(tmp_path: Path) -> None:
     with pair(tmp_path) as servers:
-        http = servers.clients["a"]
+        http = servers.a
         stays, leaves = open_session(http), open_session(http)
         watch = {"layer": 2, "action": "capture"}
         http.post(f"/v1/sessions/{stays}/breakpoints", json=watch).raise_for_status()
@@ -178,7 +178,7 @@ def test_a_server_with_sessions_that_cannot_leave_is_asked_for_them_to_its_end(t
 
 def test_a_session_that_comes_closes_no_other(tmp_path: Path) -> None:
     with pair(tmp_path, flags={"b": ("--max-sessions", "1")}) as servers:
-        a, b = servers.clients["a"], servers.clients["b"]
+        a, b = servers.a, servers.b
         kept = b.post("/v1/responses", json={"model": "tiny-llama", "input": "hi", "max_output_tokens": 16})
         response = kept.raise_for_status().json()["id"]
         session = open_session(a)

@@ -33,7 +33,7 @@ def test_it_has_one_home_afterwards(tmp_path: Path, place: str) -> None:
         chain = Chain("mine")
         with sdk(servers.urls["a"]) as client:
             said = [chain.say(client, text) for text in ("One", "Two")]
-        history = servers.clients["a"].get(f"/v1/sessions/{chain.session}/history").json()["token_ids"]
+        history = servers.a.get(f"/v1/sessions/{chain.session}/history").json()["token_ids"]
         assert len(history) > said[-1].prompt
         if dies == "a":
             with pytest.raises(httpx.TransportError):

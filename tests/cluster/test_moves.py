@@ -29,7 +29,7 @@ def view(http: httpx.Client, session: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("sampling", "phase"), [(DRAWN, None), (GREEDY, "io_wait"), (DRAWN, "idle")])
 def test_it_says_what_it_would_have_said(servers: Pair, sampling: dict[str, Any], phase: str | None) -> None:
-    a, b = servers.clients["a"], servers.clients["b"]
+    a, b = servers.a, servers.b
     stays, moves = open_session(a), open_session(a, metadata={"who": "me"}, ttl_s=1000)
     said = {session: [generate(a, session, PROMPT, **sampling)["token_ids"]] for session in (stays, moves)}
     before = view(a, moves)
@@ -58,7 +58,7 @@ def test_it_says_what_it_would_have_said(servers: Pair, sampling: dict[str, Any]
 
 
 def test_a_paused_turn_goes_on_there(servers: Pair) -> None:
-    a, b = servers.clients["a"], servers.clients["b"]
+    a, b = servers.a, servers.b
     ends = []
     for moves in (False, True):
         session = open_session(a)
@@ -88,12 +88,12 @@ def test_a_paused_turn_goes_on_there(servers: Pair) -> None:
 
 
 def test_what_cannot_move_stays(servers: Pair) -> None:
-    a = servers.clients["a"]
+    a = servers.a
     for each in a.get("/v1/sessions").json()["data"]:
         a.delete(f"/v1/sessions/{each['id']}").raise_for_status()
     session = open_session(a)
     assert servers.moved(empty := open_session(a))["tokens"] == 0
-    assert generate(servers.clients["b"], empty, PROMPT)["status"] == "finished"
+    assert generate(servers.b, empty, PROMPT)["status"] == "finished"
     generate(a, session, PROMPT)
     assert code(servers.move(session, "a", "a")) == (409, "already_there")
     assert code(servers.move(session, "a", "nobody")) == (422, "unknown_replica")
@@ -107,7 +107,7 @@ def test_what_cannot_move_stays(servers: Pair) -> None:
 
 
 def test_a_move_and_a_turn_that_begin_together_leave_one_winner(servers: Pair) -> None:
-    a = servers.clients["a"]
+    a = servers.a
     for _ in range(4):
         session = used_session(a)
         with ThreadPoolExecutor(2) as both:
@@ -124,7 +124,7 @@ def test_a_move_and_a_turn_that_begin_together_leave_one_winner(servers: Pair) -
 @pytest.mark.long
 def test_a_session_moves_from_process_to_process_and_back(tmp_path: Path) -> None:
     with pair(tmp_path, own_engine=True) as servers:
-        a, b = servers.clients["a"], servers.clients["b"]
+        a, b = servers.a, servers.b
         stays, moves = used_session(a), used_session(a)
         assert servers.moved(moves)["tokens_with_kv"] == len(PROMPT) + 7
         turn = generate(b, moves, [9])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import re
 import socket
+import socketserver
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -18,55 +19,45 @@ from app.domain.homes import Taken
 from tests.cluster.pair import PROMPT, SOON_S, Pair, code, generate, open_session, pair, used_session
 
 
-class Listener:
+class Listener(socketserver.ThreadingTCPServer):
     """Stands between two servers: it keeps what one says to the other, and loses what it is told to."""
 
-    def __init__(self, port: int, loses: str) -> None:
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._server.getsockname()[1]
-        self._there = port
-        self._loses = loses.encode()
+    daemon_threads = True
+
+    def __init__(self, there: int, loses: str) -> None:
+        super().__init__(("127.0.0.1", 0), Ear)
+        self.there = there
+        self.loses = loses.encode()
         self.said: list[bytearray] = []
         """Of each connection."""
-        self._sockets = [self._server]
-        self._ends = contextlib.ExitStack()
-        self._ends.enter_context(self._server)
-        self._start(self._accept)
 
     def heard(self, path: str) -> bytes:
         """All from the request for that path on, on its connection."""
         (found,) = (said for said in self.said if f"POST {path} ".encode() in said)
         return bytes(found[found.index(f"POST {path} ".encode()) :])
 
-    def close(self) -> None:
-        for each in self._sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        self._ends.close()
 
-    def _start(self, work: Callable[..., None], *args: Any) -> None:
-        thread = threading.Thread(target=work, args=args)
-        thread.start()
-        self._ends.callback(thread.join)
+class Ear(socketserver.BaseRequestHandler):
+    """One connection."""
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                here = self._ends.enter_context(self._server.accept()[0])
-                there = self._ends.enter_context(socket.create_connection(("127.0.0.1", self._there)))
-                self._sockets += [here, there]
-                said = bytearray()
-                self.said.append(said)
-                for ways in ((here, there, said), (there, here, None)):
-                    self._start(self._pass, *ways)
+    server: Listener
 
-    def _pass(self, source: socket.socket, target: socket.socket, said: bytearray | None) -> None:
+    def handle(self) -> None:
+        """Pass on both ways what comes, until one end closes it."""
+        said = bytearray()
+        self.server.said.append(said)
+        with socket.create_connection(("127.0.0.1", self.server.there)) as there:
+            back = threading.Thread(target=self._pass, args=(there, self.request, bytearray()))
+            back.start()
+            self._pass(self.request, there, said)
+            back.join()
+
+    def _pass(self, source: socket.socket, target: socket.socket, said: bytearray) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                if said is not None:
-                    said += data
-                    if self._loses in said:
-                        break
+                said += data
+                if self.server.loses in said:
+                    break
                 target.sendall(data)
         for each in (source, target):
             with contextlib.suppress(OSError):
@@ -76,63 +67,43 @@ class Listener:
 @contextlib.contextmanager
 def listened(folder: Path, loses: str) -> Iterator[tuple[Pair, Listener]]:
     """Servers of which `a` reaches `b` through a listener."""
-    with pair(folder, start=False) as servers:
-        listener = Listener(servers.ports["b"], loses)
-        urls = {**servers.urls, "b": f"http://127.0.0.1:{listener.port}"}
+    with pair(folder, start=False) as servers, Listener(servers.ports["b"], loses) as listener:
+        urls = {**servers.urls, "b": f"http://127.0.0.1:{listener.server_address[1]}"}
         (folder / "peers.json").write_text(json.dumps(urls))
-        for name in ("a", "b"):
-            servers.start(name)
+        threading.Thread(target=listener.serve_forever).start()
         try:
+            for name in ("a", "b"):
+                servers.start(name)
             yield servers, listener
         finally:
-            listener.close()
+            listener.shutdown()
 
 
-def say(servers: Pair, said: bytes) -> socket.socket:
-    """Say it to `b`."""
+def say(servers: Pair, said: bytes) -> tuple[socket.socket, http.client.HTTPResponse]:
+    """Say it to `b`, which answers."""
     connection = socket.create_connection(("127.0.0.1", servers.ports["b"]), SOON_S)
     connection.sendall(said)
-    return connection
-
-
-def answer_to(servers: Pair, said: bytes) -> Answer:
-    """What `b` answers."""
-    with say(servers, said) as connection:
-        received = b""
-        while not (head := re.match(rb"(?s)HTTP/1.1 200.*content-length: (\d+)\r\n.*?\r\n\r\n", received)) or (
-            len(received) < head.end() + int(head[1])
-        ):
-            part = connection.recv(1 << 16)
-            assert part, received
-            received += part
-        return msgspec.msgpack.decode(received[head.end() :], type=Answer)
-
-
-def repeat_offer(servers: Pair, said: bytes) -> socket.socket:
-    """Repeat an offer and the session itself, once the offer is answered."""
-    end = said.index(b"\r\n\r\n") + 4
-    length = re.search(rb"content-length: (\d+)", said[:end])
-    assert length is not None
-    end += int(length[1])
-    connection = say(servers, said[:end])
-    received = b""
-    while b"\r\n\r\n" not in received:
-        part = connection.recv(1 << 16)
-        assert part, received
-        received += part
-    assert received.startswith(b"HTTP/1.1 101 ")
-    connection.sendall(said[end:])
-    return connection
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    return connection, answer
 
 
 def test_what_is_repeated_is_not_taken_and_publishes_nothing(tmp_path: Path) -> None:
     with listened(tmp_path, loses=COMMIT) as (servers, listener):
-        b = servers.clients["b"]
-        session = used_session(servers.clients["a"])
+        session = used_session(servers.a)
         assert code(servers.move(session)) == (503, "move_unsettled")
         assert servers.settled(session) == "a"
-        with repeat_offer(servers, listener.heard(OFFER)) as connection:
+        offer = listener.heard(OFFER)
+        head = re.match(rb"(?s).*?content-length: (\d+)\r\n.*?\r\n\r\n", offer)
+        assert head is not None
+        end = head.end() + int(head[1])
+        connection, answer = say(servers, offer[:end])
+        with connection:
+            assert answer.status == 101
+            connection.sendall(offer[end:])  # the session itself
             assert connection.recv(1) == b"", "b has received it all"
-        assert answer_to(servers, listener.heard(COMMIT)).taken is Taken.NO
+        connection, answer = say(servers, listener.heard(COMMIT))
+        with connection:
+            assert msgspec.msgpack.decode(answer.read(), type=Answer).taken is Taken.NO
         assert servers.owners(session) == ["a"]
-        assert generate(b, open_session(b), [*PROMPT, 1])["usage"]["cached_tokens"] == 0
+        assert generate(servers.b, open_session(servers.b), [*PROMPT, 1])["usage"]["cached_tokens"] == 0

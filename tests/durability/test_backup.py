@@ -1,11 +1,12 @@
-"""Copies and upgrades of a state folder: no turn that was answered is missing."""
+"""Copies of a state folder: no turn that was answered is missing."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,25 +15,38 @@ from app import backup
 from app.cli import main
 from app.journal.copying import copy_journal
 from app.journal.journal import FILE_NAME
-from tests.durability.restarting import PROMPT, TOKENS, generate, load_on, open_session, serving
+from tests.durability.restarting import TOKENS, generate, open_session, serving
+from tests.engine_process.test_engine_process import until
 from tests.journal.building import filled
 from tests.orderly import serve_thread
 from tests.privileges import unprivileged_folder
-from tests.serving import serve
 
+PROMPT = [5, 6, 7]
 AGENTS = 6
-BEFORE_BACKUP, AFTER_BACKUP = 12, 6
-"""Turns of all agents."""
+MOST = 60
+"""Turns of an agent: they fit its context."""
 
 
-async def test_no_turn_is_missing_that_was_answered_before(tmp_path: Path) -> None:
+def test_no_turn_is_missing_that_was_answered_before(tmp_path: Path) -> None:
     folder, copy = tmp_path / "state", tmp_path / "backups" / "monday"
-    with serve(state_dir=folder) as url:
-        async with load_on(url, [None] * AGENTS) as load:
-            await load.until(BEFORE_BACKUP)
-            before = {session: list(tokens) for session, tokens in load.answered.items()}
-            assert await asyncio.to_thread(main, ["backup", "--state-dir", str(folder), "--with-kv", str(copy)]) == 0
-            await load.until(load.turns + AFTER_BACKUP)
+    is_over, answered = threading.Event(), dict[str, list[int]]()
+
+    def talk() -> None:
+        session = open_session(http)
+        for _ in range(MOST):
+            if is_over.is_set():
+                break
+            tokens = generate(http, session, PROMPT)["token_ids"]
+            answered[session] = [*answered.get(session, []), *PROMPT, *tokens]
+
+    with serving(folder) as http, ThreadPoolExecutor(AGENTS) as agents:
+        talks = [agents.submit(talk) for _ in range(AGENTS)]
+        until(lambda: len(answered) == AGENTS)
+        before = dict(answered)
+        assert main(["backup", "--state-dir", str(folder), "--with-kv", str(copy)]) == 0
+        is_over.set()
+        for each in talks:
+            each.result()
     with serving(copy) as http:
         for session, tokens in before.items():
             found = http.get(f"/v1/sessions/{session}/history").json()["token_ids"]

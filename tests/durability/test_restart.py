@@ -17,12 +17,10 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from app.cli import main
 from app.journal.journal import FILE_NAME
 from tests.durability.restarting import TOKENS, generate, open_session, serving
 from tests.errors import assert_error
 from tests.orderly import ServerThread, serve_thread
-from tests.processes import TINY
 
 
 @contextmanager
@@ -159,19 +157,6 @@ def test_a_session_that_expired_meanwhile_is_gone(tmp_path: Path) -> None:
     with serving(folder) as http:
         assert_error(http.get(f"/v1/sessions/{brief}"), 404, "not_found", param="session_id")
         assert [view["id"] for view in sessions(http)] == [lasting]
-
-
-@pytest.mark.usefixtures("engine_in_a_thread")
-def test_a_folder_that_cannot_be_used_is_said_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refused(*flags: str) -> str:
-        assert main(["serve", *TINY, "--state-dir", str(tmp_path), *flags]) == 2
-        return capsys.readouterr().err
-
-    with serving(tmp_path) as http:
-        open_session(http)
-        assert "--state-dir" in refused(), "another server uses it"
-    (tmp_path / FILE_NAME).write_bytes(b"")
-    assert str(tmp_path / FILE_NAME) in refused()
 
 
 SESSIONS = 20

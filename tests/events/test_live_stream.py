@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +11,13 @@ from typing import Any
 
 import httpx
 
+from app.domain.values import SessionState, Ticket
 from app.events import streams
+from app.events.channel import KEPT, KEPT_BYTES, Channel
+from app.events.feed import Scope
+from app.messages import Token
+from app.routers.dependencies import Services
+from app.sessions.session import Session
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.events.streaming import ids, reading
@@ -222,3 +230,93 @@ def test_the_end_of_the_server_is_the_end_of_the_stream(tmp_path: Path) -> None:
         assert server.exit_status(60) == 0
     with serve_thread(tmp_path / "state") as (_, http), reading(http, last_id) as reader:
         assert ids(reader.next()) == {session}
+
+
+ALL = Scope(None)
+
+
+def names(piece: bytes) -> list[str]:
+    return [line[7:].decode() for line in piece.splitlines() if line.startswith(b"event: ")]
+
+
+def data(piece: bytes) -> Any:
+    return json.loads(next(line[6:] for line in piece.splitlines() if line.startswith(b"data: ")))
+
+
+async def test_a_reader_that_is_too_slow_gets_a_fresh_snapshot(services: Services) -> None:
+    with services.events.reading(ALL) as channel:
+        events = services.events.events(ALL, channel, None, lambda: True)
+        first = data(await anext(events))
+        assert (first["sessions"], first["has_more"]) == ([], False)
+        for _ in range(KEPT):
+            services.sessions.drop(services.sessions.create())
+        session = services.sessions.create()
+        snapshot = await anext(events)
+        assert names(snapshot) == ["snapshot"]
+        assert [each["id"] for each in data(snapshot)["sessions"]] == [session.id]
+        services.sessions.drop(session)
+        while "session" not in names(piece := await anext(events)):
+            pass
+        assert b'"closed"' in piece
+        await events.aclose()
+
+
+async def test_without_readers_nothing_is_kept(services: Services) -> None:
+    services.sessions.drop(services.sessions.create())
+    with services.events.reading(ALL) as channel:
+        assert channel.position == 0
+        await asyncio.sleep(0.2)
+    assert channel.readers == 0
+    position = channel.position
+    await asyncio.sleep(1.5)
+    assert channel.position == position
+
+
+def test_a_channel_is_bounded_in_bytes() -> None:
+    channel = Channel()
+    big = b"x" * (KEPT_BYTES // 4)
+    for _ in range(10):
+        channel.publish("session", big)
+    assert channel.after(0) is None
+    found = channel.after(channel.position - 3)
+    assert found is not None
+    assert found[0] == channel.position
+    assert len(names(found[1])) == 3
+
+
+def test_old_figures_are_not_told() -> None:
+    channel = Channel()
+    for number in range(3):
+        channel.publish_newest("memory", b"%d" % number)
+    channel.publish("session", b"{}")
+    found = channel.after(0)
+    assert found is not None
+    assert names(found[1]) == ["memory", "session"]
+    assert data(found[1]) == 2
+    assert channel.find(channel.id_of(4)) == 4
+    assert channel.find(channel.id_of(5)) is None
+
+
+def running(services: Services) -> Session:
+    """A session with a turn in it that this test plays."""
+    session = services.sessions.create()
+    session.move(SessionState.QUEUED)
+    session.move(SessionState.RUNNING)
+    return session
+
+
+async def test_a_running_turn_is_told_of_by_its_count_of_tokens(services: Services) -> None:
+    with services.events.reading(ALL) as channel:
+        events = services.events.events(ALL, channel, None, lambda: True)
+        session, other = running(services), running(services)
+        for number in range(30):
+            session.observe(Token(Ticket(1), number))
+        other.observe(Token(Ticket(1), 1))
+        while "tokens" not in names(piece := await anext(events)):
+            pass
+        told = [part for part in piece.split(b"\n\n") if b"event: tokens" in part]
+        assert [data(part)["tokens"] for part in told] == [{session.id: 30, other.id: 1}]
+        assert piece.count(b"event: session") <= 4, "a token makes no view of its session"
+        await events.aclose()
+        for each in (session, other):
+            each.move(SessionState.IDLE)

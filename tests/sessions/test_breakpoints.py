@@ -28,8 +28,9 @@ STEER = Breakpoint("bp_steer", (1,), Action.EDIT, edits=(Edit(EditOp.SCALE, 0.5)
 WATCH = Breakpoint("bp_watch", (0, 1), Action.CAPTURE, When(in_pass=Pass.DECODE))
 
 
-async def test_a_turn_that_cannot_pause_and_a_breakpoint_that_does_exclude_each_other(services: Services) -> None:
-    registry = services.sessions
+async def test_a_turn_that_cannot_pause_excludes_a_breakpoint_that_does(
+    registry: SessionRegistry,
+) -> None:
     session, rule = registry.create(), StopRule(max_tokens=900)
     turn = start_turn(registry, session, PROMPT, GREEDY, rule, pausable=False)
     with pytest.raises(WrongState):

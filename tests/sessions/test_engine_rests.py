@@ -16,9 +16,9 @@ from app.domain.breakpoints import ALL, Positions
 from app.domain.errors import EngineError
 from app.domain.values import SessionId, Ticket
 from app.messages import CloseMap, Command, Inspect, Lens, MapLens, OpenMap, ReadNorms
-from app.routers.dependencies import Services
 from app.sessions import memory_reads
 from app.sessions.memory_reads import MemoryReads
+from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.whitebox import head_time
 from app.sessions.whitebox.activation_maps import MOST_SLICE, ActivationMaps
@@ -185,9 +185,8 @@ async def test_who_leaves_has_no_more_slices_computed_and_costs_turns_no_more_th
     engine.assert_rested(head_time.SHARE)
 
 
-async def test_a_paused_turn_does_not_count_as_one_under_way(services: Services) -> None:
+async def test_a_paused_turn_does_not_count_as_one_under_way(registry: SessionRegistry) -> None:
     """A session that is looked at while it is paused, alone on its server, is answered as fast as can be."""
-    registry = services.sessions
     one = registry.create()
     assert not registry.table.turns.any_run()
     reader = start(registry, one, tokens=3)

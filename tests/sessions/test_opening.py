@@ -12,7 +12,7 @@ from app.bridge.turn import Turn
 from app.domain.errors import Busy, WrongState
 from app.domain.values import StopRule
 from app.exports.exports import export_session, import_session
-from app.routers.dependencies import Services
+from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, finish, spooled, start_turn
@@ -33,8 +33,7 @@ async def test_sessions_that_open_at_the_same_time_count_towards_max_sessions() 
             await registry.close(first)
 
 
-async def test_a_fork_that_fails_leaves_nothing_behind(services: Services) -> None:
-    registry = services.sessions
+async def test_a_fork_that_fails_leaves_nothing_behind(registry: SessionRegistry) -> None:
     parent = registry.create()
     forking = asyncio.create_task(registry.fork(parent))
     await asyncio.sleep(0)
@@ -45,8 +44,7 @@ async def test_a_fork_that_fails_leaves_nothing_behind(services: Services) -> No
     await assert_nothing_is_held(registry)
 
 
-async def test_an_import_that_nobody_waits_for_leaves_nothing_behind(services: Services, tmp_path: Path) -> None:
-    registry = services.sessions
+async def test_an_import_that_nobody_waits_for_leaves_nothing_behind(registry: SessionRegistry, tmp_path: Path) -> None:
     session = registry.create()
     await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=4)))
     await export_session(registry, session, spooled(tmp_path / "session"))
@@ -64,9 +62,8 @@ async def test_an_import_that_nobody_waits_for_leaves_nothing_behind(services: S
     await assert_nothing_is_held(registry)
 
 
-async def test_an_export_that_a_turn_overtakes_is_refused(services: Services, tmp_path: Path) -> None:
+async def test_an_export_that_a_turn_overtakes_is_refused(registry: SessionRegistry, tmp_path: Path) -> None:
     """The file would have a history that its label does not speak of."""
-    registry = services.sessions
     session = registry.create()
     await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=3)))
     exporting = asyncio.create_task(export_session(registry, session, spooled(tmp_path / "overtaken")))
@@ -79,8 +76,7 @@ async def test_an_export_that_a_turn_overtakes_is_refused(services: Services, tm
     assert exported.tokens == len(session.history)
 
 
-async def test_a_guaranteed_session_that_nobody_waits_for_leaves_nothing_behind(services: Services) -> None:
-    registry = services.sessions
+async def test_a_guaranteed_session_that_nobody_waits_for_leaves_nothing_behind(registry: SessionRegistry) -> None:
     for _ in range(9):  # more than could be promised at once
         creating = asyncio.create_task(registry.create_guaranteed())
         await asyncio.sleep(0)

@@ -13,8 +13,8 @@ from app.domain.errors import Draining, NotFound, WrongState
 from app.domain.values import FinishReason, Phase, SessionState, Tier
 from app.exports.exports import export_session, import_session
 from app.messages import Paused, TurnFinished
-from app.routers.dependencies import Services
 from app.sessions.lifecycle import drain
+from app.sessions.registry import SessionRegistry
 from tests.pausing import (
     EACH_TOKEN,
     PROMPT,
@@ -34,8 +34,7 @@ from tests.taking_turns import assert_nothing_is_held, engine_tokens, spooled, u
 BRIEF = 0.1
 
 
-async def test_a_stop_string_that_spans_pauses_ends_the_turn(services: Services) -> None:
-    registry = services.sessions
+async def test_a_stop_string_that_spans_pauses_ends_the_turn(registry: SessionRegistry) -> None:
     text = (await whole(registry, tokens=12)).text
     stop = text[5:8]
     expected = await whole(registry, stop, tokens=12)
@@ -45,8 +44,7 @@ async def test_a_stop_string_that_spans_pauses_ends_the_turn(services: Services)
     assert len(session.history) == await engine_tokens(registry, session) == len(PROMPT) + len(expected.token_ids)
 
 
-async def test_a_cancel_is_not_overtaken_by_a_resume_nor_the_other_way_round(services: Services) -> None:
-    registry = services.sessions
+async def test_a_cancel_is_not_overtaken_by_a_resume_nor_the_other_way_round(registry: SessionRegistry) -> None:
     for resumed_first in (False, True):
         session, reader = await paused(registry, tokens=500)
         if resumed_first:
@@ -61,8 +59,9 @@ async def test_a_cancel_is_not_overtaken_by_a_resume_nor_the_other_way_round(ser
         assert isinstance(await finish(registry, session, again), TurnFinished)
 
 
-async def test_who_leaves_before_the_pause_ends_the_turn_and_who_leaves_at_it_does_not(services: Services) -> None:
-    registry = services.sessions
+async def test_who_leaves_before_the_pause_ends_the_turn_but_not_who_leaves_at_it(
+    registry: SessionRegistry,
+) -> None:
     session = registry.create()
     await registry.breakpoints.arm(session, PROMPT_END)
     reader = start(registry, session)
@@ -76,8 +75,7 @@ async def test_who_leaves_before_the_pause_ends_the_turn_and_who_leaves_at_it_do
     assert session.state is SessionState.PAUSED
 
 
-async def test_who_has_resumed_a_turn_ends_it_by_leaving_but_nobody_before(services: Services) -> None:
-    registry = services.sessions
+async def test_who_has_resumed_a_turn_ends_it_by_leaving_but_nobody_before(registry: SessionRegistry) -> None:
     session, reader = await paused(registry, breakpoint=PROMPT_END, tokens=900)
     registry.pauses.resume(session, NEXT_BREAKPOINT)
     registry.ends.release(session, reader.turn)  # of whoever had started it
@@ -88,8 +86,7 @@ async def test_who_has_resumed_a_turn_ends_it_by_leaving_but_nobody_before(servi
     assert end.reason is FinishReason.CANCELLED
 
 
-async def test_a_paused_session_that_is_closed_leaves_nothing(services: Services) -> None:
-    registry = services.sessions
+async def test_a_paused_session_that_is_closed_leaves_nothing(registry: SessionRegistry) -> None:
     session, reader = await paused(registry, breakpoint=replace(EACH_TOKEN, timeout_s=BRIEF))
     await registry.close(session)
     assert reader.turn.ended.is_set()
@@ -99,8 +96,9 @@ async def test_a_paused_session_that_is_closed_leaves_nothing(services: Services
     await assert_nothing_is_held(registry)
 
 
-async def test_at_the_end_nobody_waits_for_a_paused_turn_nor_for_one_that_pauses_then(services: Services) -> None:
-    registry = services.sessions
+async def test_at_the_end_nobody_waits_for_a_paused_turn_or_one_that_pauses_then(
+    registry: SessionRegistry,
+) -> None:
     (at_rest, first), (going, second) = await paused(registry), await paused(registry, tokens=500)
     registry.pauses.resume(going, Until(end=True))
     late = registry.create()
@@ -118,8 +116,7 @@ async def test_at_the_end_nobody_waits_for_a_paused_turn_nor_for_one_that_pauses
     assert end.reason is FinishReason.CANCELLED
 
 
-async def test_a_turn_that_nobody_resumes_goes_on_by_itself_stop_strings_and_all(services: Services) -> None:
-    registry = services.sessions
+async def test_a_turn_that_nobody_resumes_goes_on_by_itself_stop_strings_and_all(registry: SessionRegistry) -> None:
     text = (await whole(registry, tokens=12)).text
     expected = await whole(registry, text[5:8], tokens=12)
     brief = replace(PROMPT_END, timeout_s=BRIEF)
@@ -130,8 +127,9 @@ async def test_a_turn_that_nobody_resumes_goes_on_by_itself_stop_strings_and_all
     assert len(session.history) == await engine_tokens(registry, session)
 
 
-async def test_each_pause_has_its_own_time_and_one_made_by_until_that_of_the_one_before(services: Services) -> None:
-    registry = services.sessions
+async def test_each_pause_has_its_own_time_and_one_made_by_until_the_last_ones(
+    registry: SessionRegistry,
+) -> None:
     brief = replace(EACH_TOKEN, timeout_s=1.0, on_timeout=OnTimeout.ABORT, once=True)
     session, reader = await paused(registry, breakpoint=brief, tokens=5)
     assert session.breakpoints == {}
@@ -149,8 +147,7 @@ async def test_each_pause_has_its_own_time_and_one_made_by_until_that_of_the_one
     assert len(session.history) == len(PROMPT) + 4
 
 
-async def test_a_forks_pause_has_a_time_of_its_own(services: Services) -> None:
-    registry = services.sessions
+async def test_a_forks_pause_has_a_time_of_its_own(registry: SessionRegistry) -> None:
     abort = replace(EACH_TOKEN, timeout_s=1.0, on_timeout=OnTimeout.ABORT)
     parent, _ = await paused(registry, breakpoint=abort)
     await asyncio.sleep(0.5)
@@ -160,8 +157,7 @@ async def test_a_forks_pause_has_a_time_of_its_own(services: Services) -> None:
     await until(lambda: child.state is SessionState.IDLE)
 
 
-async def test_a_fork_of_a_paused_session_is_paused_in_the_same_place(services: Services) -> None:
-    registry = services.sessions
+async def test_a_fork_of_a_paused_session_is_paused_in_the_same_place(registry: SessionRegistry) -> None:
     expected = await whole(registry, logprobs=1)
     parent, reader = await paused(registry, logprobs=1)
     registry.pauses.resume(parent, NEXT_BREAKPOINT)
@@ -204,9 +200,10 @@ async def test_a_copy_that_nobody_waits_for_is_not_there_after_a_restart(tmp_pat
         assert [each.id for each in services.sessions.table.page(limit=9)] == [parent.id]
 
 
-async def test_a_session_paused_in_its_prompt_is_taken_away_while_it_waits(services: Services, tmp_path: Path) -> None:
+async def test_a_session_paused_in_its_prompt_can_be_exported_in_io_wait(
+    registry: SessionRegistry, tmp_path: Path
+) -> None:
     """Its KV on the host has blocks that only the paused pass has written to: they are not in the file."""
-    registry = services.sessions
     expected = await whole(registry, logprobs=1)
     session, _ = await paused(registry, breakpoint=PROMPT_END, logprobs=1)
     registry.set_phase(session, Phase.IO_WAIT)

@@ -35,8 +35,7 @@ from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, eng
 from tests.tenants.tenant_files import wait_for
 
 
-async def test_a_second_turn_at_the_same_time_is_refused(services: Services) -> None:
-    registry = services.sessions
+async def test_a_second_turn_at_the_same_time_is_refused(registry: SessionRegistry) -> None:
     session = registry.create()
     turn = start_turn(registry, session, PROMPT, GREEDY, LONG)
     with pytest.raises(WrongState, match="queued"):
@@ -48,8 +47,7 @@ async def test_a_second_turn_at_the_same_time_is_refused(services: Services) -> 
     registry.ends.release(session, turn)
 
 
-async def test_a_grammar_that_is_compiled_does_not_wait_for_one_that_is_not(services: Services) -> None:
-    registry = services.sessions
+async def test_a_grammar_that_is_compiled_does_not_wait_for_one_that_is_not(registry: SessionRegistry) -> None:
 
     async def compile_grammar(text: str) -> None:
         sampling = SamplingParams(seed=0, grammar=Grammar(GrammarKind.REGEX, text, "structured_outputs.regex"))
@@ -66,8 +64,7 @@ async def test_a_grammar_that_is_compiled_does_not_wait_for_one_that_is_not(serv
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_cancel_with_keep_cuts_the_history_here_and_in_the_engine(services: Services, late: bool) -> None:
-    registry = services.sessions
+async def test_cancel_with_keep_cuts_the_history_here_and_in_the_engine(registry: SessionRegistry, late: bool) -> None:
     session = registry.create()
     turn = start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=20) if late else LONG)
     await until(lambda: len(session.history) >= 3 + 5)
@@ -79,8 +76,7 @@ async def test_cancel_with_keep_cuts_the_history_here_and_in_the_engine(services
     assert len(session.history) == await engine_tokens(registry, session) == 5
 
 
-async def test_a_session_expires_after_its_ttl_but_not_under_a_turn(services: Services) -> None:
-    registry = services.sessions
+async def test_a_session_expires_after_its_ttl_but_not_under_a_turn(registry: SessionRegistry) -> None:
     unused, used = registry.create(ttl_s=1), registry.create(ttl_s=1)
     turn = start_turn(registry, used, PROMPT, GREEDY, LONG)
     await until(lambda: unused.state is SessionState.CLOSED)
@@ -97,8 +93,7 @@ async def use_and_fail(session: Session, registry: SessionRegistry) -> None:
     raise ValueError("the caller's own")
 
 
-async def test_an_ephemeral_session_leaves_nothing_behind_even_after_an_error(services: Services) -> None:
-    registry = services.sessions
+async def test_an_ephemeral_session_leaves_nothing_behind_even_after_an_error(registry: SessionRegistry) -> None:
     with pytest.raises(ValueError, match="own"):
         async with registry.ephemeral() as session:
             await use_and_fail(session, registry)
@@ -107,8 +102,7 @@ async def test_an_ephemeral_session_leaves_nothing_behind_even_after_an_error(se
     await assert_nothing_is_held(registry)
 
 
-async def test_drain_lets_short_turns_end_cancels_long_ones_and_takes_no_more(services: Services) -> None:
-    registry = services.sessions
+async def test_drain_lets_short_turns_end_cancels_long_ones_and_takes_no_more(registry: SessionRegistry) -> None:
     long, short = registry.create(), registry.create()
     endless = start_turn(registry, long, PROMPT, GREEDY, LONG)
     brief = start_turn(registry, short, PROMPT, GREEDY, StopRule(max_tokens=2))
