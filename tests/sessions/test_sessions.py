@@ -7,7 +7,6 @@ import logging
 import os
 import random
 import threading
-import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -15,24 +14,20 @@ import pytest
 
 from app.domain.errors import Draining, FieldOutOfRange, NotFound, WrongState
 from app.domain.grammar import Grammar, GrammarKind
-from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule
+from app.domain.values import FinishReason, ModelInfo, SamplingParams, SessionState, StopRule
 from app.journal.journal import Journal
-from app.main import create_app
-from app.model_store.byte_tokenizer import byte_tokenizer
-from app.model_store.model_tokenizer import ModelTokenizer
 from app.routers.dependencies import Services
 from app.sessions import kept_kv, lifecycle
 from app.sessions.guards.side_work import Lane
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from app.tenants.tenancy import Tenancy
-from app.text.tokenizer import Tokens
-from tests.bridge.test_executor import DyingEngine
+from tests.bridge.test_executor import DyingEngine, app_of, info
 from tests.conftest import ServeWith
-from tests.serving import running_services, tiny_settings
 from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, engine_tokens, finish, start_turn, until
 from tests.tenants.tenant_files import wait_for
+
+__all__ = ["info"]
 
 
 async def test_a_second_turn_at_the_same_time_is_refused(registry: SessionRegistry) -> None:
@@ -118,16 +113,13 @@ async def test_drain_lets_short_turns_end_cancels_long_ones_and_takes_no_more(re
 
 
 async def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    info: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A step, or a write of KV, may hang on a disk or a device."""
     for module, name in ((lifecycle, "KEEP_S"), (lifecycle, "LATE_S"), (kept_kv, "LATE_S")):
         monkeypatch.setattr(module, name, 0.05)
-    async with running_services() as services:
-        info = services.info
-    settings, tokens = tiny_settings(), Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
-    engine, journal = DyingEngine(info), Journal(tmp_path)
-    app = create_app(settings, engine, tokens, Tenancy(settings, time.time), journal)
+    engine = DyingEngine(info)
+    app = app_of(engine, Journal(tmp_path))
     async with app.router.lifespan_context(app):
         registry = app.state.services.sessions
         endless = start_turn(registry, registry.create(), PROMPT, GREEDY, LONG)

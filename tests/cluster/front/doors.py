@@ -79,21 +79,18 @@ class AwayDirectory:
     """A directory that does not answer."""
 
     async def find(self, key: str) -> str | None:
-        """See `Directory.find`."""
         raise DirectoryAway("the directory does not answer")
 
     async def bind(self, key: str, replica: str) -> str:
-        """See `Directory.bind`."""
         raise DirectoryAway("the directory does not answer")
 
     async def put(self, key: str, replica: str) -> None:
-        """See `Directory.put`."""
         raise DirectoryAway("the directory does not answer")
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
     """Wait for what must come. Fails if it does not."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, "it has not come"
         time.sleep(0.02)

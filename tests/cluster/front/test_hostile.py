@@ -53,10 +53,7 @@ def small_door(stub: Stub) -> Iterator[Door]:
 def _answer(door: Door, sent: bytes) -> bytes:
     with socket.create_connection(door.address, PATIENCE_S) as connection:
         connection.sendall(sent)
-        received = b""
-        while part := connection.recv(4096):
-            received += part
-    return received
+        return connection.makefile("rb").read()
 
 
 @pytest.mark.parametrize(

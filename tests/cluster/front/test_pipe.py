@@ -107,10 +107,7 @@ def test_an_old_client_gets_an_answer_without_chunks(stub_door: Door) -> None:
     with socket.create_connection(stub_door.address, PATIENCE_S) as connection:
         path = f"/v1/sessions/{SESSION}/echo".encode()
         connection.sendall(b"POST " + path + b" HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello")
-        received = b""
-        while part := connection.recv(4096):
-            received += part
-    head, _, body = received.partition(b"\r\n\r\n")
+        head, _, body = connection.makefile("rb").read().partition(b"\r\n\r\n")
     assert (b"chunked" in head.lower(), body) == (False, b"hello")
 
 
