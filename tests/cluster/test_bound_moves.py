@@ -15,9 +15,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from app.cluster.table import Table
-from tests.cluster.calling import MODEL, TEXTS, TOKENS, Chain, Chat, named, sdk, status
 from tests.cluster.front.doors import Door, serving_door
-from tests.cluster.pair import Pair, code, open_session, pair
+from tests.cluster.pair import MODEL, TEXTS, TOKENS, Chain, Chat, Pair, code, named, open_session, pair, sdk, status
 from tests.tenants.tenant_files import tenant, write_tenants
 
 Talk = Chat | Chain

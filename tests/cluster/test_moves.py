@@ -11,8 +11,21 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster.calling import Chain, named, sdk, status
-from tests.cluster.pair import DRAWN, GREEDY, PROMPT, Pair, code, generate, open_session, pair, used_session
+from tests.cluster.pair import (
+    DRAWN,
+    GREEDY,
+    PROMPT,
+    Chain,
+    Pair,
+    code,
+    generate,
+    named,
+    open_session,
+    pair,
+    sdk,
+    status,
+    used_session,
+)
 from tests.cluster.traps import PLACES, lose_engine
 from tests.engine_process.test_engine_process import until_ready
 

@@ -140,17 +140,6 @@ def served(disk: FullDisk, **changed: Any) -> Any:
     return serving(disk.folder, kv_disk=64 * MIB, disk_reserve=4 * MIB, **changed)
 
 
-def test_kv_files_leave_the_journal_its_reserve(full_disk: FullDisk) -> None:
-    with served(full_disk) as http:
-        for seed in range(16):
-            idle_session(http, seed)
-        until(lambda: http.get("/v1/memory").json()["counts"]["disk_failures"] >= 1)
-        assert 1 <= kv_files(full_disk) <= 8
-        for _ in range(30):
-            open_session(http)
-        until(lambda: full_disk.free_bytes() >= 4 * MIB)
-
-
 def test_kv_files_give_way_when_something_else_fills_the_disk(full_disk: FullDisk) -> None:
     with served(full_disk) as http:
         sessions = [idle_session(http, seed) for seed in range(3)]

@@ -115,11 +115,6 @@ def test_written_activations_count_each_although_they_are_one_in_the_file() -> N
         checks.check(label(None, breakpoints=(), interventions=(made,) * (most + 1)))
 
 
-def test_a_file_of_an_older_server_has_its_vectors_in_the_edits() -> None:
-    whole = label()
-    assert ExportLabel.from_json(whole.model_dump_json(exclude={"tensors"})) == whole
-
-
 EDITS = {
     "an unfit vector": replace(ADD, vector=TensorData("float32", (2,), bytes(8))),
     "a vector without its data": replace(ADD, vector=replace(tensor(), data=b"")),

@@ -38,17 +38,14 @@ def sessions(client: httpx.Client) -> Iterator[list[str]]:
 
 
 def test_the_list_has_every_session_once_and_in_order(client: httpx.Client, sessions: list[str]) -> None:
-    listed: list[str] = []
-    while True:
-        after = {"after": listed[-1]} if listed else {}
-        page = client.get("/v1/sessions", params={"limit": 2, **after}).json()
+    listed, has_more = list[str](), True
+    while has_more:
+        page = client.get("/v1/sessions", params={"limit": 2, "after": listed[-1:]}).json()
         listed += [session["id"] for session in page["data"]]
-        if not page["has_more"]:
-            break
-        assert len(page["data"]) == 2
-    assert listed == sorted(listed)
+        has_more = page["has_more"]
+        assert len(page["data"]) == 2 or not has_more
+    assert listed == sorted(set(listed))
     assert [session for session in listed if session in sessions] == sessions
-    assert len(set(listed)) == len(listed)
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=x", "after=nonsense", "state=odd", "what=1"])
@@ -84,15 +81,11 @@ def test_sums_leave_out_what_is_unknown() -> None:
     moved = {"bytes": 10, "seconds": 2.0, "bytes_per_s": 5.0}
     never = {"bytes": 0, "seconds": 0.0, "bytes_per_s": None}
     views = [
-        {"moves": {"out": moved}, "block_bytes": 4, "counts": None, "tenants": {"x": {"sessions": 1}}},
-        {"moves": {"out": never, "in": never}, "block_bytes": 4, "counts": None, "tenants": {"y": {"sessions": 2}}},
+        {"moves": {"out": moved}, "counts": None, "tenants": {"x": {"sessions": 1}}},
+        {"moves": {"out": never, "in": never}, "counts": None, "tenants": {"y": {"sessions": 2}}},
     ]
-    assert merged_memory(views) == {
-        "moves": {"out": moved, "in": never},
-        "block_bytes": 4,
-        "counts": None,
-        "tenants": {"x": {"sessions": 1}, "y": {"sessions": 2}},
-    }
+    tenants = {"x": {"sessions": 1}, "y": {"sessions": 2}}
+    assert merged_memory(views) == {"moves": {"out": moved, "in": never}, "counts": None, "tenants": tenants}
 
 
 def test_a_session_that_has_just_moved_is_listed_once() -> None:
@@ -115,13 +108,12 @@ def test_who_may_not_ask_a_replica_gets_its_answer() -> None:
 
 
 def test_the_live_stream_is_that_of_all_and_goes_on_where_it_ended(client: httpx.Client, sessions: list[str]) -> None:
-    seen: set[str] = set()
+    seen, has_more = set[str](), True
     with reading(client) as reader:
-        while True:
+        while has_more:
             part = reader.next()
             seen |= ids(part)
-            if not part[1]["has_more"]:
-                break
+            has_more = part[1]["has_more"]
         last_id = reader.last_id
     assert set(sessions) <= seen
     while (created := client.post("/v1/sessions", json={}).json()["id"])[4] == "a":
