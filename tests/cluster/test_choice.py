@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections import Counter
 from pathlib import Path
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +20,7 @@ from app.cluster.table import Table
 from app.domain.errors import DirectoryAway, FieldOutOfRange, ReplicaAway
 from tests.cluster.front.doors import wait_until
 from tests.cluster.pair import PROMPT, generate, open_session, pair
+from tests.engine_process.test_engine_process import metric
 
 URLS = {"a": "http://h:1", "b": "http://h:2/", "c": "http://[::1]:3"}
 
@@ -159,9 +158,7 @@ def test_the_peer_with_the_most_room_is_chosen_if_it_has_clearly_more() -> None:
     assert roomier(own, [_peer("d", alike), Replica("e", "http://h:1")]) is None
 
 
-def _moved(http: httpx.Client) -> int:
-    text = http.get("/metrics").text
-    return int(float(re.findall(r'djinn_sessions_moved_total\{reason="balance"\} (\S+)', text)[0]))
+MOVED = 'djinn_sessions_moved_total{reason="balance"}'
 
 
 def test_a_full_server_hands_over_what_returns_last(tmp_path: Path) -> None:
@@ -176,15 +173,15 @@ def test_a_full_server_hands_over_what_returns_last(tmp_path: Path) -> None:
             if number % 2:
                 signal = {"phase": "io_wait", "resume_in_ms": HOUR_MS}
                 a.post(f"/v1/sessions/{session}/phase", json=signal).raise_for_status()
-            if number % 10 == 9 and _moved(a):
+            if number % 10 == 9 and metric(a, MOVED):
                 break
-        wait_until(lambda: _moved(a) >= AT_A_LOOK)
+        wait_until(lambda: metric(a, MOVED) >= AT_A_LOOK)
         went = [session for session in late if a.get(f"/v1/sessions/{session}").status_code in (421, 409)]
         assert went
         assert all(a.get(f"/v1/sessions/{session}").status_code == 200 for session in silent)
         wait_until(lambda: b.get(f"/v1/sessions/{went[0]}").status_code == 200)
         assert generate(b, went[0], [9])["usage"]["cached_tokens"] == len(PROMPT) + 1
-        assert _moved(b) == 0
+        assert metric(b, MOVED) == 0
 
 
 async def test_the_first_to_bind_a_name_wins_and_a_move_overrules(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from app.gpu.kv.moves import Move, Moved
 from app.gpu.kv_pools.prompts import PromptStreams
 from tests.cluster.front.doors import wait_until
 from tests.cluster.pair import DRAWN, GREEDY, Pair, generate, open_session, pair
+from tests.engine_process.test_engine_process import metric
 
 PROMPT = [7 + at * at % 240 for at in range(500)]
 WHOLE = len(PROMPT) - 1
@@ -35,11 +36,6 @@ ROLES = {"a": (*STEP, "--role", "decode", "--prefill-apart-tokens", "200"), "b":
 def roles(transport: str) -> dict[str, tuple[str, ...]]:
     """`ROLES`, with prompts that come in this way."""
     return {name: (*flags, "--prefill-transport", transport) for name, flags in ROLES.items()}
-
-
-def metric(http: httpx.Client, name: str) -> float:
-    lines = http.get("/metrics").text.splitlines()
-    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
 
 
 def came(http: httpx.Client) -> dict[str, float]:

@@ -186,8 +186,7 @@ def test_a_power_cut_after_it_takes_nothing_of_it(
     folder, target = with_kv(tmp_path / "state"), tmp_path / "copy"
     if is_there:
         target.mkdir()
-    synced: list[int] = []
-    fsync = os.fsync
+    synced, fsync = list[int](), os.fsync
 
     def noted(descriptor: int) -> None:
         fsync(descriptor)

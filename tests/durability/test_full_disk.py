@@ -11,25 +11,17 @@ from typing import Any
 import httpx
 import pytest
 from httpx_sse import connect_sse
-from prometheus_client.parser import text_string_to_metric_families
 
 import client
 from app.web.server import NOT_DURABLE
 from tests.durability.restarting import generate, no_room, open_session, serving
-from tests.engine_process.test_engine_process import until
+from tests.engine_process.test_engine_process import metric, until
 from tests.errors import assert_error
 from tests.file_sizes import free_on_disks
 from tests.processes import serve_process
 
 MIB = 1 << 20
 TURN = {"token_ids": [5], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
-
-
-def journal_metrics(http: httpx.Client) -> tuple[float, float]:
-    """Whether it fails, and how many changes wait."""
-    families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
-    failing, waiting = (families[f"djinn_journal_{name}"].samples[0].value for name in ("failing", "waiting"))
-    return failing, waiting
 
 
 def warm_up(http: httpx.Client, session: str) -> list[int]:
@@ -62,11 +54,10 @@ def test_a_full_disk_is_told_as_it_is_and_ends_by_itself(tmp_path: Path) -> None
             assert http.get(f"{path}/breakpoints").json()["data"] == []
             assert [view["id"] for view in http.get("/v1/sessions").json()["data"]] == [session]
             assert "journal" in assert_error(http.get("/ready"), 503, "journal_unavailable")
-            failing, waiting = journal_metrics(http)
-            assert failing == 1
-            assert waiting >= 1
+            assert metric(http, "djinn_journal_failing") == 1
+            assert metric(http, "djinn_journal_waiting") >= 1
         until(lambda: http.get("/ready").status_code == 200)
-        assert journal_metrics(http) == (0, 0)
+        assert metric(http, "djinn_journal_failing") == metric(http, "djinn_journal_waiting") == 0
         server.kill()
     lines = folder.with_name("state.out").read_text()
     assert lines.count("the journal cannot be written") == 1

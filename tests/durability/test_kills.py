@@ -13,7 +13,7 @@ import httpx
 import pytest
 from httpx_sse import aconnect_sse
 
-from tests.durability.restarting import TOKENS, generate, open_session
+from tests.durability.restarting import TOKENS
 from tests.processes import serve_process
 
 KILLS = int(os.environ.pop("DJINN_TEST_KILLS", "4"))
@@ -26,11 +26,16 @@ TIERS = ("--kv-device", "1x1024", "--kv-host", "1x1024")
 """Room for a fraction of the agents' KV, so that it also moves under pressure."""
 
 
+def asked(prompt: list[int], *, stream: bool = False) -> dict[str, Any]:
+    """A greedy turn."""
+    return {"token_ids": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": stream}
+
+
 async def take_turn(
     client: httpx.AsyncClient, path: str, prompt: list[int], *, stream: bool = False
 ) -> list[int] | None:
-    """A greedy turn's tokens; None if its stream broke off."""
-    body = {"token_ids": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": stream}
+    """The turn's tokens; None if its stream broke off."""
+    body = asked(prompt, stream=stream)
     if not stream:
         answer = (await client.post(f"{path}/generate", json=body)).raise_for_status().json()
         return list(answer["token_ids"])
@@ -113,6 +118,9 @@ async def run_until_killed(folder: Path, agents: list[Agent], choose: random.Ran
     """
     with serve_process(folder, *TIERS, own_engine=KILLS > KILLS_OF_A_SESSION) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            while len(agents) < AGENTS:
+                session = (await client.post("/v1/sessions")).raise_for_status().json()["id"]
+                agents.append(Agent(session, random.Random(choose.random())))
             for agent in agents:
                 agent.catch_up((await client.get(agent.path)).json())
             enough = sum(len(agent.made) for agent in agents) + choose.randint(AGENTS, 5 * AGENTS)
@@ -127,36 +135,11 @@ async def run_until_killed(folder: Path, agents: list[Agent], choose: random.Ran
     return leaving
 
 
-def open_agents(folder: Path, choose: random.Random) -> list[Agent]:
-    """Agents whose sessions have been opened by a server on `folder`, killed before any turn."""
-    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
-        return [Agent(open_session(http), random.Random(choose.random())) for _ in range(AGENTS)]
-
-
-def take_last_turns(folder: Path, agents: list[Agent], left: Agent) -> None:
-    """A turn of every agent after the last kill; `left` goes on from KV that is all read from disk."""
-    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
-        for agent in agents:
-            agent.catch_up(http.get(agent.path).json())
-            turn = generate(http, agent.session, LAST_PROMPT)
-            if agent is left:
-                assert turn["usage"]["cached_tokens"] == agent.tokens - 1  # the last one was sampled, not computed
-                assert http.get(agent.path).json()["usage"]["bytes_in"] > 0
-            agent.prompts.append(LAST_PROMPT)
-            agent.made.append(turn["token_ids"])
-
-
-async def assert_uninterrupted(folder: Path, agents: list[Agent]) -> None:
-    """All turns were those of sessions that no kill has ever interrupted."""
-
-    async def repeat(client: httpx.AsyncClient, agent: Agent) -> None:
-        session = (await client.post("/v1/sessions")).raise_for_status().json()["id"]
-        for prompt, made in zip(agent.prompts, agent.made, strict=True):
-            assert made in (None, await take_turn(client, f"/v1/sessions/{session}", prompt))
-
-    with serve_process(folder) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
-            await asyncio.gather(*(repeat(client, agent) for agent in agents))
+async def repeat(client: httpx.AsyncClient, agent: Agent) -> None:
+    """All turns were those of a session that no kill has ever interrupted."""
+    session = (await client.post("/v1/sessions")).raise_for_status().json()["id"]
+    for prompt, made in zip(agent.prompts, agent.made, strict=True):
+        assert made in (None, await take_turn(client, f"/v1/sessions/{session}", prompt))
 
 
 @pytest.mark.long
@@ -166,9 +149,17 @@ async def test_no_kill_loses_a_finished_turn(tmp_path: Path, first: int) -> None
     """`DJINN_TEST_KILLS` says how many kills there are in all, from number 0 on (default: 4); `first` begins a test
     with sessions of its own. With more than the default the engine has a process of its own, which starts slowly.
     """
-    folder, choose = tmp_path / "state", random.Random(first)
-    agents = open_agents(folder, choose)
+    folder, choose, agents = tmp_path / "state", random.Random(first), list[Agent]()
     for _ in range(min(KILLS_OF_A_SESSION, KILLS - first)):
         left = await run_until_killed(folder, agents, choose)
-    take_last_turns(folder, agents, left)
-    await assert_uninterrupted(tmp_path / "uninterrupted", agents)
+    with serve_process(folder) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            for agent in agents:
+                agent.catch_up((await client.get(agent.path)).json())
+                turn = (await client.post(f"{agent.path}/generate", json=asked(LAST_PROMPT))).raise_for_status().json()
+                if agent is left:  # it goes on from KV that is all read from disk
+                    assert turn["usage"]["cached_tokens"] == agent.tokens - 1  # the last one was sampled, not computed
+                    assert (await client.get(agent.path)).json()["usage"]["bytes_in"] > 0
+                agent.prompts.append(LAST_PROMPT)
+                agent.made.append(turn["token_ids"])
+            await asyncio.gather(*(repeat(client, agent) for agent in agents))

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -41,12 +40,6 @@ def until(holds: Callable[[], bool]) -> None:
 
 def until_ready(http: httpx.Client) -> None:
     until(lambda: http.get("/ready").status_code == 200)
-
-
-def kill_engine(server: ServerProcess, http: httpx.Client) -> None:
-    """`kill -9` to the engine; returns when the server has noticed."""
-    engine_of(server).kill()
-    until(lambda: http.get("/ready").status_code != 200)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +93,8 @@ def test_a_turn_that_ran_can_be_repeated_and_all_else_goes_on(server: ServerProc
     first, before = generate(http, session, PROMPT), len(PROMPT) + TOKENS
     restarts = metric(http, "djinn_engine_restarts_total")
     thread, answers = running_turn(http, session)
-    kill_engine(server, http)
+    engine_of(server).kill()
+    until(lambda: http.get("/ready").status_code != 200)
     refused = http.post("/v1/sessions")
     if refused.status_code != 201:  # else it was back already
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_restarting")
@@ -169,17 +163,13 @@ def test_an_engine_is_started_when_the_machine_has_room_again(server: ServerProc
     generate(http, open_session(http), PROMPT)
 
 
-def has_ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 @pytest.mark.long
-def test_the_engine_ends_with_its_server(tmp_path: Path) -> None:
-    for number, end in enumerate((ServerProcess.kill, ServerProcess.terminate)):
-        with serve_process(tmp_path / f"state-{number}", own_engine=True) as server:
-            engine = engine_of(server)
-            end(server)
-            until(partial(has_ended, engine))
+@pytest.mark.parametrize("end", [ServerProcess.kill, ServerProcess.terminate])
+def test_the_engine_ends_with_its_server(tmp_path: Path, end: Callable[[ServerProcess], None]) -> None:
+    with serve_process(tmp_path / "state", own_engine=True) as server:
+        engine = engine_of(server)
+        end(server)
+        until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.usefixtures("http")

@@ -26,8 +26,9 @@ from tests.serving import serve
 from tests.tenants.tenant_files import Clock, key, tenant, wait_for, write_tenants
 
 
-def create(http: httpx.Client, **headers: str) -> str:
-    session: str = http.post("/v1/sessions", headers=headers).raise_for_status().json()["id"]
+def create(http: httpx.Client, tenant: str = "") -> str:
+    answer = http.post("/v1/sessions", json={"metadata": {"for": tenant}}, headers={"X-Api-Key": tenant})
+    session: str = answer.raise_for_status().json()["id"]
     return session
 
 
@@ -47,14 +48,8 @@ def test_a_session_is_followed_from_its_opening_to_its_end(serve_with: ServeWith
         turn = generate(http, session)
         begun = reader.until("turn")[-1][1]
         assert begun.pop("time") <= time.time()
-        assert begun == {
-            "session_id": session,
-            "status": "begun",
-            "finish_reason": None,
-            "usage": None,
-            "resume_ms": None,
-            "code": None,
-        }
+        nothing_yet = dict.fromkeys(("finish_reason", "usage", "resume_ms", "code"))
+        assert begun == {"session_id": session, "status": "begun", **nothing_yet}
         ended = reader.until("turn", session_id=session, status="finished")[-1][1]
         assert (ended["finish_reason"], ended["usage"]) == ("length", turn["usage"])
         changed = reader.until("session", change="changed")[-1][1]["session"]
@@ -168,27 +163,21 @@ def test_too_many_streams_are_told_when_to_come_back(serve_with: ServeWith) -> N
         reader.next()
 
 
-def open_of(http: httpx.Client, name: str) -> str:
-    answer = http.post("/v1/sessions", json={"metadata": {"for": name}}, headers={"X-Api-Key": name})
-    session: str = answer.raise_for_status().json()["id"]
-    return session
-
-
 def test_a_tenant_hears_of_its_own_and_an_operator_of_all(serve_with: ServeWith, tmp_path: Path) -> None:
     roles = {"alice": "user", "bob": "user", "olga": "operator", "graf": "metrics"}
     file = write_tenants(tmp_path / "tenants.json", *(tenant(name, role=role) for name, role in roles.items()))
     http = serve_with(tenants=file)
     assert_error(http.get("/v1/events", headers={"X-Api-Key": "graf"}), 403, "wrong_role")
     assert_error(http.get("/v1/events"), 401, "invalid_api_key")
-    mine = open_of(http, "alice")
+    mine = create(http, "alice")
     with (
         reading(http, **{"X-Api-Key": "alice"}) as alice,
         reading(http, **{"X-Api-Key": "bob"}) as bob,
         reading(http, **{"X-Api-Key": "olga"}) as olga,
     ):
         assert [ids(each.next()) for each in (alice, bob, olga)] == [{mine}, set(), {mine}]
-        bobs = open_of(http, "bob")
-        open_of(http, "alice")
+        bobs = create(http, "bob")
+        create(http, "alice")
         told = [each.until("session", change="opened") for each in (alice, bob, olga)]
         opened = [each[-1][1]["session"] for each in told]
         assert [each["tenant"] for each in opened] == ["alice", "bob", "bob"]

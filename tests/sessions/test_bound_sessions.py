@@ -21,6 +21,7 @@ from app.sessions.bound.tool_waits import MAX_TOOLS, WINDOW, ToolTimes, ToolWait
 from app.sessions.session import UNNAMED, Session
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, LONG, PROMPT, finish, start_turn
+from tests.tenants.tenant_files import Clock
 
 
 async def spoken(services: Services, context: list[int], *, name: str | None = None) -> Session:
@@ -188,16 +189,6 @@ async def test_a_session_that_leaves_is_not_continued_and_gives_way_to_nobody() 
         assert session.state is SessionState.IDLE
 
 
-class Clock:
-    """Time that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=40))
 def test_nearly_all_waits_are_longer_than_is_expected(waits: list[float]) -> None:
     times = ToolTimes()
@@ -218,11 +209,6 @@ def test_an_unknown_tool_has_no_expected_time_and_names_without_end_take_no_room
         times.note(f"tool-{number}", 1)
     assert times.expect("first") is None
     assert times.expect("tool-0") == 1
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def expected_ms(session: Session) -> float | None:
@@ -281,8 +267,9 @@ async def test_a_session_that_has_gone_on_or_leaves_is_not_parked(services: Serv
     assert phase_after(last) is Phase.IO_WAIT
 
 
-async def test_the_time_of_return_is_learned_by_session_and_tool(services: Services, clock: Clock) -> None:
+async def test_the_time_of_return_is_learned_by_session_and_tool(services: Services) -> None:
     registry = services.sessions
+    clock = Clock()
     waits = ToolWaits(clock=clock)
     mine, other, strange = registry.create("me"), registry.create("me"), registry.create("you")
     turns = {session: await answer(services, session) for session in (mine, other, strange)}
@@ -302,8 +289,9 @@ async def test_the_time_of_return_is_learned_by_session_and_tool(services: Servi
     assert wait(strange, 1.0, "search") is None
 
 
-async def test_what_was_learned_goes_with_the_session(services: Services, clock: Clock) -> None:
+async def test_what_was_learned_goes_with_the_session(services: Services) -> None:
     registry = services.sessions
+    clock = Clock()
     here, there = ToolWaits(clock=clock), ToolWaits(clock=clock)
     session = registry.create("me")
     turn = await answer(services, session)
