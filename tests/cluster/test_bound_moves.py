@@ -17,7 +17,6 @@ from websockets.sync.client import connect
 from app.cluster.table import Table
 from tests.cluster.front.doors import Door, serving_door
 from tests.cluster.pair import MODEL, TEXTS, TOKENS, Chain, Chat, Pair, code, named, open_session, pair, sdk, status
-from tests.tenants.tenant_files import tenant, write_tenants
 
 Talk = Chat | Chain
 
@@ -60,26 +59,9 @@ def test_the_old_home_names_the_new_one(servers: Pair) -> None:
     assert (named(a, chat.name), named(b, chat.name)) == ([], [chat.session])
 
 
-def test_no_other_tenant_learns_of_it(tmp_path: Path) -> None:
-    with pair(tmp_path, start=False) as servers:
-        everybody = [tenant("boss", role="operator"), tenant("ann"), tenant("bob")]
-        flags = ("--tenants", str(write_tenants(tmp_path / "tenants.json", *everybody)))
-        servers.headers = {"X-Api-Key": "boss"}
-        a, _ = servers.start("a", *flags), servers.start("b", *flags)
-        chain, bobs = Chain("shared"), Chain("shared")
-        with sdk(servers.urls["a"], api_key="ann") as ann, sdk(servers.urls["a"], api_key="bob") as bob:
-            chain.say(ann, "One")
-            servers.moved(chain.session)
-            bobs.say(bob, "One")
-        path = f"/v1/responses/{chain.ids[0]}"
-        assert code(a.get(path, headers={"X-Api-Key": "bob"})) == (404, "not_found")
-        assert code(a.get(path, headers={"X-Api-Key": "ann"})) == (421, "moved")
-        servers.moved(bobs.session)  # the same name of another tenant is another name
-
-
-@pytest.mark.parametrize("flags", [("--max-responses", "4"), ("--max-responses-bytes", "4KiB")])
-def test_a_full_target_takes_nothing_and_loses_nothing(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    with pair(tmp_path, flags={"b": flags}) as servers:
+@pytest.mark.parametrize("full", ["--max-sessions=2", "--max-responses=4", "--max-responses-bytes=4KiB"])
+def test_a_full_target_takes_nothing_and_loses_nothing(tmp_path: Path, full: str) -> None:
+    with pair(tmp_path, flags={"b": (full,)}) as servers:
         goes, there = Chain(), [Chain(), Chain()]
         with sdk(servers.urls["a"]) as a, sdk(servers.urls["b"]) as b:
             for text in TEXTS[:3]:

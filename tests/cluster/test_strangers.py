@@ -123,24 +123,28 @@ def test_only_an_operator_moves_a_session_and_its_tenant_finds_it(tmp_path: Path
         less = write_tenants(tmp_path / "less.json", everybody[0], everybody[2])
         servers.headers = {"X-Api-Key": "ann"}
         a, b = servers.start("a", "--tenants", str(tenants)), servers.start("b", "--tenants", str(tenants))
-        session = used_session(a)
-        boss = {"X-Api-Key": "boss"}
+        chain, bobs, boss, bob = Chain("ours"), Chain("ours"), {"X-Api-Key": "boss"}, {"X-Api-Key": "bob"}
+        with sdk(servers.urls["a"], api_key="ann") as client:
+            chain.say(client, "One")
 
-        def move(key: dict[str, str]) -> httpx.Response:
+        def move(session: str, key: dict[str, str]) -> httpx.Response:
             return a.post(f"/v1/sessions/{session}/move", json={"replica": "b"}, headers=key)
 
-        assert code(move({})) == (403, "wrong_role")
-        assert move(boss).status_code == 200
-        path = f"/v1/sessions/{session}"
-        assert code(a.get(path)) == (421, "moved")
-        assert code(a.get(path, headers=boss)) == (421, "moved")
-        assert code(a.get(path, headers={"X-Api-Key": "bob"})) == (404, "not_found"), "it is no business of others"
-        assert code(b.get(path, headers={"X-Api-Key": "bob"})) == (404, "not_found")
-        assert generate(b, session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
+        assert code(move(chain.session, {})) == (403, "wrong_role")
+        assert move(chain.session, boss).status_code == 200
+        assert code(a.get(f"/v1/sessions/{chain.session}", headers=boss)) == (421, "moved")
+        for path in (f"/v1/sessions/{chain.session}", f"/v1/responses/{chain.ids[0]}"):
+            assert code(a.get(path)) == (421, "moved")
+            assert b.get(path).status_code == 200
+            for server in (a, b):
+                assert code(server.get(path, headers=bob)) == (404, "not_found"), "it is no business of others"
+        with sdk(servers.urls["a"], api_key="bob") as client:
+            bobs.say(client, "One")
+        assert move(bobs.session, boss).status_code == 200, "the same name of another tenant is another name"
         servers.end("b")
-        b = servers.start("b", "--tenants", str(less))
+        servers.start("b", "--tenants", str(less))
         session = open_session(a)
-        assert code(move(boss)) == (409, "peer_mismatch")
+        assert code(move(session, boss)) == (409, "peer_mismatch")
         assert a.get(f"/v1/sessions/{session}").status_code == 200
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
-from app.journal.journal import FILE_NAME
 from app.web.server import FENCED
 from tests.cluster.front.doors import wait_until
 from tests.cluster.pair import PROMPT, code, generate, open_session, pair, used_session
 from tests.durability.restarting import no_room
 from tests.errors import assert_error
+from tests.journal.building import held_up
 from tests.journal.written import histories
 from tests.orderly import serve_thread
 from tests.processes import ServerProcess, serve_process
@@ -121,8 +120,7 @@ def test_a_server_that_cannot_write_is_fenced_until_it_can(tmp_path: Path) -> No
     folder = tmp_path / "state"
     with serve_thread(folder, "--replica", "a", "--lease-s", "3") as (_, http):
         session = open_session(http)
-        with closing(sqlite3.connect(folder / FILE_NAME, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
+        with held_up(folder):
             wait_until(lambda: http.get("/ready").status_code == 503)
             assert code(http.get("/ready")) == (503, "fenced")
             assert code(http.get(f"/v1/sessions/{session}")) == (503, "fenced")
@@ -131,7 +129,6 @@ def test_a_server_that_cannot_write_is_fenced_until_it_can(tmp_path: Path) -> No
             assert move.headers["retry-after"]
             assert http.get("/health").status_code == 200
             assert "djinn_lease_held 0.0" in http.get("/metrics").text
-            other.execute("ROLLBACK")
         wait_until(lambda: http.get("/ready").status_code == 200)
         assert generate(http, session, PROMPT)["status"] == "finished"
         assert "djinn_lease_held 1.0" in http.get("/metrics").text

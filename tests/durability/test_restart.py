@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import re
 import shutil
-import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.journal.journal import FILE_NAME
 from tests.durability.restarting import TOKENS, generate, open_session, serving
 from tests.errors import assert_error
+from tests.journal.building import held_up
 from tests.orderly import ServerThread, serve_thread
 
 
@@ -72,18 +71,6 @@ def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
                 [view] = sessions(after)
         for name in ("state", "tokens", "usage"):
             assert view[name] == before[name]
-
-
-@contextmanager
-def held_up(folder: Path) -> Iterator[None]:
-    """Another process that writes to the journal's file makes the server's own writes wait."""
-    holder = sqlite3.connect(folder / FILE_NAME)
-    holder.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    finally:
-        holder.rollback()
-        holder.close()
 
 
 async def test_nothing_is_answered_before_it_is_durable(tmp_path: Path) -> None:

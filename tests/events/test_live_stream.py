@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from contextlib import ExitStack
@@ -248,17 +247,6 @@ async def test_a_reader_that_is_too_slow_gets_a_fresh_snapshot(services: Service
             pass
         assert b'"closed"' in piece
         await events.aclose()
-
-
-async def test_without_readers_nothing_is_kept(services: Services) -> None:
-    services.sessions.drop(services.sessions.create())
-    with services.events.reading(ALL) as channel:
-        assert channel.position == 0
-        await asyncio.sleep(0.2)
-    assert channel.readers == 0
-    position = channel.position
-    await asyncio.sleep(1.5)
-    assert channel.position == position
 
 
 def test_a_channel_is_bounded_in_bytes() -> None:

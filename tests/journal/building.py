@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,18 +73,23 @@ def execute(path: Path, sql: str) -> None:
         connection.execute(sql)
 
 
+@contextmanager
+def held_up(folder: Path) -> Iterator[None]:
+    """Another process writes to the journal in `folder`: all others wait."""
+    with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        yield
+        holder.execute("ROLLBACK")
+
+
 def filled(path: Path, sessions: int = 50) -> None:
     """A journal of `sessions` sessions of 500 tokens, closed."""
-    store = JournalStore(path)
-    store.load(model_info())
-    store.apply({SessionId(f"ses_{index}"): change(f"ses_{index}", 0, range(500)) for index in range(sessions)})
-    store.close()
+    with closing(JournalStore(path)) as store:
+        store.load(model_info())
+        store.apply({SessionId(f"ses_{index}"): change(f"ses_{index}", 0, range(500)) for index in range(sessions)})
 
 
 def histories(path: Path) -> dict[str, list[int]]:
     """What a fresh start finds in the file."""
-    store = JournalStore(path)
-    try:
+    with closing(JournalStore(path)) as store:
         return {found.id: list(history) for found, history in store.load(model_info())}
-    finally:
-        store.close()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,10 @@ from app.domain.journal_state import JournalState
 from app.domain.values import SessionId
 from app.journal.journal import FILE_NAME, Journal
 from app.journal.records import VectorKey
-from tests.journal.building import be_impatient, change, histories, limit_pages
+from tests.journal import written
+from tests.journal.building import be_impatient, change, held_up, histories, limit_pages
 
 ONE, TWO = SessionId("ses_1"), SessionId("ses_2")
-
-
-def committed(folder: Path) -> dict[str, bytes]:
-    """What another process sees in the file at this moment."""
-    connection = sqlite3.connect(folder / FILE_NAME)
-    rows = connection.execute("SELECT session, ids FROM tokens ORDER BY session, position").fetchall()
-    connection.close()
-    return {session: b"".join(ids for each, ids in rows if each == session) for session, _ in rows}
 
 
 async def test_what_is_settled_is_in_the_file(journal: Journal, tmp_path: Path) -> None:
@@ -30,27 +22,23 @@ async def test_what_is_settled_is_in_the_file(journal: Journal, tmp_path: Path) 
         journal.append(ONE, change(ONE, length, [length]))
         journal.append(TWO, change(TWO, 0, [length]))
         await journal.settled()
-        found = committed(tmp_path)
-        assert len(found[ONE]) == 4 * (length + 1)
-        assert found[TWO] == length.to_bytes(4, "little")
+        found = written.histories(tmp_path)
+        assert found == {ONE: list(range(length + 1)), TWO: [length]}
 
 
 async def test_append_does_not_wait_for_a_file_that_is_held_up(journal: Journal, tmp_path: Path) -> None:
-    holder = sqlite3.connect(tmp_path / FILE_NAME)
-    holder.execute("BEGIN IMMEDIATE")
     waiting = []
-    for index in range(200):
-        session = SessionId(f"ses_{index:03}")
-        journal.append(session, change(session, 0, [index]))
-        waiting.append(asyncio.create_task(journal.settled()))
-    waiting[0].cancel()
-    await asyncio.sleep(0.05)
-    assert not any(task.done() for task in waiting[1:])
-    assert committed(tmp_path) == {}
-    holder.rollback()
-    holder.close()
+    with held_up(tmp_path):
+        for index in range(200):
+            session = SessionId(f"ses_{index:03}")
+            journal.append(session, change(session, 0, [index]))
+            waiting.append(asyncio.create_task(journal.settled()))
+        waiting[0].cancel()
+        await asyncio.sleep(0.05)
+        assert not any(task.done() for task in waiting[1:])
+        assert written.histories(tmp_path) == {}
     await asyncio.wait_for(asyncio.gather(*waiting[1:]), 10)
-    assert len(committed(tmp_path)) == 200
+    assert len(written.histories(tmp_path)) == 200
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -72,7 +60,7 @@ async def test_a_full_disk_is_an_error_for_who_waits_and_loses_nothing_once_ther
     journal.append(TWO, change(TWO, 0, [9] * 10_000))
     with pytest.raises(NotDurable):
         await journal.settled()
-    assert committed(tmp_path)[ONE] == b"\1\0\0\0\2\0\0\0\3\0\0\0"
+    assert written.histories(tmp_path)[ONE] == [1, 2, 3]
     assert journal.state.waiting == 2
     assert "full" in (journal.state.failure or "")
     assert journal.state.is_full
@@ -98,12 +86,12 @@ async def test_on_a_full_disk_what_fits_is_written_and_only_the_others_are_told(
     await journal.settled(ONE)
     with pytest.raises(NotDurable, match="full"):
         await journal.settled(TWO)
-    assert committed(tmp_path) == {ONE: b"\1\0\0\0\2\0\0\0"}
+    assert written.histories(tmp_path) == {ONE: [1, 2]}
     assert journal.state == JournalState(waiting=1)
     assert len(said(caplog)) == 1
     limit_pages(journal._store, more=10_000)
     await journal.settled()
-    assert len(committed(tmp_path)[TWO]) == 400_000
+    assert len(written.histories(tmp_path)[TWO]) == 100_000
 
 
 async def test_a_change_that_would_take_the_last_of_the_disk_is_not_tried(
@@ -125,14 +113,11 @@ async def test_a_change_that_would_take_the_last_of_the_disk_is_not_tried(
 async def test_a_file_that_another_process_holds_is_no_full_disk(journal: Journal, tmp_path: Path) -> None:
     """No KV file has to go for it."""
     be_impatient(journal._store)
-    holder = sqlite3.connect(tmp_path / FILE_NAME)
-    holder.execute("BEGIN IMMEDIATE")
     journal.append(ONE, change(ONE, 0, [1]))
-    with pytest.raises(NotDurable, match="locked"):
-        await journal.settled(ONE)
-    assert journal.state == JournalState("database is locked", is_full=False, waiting=1)
-    holder.rollback()
-    holder.close()
+    with held_up(tmp_path):
+        with pytest.raises(NotDurable, match="locked"):
+            await journal.settled(ONE)
+        assert journal.state == JournalState("database is locked", is_full=False, waiting=1)
     await journal.settled(ONE)
     assert journal.state == JournalState()
 

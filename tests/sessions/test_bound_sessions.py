@@ -41,6 +41,10 @@ async def test_a_prompt_is_bound_to_the_longest_history_that_it_continues(servic
     assert bound.find_continued("me", [*short.history, 70]) is short
     assert bound.find_continued("me", [*long.history, 70]) is long
     assert bound.find_continued("you", [*long.history, 70]) is None
+    assert bound.find_continued("me", [*system, 50]) is short, "it has answered that"
+    named = await spoken(services, [*long.history, 52], name="agent")
+    assert bound.find_continued("me", [*named.history, 70]) is not named
+    assert bound.find("me", "agent") is named
 
 
 async def test_a_prompt_that_only_begins_alike_is_not(services: Services) -> None:
@@ -76,12 +80,6 @@ async def test_after_a_restart_a_session_is_not_a_strangers_with_the_same_system
         assert bound.find_continued("me", [*restored.history, 71]) is restored
 
 
-async def test_a_session_that_a_client_named_is_found_by_that_name_only(services: Services) -> None:
-    named = await spoken(services, list(range(3, 43)), name="agent")
-    assert services.bound_sessions.find_continued("me", [*named.history, 70]) is None
-    assert services.bound_sessions.find("me", "agent") is named
-
-
 async def test_a_session_that_would_pause_is_not_found_until_its_breakpoint_is_gone(services: Services) -> None:
     bound, breakpoints = services.bound_sessions, services.sessions.breakpoints
     session = await spoken(services, list(range(3, 43)))
@@ -90,28 +88,6 @@ async def test_a_session_that_would_pause_is_not_found_until_its_breakpoint_is_g
     assert bound.find_continued("me", [*session.history, 70]) is None
     await breakpoints.disarm(session, pause.id)
     assert bound.find_continued("me", [*session.history, 70]) is session
-
-
-async def test_a_prompt_that_is_asked_again_takes_the_session_that_answered_it(services: Services) -> None:
-    bound = services.bound_sessions
-    context = list(range(3, 43))
-    session = await spoken(services, context)
-    longer = await spoken(services, [*session.history, 70])
-    assert bound.find_continued("me", context) is session
-    assert bound.find_continued("me", [*session.history, 70]) is longer
-
-
-async def test_at_the_limit_the_idle_unnamed_session_that_was_unused_for_longest_gives_way() -> None:
-    async with running_services(max_sessions=4) as services:
-        named = await spoken(services, [3, 4, 5], name="agent")
-        busy, first, second = [await spoken(services, [6, 7, 8 + number]) for number in range(3)]
-        turn = start_turn(services.sessions, busy, [9], GREEDY, LONG)
-        await finish(start_turn(services.sessions, first, [9], GREEDY, StopRule(max_tokens=8)))
-        await spoken(services, [10, 11, 12])
-        assert second.state is SessionState.CLOSED
-        assert [each.state for each in (named, first)] == [SessionState.IDLE] * 2
-        assert busy.busy
-        services.sessions.ends.release(busy, turn)
 
 
 @pytest.mark.parametrize("phase", [Phase.IO_WAIT, Phase.READY])

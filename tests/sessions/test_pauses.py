@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sqlite3
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -26,13 +25,13 @@ from app.domain.breakpoints import (
 from app.domain.errors import Draining, FieldOutOfRange, NotDurable, NotFound, WrongState
 from app.domain.values import FinishReason, Phase, SessionState, StopRule, Tier
 from app.exports.exports import export_session, import_session
-from app.journal.journal import FILE_NAME
 from app.messages import Paused, TurnFinished
 from app.routers.dependencies import Services
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
 from app.sessions.whitebox.vectors import MAX_VECTORS, Vectors
 from tests.file_sizes import largest_file
+from tests.journal.building import held_up
 from tests.pausing import (
     EACH_TOKEN,
     PROMPT,
@@ -292,17 +291,14 @@ async def test_arming_waits_for_the_journal_and_one_who_leaves_meanwhile_leaves_
     async with running_services(state_dir=tmp_path) as services:
         registry = services.sessions
         session, _ = await paused(registry)
-        holder = sqlite3.connect(tmp_path / FILE_NAME)
-        holder.execute("BEGIN IMMEDIATE")
-        staying = asyncio.create_task(registry.breakpoints.arm(session, WATCH))
-        leaving = asyncio.create_task(registry.breakpoints.arm(session, STEER))
-        await asyncio.sleep(0.2)
-        assert not staying.done()
-        leaving.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await leaving
-        holder.rollback()
-        holder.close()
+        with held_up(tmp_path):
+            staying = asyncio.create_task(registry.breakpoints.arm(session, WATCH))
+            leaving = asyncio.create_task(registry.breakpoints.arm(session, STEER))
+            await asyncio.sleep(0.2)
+            assert not staying.done()
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
         await asyncio.wait_for(staying, 10)
         assert list(session.breakpoints) == [EACH_TOKEN.id, WATCH.id]
     async with running_services(state_dir=tmp_path) as services:

@@ -72,19 +72,6 @@ async def test_a_grammar_that_is_compiled_does_not_wait_for_one_that_is_not(regi
             await asyncio.wait_for(compile_grammar("new"), 0.1)
 
 
-@pytest.mark.parametrize("late", [False, True])
-async def test_cancel_with_keep_cuts_the_history_here_and_in_the_engine(registry: SessionRegistry, late: bool) -> None:
-    session = registry.create()
-    turn = start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=20) if late else LONG)
-    await until(lambda: len(session.history) >= 3 + 5)
-    if late:
-        await finish(turn)
-    registry.ends.cancel(session, turn, keep=2, reason=FinishReason.STOP)
-    if not late:
-        assert (await finish(turn)).reason is FinishReason.STOP
-    assert len(session.history) == await engine_tokens(registry, session) == 5
-
-
 async def test_a_session_expires_after_its_ttl_but_not_under_a_turn(registry: SessionRegistry) -> None:
     unused, used = registry.create(ttl_s=1), registry.create(ttl_s=1)
     turn = start_turn(registry, used, PROMPT, GREEDY, LONG)
@@ -162,11 +149,12 @@ async def one_random_step(registry: SessionRegistry, session: Session, choose: r
             await until(lambda: len(session.history) >= start + 3)
         else:
             await turn.ended.wait()
-        if action == "cancel":
-            registry.ends.cancel(session, turn)
-        elif action != "finish":
-            registry.ends.cancel(session, turn, keep=choose.randint(0, 3), reason=FinishReason.STOP)
+        keep = choose.randint(0, 3) if action.startswith("cut") else None
+        if action != "finish":
+            reason = FinishReason.CANCELLED if keep is None else FinishReason.STOP
+            registry.ends.cancel(session, turn, keep=keep, reason=reason)
         await finish(turn)
+        assert keep is None or len(session.history) == start + keep
 
 
 async def test_the_history_here_is_the_engines_through_random_use(services: Services) -> None:

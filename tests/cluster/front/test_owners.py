@@ -22,7 +22,7 @@ from app.cluster.front.merged.event_ids import joined_id, split_id
 from app.cluster.front.merged.merging import merged_memory, merged_page
 from app.domain.session_ids import home_of
 from tests.cluster.front.doors import PATIENCE_S, AwayDirectory, Door, serving_door, serving_stub, wait_until
-from tests.cluster.pair import code, free_port
+from tests.cluster.pair import code, free_port, generate, open_session
 from tests.errors import assert_error
 from tests.events.streaming import ids, reading
 from tests.serving import serve
@@ -136,26 +136,17 @@ def test_an_id_of_other_replicas_is_none() -> None:
 
 
 MODEL = "tiny-llama"
-TURNS = 24
 
 
-def test_a_client_that_knows_the_front_door_alone_finds_its_sessions_for_many_turns(
-    client: httpx.Client, replica_urls: dict[str, str]
+def test_each_session_is_at_the_one_replica_that_its_id_names(
+    client: httpx.Client, sessions: list[str], replica_urls: dict[str, str]
 ) -> None:
-    sessions = [client.post("/v1/sessions", json={}).json()["id"] for _ in range(4)]
-    homes = {session: home_of(session) for session in sessions}
-    assert set(homes.values()) == {"a", "b"}  # new ones go where there is room
-    for turn in range(TURNS):
-        session = sessions[turn % len(sessions)]
-        answer = client.post(f"/v1/sessions/{session}/generate", json={"token_ids": [7, 8], "max_tokens": 1})
-        assert answer.status_code == 200, answer.text
-    for session, home in homes.items():
-        assert home is not None
-        there = httpx.get(f"{replica_urls[home]}/v1/sessions/{session}").json()
-        assert there["tokens"] == 3 * TURNS // len(sessions)
-        elsewhere = replica_urls["b" if home == "a" else "a"]
-        assert httpx.get(f"{elsewhere}/v1/sessions/{session}").status_code == 404
-        assert client.delete(f"/v1/sessions/{session}").status_code == 204
+    assert {home_of(session) for session in sessions} == {"a", "b"}  # new ones go where there is room
+    for session in sessions:
+        generate(client, session, [7, 8], max_tokens=1)
+        views = {name: httpx.get(f"{url}/v1/sessions/{session}") for name, url in replica_urls.items()}
+        assert [name for name, view in views.items() if view.status_code == 200] == [home_of(session)]
+        assert views[str(home_of(session))].json()["tokens"] == 3
 
 
 @pytest.mark.parametrize("session", ["ses_c_" + "0" * 36, "ses_" + "0" * 36, "nonsense", "%00", "ses_a_" + "0" * 36])
@@ -165,9 +156,8 @@ def test_a_session_that_nobody_has_is_not_found(client: httpx.Client, session: s
 
 def test_without_its_directory_ids_still_name_their_owners(replica_urls: dict[str, str]) -> None:
     with serving_door(replica_urls, AwayDirectory()) as door, httpx.Client(base_url=door.url, timeout=60) as http:
-        session = http.post("/v1/sessions", json={}).json()["id"]
-        turn = {"token_ids": [1], "max_tokens": 1}
-        assert http.post(f"/v1/sessions/{session}/generate", json=turn).status_code == 200
+        session = open_session(http)
+        generate(http, session, [1], max_tokens=1)
         body = {"model": MODEL, "prompt": "hi", "max_tokens": 1}
         assert http.post("/v1/completions", json=body, headers={"X-Session-ID": session}).status_code == 200
         assert http.post("/v1/completions", json=body).status_code == 200
