@@ -21,12 +21,6 @@ from tests.cluster.pair import MODEL, TEXTS, TOKENS, Chain, Chat, Pair, code, na
 Talk = Chat | Chain
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with pair(tmp_path_factory.mktemp("cluster")) as found:
-        yield found
-
-
 def test_the_old_home_names_the_new_one(servers: Pair) -> None:
     a, b, home = servers.a, servers.b, f"b {servers.urls['b']}"
     chat, chain = Chat("follow me"), Chain()

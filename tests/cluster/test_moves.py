@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -28,12 +27,6 @@ from tests.cluster.pair import (
 )
 from tests.cluster.traps import PLACES, lose_engine
 from tests.engine_process.test_engine_process import until_ready
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with pair(tmp_path_factory.mktemp("cluster")) as found:
-        yield found
 
 
 def view(http: httpx.Client, session: str) -> dict[str, Any]:

@@ -30,17 +30,11 @@ from app.domain.session_ids import home_of_response
 from app.domain.values import SessionId
 from app.machine.handover import SocketTable, receive_sockets, send_socket
 from app.settings import Settings, settings
-from tests.cluster.pair import KEY, PROMPT, SOON_S, Pair, code, generate, open_session, pair, used_session
+from tests.cluster.pair import KEY, PROMPT, SOON_S, Chain, Pair, code, generate, open_session, pair, sdk, used_session
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
 
 BODY = encode(Question(SessionId("ses_b_1"), 1, 0))
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with pair(tmp_path_factory.mktemp("cluster")) as found:
-        yield found
 
 
 def ask(servers: Pair, headers: dict[str, str], path: str = SETTLE, body: bytes = BODY) -> httpx.Response:
