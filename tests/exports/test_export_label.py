@@ -7,7 +7,9 @@ import json
 import math
 import struct
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -83,6 +85,7 @@ def check(found: ExportLabel) -> None:
 def test_everything_comes_back_as_it_was() -> None:
     found = label()
     check(found)
+    check(label(interventions=(Intervention(0, 3, 1, SCALE, (Run(0, 1), Run(2, 3))),)))
     assert (found.metadata, found.ttl_s) == ({"task": "é"}, 60)
     assert (found.breakpoints, found.interventions) == ((STEER, WAIT), MADE)
     assert found.turn is not None
@@ -142,12 +145,6 @@ BREAKPOINTS = {
 }
 
 
-@pytest.mark.parametrize("breakpoint", BREAKPOINTS.values(), ids=BREAKPOINTS)
-def test_a_breakpoint_that_nobody_can_arm_does_not_come_in(breakpoint: Breakpoint) -> None:
-    with pytest.raises(ValueError, match=r"invalid|validation error"):
-        check(label(breakpoints=(breakpoint,)))
-
-
 INTERVENTIONS = {
     "past the history": Intervention(0, 6, 1, SCALE),
     "nowhere": Intervention(2, 2, 1, SCALE),
@@ -155,14 +152,13 @@ INTERVENTIONS = {
     "too few rows": Intervention(0, 3, 1, WRITTEN),
     "a wrong row": Intervention(0, 1, 1, replace(WRITTEN, vector=tensor(1, math.inf))),
 }
-
-
-@pytest.mark.parametrize("intervention", INTERVENTIONS.values(), ids=INTERVENTIONS)
-def test_an_intervention_that_nobody_can_have_made_does_not_come_in(intervention: Intervention) -> None:
-    with pytest.raises(ValueError, match=r"invalid|validation error"):
-        check(label(interventions=(intervention,)))
-    with pytest.raises(ValueError, match=r"invalid|validation error"):
-        check(label(replace(TURN, interventions=(intervention,))))
+POSITIONS = {
+    "twice": Intervention(0, 3, 1, SCALE, (Run(0, 3),) * 2),
+    "past its end": Intervention(0, 3, 1, SCALE, (Run(0, 1), Run(3, 4))),
+    "no step": Intervention(0, 3, 1, SCALE, (Run(0, 3, 0),)),
+    "falling": Intervention(0, 3, 1, SCALE, (Run(2, 3), Run(0, 1))),
+    "an end that is none": Intervention(0, 3, 1, SCALE, (Run(0, 2, 2), Run(2, 3))),
+}
 
 
 TURNS = {
@@ -180,10 +176,22 @@ TURNS = {
 }
 
 
-@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
-def test_a_turn_that_cannot_be_paused_does_not_come_in(turn: PausedTurn) -> None:
+REFUSED: dict[str, Callable[[], ExportLabel]] = {
+    **{f"breakpoint: {name}": partial(label, breakpoints=(each,)) for name, each in BREAKPOINTS.items()},
+    **{f"intervention: {name}": partial(label, interventions=(each,)) for name, each in INTERVENTIONS.items()},
+    **{f"intervention: {name}": partial(label, interventions=(each,)) for name, each in POSITIONS.items()},
+    "intervention of the turn": partial(label, replace(TURN, interventions=(INTERVENTIONS["past the history"],))),
+    **{f"turn: {name}": partial(label, turn) for name, turn in TURNS.items()},
+    **{
+        f"pause: {time}": partial(label, place=replace(PAUSED, limit=PauseLimit(time))) for time in (1e9, 0.0, math.nan)
+    },
+}
+
+
+@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
+def test_what_no_session_can_have_does_not_come_in(make: Callable[[], ExportLabel]) -> None:
     with pytest.raises((ValueError, FieldOutOfRange)):
-        check(label(turn))
+        check(make())
 
 
 def in_pass(in_pass: Pass, first: int, end: int, prompt_tokens: int) -> ExportLabel:
@@ -222,14 +230,6 @@ def test_a_turn_is_paused_in_no_other_pass(kind: Pass, first: int, end: int, pro
         check(in_pass(kind, first, end, prompt_tokens))
 
 
-@pytest.mark.parametrize(
-    "limit", [PauseLimit(1e9), PauseLimit(0.0), PauseLimit(math.nan)], ids=["for ever", "no time", "NaN"]
-)
-def test_a_pause_lasts_as_long_as_a_pause_may(limit: PauseLimit) -> None:
-    with pytest.raises(ValueError, match="timeout_s"):
-        label(place=replace(PAUSED, limit=limit))
-
-
 def test_breakpoints_do_not_have_more_to_do_than_can_be_armed() -> None:
     busy = [replace(STEER, id=f"bp_{index:016x}", edits=(SCALE,) * 16) for index in range(9)]
     check(label(breakpoints=(*busy[:8], WAIT)))
@@ -246,13 +246,10 @@ def test_there_are_not_more_interventions_than_are_kept() -> None:
     made = (Intervention.at(every_other, 1, SCALE),) * 3
     history = array("I", [1] * MAX_INTERVENTIONS)
     one_each = [Intervention(first, first + 1, 1, SCALE) for first in range(MAX_INTERVENTIONS - 6)]
-    for more, fits in (((), True), (one_each[:1], False)):
-        checks, found = LabelChecks(MODEL, history, part_tokens=2), (*made, *one_each, *more)
-        if fits:
-            checks.check(label(None, interventions=found))
-            continue
-        with pytest.raises(ValueError, match=f"more than {MAX_INTERVENTIONS}"):
-            checks.check(label(None, interventions=found))
+    checks = LabelChecks(MODEL, history, part_tokens=2)
+    checks.check(label(None, interventions=(*made, *one_each)))
+    with pytest.raises(ValueError, match=f"more than {MAX_INTERVENTIONS}"):
+        checks.check(label(None, interventions=(*made, *one_each, one_each[0])))
 
 
 def test_no_position_has_more_interventions_than_a_pass_can_have() -> None:
@@ -262,23 +259,6 @@ def test_no_position_has_more_interventions_than_a_pass_can_have() -> None:
     for forged in (Intervention(2, 3, 2, SCALE), Intervention(0, 2, 1, SCALE)):
         with pytest.raises(ValueError, match=f"more than {MAX_PASS_EDITS} at one position"):
             check(label(None, interventions=(*made, forged)))
-
-
-@pytest.mark.parametrize(
-    "only",
-    [
-        (Run(0, 3),) * 2,
-        (Run(0, 1), Run(3, 4)),
-        (Run(0, 3, 0),),
-        (Run(2, 3), Run(0, 1)),
-        (Run(0, 2, 2), Run(2, 3)),
-    ],
-    ids=["twice", "past the end", "no step", "falling", "an end that is none"],
-)
-def test_positions_of_an_intervention_rise_within_it(only: tuple[Run, ...]) -> None:
-    check(label(interventions=(Intervention(0, 3, 1, SCALE, (Run(0, 1), Run(2, 3))),)))
-    with pytest.raises(ValueError, match="positions"):
-        check(label(interventions=(Intervention(0, 3, 1, SCALE, only),)))
 
 
 VECTOR = TensorData("float32", (1,), bytes(4))
