@@ -151,12 +151,10 @@ INTERVENTIONS = {
     "before the first layer": Intervention(0, 2, 0, SCALE),
     "too few rows": Intervention(0, 3, 1, WRITTEN),
     "a wrong row": Intervention(0, 1, 1, replace(WRITTEN, vector=tensor(1, math.inf))),
-}
-POSITIONS = {
-    "twice": Intervention(0, 3, 1, SCALE, (Run(0, 3),) * 2),
-    "past its end": Intervention(0, 3, 1, SCALE, (Run(0, 1), Run(3, 4))),
-    "no step": Intervention(0, 3, 1, SCALE, (Run(0, 3, 0),)),
-    "falling": Intervention(0, 3, 1, SCALE, (Run(2, 3), Run(0, 1))),
+    "positions twice": Intervention(0, 3, 1, SCALE, (Run(0, 3),) * 2),
+    "positions past its end": Intervention(0, 3, 1, SCALE, (Run(0, 1), Run(3, 4))),
+    "positions without a step": Intervention(0, 3, 1, SCALE, (Run(0, 3, 0),)),
+    "falling positions": Intervention(0, 3, 1, SCALE, (Run(2, 3), Run(0, 1))),
     "an end that is none": Intervention(0, 3, 1, SCALE, (Run(0, 2, 2), Run(2, 3))),
 }
 
@@ -179,12 +177,9 @@ TURNS = {
 REFUSED: dict[str, Callable[[], ExportLabel]] = {
     **{f"breakpoint: {name}": partial(label, breakpoints=(each,)) for name, each in BREAKPOINTS.items()},
     **{f"intervention: {name}": partial(label, interventions=(each,)) for name, each in INTERVENTIONS.items()},
-    **{f"intervention: {name}": partial(label, interventions=(each,)) for name, each in POSITIONS.items()},
     "intervention of the turn": partial(label, replace(TURN, interventions=(INTERVENTIONS["past the history"],))),
     **{f"turn: {name}": partial(label, turn) for name, turn in TURNS.items()},
-    **{
-        f"pause: {time}": partial(label, place=replace(PAUSED, limit=PauseLimit(time))) for time in (1e9, 0.0, math.nan)
-    },
+    **{f"pause: {s} s": partial(label, place=replace(PAUSED, limit=PauseLimit(s))) for s in (1e9, 0.0, math.nan)},
 }
 
 
