@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 from openai import OpenAI
 
-from tests.cluster.traps import set_trap
 from tests.orderly import ServerThread
 from tests.processes import ServerProcess, serve_process
 
@@ -70,20 +68,15 @@ class Pair:
     def b(self) -> httpx.Client:
         return self.clients["b"]
 
-    def start(
-        self, name: str, *more: str, trap: str | None = None, prepare: Callable[[], None] | None = None
-    ) -> httpx.Client:
-        """Start it. As a process it dies at the `trap`, and calls `prepare` first."""
+    def start(self, name: str, *more: str, prepare: Callable[[], None] | None = None) -> httpx.Client:
+        """Start it. A process calls `prepare` first."""
         folder, ends = self._folder, self._ends[name]
         flags = ["--replica", name, "--peers", str(folder / "peers.json"), "--cluster-key-file", str(folder / "key")]
         flags += ["--port", str(self.ports[name]), *self._flags.get(name, ()), *more]
         if self._as_processes:
-            if trap is not None:
-                prepare = partial(set_trap, trap)
             serving = serve_process(folder / name, *flags, own_engine=self._own_engine, prepare=prepare)
             self.processes[name] = ends.enter_context(serving)
         else:
-            assert trap is None
             assert prepare is None
             self.threads[name] = ends.enter_context(ServerThread(folder / name, *flags).running())
         client = ends.enter_context(httpx.Client(base_url=self.urls[name], timeout=SOON_S, headers=self.headers))

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from app.domain.homes import MoveReason
 from app.sessions.table import holding
 from tests.cluster.front.doors import Door, serving_door, wait_until
 from tests.cluster.pair import KEY, PROMPT, SOON_S, Pair, code, generate, open_session, pair, used_session
+from tests.cluster.traps import set_trap
 from tests.serving import running_services
 
 TURNS, SESSIONS, BEFORE = 10, 4, 3
@@ -110,7 +112,7 @@ def test_what_a_full_peer_refuses_stays_for_a_restart(tmp_path: Path) -> None:
 def test_a_peer_that_dies_meanwhile_loses_nothing(tmp_path: Path) -> None:
     with pair(tmp_path, start=False, as_processes=True) as servers:
         servers.start("a", "--drain-timeout-s", "6")
-        servers.start("b", trap="b is to take it")
+        servers.start("b", prepare=partial(set_trap, "b is to take it"))
         sessions = [used_session(servers.a) for _ in range(5)]
         servers.tell_to_end("a")
         servers.ended("a")

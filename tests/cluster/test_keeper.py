@@ -17,6 +17,7 @@ import pytest
 from app.cluster import keeper as keepers
 from app.cluster.hosts import LocalHost, NeverStarted
 from app.cluster.keeper import ReplicaSpec
+from tests.taking_turns import until
 
 PROGRAM = """
 import os, pathlib, signal, sys, time
@@ -80,12 +81,15 @@ def _pid(file: Path) -> int:
 
 async def _standby(folder: Path, but: int = 0) -> int:
     """The process that waits there, and is not `but`."""
-    for _ in range(LOOKS):
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            if (pid := _pid(folder / "standby")) != but:
-                return pid
-        await asyncio.sleep(0.02)
-    raise AssertionError("nobody stands by")
+    found = list[int]()
+
+    def look() -> bool:
+        with contextlib.suppress(FileNotFoundError, ValueError):  # it is being written
+            found[:] = {_pid(folder / "standby")} - {but}
+        return bool(found)
+
+    await until(look)
+    return found[0]
 
 
 async def _one_with_standby(folder: Path) -> tuple[LocalHost, int]:
@@ -97,11 +101,7 @@ async def _one_with_standby(folder: Path) -> tuple[LocalHost, int]:
 
 
 async def _ended(pid: int) -> None:
-    for _ in range(LOOKS):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"{pid} still runs")
+    await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 async def test_a_replica_that_dies_comes_back_from_its_own_folder(tmp_path: Path) -> None:

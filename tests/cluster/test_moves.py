@@ -25,7 +25,7 @@ from tests.cluster.pair import (
     status,
     used_session,
 )
-from tests.cluster.traps import PLACES, lose_engine
+from tests.cluster.traps import PLACES, lose_engine, set_trap
 from tests.engine_process.test_engine_process import until_ready
 
 
@@ -170,7 +170,7 @@ def test_a_session_has_one_home_after_a_kill_anywhere_in_the_protocol(tmp_path: 
     dies = place[0]
     with pair(tmp_path, start=False, as_processes=True) as servers:
         for name in ("a", "b"):
-            servers.start(name, trap=place if name == dies else None)
+            servers.start(name, prepare=partial(set_trap, place) if name == dies else None)
         chain = Chain("mine")
         with sdk(servers.urls["a"]) as client:
             for text in ("One", "Two"):
