@@ -60,14 +60,7 @@ def _answer(door: Door, sent: bytes) -> bytes:
     ("sent", "status"),
     [
         (b"nonsense\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
-        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", 403),
-        (b"GET /\x00 HTTP/1.1\r\n" + HEAD + b"\r\n", 400),
-        (b"GET / HTTP/1.1\r\n" + HEAD + b"X: a\x00b\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\n" + HEAD + b"X : a\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\n" + HEAD + b"X: " + b"a" * 100_000 + b"\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: -1\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc", 400),
         (b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: gzip\r\n\r\n", 400),
