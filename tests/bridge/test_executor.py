@@ -87,7 +87,6 @@ class HopelessEngine(DyingEngine):
 
 
 def app_of(engine: DyingEngine, journal: Journal | None = None, **changed: Any) -> FastAPI:
-    """A server with that engine."""
     settings, tokens = tiny_settings(**changed), Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
     return create_app(settings, engine, tokens, Tenancy(settings, time.time), journal)
 

@@ -88,7 +88,6 @@ class Pair:
         self._ends[name].close()
 
     def tell_to_end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """SIGTERM, or another signal."""
         if self._as_processes:
             os.kill(self.processes[name].pid, how)
         else:
@@ -114,7 +113,6 @@ class Pair:
         return self.clients[here].post(f"/v1/sessions/{session}/move", json={"replica": there})
 
     def moved(self, session: str, here: str = "a", there: str = "b") -> Any:
-        """Move it, which must go well."""
         answer = self.move(session, here, there)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -180,8 +178,6 @@ TEXTS = ("One", "Two", "Three", "Four", "Five")
 
 
 class Said(NamedTuple):
-    """One answer."""
-
     text: str
     prompt: int
     cached: int
@@ -203,7 +199,6 @@ class Chat:
     session: str = ""
 
     def say(self, client: OpenAI, text: str) -> Said:
-        """One more turn."""
         messages = [*self.messages, {"role": "user", "content": text}]
         raw = client.chat.completions.with_raw_response.create(
             **ASKED, messages=messages, max_tokens=TOKENS, extra_headers={"X-Session-ID": self.name}
@@ -226,7 +221,6 @@ class Chain:
     session: str = ""
 
     def say(self, client: OpenAI, text: str) -> Said:
-        """One more response."""
         previous = self.ids[-1] if self.ids else None
         headers = {} if self.name is None else {"X-Session-ID": self.name}
         raw = client.responses.with_raw_response.create(
@@ -246,5 +240,4 @@ def named(http: httpx.Client, name: str) -> list[str]:
 
 
 def status(http: httpx.Client, response_id: str) -> int:
-    """What a server says of a response."""
     return http.get(f"/v1/responses/{response_id}").status_code

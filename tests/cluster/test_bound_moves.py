@@ -118,7 +118,6 @@ def home_of(servers: Pair, talk: Talk) -> str:
 
 
 def ask(client: OpenAI, chain: Chain) -> Response:
-    """One more response, over a connection of its own."""
     headers = {} if chain.name is None else {"X-Session-ID": chain.name}
     with client.responses.connect(extra_headers=headers) as connection:
         connection.response.create(

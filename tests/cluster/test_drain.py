@@ -26,7 +26,6 @@ TURNS, SESSIONS, BEFORE = 10, 4, 3
 
 
 def activation(http: httpx.Client, session: str) -> Any:
-    """The paused turn's residual stream."""
     path = f"/v1/sessions/{session}/checkpoint/activation"
     return http.get(path, headers={"accept": "application/json"}).raise_for_status().json()["values"]
 

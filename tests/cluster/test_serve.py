@@ -141,7 +141,6 @@ def _engine_of(process: subprocess.Popen[bytes]) -> psutil.Process:
 
 
 def _stands_by(process: subprocess.Popen[bytes]) -> None:
-    """Wait until it does."""
     assert process.stderr is not None
     assert any(b"stands by" in line for line in process.stderr)
 

@@ -279,7 +279,6 @@ class Listener(socketserver.ThreadingTCPServer):
         self.there = there
         self.loses = loses.encode()
         self.said: list[bytearray] = []
-        """Of each connection."""
 
     def heard(self, path: str) -> bytes:
         """All from the request for that path on, on its connection."""
@@ -288,8 +287,6 @@ class Listener(socketserver.ThreadingTCPServer):
 
 
 class Ear(socketserver.BaseRequestHandler):
-    """One connection."""
-
     server: Listener
 
     def handle(self) -> None:

@@ -27,7 +27,6 @@ TIERS = ("--kv-device", "1x1024", "--kv-host", "1x1024")
 
 
 def asked(prompt: list[int], *, stream: bool = False) -> dict[str, Any]:
-    """A greedy turn."""
     return {"token_ids": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": stream}
 
 

@@ -122,6 +122,7 @@ def test_a_channel_that_closes_with_frames_to_write_leaves_no_thread() -> None:
 
 
 NUMBERS = st.integers(-(2**31), 2**31)
+ERRORS = FieldOutOfRange("too large", param="layers"), SessionLimit("no more", retry_after_s=60), ContextTooLong("ü")
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     int: NUMBERS,
@@ -130,13 +131,7 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=8),
     Path: st.text("abc/.", min_size=1, max_size=8).map(Path),
     type(None): st.none(),
-    DjinnError: st.sampled_from(
-        [
-            FieldOutOfRange("too large", param="layers"),
-            SessionLimit("no more", retry_after_s=60),
-            ContextTooLong("ü"),
-        ]
-    ),
+    DjinnError: st.sampled_from(ERRORS),
 }
 DEPTH = 2
 
@@ -252,7 +247,7 @@ def test_what_takes_long_is_made_by_who_sends_it(value: Captures | ActivationNor
 def test_an_error_keeps_its_kind_and_a_token_its_log_probabilities() -> None:
     token = Token(Ticket(9), 5, TokenLogprobs(5, -0.25, ((5, -0.25), (7, -1.5))))
     assert decode(encode_events([Token(Ticket(8), 4), token])) == [Token(Ticket(8), 4), token]
-    for error in (FieldOutOfRange("no", param="layers"), SessionLimit("3 are open", retry_after_s=60)):
+    for error in ERRORS:
         [failed] = decode(encode_events([Failed(Ticket(1), error)]))  # type: ignore[misc]
         assert isinstance(failed, Failed)
         assert (type(failed.error), failed.error.body(), str(failed.error)) == (type(error), error.body(), str(error))

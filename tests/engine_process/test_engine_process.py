@@ -25,7 +25,6 @@ KEY = "secret-of-the-test"
 
 
 def engine_of(server: ServerProcess) -> psutil.Process:
-    """The process of the server's engine."""
     found = [child for child in psutil.Process(server.pid).children() if "app.engine_process" in child.cmdline()]
     assert len(found) == 1
     return found[0]
@@ -247,7 +246,6 @@ def cut_http(cut: ServerProcess) -> Iterator[httpx.Client]:
 
 
 def rank_of(server: ServerProcess) -> psutil.Process:
-    """The process of rank 1."""
     [found] = engine_of(server).children()
     return found
 

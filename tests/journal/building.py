@@ -60,7 +60,6 @@ def be_impatient(store: JournalStore) -> None:
 
 
 def started(folder: Path, lease_s: float | None = None) -> Journal:
-    """A journal that writes."""
     journal = Journal(folder, lease_s)
     journal.load(model_info())
     journal.start()

@@ -31,7 +31,6 @@ Take = Callable[..., Journal]
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> On:
-    """Go to another machine."""
 
     machines = ["one"]
     monkeypatch.setattr(lease, "machine_id", lambda: machines[-1])

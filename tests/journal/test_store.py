@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import tempfile
 from array import array
 from contextlib import closing
@@ -21,7 +20,7 @@ from app.journal.migrations import FORMAT, OLDEST
 from app.journal.records import Departed, ResponseKey, ResponseRecord, WriteBatch, add_to
 from app.journal.store import JournalStore
 from tests.file_sizes import largest_file
-from tests.journal.building import FILE, change, execute, filled, histories, limit_pages, model_info, record
+from tests.journal.building import FILE, change, execute, filled, histories, model_info, record
 from tests.privileges import unprivileged_folder
 
 TOKENS = st.lists(st.integers(0, 511), max_size=6)
@@ -105,17 +104,6 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(stateful_step_count=25)
-
-
-def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / FILE
-    filled(path, 1)
-    store = JournalStore(path)
-    limit_pages(store, more=2)
-    with pytest.raises(sqlite3.OperationalError, match="full"):
-        store.apply({SessionId("ses_0"): None, SessionId("ses_1"): change("ses_1", 0, [7] * 100_000)})
-    store.close()
-    assert histories(path) == {"ses_0": list(range(500))}
 
 
 def test_a_turn_on_a_long_history_writes_only_its_own_tokens(tmp_path: Path) -> None:

@@ -198,7 +198,6 @@ def about(ms: float) -> Any:
 
 
 async def answer(services: Services, session: Session) -> Turn:
-    """A turn that has ended."""
     turn = start_turn(services.sessions, session, PROMPT, GREEDY, StopRule(max_tokens=4))
     await finish(turn)
     return turn

@@ -35,8 +35,6 @@ DEATH = Lost("its process was ended by SIGKILL")
 
 @dataclass
 class ListeningEngine(TalkingEngine):
-    """Keeps what it is sent."""
-
     sent: list[Command] = field(default_factory=list)
 
     def send(self, command: Command) -> None:

@@ -37,7 +37,6 @@ from tests.pausing import (
     PROMPT,
     PROMPT_END,
     TOKENS,
-    assert_nobody_waits,
     assert_same,
     finish,
     paused,
@@ -206,7 +205,6 @@ async def test_a_copy_that_nobody_waits_for_is_not_there_after_a_restart(tmp_pat
                 await copying
         await registry.memory()
         assert registry.table.page(limit=9) == [parent]
-        assert_nobody_waits(registry)
     async with running_services(state_dir=tmp_path / "state") as services:
         assert [each.id for each in services.sessions.table.page(limit=9)] == [parent.id]
 

@@ -184,15 +184,6 @@ async def test_beside_the_turns_of_others_a_tenant_waits_after_each_piece() -> N
     await asyncio.wait_for(use(work, "b", 0.0), 30)
 
 
-async def test_a_short_piece_beside_a_long_one_does_not_end_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    work = SideWork(busy)
-    async with work.turn("a", Lane.FILE):
-        await use(work, "a", 1000.0)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(use(work, "a", 0.0), 0.1)
-
-
 async def test_a_text_does_not_wait_for_a_file_and_an_error_gives_the_place_back() -> None:
     work = SideWork(busy)
     async with work.turn("a", Lane.FILE) as piece:

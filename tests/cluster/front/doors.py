@@ -27,8 +27,6 @@ PATIENCE_S = 60.0
 
 @dataclass
 class Door:
-    """A running front door."""
-
     url: str
     fleet: Fleet
     server: FrontServer
@@ -76,8 +74,6 @@ def serving_stub(app: ASGIApp, port: int = 0) -> Iterator[str]:
 
 
 class AwayDirectory:
-    """A directory that does not answer."""
-
     async def find(self, key: str) -> str | None:
         raise DirectoryAway("the directory does not answer")
 

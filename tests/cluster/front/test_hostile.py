@@ -24,13 +24,10 @@ SESSION = b"/v1/sessions/ses_a_" + b"0" * 36
 
 
 class Stub:
-    """Notes each request."""
-
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, int]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         request = Request(scope, receive)
         content = await request.body()
         if scope["path"] != "/ready":

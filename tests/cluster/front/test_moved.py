@@ -39,7 +39,6 @@ class Stub:
         self.moved: dict[str, str] = {}
         """Where sessions have gone, as `Djinn-Home` names it."""
         self.lacks: set[str] = set()
-        """Sessions that it says it has not."""
         self.moving: dict[str, int] = {}
         """Sessions that are on their way, and how often it says so before it names where they are."""
         self.drains = False
@@ -51,7 +50,6 @@ class Stub:
         self.may_move.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         request = Request(scope, receive)
         await (await self._answer(request))(scope, receive, send)
 
@@ -86,8 +84,6 @@ def _error(status: int, code: str, headers: dict[str, str] | None = None) -> Res
 
 @dataclass(frozen=True)
 class Stubs:
-    """Two of them, and a front door."""
-
     a: Stub
     b: Stub
     urls: dict[str, str]

@@ -32,7 +32,6 @@ class Stub:
         """Headers of requests."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         request = Request(scope, receive)
         if scope["path"] == "/ready":
             await Response(b"{}")(scope, receive, send)
