@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import socket
 import threading
-import time
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -103,22 +102,6 @@ def test_what_was_sent_before_the_end_still_comes(ends: tuple[Channel, Channel])
     with pytest.raises(Closed):
         other.receive(SECONDS)
     other.send(b"nobody")  # is no error: `receive` has told of the end
-
-
-def test_a_channel_that_closes_with_frames_to_write_leaves_no_thread() -> None:
-    def writers() -> int:
-        return sum(thread.name == "djinn-frames" for thread in threading.enumerate())
-
-    before = writers()
-    one, other = (Channel(end) for end in socket.socketpair())
-    one.send(bytes(20 << 20))
-    time.sleep(0.1)  # its thread waits for room by now
-    one.close()
-    other.close()
-    deadline = time.monotonic() + SECONDS
-    while writers() > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 NUMBERS = st.integers(-(2**31), 2**31)

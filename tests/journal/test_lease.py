@@ -263,18 +263,3 @@ def test_a_lease_without_room_for_news_is_not_taken(tmp_path: Path, take: Take, 
     freeze(journal)
     with largest_file(NO_ROOM):
         assert renew(journal)
-
-
-@pytest.mark.parametrize("lease_s", [None, LONG_S])
-def test_a_folder_whose_news_cannot_be_read_is_not_taken(
-    tmp_path: Path, take: Take, on: On, lease_s: float | None
-) -> None:
-    first = take(tmp_path, LONG_S)
-    freeze(first)
-    (tmp_path / renewals.NAME).unlink()
-    (tmp_path / renewals.NAME).mkdir()
-    on("two")
-    before = found(tmp_path)
-    with pytest.raises(FieldOutOfRange, match=r"cannot use .*/renewals, .*: Is a directory; "):
-        Journal(tmp_path, lease_s)
-    assert found(tmp_path) == before

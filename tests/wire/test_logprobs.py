@@ -40,14 +40,5 @@ def test_what_was_written_is_not_written_again() -> None:
     assert len(written) == 4
 
 
-async def test_two_answers_at_once_write_each_slice_once() -> None:
-    written: list[bytes] = []
-    found = [TokenLogprobs(number, -0.5) for number in range(4 * SLICE)]
-
-    one, other = await asyncio.gather(*[json_with_logprobs(VIEW, found, written) for _ in range(2)])
-    assert one == other
-    assert len(written) == 4
-
-
 async def test_others_run_while_many_are_written() -> None:
     assert await turns_of_others(json_with_logprobs(VIEW, [TokenLogprobs(1, -0.5)] * (10 * SLICE))) >= 9
