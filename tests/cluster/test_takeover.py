@@ -135,7 +135,6 @@ def test_a_server_that_cannot_write_is_fenced_until_it_can(tmp_path: Path) -> No
 
 
 LEASE_S = 1.0
-TURN = {"token_ids": [9], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.mark.long
@@ -145,7 +144,7 @@ def test_a_server_without_room_for_its_journal_still_answers(tmp_path: Path) -> 
         full, other = servers.a, servers.b
         here, there = used_session(full), used_session(other)
         with no_room(servers.processes["a"], tmp_path / "a"):
-            failed = full.post(f"/v1/sessions/{here}/generate", json=TURN)
+            failed = full.post(f"/v1/sessions/{here}/generate", json={"token_ids": [9], "max_tokens": 4})
             assert code(failed) == (500, "not_durable")
             end = time.monotonic() + 3 * LEASE_S  # several leases that could not be renewed in the journal
             while time.monotonic() < end:

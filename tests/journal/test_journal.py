@@ -122,19 +122,6 @@ async def test_a_file_that_another_process_holds_is_no_full_disk(journal: Journa
     assert journal.state == JournalState()
 
 
-async def test_an_error_of_its_own_sets_a_change_aside(journal: Journal, tmp_path: Path) -> None:
-    journal.append(ONE, change(ONE, 0, [1], ttl_s=2**70))
-    journal.append(TWO, change(TWO, 0, [2]))
-    await journal.settled(TWO)
-    for _ in range(2):
-        with pytest.raises(NotDurable, match="too large"):
-            await journal.settled(ONE)
-    journal.append(ONE, change(ONE, 1, [3]))
-    await journal.settled()
-    journal.close()
-    assert histories(tmp_path / FILE_NAME) == {ONE: [1, 3], TWO: [2]}
-
-
 async def test_the_log_names_no_vector_and_no_owner(journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
     key = VectorKey("acme", "swordfish\ud800")  # SQLite takes no lone surrogate
     journal.append(key, TensorData("float32", (1,), bytes(4)))
