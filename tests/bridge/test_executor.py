@@ -78,8 +78,6 @@ class TalkingEngine(DyingEngine):
 
 @dataclass
 class HopelessEngine(DyingEngine):
-    """Dies, and no other can be started."""
-
     def run(self, deliver: Deliver) -> None:
         self.die.wait(10)
         deliver([Lost("it was ended by SIGKILL")])

@@ -40,7 +40,6 @@ __all__ = ["info", "tiny_llama"]
 
 SECONDS = 60.0
 BEATS = 4
-"""Of each layer."""
 TOKENS = 80
 """More than a recorded program of all layers takes."""
 

@@ -129,7 +129,6 @@ def test_a_journal_that_cannot_be_kept_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def way_back() -> str:
-    """The commands of docs/operating.md."""
     section = OPERATING.read_text("utf-8").partition("## Upgrades")[2].partition("\n## ")[0]
     found = re.search(r"^```bash\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert found is not None

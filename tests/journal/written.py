@@ -61,7 +61,6 @@ def histories(folder: Path) -> dict[str, list[int]]:
 
 
 def contents(path: Path) -> list[str]:
-    """All that is in the journal, as SQL."""
     with closing(sqlite3.connect(path)) as connection:
         (number,) = connection.execute("PRAGMA user_version").fetchone()
         lines = list(connection.iterdump())

@@ -33,7 +33,6 @@ class Door:
 
     @property
     def address(self) -> tuple[str, int]:
-        """For plain sockets."""
         host, _, port = self.url.removeprefix("http://").partition(":")
         return host, int(port)
 
