@@ -48,14 +48,16 @@ def change(session: str, position: int, token_ids: Sequence[int], **changed: Any
     return Change(record(session, **changed), position, array("I", token_ids).tobytes())
 
 
-def limit_pages(store: JournalStore, more: int = 0) -> None:
+def limit_pages(journal: Journal, more: int = 0) -> None:
     """The disk has room for so many pages more, as far as SQLite knows."""
-    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
-    store._connection.execute(f"PRAGMA max_page_count = {pages + more}")
+    connection = journal._store._connection
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages + more}")
 
 
-def be_impatient(store: JournalStore) -> None:
+def be_impatient(kept: Journal | JournalStore) -> None:
     """Wait for a file that another process holds for 10 ms only."""
+    store = kept._store if isinstance(kept, Journal) else kept
     store._connection.execute("PRAGMA busy_timeout = 10")
 
 

@@ -51,7 +51,7 @@ async def test_a_full_disk_is_an_error_for_who_waits_and_loses_nothing_once_ther
 ) -> None:
     journal.append(ONE, change(ONE, 0, [1, 2, 3]))
     await journal.settled()
-    limit_pages(journal._store)
+    limit_pages(journal)
     journal.append(ONE, change(ONE, 1, [9] * 10_000))
     for _ in range(2):
         with pytest.raises(NotDurable, match="full"):
@@ -64,7 +64,7 @@ async def test_a_full_disk_is_an_error_for_who_waits_and_loses_nothing_once_ther
     assert journal.state.waiting == 2
     assert "full" in (journal.state.failure or "")
     assert journal.state.is_full
-    limit_pages(journal._store, more=10_000)
+    limit_pages(journal, more=10_000)
     await journal.settled()
     assert journal.state == JournalState()
     [begun, ended] = said(caplog)
@@ -80,7 +80,7 @@ async def test_on_a_full_disk_what_fits_is_written_and_only_the_others_are_told(
     """A change that is too large for the disk does not make the journal one that cannot be written."""
     journal.append(ONE, change(ONE, 0, [1]))
     await journal.settled()
-    limit_pages(journal._store)
+    limit_pages(journal)
     journal.append(TWO, change(TWO, 0, [9] * 100_000))
     journal.append(ONE, change(ONE, 1, [2]))
     await journal.settled(ONE)
@@ -89,7 +89,7 @@ async def test_on_a_full_disk_what_fits_is_written_and_only_the_others_are_told(
     assert written.histories(tmp_path) == {ONE: [1, 2]}
     assert journal.state == JournalState(waiting=1)
     assert len(said(caplog)) == 1
-    limit_pages(journal._store, more=10_000)
+    limit_pages(journal, more=10_000)
     await journal.settled()
     assert len(written.histories(tmp_path)[TWO]) == 100_000
 
@@ -112,7 +112,7 @@ async def test_a_change_that_would_take_the_last_of_the_disk_is_not_tried(
 
 async def test_a_file_that_another_process_holds_is_no_full_disk(journal: Journal, tmp_path: Path) -> None:
     """No KV file has to go for it."""
-    be_impatient(journal._store)
+    be_impatient(journal)
     journal.append(ONE, change(ONE, 0, [1]))
     with held_up(tmp_path):
         with pytest.raises(NotDurable, match="locked"):
