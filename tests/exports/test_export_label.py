@@ -286,8 +286,8 @@ def test_a_text_that_is_no_label_is_refused_before_its_fields_are_looked_at(text
         check_text(text, tokens=1)
 
 
-WRONG = [{}] * 1000
-LONG_LABELS = {
+WRONG: list[object] = [{}] * 1000
+LONG_LABELS: dict[str, object] = {
     "breakpoints": {"breakpoints": WRONG},
     "interventions": {"interventions": WRONG},
     "edits": {"breakpoints": [{"id": "bp", "layers": [1], "action": "edit", "edits": WRONG}]},
