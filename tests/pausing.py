@@ -72,8 +72,3 @@ def assert_same(reader: TurnReader, expected: TurnReader) -> None:
     for found, wanted in zip(reader.logprobs, expected.logprobs, strict=True):
         assert (found.token_id, len(found.top)) == (wanted.token_id, len(wanted.top))
         assert found.logprob == pytest.approx(wanted.logprob, abs=1e-4)
-
-
-def assert_nobody_waits(registry: SessionRegistry) -> None:
-    assert not registry.executor._turns
-    assert not registry.executor._replies

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from app.bridge.turn import Turn
 from app.domain.values import SamplingParams, StopRule
+from app.exports.spool import Spool, SpoolFile
+from app.machine.disk import Claim, DiskRoom
 from app.messages import TurnFinished
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -56,3 +59,9 @@ async def engine_tokens(registry: SessionRegistry, session: Session) -> int:
     """Length of the history that the engine has, once it has done all that it has been told."""
     await registry.memory()
     return session.kv.tokens
+
+
+def spooled(path: Path) -> SpoolFile:
+    """The file `path` for an export, as if a spool had room for it."""
+    room = DiskRoom(path.parent)
+    return SpoolFile(path, None, Spool(None, room, 1 << 30), Claim(room))

@@ -1,3 +1,5 @@
+"""Commands to the engine and what it tells: nobody waits for one that is dead, and a slow reader misses nothing."""
+
 from __future__ import annotations
 
 import asyncio
@@ -6,21 +8,35 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from app.bridge.executor import Deliver, EngineExecutor
+from app.bridge.turn import SLICE, Mailbox, TokenRun
 from app.domain.errors import EngineError, EngineRestarting
-from app.domain.values import FinishReason, ModelInfo, SamplingParams, SessionId, StopRule, Ticket, TurnUsage
+from app.domain.values import (
+    FinishReason,
+    ModelInfo,
+    SamplingParams,
+    SessionId,
+    StopRule,
+    Ticket,
+    TokenLogprobs,
+    TurnUsage,
+)
 from app.grammars.compiler import Grammars
+from app.journal.journal import Journal
 from app.main import create_app
-from app.messages import Back, Command, Done, Fork, Inspect, Lost, Notice, Submit, TurnEvent, TurnFinished
+from app.messages import Back, Command, Done, Fork, Inspect, Lost, Notice, Submit, Token, TurnEvent, TurnFinished
 from app.model_store.byte_tokenizer import byte_tokenizer
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.resolve import resolve
 from app.routers.dependencies import Services
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens
+from tests.others import turns_of_others
 from tests.serving import running_services, tiny_settings
 from tests.taking_turns import start_turn, until
 
@@ -62,16 +78,28 @@ class TalkingEngine(DyingEngine):
 
 @dataclass
 class HopelessEngine(DyingEngine):
-    """Dies, and no other can be started."""
-
     def run(self, deliver: Deliver) -> None:
         self.die.wait(10)
         deliver([Lost("it was ended by SIGKILL")])
         raise EngineError("it died, and no other could be started")
 
 
+def app_of(engine: DyingEngine, journal: Journal | None = None, **changed: Any) -> FastAPI:
+    settings, tokens = tiny_settings(**changed), Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
+    return create_app(settings, engine, tokens, Tenancy(settings, time.time), journal)
+
+
 def ignore(notice: Notice) -> None:
     """An engine that is dying has no news of sessions."""
+
+
+async def talking(info: ModelInfo) -> tuple[EngineExecutor, Deliver]:
+    engine = TalkingEngine(info)
+    executor = EngineExecutor(engine, ignore)
+    executor.start()
+    await asyncio.to_thread(engine.runs.wait, 5)
+    assert engine.deliver is not None
+    return executor, engine.deliver
 
 
 @pytest.fixture
@@ -82,8 +110,7 @@ async def info() -> ModelInfo:
 
 async def test_when_the_engine_dies_who_waits_is_told_and_who_comes_later_too(info: ModelInfo) -> None:
     engine = DyingEngine(info)
-    settings, tokens = tiny_settings(), Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
-    app = create_app(settings, engine, tokens, Tenancy(settings, time.time))
+    app = app_of(engine)
     async with app.router.lifespan_context(app):
         services: Services = app.state.services
         registry = services.sessions
@@ -103,10 +130,7 @@ async def test_when_the_engine_dies_who_waits_is_told_and_who_comes_later_too(in
         with pytest.raises(EngineError, match="out of memory"):
             registry.create()
         registry.ends.release(session, turn)
-        assert {each.id for each in registry.table.page(limit=9)} == {
-            session.id,
-            expiring.id,
-        }
+        assert {each.id for each in registry.table.page(limit=9)} == {session.id, expiring.id}
         await until(lambda: len(registry.table.page(limit=9)) == 1)  # expiry goes on
 
 
@@ -123,9 +147,7 @@ async def test_stop_answers_every_waiting_call(info: ModelInfo) -> None:
 
 
 async def test_an_observer_that_fails_costs_others_no_event(info: ModelInfo, caplog: pytest.LogCaptureFixture) -> None:
-    engine = TalkingEngine(info)
-    executor = EngineExecutor(engine, ignore)
-    executor.start()
+    executor, deliver = await talking(info)
 
     def submit(ticket: Ticket) -> Submit:
         return Submit(ticket, SessionId("s"), (1,), SamplingParams(seed=0), StopRule(1))
@@ -134,23 +156,11 @@ async def test_an_observer_that_fails_costs_others_no_event(info: ModelInfo, cap
         raise ValueError("an observer of its own")
 
     turns = [executor.start_turn(submit, observe) for observe in (refuse, lambda event: None)]
-    await asyncio.to_thread(engine.runs.wait, 5)
-    assert engine.deliver is not None
-    usage = TurnUsage()
-    engine.deliver([TurnFinished(turn.ticket, FinishReason.LENGTH, usage, 2, None, None) for turn in turns])
+    deliver([TurnFinished(turn.ticket, FinishReason.LENGTH, TurnUsage(), 2, None, None) for turn in turns])
     for turn in turns:
         assert isinstance(await asyncio.wait_for(anext(turn), 5), TurnFinished)
     assert "an observer of its own" in caplog.text
     await executor.stop()
-
-
-async def talking(info: ModelInfo) -> tuple[EngineExecutor, Deliver]:
-    engine = TalkingEngine(info)
-    executor = EngineExecutor(engine, ignore)
-    executor.start()
-    await asyncio.to_thread(engine.runs.wait, 5)
-    assert engine.deliver is not None
-    return executor, engine.deliver
 
 
 async def test_a_turn_that_a_command_has_brought_does_not_outlive_the_engine(info: ModelInfo) -> None:
@@ -205,8 +215,43 @@ async def test_an_engine_that_is_lost_for_good_is_no_restart_for_ever(
     await until(lambda: executor.is_lost)
     with pytest.raises(EngineError, match="no other could be started"):
         executor.check()
-    assert [line.getMessage() for line in caplog.records if line.levelname == "CRITICAL"] == [
-        "the engine has failed for good: it died, and no other could be started"
-    ]
-    assert "Traceback" not in caplog.text
+    assert [line.levelname for line in caplog.records if "failed for good" in line.getMessage()] == ["CRITICAL"]
     await executor.stop()
+
+
+def filled(count: int) -> Mailbox:
+    mailbox = Mailbox()
+    for number in range(count):
+        mailbox.put(Token(Ticket(1), number, TokenLogprobs(number, -0.5)))
+    return mailbox
+
+
+async def read(mailbox: Mailbox) -> list[TokenRun]:
+    runs = []
+    while not mailbox.drained:
+        run = await mailbox.get()
+        assert isinstance(run, TokenRun)
+        runs.append(run)
+    return runs
+
+
+async def test_many_tokens_come_in_slices_and_in_order() -> None:
+    runs = await read(filled(10 * SLICE + 1))
+    assert max(len(run.token_ids) for run in runs) <= SLICE
+    assert [token for run in runs for token in run.token_ids] == list(range(10 * SLICE + 1))
+    assert [found.token_id for run in runs for found in run.logprobs] == list(range(10 * SLICE + 1))
+
+
+async def test_others_run_between_two_slices() -> None:
+    assert await turns_of_others(read(filled(10 * SLICE))) >= 9
+
+
+async def test_a_reader_that_leaves_leaves_the_rest() -> None:
+    mailbox = filled(3 * SLICE)
+    await mailbox.get()
+    reading = asyncio.create_task(mailbox.get())
+    await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait([reading])
+    assert [found.token_id for found in mailbox.logprobs] == list(range(SLICE, 3 * SLICE))
+    assert [token for run in await read(mailbox) for token in run.token_ids] == list(range(SLICE, 3 * SLICE))

@@ -1,1 +1,0 @@
-"""Sessions that move between servers."""

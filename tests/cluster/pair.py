@@ -1,4 +1,4 @@
-"""Two servers of a cluster, and what the tests ask of them."""
+"""Two servers of a cluster, what the tests ask of them, and conversations of clients of OpenAI's API before them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
+from openai import OpenAI
 
-from tests.cluster.traps import set_trap
 from tests.orderly import ServerThread
 from tests.processes import ServerProcess, serve_process
 
@@ -60,20 +60,23 @@ class Pair:
     def urls(self) -> dict[str, str]:
         return {name: f"http://127.0.0.1:{port}" for name, port in self.ports.items()}
 
-    def start(
-        self, name: str, *more: str, trap: str | None = None, prepare: Callable[[], None] | None = None
-    ) -> httpx.Client:
-        """Start it. As a process it dies at the `trap`, and calls `prepare` first."""
+    @property
+    def a(self) -> httpx.Client:
+        return self.clients["a"]
+
+    @property
+    def b(self) -> httpx.Client:
+        return self.clients["b"]
+
+    def start(self, name: str, *more: str, prepare: Callable[[], None] | None = None) -> httpx.Client:
+        """Start it. A process calls `prepare` first."""
         folder, ends = self._folder, self._ends[name]
         flags = ["--replica", name, "--peers", str(folder / "peers.json"), "--cluster-key-file", str(folder / "key")]
         flags += ["--port", str(self.ports[name]), *self._flags.get(name, ()), *more]
         if self._as_processes:
-            if trap is not None:
-                prepare = partial(set_trap, trap)
             serving = serve_process(folder / name, *flags, own_engine=self._own_engine, prepare=prepare)
             self.processes[name] = ends.enter_context(serving)
         else:
-            assert trap is None
             assert prepare is None
             self.threads[name] = ends.enter_context(ServerThread(folder / name, *flags).running())
         client = ends.enter_context(httpx.Client(base_url=self.urls[name], timeout=SOON_S, headers=self.headers))
@@ -85,7 +88,6 @@ class Pair:
         self._ends[name].close()
 
     def tell_to_end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """SIGTERM, or another signal."""
         if self._as_processes:
             os.kill(self.processes[name].pid, how)
         else:
@@ -111,7 +113,6 @@ class Pair:
         return self.clients[here].post(f"/v1/sessions/{session}/move", json={"replica": there})
 
     def moved(self, session: str, here: str = "a", there: str = "b") -> Any:
-        """Move it, which must go well."""
         answer = self.move(session, here, there)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -159,5 +160,84 @@ def generate(http: httpx.Client, session: str, token_ids: list[int], max_tokens:
     return answer.json()
 
 
+def used_session(http: httpx.Client) -> str:
+    """One that has had a turn."""
+    session = open_session(http)
+    generate(http, session, PROMPT)
+    return session
+
+
 def code(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
+
+
+MODEL = "tiny-llama"
+ASKED: Any = {"model": MODEL, "temperature": 0, "extra_body": {"ignore_eos": True}}
+TOKENS = 4
+TEXTS = ("One", "Two", "Three", "Four", "Five")
+
+
+class Said(NamedTuple):
+    text: str
+    prompt: int
+    cached: int
+
+
+@contextmanager
+def sdk(url: str, *, api_key: str = "none") -> Iterator[OpenAI]:
+    """The official client, which repeats nothing."""
+    with OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=SOON_S) as client:
+        yield client
+
+
+@dataclass
+class Chat:
+    """A chat whose calls are bound by a name. Each call sends all of it."""
+
+    name: str
+    messages: list[Any] = field(default_factory=list)
+    session: str = ""
+
+    def say(self, client: OpenAI, text: str) -> Said:
+        messages = [*self.messages, {"role": "user", "content": text}]
+        raw = client.chat.completions.with_raw_response.create(
+            **ASKED, messages=messages, max_tokens=TOKENS, extra_headers={"X-Session-ID": self.name}
+        )
+        answer = raw.parse()
+        reply, usage = answer.choices[0].message.content or "", answer.usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        self.session = raw.headers["X-Session-ID"]
+        self.messages = [*messages, {"role": "assistant", "content": reply}]
+        return Said(reply, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens or 0)
+
+
+@dataclass
+class Chain:
+    """Responses, each of which goes on from the one before."""
+
+    name: str | None = None
+    ids: list[str] = field(default_factory=list)
+    session: str = ""
+
+    def say(self, client: OpenAI, text: str) -> Said:
+        previous = self.ids[-1] if self.ids else None
+        headers = {} if self.name is None else {"X-Session-ID": self.name}
+        raw = client.responses.with_raw_response.create(
+            **ASKED, input=text, previous_response_id=previous, max_output_tokens=TOKENS, extra_headers=headers
+        )
+        answer = raw.parse()
+        assert answer.usage is not None
+        self.ids.append(answer.id)
+        self.session = raw.headers["X-Session-ID"]
+        return Said(answer.output_text, answer.usage.input_tokens, answer.usage.input_tokens_details.cached_tokens)
+
+
+def named(http: httpx.Client, name: str) -> list[str]:
+    """Ids of the caller's sessions that are there under the name."""
+    found = http.get("/v1/sessions", params={"name": name}).raise_for_status().json()["data"]
+    return [each["id"] for each in found]
+
+
+def status(http: httpx.Client, response_id: str) -> int:
+    return http.get(f"/v1/responses/{response_id}").status_code

@@ -1,53 +1,28 @@
-"""Sessions that calls are bound to move with their names and responses."""
+"""Sessions that calls are bound to move with their names and responses, and calls behind the front door find them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
+from openai import OpenAI
+from openai.types.responses import Response
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from tests.cluster.calling import MODEL, TEXTS, Chain, Chat, Said, named, sdk, status
-from tests.cluster.pair import Pair, code, pair
-from tests.tenants.tenant_files import tenant, write_tenants
+from app.cluster.table import Table
+from tests.cluster.front.doors import Door, serving_door
+from tests.cluster.pair import MODEL, TEXTS, TOKENS, Chain, Chat, Pair, code, named, open_session, pair, sdk, status
 
 Talk = Chat | Chain
-KINDS: dict[str, Callable[[str], Talk]] = {
-    "chat": Chat,
-    "responses": lambda name: Chain(),
-    "named responses": Chain,
-}
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with pair(tmp_path_factory.mktemp("cluster")) as found:
-        yield found
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_conversation_goes_on_as_on_a_single_server(servers: Pair, server_url: str, kind: str) -> None:
-    talk, home, said = KINDS[kind](kind), "a", list[Said]()
-    with sdk(servers.urls["a"]) as a, sdk(servers.urls["b"]) as b:
-        for there, text in zip("aabba", TEXTS, strict=True):
-            if there != home:
-                servers.moved(talk.session, home, there)
-            home = there
-            said.append(talk.say(a if home == "a" else b, f"{kind} {text}"))
-    with sdk(server_url) as alone:
-        stays = KINDS[kind](f"{kind} that stays")
-        told = [stays.say(alone, f"{kind} {text}") for text in TEXTS]
-    assert (said[0].text, said[1:]) == (told[0].text, told[1:]), "only a first turn may find the beginning of others"
-    assert all(each.cached > 0 for each in said[1:])
-    session = servers.clients["a"].get(f"/v1/sessions/{talk.session}").json()
-    assert session["usage"]["tokens_recomputed"] == 0
 
 
 def test_the_old_home_names_the_new_one(servers: Pair) -> None:
-    a, b, home = servers.clients["a"], servers.clients["b"], f"b {servers.urls['b']}"
+    a, b, home = servers.a, servers.b, f"b {servers.urls['b']}"
     chat, chain = Chat("follow me"), Chain()
     with sdk(servers.urls["a"]) as client:
         for talk in (chat, chain):
@@ -59,12 +34,14 @@ def test_the_old_home_names_the_new_one(servers: Pair) -> None:
                 talk.say(client, "Three")
             assert (refused.value.status_code, refused.value.code) == (421, "moved")
             assert refused.value.response.headers["Djinn-Home"] == home
+    path, turn = f"/v1/sessions/{chat.session}", {"token_ids": [1], "max_tokens": 1}
+    asked = [a.get(path), a.post(f"{path}/generate", json=turn), a.delete(path), servers.move(chat.session)]
     for response in chain.ids:
         path = f"/v1/responses/{response}"
-        asked = (a.get(path), a.get(f"{path}/input_items"), a.delete(path), a.post(f"{path}/cancel"))
-        for answer in asked:
-            assert (code(answer), answer.headers["Djinn-Home"]) == ((421, "moved"), home)
+        asked += [a.get(path), a.get(f"{path}/input_items"), a.delete(path), a.post(f"{path}/cancel")]
         assert b.get(path).json()["id"] == response
+    for answer in asked:
+        assert (code(answer), answer.headers["Djinn-Home"]) == ((421, "moved"), home)
     message = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
     said = a.post("/v1/messages", json=message, headers={"X-Session-ID": chat.name})
     assert (said.status_code, said.headers["Djinn-Home"]) == (421, home)
@@ -76,30 +53,9 @@ def test_the_old_home_names_the_new_one(servers: Pair) -> None:
     assert (named(a, chat.name), named(b, chat.name)) == ([], [chat.session])
 
 
-def test_no_other_tenant_learns_of_it(tmp_path: Path) -> None:
-    with pair(tmp_path, start=False) as servers:
-        everybody = [tenant("boss", role="operator"), tenant("ann"), tenant("bob")]
-        flags = ("--tenants", str(write_tenants(tmp_path / "tenants.json", *everybody)))
-        servers.headers = {"X-Api-Key": "ann"}
-        a, _ = servers.start("a", *flags), servers.start("b", *flags)
-        chain, bobs = Chain("shared"), Chain("shared")
-        with sdk(servers.urls["a"], api_key="ann") as ann, sdk(servers.urls["a"], api_key="bob") as bob:
-            chain.say(ann, "One")
-            moved = a.post(f"/v1/sessions/{chain.session}/move", json={"replica": "b"}, headers={"X-Api-Key": "boss"})
-            assert moved.status_code == 200, moved.text
-            bobs.say(bob, "One")
-        assert bobs.session != chain.session
-        other = a.get(f"/v1/responses/{chain.ids[0]}", headers={"X-Api-Key": "bob"})
-        assert code(other) == (404, "not_found")
-        assert code(a.get(f"/v1/responses/{chain.ids[0]}")) == (421, "moved")
-        # The same name of another tenant is another name.
-        boss = {"X-Api-Key": "boss"}
-        assert a.post(f"/v1/sessions/{bobs.session}/move", json={"replica": "b"}, headers=boss).status_code == 200
-
-
-@pytest.mark.parametrize("flags", [("--max-responses", "4"), ("--max-responses-bytes", "4KiB")])
-def test_a_full_target_takes_nothing_and_loses_nothing(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    with pair(tmp_path, flags={"b": flags}) as servers:
+@pytest.mark.parametrize("full", ["--max-sessions=2", "--max-responses=4", "--max-responses-bytes=4KiB"])
+def test_a_full_target_takes_nothing_and_loses_nothing(tmp_path: Path, full: str) -> None:
+    with pair(tmp_path, flags={"b": (full,)}) as servers:
         goes, there = Chain(), [Chain(), Chain()]
         with sdk(servers.urls["a"]) as a, sdk(servers.urls["b"]) as b:
             for text in TEXTS[:3]:
@@ -109,8 +65,8 @@ def test_a_full_target_takes_nothing_and_loses_nothing(tmp_path: Path, flags: tu
             refused = servers.move(goes.session)
             assert code(refused) == (503, "peer_full")
             assert "Retry-After" in refused.headers
-            assert [status(servers.clients["b"], chain.ids[0]) for chain in there] == [200, 200]
-            assert [status(servers.clients["a"], each) for each in goes.ids] == [200] * 3
+            assert [status(servers.b, chain.ids[0]) for chain in there] == [200, 200]
+            assert [status(servers.a, each) for each in goes.ids] == [200] * 3
             assert goes.say(a, "Four").cached > 0
 
 
@@ -120,10 +76,9 @@ def test_a_name_that_is_taken_keeps_the_session_at_home(servers: Pair) -> None:
         here.say(a, "One")
         there.say(b, "One")
         assert code(servers.move(here.session)) == (409, "name_taken")
-        assert code(servers.move(there.session, "b", "a")) == (409, "name_taken")
         assert here.say(a, "Two").cached > 0
         assert there.say(b, "Two").cached > 0
-        servers.clients["b"].delete(f"/v1/sessions/{there.session}").raise_for_status()
+        servers.b.delete(f"/v1/sessions/{there.session}").raise_for_status()
         servers.moved(here.session)
         assert here.say(b, "Three").cached > 0
 
@@ -137,38 +92,122 @@ def test_a_branch_moves_with_its_own_session(servers: Pair) -> None:
         branch.say(a, "Other")
         assert branch.session != trunk.session
         servers.moved(branch.session)
-        assert [status(servers.clients["a"], each) for each in (*trunk.ids, branch.ids[-1])] == [200, 200, 421]
+        assert [status(servers.a, each) for each in (*trunk.ids, branch.ids[-1])] == [200, 200, 421]
         assert branch.say(b, "More").cached > 0
         assert trunk.say(a, "Three").cached > 0
 
 
-def test_a_response_that_was_deleted_stays_deleted(servers: Pair) -> None:
-    chain, b = Chain(), servers.clients["b"]
-    with sdk(servers.urls["a"]) as a, sdk(servers.urls["b"]) as there:
-        chain.say(a, "One")
-        chain.say(a, "Two")
-        servers.clients["a"].delete(f"/v1/responses/{chain.ids[0]}").raise_for_status()
-        servers.moved(chain.session)
-        assert [status(b, each) for each in chain.ids] == [404, 200]
-        assert chain.say(there, "Three").cached > 0
-
-
-def test_a_session_that_waits_for_a_tool_waits_there_too(servers: Pair) -> None:
-    chat = Chat("waits")
-    with sdk(servers.urls["a"]) as client:
-        chat.say(client, "One")
-        path = f"/v1/sessions/{chat.session}"
-        servers.clients["a"].post(f"{path}/phase", json={"phase": "io_wait"}).raise_for_status()
-        servers.moved(chat.session)
-        assert servers.clients["b"].get(path).json()["phase"] == "io_wait"
-    with sdk(servers.urls["b"]) as there:
-        assert chat.say(there, "Two").cached > 0
-
-
 def test_the_list_finds_a_session_by_its_name(servers: Pair) -> None:
-    a, name = servers.clients["a"], "a name: ä/%&?"
+    a, name = servers.a, "a name: ä/%&?"
     body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
     headers = [(b"X-Session-ID", name.encode("latin-1"))]
     answer = a.post("/v1/completions", json=body, headers=headers).raise_for_status()
     assert named(a, name) == [answer.headers["X-Session-ID"]]
     assert named(a, "nobody") == []
+
+
+@contextmanager
+def behind(urls: dict[str, str], table: Table | None = None) -> Iterator[tuple[Door, OpenAI]]:
+    with serving_door(urls, table) as door, sdk(door.url) as client:
+        yield door, client
+
+
+def home_of(servers: Pair, talk: Talk) -> str:
+    (home,) = servers.owners(talk.session)
+    return home
+
+
+def ask(client: OpenAI, chain: Chain) -> Response:
+    headers = {} if chain.name is None else {"X-Session-ID": chain.name}
+    with client.responses.connect(extra_headers=headers) as connection:
+        connection.response.create(
+            model=MODEL, input="Two", max_output_tokens=TOKENS, previous_response_id=chain.ids[-1]
+        )
+        for event in connection:
+            assert event.type != "error", event
+            if event.type in ("response.completed", "response.incomplete"):
+                return event.response
+    raise AssertionError("no response")
+
+
+def followed(door: Door) -> float:
+    """How many turns were done at their second replica."""
+    labels = {"turn": "yes", "way": "followed"}
+    return door.server.front.registry.get_sample_value("djinn_front_requests_total", labels) or 0.0
+
+
+@pytest.mark.parametrize("make", [lambda: Chat("mine"), Chain, lambda: Chain("ours")])
+def test_each_turn_follows_its_session_once(tmp_path: Path, server_url: str, make: Callable[[], Talk]) -> None:
+    with pair(tmp_path) as servers, behind(servers.urls) as (door, client), sdk(server_url) as alone:
+        talk, stays = make(), make()
+        for turn, text in enumerate(TEXTS):
+            if turn in (2, 3):
+                here = home_of(servers, talk)
+                servers.moved(talk.session, here, "b" if here == "a" else "a")
+            said, told = talk.say(client, text), stays.say(alone, text)
+            assert said.text == told.text
+            assert turn == 0 or said == told, "only a first turn may find the beginning of others"
+            if turn == 2:
+                assert followed(door) == 1
+        if isinstance(talk, Chain):
+            assert [client.responses.retrieve(each).id for each in talk.ids] == talk.ids
+        httpx.delete(f"{server_url}/v1/sessions/{stays.session}").raise_for_status()
+
+
+@pytest.mark.usefixtures("brief_farewells")
+def test_a_front_door_finds_what_has_left_a_server_that_is_gone(tmp_path: Path) -> None:
+    with pair(tmp_path / "pair") as servers:
+        chat, chain, table = Chat("mine"), Chain(), Table(tmp_path / "table")
+        with behind({"a": servers.urls["a"]}, table) as (_, client):
+            chat.say(client, "One")
+            chain.say(client, "One")
+        table.close()
+        path = f"/v1/sessions/{open_session(servers.clients['a'])}"
+        servers.tell_to_end("a")
+        assert "sessions have left: 3 to b" in servers.ended("a")
+        table = Table(tmp_path / "table")
+        with behind(servers.urls, table) as (door, client):  # the server is still a target
+            assert httpx.get(f"{door.url}{path}").status_code == 200
+            assert chat.say(client, "Two").cached > 0
+            assert client.responses.retrieve(chain.ids[0]).id == chain.ids[0]
+            assert chain.say(client, "Two").cached > 0
+            with pytest.raises(openai.InternalServerError, match="replica a is away"):
+                client.responses.retrieve("resp_a_" + "0" * 32)
+            assert httpx.get(f"{door.url}/v1/sessions/ses_a_{'4' * 36}").status_code == 503
+        table.close()
+        with behind({"b": servers.urls["b"]}) as (door, client):  # there are fewer now, and nothing else is known
+            assert httpx.get(f"{door.url}{path}").status_code == 200
+            assert chat.say(client, "Three").cached > 0
+            assert client.responses.retrieve(chain.ids[0]).id == chain.ids[0]
+        assert servers.start("a").get(path).status_code == 421
+
+
+def test_a_name_of_a_server_that_is_no_target_any_more_begins_anew(tmp_path: Path) -> None:
+    with pair(tmp_path / "pair") as servers:
+        table = Table(tmp_path / "table")
+        gone, stays = Chat("gone"), Chat("stays")
+        with behind({"a": servers.urls["a"]}, table) as (_, client):
+            for chat in (gone, stays):
+                chat.say(client, "One")
+            servers.moved(stays.session)
+        servers.end("a")
+        table.close()
+        with behind({"b": servers.urls["b"]}, Table(tmp_path / "table")) as (_, client):
+            before = {each.name: each.session for each in (gone, stays)}
+            for chat in (gone, stays):
+                chat.say(client, "Two")
+            assert (gone.session == before["gone"], stays.session == before["stays"]) == (False, True)
+
+
+def test_a_socket_follows_its_conversation(tmp_path: Path) -> None:
+    with pair(tmp_path) as servers, behind(servers.urls) as (_, client):
+        for chain in (Chain(), Chain("by socket")):
+            chain.say(client, "One")
+            here = home_of(servers, chain)
+            servers.moved(chain.session, here, "b" if here == "a" else "a")
+            response = ask(client, chain)
+            assert response.usage is not None
+            assert response.usage.input_tokens_details.cached_tokens > 0
+            home = servers.clients[home_of(servers, chain)]
+            assert status(home, response.id) == 200
+            assert chain.name is None or len(named(home, chain.name)) == 1

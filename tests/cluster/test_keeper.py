@@ -17,6 +17,7 @@ import pytest
 from app.cluster import keeper as keepers
 from app.cluster.hosts import LocalHost, NeverStarted
 from app.cluster.keeper import ReplicaSpec
+from tests.taking_turns import until
 
 PROGRAM = """
 import os, pathlib, signal, sys, time
@@ -56,7 +57,6 @@ class FakeSpec(ReplicaSpec):
     __slots__ = ()
 
     def command(self) -> list[str]:
-        """Without PyTorch."""
         real = super().command()
         return [sys.executable, "-c", PROGRAM, *real[real.index("serve") :]]
 
@@ -66,7 +66,6 @@ def _specs(folder: Path, *, has_standby: bool = False, **settings: str) -> list[
 
 
 async def _found(host: LocalHost, **urls: str) -> None:
-    """Return when the replicas listen there."""
     for _ in range(LOOKS):
         if await host.urls() == urls:
             return
@@ -80,12 +79,15 @@ def _pid(file: Path) -> int:
 
 async def _standby(folder: Path, but: int = 0) -> int:
     """The process that waits there, and is not `but`."""
-    for _ in range(LOOKS):
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            if (pid := _pid(folder / "standby")) != but:
-                return pid
-        await asyncio.sleep(0.02)
-    raise AssertionError("nobody stands by")
+    found = list[int]()
+
+    def look() -> bool:
+        with contextlib.suppress(FileNotFoundError, ValueError):  # it is being written
+            found[:] = {_pid(folder / "standby")} - {but}
+        return bool(found)
+
+    await until(look)
+    return found[0]
 
 
 async def _one_with_standby(folder: Path) -> tuple[LocalHost, int]:
@@ -97,11 +99,7 @@ async def _one_with_standby(folder: Path) -> tuple[LocalHost, int]:
 
 
 async def _ended(pid: int) -> None:
-    for _ in range(LOOKS):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"{pid} still runs")
+    await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 async def test_a_replica_that_dies_comes_back_from_its_own_folder(tmp_path: Path) -> None:
@@ -153,46 +151,25 @@ async def test_another_takes_the_place_of_one_that_stood_by_and_died(
     await host.stop()
 
 
-async def test_a_process_that_begins_to_stand_by_as_all_ends_ends_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spawn, gate, begun, found = asyncio.create_subprocess_exec, asyncio.Event(), asyncio.Event(), list[int]()
-
-    async def slowly(*words: str, **options: Any) -> Any:
-        process = await spawn(*words, **options)
-        if "--standby" in words:
-            found.append(process.pid)
-            begun.set()
-            await gate.wait()
-        return process
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
-    host = LocalHost(_specs(tmp_path, has_standby=True)[:1], None)
-    await host.start()
-    await begun.wait()
-    ending = asyncio.create_task(host.stop())
-    await asyncio.sleep(0.05)
-    gate.set()
-    await ending
-    await _ended(found[0])
-
-
 class MissingSpec(ReplicaSpec):
-    """Starts a program that is not there."""
-
     __slots__ = ()
 
     def command(self) -> list[str]:
-        """Of another machine."""
         return [str(self.state_dir)]
 
 
-async def test_a_program_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
-    host = LocalHost([MissingSpec("a", "127.0.0.1", 0, tmp_path / "a", {})], None)
+@pytest.mark.parametrize(
+    ("kind", "says"), [(MissingSpec, "cannot be started: No such file"), (FakeSpec, "has said why")]
+)
+async def test_a_replica_that_can_never_be_started_ends_the_start(
+    tmp_path: Path, kind: type[ReplicaSpec], says: str
+) -> None:
+    host = LocalHost([kind("a", "127.0.0.1", 0, tmp_path / "a", {"model": "none"})], None)
     await host.start()
-    with pytest.raises(NeverStarted, match="cannot be started: No such file"):
+    with pytest.raises(NeverStarted, match=says):
         await _found(host, a=FIRST)
     await host.stop()
+    assert not (tmp_path / "a" / "start2").exists()
 
 
 async def test_a_machine_without_room_for_a_process_is_asked_again(
@@ -211,15 +188,6 @@ async def test_a_machine_without_room_for_a_process_is_asked_again(
     await host.start()
     await _found(host, a=FIRST)
     await host.stop()
-
-
-async def test_settings_that_no_replica_takes_end_the_start(tmp_path: Path) -> None:
-    host = LocalHost(_specs(tmp_path, model="none"), None)
-    await host.start()
-    with pytest.raises(NeverStarted, match="has said why"):
-        await _found(host, a=FIRST, b=FIRST)
-    await host.stop()
-    assert not (tmp_path / "a" / "start2").exists()
 
 
 def test_keys_are_not_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

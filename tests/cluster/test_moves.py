@@ -1,8 +1,7 @@
-"""A session that moves to another server and back is the same session."""
+"""A session that moves to another server and back is the same session, whoever dies meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -11,15 +10,23 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster.pair import DRAWN, GREEDY, PROMPT, Pair, code, generate, open_session, pair
-from tests.cluster.traps import lose_engine
+from tests.cluster.pair import (
+    DRAWN,
+    GREEDY,
+    PROMPT,
+    Chain,
+    Pair,
+    code,
+    generate,
+    named,
+    open_session,
+    pair,
+    sdk,
+    status,
+    used_session,
+)
+from tests.cluster.traps import PLACES, lose_engine, set_trap
 from tests.engine_process.test_engine_process import until_ready
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with pair(tmp_path_factory.mktemp("cluster")) as found:
-        yield found
 
 
 def view(http: httpx.Client, session: str) -> dict[str, Any]:
@@ -29,11 +36,9 @@ def view(http: httpx.Client, session: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("sampling", "phase"), [(DRAWN, None), (GREEDY, "io_wait"), (DRAWN, "idle")])
 def test_it_says_what_it_would_have_said(servers: Pair, sampling: dict[str, Any], phase: str | None) -> None:
-    a, b = servers.clients["a"], servers.clients["b"]
+    a, b = servers.a, servers.b
     stays, moves = open_session(a), open_session(a, metadata={"who": "me"}, ttl_s=1000)
-    said: dict[str, list[Any]] = {stays: [], moves: []}
-    for session in said:
-        said[session].append(generate(a, session, PROMPT, **sampling)["token_ids"])
+    said = {session: [generate(a, session, PROMPT, **sampling)["token_ids"]] for session in (stays, moves)}
     before = view(a, moves)
     if phase is not None:
         a.post(f"/v1/sessions/{moves}/phase", json={"phase": phase}).raise_for_status()
@@ -45,6 +50,7 @@ def test_it_says_what_it_would_have_said(servers: Pair, sampling: dict[str, Any]
     there = view(b, moves)
     kept = ("metadata", "created_at", "tokens", "state", "forked_from")
     assert {name: there[name] for name in kept} == {name: before[name] for name in kept}
+    assert there["phase"] == (phase or before["phase"])
     assert there["kv"]["tier"] in ("host", "to_disk", "disk")
     turn = generate(b, moves, [9], **sampling)
     assert turn["usage"]["cached_tokens"] == tokens - 1
@@ -58,25 +64,8 @@ def test_it_says_what_it_would_have_said(servers: Pair, sampling: dict[str, Any]
     assert view(a, moves)["usage"]["tokens_recomputed"] == 0
 
 
-def test_the_old_home_names_the_new_one(servers: Pair) -> None:
-    a = servers.clients["a"]
-    session = open_session(a)
-    generate(a, session, PROMPT)
-    servers.moved(session)
-    for answer in (
-        a.get(f"/v1/sessions/{session}"),
-        a.post(f"/v1/sessions/{session}/generate", json={"token_ids": [1], "max_tokens": 1}),
-        a.delete(f"/v1/sessions/{session}"),
-        servers.move(session),
-        a.post("/v1/completions", json={"model": "tiny-llama", "prompt": "x"}, headers={"X-Session-ID": session}),
-    ):
-        assert code(answer) == (421, "moved")
-        assert answer.headers["Djinn-Home"] == f"b {servers.urls['b']}"
-    assert session not in [each["id"] for each in a.get("/v1/sessions").json()["data"]]
-
-
 def test_a_paused_turn_goes_on_there(servers: Pair) -> None:
-    a, b = servers.clients["a"], servers.clients["b"]
+    a, b = servers.a, servers.b
     ends = []
     for moves in (False, True):
         session = open_session(a)
@@ -106,12 +95,12 @@ def test_a_paused_turn_goes_on_there(servers: Pair) -> None:
 
 
 def test_what_cannot_move_stays(servers: Pair) -> None:
-    a = servers.clients["a"]
+    a = servers.a
     for each in a.get("/v1/sessions").json()["data"]:
         a.delete(f"/v1/sessions/{each['id']}").raise_for_status()
     session = open_session(a)
     assert servers.moved(empty := open_session(a))["tokens"] == 0
-    assert generate(servers.clients["b"], empty, PROMPT)["status"] == "finished"
+    assert generate(servers.b, empty, PROMPT)["status"] == "finished"
     generate(a, session, PROMPT)
     assert code(servers.move(session, "a", "a")) == (409, "already_there")
     assert code(servers.move(session, "a", "nobody")) == (422, "unknown_replica")
@@ -125,10 +114,9 @@ def test_what_cannot_move_stays(servers: Pair) -> None:
 
 
 def test_a_move_and_a_turn_that_begin_together_leave_one_winner(servers: Pair) -> None:
-    a = servers.clients["a"]
+    a = servers.a
     for _ in range(4):
-        session = open_session(a)
-        generate(a, session, PROMPT)
+        session = used_session(a)
         with ThreadPoolExecutor(2) as both:
             turn = both.submit(a.post, f"/v1/sessions/{session}/generate", json={"token_ids": [3], "max_tokens": 4})
             moved = both.submit(servers.move, session)
@@ -143,18 +131,14 @@ def test_a_move_and_a_turn_that_begin_together_leave_one_winner(servers: Pair) -
 @pytest.mark.long
 def test_a_session_moves_from_process_to_process_and_back(tmp_path: Path) -> None:
     with pair(tmp_path, own_engine=True) as servers:
-        a, b = servers.clients["a"], servers.clients["b"]
-        stays, moves = open_session(a), open_session(a)
-        said = [generate(a, session, PROMPT, **DRAWN)["token_ids"] for session in (stays, moves)]
-        gone = servers.moved(moves)
-        assert gone["tokens_with_kv"] == len(PROMPT) + 7
-        turn = generate(b, moves, [9], **DRAWN)
+        a, b = servers.a, servers.b
+        stays, moves = used_session(a), used_session(a)
+        assert servers.moved(moves)["tokens_with_kv"] == len(PROMPT) + 7
+        turn = generate(b, moves, [9])
         assert turn["usage"]["cached_tokens"] == len(PROMPT) + 7
-        said.append(turn["token_ids"])
         servers.moved(moves, "b", "a")
-        assert said[0] == said[1]
-        assert said[2] == generate(a, stays, [9], **DRAWN)["token_ids"]
-        assert generate(a, moves, [11], **DRAWN)["token_ids"] == generate(a, stays, [11], **DRAWN)["token_ids"]
+        assert turn["token_ids"] == generate(a, stays, [9])["token_ids"]
+        assert generate(a, moves, [11])["token_ids"] == generate(a, stays, [11])["token_ids"]
 
 
 @pytest.mark.long
@@ -163,10 +147,61 @@ def test_an_engine_that_dies_as_a_session_comes_is_no_loss(tmp_path: Path, is_ba
     with pair(tmp_path, start=False, own_engine=True) as servers:
         a = servers.start("a")
         b = servers.start("b", prepare=partial(lose_engine, is_back))
-        stays, moves = open_session(a), open_session(a)
-        for session in (stays, moves):
-            generate(a, session, PROMPT, **DRAWN)
+        stays, moves = used_session(a), used_session(a)
         servers.moved(moves)
         until_ready(b)
-        turn = generate(b, moves, [9], **DRAWN)
-        assert turn["token_ids"] == generate(a, stays, [9], **DRAWN)["token_ids"]
+        assert generate(b, moves, [9])["token_ids"] == generate(a, stays, [9])["token_ids"]
+
+
+GOES = ("a hears that it is taken", "a has let it go", "b has written that it has it")
+"""From here on it has moved, whoever dies."""
+UNTOUCHED = "b has been offered it"
+"""`a` has sent nothing: it goes on with the session."""
+EITHER = "b begins to receive it"
+"""`a` may have sent all of it, into a connection that nobody reads any more, or notice before."""
+QUICK = ("a hears that it is taken", "b has written that it has it")
+
+
+@pytest.mark.parametrize(
+    "place", [place if place in QUICK else pytest.param(place, marks=pytest.mark.long) for place in PLACES]
+)
+def test_a_session_has_one_home_after_a_kill_anywhere_in_the_protocol(tmp_path: Path, place: str) -> None:
+    """Its name and its responses too."""
+    dies = place[0]
+    with pair(tmp_path, start=False, as_processes=True) as servers:
+        for name in ("a", "b"):
+            servers.start(name, prepare=partial(set_trap, place) if name == dies else None)
+        chain = Chain("mine")
+        with sdk(servers.urls["a"]) as client:
+            for text in ("One", "Two"):
+                chain.say(client, text)
+        history = servers.a.get(f"/v1/sessions/{chain.session}/history").json()["token_ids"]
+        if dies == "a":
+            with pytest.raises(httpx.TransportError):
+                servers.move(chain.session)
+        else:
+            status_of_move, told = code(servers.move(chain.session))
+            assert status_of_move == 503
+            assert told == ("peer_away" if place == UNTOUCHED else "move_unsettled") or place == EITHER
+        assert servers.processes[dies].exit_status(10) == -9
+        servers.end(dies)
+        survivor = servers.clients["b" if dies == "a" else "a"]
+        found = survivor.get(f"/v1/sessions/{chain.session}").status_code
+        if dies == "a":
+            assert found == (200 if place in GOES else 404)
+        else:
+            assert found == {"move_unsettled": 409, "peer_away": 200}[told]
+        servers.start(dies)
+        home = servers.settled(chain.session)
+        assert home == ("b" if place in GOES else "a")
+        other = "a" if home == "b" else "b"
+        at_home, elsewhere = servers.clients[home], servers.clients[other]
+        assert at_home.get(f"/v1/sessions/{chain.session}/history").json()["token_ids"] == history
+        assert (named(at_home, "mine"), named(elsewhere, "mine")) == ([chain.session], [])
+        assert [status(at_home, each) for each in chain.ids] == [200, 200]
+        assert [status(elsewhere, each) for each in chain.ids] == [421 if home == "b" else 404] * 2
+        servers.moved(chain.session, home, other)
+        with sdk(servers.urls[other]) as client:
+            assert chain.say(client, "Three").prompt > len(history)
+        assert [status(elsewhere, each) for each in chain.ids] == [200] * 3
+        assert [status(at_home, each) for each in chain.ids[:2]] == [421] * 2

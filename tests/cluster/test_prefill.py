@@ -21,6 +21,7 @@ from app.gpu.kv.moves import Move, Moved
 from app.gpu.kv_pools.prompts import PromptStreams
 from tests.cluster.front.doors import wait_until
 from tests.cluster.pair import DRAWN, GREEDY, Pair, generate, open_session, pair
+from tests.engine_process.test_engine_process import metric
 
 PROMPT = [7 + at * at % 240 for at in range(500)]
 WHOLE = len(PROMPT) - 1
@@ -37,11 +38,6 @@ def roles(transport: str) -> dict[str, tuple[str, ...]]:
     return {name: (*flags, "--prefill-transport", transport) for name, flags in ROLES.items()}
 
 
-def metric(http: httpx.Client, name: str) -> float:
-    lines = http.get("/metrics").text.splitlines()
-    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
-
-
 def came(http: httpx.Client) -> dict[str, float]:
     """What has come of the prompts that others were to compute."""
     return {each: metric(http, f'djinn_prompts_apart_total{{came="{each}"}}') for each in ("whole", "part", "none")}
@@ -49,7 +45,7 @@ def came(http: httpx.Client) -> dict[str, float]:
 
 def acquainted(servers: Pair, outcome: str = "whole") -> None:
     """Wait until `a` knows that `b` computes prompts: then it has asked for one of its own, with that outcome."""
-    a, tokens = servers.clients["a"], itertools.count(3)
+    a, tokens = servers.a, itertools.count(3)
 
     def asks() -> bool:
         session = open_session(a)
@@ -77,7 +73,7 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
 def test_it_says_what_one_server_says(servers: Pair, sampling: dict[str, Any]) -> None:
-    a, b = servers.clients["a"], servers.clients["b"]
+    a, b = servers.a, servers.b
     before, served = came(a)["whole"], metric(b, "djinn_prompts_served_total")
     first, second = say(a, **sampling)
     alone = say(b, **sampling)
@@ -100,7 +96,7 @@ def test_prompts_come_as_was_asked_for(tmp_path: Path, transport: str) -> None:
 
 
 def test_a_short_prompt_and_a_known_one_stay(servers: Pair) -> None:
-    a = servers.clients["a"]
+    a = servers.a
     say(a)
     before = came(a)
     say(a)
@@ -112,14 +108,22 @@ def test_a_short_prompt_and_a_known_one_stay(servers: Pair) -> None:
     assert came(a)["whole"] == before["whole"] + 1, "a session that goes on with a long prompt"
 
 
-def test_only_a_server_that_computes_prompts_is_asked(tmp_path: Path) -> None:
-    with pair(tmp_path, flags={"a": ROLES["a"], "b": STEP}) as servers:
-        a = servers.clients["a"]
-        wait_until(lambda: "role=decode" in a.get("/ready").headers["Djinn-Load"])
-        assert "role=both" in servers.clients["b"].get("/ready").headers["Djinn-Load"]
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"a": ROLES["a"], "b": STEP},  # it does not say that it computes prompts
+        pytest.param({**ROLES, "a": (*ROLES["a"], "--kv-host", "0")}, marks=pytest.mark.long),  # no room for them
+    ],
+)
+def test_nobody_is_asked_who_does_not_compute_prompts_or_without_room(
+    tmp_path: Path, flags: dict[str, tuple[str, ...]]
+) -> None:
+    with pair(tmp_path, flags=flags) as servers:
+        wait_until(lambda: "role=decode" in servers.a.get("/ready").headers["Djinn-Load"])
         time.sleep(1.5)
-        say(a)
-        assert came(a) == {"whole": 0, "part": 0, "none": 0}
+        first, _ = say(servers.a)
+        assert first["usage"]["cached_tokens"] == 0
+        assert came(servers.a) == {"whole": 0, "part": 0, "none": 0}
 
 
 @pytest.mark.long
@@ -127,21 +131,18 @@ def test_bits_are_those_of_one_server(tmp_path: Path) -> None:
     flags = {name: (*found, "--batch-invariant") for name, found in ROLES.items()}
     with pair(tmp_path, flags=flags) as servers:
         acquainted(servers)
-        a, b = servers.clients["a"], servers.clients["b"]
-        asked = {"logprobs": 3, "max_tokens": 16}
-        apart = [turn["logprobs"] for turn in say(a, **asked)]
-        assert came(a)["whole"] >= 2
-        assert apart == [turn["logprobs"] for turn in say(b, **asked)]
+        apart, alone = (say(each, logprobs=3, max_tokens=16) for each in (servers.a, servers.b))
+        assert came(servers.a)["whole"] >= 2
+        assert [turn["logprobs"] for turn in apart] == [turn["logprobs"] for turn in alone]
 
 
 @pytest.mark.long
 def test_engines_of_their_own_get_the_connections(tmp_path: Path) -> None:
     with pair(tmp_path, flags=ROLES, own_engine=True) as servers:
         acquainted(servers)
-        a, b = servers.clients["a"], servers.clients["b"]
-        first, second = say(a)
-        assert first["usage"]["cached_tokens"] == WHOLE
-        assert [first["token_ids"], second["token_ids"]] == [each["token_ids"] for each in say(b)]
+        apart, alone = say(servers.a), say(servers.b)
+        assert apart[0]["usage"]["cached_tokens"] == WHOLE
+        assert [turn["token_ids"] for turn in apart] == [turn["token_ids"] for turn in alone]
 
 
 def _after_parts(act: Callable[[], None]) -> None:
@@ -206,7 +207,7 @@ def test_a_prompt_that_breaks_off_is_computed_to_its_end_here(
 def test_a_server_that_is_away_is_not_waited_for(tmp_path: Path) -> None:
     with pair(tmp_path, flags=ROLES) as servers:
         acquainted(servers)
-        a = servers.clients["a"]
+        a = servers.a
         servers.end("b")
         first, _ = say(a)
         assert first["usage"]["cached_tokens"] == 0
@@ -225,18 +226,7 @@ def test_a_server_that_is_away_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_server_that_cannot_help_hinders_nobody(tmp_path: Path, other: tuple[str, ...]) -> None:
     with pair(tmp_path, flags={**ROLES, "b": (*ROLES["b"], *other)}) as servers:
         acquainted(servers, "none")
-        assert came(servers.clients["a"])["whole"] == 0
-
-
-@pytest.mark.long
-def test_without_room_on_the_host_nobody_is_asked(tmp_path: Path) -> None:
-    with pair(tmp_path, flags={**ROLES, "a": (*ROLES["a"], "--kv-host", "0")}) as servers:
-        a = servers.clients["a"]
-        time.sleep(1.5)
-        first, _ = say(a)
-        assert first["usage"]["cached_tokens"] == 0
-        assert came(a) == {"whole": 0, "part": 0, "none": 0}
-        assert first["token_ids"] == say(servers.clients["b"])[0]["token_ids"]
+        assert came(servers.a)["whole"] == 0
 
 
 def test_a_client_that_leaves_ends_the_prompt_there(tmp_path: Path) -> None:
@@ -245,14 +235,11 @@ def test_a_client_that_leaves_ends_the_prompt_there(tmp_path: Path) -> None:
         acquainted(servers)
         served = metric(b, "djinn_prompts_served_total")
 
-        def turns() -> float:
-            return metric(b, "djinn_turns_running") + metric(b, "djinn_turns_waiting")
-
         body = {"token_ids": PROMPT, "max_tokens": 4, **GREEDY}
         session = open_session(a)
         with suppress(httpx.ReadTimeout):
             a.post(f"/v1/sessions/{session}/generate", json=body, timeout=0.4)
-        wait_until(lambda: turns() == 0)
+        wait_until(lambda: metric(b, "djinn_turns_running") + metric(b, "djinn_turns_waiting") == 0)
         assert metric(b, "djinn_prompts_served_total") == served
         assert a.get(f"/v1/sessions/{session}").json()["state"] == "idle"
         assert say(a)[0]["usage"]["cached_tokens"] == WHOLE

@@ -1,9 +1,15 @@
-"""What servers without the key can do: nothing. What other servers, tenants and files change."""
+"""What servers without the key can do: nothing. Who repeats a move gets nothing either. What other servers change."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import http.client
+import json
+import re
 import socket
+import socketserver
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,21 +30,15 @@ from app.domain.session_ids import home_of_response
 from app.domain.values import SessionId
 from app.machine.handover import SocketTable, receive_sockets, send_socket
 from app.settings import Settings, settings
-from tests.cluster.pair import KEY, PROMPT, Pair, code, generate, open_session, pair
+from tests.cluster.pair import KEY, PROMPT, SOON_S, Chain, Pair, code, generate, open_session, pair, sdk, used_session
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
 
 BODY = encode(Question(SessionId("ses_b_1"), 1, 0))
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with pair(tmp_path_factory.mktemp("cluster")) as found:
-        yield found
-
-
 def ask(servers: Pair, headers: dict[str, str], path: str = SETTLE, body: bytes = BODY) -> httpx.Response:
-    return servers.clients["b"].post(path, content=body, headers=headers)
+    return servers.b.post(path, content=body, headers=headers)
 
 
 def test_the_key_opens_the_door(servers: Pair) -> None:
@@ -66,7 +66,7 @@ def test_nothing_else_does(servers: Pair) -> None:
         answer = ask(servers, headers, path, body)
         assert code(answer) == (401, "invalid_api_key")
         assert KEY not in answer.text
-    assert code(servers.clients["b"].get(SETTLE)) == (404, "not_found")
+    assert code(servers.b.get(SETTLE)) == (404, "not_found")
     assert code(ask(servers, good, "/v1/cluster/else")) == (404, "not_found")
 
 
@@ -75,18 +75,16 @@ def test_a_server_with_another_key_gets_no_session(tmp_path: Path) -> None:
         servers.start("a")
         (tmp_path / "key").write_text("another secret that is long enough to be one")
         servers.start("b")
-        session = open_session(servers.clients["a"])
-        generate(servers.clients["a"], session, PROMPT)
+        session = used_session(servers.a)
         assert code(servers.move(session)) == (502, "peer_stranger")
         assert servers.owners(session) == ["a"]
-        assert generate(servers.clients["a"], session, [9])["status"] == "finished"
+        assert generate(servers.a, session, [9])["status"] == "finished"
 
 
 def test_a_peer_that_is_away_or_another_gets_none(tmp_path: Path) -> None:
     with pair(tmp_path, start=False, flags={"b": ("--model", "random:tiny-gpt2")}) as servers:
         a = servers.start("a")
-        session = open_session(a)
-        generate(a, session, PROMPT)
+        session = used_session(a)
         away = servers.move(session)
         assert code(away) == (503, "peer_away")
         assert "Retry-After" in away.headers
@@ -98,17 +96,18 @@ def test_a_peer_that_is_away_or_another_gets_none(tmp_path: Path) -> None:
 def test_a_peer_without_room_refuses(tmp_path: Path) -> None:
     full = ("--kv-host", "0", "--kv-disk", "0")
     with pair(tmp_path, flags={"b": full}) as servers:
-        session = open_session(servers.clients["a"])
-        generate(servers.clients["a"], session, PROMPT)
+        session = used_session(servers.a)
         assert code(servers.move(session)) == (503, "peer_full")
         assert servers.owners(session) == ["a"]
-        assert generate(servers.clients["a"], session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
+        assert generate(servers.a, session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
 
 
-def test_without_a_cluster_nothing_moves(server_url: str) -> None:
+def test_without_a_cluster_nothing_moves_and_nobody_is_told(server_url: str) -> None:
     with httpx.Client(base_url=server_url) as http:
         session = open_session(http)
         assert code(http.post(f"/v1/sessions/{session}/move", json={"replica": "b"})) == (409, "no_cluster")
+        assert HEADER not in http.get("/ready").headers
+        assert http.get(f"/v1/sessions?after=ses_{'0' * 36}").status_code == 422
 
 
 def test_only_an_operator_moves_a_session_and_its_tenant_finds_it(tmp_path: Path) -> None:
@@ -118,26 +117,28 @@ def test_only_an_operator_moves_a_session_and_its_tenant_finds_it(tmp_path: Path
         less = write_tenants(tmp_path / "less.json", everybody[0], everybody[2])
         servers.headers = {"X-Api-Key": "ann"}
         a, b = servers.start("a", "--tenants", str(tenants)), servers.start("b", "--tenants", str(tenants))
-        session = open_session(a)
-        generate(a, session, PROMPT)
-        boss = {"X-Api-Key": "boss"}
+        chain, bobs, boss, bob = Chain("ours"), Chain("ours"), {"X-Api-Key": "boss"}, {"X-Api-Key": "bob"}
+        with sdk(servers.urls["a"], api_key="ann") as client:
+            chain.say(client, "One")
 
-        def move(key: dict[str, str]) -> httpx.Response:
+        def move(session: str, key: dict[str, str]) -> httpx.Response:
             return a.post(f"/v1/sessions/{session}/move", json={"replica": "b"}, headers=key)
 
-        assert code(move({})) == (403, "wrong_role")
-        assert code(move({"X-Api-Key": "bob"})) == (403, "wrong_role")
-        assert move(boss).status_code == 200
-        path = f"/v1/sessions/{session}"
-        assert code(a.get(path)) == (421, "moved")
-        assert code(a.get(path, headers=boss)) == (421, "moved")
-        assert code(a.get(path, headers={"X-Api-Key": "bob"})) == (404, "not_found"), "it is no business of others"
-        assert code(b.get(path, headers={"X-Api-Key": "bob"})) == (404, "not_found")
-        assert generate(b, session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
+        assert code(move(chain.session, {})) == (403, "wrong_role")
+        assert move(chain.session, boss).status_code == 200
+        assert code(a.get(f"/v1/sessions/{chain.session}", headers=boss)) == (421, "moved")
+        for path in (f"/v1/sessions/{chain.session}", f"/v1/responses/{chain.ids[0]}"):
+            assert code(a.get(path)) == (421, "moved")
+            assert b.get(path).status_code == 200
+            for server in (a, b):
+                assert code(server.get(path, headers=bob)) == (404, "not_found"), "it is no business of others"
+        with sdk(servers.urls["a"], api_key="bob") as client:
+            bobs.say(client, "One")
+        assert move(bobs.session, boss).status_code == 200, "the same name of another tenant is another name"
         servers.end("b")
-        b = servers.start("b", "--tenants", str(less))
+        servers.start("b", "--tenants", str(less))
         session = open_session(a)
-        assert code(move(boss)) == (409, "peer_mismatch")
+        assert code(move(session, boss)) == (409, "peer_mismatch")
         assert a.get(f"/v1/sessions/{session}").status_code == 200
 
 
@@ -145,9 +146,7 @@ def test_a_replica_tells_how_busy_it_is_and_its_responses_name_it() -> None:
     with serve(replica="a") as url, httpx.Client(base_url=url, timeout=60) as http:
         load = Load.of(http.get("/ready").headers[HEADER])
         assert load == Load(kv_free=1.0, turns=0, host_free=1.0)
-        session = http.post("/v1/sessions", json={}).json()["id"]
-        turn = {"token_ids": list(range(1, 200)), "max_tokens": 1}
-        http.post(f"/v1/sessions/{session}/generate", json=turn).raise_for_status()
+        generate(http, open_session(http), list(range(1, 200)), max_tokens=1)
         busier = Load.of(http.get("/ready").headers[HEADER])
         assert busier is not None
         assert busier.kv_free < 1
@@ -157,14 +156,6 @@ def test_a_replica_tells_how_busy_it_is_and_its_responses_name_it() -> None:
         # The list of a cluster has others' sessions, and a page may begin behind one of them.
         assert http.get(f"/v1/sessions?after=ses_b_{'0' * 36}").json() == {"data": [], "has_more": False}
         assert http.get("/v1/sessions?after=nonsense").status_code == 422
-
-
-def test_a_server_alone_tells_nobody(server_url: str) -> None:
-    assert HEADER not in httpx.get(f"{server_url}/ready").headers
-    assert httpx.get(f"{server_url}/v1/sessions?after=ses_{'0' * 36}").status_code == 422
-
-
-FILES: dict[str, Any] = {"peers": "peers.yaml", "cluster_key_file": "key"}
 
 
 def test_the_peers_are_yaml_or_json(tmp_path: Path) -> None:
@@ -204,44 +195,41 @@ def test_a_file_with_a_mistake_is_refused_and_leaves_the_peers(tmp_path: Path, t
 
 def test_a_key_is_long_enough_and_never_shown(tmp_path: Path) -> None:
     path = tmp_path / "key"
+    with pytest.raises(FieldOutOfRange, match="cannot be read"):
+        ClusterKey.read(path)
     path.write_text("short secret")
     with pytest.raises(FieldOutOfRange, match="from 32 to 4096") as refused:
         ClusterKey.read(path)
     assert "secret" not in refused.value.message.replace(str(path), "")
-    with pytest.raises(FieldOutOfRange, match="cannot be read"):
-        ClusterKey.read(tmp_path / "nothing")
     path.write_text(f"  {'x' * 32}\n")
     key = ClusterKey.read(path)
-    signature = key.sign(b"a", b"bc")
+    signature = ClusterKey(b"x" * 32).sign(b"a", b"bc")
     assert key.has_signed(signature, b"a", b"bc")
-    assert ClusterKey(b"x" * 32).has_signed(signature, b"a", b"bc")
     for other in ((b"ab", b"c"), (b"a", b"bc", b""), (b"a",)):
         assert not key.has_signed(signature, *other)
     assert not ClusterKey(b"y" * 32).has_signed(signature, b"a", b"bc")
 
 
-@pytest.mark.parametrize("missing", [*FILES, "replica"])
-def test_one_setting_of_a_cluster_needs_the_others(missing: str) -> None:
-    whole = {**FILES, "replica": "a"}
-    assert Settings(**whole).peers == Path("peers.yaml")
-    with pytest.raises(ValidationError, match="needs"):
-        Settings(**{name: value for name, value in whole.items() if name != missing})
-
-
 @pytest.mark.parametrize(
-    ("given", "says"),
-    [({"role": "prefill"}, "role: needs peers"), ({**FILES, "replica": "a", "state_dir": None}, "survive a restart")],
+    ("changed", "says"),
+    [
+        ({"peers": None}, "needs"),
+        ({"cluster_key_file": None}, "needs"),
+        ({"replica": None}, "needs"),
+        ({"state_dir": None}, "survive a restart"),
+        ({"peers": None, "cluster_key_file": None, "role": "prefill"}, "role: needs peers"),
+    ],
 )
-def test_settings_that_do_not_go_together_are_refused(given: dict[str, Any], says: str) -> None:
+def test_settings_of_a_cluster_need_each_other(changed: dict[str, Any], says: str) -> None:
+    whole: dict[str, Any] = {"peers": "peers.yaml", "cluster_key_file": "key", "replica": "a"}
+    assert Settings(**whole).peers == Path("peers.yaml")
     with pytest.raises(ValidationError, match=says):
-        Settings(**given)
+        Settings(**{**whole, **changed})
 
 
 def test_a_transport_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Settings(prefill_transport="nixl").prefill_transport == "nixl"
     monkeypatch.setattr(settings, "find_spec", lambda name: None)
-    message = r"prefill_transport: NIXL is not installed: pip install 'djinn-server\[nixl\]'"
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ValidationError, match=r"NIXL is not installed: pip install 'djinn-server\[nixl\]'"):
         Settings(prefill_transport="nixl")
 
 
@@ -264,26 +252,105 @@ def test_a_socket_goes_to_whoever_knows_its_number() -> None:
     table.close()
 
 
-def test_a_socket_that_comes_too_late_is_closed() -> None:
+def test_a_socket_that_comes_too_late_is_closed_and_one_in_use_ends_with_its_table() -> None:
     table = SocketTable()
-    ours, theirs = socket.socketpair()
-    with theirs:
-        with pytest.raises(OSError, match="has not come"), table.take(3, wait_s=0.0):
-            pass
-        table.put(3, ours)
-        assert theirs.recv(1) == b"", "nobody takes it any more"
-
-
-def test_whoever_uses_a_socket_of_a_closed_table_learns_of_its_end() -> None:
-    table = SocketTable()
-    ours, theirs = socket.socketpair()
-    table.put(3, ours)
-    with theirs, table.take(3) as found:
+    pairs = [socket.socketpair() for _ in range(3)]
+    (late, _), (used, _), (later, _) = pairs
+    with pytest.raises(OSError, match="has not come"), table.take(3, wait_s=0.0):
+        pass
+    table.put(3, late)
+    table.put(4, used)
+    with table.take(4) as found:
         table.close()
         assert found.recv(1) == b""
-    late, other_end = socket.socketpair()
-    with other_end:
-        table.put(4, late)
-        assert other_end.recv(1) == b""
-        with pytest.raises(OSError, match="has not come"), table.take(5):
-            pass
+    table.put(5, later)
+    for _, other_end in pairs:
+        with other_end:
+            assert other_end.recv(1) == b""
+
+
+class Listener(socketserver.ThreadingTCPServer):
+    """Stands between two servers: it keeps what one says to the other, and loses what it is told to."""
+
+    daemon_threads = True
+
+    def __init__(self, there: int, loses: str) -> None:
+        super().__init__(("127.0.0.1", 0), Ear)
+        self.there = there
+        self.loses = loses.encode()
+        self.said: list[bytearray] = []
+
+    def heard(self, path: str) -> bytes:
+        """All from the request for that path on, on its connection."""
+        (found,) = (said for said in self.said if f"POST {path} ".encode() in said)
+        return bytes(found[found.index(f"POST {path} ".encode()) :])
+
+
+class Ear(socketserver.BaseRequestHandler):
+    server: Listener
+
+    def handle(self) -> None:
+        """Pass on both ways what comes, until one end closes it."""
+        said = bytearray()
+        self.server.said.append(said)
+        with socket.create_connection(("127.0.0.1", self.server.there)) as there:
+            back = threading.Thread(target=self._pass, args=(there, self.request, bytearray()))
+            back.start()
+            self._pass(self.request, there, said)
+            back.join()
+
+    def _pass(self, source: socket.socket, target: socket.socket, said: bytearray) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                said += data
+                if self.server.loses in said:
+                    break
+                target.sendall(data)
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def listened(folder: Path, loses: str) -> Iterator[tuple[Pair, Listener]]:
+    """Servers of which `a` reaches `b` through a listener."""
+    with pair(folder, start=False) as servers, Listener(servers.ports["b"], loses) as listener:
+        urls = {**servers.urls, "b": f"http://127.0.0.1:{listener.server_address[1]}"}
+        (folder / "peers.json").write_text(json.dumps(urls))
+        threading.Thread(target=listener.serve_forever).start()
+        try:
+            for name in ("a", "b"):
+                servers.start(name)
+            yield servers, listener
+        finally:
+            listener.shutdown()
+
+
+def say(servers: Pair, said: bytes) -> tuple[socket.socket, http.client.HTTPResponse]:
+    """Say it to `b`, which answers."""
+    connection = socket.create_connection(("127.0.0.1", servers.ports["b"]), SOON_S)
+    connection.sendall(said)
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    return connection, answer
+
+
+def test_what_is_repeated_is_not_taken_and_publishes_nothing(tmp_path: Path) -> None:
+    with listened(tmp_path, loses=COMMIT) as (servers, listener):
+        session = used_session(servers.a)
+        assert code(servers.move(session)) == (503, "move_unsettled")
+        assert servers.settled(session) == "a"
+        offer = listener.heard(OFFER)
+        head = re.match(rb"(?s).*?content-length: (\d+)\r\n.*?\r\n\r\n", offer)
+        assert head is not None
+        end = head.end() + int(head[1])
+        connection, answer = say(servers, offer[:end])
+        with connection:
+            assert answer.status == 101
+            connection.sendall(offer[end:])  # the session itself
+            assert connection.recv(1) == b"", "b has received it all"
+        connection, answer = say(servers, listener.heard(COMMIT))
+        with connection:
+            assert msgspec.msgpack.decode(answer.read(), type=Answer).taken is Taken.NO
+        assert servers.owners(session) == ["a"]
+        assert generate(servers.b, open_session(servers.b), [*PROMPT, 1])["usage"]["cached_tokens"] == 0

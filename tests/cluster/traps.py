@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from app.cluster.moves.arriving.arrivals import Arrivals
@@ -38,24 +38,17 @@ def set_trap(place: str) -> None:
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if name in ("_receive", "_follow", "depart"):
-
-        def trapped(*args: Any, **named: Any) -> Any:
-            if not after:
-                die()
-            original(*args, **named)
-            die()
-
-        setattr(kind, name, trapped)
-        return
-
-    async def trapped_coroutine(*args: Any, **named: Any) -> Any:
+    def trapped(*args: Any, **named: Any) -> Any:
         if not after:
             die()
-        await original(*args, **named)
+        done = original(*args, **named)
+        return die_after(done) if asyncio.iscoroutine(done) else die()
+
+    async def die_after(work: Coroutine[Any, Any, Any]) -> None:
+        await work
         die()
 
-    setattr(kind, name, trapped_coroutine)
+    setattr(kind, name, trapped)
 
 
 def lose_engine(is_back: bool) -> None:

@@ -1,42 +1,52 @@
-"""Copies and upgrades of a state folder: no turn that was answered is missing."""
+"""Copies of a state folder: no turn that was answered is missing."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 
 from app import backup
 from app.cli import main
 from app.journal.copying import copy_journal
 from app.journal.journal import FILE_NAME
-from app.journal.migrations import OLDEST
-from tests.durability.restarting import PROMPT, TOKENS, generate, load_on, open_session, serving
-from tests.journal import written
+from tests.durability.restarting import TOKENS, generate, open_session, serving
+from tests.engine_process.test_engine_process import until
 from tests.journal.building import filled
 from tests.orderly import serve_thread
 from tests.privileges import unprivileged_folder
-from tests.processes import serve_process
-from tests.serving import serve
 
+PROMPT = [5, 6, 7]
 AGENTS = 6
-BEFORE_BACKUP, AFTER_BACKUP = 12, 6
-"""Turns of all agents."""
+MOST = 60
+"""Turns of an agent: they fit its context."""
 
 
-async def test_no_turn_is_missing_that_was_answered_before(tmp_path: Path) -> None:
+def test_no_turn_is_missing_that_was_answered_before(tmp_path: Path) -> None:
     folder, copy = tmp_path / "state", tmp_path / "backups" / "monday"
-    with serve(state_dir=folder) as url:
-        async with load_on(url, [None] * AGENTS) as load:
-            await load.until(BEFORE_BACKUP)
-            before = {session: list(tokens) for session, tokens in load.answered.items()}
-            assert await asyncio.to_thread(main, ["backup", "--state-dir", str(folder), "--with-kv", str(copy)]) == 0
-            await load.until(load.turns + AFTER_BACKUP)
+    is_over, answered = threading.Event(), dict[str, list[int]]()
+
+    def talk() -> None:
+        session = open_session(http)
+        for _ in range(MOST):
+            if is_over.is_set():
+                break
+            tokens = generate(http, session, PROMPT)["token_ids"]
+            answered[session] = [*answered.get(session, []), *PROMPT, *tokens]
+
+    with serving(folder) as http, ThreadPoolExecutor(AGENTS) as agents:
+        talks = [agents.submit(talk) for _ in range(AGENTS)]
+        until(lambda: len(answered) == AGENTS)
+        before = dict(answered)
+        assert main(["backup", "--state-dir", str(folder), "--with-kv", str(copy)]) == 0
+        is_over.set()
+        for each in talks:
+            each.result()
     with serving(copy) as http:
         for session, tokens in before.items():
             found = http.get(f"/v1/sessions/{session}/history").json()["token_ids"]
@@ -176,8 +186,7 @@ def test_a_power_cut_after_it_takes_nothing_of_it(
     folder, target = with_kv(tmp_path / "state"), tmp_path / "copy"
     if is_there:
         target.mkdir()
-    synced: list[int] = []
-    fsync = os.fsync
+    synced, fsync = list[int](), os.fsync
 
     def noted(descriptor: int) -> None:
         fsync(descriptor)
@@ -188,31 +197,3 @@ def test_a_power_cut_after_it_takes_nothing_of_it(
     files = [target / FILE_NAME, target / "kv", target / "kv/a.safetensors"]
     assert {path.stat().st_ino for path in files} <= set(synced)
     assert synced[-1] == (target if is_there else tmp_path).stat().st_ino  # the names, once they are there
-
-
-NEW = 3
-
-
-def assert_there(http: httpx.Client, before: dict[str, list[int]], answered: dict[str, list[int]]) -> None:
-    """Each session has its history, and then the turns that were answered."""
-    for session in before.keys() | answered.keys():
-        found = http.get(f"/v1/sessions/{session}/history").raise_for_status().json()["token_ids"]
-        expected = [*before.get(session, []), *answered.get(session, [])]
-        assert found[: len(expected)] == expected
-
-
-async def test_no_turn_is_lost_in_an_upgrade(tmp_path: Path) -> None:
-    folder, copy = tmp_path / "state", tmp_path / "copy"
-    ids = written.put(folder, OLDEST)
-    before = written.histories(folder)
-    with serve_process(folder) as server:
-        async with load_on(server.url, [ids.plain, ids.fork, ids.named, *[None] * NEW]) as load:
-            await load.until(BEFORE_BACKUP)
-            backed_up = {session: list(tokens) for session, tokens in load.answered.items()}
-            assert await asyncio.to_thread(main, ["backup", "--state-dir", str(folder), str(copy)]) == 0
-            await load.until(load.turns + AFTER_BACKUP)
-        server.kill()
-    assert {ids.plain, ids.fork, ids.named} < load.answered.keys()
-    for kept, answered in ((folder, load.answered), (copy, backed_up)):
-        with serving(kept) as http:
-            assert_there(http, before, answered)

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import re
 import shutil
-import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,14 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
-from httpx_sse import connect_sse
 
-from app.cli import main
-from app.journal.journal import FILE_NAME
 from tests.durability.restarting import TOKENS, generate, open_session, serving
 from tests.errors import assert_error
+from tests.journal.building import held_up
 from tests.orderly import ServerThread, serve_thread
-from tests.processes import TINY
 
 
 @contextmanager
@@ -66,18 +62,15 @@ def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
         http.post(f"/v1/sessions/{other}/phase", json={"phase": "io_wait"})
         http.delete(f"/v1/sessions/{first}")
         assert_kept()
-
-
-@contextmanager
-def held_up(folder: Path) -> Iterator[None]:
-    """Another process that writes to the journal's file makes the server's own writes wait."""
-    holder = sqlite3.connect(folder / FILE_NAME)
-    holder.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    finally:
-        holder.rollback()
-        holder.close()
+        before = sessions(http)[0]
+        long = {"token_ids": [1], "max_tokens": 900, "ignore_eos": True, "stream": True}
+        with http.stream("POST", f"/v1/sessions/{other}/generate", json=long) as answer:
+            parts = answer.iter_raw()  # kept: one that is dropped closes its stream
+            next(parts)
+            with as_if_killed(folder) as after:
+                [view] = sessions(after)
+        for name in ("state", "tokens", "usage"):
+            assert view[name] == before[name]
 
 
 async def test_nothing_is_answered_before_it_is_durable(tmp_path: Path) -> None:
@@ -115,23 +108,6 @@ async def test_a_call_that_leaves_nothing_does_not_wait_for_the_journal(tmp_path
             assert http.post(f"/v1/sessions/{session}/phase", json={"phase": "idle"}, timeout=3).status_code == 200
 
 
-def test_a_turn_that_ran_at_the_kill_leaves_its_session_as_it_was_before(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    long = {"token_ids": [1], "max_tokens": 900, "ignore_eos": True, "stream": True}
-    with serving(folder) as http:
-        session = open_session(http)
-        generate(http, session, [5, 6, 7])
-        before = sessions(http)[0]
-        with connect_sse(http, "POST", f"/v1/sessions/{session}/generate", json=long) as source:
-            events = source.iter_sse()  # kept: one that is dropped closes its stream
-            next(events)
-            with as_if_killed(folder) as after:
-                [view] = sessions(after)
-    moved = {name: pytest.approx(before[name], abs=60) for name in ("used_at", "expires_at")}
-    assert view == before | moved
-    assert view["state"] == "idle"
-
-
 def test_a_name_finds_its_session_again_and_a_call_without_one_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     call = {"model": "tiny-llama", "prompt": [5] * 40, "max_tokens": 4, "temperature": 0}
@@ -161,30 +137,12 @@ def test_a_session_that_expired_meanwhile_is_gone(tmp_path: Path) -> None:
         assert [view["id"] for view in sessions(http)] == [lasting]
 
 
-@pytest.mark.usefixtures("engine_in_a_thread")
-def test_a_folder_that_cannot_be_used_is_said_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refused(*flags: str) -> str:
-        assert main(["serve", *TINY, "--state-dir", str(tmp_path), *flags]) == 2
-        return capsys.readouterr().err
-
-    with serving(tmp_path) as http:
-        open_session(http)
-        assert "--state-dir" in refused(), "another server uses it"
-    (tmp_path / FILE_NAME).write_bytes(b"")
-    assert str(tmp_path / FILE_NAME) in refused()
-
-
 SESSIONS = 20
 NEXT = [7, 8]
 SMALL_HOST = ("--kv-device", "4MiB", "--kv-host", "1MiB")
 KEPT = re.compile(r"sessions with KV on disk: (\d+), with (\d+) tokens; sessions that lose KV: (\d+), with (\d+)")
-PHASES: list[dict[str, Any] | None] = [
-    None,
-    {"phase": "io_wait", "resume_in_ms": 60_000},
-    {"phase": "io_wait"},
-    {"phase": "idle"},
-    {"phase": "ready"},
-]
+TOLD = {"phase": "io_wait", "resume_in_ms": 60_000}
+PHASES = [None, TOLD, *({"phase": phase} for phase in ("io_wait", "idle", "ready"))]
 
 
 def kept(server: ServerThread) -> list[int]:
@@ -243,20 +201,13 @@ def test_kv_of_another_type_is_computed_again(tmp_path: Path) -> None:
     assert [bool(tokens) for tokens in recomputed] == [False, True, False]
 
 
-def send(client: httpx.Client, file: bytes) -> str:
-    answer = client.post("/v1/sessions/import", content=file)
-    assert answer.status_code == 201, answer.text
-    session: str = answer.json()["id"]
-    return session
-
-
 def test_imported_sessions_recompute_nothing_and_still_share_with_none_but_their_forks(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with serve_thread(folder) as (server, client):
         origin = open_session(client)
         generate(client, origin, prompt(12))
         file = client.get(f"/v1/sessions/{origin}/export").raise_for_status().content
-        untouched, used = send(client, file), send(client, file)
+        untouched, used = (client.post("/v1/sessions/import", content=file).json()["id"] for _ in range(2))
         expected = next_turn(client, used)[0]
         fork = client.post(f"/v1/sessions/{untouched}/fork").json()["id"]
         assert client.delete(f"/v1/sessions/{origin}").is_success

@@ -1,17 +1,31 @@
-"""Frames between two ends: whole, in order, and nobody waits for a reader."""
+"""What one process sends, the other gets: frames whole and in order, with every kind of command and event in them."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import socket
 import threading
-import time
-from collections.abc import Iterator
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args
 
+import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.domain.activations import ActivationNorms, Captures, CheckpointInfo, PausedTurn
+from app.domain.breakpoints import Edit, EditOp, Intervention, Pass, TensorData
+from app.domain.errors import ContextTooLong, DjinnError, EngineError, FieldOutOfRange, SessionLimit
+from app.domain.values import FinishReason, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs, TurnUsage
 from app.engine_process.channel import PART_BYTES, Channel, Closed
+from app.engine_process.codec import FRAMES, MADE_LATER, VALUES, Frame, decode, encode, encode_events
+from app.messages import Done, Event, Failed, Reinstate, Token, TurnFinished
 
 SECONDS = 20.0
 
@@ -90,17 +104,141 @@ def test_what_was_sent_before_the_end_still_comes(ends: tuple[Channel, Channel])
     other.send(b"nobody")  # is no error: `receive` has told of the end
 
 
-def test_a_channel_that_closes_with_frames_to_write_leaves_no_thread() -> None:
-    def writers() -> int:
-        return sum(thread.name == "djinn-frames" for thread in threading.enumerate())
+NUMBERS = st.integers(-(2**31), 2**31)
+ERRORS = FieldOutOfRange("too large", param="layers"), SessionLimit("no more", retry_after_s=60), ContextTooLong("ü")
+PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    bool: st.booleans(),
+    int: NUMBERS,
+    float: st.floats(allow_nan=False),
+    str: st.text(max_size=8),
+    bytes: st.binary(max_size=8),
+    Path: st.text("abc/.", min_size=1, max_size=8).map(Path),
+    type(None): st.none(),
+    DjinnError: st.sampled_from(ERRORS),
+}
+DEPTH = 2
 
-    before = writers()
-    one, other = (Channel(end) for end in socket.socketpair())
-    one.send(bytes(20 << 20))
-    time.sleep(0.1)  # its thread waits for room by now
-    one.close()
-    other.close()
-    deadline = time.monotonic() + SECONDS
-    while writers() > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+
+def any_value(kind: Any) -> st.SearchStrategy[Any]:
+    """Values of `kind`; types that contain themselves end after a few levels."""
+    return _any_value(kind, 0)
+
+
+@functools.cache
+def _any_value(kind: Any, depth: int) -> st.SearchStrategy[Any]:
+    if kind in PLAIN:
+        return PLAIN[kind]
+    if isinstance(kind, typing.NewType):
+        return _any_value(kind.__supertype__, depth)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return st.sampled_from(list(kind))
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return st.builds(kind, **{each.name: _any_value(hints[each.name], depth) for each in dataclasses.fields(kind)})
+    if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple
+        hints = typing.get_type_hints(kind)
+        return st.builds(kind, **{name: _any_value(each, depth) for name, each in hints.items()})
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return st.one_of(*(_any_value(each, depth) for each in arguments))
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
+    if origin is tuple and arguments[-1] is not ...:
+        return st.tuples(*(_any_value(each, depth) for each in arguments))
+    if depth >= DEPTH:
+        return st.just({} if origin is Mapping else origin(()))
+    if origin is tuple:
+        return st.lists(_any_value(arguments[0], depth + 1), max_size=3).map(tuple)
+    if origin is frozenset:
+        return st.frozensets(_any_value(arguments[0], depth + 1), max_size=3)
+    assert origin is Mapping, kind
+    return st.dictionaries(*(_any_value(each, depth + 1) for each in arguments), max_size=3)
+
+
+SLOW = settings(suppress_health_check=[HealthCheck.too_slow])
+SENT_EVENTS = [each for each in get_args(Event) if each not in (Done, Failed)]
+
+PAUSED = PausedTurn(
+    SamplingParams(seed=1),
+    StopRule(4),
+    1,
+    CheckpointInfo(1, 4, 5, 1, "float32", 4, Pass.DECODE, None, 0.0, 0.0),
+    TensorData("float32", (1, 1), bytes(4)),
+    (),
+)
+
+
+def seen(value: object) -> object:
+    """All that a value holds, errors and fields that do not count for equality included."""
+    if isinstance(value, DjinnError):
+        return type(value), vars(value)
+    fields = getattr(type(value), "__dataclass_fields__", None)
+    if fields is not None:
+        return type(value), {name: seen(getattr(value, name)) for name in fields}
+    return [seen(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+@pytest.mark.parametrize("kind", FRAMES.values(), ids=list(FRAMES))
+@SLOW
+@given(data=st.data())
+def test_a_frame_comes_as_it_was_sent(kind: type[Any], data: st.DataObject) -> None:
+    frame: Frame = data.draw(any_value(kind))
+    assert seen(decode(encode(frame))) == seen(frame)
+
+
+@SLOW
+@given(data=st.data())
+def test_the_events_of_a_step_come_in_their_order(data: st.DataObject) -> None:
+    events = data.draw(st.lists(st.one_of(*(any_value(each) for each in SENT_EVENTS)), max_size=6))
+    assert seen(decode(encode_events(events))) == seen(events)
+
+
+@pytest.mark.parametrize("kind", [each for each in VALUES if each not in MADE_LATER])
+@SLOW
+@given(data=st.data())
+def test_an_answer_keeps_its_value(kind: str, data: st.DataObject) -> None:
+    value = data.draw(any_value(type(None) if VALUES[kind] is None else VALUES[kind]))
+    assert seen(decode(encode_events([Done(Ticket(3), value)]))) == seen([Done(Ticket(3), value)])
+
+
+def test_a_vector_of_many_interventions_is_sent_once_and_kept_once() -> None:
+    """One of 64 KiB with 4,096 interventions would be 256 MiB."""
+    size = 16_384
+    vectors = [TensorData("float32", (size,), bytes(4 * size)) for _ in range(2)]
+    edits = [Edit(EditOp.ADD, float(number), vectors[number % 2]) for number in range(64)]
+    made = tuple(Intervention(at, at + 1, 1, edit) for at in range(64) for edit in edits)
+    turn = TurnFinished(Ticket(1), FinishReason.LENGTH, TurnUsage(1, 0, 1, 0), 64, made)
+    paused = Reinstate(Ticket(1), SessionId("ses_1"), interventions=made, paused=replace(PAUSED, interventions=made))
+    frames = encode_events([turn]), encode_events([Done(Ticket(1), paused.paused)]), encode(paused)
+    assert max(map(len, frames)) < 8 * size
+    [back] = decode(frames[0])  # type: ignore[misc]
+    assert back == turn
+    assert isinstance(back, TurnFinished)
+    assert len({id(each.edit.vector) for each in back.interventions or ()}) == 1
+    assert len({id(each.edit) for each in back.interventions or ()}) == 64
+    assert decode(frames[2]) == paused
+
+
+@given(value=any_value(Captures) | any_value(ActivationNorms))
+def test_what_takes_long_is_made_by_who_sends_it(value: Captures | ActivationNorms) -> None:
+    [answer] = decode(encode_events([Done(Ticket(3), lambda: value)]))  # type: ignore[misc]
+    assert isinstance(answer, Done)
+    assert callable(answer.value)
+    assert answer.value() == value
+
+
+def test_an_error_keeps_its_kind_and_a_token_its_log_probabilities() -> None:
+    token = Token(Ticket(9), 5, TokenLogprobs(5, -0.25, ((5, -0.25), (7, -1.5))))
+    assert decode(encode_events([Token(Ticket(8), 4), token])) == [Token(Ticket(8), 4), token]
+    for error in ERRORS:
+        [failed] = decode(encode_events([Failed(Ticket(1), error)]))  # type: ignore[misc]
+        assert isinstance(failed, Failed)
+        assert (type(failed.error), failed.error.body(), str(failed.error)) == (type(error), error.body(), str(error))
+
+
+def test_an_error_that_only_the_engine_knows_is_an_engine_error() -> None:
+    data = msgspec.msgpack.encode([("Failed", 1, ("NotHere", {"message": "lost", "param": None}))])
+    [failed] = decode(data)  # type: ignore[misc]
+    assert isinstance(failed, Failed)
+    assert type(failed.error) is EngineError
+    assert failed.error.message == "lost"

@@ -1,4 +1,4 @@
-"""A server whose engine dies: what its clients see, and what they get back."""
+"""A server whose engine has processes of its own, which die: what its clients see, and what they get back."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from app.machine.cores import BOUND, CHOSEN, binding
 from tests.durability.restarting import TOKENS, generate, open_session
+from tests.errors import assert_error
 from tests.processes import ServerProcess, serve_process
 
 PROMPT = [5, 6, 7]
@@ -23,7 +25,6 @@ KEY = "secret-of-the-test"
 
 
 def engine_of(server: ServerProcess) -> psutil.Process:
-    """The process of the server's engine."""
     found = [child for child in psutil.Process(server.pid).children() if "app.engine_process" in child.cmdline()]
     assert len(found) == 1
     return found[0]
@@ -38,12 +39,6 @@ def until(holds: Callable[[], bool]) -> None:
 
 def until_ready(http: httpx.Client) -> None:
     until(lambda: http.get("/ready").status_code == 200)
-
-
-def kill_engine(server: ServerProcess, http: httpx.Client) -> None:
-    """`kill -9` to the engine; returns when the server has noticed."""
-    engine_of(server).kill()
-    until(lambda: http.get("/ready").status_code != 200)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +92,8 @@ def test_a_turn_that_ran_can_be_repeated_and_all_else_goes_on(server: ServerProc
     first, before = generate(http, session, PROMPT), len(PROMPT) + TOKENS
     restarts = metric(http, "djinn_engine_restarts_total")
     thread, answers = running_turn(http, session)
-    kill_engine(server, http)
+    engine_of(server).kill()
+    until(lambda: http.get("/ready").status_code != 200)
     refused = http.post("/v1/sessions")
     if refused.status_code != 201:  # else it was back already
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_restarting")
@@ -105,9 +101,8 @@ def test_a_turn_that_ran_can_be_repeated_and_all_else_goes_on(server: ServerProc
     assert http.delete(f"/v1/sessions/{closing}").status_code == 204
     thread.join(BACK_S)
     [answer] = answers
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_restarting")
+    assert "SIGKILL" in assert_error(answer, 503, "engine_restarting")
     assert int(answer.headers["Retry-After"]) >= 1
-    assert "SIGKILL" in answer.json()["error"]["message"]
     until_ready(http)
     assert metric(http, "djinn_engine_restarts_total") == restarts + 1
     assert metric(http, "djinn_engine_up") == 1
@@ -131,8 +126,7 @@ def test_an_engine_that_hangs_is_replaced(server: ServerProcess, http: httpx.Cli
     engine = engine_of(server)
     os.kill(engine.pid, signal.SIGSTOP)
     answer = http.post(f"/v1/sessions/{session}/generate", json={"token_ids": PROMPT, "max_tokens": 3})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_restarting")
-    assert "said nothing for 10 s" in answer.json()["error"]["message"]
+    assert "said nothing for 10 s" in assert_error(answer, 503, "engine_restarting")
     until_ready(http)
     assert not engine.is_running()
     assert tokens_of(http, session) == len(PROMPT) + len(tokens)
@@ -168,17 +162,13 @@ def test_an_engine_is_started_when_the_machine_has_room_again(server: ServerProc
     generate(http, open_session(http), PROMPT)
 
 
-def has_ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 @pytest.mark.long
-def test_the_engine_ends_with_its_server(tmp_path: Path) -> None:
-    for number, end in enumerate((ServerProcess.kill, ServerProcess.terminate)):
-        with serve_process(tmp_path / f"state-{number}", own_engine=True) as server:
-            engine = engine_of(server)
-            end(server)
-            until(partial(has_ended, engine))
+@pytest.mark.parametrize("end", [ServerProcess.kill, ServerProcess.terminate])
+def test_the_engine_ends_with_its_server(tmp_path: Path, end: Callable[[ServerProcess], None]) -> None:
+    with serve_process(tmp_path / "state", own_engine=True) as server:
+        engine = engine_of(server)
+        end(server)
+        until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.usefixtures("http")
@@ -200,3 +190,98 @@ def test_metrics_do_not_wait_for_an_engine_that_does_not_answer(tmp_path: Path) 
         assert "djinn_engine_up 1.0" in told.splitlines()
         assert "djinn_kv_bytes" not in told
         assert "djinn_kv_bytes" in httpx.get(f"{server.url}/metrics", timeout=30).text
+
+
+CORES = os.sched_getaffinity(0)
+
+
+def choose_nothing() -> None:
+    for name in CHOSEN:
+        os.environ.pop(name, None)
+
+
+def masks(process: psutil.Process) -> Counter[frozenset[int]]:
+    """How many of its threads may use which cores."""
+    return Counter(frozenset(os.sched_getaffinity(thread.id)) for thread in process.threads())
+
+
+@pytest.mark.long
+@pytest.mark.skipif(len(CORES) < 2, reason="one core has nothing to choose")
+def test_each_thread_that_computes_has_a_core_and_all_others_have_any(tmp_path: Path) -> None:
+    with serve_process(tmp_path / "state", own_engine=True, prepare=choose_nothing) as server:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            until_ready(http)
+            session = http.post("/v1/sessions").json()["id"]
+            turn = {"token_ids": [5, 6, 7] * 40, "max_tokens": 8, "structured_outputs": {"choice": ["yes", "no"]}}
+            http.post(f"/v1/sessions/{session}/generate", json=turn).raise_for_status()
+        engine = engine_of(server)
+        until(lambda: len([mask for mask in masks(engine) if len(mask) < len(CORES)]) > 1)
+        found = masks(engine)
+        assert all(number == 1 for mask, number in found.items() if len(mask) < len(CORES))
+        assert os.sched_getaffinity(engine.pid) != CORES  # the thread that computes
+        assert found[frozenset(CORES)] > 3
+        assert set().union(*found) == CORES
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_who_has_chosen_where_threads_run_is_not_overruled(name: str) -> None:
+    assert binding({name: "1"}) == {}
+    assert binding({"PATH": "/bin"}) == BOUND
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One whose engine is cut over two processes."""
+    folder = tmp_path_factory.mktemp("ranks") / "state"
+    flags = ("--tensor-parallel", "2", "--engine-timeout-s", "5")
+    with serve_process(folder, *flags, own_engine=True) as server:
+        yield server
+
+
+@pytest.fixture
+def cut_http(cut: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=cut.url, timeout=BACK_S) as http:
+        until_ready(http)
+        yield http
+
+
+def rank_of(server: ServerProcess) -> psutil.Process:
+    [found] = engine_of(server).children()
+    return found
+
+
+@pytest.mark.long
+def test_the_engine_dies_with_a_rank_and_comes_back(cut: ServerProcess, cut_http: httpx.Client) -> None:
+    session = open_session(cut_http)
+    said = generate(cut_http, session, PROMPT)["token_ids"]
+    before = tokens_of(cut_http, session)
+    engine, rank = engine_of(cut), rank_of(cut)
+    thread, answers = running_turn(cut_http, session)
+    rank.kill()
+    thread.join(BACK_S)
+    [answer] = answers
+    assert "rank 1 was ended by SIGKILL" in assert_error(answer, 503, "engine_restarting")
+    until(lambda: not engine.is_running())
+    until_ready(cut_http)
+    assert tokens_of(cut_http, session) == before
+    assert generate(cut_http, open_session(cut_http), PROMPT)["token_ids"] == said
+
+
+@pytest.mark.long
+def test_a_rank_that_hangs_ends_the_engine_and_then_ends(cut: ServerProcess, cut_http: httpx.Client) -> None:
+    engine, rank = engine_of(cut), rank_of(cut)
+    os.kill(rank.pid, signal.SIGSTOP)
+    session = open_session(cut_http)
+    answer = cut_http.post(f"/v1/sessions/{session}/generate", json={"token_ids": PROMPT, "max_tokens": 3})
+    assert "no progress for" in assert_error(answer, 503, "engine_restarting")
+    os.kill(rank.pid, signal.SIGCONT)
+    until(lambda: not (engine.is_running() or rank.is_running()))
+    until_ready(cut_http)
+
+
+@pytest.mark.long
+def test_ranks_end_with_the_server(cut: ServerProcess, cut_http: httpx.Client) -> None:
+    rank = rank_of(cut)
+    generate(cut_http, open_session(cut_http), PROMPT)
+    cut.terminate()
+    assert not rank.is_running()

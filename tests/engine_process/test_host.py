@@ -7,7 +7,8 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,6 @@ __all__ = ["info", "tiny_llama"]
 
 SECONDS = 60.0
 BEATS = 4
-"""Of each layer."""
 TOKENS = 80
 """More than a recorded program of all layers takes."""
 
@@ -114,15 +114,13 @@ def test_an_engine_that_loads_ends_with_its_server(tmp_path: Path) -> None:
 FINISHED = TurnFinished(Ticket(1), FinishReason.LENGTH, TurnUsage(prompt_tokens=1, completion_tokens=1), 2)
 
 
-@dataclass
 class MadeUpChild:
     """A process that does what `live` does with its end of the channel, and then dies."""
 
-    live: Callable[[Channel], None]
-    pid: int = 1
-    channel: Channel = field(init=False)
+    pid = 1
 
-    def __post_init__(self) -> None:
+    def __init__(self, live: Callable[[Channel], None]) -> None:
+        self.live = live
         ours, self._socket = socket.socketpair()
         self.channel, self._other = Channel(ours), Channel(self._socket)
         threading.Thread(target=self._run, daemon=True).start()
@@ -163,10 +161,7 @@ def run(engine: EngineProcess) -> tuple[list[Event | Replacement], str]:
 
 
 def test_engines_that_die_before_a_turn_ends_are_not_started_for_ever(info: ModelInfo) -> None:
-    def die(channel: Channel) -> None:
-        load(channel, info)
-
-    told, reason = run(served(die for _ in range(100)))
+    told, reason = run(served(partial(load, info=info) for _ in range(100)))
     assert reason == "it died 5 times within 10 minutes, and no turn came to its end"
     assert [type(each) for each in told] == [Lost, Back] * (MOST - 1) + [Lost]
 
@@ -200,9 +195,6 @@ def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_no_time")
 def test_an_engine_that_never_ends_loading_is_given_up_for_another(info: ModelInfo) -> None:
-    def die(channel: Channel) -> None:
-        load(channel, info)
-
     def hang(channel: Channel) -> None:
         while True:
             channel.receive(SECONDS)
@@ -213,17 +205,17 @@ def test_an_engine_that_never_ends_loading_is_given_up_for_another(info: ModelIn
         load(channel, info)
         is_back.wait(SECONDS)
 
-    engine = served(iter([die, hang, stay]), 0.2)
-    told: list[Event | Replacement] = []
+    engine = served(iter([partial(load, info=info), hang, stay]), 0.2)
+    told = list[type]()
 
     def note(events: Sequence[Event | Replacement]) -> None:
-        told.extend(events)
-        if any(isinstance(each, Back) for each in events):
+        told.extend(map(type, events))
+        if Back in told:
             engine.stop()
             is_back.set()
 
     engine.run(note)
-    assert [type(each) for each in told] == [Lost, Back]
+    assert told == [Lost, Back]
 
 
 @pytest.mark.usefixtures("in_no_time")

@@ -43,7 +43,6 @@ class Reader:
 
 @contextmanager
 def reading(http: httpx.Client, last_id: str | None = None, **headers: str) -> Iterator[Reader]:
-    """Open a stream."""
     sent = headers if last_id is None else {"Last-Event-ID": last_id, **headers}
     with connect_sse(http, "GET", "/v1/events", headers=sent) as source:
         source.response.raise_for_status()
@@ -51,6 +50,5 @@ def reading(http: httpx.Client, last_id: str | None = None, **headers: str) -> I
 
 
 def ids(snapshot: tuple[str, Any]) -> set[str]:
-    """The sessions in a snapshot."""
     assert snapshot[0] == "snapshot"
     return {session["id"] for session in snapshot[1]["sessions"]}

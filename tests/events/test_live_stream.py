@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +10,13 @@ from typing import Any
 
 import httpx
 
+from app.domain.values import SessionState, Ticket
 from app.events import streams
+from app.events.channel import KEPT, KEPT_BYTES, Channel
+from app.events.feed import Scope
+from app.messages import Token
+from app.routers.dependencies import Services
+from app.sessions.session import Session
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.events.streaming import ids, reading
@@ -18,8 +25,9 @@ from tests.serving import serve
 from tests.tenants.tenant_files import Clock, key, tenant, wait_for, write_tenants
 
 
-def create(http: httpx.Client, **headers: str) -> str:
-    session: str = http.post("/v1/sessions", headers=headers).raise_for_status().json()["id"]
+def create(http: httpx.Client, tenant: str = "") -> str:
+    answer = http.post("/v1/sessions", json={"metadata": {"for": tenant}}, headers={"X-Api-Key": tenant})
+    session: str = answer.raise_for_status().json()["id"]
     return session
 
 
@@ -39,14 +47,8 @@ def test_a_session_is_followed_from_its_opening_to_its_end(serve_with: ServeWith
         turn = generate(http, session)
         begun = reader.until("turn")[-1][1]
         assert begun.pop("time") <= time.time()
-        assert begun == {
-            "session_id": session,
-            "status": "begun",
-            "finish_reason": None,
-            "usage": None,
-            "resume_ms": None,
-            "code": None,
-        }
+        nothing_yet = dict.fromkeys(("finish_reason", "usage", "resume_ms", "code"))
+        assert begun == {"session_id": session, "status": "begun", **nothing_yet}
         ended = reader.until("turn", session_id=session, status="finished")[-1][1]
         assert (ended["finish_reason"], ended["usage"]) == ("length", turn["usage"])
         changed = reader.until("session", change="changed")[-1][1]["session"]
@@ -160,27 +162,21 @@ def test_too_many_streams_are_told_when_to_come_back(serve_with: ServeWith) -> N
         reader.next()
 
 
-def open_of(http: httpx.Client, name: str) -> str:
-    answer = http.post("/v1/sessions", json={"metadata": {"for": name}}, headers={"X-Api-Key": name})
-    session: str = answer.raise_for_status().json()["id"]
-    return session
-
-
 def test_a_tenant_hears_of_its_own_and_an_operator_of_all(serve_with: ServeWith, tmp_path: Path) -> None:
     roles = {"alice": "user", "bob": "user", "olga": "operator", "graf": "metrics"}
     file = write_tenants(tmp_path / "tenants.json", *(tenant(name, role=role) for name, role in roles.items()))
     http = serve_with(tenants=file)
     assert_error(http.get("/v1/events", headers={"X-Api-Key": "graf"}), 403, "wrong_role")
     assert_error(http.get("/v1/events"), 401, "invalid_api_key")
-    mine = open_of(http, "alice")
+    mine = create(http, "alice")
     with (
         reading(http, **{"X-Api-Key": "alice"}) as alice,
         reading(http, **{"X-Api-Key": "bob"}) as bob,
         reading(http, **{"X-Api-Key": "olga"}) as olga,
     ):
         assert [ids(each.next()) for each in (alice, bob, olga)] == [{mine}, set(), {mine}]
-        bobs = open_of(http, "bob")
-        open_of(http, "alice")
+        bobs = create(http, "bob")
+        create(http, "alice")
         told = [each.until("session", change="opened") for each in (alice, bob, olga)]
         opened = [each[-1][1]["session"] for each in told]
         assert [each["tenant"] for each in opened] == ["alice", "bob", "bob"]
@@ -222,3 +218,82 @@ def test_the_end_of_the_server_is_the_end_of_the_stream(tmp_path: Path) -> None:
         assert server.exit_status(60) == 0
     with serve_thread(tmp_path / "state") as (_, http), reading(http, last_id) as reader:
         assert ids(reader.next()) == {session}
+
+
+ALL = Scope(None)
+
+
+def names(piece: bytes) -> list[str]:
+    return [line[7:].decode() for line in piece.splitlines() if line.startswith(b"event: ")]
+
+
+def data(piece: bytes) -> Any:
+    return json.loads(next(line[6:] for line in piece.splitlines() if line.startswith(b"data: ")))
+
+
+async def test_a_reader_that_is_too_slow_gets_a_fresh_snapshot(services: Services) -> None:
+    with services.events.reading(ALL) as channel:
+        events = services.events.events(ALL, channel, None, lambda: True)
+        first = data(await anext(events))
+        assert (first["sessions"], first["has_more"]) == ([], False)
+        for _ in range(KEPT):
+            services.sessions.drop(services.sessions.create())
+        session = services.sessions.create()
+        snapshot = await anext(events)
+        assert names(snapshot) == ["snapshot"]
+        assert [each["id"] for each in data(snapshot)["sessions"]] == [session.id]
+        services.sessions.drop(session)
+        while "session" not in names(piece := await anext(events)):
+            pass
+        assert b'"closed"' in piece
+        await events.aclose()
+
+
+def test_a_channel_is_bounded_in_bytes() -> None:
+    channel = Channel()
+    big = b"x" * (KEPT_BYTES // 4)
+    for _ in range(10):
+        channel.publish("session", big)
+    assert channel.after(0) is None
+    found = channel.after(channel.position - 3)
+    assert found is not None
+    assert found[0] == channel.position
+    assert len(names(found[1])) == 3
+
+
+def test_old_figures_are_not_told() -> None:
+    channel = Channel()
+    for number in range(3):
+        channel.publish_newest("memory", b"%d" % number)
+    channel.publish("session", b"{}")
+    found = channel.after(0)
+    assert found is not None
+    assert names(found[1]) == ["memory", "session"]
+    assert data(found[1]) == 2
+    assert channel.find(channel.id_of(4)) == 4
+    assert channel.find(channel.id_of(5)) is None
+
+
+def running(services: Services) -> Session:
+    """A session with a turn in it that this test plays."""
+    session = services.sessions.create()
+    session.move(SessionState.QUEUED)
+    session.move(SessionState.RUNNING)
+    return session
+
+
+async def test_a_running_turn_is_told_of_by_its_count_of_tokens(services: Services) -> None:
+    with services.events.reading(ALL) as channel:
+        events = services.events.events(ALL, channel, None, lambda: True)
+        session, other = running(services), running(services)
+        for number in range(30):
+            session.observe(Token(Ticket(1), number))
+        other.observe(Token(Ticket(1), 1))
+        while "tokens" not in names(piece := await anext(events)):
+            pass
+        told = [part for part in piece.split(b"\n\n") if b"event: tokens" in part]
+        assert [data(part)["tokens"] for part in told] == [{session.id: 30, other.id: 1}]
+        assert piece.count(b"event: session") <= 4, "a token makes no view of its session"
+        await events.aclose()
+        for each in (session, other):
+            each.move(SessionState.IDLE)

@@ -16,7 +16,6 @@ from tests.file_sizes import free_on_disks
 
 @pytest.fixture
 def spool(tmp_path: Path) -> Spool:
-    """A spool of 1,000 bytes."""
     return Spool(tmp_path, DiskRoom(tmp_path), 1000)
 
 

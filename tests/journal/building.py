@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from app.domain.values import ModelInfo, Phase, Residency, SessionId
+from app.journal.journal import Journal
 from app.journal.records import Change, SessionRecord
 from app.journal.store import JournalStore
 
@@ -45,29 +48,49 @@ def change(session: str, position: int, token_ids: Sequence[int], **changed: Any
     return Change(record(session, **changed), position, array("I", token_ids).tobytes())
 
 
-def limit_pages(store: JournalStore, more: int = 0) -> None:
+def limit_pages(journal: Journal, more: int = 0) -> None:
     """The disk has room for so many pages more, as far as SQLite knows."""
-    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
-    store._connection.execute(f"PRAGMA max_page_count = {pages + more}")
+    connection = journal._store._connection
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages + more}")
 
 
-def be_impatient(store: JournalStore) -> None:
+def be_impatient(kept: Journal | JournalStore) -> None:
     """Wait for a file that another process holds for 10 ms only."""
+    store = kept._store if isinstance(kept, Journal) else kept
     store._connection.execute("PRAGMA busy_timeout = 10")
+
+
+def started(folder: Path, lease_s: float | None = None) -> Journal:
+    journal = Journal(folder, lease_s)
+    journal.load(model_info())
+    journal.start()
+    return journal
+
+
+def execute(path: Path, sql: str) -> None:
+    """Change the file as no server does."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(sql)
+
+
+@contextmanager
+def held_up(folder: Path) -> Iterator[None]:
+    """Another process writes to the journal in `folder`: all others wait."""
+    with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        yield
+        holder.execute("ROLLBACK")
 
 
 def filled(path: Path, sessions: int = 50) -> None:
     """A journal of `sessions` sessions of 500 tokens, closed."""
-    store = JournalStore(path)
-    store.load(model_info())
-    store.apply({SessionId(f"ses_{index}"): change(f"ses_{index}", 0, range(500)) for index in range(sessions)})
-    store.close()
+    with closing(JournalStore(path)) as store:
+        store.load(model_info())
+        store.apply({SessionId(f"ses_{index}"): change(f"ses_{index}", 0, range(500)) for index in range(sessions)})
 
 
 def histories(path: Path) -> dict[str, list[int]]:
     """What a fresh start finds in the file."""
-    store = JournalStore(path)
-    try:
+    with closing(JournalStore(path)) as store:
         return {found.id: list(history) for found, history in store.load(model_info())}
-    finally:
-        store.close()

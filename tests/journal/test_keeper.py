@@ -1,50 +1,275 @@
-"""Sessions as the journal keeps them, and what noting one costs."""
+"""Sessions as the journal keeps them, breakpoints, interventions and vectors included: they come back as they were."""
 
 from __future__ import annotations
 
-import tracemalloc
+import sqlite3
+import struct
 from array import array
-from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.bridge.turn import Turn
+from app.domain.breakpoints import (
+    Action,
+    Breakpoint,
+    Edit,
+    EditOp,
+    Intervention,
+    OnTimeout,
+    Pass,
+    Positions,
+    TensorData,
+    When,
+)
+from app.domain.errors import FieldOutOfRange
+from app.domain.positions import Run, runs_of
 from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionState, Ticket, TurnUsage
-from app.journal.journal import Journal
+from app.journal.journal import FILE_NAME, Journal
+from app.journal.records import VectorKey
+from app.journal.steering import (
+    InterventionChange,
+    breakpoints_from_json,
+    breakpoints_to_json,
+    intervention_from_json,
+    intervention_to_json,
+)
 from app.sessions.keeper import SessionKeeper
 from app.sessions.session import Session
 from app.sessions.usage import SessionUsage
-from tests.journal.building import FILE, histories, model_info
+from tests.journal.building import FILE, execute, histories, model_info
+
+FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
+TENSORS = st.lists(FLOATS, min_size=1, max_size=4).map(lambda row: vector(*row))
+EDITS = st.builds(
+    Edit,
+    op=st.sampled_from(EditOp),
+    factor=st.floats(allow_nan=False, allow_infinity=False),
+    vector=st.none() | TENSORS,
+    positions=st.builds(Positions, st.integers(0, 99), st.none() | st.integers(0, 99), st.booleans()),
+    max_norm=st.none() | st.floats(0, 1e9),
+)
+BREAKPOINTS = st.builds(
+    Breakpoint,
+    id=st.text("0123456789abcdef", min_size=1, max_size=4),
+    layers=st.lists(st.integers(0, 40), min_size=1, max_size=3).map(tuple),
+    action=st.sampled_from(Action),
+    when=st.builds(When, st.sampled_from(Pass), st.none() | st.integers(0), st.none(), st.none() | st.integers(1)),
+    edits=st.lists(EDITS, max_size=3).map(tuple),
+    once=st.booleans(),
+    timeout_s=st.floats(0.1, 86400),
+    on_timeout=st.sampled_from(OnTimeout),
+)
+RUNS = st.sets(st.integers(0, 99), min_size=1).map(sorted).map(runs_of)
+INTERVENTIONS = st.builds(Intervention, st.integers(0, 9), st.integers(10, 99), st.integers(1, 40), EDITS) | st.builds(
+    Intervention.at, RUNS, st.integers(1, 40), EDITS
+)
 
 
-@pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[SessionKeeper]:
-    """A keeper on a journal in `tmp_path`; what it notes is written when the fixture ends, or with `restarted`."""
-    journal = Journal(tmp_path)
-    keeper = SessionKeeper(journal)
-    assert keeper.load(model_info()) == []
-    journal.start()
-    yield keeper
-    journal.close()
+def vector(*values: float) -> TensorData:
+    return TensorData("float32", (len(values),), struct.pack(f"<{len(values)}f", *values))
 
 
-async def restarted(keeper: SessionKeeper, folder: Path) -> list[Session]:
+STEER = Breakpoint("bp_steer", (1,), Action.EDIT, edits=(Edit(EditOp.ADD, 0.5, vector(1, -2)),))
+WATCH = Breakpoint("bp_watch", (0, 1), Action.PAUSE, When(position=4), once=True, timeout_s=3.5)
+STEERED = Intervention.at((Run(0, 3, 2),), 2, STEER.edits[0])
+
+
+def session(number: int = 1) -> Session:
+    return Session(SessionId(f"ses_{number}"), None, history=array("I", [1, 2, 3]))
+
+
+def restarted(journal: Journal, folder: Path) -> list[Session]:
     """What a new keeper finds."""
-    assert keeper._journal is not None
-    keeper._journal.close()
-    journal = Journal(folder)
-    found = SessionKeeper(journal).load(model_info())
     journal.close()
+    again = Journal(folder)
+    found = SessionKeeper(again).load(model_info())
+    again.close()
     return found
 
 
-def session(number: int, **fields: Any) -> Session:
-    return Session(SessionId(f"ses_{number}"), None, history=array("I", [1, 2, 3]), **fields)
+@given(breakpoints=st.lists(BREAKPOINTS, max_size=3), interventions=st.lists(INTERVENTIONS, max_size=3))
+def test_every_breakpoint_and_intervention_comes_back_as_it_was(
+    breakpoints: list[Breakpoint], interventions: list[Intervention]
+) -> None:
+    armed = tuple(breakpoints)
+    assert breakpoints_from_json(breakpoints_to_json(armed, swapped), swapped) == armed
+    for made in interventions:
+        back = intervention_from_json(intervention_to_json(made, swapped), swapped)
+        assert back == made
+        assert back.clip(0, 100) == made.clip(0, 100)
 
 
-async def test_every_field_comes_back(keeper: SessionKeeper, tmp_path: Path) -> None:
+def swapped(data: bytes) -> bytes:
+    """Stands for a digest; the way back is the same."""
+    return data[::-1]
+
+
+@given(versions=st.lists(st.lists(INTERVENTIONS, max_size=4).map(tuple), min_size=2, max_size=5))
+def test_changes_that_merge_lead_where_each_of_them_leads(versions: list[tuple[Intervention, ...]]) -> None:
+    """A dict of rows is the table."""
+    one_by_one: dict[int, Intervention] = {}
+    merged: InterventionChange | None = None
+    for before, after in pairwise(((), *versions)):
+        change = InterventionChange.between(before, after)
+        if change is not None:
+            one_by_one = put(one_by_one, change)
+            merged = change if merged is None else merged.then(change)
+        assert tuple(one_by_one[number] for number in range(len(one_by_one))) == after
+    assert (put({}, merged) if merged else {}) == one_by_one
+
+
+def put(rows: dict[int, Intervention], change: InterventionChange) -> dict[int, Intervention]:
+    return {number: made for number, made in (rows | dict(change.rows)).items() if number < change.count}
+
+
+@pytest.mark.parametrize("settle", [False, True])
+async def test_the_last_word_counts_in_one_batch_and_over_several(
+    journal: Journal, tmp_path: Path, settle: bool
+) -> None:
+    keeper, kept, cleared = SessionKeeper(journal), session(1), session(2)
+    for breakpoints in ({STEER.id: STEER}, {STEER.id: STEER, WATCH.id: WATCH}, {WATCH.id: WATCH}):
+        kept.breakpoints = cleared.breakpoints = dict(breakpoints)
+        keeper.note(kept)
+        keeper.note(cleared)
+        kept.history.append(9)
+        keeper.note(kept)
+        if settle:
+            await journal.settled()
+    cleared.breakpoints = {}
+    keeper.note(cleared)
+    back, none = restarted(journal, tmp_path)
+    assert back.breakpoints == {WATCH.id: WATCH}
+    assert list(back.history) == [1, 2, 3, 9, 9, 9]
+    assert none.breakpoints == {}
+
+
+async def test_interventions_are_appended_and_share_their_vectors(journal: Journal, tmp_path: Path) -> None:
+    """A turn that is steered writes what it has made, not all that the session has ever had, nor a vector again."""
+    keeper, kept = SessionKeeper(journal), session()
+    wide = vector(*[0.5] * 10_000)
+
+    async def written() -> int:
+        before = (tmp_path / f"{FILE_NAME}-wal").stat().st_size
+        keeper.note(kept)
+        await journal.settled()
+        return (tmp_path / f"{FILE_NAME}-wal").stat().st_size - before
+
+    edit = Edit(EditOp.ADD, 0.5, wide)
+    kept.interventions = tuple(Intervention(2 * n, 2 * n + 1, 2, edit) for n in range(1000))
+    kept.history.extend([7] * 2000)
+    await written()
+    kept.interventions += (Intervention(2000, 2001, 2, Edit(EditOp.ADD, 0.25, wide)),)
+    kept.interventions = (*kept.interventions[:-1], replace(kept.interventions[-1], end=2002))
+    assert await written() < 40_000
+    keeper.note(kept)
+    [back] = restarted(journal, tmp_path)
+    assert back.interventions == kept.interventions
+
+
+def stored_tensors(folder: Path) -> int:
+    with closing(sqlite3.connect(folder / FILE_NAME)) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM tensor").fetchone()
+    return int(count)
+
+
+async def test_a_vector_is_stored_once_for_as_long_as_anybody_refers_to_it(journal: Journal, tmp_path: Path) -> None:
+    keeper, one, two, key = SessionKeeper(journal), session(1), session(2), VectorKey("me", "calm")
+    assert STEERED.edit.vector is not None
+    for each in (one, two):
+        each.breakpoints, each.interventions = {STEER.id: STEER}, (STEERED, replace(STEERED, boundary=1))
+        keeper.note(each)
+    journal.append(key, vector(1, -2))
+    await journal.settled()
+    assert stored_tensors(tmp_path) == 1
+    keeper.forget(one)
+    two.breakpoints = {}
+    keeper.note(two)
+    journal.append(key, vector(3, 4))
+    await journal.settled()
+    assert stored_tensors(tmp_path) == 2
+    two.truncate(0)
+    keeper.note(two)
+    await journal.settled()
+    assert stored_tensors(tmp_path) == 1
+    journal.append(key, None)
+    await journal.settled()
+    assert stored_tensors(tmp_path) == 0
+
+
+async def test_vectors_are_each_owners_own_and_the_last_of_a_name_counts(journal: Journal, tmp_path: Path) -> None:
+    mine, yours, unowned = VectorKey("me", "calm"), VectorKey("you", "calm"), VectorKey(None, "calm")
+    for key, value in ((mine, 1.0), (yours, 2.0), (unowned, 3.0), (mine, 4.0)):
+        journal.append(key, vector(value, 0.0))
+    journal.append(yours, None)
+    journal.append(VectorKey("me", "half"), TensorData("bfloat16", (2,), b"\x80\x3f\x00\x40"))
+    await journal.settled()
+    journal.append(unowned, vector(5.0, 0.0))
+    journal.close()
+    again = Journal(tmp_path)
+    again.load(model_info())
+    assert again.load_vectors() == {
+        mine: vector(4.0, 0.0),
+        unowned: vector(5.0, 0.0),
+        VectorKey("me", "half"): TensorData("bfloat16", (2,), b"\x80\x3f\x00\x40"),
+    }
+    again.close()
+
+
+async def test_another_models_vectors_are_refused_even_without_a_session(journal: Journal, tmp_path: Path) -> None:
+    journal.append(VectorKey(None, "calm"), vector(1.0))
+    journal.close()
+    again = Journal(tmp_path)
+    with pytest.raises(FieldOutOfRange, match=r"0 sessions and 1 vector .* model 'tiny'"):
+        again.load(model_info("other"))
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(f"UPDATE breakpoints SET body = '{text}'" for text in ("", "[[]", '[{"id": "bp_1"}]', '["exec(1)"]')),
+        *(f"UPDATE intervention SET body = '{text}'" for text in ("", "[]", '[{"first": 1}]')),
+        "DELETE FROM intervention WHERE number = 0",
+        "DELETE FROM tensor",
+    ],
+)
+async def test_steering_that_cannot_be_read_is_named(journal: Journal, tmp_path: Path, damage: str) -> None:
+    kept = session()
+    kept.breakpoints, kept.interventions = {STEER.id: STEER}, (STEERED, replace(STEERED, boundary=1))
+    SessionKeeper(journal).note(kept)
+    journal.close()
+    execute(tmp_path / FILE_NAME, damage)
+    again = Journal(tmp_path)
+    with pytest.raises(FieldOutOfRange, match=FILE_NAME):
+        SessionKeeper(again).load(model_info())
+    again.close()
+
+
+@pytest.mark.parametrize("state", [SessionState.QUEUED, SessionState.RUNNING, SessionState.PAUSED])
+async def test_what_is_armed_under_a_turn_is_kept_without_the_turn(
+    journal: Journal, tmp_path: Path, state: SessionState
+) -> None:
+    keeper, kept = SessionKeeper(journal), session()
+    kept.interventions = (STEERED,)
+    keeper.note(kept)
+    kept.begin(Turn(Ticket(1)), array("I", [1, 2, 3, 4, 5]), 8)
+    kept.state = state
+    kept.history.append(6)
+    kept.breakpoints[WATCH.id] = WATCH
+    keeper.note(kept)
+    [back] = restarted(journal, tmp_path)
+    assert list(back.history) == [1, 2, 3]
+    assert back.breakpoints == {WATCH.id: WATCH}
+    assert back.interventions == (STEERED,)
+
+
+async def test_every_field_comes_back(journal: Journal, tmp_path: Path) -> None:
     kept = Session(
         SessionId("ses_1"),
         "me",
@@ -59,79 +284,33 @@ async def test_every_field_comes_back(keeper: SessionKeeper, tmp_path: Path) -> 
         created_at=1.25,
         used_at=2.25,
     )
-    keeper.note(kept)
-    [back] = await restarted(keeper, tmp_path)
+    SessionKeeper(journal).note(kept)
+    [back] = restarted(journal, tmp_path)
     assert back.state is SessionState.IDLE
     for field in ("id", "owner", "metadata", "ttl_s", "residency", "name", "phase", "history", "forked_from", "usage"):
         assert getattr(back, field) == getattr(kept, field)
     assert (back.created_at, back.used_at) == (1.25, 2.25)
 
 
-@pytest.mark.parametrize("state", [SessionState.QUEUED, SessionState.RUNNING, SessionState.PAUSED])
-async def test_half_a_turn_is_not_kept(keeper: SessionKeeper, tmp_path: Path, state: SessionState) -> None:
-    busy = session(1)
-    keeper.note(busy)
-    busy.begin(Turn(Ticket(1)), busy.history + array("I", [4]), 8)
-    busy.state = state
-    busy.history.append(5)
-    keeper.note(busy)
-    [back] = await restarted(keeper, tmp_path)
-    assert list(back.history) == [1, 2, 3]
-
-
-async def test_what_happens_to_a_closed_session_does_not_bring_it_back(keeper: SessionKeeper, tmp_path: Path) -> None:
-    closed = session(1)
+async def test_what_happens_to_a_closed_session_does_not_bring_it_back(journal: Journal, tmp_path: Path) -> None:
+    keeper, closed = SessionKeeper(journal), session()
     keeper.note(closed)
     closed.move(SessionState.CLOSED)
     keeper.forget(closed)
     keeper.note(closed)
-    assert await restarted(keeper, tmp_path) == []
+    assert restarted(journal, tmp_path) == []
 
 
-async def test_however_a_history_changes_it_comes_back_as_it_is(keeper: SessionKeeper, tmp_path: Path) -> None:
-    kept = session(1)
+async def test_however_a_history_changes_it_comes_back_as_it_is(journal: Journal, tmp_path: Path) -> None:
+    keeper, kept = SessionKeeper(journal), session()
     for history in ([1, 2, 3], [1, 2, 3, 4, 5], [1, 2], [1, 2, 9, 9], [], [7], [7]):
         kept.history = array("I", history)
         keeper.note(kept)
         await keeper.settled(kept)
     kept.history.append(8)
     keeper.note(kept)
-    [back] = await restarted(keeper, tmp_path)
+    [back] = restarted(journal, tmp_path)
     assert list(back.history) == [7, 8]
-
-
-LONG = 1_000_000
-
-
-def signal(session: Session) -> None:
-    session.phase = Phase.IO_WAIT
-
-
-def rewind(session: Session) -> None:
-    del session.history[LONG - 5 :]
-
-
-def lengthen(session: Session) -> None:
-    session.history.extend([7, 8, 9])
-
-
-@pytest.mark.parametrize("change", [signal, rewind, lengthen])
-async def test_a_note_copies_only_what_has_changed(tmp_path: Path, change: Callable[[Session], None]) -> None:
-    journal = Journal(tmp_path)
-    keeper = SessionKeeper(journal)
-    keeper.load(model_info())
-    journal.start()
-    session = Session(SessionId("ses_1"), None, history=array("I", bytes(4 * LONG)))
-    keeper.note(session)
-    await keeper.settled(session)
-    change(session)
-    tracemalloc.start()
-    keeper.note(session)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    journal.close()
-    assert peak < LONG / 10
-    assert histories(tmp_path / FILE) == {"ses_1": session.history.tolist()}
 
 
 async def test_a_restored_session_that_is_cut_and_then_continued_is_kept_as_it_is(tmp_path: Path) -> None:

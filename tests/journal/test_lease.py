@@ -4,36 +4,44 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from app.backup import back_up
-from app.domain.errors import Fenced, FieldOutOfRange, NotDurable
+from app.domain.errors import FieldOutOfRange, NotDurable
 from app.domain.leases import NOBODYS, Lease
 from app.domain.values import SessionId
 from app.journal import lease, renewals
 from app.journal.journal import FILE_NAME, Journal
+from app.journal.lease import FolderLease
 from app.journal.lease_table import find_lease
 from app.journal.lock import FolderLock
 from tests.file_sizes import largest_file
-from tests.journal.building import change, histories, model_info
+from tests.journal.building import change, execute, histories, started
 
 ONE, TWO = SessionId("ses_1"), SessionId("ses_2")
 LONG_S, SHORT_S = 3600.0, 1.0
 
 On = Callable[[str], None]
+Take = Callable[..., Journal]
 
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> On:
-    """Go to another machine."""
 
     machines = ["one"]
     monkeypatch.setattr(lease, "machine_id", lambda: machines[-1])
     return machines.append
+
+
+@pytest.fixture
+def take() -> Iterator[Take]:
+    """A journal in a folder, which is closed in the end."""
+    with ExitStack() as ends:
+        yield lambda folder, lease_s=None: ends.enter_context(closing(Journal(folder, lease_s)))
 
 
 @pytest.fixture(params=[False, True], ids=["wal", "over a network"])
@@ -43,49 +51,30 @@ def shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     return bool(request.param)
 
 
+def held(journal: Journal) -> FolderLease:
+    assert journal.lease is not None
+    return journal.lease
+
+
 def freeze(journal: Journal) -> None:
     """It renews its lease no more, and gives it back to nobody."""
-    assert journal.lease is not None
-    journal.lease._closing.set()
-    journal.lease._thread.join()
-
-
-def let_go(journal: Journal) -> None:
-    """Let go of its lock, as the kernel does for a process that has died."""
-    journal._lock.close()
+    held(journal)._closing.set()
+    held(journal)._thread.join()
 
 
 def renew(journal: Journal) -> bool:
     """Renew it now; whether it could be."""
-    assert journal.lease is not None
-    return journal.lease._renew()
+    return held(journal)._renew()
 
 
 def lapse(journal: Journal) -> None:
     """So much time passes that it runs out."""
-    assert journal.lease is not None
-    journal.lease._tenure.ends_at = 0.0
-
-
-def has_lost(journal: Journal) -> bool:
-    assert journal.lease is not None
-    return journal.lease.is_lost
-
-
-def is_fenced(journal: Journal) -> bool:
-    return journal.state.is_fenced
+    held(journal)._tenure.ends_at = 0.0
 
 
 def found(folder: Path) -> Lease:
     with closing(sqlite3.connect(folder / FILE_NAME)) as connection:
         return find_lease(connection)
-
-
-def started(folder: Path, lease_s: float | None) -> Journal:
-    journal = Journal(folder, lease_s)
-    journal.load(model_info())
-    journal.start()
-    return journal
 
 
 async def test_what_a_former_holder_writes_is_refused_whole(tmp_path: Path, on: On, shared: bool) -> None:
@@ -96,17 +85,15 @@ async def test_what_a_former_holder_writes_is_refused_whole(tmp_path: Path, on: 
     freeze(first)
     on("two")
     second = started(tmp_path, LONG_S)
-    assert first.lease is not None
-    assert second.lease is not None
-    assert (first.lease.epoch, second.lease.epoch) == (1, 2)
-    assert second.lease.holds
-    assert not first.lease.holds
-    assert not has_lost(first)
+    assert (held(first).epoch, held(second).epoch) == (1, 2)
+    assert held(second).holds
+    assert not held(first).holds
+    assert not held(first).is_lost
     first.append(ONE, change(ONE, 2, [3]))
     first.append(TWO, change(TWO, 0, [4]))
     with pytest.raises(NotDurable, match="another server has taken it"):
         await first.settled()
-    assert has_lost(first)
+    assert held(first).is_lost
     second.append(ONE, change(ONE, 2, [9]))
     await second.settled()
     first.close()
@@ -117,90 +104,35 @@ async def test_what_a_former_holder_writes_is_refused_whole(tmp_path: Path, on: 
     assert histories(tmp_path / FILE_NAME) == {ONE: [1, 2, 9]}
 
 
-def test_a_frozen_holder_that_wakes_learns_that_it_has_lost_the_folder(
-    tmp_path: Path, on: On, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = Journal(tmp_path, SHORT_S)
-    assert first.lease is not None
-    freeze(first)
-    on("two")
-    second = Journal(tmp_path, LONG_S)
-    assert "the start waits" in caplog.text
-    assert "taken over after" in caplog.text
-    assert not renew(first)
-    assert has_lost(first)
-    with pytest.raises(Fenced, match="another server has taken it"):
-        first.lease.require()
-    assert [line.levelname for line in caplog.records if "has taken the state folder" in line.message] == ["CRITICAL"]
-    second.close()
-    first.close()
-
-
 def test_a_dead_holder_of_this_machine_is_not_waited_for(
-    tmp_path: Path, on: On, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, take: Take, on: On, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = Journal(tmp_path, LONG_S)
+    first = take(tmp_path, LONG_S)
     freeze(first)
-    let_go(first)
-    second = Journal(tmp_path, LONG_S)
-    assert second.lease is not None
-    assert second.lease.epoch == 2
+    (tmp_path / "lock").unlink()  # of a process that has died
+    second = take(tmp_path, LONG_S)
+    assert held(second).epoch == 2
     assert "waits" not in caplog.text
-    second.close()
-    first.close()
 
 
-def test_a_holder_of_this_machine_that_lives_is_refused_at_once(tmp_path: Path, on: On) -> None:
-    first = Journal(tmp_path, LONG_S)
+def test_a_holder_of_this_machine_that_lives_is_refused_at_once(tmp_path: Path, take: Take, on: On) -> None:
+    take(tmp_path, LONG_S)
     with pytest.raises(FieldOutOfRange, match="another server keeps its sessions in"):
         Journal(tmp_path, LONG_S)
     on("two")
-    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
-        connection.execute("UPDATE lease SET length_s = 0")
+    execute(tmp_path / FILE_NAME, "UPDATE lease SET length_s = 0")
     with pytest.raises(FieldOutOfRange, match="another server keeps its sessions in"):  # it has no lease, but the lock
         Journal(tmp_path, LONG_S)
-    first.close()
 
 
-def test_a_server_without_a_lease_takes_the_folder_from_one_that_had_one(tmp_path: Path, on: On) -> None:
-    first = Journal(tmp_path, SHORT_S)
+def test_a_server_without_a_lease_takes_the_folder_from_one_that_had_one(tmp_path: Path, take: Take, on: On) -> None:
+    first = take(tmp_path, SHORT_S)
     freeze(first)
     on("two")
-    second = Journal(tmp_path)
+    second = take(tmp_path)
     assert second.lease is None
     assert found(tmp_path).epoch == 2
     assert not renew(first)
-    second.close()
-    first.close()
-
-
-def test_a_folder_that_never_had_a_lease_gets_none(tmp_path: Path) -> None:
-    Journal(tmp_path).close()
-    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
-        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema")]
-    assert "lease" not in tables
-
-
-def test_a_lease_that_cannot_be_renewed_is_held_again_if_nobody_took_it(
-    tmp_path: Path, on: On, caplog: pytest.LogCaptureFixture
-) -> None:
-    journal = Journal(tmp_path, SHORT_S)
-    assert journal.lease is not None
-    with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        freeze(journal)
-        lapse(journal)
-        assert not renew(journal)
-        with pytest.raises(Fenced, match="could not be renewed"):
-            journal.lease.require()
-        assert is_fenced(journal)
-        other.execute("ROLLBACK")
-    assert renew(journal)
-    journal.lease.require()
-    assert not is_fenced(journal)
-    said = [line.message for line in caplog.records if line.name == "app.journal.lease"]
-    assert [line.partition(" folder ")[2][:18] for line in said] == ["has run out, and n", "is held again: ses"]
-    journal.close()
 
 
 def test_the_file_is_for_several_machines_where_they_share_it(tmp_path: Path, on: On, shared: bool) -> None:
@@ -213,47 +145,41 @@ def test_the_file_is_for_several_machines_where_they_share_it(tmp_path: Path, on
 
 
 def test_a_renewal_whose_answer_was_lost_is_no_loss_and_an_end_in_order_no_wait(
-    tmp_path: Path, on: On, shared: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, take: Take, on: On, shared: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = Journal(tmp_path, LONG_S)
-    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
-        connection.execute("UPDATE lease SET renewals = renewals + 1")
+    first = take(tmp_path, LONG_S)
+    execute(tmp_path / FILE_NAME, "UPDATE lease SET renewals = renewals + 1")
     assert renew(first)
     assert found(tmp_path).renewals == 2
     first.close()
     on("two")
-    second = Journal(tmp_path, LONG_S)
-    assert second.lease is not None
-    assert second.lease.epoch == 2
+    second = take(tmp_path, LONG_S)
+    assert held(second).epoch == 2
     assert "waits" not in caplog.text
-    second.close()
 
 
-def test_a_backup_is_nobodys(tmp_path: Path, on: On) -> None:
+def test_a_backup_is_nobodys(tmp_path: Path, take: Take, on: On) -> None:
     journal = started(tmp_path / "state", LONG_S)
     back_up(tmp_path / "state", None, tmp_path / "copy")
     journal.close()
     on("two")
-    copy = Journal(tmp_path / "copy", LONG_S)
-    assert copy.lease is not None
-    assert copy.lease.epoch == 1
-    copy.close()
+    copy = take(tmp_path / "copy", LONG_S)
+    assert held(copy).epoch == 1
 
 
 def test_a_lock_that_another_server_has_replaced_is_held_no_more(tmp_path: Path) -> None:
     waited, taker = locks = FolderLock(tmp_path), FolderLock(tmp_path)
 
-    def held() -> list[bool]:
+    def who_holds_it() -> list[bool]:
         return [each.is_held for each in locks]
 
-    assert held() == [True, False]
+    assert who_holds_it() == [True, False]
     taker.replace()  # it was quicker to take the lease
-    assert held() == [False, True]
     waited.try_again()
-    assert held() == [False, True]
+    assert who_holds_it() == [False, True]
     taker.close()
     waited.try_again()
-    assert held() == [True, False]
+    assert who_holds_it() == [True, False]
     waited.close()
 
 
@@ -268,7 +194,7 @@ def test_a_lease_is_renewed_where_the_journal_takes_nothing(tmp_path: Path, on: 
     lapse(first)
     with largest_file(NO_ROOM):
         assert renew(first)
-    assert not is_fenced(first)
+    assert not first.state.is_fenced
     assert found(tmp_path) == row
     assert (tmp_path / renewals.NAME).read_bytes() != news
     assert renew(first)
@@ -276,19 +202,19 @@ def test_a_lease_is_renewed_where_the_journal_takes_nothing(tmp_path: Path, on: 
     first.close()
 
 
-def test_a_holder_without_room_learns_that_it_has_lost_the_folder(tmp_path: Path, on: On, shared: bool) -> None:
-    first = Journal(tmp_path, SHORT_S)
+def test_a_holder_without_room_learns_that_it_has_lost_the_folder(
+    tmp_path: Path, take: Take, on: On, shared: bool
+) -> None:
+    first = take(tmp_path, SHORT_S)
     freeze(first)
     on("two")
-    second = Journal(tmp_path, LONG_S)
+    second = take(tmp_path, LONG_S)
     freeze(second)
     news = (tmp_path / renewals.NAME).read_bytes()
     with largest_file(NO_ROOM):
         assert not renew(first)
-    assert has_lost(first)
+    assert held(first).is_lost
     assert (tmp_path / renewals.NAME).read_bytes() == news
-    second.close()
-    first.close()
 
 
 def lost_news(folder: Path) -> None:
@@ -306,27 +232,26 @@ def moved_folder(folder: Path) -> None:
 
 @pytest.mark.parametrize("loses", [lost_news, replaced_journal, moved_folder])
 def test_a_holder_whose_files_are_not_those_that_others_look_at_renews_nothing(
-    tmp_path: Path, on: On, shared: bool, loses: Callable[[Path], None]
+    tmp_path: Path, take: Take, on: On, shared: bool, loses: Callable[[Path], None]
 ) -> None:
     folder = tmp_path / "state"
-    first = Journal(folder, LONG_S)
+    first = take(folder, LONG_S)
     freeze(first)
     news = (folder / renewals.NAME).read_bytes()
     loses(folder)
     lapse(first)
     with largest_file(NO_ROOM):
         assert not renew(first)
-    assert is_fenced(first)
+    assert first.state.is_fenced
     if loses is replaced_journal:
         assert not renew(first)
         assert (folder / renewals.NAME).read_bytes() == news
     else:
         assert not (folder / renewals.NAME).exists()
-    first.close()
 
 
 @pytest.mark.parametrize("room", [0, renewals.SIZE - 1])
-def test_a_lease_without_room_for_news_is_not_taken(tmp_path: Path, on: On, room: int) -> None:
+def test_a_lease_without_room_for_news_is_not_taken(tmp_path: Path, take: Take, on: On, room: int) -> None:
     Journal(tmp_path).close()
     with (
         largest_file(room),
@@ -334,22 +259,7 @@ def test_a_lease_without_room_for_news_is_not_taken(tmp_path: Path, on: On, room
     ):
         Journal(tmp_path, LONG_S)
     assert found(tmp_path) == NOBODYS
-    journal = Journal(tmp_path, LONG_S)
+    journal = take(tmp_path, LONG_S)
     freeze(journal)
     with largest_file(NO_ROOM):
         assert renew(journal)
-    journal.close()
-
-
-@pytest.mark.parametrize("lease_s", [None, LONG_S])
-def test_a_folder_whose_news_cannot_be_read_is_not_taken(tmp_path: Path, on: On, lease_s: float | None) -> None:
-    first = Journal(tmp_path, LONG_S)
-    freeze(first)
-    (tmp_path / renewals.NAME).unlink()
-    (tmp_path / renewals.NAME).mkdir()
-    on("two")
-    before = found(tmp_path)
-    with pytest.raises(FieldOutOfRange, match=r"cannot use .*/renewals, .*: Is a directory; "):
-        Journal(tmp_path, lease_s)
-    assert found(tmp_path) == before
-    first.close()

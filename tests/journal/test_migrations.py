@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 
-from app.cli import main
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ForkPoint, Phase, Residency
 from app.journal.journal import Journal
@@ -23,8 +22,8 @@ from app.journal.store import JournalStore
 from app.sessions.keeper import SessionKeeper
 from tests.durability.restarting import generate, open_session, serving
 from tests.journal import written
-from tests.journal.building import FILE, be_impatient, limit_pages, model_info
-from tests.processes import TINY, serve_process
+from tests.journal.building import FILE, be_impatient, held_up, model_info
+from tests.processes import serve_process
 
 MODEL = replace(model_info("tiny-llama"), num_layers=4)
 OPERATING = Path(__file__).parents[2] / "docs/operating.md"
@@ -93,10 +92,14 @@ def test_a_server_goes_on_with_it(tmp_path: Path, number: int) -> None:
         assert len(steered) == 1
 
 
-def test_a_step_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_model_and_a_step_that_fails_leave_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written.put(tmp_path, OLDEST)
     before = written.contents(tmp_path / FILE)
     with closing(JournalStore(tmp_path / FILE)) as store:
+        with pytest.raises(FieldOutOfRange, match="those of model 'tiny-llama'"):
+            store.load(replace(MODEL, name="another"))
         with monkeypatch.context() as patch:
             patch.setattr("app.journal.migrations.STEPS", (("ALTER TABLE model ADD COLUMN more TEXT", "nonsense"),))
             with pytest.raises(FieldOutOfRange, match="nonsense"):
@@ -105,44 +108,12 @@ def test_a_step_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch
         assert len(store.load(MODEL)) == 5
 
 
-@pytest.mark.usefixtures("engine_in_a_thread")
-def test_a_start_with_another_model_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written.put(tmp_path, OLDEST)
-    before = written.contents(tmp_path / FILE)
-    assert main(["serve", *TINY, "--state-dir", str(tmp_path), "--served-name", "another"]) == 2
-    assert "those of model 'tiny-llama'" in capsys.readouterr().err
-    assert written.contents(tmp_path / FILE) == before
-    assert kept(tmp_path) == []
-
-
-def test_a_disk_without_room_is_told_from_a_damaged_file(tmp_path: Path) -> None:
-    written.put(tmp_path, OLDEST)
-    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as connection:
-        connection.execute("CREATE TEMP TABLE more AS SELECT * FROM session LIMIT 1")
-        for number in range(300):
-            connection.execute("UPDATE more SET id = ?", (f"ses_{number}",))
-            connection.execute("INSERT INTO session SELECT * FROM more")
-        connection.execute("VACUUM")  # full pages: longer rows need others
-    before = written.contents(tmp_path / FILE)
-    with closing(JournalStore(tmp_path / FILE)) as store:
-        limit_pages(store)
-        with pytest.raises(FieldOutOfRange, match=r"cannot open the journal .* is full; make room there") as refused:
-            store.load(MODEL)
-        assert refused.value.param == "state_dir"
-        assert "move it away" not in refused.value.message
-        assert written.contents(tmp_path / FILE) == before
-        limit_pages(store, more=1000)
-        assert len(store.load(MODEL)) == 305
-
-
 def test_a_locked_file_is_told_from_a_damaged_one(tmp_path: Path) -> None:
     written.put(tmp_path, OLDEST)
-    with closing(JournalStore(tmp_path / FILE)) as store, closing(sqlite3.connect(tmp_path / FILE)) as other:
+    with closing(JournalStore(tmp_path / FILE)) as store:
         be_impatient(store)
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(FieldOutOfRange, match=r"database is locked; another program keeps it"):
+        with held_up(tmp_path), pytest.raises(FieldOutOfRange, match="database is locked; another program keeps it"):
             store.load(MODEL)
-        other.rollback()
         assert len(store.load(MODEL)) == 5
 
 
@@ -158,7 +129,6 @@ def test_a_journal_that_cannot_be_kept_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def way_back() -> str:
-    """The commands of docs/operating.md."""
     section = OPERATING.read_text("utf-8").partition("## Upgrades")[2].partition("\n## ")[0]
     found = re.search(r"^```bash\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert found is not None

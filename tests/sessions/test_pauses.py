@@ -1,29 +1,42 @@
-"""Pauses end in every way that there is, and copies of a paused session go on as it does."""
+"""Pauses end in every way that there is, and breakpoints and vectors are kept for good or not at all."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
+import struct
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from app.domain.breakpoints import NEXT_BREAKPOINT, OnTimeout, Until, When
-from app.domain.errors import Draining, NotFound, WrongState
-from app.domain.values import FinishReason, Phase, SessionState, Tier
+from app.domain.breakpoints import (
+    NEXT_BREAKPOINT,
+    Action,
+    Breakpoint,
+    Edit,
+    EditOp,
+    OnTimeout,
+    Pass,
+    TensorData,
+    Until,
+    When,
+)
+from app.domain.errors import Draining, FieldOutOfRange, NotDurable, NotFound, WrongState
+from app.domain.values import FinishReason, Phase, SessionState, StopRule, Tier
 from app.exports.exports import export_session, import_session
 from app.messages import Paused, TurnFinished
 from app.routers.dependencies import Services
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
-from app.sessions.session import Session
-from tests.exports.spooling import spooled
+from app.sessions.whitebox.vectors import MAX_VECTORS, Vectors
+from tests.file_sizes import largest_file
+from tests.journal.building import held_up
 from tests.pausing import (
     EACH_TOKEN,
     PROMPT,
     PROMPT_END,
     TOKENS,
-    assert_nobody_waits,
     assert_same,
     finish,
     paused,
@@ -32,13 +45,12 @@ from tests.pausing import (
     whole,
 )
 from tests.serving import running_services
-from tests.taking_turns import assert_nothing_is_held, engine_tokens, until
+from tests.taking_turns import GREEDY, assert_nothing_is_held, engine_tokens, spooled, start_turn, until
 
 BRIEF = 0.1
 
 
-async def test_a_stop_string_that_spans_pauses_ends_the_turn(services: Services) -> None:
-    registry = services.sessions
+async def test_a_stop_string_that_spans_pauses_ends_the_turn(registry: SessionRegistry) -> None:
     text = (await whole(registry, tokens=12)).text
     stop = text[5:8]
     expected = await whole(registry, stop, tokens=12)
@@ -48,8 +60,7 @@ async def test_a_stop_string_that_spans_pauses_ends_the_turn(services: Services)
     assert len(session.history) == await engine_tokens(registry, session) == len(PROMPT) + len(expected.token_ids)
 
 
-async def test_a_cancel_is_not_overtaken_by_a_resume_nor_the_other_way_round(services: Services) -> None:
-    registry = services.sessions
+async def test_a_cancel_is_not_overtaken_by_a_resume_nor_the_other_way_round(registry: SessionRegistry) -> None:
     for resumed_first in (False, True):
         session, reader = await paused(registry, tokens=500)
         if resumed_first:
@@ -64,8 +75,9 @@ async def test_a_cancel_is_not_overtaken_by_a_resume_nor_the_other_way_round(ser
         assert isinstance(await finish(registry, session, again), TurnFinished)
 
 
-async def test_who_leaves_before_the_pause_ends_the_turn_and_who_leaves_at_it_does_not(services: Services) -> None:
-    registry = services.sessions
+async def test_who_leaves_before_the_pause_ends_the_turn_but_not_who_leaves_at_it(
+    registry: SessionRegistry,
+) -> None:
     session = registry.create()
     await registry.breakpoints.arm(session, PROMPT_END)
     reader = start(registry, session)
@@ -79,8 +91,7 @@ async def test_who_leaves_before_the_pause_ends_the_turn_and_who_leaves_at_it_do
     assert session.state is SessionState.PAUSED
 
 
-async def test_who_has_resumed_a_turn_ends_it_by_leaving_but_nobody_before(services: Services) -> None:
-    registry = services.sessions
+async def test_who_has_resumed_a_turn_ends_it_by_leaving_but_nobody_before(registry: SessionRegistry) -> None:
     session, reader = await paused(registry, breakpoint=PROMPT_END, tokens=900)
     registry.pauses.resume(session, NEXT_BREAKPOINT)
     registry.ends.release(session, reader.turn)  # of whoever had started it
@@ -91,8 +102,7 @@ async def test_who_has_resumed_a_turn_ends_it_by_leaving_but_nobody_before(servi
     assert end.reason is FinishReason.CANCELLED
 
 
-async def test_a_paused_session_that_is_closed_leaves_nothing(services: Services) -> None:
-    registry = services.sessions
+async def test_a_paused_session_that_is_closed_leaves_nothing(registry: SessionRegistry) -> None:
     session, reader = await paused(registry, breakpoint=replace(EACH_TOKEN, timeout_s=BRIEF))
     await registry.close(session)
     assert reader.turn.ended.is_set()
@@ -102,8 +112,9 @@ async def test_a_paused_session_that_is_closed_leaves_nothing(services: Services
     await assert_nothing_is_held(registry)
 
 
-async def test_at_the_end_nobody_waits_for_a_paused_turn_nor_for_one_that_pauses_then(services: Services) -> None:
-    registry = services.sessions
+async def test_at_the_end_nobody_waits_for_a_paused_turn_or_one_that_pauses_then(
+    registry: SessionRegistry,
+) -> None:
     (at_rest, first), (going, second) = await paused(registry), await paused(registry, tokens=500)
     registry.pauses.resume(going, Until(end=True))
     late = registry.create()
@@ -121,8 +132,7 @@ async def test_at_the_end_nobody_waits_for_a_paused_turn_nor_for_one_that_pauses
     assert end.reason is FinishReason.CANCELLED
 
 
-async def test_a_turn_that_nobody_resumes_goes_on_by_itself_stop_strings_and_all(services: Services) -> None:
-    registry = services.sessions
+async def test_a_turn_that_nobody_resumes_goes_on_by_itself_stop_strings_and_all(registry: SessionRegistry) -> None:
     text = (await whole(registry, tokens=12)).text
     expected = await whole(registry, text[5:8], tokens=12)
     brief = replace(PROMPT_END, timeout_s=BRIEF)
@@ -133,8 +143,9 @@ async def test_a_turn_that_nobody_resumes_goes_on_by_itself_stop_strings_and_all
     assert len(session.history) == await engine_tokens(registry, session)
 
 
-async def test_each_pause_has_its_own_time_and_one_made_by_until_that_of_the_one_before(services: Services) -> None:
-    registry = services.sessions
+async def test_each_pause_has_its_own_time_and_one_made_by_until_the_last_ones(
+    registry: SessionRegistry,
+) -> None:
     brief = replace(EACH_TOKEN, timeout_s=1.0, on_timeout=OnTimeout.ABORT, once=True)
     session, reader = await paused(registry, breakpoint=brief, tokens=5)
     assert session.breakpoints == {}
@@ -152,8 +163,7 @@ async def test_each_pause_has_its_own_time_and_one_made_by_until_that_of_the_one
     assert len(session.history) == len(PROMPT) + 4
 
 
-async def test_a_forks_pause_has_a_time_of_its_own(services: Services) -> None:
-    registry = services.sessions
+async def test_a_forks_pause_has_a_time_of_its_own(registry: SessionRegistry) -> None:
     abort = replace(EACH_TOKEN, timeout_s=1.0, on_timeout=OnTimeout.ABORT)
     parent, _ = await paused(registry, breakpoint=abort)
     await asyncio.sleep(0.5)
@@ -163,60 +173,20 @@ async def test_a_forks_pause_has_a_time_of_its_own(services: Services) -> None:
     await until(lambda: child.state is SessionState.IDLE)
 
 
-async def test_a_fork_of_a_paused_session_is_paused_in_the_same_place(services: Services) -> None:
-    registry = services.sessions
+async def test_a_fork_of_a_paused_session_is_paused_in_the_same_place(registry: SessionRegistry) -> None:
     expected = await whole(registry, logprobs=1)
     parent, reader = await paused(registry, logprobs=1)
     registry.pauses.resume(parent, NEXT_BREAKPOINT)
     await read(reader)
     child = await registry.fork(parent)
-    assert parent.pause is not None
-    assert child.pause is not None
-    assert child.pause.info == parent.pause.info
     assert (child.history, child.breakpoints, child.metadata) == (parent.history, parent.breakpoints, {"a": "b"})
-    child_reader = child.reader
-    assert child_reader is not None
-    assert (child_reader.text, child_reader.token_ids) == (reader.text, expected.token_ids[:2])
     for session in (parent, child):
-        end = await finish(registry, session, registry.pauses.resume(session, NEXT_BREAKPOINT))
+        reader = registry.pauses.resume(session, NEXT_BREAKPOINT)
+        end = await finish(registry, session, reader)
         assert end.usage.completion_tokens == TOKENS
+        assert_same(reader, expected)
         await registry.close(session)
-    assert_same(reader, expected)
-    assert_same(child_reader, expected)
     await assert_nothing_is_held(registry)
-
-
-async def test_a_fork_has_not_waited_for_what_its_parent_waited_for(services: Services) -> None:
-    registry = services.sessions
-    parent = registry.create()
-    await read(start(registry, parent))
-    registry.set_phase(parent, Phase.IO_WAIT)
-    await until(lambda: parent.kv.tier is Tier.HOST)
-    await registry.breakpoints.arm(parent, EACH_TOKEN)
-    await read(start(registry, parent))
-    child = await registry.fork(parent)
-    await finish(registry, child, registry.pauses.resume(child, NEXT_BREAKPOINT))
-    assert parent.usage.restore_ms > 0
-    assert child.usage.restore_ms == 0
-
-
-async def test_a_fork_that_nobody_waits_for_leaves_nothing_behind(services: Services) -> None:
-    registry = services.sessions
-    parent, _ = await paused(registry)
-    forking = asyncio.create_task(registry.fork(parent))
-    await asyncio.sleep(0)
-    forking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await forking
-    assert registry.table.page(limit=9) == [parent]
-    await registry.close(parent)
-    await assert_nothing_is_held(registry)
-    assert_nobody_waits(registry)
-
-
-async def copy(registry: SessionRegistry, session: Session, path: Path, way: str) -> Session:
-    """A fork of a paused session, or what comes of its file."""
-    return await (registry.fork(session) if way == "fork" else import_session(registry, path))
 
 
 @pytest.mark.parametrize("way", ["fork", "import"])
@@ -226,7 +196,8 @@ async def test_a_copy_that_nobody_waits_for_is_not_there_after_a_restart(tmp_pat
         parent, _ = await paused(registry)
         await export_session(registry, parent, spooled(tmp_path / "session"))
         for steps in range(6):  # at one of them the engine has just been told
-            copying = asyncio.create_task(copy(registry, parent, tmp_path / "session", way))
+            copy = registry.fork(parent) if way == "fork" else import_session(registry, tmp_path / "session")
+            copying = asyncio.create_task(copy)
             for _ in range(steps):
                 await asyncio.sleep(0)
             copying.cancel()
@@ -238,9 +209,10 @@ async def test_a_copy_that_nobody_waits_for_is_not_there_after_a_restart(tmp_pat
         assert [each.id for each in services.sessions.table.page(limit=9)] == [parent.id]
 
 
-async def test_a_session_paused_in_its_prompt_is_taken_away_while_it_waits(services: Services, tmp_path: Path) -> None:
+async def test_a_session_paused_in_its_prompt_can_be_exported_in_io_wait(
+    registry: SessionRegistry, tmp_path: Path
+) -> None:
     """Its KV on the host has blocks that only the paused pass has written to: they are not in the file."""
-    registry = services.sessions
     expected = await whole(registry, logprobs=1)
     session, _ = await paused(registry, breakpoint=PROMPT_END, logprobs=1)
     registry.set_phase(session, Phase.IO_WAIT)
@@ -253,12 +225,120 @@ async def test_a_session_paused_in_its_prompt_is_taken_away_while_it_waits(servi
     assert_same(reader, expected)
 
 
-async def test_an_idle_sessions_file_brings_no_turn(services: Services, tmp_path: Path) -> None:
-    registry = services.sessions
-    session = registry.create()
+STEER = Breakpoint("bp_steer", (1,), Action.EDIT, edits=(Edit(EditOp.SCALE, 0.5),))
+WATCH = Breakpoint("bp_watch", (0, 1), Action.CAPTURE, When(in_pass=Pass.DECODE))
+
+
+async def test_a_turn_that_cannot_pause_excludes_a_breakpoint_that_does(
+    registry: SessionRegistry,
+) -> None:
+    session, rule = registry.create(), StopRule(max_tokens=900)
+    turn = start_turn(registry, session, PROMPT, GREEDY, rule, pausable=False)
+    with pytest.raises(WrongState):
+        await registry.breakpoints.arm(session, EACH_TOKEN)
+    assert session.breakpoints == {}
+    await registry.breakpoints.arm(session, WATCH)
+    registry.ends.release(session, turn)
+    await turn.ended.wait()
     await registry.breakpoints.arm(session, EACH_TOKEN)
-    await export_session(registry, session, spooled(tmp_path / "session"))
-    back = await import_session(registry, tmp_path / "session")
-    assert back.state is SessionState.IDLE
-    assert back.breakpoints == {EACH_TOKEN.id: EACH_TOKEN}
-    assert_nobody_waits(registry)
+    with pytest.raises(WrongState, match=f"/v1/sessions/{session.id}/generate"):
+        start_turn(registry, session, PROMPT, GREEDY, rule, pausable=False)
+
+
+async def test_one_that_acts_once_is_gone_for_good(tmp_path: Path) -> None:
+    once = replace(EACH_TOKEN, once=True)
+    async with running_services(state_dir=tmp_path) as services:
+        session, _ = await paused(services.sessions, breakpoint=once)
+        assert session.breakpoints == {}
+    async with running_services(state_dir=tmp_path) as services:
+        assert services.sessions.table.get(session.id).breakpoints == {}
+
+
+async def two_turns(registry: SessionRegistry, *breakpoints: Breakpoint) -> list[int]:
+    """What the second of two turns generates."""
+    session = registry.create()
+    for each in breakpoints:
+        await registry.breakpoints.arm(session, each)
+    for _ in range(2):
+        reader = start(registry, session)
+        assert isinstance(await read(reader), TurnFinished)
+    return reader.token_ids
+
+
+@pytest.mark.parametrize("every", [None, 2])
+async def test_breakpoints_and_steering_are_there_after_a_restart(
+    services: Services, tmp_path: Path, every: int | None
+) -> None:
+    steer = replace(STEER, when=When(every=every))
+    steered, plain = await two_turns(services.sessions, steer), await two_turns(services.sessions)
+    assert steered != plain
+    async with running_services(state_dir=tmp_path) as first:
+        session = first.sessions.create()
+        await first.sessions.breakpoints.arm(session, steer)
+        assert isinstance(await read(start(first.sessions, session)), TurnFinished)
+    async with running_services(state_dir=tmp_path) as again:
+        back = again.sessions.table.get(session.id)
+        assert back.breakpoints == {steer.id: steer}
+        assert back.interventions == session.interventions != ()
+        reader = start(again.sessions, back)
+        assert isinstance(await read(reader), TurnFinished)
+    assert reader.token_ids == steered
+
+
+async def test_arming_waits_for_the_journal_and_one_who_leaves_meanwhile_leaves_nothing(tmp_path: Path) -> None:
+    async with running_services(state_dir=tmp_path) as services:
+        registry = services.sessions
+        session, _ = await paused(registry)
+        with held_up(tmp_path):
+            staying = asyncio.create_task(registry.breakpoints.arm(session, WATCH))
+            leaving = asyncio.create_task(registry.breakpoints.arm(session, STEER))
+            await asyncio.sleep(0.2)
+            assert not staying.done()
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+        await asyncio.wait_for(staying, 10)
+        assert list(session.breakpoints) == [EACH_TOKEN.id, WATCH.id]
+    async with running_services(state_dir=tmp_path) as services:
+        back = services.sessions.table.get(session.id)
+        assert back.state is SessionState.IDLE
+        assert list(back.breakpoints) == [EACH_TOKEN.id, WATCH.id]
+
+
+async def test_a_paused_session_comes_back_idle_as_it_was_before_the_turn(tmp_path: Path) -> None:
+    async with running_services(state_dir=tmp_path / "state") as services:
+        registry = services.sessions
+        session = registry.create()
+        assert isinstance(await read(start(registry, session)), TurnFinished)
+        before = session.history[:]
+        await registry.breakpoints.arm(session, EACH_TOKEN)
+        assert isinstance(await read(start(registry, session)), Paused)
+        child = await registry.fork(session)
+        shutil.copytree(tmp_path / "state", tmp_path / "left")  # what a kill would leave
+    async with running_services(state_dir=tmp_path / "left") as services:
+        for killed in (session, child):
+            back = services.sessions.table.get(killed.id)
+            assert back.state is SessionState.IDLE
+            assert (back.history, back.breakpoints) == (before, {EACH_TOKEN.id: EACH_TOKEN})
+
+
+def vector(value: float) -> TensorData:
+    return TensorData("float32", (2,), struct.pack("<2f", value, 0.0))
+
+
+async def test_an_owner_has_at_most_so_many_but_may_replace_them() -> None:
+    vectors = Vectors(None)
+    for index in range(MAX_VECTORS):
+        await vectors.put("me", f"v{index}", vector(index))
+    with pytest.raises(FieldOutOfRange, match="1000"):
+        await vectors.put("me", "one more", vector(0))
+    await vectors.put("me", "v0", vector(7))
+    await vectors.put("you", "v0", vector(8))
+    assert vectors.get("me", "v0") == vector(7)
+
+
+async def test_a_vector_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    wide = TensorData("float32", (100_000,), bytes(400_000))
+    async with running_services(state_dir=tmp_path) as services:
+        with largest_file(200_000), pytest.raises(NotDurable):
+            await services.vectors.put("me", "calm", wide)

@@ -1,8 +1,10 @@
-"""What turns may take: log-probabilities, tokens of a tenant, and the journal's room on a disk."""
+"""What turns and work beside them may take: time, log-probabilities, tokens, and the journal's room on a disk."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,49 +14,28 @@ from safetensors.numpy import save
 
 from app.domain.breakpoints import MAX_INTERVENTION_BYTES
 from app.domain.errors import DiskShort, EngineError, FieldOutOfRange, LogprobsFull
-from app.domain.values import FinishReason, SessionId, Ticket, TurnUsage
+from app.domain.values import SessionId, Ticket
 from app.journal.attempts import COPIES
 from app.machine.disk import DiskRoom
-from app.messages import Failed, Started, TurnEvent, TurnFinished
+from app.messages import Failed, Started
 from app.sessions.charges.logprob_room import BYTES_EACH, LogprobRoom
 from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.guards.journal_room import JournalRoom
+from app.sessions.guards.side_work import Lane, SideWork
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.file_sizes import free_on_disks
 
-SENT, CACHED, GENERATED = 300, 60, 7
-TICKET = Ticket(1)
-STARTED = Started(TICKET, CACHED)
 
-
-def finished(cached: int, generated: int) -> TurnFinished:
-    usage = TurnUsage(SENT, cached, generated, tokens_recomputed=40)
-    return TurnFinished(TICKET, FinishReason.CANCELLED, usage, SENT + generated)
-
-
-@pytest.mark.parametrize(
-    ("events", "cost"),
-    [
-        ([STARTED, finished(CACHED, GENERATED)], SENT - CACHED + GENERATED),
-        ([finished(0, 0)], 0),  # it was cancelled in the queue
-        ([STARTED, Failed(TICKET, EngineError("x"))], 0),
-    ],
-)
-def test_the_end_of_a_turn_settles_once(events: list[TurnEvent], cost: int) -> None:
+def test_a_turn_that_fails_costs_its_tenant_nothing() -> None:
     settled: list[int] = []
-    charge = TurnCharge(settled.append, sent=SENT)
-    for event in events:
+    charge = TurnCharge(settled.append, sent=300)
+    for event in (Started(Ticket(1), 60), Failed(Ticket(1), EngineError("x"))):
         charge.observe(event)
-    assert settled == [cost]
+    assert settled == [0]
 
 
 MOST_LOGPROBS = 100
-
-
-@pytest.fixture
-def logprobs() -> LogprobRoom:
-    return LogprobRoom(MOST_LOGPROBS * BYTES_EACH)
 
 
 def has_room(logprobs: LogprobRoom, owner: str | None, count: int) -> bool:
@@ -65,7 +46,8 @@ def has_room(logprobs: LogprobRoom, owner: str | None, count: int) -> bool:
     return True
 
 
-def test_a_tenant_with_several_calls_leaves_as_much_to_others(logprobs: LogprobRoom) -> None:
+def test_a_tenant_with_several_calls_leaves_as_much_to_others() -> None:
+    logprobs = LogprobRoom(MOST_LOGPROBS * BYTES_EACH)
     logprobs.take("ada", MOST_LOGPROBS)  # one call may have all of it
     assert not any(has_room(logprobs, owner, 1) for owner in ("ada", "bob", None))
     logprobs.give("ada", MOST_LOGPROBS)
@@ -76,13 +58,6 @@ def test_a_tenant_with_several_calls_leaves_as_much_to_others(logprobs: LogprobR
     with pytest.raises(FieldOutOfRange, match="at most 100 fit max_logprobs_bytes") as refused:
         logprobs.check("ada", MOST_LOGPROBS + 1)
     assert refused.value.param == "logprobs"
-
-
-def test_without_tenants_nobody_leaves_any(logprobs: LogprobRoom) -> None:
-    for _ in range(MOST_LOGPROBS // 10):
-        logprobs.check(None, 10)
-        logprobs.take(None, 10)
-    assert not has_room(logprobs, None, 1)
 
 
 FREE = 1000
@@ -151,3 +126,70 @@ def test_a_disk_without_room_refuses_them_and_keeps_turns(serve_with: ServeWith,
     assert_error(http.post(f"{path}/checkpoint/edit", json=edit), 503, "disk_full")
     ended = http.post(f"{path}/resume", json={"until": "end"}).raise_for_status().json()
     assert ended["status"] == "finished"
+
+
+AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
+
+
+def calm(owner: str | None) -> bool:
+    return False  # only its own turns are under way
+
+
+def busy(owner: str | None) -> bool:
+    return True
+
+
+async def test_a_tenant_has_few_pieces_at_once_and_others_do_not_wait_for_them() -> None:
+    work, leave, other_begun = SideWork(calm), threading.Event(), threading.Event()
+    begun: list[str] = []
+
+    def piece(owner: str) -> None:
+        begun.append(owner)
+        if owner == "one":
+            other_begun.set()
+        assert leave.wait(30)
+
+    many = [asyncio.create_task(work.run("many", piece, "many")) for _ in range(AT_ONCE + 5)]
+    one = asyncio.create_task(work.run("one", piece, "one"))
+    assert await asyncio.to_thread(other_begun.wait, 30)
+    assert begun.count("many") <= AT_ONCE
+    leave.set()
+    await asyncio.gather(one, *many)
+    assert begun.count("many") == len(many)
+
+
+async def test_who_leaves_keeps_the_place_until_the_work_is_done() -> None:
+    work, leave = SideWork(calm), threading.Event()
+    left = [asyncio.create_task(work.run("a", leave.wait, 30)) for _ in range(AT_ONCE)]
+    await asyncio.sleep(0.05)
+    for task in left:
+        task.cancel()
+    after = asyncio.create_task(work.run("a", str))
+    assert not (await asyncio.wait([after], timeout=0.1))[0]
+    leave.set()
+    assert await after == ""
+    assert all(isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*left, return_exceptions=True))
+
+
+async def use(work: SideWork, owner: str, seconds: float) -> None:
+    async with work.turn(owner, Lane.FILE) as piece:
+        piece.seconds = seconds
+
+
+async def test_beside_the_turns_of_others_a_tenant_waits_after_each_piece() -> None:
+    work = SideWork(busy)
+    await use(work, "a", 1000.0)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(use(work, "a", 0.0), 0.1)
+    await asyncio.wait_for(use(work, "b", 0.0), 30)
+
+
+async def test_a_text_does_not_wait_for_a_file_and_an_error_gives_the_place_back() -> None:
+    work = SideWork(busy)
+    async with work.turn("a", Lane.FILE) as piece:
+        piece.seconds = 1000.0
+        assert await asyncio.wait_for(work.run("a", str), 30) == ""
+    alone = SideWork(calm)
+    for _ in range(AT_ONCE + 1):
+        with pytest.raises(ValueError, match="no number"):
+            await asyncio.wait_for(alone.run("a", int, "no number"), 30)

@@ -25,14 +25,9 @@ from tests.serving import tiny_settings
 TICKET = Ticket(1)
 
 
-def session_in(state: SessionState) -> Session:
-    return Session(SessionId("ses_1"), owner=None, state=state)
-
-
 def session_with_turn() -> tuple[Session, Turn]:
     """A session with a history of 2 tokens and a turn of 1 more."""
-    session, turn = session_in(SessionState.IDLE), Turn(TICKET)
-    session.history = array("I", [1, 2])
+    session, turn = Session(SessionId("ses_1"), None, history=array("I", [1, 2])), Turn(TICKET)
     session.begin(turn, array("I", [1, 2, 3]), 8)
     return session, turn
 
@@ -131,7 +126,6 @@ class CountedTurns(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.table = table()
-        self.opening: list[Session] = []
 
     @rule(owner=st.sampled_from(OWNERS))
     def open(self, owner: str | None) -> None:

@@ -1,44 +1,50 @@
-"""Sessions without HTTP: their turns, their end, and that nothing stays behind."""
+"""Sessions without HTTP: how they open, their turns, their end, and that nothing stays behind."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
 import threading
-import time
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import httpx
 import pytest
-from httpx_sse import aconnect_sse
 
-from app.domain.errors import Draining, FieldOutOfRange, NotFound, WrongState
+from app.bridge.turn import Turn
+from app.domain.errors import Busy, Draining, FieldOutOfRange, NotFound, WrongState
 from app.domain.grammar import Grammar, GrammarKind
-from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule
+from app.domain.values import FinishReason, ModelInfo, SamplingParams, SessionState, StopRule
+from app.exports.exports import export_session, import_session
 from app.journal.journal import Journal
-from app.main import create_app
-from app.model_store.byte_tokenizer import byte_tokenizer
-from app.model_store.model_tokenizer import ModelTokenizer
 from app.routers.dependencies import Services
 from app.sessions import kept_kv, lifecycle
 from app.sessions.guards.side_work import Lane
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from app.tenants.tenancy import Tenancy
-from app.text.tokenizer import Tokens
-from tests.bridge.test_executor import DyingEngine
+from tests.bridge.test_executor import DyingEngine, app_of, info
 from tests.conftest import ServeWith
-from tests.serving import running_services, tiny_settings
-from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, engine_tokens, finish, start_turn, until
+from tests.serving import running_services
+from tests.taking_turns import (
+    GREEDY,
+    LONG,
+    PROMPT,
+    assert_nothing_is_held,
+    engine_tokens,
+    finish,
+    spooled,
+    start_turn,
+    until,
+)
+from tests.tenants.tenant_files import wait_for
+
+__all__ = ["info"]
 
 
-async def test_a_second_turn_at_the_same_time_is_refused(services: Services) -> None:
-    registry = services.sessions
+async def test_a_second_turn_at_the_same_time_is_refused(registry: SessionRegistry) -> None:
     session = registry.create()
     turn = start_turn(registry, session, PROMPT, GREEDY, LONG)
     with pytest.raises(WrongState, match="queued"):
@@ -50,21 +56,7 @@ async def test_a_second_turn_at_the_same_time_is_refused(services: Services) -> 
     registry.ends.release(session, turn)
 
 
-async def test_a_turn_that_its_reader_abandons_ends_and_frees_the_session(services: Services) -> None:
-    registry = services.sessions
-    session = registry.create()
-    turn = start_turn(registry, session, PROMPT, GREEDY, LONG)
-    await anext(turn)
-    registry.ends.release(session, turn)
-    await asyncio.wait_for(turn.ended.wait(), 10)
-    assert session.state is SessionState.IDLE
-    assert len(session.history) < 900
-    finished = await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=2)))
-    assert finished.reason is FinishReason.LENGTH
-
-
-async def test_a_grammar_that_is_compiled_does_not_wait_for_one_that_is_not(services: Services) -> None:
-    registry = services.sessions
+async def test_a_grammar_that_is_compiled_does_not_wait_for_one_that_is_not(registry: SessionRegistry) -> None:
 
     async def compile_grammar(text: str) -> None:
         sampling = SamplingParams(seed=0, grammar=Grammar(GrammarKind.REGEX, text, "structured_outputs.regex"))
@@ -80,61 +72,29 @@ async def test_a_grammar_that_is_compiled_does_not_wait_for_one_that_is_not(serv
             await asyncio.wait_for(compile_grammar("new"), 0.1)
 
 
-@pytest.mark.parametrize("late", [False, True])
-async def test_cancel_with_keep_cuts_the_history_here_and_in_the_engine(services: Services, late: bool) -> None:
-    registry = services.sessions
-    session = registry.create()
-    turn = start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=20) if late else LONG)
-    await until(lambda: len(session.history) >= 3 + 5)
-    if late:
-        await finish(turn)
-    registry.ends.cancel(session, turn, keep=2, reason=FinishReason.STOP)
-    if not late:
-        assert (await finish(turn)).reason is FinishReason.STOP
-    assert len(session.history) == await engine_tokens(registry, session) == 5
-
-
-async def test_rewind_cuts_both_histories_and_refuses_a_place_past_the_end(services: Services) -> None:
-    registry = services.sessions
-    session = registry.create()
-    await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=4)))
-    with pytest.raises(FieldOutOfRange, match="from 0 to 7"):
-        await registry.rewind(session, 8)
-    await registry.rewind(session, 2)
-    assert await engine_tokens(registry, session) == len(session.history) == 2
-
-
-async def test_a_session_expires_after_its_ttl_but_not_under_a_turn(services: Services) -> None:
-    registry = services.sessions
+async def test_a_session_expires_after_its_ttl_but_not_under_a_turn(registry: SessionRegistry) -> None:
     unused, used = registry.create(ttl_s=1), registry.create(ttl_s=1)
-    end = asyncio.get_running_loop().time() + 1.6
-    while asyncio.get_running_loop().time() < end:
-        await finish(start_turn(registry, used, PROMPT, GREEDY, StopRule(max_tokens=1), replace=True))
-    assert unused.state is SessionState.CLOSED
+    turn = start_turn(registry, used, PROMPT, GREEDY, LONG)
+    await until(lambda: unused.state is SessionState.CLOSED)
     assert registry.table.get(used.id) is used
     with pytest.raises(NotFound):
         registry.table.get(unused.id)
+    registry.ends.release(used, turn)
     await until(lambda: used.state is SessionState.CLOSED)
     await assert_nothing_is_held(registry)
 
 
-async def use_and_fail(session: Session, registry: SessionRegistry) -> None:
-    await anext(start_turn(registry, session, PROMPT, GREEDY, LONG))
-    raise ValueError("the caller's own")
-
-
-async def test_an_ephemeral_session_leaves_nothing_behind_even_after_an_error(services: Services) -> None:
-    registry = services.sessions
-    with pytest.raises(ValueError, match="own"):
+async def test_an_ephemeral_session_leaves_nothing_behind_even_after_an_error(registry: SessionRegistry) -> None:
+    with contextlib.suppress(ValueError):
         async with registry.ephemeral() as session:
-            await use_and_fail(session, registry)
+            await anext(start_turn(registry, session, PROMPT, GREEDY, LONG))
+            raise ValueError("the caller's own")
     assert session.state is SessionState.CLOSED
     assert registry.table.page(limit=1) == []
     await assert_nothing_is_held(registry)
 
 
-async def test_drain_lets_short_turns_end_cancels_long_ones_and_takes_no_more(services: Services) -> None:
-    registry = services.sessions
+async def test_drain_lets_short_turns_end_cancels_long_ones_and_takes_no_more(registry: SessionRegistry) -> None:
     long, short = registry.create(), registry.create()
     endless = start_turn(registry, long, PROMPT, GREEDY, LONG)
     brief = start_turn(registry, short, PROMPT, GREEDY, StopRule(max_tokens=2))
@@ -150,16 +110,13 @@ async def test_drain_lets_short_turns_end_cancels_long_ones_and_takes_no_more(se
 
 
 async def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    info: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A step, or a write of KV, may hang on a disk or a device."""
     for module, name in ((lifecycle, "KEEP_S"), (lifecycle, "LATE_S"), (kept_kv, "LATE_S")):
         monkeypatch.setattr(module, name, 0.05)
-    async with running_services() as services:
-        info = services.info
-    settings, tokens = tiny_settings(), Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
-    engine, journal = DyingEngine(info), Journal(tmp_path)
-    app = create_app(settings, engine, tokens, Tenancy(settings, time.time), journal)
+    engine = DyingEngine(info)
+    app = app_of(engine, Journal(tmp_path))
     async with app.router.lifespan_context(app):
         registry = app.state.services.sessions
         endless = start_turn(registry, registry.create(), PROMPT, GREEDY, LONG)
@@ -188,11 +145,12 @@ async def one_random_step(registry: SessionRegistry, session: Session, choose: r
             await until(lambda: len(session.history) >= start + 3)
         else:
             await turn.ended.wait()
-        if action == "cancel":
-            registry.ends.cancel(session, turn)
-        elif action != "finish":
-            registry.ends.cancel(session, turn, keep=choose.randint(0, 3), reason=FinishReason.STOP)
+        keep = choose.randint(0, 3) if action.startswith("cut") else None
+        if action != "finish":
+            reason = FinishReason.CANCELLED if keep is None else FinishReason.STOP
+            registry.ends.cancel(session, turn, keep=keep, reason=reason)
         await finish(turn)
+        assert keep is None or len(session.history) == start + keep
 
 
 async def test_the_history_here_is_the_engines_through_random_use(services: Services) -> None:
@@ -203,18 +161,10 @@ async def test_the_history_here_is_the_engines_through_random_use(services: Serv
         await one_random_step(registry, session, choose)
         assert len(session.history) == await engine_tokens(registry, session)
     for session in sessions:
+        with pytest.raises(FieldOutOfRange):
+            await registry.rewind(session, len(session.history) + 1)
         await registry.close(session)
     await assert_nothing_is_held(registry)
-
-
-STREAMS = 24
-CUT_OFF = STREAMS // 3
-
-
-def held(http: httpx.Client) -> tuple[int, int]:
-    """Sessions that are open and bytes of KV that they hold."""
-    memory = http.get("/v1/memory").json()
-    return memory["sessions"], memory["data"]["device"]["owned_bytes"]
 
 
 def descriptors() -> int:
@@ -223,60 +173,115 @@ def descriptors() -> int:
 
 def test_many_sessions_leave_no_descriptor_thread_or_block(serve_with: ServeWith) -> None:
     """The server runs in this process, so its descriptors and threads are ours."""
-    http = serve_with()
+    http = serve_with(kv_device=16 << 20)
 
     def use_one() -> None:
-        session = http.post("/v1/sessions").json()["id"]
-        http.post(f"/v1/sessions/{session}/generate", json={"prompt": "hello", "max_tokens": 3})
-        assert http.delete(f"/v1/sessions/{session}").status_code == 204
+        path = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+        http.post(f"{path}/generate", json={"prompt": "hello", "max_tokens": 3})
+        body = {"token_ids": PROMPT, "max_tokens": 300, "ignore_eos": True, "stream": True}
+        with http.stream("POST", f"{path}/generate", json=body) as answer:  # it breaks off
+            next(answer.iter_raw())
+        assert http.delete(path).status_code == 204
 
     use_one()
     before = descriptors(), threading.active_count()
     for _ in range(25):
         use_one()
-    assert held(http) == (0, 0)
+    memory = http.get("/v1/memory").json()
+    assert (memory["sessions"], memory["data"]["device"]["owned_bytes"]) == (0, 0)
     # asyncio keeps its pool of tokenizing threads; it may still have been growing.
-    assert descriptors() <= before[0]
+    wait_for(lambda: descriptors() <= before[0])
     assert threading.active_count() <= before[1] + (os.cpu_count() or 1) + 4
 
 
-@pytest.fixture
-async def many(serve_with: ServeWith) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.Client]]:
-    http = serve_with(kv_device=16 << 20)
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=http.base_url, timeout=60, limits=limits) as client:
-        yield client, http
+async def test_sessions_that_open_at_the_same_time_count_towards_max_sessions() -> None:
+    async with running_services(max_sessions=2) as services:
+        registry = services.sessions
+        parent = registry.create()
+        for openings in (
+            (registry.fork(parent), registry.fork(parent)),
+            (registry.create_guaranteed(), registry.create_guaranteed()),
+        ):
+            first, second = await asyncio.gather(*openings, return_exceptions=True)
+            assert isinstance(first, Session)
+            assert isinstance(second, Busy)
+            assert {session.id for session in registry.table.page(limit=9)} == {parent.id, first.id}
+            await registry.close(first)
 
 
-async def read_stream(client: httpx.AsyncClient, session: str, leave_after: int | None) -> list[str]:
-    """Names of the events up to the end, or up to where this reader breaks the connection."""
-    body = {"token_ids": [5, 6, 7], "max_tokens": 300, "ignore_eos": True, "stream": True}
-    names: list[str] = []
-    async with aconnect_sse(client, "POST", f"/v1/sessions/{session}/generate", json=body) as source:
-        async for event in source.aiter_sse():
-            names.append(event.event)
-            if len(names) == leave_after:
-                break
-    return names
+async def test_a_fork_that_fails_leaves_nothing_behind(registry: SessionRegistry) -> None:
+    parent = registry.create()
+    forking = asyncio.create_task(registry.fork(parent))
+    await asyncio.sleep(0)
+    forking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    assert registry.table.page(limit=9) == [parent]
+    await assert_nothing_is_held(registry)
 
 
-async def test_streams_that_are_cut_off_leave_nothing(many: tuple[httpx.AsyncClient, httpx.Client]) -> None:
-    client, http = many
-    choose = random.Random(0)
-    created = await asyncio.gather(*(client.post("/v1/sessions") for _ in range(STREAMS)))
-    sessions = [response.json()["id"] for response in created]
-    leave = [choose.randint(1, 10) if index < CUT_OFF else None for index in range(STREAMS)]
-    choose.shuffle(leave)
-    read = await asyncio.gather(
-        *(read_stream(client, session, after) for session, after in zip(sessions, leave, strict=True))
-    )
-    for names, after in zip(read, leave, strict=True):
-        assert names[-1] == ("finished" if after is None else "token")
-    deadline = time.monotonic() + 10
-    while (busy := http.get("/v1/memory").json())["turns_running"] + busy["turns_waiting"]:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
-    for session in sessions:
-        assert (await client.get(f"/v1/sessions/{session}")).json()["state"] == "idle"
-        assert (await client.delete(f"/v1/sessions/{session}")).status_code == 204
-    assert held(http) == (0, 0)
+async def test_an_import_that_nobody_waits_for_leaves_nothing_behind(registry: SessionRegistry, tmp_path: Path) -> None:
+    session = registry.create()
+    await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=4)))
+    await export_session(registry, session, spooled(tmp_path / "session"))
+    (tmp_path / "damaged").write_bytes(b"no session")
+    for path in (tmp_path / "session", tmp_path / "damaged"):
+        importing = asyncio.create_task(import_session(registry, path))
+        await asyncio.sleep(0)
+        importing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await importing
+    await registry.close(session)
+    assert registry.table.page(limit=9) == []
+    await asyncio.sleep(0.2)
+    assert (await registry.memory()).sessions == 0
+    await assert_nothing_is_held(registry)
+
+
+async def test_an_export_that_a_turn_overtakes_is_refused(registry: SessionRegistry, tmp_path: Path) -> None:
+    """The file would have a history that its label does not speak of."""
+    session = registry.create()
+    await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=3)))
+    exporting = asyncio.create_task(export_session(registry, session, spooled(tmp_path / "overtaken")))
+    await asyncio.sleep(0)
+    turn = start_turn(registry, session, [5], GREEDY, StopRule(max_tokens=3))
+    with pytest.raises(WrongState, match=r"history .* has changed meanwhile"):
+        await exporting
+    await finish(turn)
+    exported = await export_session(registry, session, spooled(tmp_path / "again"))
+    assert exported.tokens == len(session.history)
+
+
+async def test_a_guaranteed_session_that_nobody_waits_for_leaves_nothing_behind(registry: SessionRegistry) -> None:
+    for _ in range(9):  # more than could be promised at once
+        creating = asyncio.create_task(registry.create_guaranteed())
+        await asyncio.sleep(0)
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+    assert registry.table.page(limit=9) == []
+    assert (await registry.create_guaranteed()).residency == "guaranteed"
+
+
+@pytest.mark.parametrize(("max_running", "max_queue"), [(1, 5), (4, 3)])
+async def test_as_many_turns_are_taken_as_may_run_and_wait(max_running: int, max_queue: int) -> None:
+    """However many of them come before the engine has looked at the first."""
+    async with running_services(max_running=max_running, max_queue=max_queue) as services:
+        registry = services.sessions
+        taken: list[tuple[Session, Turn]] = []
+        for session in [registry.create() for _ in range(10)]:
+            with contextlib.suppress(Busy):
+                taken.append((session, start_turn(registry, session, PROMPT, GREEDY, LONG)))
+        assert len(taken) == max_running + max_queue
+        await anext(taken[0][1])
+        with pytest.raises(Busy, match="queue is full"):
+            start_turn(registry, registry.create(), PROMPT, GREEDY, LONG)
+        other = registry.create("other")
+        await finish(start_turn(registry, other, PROMPT, GREEDY, StopRule(max_tokens=1)))
+        registry.ends.release(*taken[0])
+        await finish(taken[0][1])
+        late = registry.create()
+        taken[0] = late, start_turn(registry, late, PROMPT, GREEDY, LONG)
+        for session, turn in taken:
+            registry.ends.release(session, turn)
+            await finish(turn)

@@ -13,7 +13,6 @@ from tests.serving import serve
 
 @pytest.fixture(scope="package")
 def replica_urls() -> Iterator[dict[str, str]]:
-    """Two replicas that tests share, by name."""
     with serve(replica="a") as a, serve(replica="b") as b:
         yield {"a": a, "b": b}
 
@@ -27,6 +26,5 @@ def door(replica_urls: dict[str, str]) -> Iterator[Door]:
 
 @pytest.fixture
 def client(door: Door) -> Iterator[httpx.Client]:
-    """A client that knows the front door alone."""
     with httpx.Client(base_url=door.url, timeout=60) as http:
         yield http

@@ -27,15 +27,12 @@ PATIENCE_S = 60.0
 
 @dataclass
 class Door:
-    """A running front door."""
-
     url: str
     fleet: Fleet
     server: FrontServer
 
     @property
     def address(self) -> tuple[str, int]:
-        """For plain sockets."""
         host, _, port = self.url.removeprefix("http://").partition(":")
         return host, int(port)
 
@@ -76,24 +73,19 @@ def serving_stub(app: ASGIApp, port: int = 0) -> Iterator[str]:
 
 
 class AwayDirectory:
-    """A directory that does not answer."""
-
     async def find(self, key: str) -> str | None:
-        """See `Directory.find`."""
         raise DirectoryAway("the directory does not answer")
 
     async def bind(self, key: str, replica: str) -> str:
-        """See `Directory.bind`."""
         raise DirectoryAway("the directory does not answer")
 
     async def put(self, key: str, replica: str) -> None:
-        """See `Directory.put`."""
         raise DirectoryAway("the directory does not answer")
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
     """Wait for what must come. Fails if it does not."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, "it has not come"
         time.sleep(0.02)

@@ -1,14 +1,16 @@
-"""The front door finds the owner of each session, and learns who is away."""
+"""The front door finds the owner of each session, learns who is away, and answers about the whole cluster."""
 
 from __future__ import annotations
 
 import select
 import socket
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import save
 from starlette.applications import Starlette
 from starlette.responses import Response
@@ -16,88 +18,157 @@ from starlette.routing import Route
 
 from app.cluster.fleet import State
 from app.cluster.front import look
-from app.domain.session_ids import home_of, home_of_response
-from tests.cluster.front.doors import AwayDirectory, Door, serving_door, serving_stub, wait_until
-from tests.cluster.pair import free_port
+from app.cluster.front.merged.event_ids import joined_id, split_id
+from app.cluster.front.merged.merging import merged_memory, merged_page
+from app.domain.session_ids import home_of
+from tests.cluster.front.doors import PATIENCE_S, AwayDirectory, Door, serving_door, serving_stub, wait_until
+from tests.cluster.pair import code, free_port, generate, open_session
+from tests.errors import assert_error
+from tests.events.streaming import ids, reading
+from tests.serving import serve
+
+
+@pytest.fixture
+def sessions(client: httpx.Client) -> Iterator[list[str]]:
+    """Seven sessions at both replicas, in the order of their ids."""
+    found = sorted(client.post("/v1/sessions", json={}).json()["id"] for _ in range(7))
+    yield found
+    for session in found:
+        client.delete(f"/v1/sessions/{session}")
+
+
+def test_the_list_has_every_session_once_and_in_order(client: httpx.Client, sessions: list[str]) -> None:
+    listed, has_more = list[str](), True
+    while has_more:
+        page = client.get("/v1/sessions", params={"limit": 2, "after": listed[-1:]}).json()
+        listed += [session["id"] for session in page["data"]]
+        has_more = page["has_more"]
+        assert len(page["data"]) == 2 or not has_more
+    assert listed == sorted(set(listed))
+    assert [session for session in listed if session in sessions] == sessions
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "after=nonsense", "state=odd", "what=1"])
+def test_a_list_that_no_replica_gives_is_refused(client: httpx.Client, query: str) -> None:
+    assert client.get(f"/v1/sessions?{query}").status_code == 422
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions", "/version"])
+def test_an_old_client_that_names_no_host_is_answered(door: Door, path: str) -> None:
+    with socket.create_connection(door.address, timeout=PATIENCE_S) as connection:
+        connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+def test_models_memory_and_metrics_are_those_of_all(client: httpx.Client, replica_urls: dict[str, str]) -> None:
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny-llama"]
+    parts = [httpx.get(f"{url}/v1/memory").json() for url in replica_urls.values()]
+    whole = client.get("/v1/memory").json()
+    total = sum(part["data"]["device"]["total_bytes"] for part in parts)
+    assert whole["data"]["device"]["total_bytes"] == total
+    assert whole["data"]["block_tokens"] == parts[0]["data"]["block_tokens"]
+    text = client.get("/metrics").text
+    samples = {
+        (sample.name, sample.labels["replica"])
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert {("djinn_turns_running", "a"), ("djinn_turns_running", "b"), ("djinn_connections", "front")} <= samples
+    assert {("djinn_replica_up", "a"), ("djinn_replica_up", "b")} <= samples
+
+
+def test_sums_leave_out_what_is_unknown() -> None:
+    moved = {"bytes": 10, "seconds": 2.0, "bytes_per_s": 5.0}
+    never = {"bytes": 0, "seconds": 0.0, "bytes_per_s": None}
+    views = [
+        {"moves": {"out": moved}, "counts": None, "tenants": {"x": {"sessions": 1}}},
+        {"moves": {"out": never, "in": never}, "counts": None, "tenants": {"y": {"sessions": 2}}},
+    ]
+    tenants = {"x": {"sessions": 1}, "y": {"sessions": 2}}
+    assert merged_memory(views) == {"moves": {"out": moved, "in": never}, "counts": None, "tenants": tenants}
+
+
+def test_a_session_that_has_just_moved_is_listed_once() -> None:
+    before = {"id": "ses_a_2", "used_at": 5.0, "state": "idle"}
+    now = {**before, "used_at": 6.0, "state": "running"}
+    other, last = {"id": "ses_a_1", "used_at": 9.0}, {"id": "ses_a_3", "used_at": 1.0}
+    for pages in ([[other, before], [now, last]], [[now, last], [other, before]]):
+        page = merged_page([{"data": each, "has_more": False} for each in pages], 3)
+        assert page == {"data": [other, now, last], "has_more": False}
+
+
+def test_who_may_not_ask_a_replica_gets_its_answer() -> None:
+    with serve(replica="a", api_keys=("k" * 32,)) as url, serving_door({"a": url}, api_keys=("k" * 32,)) as door:
+        for path in ("/v1/sessions", "/v1/models", "/v1/memory", "/v1/events", "/metrics"):
+            assert httpx.get(f"{door.url}{path}").status_code == 401
+            if path != "/v1/events":
+                key = {"Authorization": f"Bearer {'k' * 32}"}
+                assert httpx.get(f"{door.url}{path}", headers=key).status_code == 200
+        assert httpx.get(f"{door.url}/ready").status_code == 200
+
+
+def test_the_live_stream_is_that_of_all_and_goes_on_where_it_ended(client: httpx.Client, sessions: list[str]) -> None:
+    seen, has_more = set[str](), True
+    with reading(client) as reader:
+        while has_more:
+            part = reader.next()
+            seen |= ids(part)
+            has_more = part[1]["has_more"]
+        last_id = reader.last_id
+    assert set(sessions) <= seen
+    while (created := client.post("/v1/sessions", json={}).json()["id"])[4] == "a":
+        sessions.append(created)
+    sessions.append(created)
+    with reading(client, last_id) as reader:
+        told: list[tuple[str, Any]] = []
+        while not told or told[-1][1]["session"]["id"] != created:
+            told += reader.until("session", change="opened")
+    assert "snapshot" not in [name for name, _ in told]
+
+
+def test_an_id_of_other_replicas_is_none() -> None:
+    ids = {"b": "00ff-1", "a": "12-34"}
+    assert split_id(joined_id(ids), ["a", "b"]) == ids
+    for names in (["a"], ["a", "b", "c"]):
+        assert split_id(joined_id(ids), names) == {}
+    assert split_id("a=12-34,b=x", ["a", "b"]) == {}
+    assert split_id("", ["a"]) == {}
+
 
 MODEL = "tiny-llama"
-TURNS = 24
 
 
-def test_a_client_that_knows_the_front_door_alone_finds_its_sessions_for_many_turns(
-    client: httpx.Client, replica_urls: dict[str, str]
+def test_each_session_is_at_the_one_replica_that_its_id_names(
+    client: httpx.Client, sessions: list[str], replica_urls: dict[str, str]
 ) -> None:
-    sessions = [client.post("/v1/sessions", json={}).json()["id"] for _ in range(4)]
-    homes = {session: home_of(session) for session in sessions}
-    assert set(homes.values()) == {"a", "b"}  # new ones go where there is room
-    for turn in range(TURNS):
-        session = sessions[turn % len(sessions)]
-        answer = client.post(f"/v1/sessions/{session}/generate", json={"token_ids": [7, 8], "max_tokens": 1})
-        assert answer.status_code == 200, answer.text
-    for session, home in homes.items():
-        assert home is not None
-        there = httpx.get(f"{replica_urls[home]}/v1/sessions/{session}").json()
-        assert there["tokens"] == 3 * TURNS // len(sessions)
-        elsewhere = replica_urls["b" if home == "a" else "a"]
-        assert httpx.get(f"{elsewhere}/v1/sessions/{session}").status_code == 404
-        assert client.delete(f"/v1/sessions/{session}").status_code == 204
-
-
-def test_a_name_stays_where_its_first_call_was(client: httpx.Client) -> None:
-    def call(name: str) -> str:
-        body = {"model": MODEL, "prompt": "hi", "max_tokens": 1}
-        answer = client.post("/v1/completions", json=body, headers={"X-Session-ID": name})
-        assert answer.status_code == 200, answer.text
-        return answer.headers["X-Session-ID"]
-
-    first = {name: call(name) for name in ("one", "two", "three", "four")}
-    assert {home_of(session) for session in first.values()} == {"a", "b"}
-    for _ in range(2):
-        assert {name: call(name) for name in first} == first
-    # An id is a name too.
-    assert call(first["one"]) == first["one"]
-
-
-def test_a_response_goes_on_where_the_one_before_is(door: Door) -> None:
-    with OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as openai:
-        for _ in range(2):
-            first = openai.responses.create(model=MODEL, input="hi", max_output_tokens=2)
-            home = home_of_response(first.id)
-            assert home in ("a", "b")
-            for _ in range(2):
-                following = openai.responses.create(
-                    model=MODEL, input="go on", max_output_tokens=2, previous_response_id=first.id
-                )
-                assert home_of_response(following.id) == home
-                assert openai.responses.retrieve(following.id).id == following.id
-                first = following
+    assert {home_of(session) for session in sessions} == {"a", "b"}  # new ones go where there is room
+    for session in sessions:
+        generate(client, session, [7, 8], max_tokens=1)
+        views = {name: httpx.get(f"{url}/v1/sessions/{session}") for name, url in replica_urls.items()}
+        assert [name for name, view in views.items() if view.status_code == 200] == [home_of(session)]
+        assert views[str(home_of(session))].json()["tokens"] == 3
 
 
 @pytest.mark.parametrize("session", ["ses_c_" + "0" * 36, "ses_" + "0" * 36, "nonsense", "%00", "ses_a_" + "0" * 36])
 def test_a_session_that_nobody_has_is_not_found(client: httpx.Client, session: str) -> None:
-    answer = client.get(f"/v1/sessions/{session}")
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "not_found"
+    assert code(client.get(f"/v1/sessions/{session}")) == (404, "not_found")
 
 
 def test_without_its_directory_ids_still_name_their_owners(replica_urls: dict[str, str]) -> None:
     with serving_door(replica_urls, AwayDirectory()) as door, httpx.Client(base_url=door.url, timeout=60) as http:
-        session = http.post("/v1/sessions", json={}).json()["id"]
-        turn = {"token_ids": [1], "max_tokens": 1}
-        assert http.post(f"/v1/sessions/{session}/generate", json=turn).status_code == 200
+        session = open_session(http)
+        generate(http, session, [1], max_tokens=1)
         body = {"model": MODEL, "prompt": "hi", "max_tokens": 1}
         assert http.post("/v1/completions", json=body, headers={"X-Session-ID": session}).status_code == 200
         assert http.post("/v1/completions", json=body).status_code == 200
         named = http.post("/v1/completions", json=body, headers={"X-Session-ID": "a name"})
-        assert (named.status_code, named.json()["error"]["code"]) == (503, "directory_away")
+        assert code(named) == (503, "directory_away")
         assert int(named.headers["Retry-After"]) > 0
 
 
 def test_what_servers_say_among_each_other_is_not_for_clients(client: httpx.Client) -> None:
     for path in ("/v1/cluster", "/v1/cluster/sessions", "/v1/%63luster/sessions"):
-        answer = client.post(path, content=b"x")
-        assert answer.status_code == 404
-        assert "only servers" in answer.json()["error"]["message"]
+        assert "only servers" in assert_error(client.post(path, content=b"x"), 404, "not_found")
 
 
 def test_a_vector_is_at_every_replica(client: httpx.Client, replica_urls: dict[str, str]) -> None:
@@ -112,17 +183,6 @@ def test_a_vector_is_at_every_replica(client: httpx.Client, replica_urls: dict[s
 
 
 READY = Starlette(routes=[Route("/ready", lambda request: Response())])
-
-
-def test_a_replica_that_is_back_is_found_before_the_next_look_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "INTERVAL_S", 3600.0)
-    port = free_port()
-    with serving_door({"a": f"http://127.0.0.1:{port}"}) as door:
-        replica = door.fleet.find("a")
-        assert replica is not None
-        assert replica.state is State.AWAY
-        with serving_stub(READY, port):
-            wait_until(lambda: replica.state is State.READY)
 
 
 def test_a_replica_that_is_back_does_not_wait_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
