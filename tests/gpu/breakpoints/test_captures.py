@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.domain.activations import ActivationMap, ActivationNorms, LensRows, PausedTurn
-from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, Until, When
-from app.domain.errors import ActivationsFull, FieldOutOfRange, WrongState
+from app.domain.activations import ActivationMap, LensRows, PausedTurn
+from app.domain.breakpoints import ALL, Action, Edit, EditOp, Pass, Until, When
+from app.domain.errors import ActivationsFull, WrongState
 from app.domain.values import KVPolicy, SessionId
 from app.messages import (
     ClearCaptures,
@@ -19,10 +19,8 @@ from app.messages import (
     Export,
     Fork,
     Import,
-    Lens,
     MapLens,
     OpenMap,
-    ReadNorms,
     ReadPaused,
     Reinstate,
     Rewind,
@@ -43,8 +41,8 @@ def driver(tiny_gpt2: TinyModel) -> BreakDriver:
     return BreakDriver(tiny_gpt2.engine())
 
 
-def capturing(driver: BreakDriver, *layers: int, when: When = When(), once: bool = False) -> SessionId:  # noqa: B008
-    return driver.open_armed(*layers, action=Action.CAPTURE, when=when, once=once)
+def capturing(driver: BreakDriver, *layers: int) -> SessionId:
+    return driver.open_armed(*layers, action=Action.CAPTURE)
 
 
 def test_every_pass_is_recorded_and_the_tokens_stay(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
@@ -62,26 +60,6 @@ def test_every_pass_is_recorded_and_the_tokens_stay(driver: BreakDriver, tiny_gp
         assert list(record.token_ids) == [history[position] for position in record.positions]
         assert_close(tensor_of(record.tensor), wanted[record.layer + 1][list(record.positions)])
     assert found.dropped == 0
-
-
-def test_only_matching_positions_are_recorded(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
-    session = capturing(driver, 5, when=When(every=4))
-    driver.arm(session, 2, action=Action.CAPTURE, when=When(Pass.PREFILL, token_id=START[5]))
-    turn = driver.turn(session, START, COUNT)
-    found = driver.captures(session).records
-    wanted = boundaries(tiny_gpt2.oracle, START + turn.tokens)
-    assert [record.positions for record in found if record.layer == 5] == [(0, 4, 8), (12,), (16,)]
-    with_token = tuple(position for position, token in enumerate(START) if token == START[5])
-    assert [record.positions for record in found if record.layer == 2] == [with_token]
-    for record in found:
-        assert_close(tensor_of(record.tensor), wanted[record.layer + 1][list(record.positions)])
-
-
-def test_once_is_one_pass(driver: BreakDriver) -> None:
-    session = capturing(driver, 5, when=When(Pass.DECODE), once=True)
-    driver.turn(session, START, COUNT)
-    assert [record.positions for record in driver.captures(session).records] == [(11,)]
-    assert len(driver.spent) == 1
 
 
 def test_captures_of_a_turn_that_pauses_are_recorded_once_and_cleared(driver: BreakDriver) -> None:
@@ -118,10 +96,8 @@ def test_a_capture_beside_an_edit_has_what_the_next_layer_reads(driver: BreakDri
     assert_close(tensor_of(record.tensor), boundaries(tiny_gpt2.oracle, START)[6] * 0.5)
 
 
-def open_map(
-    driver: BreakDriver, session: SessionId, positions: Positions = ALL, layers: tuple[int, ...] | None = None
-) -> ActivationMap:
-    found = driver.do(OpenMap(driver.ticket(), session, positions, layers))
+def open_map(driver: BreakDriver, session: SessionId) -> ActivationMap:
+    found = driver.do(OpenMap(driver.ticket(), session, ALL, None))
     assert isinstance(found, ActivationMap)
     return found
 
@@ -155,17 +131,6 @@ def test_the_lens_of_each_layer_is_that_of_transformers(driver: BreakDriver, tin
             assert [logprob for _, logprob in top] == pytest.approx(best.values[position].tolist(), abs=1e-3)
 
 
-def test_a_paused_layer_is_read_as_it_was_edited(driver: BreakDriver) -> None:
-    """The map equals the lens of the checkpoint there, though a capture at the same layer is older."""
-    session = capturing(driver, 3, 5)
-    driver.arm(session, 5)
-    driver.edit(driver.turn(session, START, 3), Edit(EditOp.SCALE, factor=-2.0))
-    found = open_map(driver, session, Positions(4, 11))
-    assert [each.layer for each in found.layers] == [3, 5]
-    single: Any = driver.do(Lens(driver.ticket(), session, Positions(4, 11), 2))
-    assert list(lens(driver, session, 7, 14, 2).rows) == [each.top for each in single.positions]
-
-
 def test_what_was_kept_when_the_map_was_opened_is_read(driver: BreakDriver) -> None:
     session = capturing(driver, 2, 4)
     driver.turn(session, START, 1)
@@ -177,23 +142,6 @@ def test_what_was_kept_when_the_map_was_opened_is_read(driver: BreakDriver) -> N
     driver.do(CloseMap(driver.ticket(), session))
     with pytest.raises(WrongState, match="no map"):
         lens(driver, session, 0, 1)
-
-
-def test_positions_and_layers_are_chosen(driver: BreakDriver) -> None:
-    session = capturing(driver, 1, 2, 3, when=When(every=3))
-    for positions in (ALL, LAST):
-        found = open_map(driver, session, positions)
-        assert (found.first, found.end, found.kept_end, found.layers) == (0, 0, 0, ())
-    driver.turn(session, START, 5)
-    found = open_map(driver, session, Positions(2, 8), (2, 3, 9))
-    assert (found.kept_first, found.kept_end) == (0, 13)
-    assert [(each.layer, each.positions) for each in found.layers] == [(2, (3, 6)), (3, (3, 6))]
-    last = open_map(driver, session, LAST)
-    assert (last.first, last.end, last.layers[0].positions) == (12, 13, (12,))
-    driver.turn(session, prompt(3, 70), 1)
-    for outside_or_too_many in (Positions(0, 1000), Positions(100, 101), Positions(0, 65)):
-        with pytest.raises(FieldOutOfRange, match="positions"):
-            open_map(driver, session, outside_or_too_many)
 
 
 def test_what_a_rewind_has_cut_off_is_not_on_the_map(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
@@ -208,25 +156,6 @@ def test_what_a_rewind_has_cut_off_is_not_on_the_map(driver: BreakDriver, tiny_g
     assert found.layers[0].positions == tuple(range(9))
     best = says(tiny_gpt2.oracle, boundaries(tiny_gpt2.oracle, START[:4] + other)[7]).max(dim=-1).values
     assert [top[0][1] for top in lens(driver, session, 0, 9).rows] == pytest.approx(best.tolist(), abs=1e-3)
-
-
-def test_norms_and_cosines_are_those_of_the_captures(driver: BreakDriver) -> None:
-    session = capturing(driver, 2, 7)
-    driver.turn(session, START, 1)
-    records = driver.captures(session).records
-    tensors = {each.layer: tensor_of(each.tensor).double() for each in records}
-    direction = records[0].tensor.rows(3, 4)
-    vector = type(direction)(direction.dtype, direction.shape[1:], direction.data)
-    measure: Any = driver.do(ReadNorms(driver.ticket(), session, ALL, None, vector))
-    found = measure()
-    assert isinstance(found, ActivationNorms)
-    assert found.cosines is not None
-    for index, layer in enumerate((2, 7)):
-        assert found.norms[index] == pytest.approx(tensors[layer].norm(dim=1).tolist())
-        wanted = torch.nn.functional.cosine_similarity(tensors[layer], tensors[2][3:4])
-        assert found.cosines[index] == pytest.approx(wanted.tolist(), abs=1e-6)
-    plain: Any = driver.do(ReadNorms(driver.ticket(), session, ALL, (7,), None))
-    assert (plain().norms, plain().cosines) == (found.norms[1:], None)
 
 
 LAYER = 2

@@ -22,9 +22,8 @@ from app.gpu.models.base import LayerStack
 from app.gpu.weights.resident import ResidentText
 from app.gpu.weights.source import weights_of
 from tests.gpu.models.driving import Drive, assert_agrees
-from tests.gpu.models.lending import CPU
 from tests.gpu.models.oracle import build_model, expect
-from tests.gpu.models.test_stored_types import SEQUENCES, STEPS, config_of, saved
+from tests.gpu.models.test_weights import CPU, SEQUENCES, STEPS, config_of, saved
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's kernels take no tensors of a CPU")
 KINDS = {WeightsDtype.INT8: INT8, WeightsDtype.FLOAT8: FLOAT8}

@@ -11,14 +11,14 @@ from transformers import AutoConfig
 
 from app.domain.errors import FieldOutOfRange
 from app.gpu.attention.reference import ReferenceAttention
-from app.gpu.models import load_stack, why_not_row_by_row
+from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.form import Form
 from app.gpu.weights.random_weights import RandomWeights
 from app.model_store.errors import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.models.driving import Drive, assert_agrees
-from tests.gpu.models.oracle import CASES, VOCAB, build_model, expect, save_model, tiny_config
+from tests.gpu.models.oracle import CASES, build_model, expect, save_model, tiny_config
 
 CPU = torch.device("cpu")
 TOKENS = torch.arange(3, 23)
@@ -46,24 +46,6 @@ def test_random_weights_are_those_that_the_source_gives_transformers(case: str) 
     [found] = Drive(stack, [TOKENS]).run([{0: len(TOKENS)}])
     assert_agrees(found, expect(oracle, TOKENS))
     assert stack.parameter_bytes == source.nbytes
-
-
-@pytest.mark.parametrize("case", ["llama", "gpt2", "gpt_neox"])
-def test_another_seed_gives_another_model(case: str) -> None:
-    logits = []
-    for seed in (1, 1, 2):
-        [found] = Drive(load(tiny_config(case), seed=seed), [TOKENS]).run([{0: len(TOKENS)}])
-        logits.append(found.logits)
-    assert torch.equal(logits[0], logits[1])
-    assert not torch.allclose(logits[0], logits[2])
-
-
-@pytest.mark.parametrize("case", ["llama", "gpt2", "gpt_neox"])
-def test_a_stack_says_what_it_is(case: str) -> None:
-    stack = load(tiny_config(case), max_model_len=33)
-    assert (stack.num_layers, stack.hidden_size, stack.vocab_size, stack.max_model_len) == (3, 48, VOCAB, 33)
-    assert (stack.dtype, stack.device) == (torch.float32, CPU)
-    assert load(tiny_config(case)).max_model_len == 128
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "gpt_neox"])
@@ -99,17 +81,10 @@ def test_an_architecture_that_cannot_run_is_refused_with_the_reason_and_the_know
     assert "llama, mistral, qwen2" in caught.value.message
 
 
-@pytest.mark.parametrize("model_type", ["llama", "olmo2"])
-@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+@pytest.mark.parametrize(("model_type", "rope_type"), [("llama", "longrope"), ("olmo2", "dynamic")])
 def test_rope_that_depends_on_the_sequence_length_is_refused(model_type: str, rope_type: str) -> None:
-    rope = {
-        "rope_type": rope_type,
-        "rope_theta": 100.0,
-        "factor": 2.0,
-        "original_max_position_embeddings": 64,
-        "short_factor": [1.0] * 6,
-        "long_factor": [2.0] * 6,
-    }
+    factors = {"factor": 2.0, "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    rope = {"rope_type": rope_type, "rope_theta": 100.0, "original_max_position_embeddings": 64, **factors}
     with pytest.raises(FieldOutOfRange, match=rope_type):
         load(AutoConfig.for_model(**{**CASES["llama"], "model_type": model_type, "rope_parameters": rope}))
 
@@ -123,27 +98,3 @@ def test_transformers_modules_need_all_their_weights_and_no_others(tmp_path: Pat
     state |= {"gpt_neox.layers.1.mlp.dense_h_to_4h.weight": lost, "gpt_neox.extra": torch.ones(3)}
     with pytest.raises(BrokenModel, match=r"gpt_neox\.extra"):
         load(oracle.config, save_model(oracle, tmp_path / "left", state_dict=state))
-
-
-def test_unreadable_weights_of_transformers_modules_are_named(tmp_path: Path) -> None:
-    oracle = build_model(tiny_config("gpt_neox"))
-    folder = save_model(oracle, tmp_path)
-    (folder / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(BrokenModel, match=str(tmp_path)):
-        load(oracle.config, folder)
-
-
-@pytest.mark.parametrize(
-    ("case", "activation", "is_own"),
-    [
-        ("llama", "silu", True),
-        ("llama", "gelu_new", False),
-        ("gpt2", "gelu_new", True),
-        ("gpt2", "silu", False),
-        ("gpt_neox", "gelu", False),
-    ],
-)
-def test_only_activations_of_the_stack_itself_treat_rows_one_by_one(case: str, activation: str, is_own: bool) -> None:
-    config = tiny_config(case)
-    setattr(config, "activation_function" if case == "gpt2" else "hidden_act", activation)
-    assert (why_not_row_by_row(ResolvedModel("tiny", config, None, 0), CPU) is None) is is_own

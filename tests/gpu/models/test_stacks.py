@@ -71,24 +71,6 @@ def test_packed_decode_of_unequal_sequences_agrees_with_transformers(pair: Pair)
         assert_agrees(result, expect(pair.oracle, tokens))
 
 
-def test_two_cohorts_can_stand_at_different_layers_and_then_run_as_one(pair: Pair) -> None:
-    stack, sequences = pair.stack, [sequence(11, seed=4), sequence(9, seed=5)]
-    drive = Drive(stack, sequences)
-    drive.run([{0: 10}, {1: 8}])
-    _, early, early_ids = drive.begin({0: 1})
-    _, late, late_ids = drive.begin({1: 1})
-    waiting = drive.layer(0, stack.embed(early_ids, early.positions), early)
-    joining = drive.layer(0, stack.embed(late_ids, late.positions), late)
-    drive.done = [10, 8]
-    _, both, _ = drive.begin({0: 1, 1: 1})
-    hidden = torch.cat((waiting, joining))
-    for index in range(1, stack.num_layers):
-        hidden = drive.layer(index, hidden, both)
-    for row, tokens in enumerate(sequences):
-        expected = expect(pair.oracle, tokens).boundaries[-1][-1]
-        torch.testing.assert_close(hidden[row], expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", ["llama", "qwen3", "gpt2", "gpt_neox"])
 def test_half_precision_stays_close(case: str, dtype: torch.dtype, tmp_path: Path) -> None:

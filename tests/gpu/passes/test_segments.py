@@ -40,10 +40,8 @@ def test_without_a_match_every_step_is_one_segment(driver: BreakDriver, when: Wh
 
 
 def test_others_run_as_one_segment_while_a_session_is_paused(driver: BreakDriver, tiny_llama: TinyModel) -> None:
-    session = driver.open()
-    driver.arm(session, 1)
-    paused = driver.begin(session, prompt(9, 6), COUNT)
-    driver.settle(paused)
+    session = driver.open_armed(1)
+    paused = driver.turn(session, prompt(9, 6), COUNT)
     spans(driver)
     others = [driver.begin(driver.open(), prompt(seed, 7), COUNT) for seed in range(4)]
     driver.settle(*others)
@@ -57,10 +55,8 @@ def test_others_run_as_one_segment_while_a_session_is_paused(driver: BreakDriver
 
 def test_a_row_leaves_at_its_boundary_and_joins_the_others_there(driver: BreakDriver, tiny_llama: TinyModel) -> None:
     others = [driver.begin(driver.open(), prompt(seed, 7), COUNT) for seed in range(2)]
-    session = driver.open()
-    driver.arm(session, 1)
-    turn = driver.begin(session, prompt(9, 6), 3)
-    driver.settle(turn)
+    session = driver.open_armed(1)
+    turn = driver.turn(session, prompt(9, 6), 3)
     assert spans(driver)[-1] == [(0, 2, 3), (2, 4, 2)]
     driver.resume(turn)
     driver.advance()
@@ -72,17 +68,3 @@ def test_a_row_leaves_at_its_boundary_and_joins_the_others_there(driver: BreakDr
     for seed, other in enumerate(others):
         assert other.tokens == greedy(tiny_llama.oracle, prompt(seed, 7), COUNT)
     assert turn.tokens == greedy(tiny_llama.oracle, prompt(9, 6), 3)
-
-
-def test_rows_that_stop_at_the_same_layer_run_together(driver: BreakDriver) -> None:
-    turns = []
-    for seed in range(5):
-        session = driver.open()
-        driver.arm(session, 2)
-        turns.append(driver.begin(session, prompt(seed, 5), 2))
-    driver.settle(*turns)
-    assert spans(driver) == [[(0, 3, 5)]]
-    for turn in turns:
-        driver.resume(turn)
-    driver.advance()
-    assert spans(driver) == [[(3, 4, 5)]]

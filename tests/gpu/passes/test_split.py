@@ -14,7 +14,7 @@ from app.domain.positions import Run
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.passes.pass_plan import LoadCheckpoint, Mark, PassPlan, Record
 from app.gpu.passes.segments import Row
-from app.gpu.passes.split import GROW_AFTER, SplitSize, split_off
+from app.gpu.passes.split import SplitSize, split_off
 from app.gpu.passes.ways import expected_edits
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
@@ -92,21 +92,6 @@ def test_what_happens_to_a_row_happens_to_its_pieces_where_it_should() -> None:
     assert all(piece.way.pauses and piece.way.hi == 3 for piece in (left, right))
 
 
-def test_the_size_halves_and_comes_back_slowly() -> None:
-    """A piece that does not fit begins the count anew."""
-    size = SplitSize()
-    size.shrink(100)
-    for _ in range(GROW_AFTER - 1):
-        size.note_fit()
-    size.shrink(50)
-    for _ in range(GROW_AFTER - 1):
-        assert size.limit == 25
-        size.note_fit()
-    assert size.limit == 25
-    size.note_fit()
-    assert size.limit == 50
-
-
 HALVE, DOUBLE = Edit(EditOp.SCALE, 0.5), Edit(EditOp.SCALE, 2.0)
 
 
@@ -121,14 +106,6 @@ def waiting() -> TokenSequence:
     sequence.interventions.add(Intervention(0, 8, 1, HALVE))
     sequence.turn = TurnState(Ticket(1), SamplingParams(seed=0), StopRule(1), 20, 0)
     return sequence
-
-
-def test_they_are_worked_out_once_while_the_turn_waits() -> None:
-    sequence = waiting()
-    log, limit = expected_edits(sequence)
-    assert (log.snapshot(), limit) == ((Intervention(0, 20, 1, HALVE),), 20)
-    assert expected_edits(sequence)[0] is log
-    assert sequence.interventions.snapshot() == (Intervention(0, 8, 1, HALVE),)
 
 
 CHANGES: dict[str, Callable[[TokenSequence], object]] = {

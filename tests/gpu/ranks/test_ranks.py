@@ -104,8 +104,7 @@ def test_memory_is_that_of_all_ranks(two: BreakDriver, tiny_llama: TinyModel) ->
 def test_bits_of_a_token_do_not_depend_on_its_company(tiny_llama: TinyModel) -> None:
     settings = Settings(device="cpu", tensor_parallel=2, batch_invariant=True, max_running=16, kv_policy="none")
     driver = BreakDriver(load_engine(tiny_llama.resolved, replace(settings.engine(), max_step_tokens=16, kv_dir=None)))
-    alone = driver.begin(driver.open(), prompt(4, 21), 9, REPORTING)
-    driver.settle(alone)
+    alone = driver.turn(driver.open(), prompt(4, 21), 9, REPORTING)
     crowd = [driver.begin(driver.open(), prompt(seed, 11), 20) for seed in range(5, 9)]
     beside = driver.begin(driver.open("another"), prompt(4, 21), 9, REPORTING)
     driver.settle(beside, *crowd)
