@@ -144,19 +144,24 @@ class BreakDriver(Driver):
         sampling: SamplingParams = GREEDY,
         *,
         stop: StopRule | None = None,
-        pausable: bool = True,
     ) -> Turn:
         """Submit a turn; nothing of it has run yet."""
         ticket, rule = self.ticket(), stop or StopRule(max_tokens)
-        command = Submit(ticket, session, tuple(token_ids), sampling, rule, pausable=pausable)
+        command = Submit(ticket, session, tuple(token_ids), sampling, rule)
         self.take(self.engine.handle(command))
         return Turn(self.events, session, [ticket])
 
     def turn(
-        self, session: SessionId, token_ids: Sequence[int], max_tokens: int, sampling: SamplingParams = GREEDY
+        self,
+        session: SessionId,
+        token_ids: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        *,
+        stop: StopRule | None = None,
     ) -> Turn:
         """A turn that has paused or ended."""
-        turn = self.begin(session, token_ids, max_tokens, sampling)
+        turn = self.begin(session, token_ids, max_tokens, sampling, stop=stop)
         self.settle(turn)
         return turn
 

@@ -67,6 +67,29 @@ def test_it_pauses_where_all_conditions_hold(
     assert turn.tokens == expected
 
 
+def test_it_pauses_at_a_token(driver: BreakDriver, expected: list[int]) -> None:
+    token = expected[2]
+    turn = driver.begin(driver.open_armed(1, when=When(Pass.DECODE, token_id=token)), START, COUNT)
+    wanted = [place for place, found in zip(DECODED, expected, strict=False) if found == token]
+    assert [(pause.first, pause.end) for pause in driver.run(turn)] == wanted
+    assert turn.tokens == expected
+
+
+def test_a_pause_is_stepped_through_the_layers_and_from_token_to_token(
+    driver: BreakDriver, expected: list[int]
+) -> None:
+    turn = paused_turn(driver, 0, when=When(Pass.PREFILL))
+    for layer in (1, 2):
+        driver.go_on(turn, Until(layer=layer))
+        assert places([turn.checkpoint]) == [(layer, 0, 10)]
+    for position in (10, 11):
+        driver.go_on(turn, Until(next_token=True))
+        assert places([turn.checkpoint]) == [(2, position, position + 1)]
+        assert turn.tokens == expected[: position - 9]
+    driver.go_on(turn)
+    assert turn.tokens == expected
+
+
 def test_until_a_layer_stops_at_a_breakpoint_before_it(driver: BreakDriver) -> None:
     turn = paused_turn(driver, 0, 1)
     driver.go_on(turn, Until(layer=3))

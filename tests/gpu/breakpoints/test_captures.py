@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.domain.activations import ActivationMap, LensRows, PausedTurn
-from app.domain.breakpoints import ALL, Action, Edit, EditOp, Pass, Until, When
+from app.domain.activations import ActivationMap, ActivationNorms, LensRows, PausedTurn
+from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, Until, When
 from app.domain.errors import ActivationsFull, WrongState
 from app.domain.values import KVPolicy, SessionId
 from app.messages import (
@@ -19,8 +19,10 @@ from app.messages import (
     Export,
     Fork,
     Import,
+    Lens,
     MapLens,
     OpenMap,
+    ReadNorms,
     ReadPaused,
     Reinstate,
     Rewind,
@@ -96,8 +98,10 @@ def test_a_capture_beside_an_edit_has_what_the_next_layer_reads(driver: BreakDri
     assert_close(tensor_of(record.tensor), boundaries(tiny_gpt2.oracle, START)[6] * 0.5)
 
 
-def open_map(driver: BreakDriver, session: SessionId) -> ActivationMap:
-    found = driver.do(OpenMap(driver.ticket(), session, ALL, None))
+def open_map(
+    driver: BreakDriver, session: SessionId, positions: Positions = ALL, layers: tuple[int, ...] | None = None
+) -> ActivationMap:
+    found = driver.do(OpenMap(driver.ticket(), session, positions, layers))
     assert isinstance(found, ActivationMap)
     return found
 
@@ -131,6 +135,18 @@ def test_the_lens_of_each_layer_is_that_of_transformers(driver: BreakDriver, tin
             assert [logprob for _, logprob in top] == pytest.approx(best.values[position].tolist(), abs=1e-3)
 
 
+def test_a_paused_layer_is_read_as_it_was_edited(driver: BreakDriver) -> None:
+    """The map equals the lens of the checkpoint there, though a capture at the same layer is older."""
+    session = capturing(driver, 3, 5)
+    driver.arm(session, 5)
+    driver.edit(driver.turn(session, START, 3), Edit(EditOp.SCALE, factor=-2.0))
+    assert [each.layer for each in open_map(driver, session, LAST, (3, 9)).layers] == [3]
+    found = open_map(driver, session, Positions(4, 11))
+    assert [each.layer for each in found.layers] == [3, 5]
+    single: Any = driver.do(Lens(driver.ticket(), session, Positions(4, 11), 2))
+    assert list(lens(driver, session, 7, 14, 2).rows) == [each.top for each in single.positions]
+
+
 def test_what_was_kept_when_the_map_was_opened_is_read(driver: BreakDriver) -> None:
     session = capturing(driver, 2, 4)
     driver.turn(session, START, 1)
@@ -156,6 +172,25 @@ def test_what_a_rewind_has_cut_off_is_not_on_the_map(driver: BreakDriver, tiny_g
     assert found.layers[0].positions == tuple(range(9))
     best = says(tiny_gpt2.oracle, boundaries(tiny_gpt2.oracle, START[:4] + other)[7]).max(dim=-1).values
     assert [top[0][1] for top in lens(driver, session, 0, 9).rows] == pytest.approx(best.tolist(), abs=1e-3)
+
+
+def test_norms_and_cosines_are_those_of_the_captures(driver: BreakDriver) -> None:
+    session = capturing(driver, 2, 7)
+    driver.turn(session, START, 1)
+    records = driver.captures(session).records
+    tensors = {each.layer: tensor_of(each.tensor).double() for each in records}
+    direction = records[0].tensor.rows(3, 4)
+    vector = type(direction)(direction.dtype, direction.shape[1:], direction.data)
+    measure: Any = driver.do(ReadNorms(driver.ticket(), session, ALL, None, vector))
+    found = measure()
+    assert isinstance(found, ActivationNorms)
+    assert found.cosines is not None
+    for index, layer in enumerate((2, 7)):
+        assert found.norms[index] == pytest.approx(tensors[layer].norm(dim=1).tolist())
+        wanted = torch.nn.functional.cosine_similarity(tensors[layer], tensors[2][3:4])
+        assert found.cosines[index] == pytest.approx(wanted.tolist(), abs=1e-6)
+    plain: Any = driver.do(ReadNorms(driver.ticket(), session, ALL, (7,), None))
+    assert (plain().norms, plain().cosines) == (found.norms[1:], None)
 
 
 LAYER = 2

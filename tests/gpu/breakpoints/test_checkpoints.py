@@ -8,19 +8,9 @@ from torch import Tensor
 
 from app.domain.activations import CheckpointLens, PausedTurn
 from app.domain.breakpoint_work import MAX_PASS_EDITS
-from app.domain.breakpoints import (
-    Action,
-    Edit,
-    EditOp,
-    Intervention,
-    Pass,
-    Positions,
-    Until,
-    When,
-)
-from app.domain.errors import FieldOutOfRange
-from app.domain.values import SessionId
-from app.messages import Lens, Open, ReadPaused, WriteCheckpoint
+from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Intervention, Pass, Positions, Until, When
+from app.domain.errors import FieldOutOfRange, WrongState
+from app.messages import Lens, ReadCheckpoint, ReadPaused, WriteCheckpoint
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
 from tests.gpu.breakpoints.breaking_oracle import Change, assert_close, boundaries, change_of, data_of, greedy, within
@@ -77,6 +67,22 @@ def test_checkpoints_are_transformers_hidden_states_at_every_layer(model: TinyMo
     for (layer, first), activation in found.items():
         end = len(START) if first == 0 else first + 1
         assert_close(activation, wanted[layer + 1][first:end])
+
+
+def test_some_positions_are_read_while_the_turn_is_paused(driver: BreakDriver, tiny_llama: TinyModel) -> None:
+    turn, wanted = pause(driver, LAYER, Pass.PREFILL), boundaries(tiny_llama.oracle, START)[LAYER + 1]
+    for positions, part in ((LAST, wanted[-1:]), (Positions(3, 7), wanted[3:7]), (Positions(9), wanted[9:])):
+        assert_close(driver.read(turn, positions), part)
+    driver.run(turn)
+    for command in (
+        ReadCheckpoint(driver.ticket(), turn.session, ALL),
+        WriteCheckpoint(driver.ticket(), turn.session, data_of(wanted)),
+        Lens(driver.ticket(), turn.session, LAST, 3),
+    ):
+        with pytest.raises(WrongState):
+            driver.do(command)
+    with pytest.raises(WrongState):
+        driver.resume(turn)
 
 
 def test_the_lens_is_transformers_head_on_its_hidden_states(model: TinyModel) -> None:
@@ -190,11 +196,3 @@ def test_one_pass_is_edited_so_often_and_no_more(driver: BreakDriver, tiny_llama
     with pytest.raises(FieldOutOfRange, match=f"{MAX_PASS_EDITS + 1} edits.*from 0 to {MAX_PASS_EDITS}") as caught:
         driver.run(child)
     assert caught.value.param == "breakpoints"
-
-
-def test_a_session_that_was_given_more_edits_than_are_taken_today_goes_on(driver: BreakDriver) -> None:
-    """A journal of an earlier version may have such sessions."""
-    session = SessionId("old")
-    made = tuple(Intervention(k % 10, k % 10 + 1, 1, Edit(EditOp.SCALE, 1 + k / 1e6)) for k in range(4100))
-    driver.do(Open(driver.ticket(), session, token_ids=tuple(START), interventions=made))
-    assert len(driver.turn(session, [8], 4).tokens) == 4

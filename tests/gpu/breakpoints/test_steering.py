@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.domain.breakpoints import ALL, Action, Edit, EditOp, Pass, Positions, When
-from app.domain.values import KVPolicy, Phase, SessionId, Ticket
+from app.domain.values import FinishReason, KVPolicy, Phase, SessionId, Ticket
 from app.messages import Export, ExportedKV, Import, Open, Reinstate
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt, vector
@@ -164,6 +164,20 @@ def test_a_paused_session_is_parked_and_comes_back(
     tiered.run(turn)
     assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT)
     assert turn.end.usage.tokens_recomputed == 0
+
+
+@pytest.mark.parametrize(("in_pass", "keep"), [(Pass.PREFILL, None), (Pass.DECODE, None), (Pass.DECODE, 0)])
+def test_cancel_ends_a_paused_turn_and_the_session_goes_on(
+    driver: BreakDriver, tiny_llama: TinyModel, in_pass: Pass, keep: int | None
+) -> None:
+    turn = driver.turn(driver.open_armed(LAYER, when=When(in_pass)), START, COUNT)
+    history = START + turn.tokens[:keep]
+    assert driver.cancel(turn, keep) == len(history)
+    assert turn.end.reason is FinishReason.CANCELLED
+    assert turn.end.usage.completion_tokens == len(history) - len(START)
+    again = driver.begin(turn.session, [5], 4)
+    driver.run(again)
+    assert again.tokens == greedy(tiny_llama.oracle, [*history, 5], 4)
 
 
 EDITS = (Edit(EditOp.SCALE, 0.3), ADD, replace(ADD, factor=-2.0), Edit(EditOp.ABLATE))

@@ -167,20 +167,6 @@ def test_adding_and_copying_cost_the_same_however_many_there_are(others: int) ->
     assert calls_of(log.copy) < 10 * len(log) + 100
 
 
-def test_blocks_with_the_same_edits_share_one_fingerprint_and_the_work_for_it() -> None:
-    """16 edits after 4 layers at every second of 8,192 positions, in blocks of 16."""
-    edits = [Edit(EditOp.SCALE, number) for number in range(16)]
-    log = InterventionLog(Intervention.at((Run(0, 8191, 2),), layer, edit) for layer in range(4) for edit in edits)
-    found = set[bytes]()
-
-    def look(first: int, end: int) -> None:
-        found.update(log.fingerprint(at, at + 16) for at in range(first, end, 16))
-
-    once, often = calls_of(partial(look, 0, 16)), calls_of(partial(look, 16, 8192))
-    assert len(found) == 1
-    assert often / 511 < once / 2
-
-
 @pytest.mark.parametrize("apart", [1, 3])
 def test_an_edit_at_equal_distances_is_one_entry_however_many_there_are(apart: int) -> None:
     log = InterventionLog()
