@@ -186,3 +186,10 @@ def test_commands_that_make_no_sense_name_the_reason(driver: Driver) -> None:
     with pytest.raises(NotFound):
         driver.submit(session, [1], 1)
     assert driver.memory().kv_owned_bytes == 0
+
+
+def test_what_steps_take_makes_prefetches_begin_earlier(driver: Driver) -> None:
+    """Whatever is due while a step runs has to wait for its end."""
+    before = driver.placement.margin.seconds
+    driver.generate(prompt(3, 6), 1)
+    assert driver.placement.margin.seconds > before

@@ -124,7 +124,7 @@ def test_what_is_armed_in_the_middle_of_a_turn_stops_its_next_token(
     assert turn.tokens == expected
 
 
-def test_scored_prompts_are_scored_all_the_same(driver: BreakDriver, tiny_llama: TinyModel) -> None:
+def test_scored_prompts_are_scored_all_the_same(driver: BreakDriver) -> None:
     sampling = SamplingParams(seed=0, temperature=0, prompt_logprobs=1)
     scores = []
     for layers in ((), (0, 2)):

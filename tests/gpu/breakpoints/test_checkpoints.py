@@ -163,7 +163,7 @@ def test_a_turn_whose_breakpoints_edit_too_much_fails_and_the_session_goes_on_wi
 
 
 def test_what_a_session_keeps_of_written_activations_is_bounded(
-    driver: BreakDriver, tiny_llama: TinyModel, monkeypatch: pytest.MonkeyPatch
+    driver: BreakDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn, written = pause(driver, LAYER, Pass.DECODE), vector(5, 48)[None]
     monkeypatch.setattr("app.gpu.state.interventions.MAX_INTERVENTION_BYTES", written.nbytes)

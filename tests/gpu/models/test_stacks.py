@@ -159,3 +159,6 @@ def test_transformers_modules_need_all_their_weights_and_no_others(tmp_path: Pat
     state |= {"gpt_neox.layers.1.mlp.dense_h_to_4h.weight": lost, "gpt_neox.extra": torch.ones(3)}
     with pytest.raises(BrokenModel, match=r"gpt_neox\.extra"):
         load(oracle.config, save_model(oracle, tmp_path / "left", state_dict=state))
+    (tmp_path / "left" / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(BrokenModel, match=str(tmp_path)):
+        load(oracle.config, tmp_path / "left")

@@ -140,9 +140,7 @@ def test_a_huge_change_is_shortened_to_its_limit(driver: BreakDriver, edit: Edit
     torch.testing.assert_close(change, wanted, rtol=1e-3, atol=1e-4)
 
 
-def test_steering_that_leads_out_of_the_numbers_fails_its_turn_alone(
-    driver: BreakDriver, tiny_llama: TinyModel, plain: list[int]
-) -> None:
+def test_steering_that_leads_out_of_the_numbers_fails_its_turn_alone(driver: BreakDriver, plain: list[int]) -> None:
     session = driver.open_armed(LAYER, action=Action.EDIT, edits=(Edit(EditOp.SCALE, 3e38), Edit(EditOp.SCALE, 3e38)))
     other = driver.begin(driver.open(), START, COUNT)
     driver.advance()
