@@ -54,13 +54,16 @@ def stack_of(case: str, matrices: WeightsDtype, folder: Path, monkeypatch: pytes
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("matrices", KINDS)
 @pytest.mark.parametrize(
-    "case",
+    ("case", "matrices"),
     [
-        "llama",
-        pytest.param("llama-tied-biased-wide-heads", marks=pytest.mark.long),
-        pytest.param("qwen3", marks=pytest.mark.long),
+        ("llama", WeightsDtype.INT8),
+        pytest.param("llama", WeightsDtype.FLOAT8, marks=pytest.mark.long),
+        *(
+            pytest.param(case, matrices, marks=pytest.mark.long)
+            for case in ("llama-tied-biased-wide-heads", "qwen3")
+            for matrices in KINDS
+        ),
     ],
 )
 def test_the_answers_are_those_of_a_model_that_is_rounded_so(

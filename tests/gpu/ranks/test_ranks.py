@@ -32,6 +32,7 @@ def two(tiny_llama: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iter
     engine.close()
 
 
+@pytest.mark.long
 def test_a_crowd_is_told_what_one_process_tells_it(tiny_llama: TinyModel) -> None:
     """More sessions than fit on the device: they park, wake, fork, pause, are edited, captured and scored."""
     wanted, _ = CROWD.play(tiny_llama, seed=0)
