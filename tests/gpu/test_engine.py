@@ -33,15 +33,6 @@ def test_tokens_are_transformers_alone_and_beside_prompts_longer_than_a_step(dri
     assert [driver.tokens(turn) for turn in turns] == wanted
 
 
-def test_a_shared_prefix_is_computed_once(driver: Driver, oracle: Any) -> None:
-    shared = prompt(1, 24)
-    driver.generate([*shared, 1, 2, 3], 4)
-    session = driver.open()
-    turn = driver.answer(session, [*shared, 7, 8], 8)
-    assert driver.tokens(turn) == expected(oracle, [*shared, 7, 8], 8)
-    assert driver.end(turn).usage.cached_tokens == 24
-
-
 def test_turns_go_on_from_the_history(driver: Driver, oracle: Any) -> None:
     session = driver.open()
     history: list[int] = []

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from app.domain.errors import EngineError
-from app.domain.values import StopRule, Ticket
+from app.domain.values import SessionId, StopRule, Ticket
 from app.gpu.device import health
 from app.gpu.device.health import DeviceLost
-from app.messages import Event, Failed, Submit, TurnFinished
+from app.messages import Event, Failed, Open, Submit, Token, TurnFinished
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import GREEDY, Driver
 from tests.gpu.oracle import greedy_tokens as expected
@@ -22,37 +20,30 @@ from tests.gpu.tiny_engine import driver, make_engine, model, oracle, prompt
 
 __all__ = ["driver", "model", "oracle"]
 
-T = TypeVar("T")
+
+def raise_cuda_error(*_: object) -> None:
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [(lambda *_: 1 / 0, "division"), (raise_cuda_error, "illegal memory access")],
+    ids=["bug", "device"],
+)
 def test_a_step_that_fails_ends_its_turns_and_leaves_the_engine_running(
-    driver: Driver, oracle: Any, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, oracle: Any, head: Callable[..., object], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = driver.open()
     first = driver.answer(session, prompt(3, 6), 4)
     before = prompt(3, 6) + driver.tokens(first)
     turn = driver.submit(session, prompt(9, 6), 10)
     with monkeypatch.context() as patch:
-        patch.setattr(driver.runner.stack, "head", lambda *_: 1 / 0)
-        [failed] = driver.engine.step()[-1:]
-    assert "division" in str(failed)
-    assert turn not in [event for event in driver.events if driver.ended(event)]
-    again = driver.answer(session, [4], 5, GREEDY)
-    assert driver.tokens(again) == expected(oracle, [*before, 4], 5)
-
-
-def raise_cuda_error(*_: object) -> None:
-    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-
-def test_an_error_that_the_device_survives_ends_turns_only(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    turn = driver.submit(driver.open(), prompt(3, 6), 4)
-    with monkeypatch.context() as patch:
-        patch.setattr(driver.runner.stack, "head", raise_cuda_error)
+        patch.setattr(driver.runner.stack, "head", head)
         [failed] = driver.engine.step()[-1:]
     assert isinstance(failed, Failed)
-    assert failed.ticket == turn
-    driver.answer(driver.open(), prompt(3, 6), 4)
+    assert (failed.ticket, says in str(failed.error)) == (turn, True)
+    again = driver.answer(session, [4], 5, GREEDY)
+    assert driver.tokens(again) == expected(oracle, [*before, 4], 5)
 
 
 def test_a_device_that_does_not_recover_ends_the_engine(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,38 +57,29 @@ def test_a_device_that_does_not_recover_ends_the_engine(driver: Driver, monkeypa
 def test_a_step_that_cannot_be_planned_fails_its_turns_and_leaves_the_engine_running(
     model: ResolvedModel, oracle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = Driver(make_engine(model))
-    engine, session = driver.engine, driver.open()
-    first = driver.answer(session, prompt(3, 6), 4)
-    engine._mover = driver.mover.threaded
-    before = prompt(3, 6) + driver.tokens(first)
-    plan, failures = engine._scheduler.plan, iter([True])
+    engine, failures = make_engine(model), iter([True])
+    plan, names = engine._scheduler.plan, [SessionId(f"s{number}") for number in range(3)]
     monkeypatch.setattr(engine._scheduler, "plan", lambda: 1 / 0 if next(failures, False) else plan())
-    others = [driver.open() for _ in range(2)]
-    said: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    failing = [Ticket(1000 + number) for number in range(3)]
-    for ticket, name in zip(failing, [session, *others], strict=True):
-        engine.send(Submit(ticket, name, tuple(prompt(9, 6)), GREEDY, StopRule(10)))
+    for number, name in enumerate(names):
+        engine.send(Open(Ticket(number), name))
+        engine.send(Submit(Ticket(10 + number), name, tuple(prompt(9, 6)), GREEDY, StopRule(10)))
+    failed, said = list[Failed](), list[int]()
 
     def deliver(events: Sequence[Event]) -> None:
         for event in events:
-            said.put(event)
+            if isinstance(event, Failed):
+                failed.append(event)
+                if len(failed) == len(names):
+                    engine.send(Submit(Ticket(20), names[0], (4, 5), GREEDY, StopRule(5)))
+            elif isinstance(event, Token):
+                said.append(event.token_id)
+            elif isinstance(event, TurnFinished):
+                engine.stop()
 
-    thread = threading.Thread(target=engine.run, args=[deliver])
-    thread.start()
-    try:
-        errors = {each.ticket: each.error for each in take(said, Failed, 3)}
-        again = Ticket(2000)
-        engine.send(Submit(again, session, (4,), GREEDY, StopRule(5)))
-        [end] = take(said, TurnFinished, 1)
-    finally:
-        engine.stop()
-        thread.join(timeout=20)
-    assert set(errors) == set(failing)
-    assert all(isinstance(error, EngineError) and "division" in error.message for error in errors.values())
-    assert end.history_tokens == len(before) + 1 + 5
-    [sequence] = [each for each in engine._handler.sequences if each.session == session]
-    assert sequence.tokens == [*before, 4, *expected(oracle, [*before, 4], 5)]
+    engine.run(deliver)
+    assert {each.ticket for each in failed} == {Ticket(10 + number) for number in range(3)}
+    assert all(isinstance(each.error, EngineError) and "division" in each.error.message for each in failed)
+    assert said == expected(oracle, [4, 5], 5)
 
 
 @pytest.mark.parametrize("broken", ["admit", "missing", "reserve", "extend_plain", "add_a_draft"])
@@ -138,13 +120,3 @@ def test_an_error_of_planning_ends_the_turn_that_it_is_about_and_no_other(
     assert driver.tokens(again) == expected(oracle, [*before, 4], 5)
     for seed, other in others.items():
         assert driver.tokens(other) == expected(oracle, prompt(seed, 6), 30)
-
-
-def take(said: queue.SimpleQueue[Event], kind: type[T], count: int) -> list[T]:
-    """The next events of this kind; others are passed over."""
-    found: list[T] = []
-    while len(found) < count:
-        event = said.get(timeout=20)
-        if isinstance(event, kind):
-            found.append(event)
-    return found

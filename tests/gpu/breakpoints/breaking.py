@@ -28,7 +28,6 @@ from app.messages import (
     ReadCaptures,
     ReadCheckpoint,
     Resume,
-    Spent,
     Submit,
     Token,
     TurnFinished,
@@ -84,7 +83,6 @@ class BreakDriver(Driver):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self.spent: list[Spent] = []
         self.plans: list[StepPlan] = []
         self._plan = self.scheduler.plan
         self.scheduler.plan = self._record_plan  # type: ignore[method-assign]
@@ -92,8 +90,7 @@ class BreakDriver(Driver):
 
     def take(self, events: Sequence[Event]) -> None:
         self.check()
-        self.spent += [event for event in events if isinstance(event, Spent)]
-        super().take([event for event in events if not isinstance(event, Spent)])
+        super().take(events)
 
     def check(self) -> None:
         """Raise an error unless every block of every tier is accounted for, and every checkpoint and capture."""
@@ -147,19 +144,24 @@ class BreakDriver(Driver):
         sampling: SamplingParams = GREEDY,
         *,
         stop: StopRule | None = None,
-        pausable: bool = True,
     ) -> Turn:
         """Submit a turn; nothing of it has run yet."""
         ticket, rule = self.ticket(), stop or StopRule(max_tokens)
-        command = Submit(ticket, session, tuple(token_ids), sampling, rule, pausable=pausable)
+        command = Submit(ticket, session, tuple(token_ids), sampling, rule)
         self.take(self.engine.handle(command))
         return Turn(self.events, session, [ticket])
 
     def turn(
-        self, session: SessionId, token_ids: Sequence[int], max_tokens: int, sampling: SamplingParams = GREEDY
+        self,
+        session: SessionId,
+        token_ids: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        *,
+        stop: StopRule | None = None,
     ) -> Turn:
         """A turn that has paused or ended."""
-        turn = self.begin(session, token_ids, max_tokens, sampling)
+        turn = self.begin(session, token_ids, max_tokens, sampling, stop=stop)
         self.settle(turn)
         return turn
 

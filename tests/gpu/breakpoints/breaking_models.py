@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,6 @@ from tests.gpu.driving import cpu_settings
 from tests.gpu.models.oracle import CASES, VOCAB, build_model, save_model
 
 STEP_TOKENS = 32
-FULL = "TESTS_FULL_SIZE" in os.environ
-"""Whether to test at full size what is otherwise tested with fewer prompts. No name of Djinn's own settings."""
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {**CASES["gpt2"], "n_layer": 12},
     "gpt2-three-layers": CASES["gpt2"],

@@ -24,9 +24,7 @@ from app.messages import Rewind, SetPhase
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny
 from tests.gpu.breakpoints.breaking_oracle import change_of, hooked, within
-from tests.gpu.graphs.graph_models import with_attention
-from tests.gpu.graphs.recording import FakeRecorder, PaddedAttention
-from tests.gpu.planning.shortage import ShortOfMemory
+from tests.gpu.graphs.recording import FakeRecorder, PaddedAttention, with_attention
 
 # Hypothesis runs a hundred examples, however slow the machine.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]
@@ -314,19 +312,6 @@ class TieredBreakpointMachine(BreakpointMachine):
     POLICY = KVPolicy.SIGNAL
 
 
-class ShortBreakpointMachine(BreakpointMachine):
-    """Now and then a layer finds too little memory, and its step goes on in parts."""
-
-    def __init__(self) -> None:
-        self.stack = ShortOfMemory(tiny().stack)
-        self.stack.chance = 0.05
-        super().__init__()
-        self.stack.active = True
-
-    def model(self) -> TinyModel:
-        return replace(tiny(), stack=self.stack)
-
-
 @cache
 def padded() -> TinyModel:
     """The same weights, with an attention that takes padding rows."""
@@ -353,7 +338,5 @@ TestDropping = BreakpointMachine.TestCase
 TestDropping.settings = SETTINGS
 TestTiered = TieredBreakpointMachine.TestCase
 TestTiered.settings = SETTINGS
-TestShort = ShortBreakpointMachine.TestCase
-TestShort.settings = SETTINGS
 TestReplayed = ReplayedBreakpointMachine.TestCase
 TestReplayed.settings = SETTINGS

@@ -14,7 +14,6 @@ from app.domain.values import SessionId
 from app.gpu.passes.pass_plan import Record
 from app.gpu.passes.work import work_of_way
 from app.gpu.planning.step_plan import StepPlan
-from app.messages import Open
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
 from tests.gpu.breakpoints.breaking_oracle import change_of, data_of, greedy
@@ -121,30 +120,3 @@ def test_an_edit_at_every_so_many_positions_is_what_transformers_makes_one_by_on
     assert turn.tokens == greedy(tiny_llama.oracle, LONG[:length], 5, [change])
     if length >= every:
         assert sum(map(operations, driver.plans)) > 0
-
-
-def test_equal_edits_are_an_entry_each_and_lead_to_the_same_tokens_again(tiny_llama: TinyModel) -> None:
-    """Also when the KV is lost, and when another engine has it: then all of the history meets them once more."""
-    driver = BreakDriver(tiny_llama.engine(max_step_tokens=16))
-    session = driver.open()
-    add = Edit(EditOp.ADD, 0.02, data_of(vector(3, 48)))
-    armed = driver.arm(session, *LAYERS, action=Action.EDIT, edits=(add,) * 16)
-    turn = driver.turn(session, LONG, 8)
-    made = turn.end.interventions or ()
-    assert len(made) == len(LAYERS) * 16
-    assert {(each.first, each.end, each.only) for each in made} == {(0, len(LONG) + 7, ())}
-    [sequence] = driver.handler.sequences
-    history, went_on = tuple(sequence.tokens), driver.begin(session, SHORT, 4)
-    driver.settle(went_on)
-
-    other = BreakDriver(tiny_llama.engine(max_step_tokens=16))
-    opened, fresh = SessionId("opened"), other.open()
-    other.do(Open(other.ticket(), opened, token_ids=history, breakpoints=(armed,), interventions=made))
-    other.arm(fresh, *LAYERS, action=Action.EDIT, edits=(add,) * 16)
-    again = other.turn(opened, SHORT, 4)
-    assert again.tokens == went_on.tokens
-    assert again.end.interventions == went_on.end.interventions
-    shared = other.turn(fresh, (*history, *SHORT), 4)
-    assert shared.tokens == went_on.tokens
-    assert shared.end.usage.cached_tokens >= len(LONG)
-    assert shared.end.interventions == went_on.end.interventions

@@ -7,12 +7,11 @@ import random
 import pytest
 
 from app.domain.activations import CheckpointInfo
-from app.domain.breakpoints import Action, Pass, Until, When
-from app.domain.errors import FieldOutOfRange, NotFound, WrongState
-from app.domain.values import FinishReason, SamplingParams, SessionId, StopRule
-from app.messages import Disarm, PromptScored, Rewind
+from app.domain.breakpoints import Pass, Until, When
+from app.domain.values import SamplingParams
+from app.messages import PromptScored
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
-from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
+from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
 from tests.gpu.breakpoints.breaking_oracle import greedy
 from tests.gpu.oracle import greedy_after
 
@@ -76,34 +75,18 @@ def test_it_pauses_at_a_token(driver: BreakDriver, expected: list[int]) -> None:
     assert turn.tokens == expected
 
 
-def test_once_it_is_gone_and_says_so(driver: BreakDriver, expected: list[int]) -> None:
-    session = driver.open()
-    made = driver.arm(session, 1, 2, when=When(Pass.DECODE), once=True)
-    turn = driver.begin(session, START, COUNT)
-    assert places(driver.run(turn)) == [(1, 10, 11)]
-    assert [(spent.session, spent.breakpoint) for spent in driver.spent] == [(session, made.id)]
-    assert turn.tokens == expected
-
-
-def test_the_pause_says_where_it_is(driver: BreakDriver, tiny_llama: TinyModel) -> None:
-    turn = paused_turn(driver, 2)
-    found, size = turn.checkpoint, tiny_llama.hidden_size
-    assert (found.layer, found.first, found.end, found.in_pass) == (2, 0, 10, Pass.PREFILL)
-    assert (found.hidden_size, found.dtype, found.bytes) == (size, "float32", 10 * size * 4)
-    assert found.breakpoint is not None
-    assert 0 <= found.saved_ms < 1000
-    driver.go_on(turn, Until(layer=3))
-    assert turn.checkpoint.breakpoint is None
-
-
-def test_until_a_layer_steps_through_the_pass(driver: BreakDriver, expected: list[int]) -> None:
-    turn = paused_turn(driver, 0, when=When(Pass.DECODE))
-    for layer in (1, 2, 3):
+def test_a_pause_is_stepped_through_the_layers_and_from_token_to_token(
+    driver: BreakDriver, expected: list[int]
+) -> None:
+    turn = paused_turn(driver, 0, when=When(Pass.PREFILL))
+    for layer in (1, 2):
         driver.go_on(turn, Until(layer=layer))
-        assert places([turn.checkpoint]) == [(layer, 10, 11)]
+        assert places([turn.checkpoint]) == [(layer, 0, 10)]
+    for position in (10, 11):
+        driver.go_on(turn, Until(next_token=True))
+        assert places([turn.checkpoint]) == [(2, position, position + 1)]
+        assert turn.tokens == expected[: position - 9]
     driver.go_on(turn)
-    assert places([turn.checkpoint]) == [(0, 11, 12)]
-    assert driver.run(turn, Until(end=True))
     assert turn.tokens == expected
 
 
@@ -111,17 +94,6 @@ def test_until_a_layer_stops_at_a_breakpoint_before_it(driver: BreakDriver) -> N
     turn = paused_turn(driver, 0, 1)
     driver.go_on(turn, Until(layer=3))
     assert places([turn.checkpoint]) == [(1, 0, 10)]
-
-
-def test_until_the_next_token_stops_at_the_same_layer_of_its_pass(driver: BreakDriver, expected: list[int]) -> None:
-    turn = paused_turn(driver, 2, when=When(Pass.PREFILL))
-    for position in (10, 11):
-        driver.go_on(turn, Until(next_token=True))
-        assert places([turn.checkpoint]) == [(2, position, position + 1)]
-        assert turn.tokens == expected[: position - 9]
-    driver.go_on(turn)
-    assert turn.tokens == expected
-    assert turn.end.reason is FinishReason.LENGTH
 
 
 def test_until_the_end_passes_breakpoints_in_this_turn_only(driver: BreakDriver, expected: list[int]) -> None:
@@ -132,73 +104,27 @@ def test_until_the_end_passes_breakpoints_in_this_turn_only(driver: BreakDriver,
     assert again.paused
 
 
-@pytest.mark.parametrize("layer", [0, 1, 4, -1])
-def test_a_layer_that_is_not_ahead_is_refused(driver: BreakDriver, layer: int, expected: list[int]) -> None:
-    turn = paused_turn(driver, 1)
-    with pytest.raises(FieldOutOfRange) as caught:
-        driver.resume(turn, Until(layer=layer))
-    assert caught.value.param == "until.layer"
-    driver.run(turn)
-    assert turn.tokens == expected
-
-
-def test_states_that_do_not_allow_a_command_are_named(driver: BreakDriver, expected: list[int]) -> None:
-    turn = paused_turn(driver, 1)
-    with pytest.raises(WrongState, match="paused"):
-        driver.begin(turn.session, [4], 1)
-    with pytest.raises(WrongState, match="paused"):
-        driver.do(Rewind(driver.ticket(), turn.session, 2))
-    driver.run(turn)
-    assert turn.tokens == expected
-    nobody = SessionId("nobody")
-    for missing, error in ((turn, WrongState), (Turn(driver.events, nobody, []), NotFound)):
-        with pytest.raises(error):
-            driver.resume(missing)
-    with pytest.raises(NotFound):
-        driver.arm(nobody, 1)
-
-
-def test_a_turn_that_cannot_pause_passes_breakpoints_and_refuses_new_ones(
-    driver: BreakDriver, expected: list[int]
+@pytest.mark.parametrize("tokens", range(3, 3 + BLOCK))
+def test_what_is_armed_in_the_middle_of_a_turn_stops_its_next_token(
+    driver: BreakDriver, expected: list[int], tokens: int
 ) -> None:
-    session = driver.open_armed(1)
-    turn = driver.begin(session, START, COUNT, pausable=False)
-    driver.advance()
-    with pytest.raises(WrongState):
-        driver.arm(session, 2)
-    driver.arm(session, 2, action=Action.CAPTURE)
-    driver.settle(turn)
-    assert turn.tokens == expected
-    assert driver.captures(session).records
-
-
-def test_what_is_armed_in_the_middle_of_a_turn_stops_it(driver: BreakDriver, expected: list[int]) -> None:
-    session = driver.open()
-    turn = driver.begin(session, START, COUNT)
-    while len(turn.tokens) < 3:
+    """Wherever in its block that is."""
+    turn = driver.begin(driver.open(), START, COUNT)
+    while len(turn.tokens) < tokens:
         driver.advance()
-    driver.arm(session, 1)
+    at = len(START) - 1 + len(turn.tokens)
+    driver.arm(turn.session, 1)
     driver.settle(turn)
-    assert places([turn.checkpoint]) == [(1, 12, 13)]
-    driver.arm(session, 0, 3)
+    driver.arm(turn.session, 0, 3)
+    pauses = [turn.checkpoint]
     driver.go_on(turn)
-    assert places([turn.checkpoint]) == [(3, 12, 13)]
-    driver.disarm(session)
+    assert places([*pauses, turn.checkpoint]) == [(1, at, at + 1), (3, at, at + 1)]
+    driver.disarm(turn.session)
     driver.go_on(turn)
     assert turn.tokens == expected
 
 
-def test_a_pause_outlives_its_breakpoint(driver: BreakDriver, expected: list[int]) -> None:
-    turn = paused_turn(driver, 1)
-    made = turn.checkpoint.breakpoint
-    for _ in range(2):
-        driver.do(Disarm(driver.ticket(), turn.session, made))
-        assert turn.paused
-    assert len(driver.run(turn)) == 1
-    assert turn.tokens == expected
-
-
-def test_scored_prompts_are_scored_all_the_same(driver: BreakDriver, tiny_llama: TinyModel) -> None:
+def test_scored_prompts_are_scored_all_the_same(driver: BreakDriver) -> None:
     sampling = SamplingParams(seed=0, temperature=0, prompt_logprobs=1)
     scores = []
     for layers in ((), (0, 2)):
@@ -212,15 +138,6 @@ def test_scored_prompts_are_scored_all_the_same(driver: BreakDriver, tiny_llama:
         scores.append([(entry.token_id, entry.logprob) for entry in scored])
     assert [token for token, _ in scores[1]] == START[1:]
     assert [score for _, score in scores[1]] == pytest.approx([score for _, score in scores[0]], abs=1e-4)
-
-
-def test_a_stop_token_ends_a_turn_that_pauses(driver: BreakDriver, expected: list[int]) -> None:
-    session = driver.open_armed(1)
-    stop = StopRule(COUNT, stop_token_ids=frozenset({expected[3]}))
-    turn = driver.begin(session, START, COUNT, stop=stop)
-    driver.run(turn)
-    assert turn.end.reason is FinishReason.STOP
-    assert turn.tokens == expected[: expected.index(expected[3]) + 1]
 
 
 PROMPTS = [prompt(seed, length) for seed, length in enumerate([3, 30, 17, 1, 24, 9, 31, 12, 5, 20])]

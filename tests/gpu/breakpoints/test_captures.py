@@ -11,7 +11,7 @@ from torch import Tensor
 
 from app.domain.activations import ActivationMap, ActivationNorms, LensRows, PausedTurn
 from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, Until, When
-from app.domain.errors import ActivationsFull, FieldOutOfRange, WrongState
+from app.domain.errors import ActivationsFull, WrongState
 from app.domain.values import KVPolicy, SessionId
 from app.messages import (
     ClearCaptures,
@@ -43,8 +43,8 @@ def driver(tiny_gpt2: TinyModel) -> BreakDriver:
     return BreakDriver(tiny_gpt2.engine())
 
 
-def capturing(driver: BreakDriver, *layers: int, when: When = When(), once: bool = False) -> SessionId:  # noqa: B008
-    return driver.open_armed(*layers, action=Action.CAPTURE, when=when, once=once)
+def capturing(driver: BreakDriver, *layers: int) -> SessionId:
+    return driver.open_armed(*layers, action=Action.CAPTURE)
 
 
 def test_every_pass_is_recorded_and_the_tokens_stay(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
@@ -62,26 +62,6 @@ def test_every_pass_is_recorded_and_the_tokens_stay(driver: BreakDriver, tiny_gp
         assert list(record.token_ids) == [history[position] for position in record.positions]
         assert_close(tensor_of(record.tensor), wanted[record.layer + 1][list(record.positions)])
     assert found.dropped == 0
-
-
-def test_only_matching_positions_are_recorded(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
-    session = capturing(driver, 5, when=When(every=4))
-    driver.arm(session, 2, action=Action.CAPTURE, when=When(Pass.PREFILL, token_id=START[5]))
-    turn = driver.turn(session, START, COUNT)
-    found = driver.captures(session).records
-    wanted = boundaries(tiny_gpt2.oracle, START + turn.tokens)
-    assert [record.positions for record in found if record.layer == 5] == [(0, 4, 8), (12,), (16,)]
-    with_token = tuple(position for position, token in enumerate(START) if token == START[5])
-    assert [record.positions for record in found if record.layer == 2] == [with_token]
-    for record in found:
-        assert_close(tensor_of(record.tensor), wanted[record.layer + 1][list(record.positions)])
-
-
-def test_once_is_one_pass(driver: BreakDriver) -> None:
-    session = capturing(driver, 5, when=When(Pass.DECODE), once=True)
-    driver.turn(session, START, COUNT)
-    assert [record.positions for record in driver.captures(session).records] == [(11,)]
-    assert len(driver.spent) == 1
 
 
 def test_captures_of_a_turn_that_pauses_are_recorded_once_and_cleared(driver: BreakDriver) -> None:
@@ -160,6 +140,7 @@ def test_a_paused_layer_is_read_as_it_was_edited(driver: BreakDriver) -> None:
     session = capturing(driver, 3, 5)
     driver.arm(session, 5)
     driver.edit(driver.turn(session, START, 3), Edit(EditOp.SCALE, factor=-2.0))
+    assert [each.layer for each in open_map(driver, session, LAST, (3, 9)).layers] == [3]
     found = open_map(driver, session, Positions(4, 11))
     assert [each.layer for each in found.layers] == [3, 5]
     single: Any = driver.do(Lens(driver.ticket(), session, Positions(4, 11), 2))
@@ -177,23 +158,6 @@ def test_what_was_kept_when_the_map_was_opened_is_read(driver: BreakDriver) -> N
     driver.do(CloseMap(driver.ticket(), session))
     with pytest.raises(WrongState, match="no map"):
         lens(driver, session, 0, 1)
-
-
-def test_positions_and_layers_are_chosen(driver: BreakDriver) -> None:
-    session = capturing(driver, 1, 2, 3, when=When(every=3))
-    for positions in (ALL, LAST):
-        found = open_map(driver, session, positions)
-        assert (found.first, found.end, found.kept_end, found.layers) == (0, 0, 0, ())
-    driver.turn(session, START, 5)
-    found = open_map(driver, session, Positions(2, 8), (2, 3, 9))
-    assert (found.kept_first, found.kept_end) == (0, 13)
-    assert [(each.layer, each.positions) for each in found.layers] == [(2, (3, 6)), (3, (3, 6))]
-    last = open_map(driver, session, LAST)
-    assert (last.first, last.end, last.layers[0].positions) == (12, 13, (12,))
-    driver.turn(session, prompt(3, 70), 1)
-    for outside_or_too_many in (Positions(0, 1000), Positions(100, 101), Positions(0, 65)):
-        with pytest.raises(FieldOutOfRange, match="positions"):
-            open_map(driver, session, outside_or_too_many)
 
 
 def test_what_a_rewind_has_cut_off_is_not_on_the_map(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:

@@ -8,21 +8,9 @@ from torch import Tensor
 
 from app.domain.activations import CheckpointLens, PausedTurn
 from app.domain.breakpoint_work import MAX_PASS_EDITS
-from app.domain.breakpoints import (
-    ALL,
-    LAST,
-    Action,
-    Edit,
-    EditOp,
-    Intervention,
-    Pass,
-    Positions,
-    Until,
-    When,
-)
+from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Intervention, Pass, Positions, Until, When
 from app.domain.errors import FieldOutOfRange, WrongState
-from app.domain.values import SessionId
-from app.messages import Lens, Open, ReadCheckpoint, ReadPaused, WriteCheckpoint
+from app.messages import Lens, ReadCheckpoint, ReadPaused, WriteCheckpoint
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
 from tests.gpu.breakpoints.breaking_oracle import Change, assert_close, boundaries, change_of, data_of, greedy, within
@@ -81,37 +69,20 @@ def test_checkpoints_are_transformers_hidden_states_at_every_layer(model: TinyMo
         assert_close(activation, wanted[layer + 1][first:end])
 
 
-def test_some_positions_are_read(driver: BreakDriver, tiny_llama: TinyModel) -> None:
-    turn = pause(driver, 2)
-    wanted = boundaries(tiny_llama.oracle, START)[3]
-    for positions, part in (
-        (ALL, wanted),
-        (LAST, wanted[-1:]),
-        (Positions(3, 7), wanted[3:7]),
-        (Positions(9), wanted[9:]),
-    ):
+def test_some_positions_are_read_while_the_turn_is_paused(driver: BreakDriver, tiny_llama: TinyModel) -> None:
+    turn, wanted = pause(driver, LAYER, Pass.PREFILL), boundaries(tiny_llama.oracle, START)[LAYER + 1]
+    for positions, part in ((LAST, wanted[-1:]), (Positions(3, 7), wanted[3:7]), (Positions(9), wanted[9:])):
         assert_close(driver.read(turn, positions), part)
-    for outside in (Positions(0, 15), Positions(14, 15), Positions(20, 22), Positions(14)):
-        with pytest.raises(FieldOutOfRange) as caught:
-            driver.read(turn, outside)
-        assert caught.value.param == "positions"
-
-
-def test_what_does_not_fit_the_checkpoint_is_refused(driver: BreakDriver, tiny_llama: TinyModel) -> None:
-    turn = pause(driver, LAYER, Pass.PREFILL)
-    before = driver.read(turn)
-    with pytest.raises(FieldOutOfRange, match="14"):
-        write(driver, turn, before[:5])
-    assert torch.equal(driver.read(turn), before)
     driver.run(turn)
-    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT)
     for command in (
         ReadCheckpoint(driver.ticket(), turn.session, ALL),
-        WriteCheckpoint(driver.ticket(), turn.session, data_of(before)),
+        WriteCheckpoint(driver.ticket(), turn.session, data_of(wanted)),
         Lens(driver.ticket(), turn.session, LAST, 3),
     ):
         with pytest.raises(WrongState):
             driver.do(command)
+    with pytest.raises(WrongState):
+        driver.resume(turn)
 
 
 def test_the_lens_is_transformers_head_on_its_hidden_states(model: TinyModel) -> None:
@@ -130,26 +101,6 @@ def test_the_lens_is_transformers_head_on_its_hidden_states(model: TinyModel) ->
         assert [logprob for _, logprob in entry.top] == pytest.approx(best.values.tolist(), abs=1e-3)
     driver.run(turn)
     assert turn.tokens == greedy(model.oracle, START, COUNT)
-
-
-WRITTEN = 2 * vector(5, 48)
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_the_same_row_at_one_token_after_the_other(driver: BreakDriver, tiny_llama: TinyModel, lost: bool) -> None:
-    turn, tokens = pause(driver, LAYER, Pass.DECODE), 4
-    for _ in range(tokens):
-        write(driver, turn, WRITTEN[None])
-        driver.go_on(turn)
-    if lost:
-        driver.fill()
-    other = driver.begin(driver.open(), prompt(8, 10), 6)
-    driver.resume(turn, Until(end=True))
-    driver.settle(turn, other)
-    change = Change(LAYER, lambda _: WRITTEN, within(len(START), len(START) + tokens))
-    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, [change])
-    assert other.tokens == greedy(tiny_llama.oracle, prompt(8, 10), 6)
-    assert (turn.end.usage.tokens_recomputed > 0) is lost
 
 
 @pytest.mark.parametrize(("in_pass", "edits"), [(Pass.PREFILL, ()), (Pass.PREFILL, (SCALE,)), (Pass.DECODE, ())])
@@ -190,14 +141,11 @@ def test_what_was_written_at_other_tokens_and_layers_stays(driver: BreakDriver, 
     assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, changes)
 
 
-@pytest.mark.parametrize(
-    ("limit", "value", "says"), [("MAX_INTERVENTIONS", 2, "3 edits"), ("MAX_INTERVENTION_BYTES", 191, "192 bytes")]
-)
 def test_a_turn_whose_breakpoints_edit_too_much_fails_and_the_session_goes_on_without_them(
-    driver: BreakDriver, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, says: str
+    driver: BreakDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its positions are no two runs that are equally far apart."""
-    monkeypatch.setattr(f"app.gpu.state.interventions.{limit}", value)
+    monkeypatch.setattr("app.gpu.state.interventions.MAX_INTERVENTIONS", 2)
     session = driver.open()
     driver.run(driver.begin(session, START, 2))
     [sequence] = driver.handler.sequences
@@ -205,10 +153,9 @@ def test_a_turn_whose_breakpoints_edit_too_much_fails_and_the_session_goes_on_wi
     add = Edit(EditOp.ADD, 0.5, data_of(vector(9, 48)))
     for position in (17, 18, 20, 23, 24):
         driver.arm(session, LAYER, action=Action.EDIT, edits=(add,), when=When(position=position))
-    with pytest.raises(FieldOutOfRange, match=says) as caught:
+    with pytest.raises(FieldOutOfRange, match=r"3 edits.*from 0 to 2") as caught:
         driver.turn(session, [8], COUNT)
     assert caught.value.param == "breakpoints"
-    assert f"from 0 to {value}" in caught.value.message
     assert (sequence.tokens, sequence.interventions.snapshot()) == (before, ())
     driver.disarm(session)
     assert len(driver.run(driver.begin(session, [8], 4))) == 0
@@ -216,18 +163,18 @@ def test_a_turn_whose_breakpoints_edit_too_much_fails_and_the_session_goes_on_wi
 
 
 def test_what_a_session_keeps_of_written_activations_is_bounded(
-    driver: BreakDriver, tiny_llama: TinyModel, monkeypatch: pytest.MonkeyPatch
+    driver: BreakDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turn = pause(driver, LAYER, Pass.DECODE)
-    monkeypatch.setattr("app.gpu.state.interventions.MAX_INTERVENTION_BYTES", WRITTEN.nbytes)
-    write(driver, turn, WRITTEN[None])
+    turn, written = pause(driver, LAYER, Pass.DECODE), vector(5, 48)[None]
+    monkeypatch.setattr("app.gpu.state.interventions.MAX_INTERVENTION_BYTES", written.nbytes)
+    write(driver, turn, written)
     before = driver.read(turn)
     driver.go_on(turn)
     with pytest.raises(FieldOutOfRange, match="written activations") as caught:
-        write(driver, turn, WRITTEN[None])
+        write(driver, turn, written)
     assert (caught.value.status, caught.value.param) == (422, "activation")
-    assert torch.equal(before, WRITTEN[None])
-    assert not torch.equal(driver.read(turn), WRITTEN[None])
+    assert torch.equal(before, written)
+    assert not torch.equal(driver.read(turn), written)
 
 
 def test_one_pass_is_edited_so_often_and_no_more(driver: BreakDriver, tiny_llama: TinyModel) -> None:
@@ -249,11 +196,3 @@ def test_one_pass_is_edited_so_often_and_no_more(driver: BreakDriver, tiny_llama
     with pytest.raises(FieldOutOfRange, match=f"{MAX_PASS_EDITS + 1} edits.*from 0 to {MAX_PASS_EDITS}") as caught:
         driver.run(child)
     assert caught.value.param == "breakpoints"
-
-
-def test_a_session_that_was_given_more_edits_than_are_taken_today_goes_on(driver: BreakDriver) -> None:
-    """A journal of an earlier version may have such sessions."""
-    session = SessionId("old")
-    made = tuple(Intervention(k % 10, k % 10 + 1, 1, Edit(EditOp.SCALE, 1 + k / 1e6)) for k in range(4100))
-    driver.do(Open(driver.ticket(), session, token_ids=tuple(START), interventions=made))
-    assert len(driver.turn(session, [8], 4).tokens) == 4

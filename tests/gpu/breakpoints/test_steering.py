@@ -1,24 +1,27 @@
-"""Edits that stay with a session: never in anybody else's KV, and there again whenever KV is recomputed."""
+"""Edits that stay with a session, and pauses with edits: never in anybody else's KV, and there again wherever a session
+goes and whenever its KV is recomputed.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.domain.breakpoints import ALL, Action, Breakpoint, Edit, EditOp, Pass, Positions, When
-from app.domain.values import KVPolicy, Phase, SessionId
-from app.messages import Rewind
+from app.domain.breakpoints import ALL, Action, Edit, EditOp, Pass, Positions, When
+from app.domain.values import FinishReason, KVPolicy, Phase, SessionId, Ticket
+from app.messages import Export, ExportedKV, Import, Open, Reinstate
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt, vector
-from tests.gpu.breakpoints.breaking_oracle import Where, change_of, data_of, everywhere, greedy, within
+from tests.gpu.breakpoints.breaking_oracle import change_of, data_of, everywhere, greedy, within
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 START = prompt(12, 5 * BLOCK + 2)
 SHARED = 5 * BLOCK
-COUNT = 6
+COUNT = 9
 LAYER = 1
 ADD = Edit(EditOp.ADD, 2.0, data_of(2 * vector(3, 48)))
 SCALE = Edit(EditOp.SCALE, 0.5)
@@ -29,18 +32,9 @@ def driver(tiny_llama: TinyModel) -> BreakDriver:
     return BreakDriver(tiny_llama.engine())
 
 
-@pytest.fixture
-def small(tiny_llama: TinyModel) -> BreakDriver:
-    """Without lower tiers, and with room for one long session."""
-    return BreakDriver(tiny_llama.engine(blocks=20))
-
-
-def steered_session(driver: BreakDriver, *edits: Edit, when: When = When()) -> SessionId:  # noqa: B008 (frozen)
-    return driver.open_armed(LAYER, action=Action.EDIT, edits=edits, when=when) if edits else driver.open()
-
-
-def oracle_tokens(model: TinyModel, history: list[int], *edits: Edit, where: Where = everywhere) -> list[int]:
-    return greedy(model.oracle, history, COUNT, [change_of(LAYER, edit, where) for edit in edits])
+def with_edits(model: TinyModel, history: list[int], place: tuple[int, int], *edits: Edit) -> list[int]:
+    """What Transformers says after `history` with these edits at these positions."""
+    return greedy(model.oracle, history, COUNT, [change_of(LAYER, edit, within(*place)) for edit in edits])
 
 
 @pytest.mark.parametrize("first_is_steered", [True, False])
@@ -48,45 +42,37 @@ def oracle_tokens(model: TinyModel, history: list[int], *edits: Edit, where: Whe
 def test_steered_and_unsteered_sessions_share_what_is_the_same_and_nothing_else(
     driver: BreakDriver, tiny_llama: TinyModel, positions: Positions, first_is_steered: bool
 ) -> None:
-    edit = Edit(ADD.op, ADD.factor, ADD.vector, positions)
-    steering: list[tuple[Edit, ...]] = [(), (edit,)]
+    edit = replace(ADD, positions=positions)
     end = len(START) + COUNT if positions.end is None else positions.end
     found = []
-    for edits in reversed(steering) if first_is_steered else steering:
-        turn = driver.turn(steered_session(driver, *edits), START, COUNT)
-        assert turn.tokens == oracle_tokens(tiny_llama, START, *edits, where=within(positions.first, end))
+    for is_steered in (first_is_steered, not first_is_steered):
+        edits = (edit,) if is_steered else ()
+        session = driver.open_armed(LAYER, action=Action.EDIT, edits=edits) if is_steered else driver.open()
+        turn = driver.turn(session, START, COUNT)
+        assert turn.tokens == with_edits(tiny_llama, START, (positions.first, end), *edits)
         found.append(turn.end.usage.cached_tokens)
     assert found == [0, positions.first]
 
 
 def test_the_same_steering_shares_and_other_steering_does_not(driver: BreakDriver, tiny_llama: TinyModel) -> None:
-    weaker = Edit(ADD.op, 1.5, ADD.vector)
-    elsewhere = Edit(ADD.op, ADD.factor, data_of(2 * vector(4, 48)))
-    guarded = Edit(ADD.op, ADD.factor, ADD.vector, max_norm=3.0)
+    others = (replace(ADD, factor=1.5), replace(ADD, vector=data_of(2 * vector(4, 48))), replace(ADD, max_norm=3.0))
+    lists = [(ADD,), (ADD,), *((each,) for each in others), (ADD, SCALE), (SCALE, ADD), (SCALE, ADD)]
     cached = []
-    for edits in [(ADD,), (ADD,), (weaker,), (elsewhere,), (guarded,), (ADD, SCALE), (SCALE, ADD), (SCALE, ADD)]:
-        turn = driver.turn(steered_session(driver, *edits), START, COUNT)
-        assert turn.tokens == oracle_tokens(tiny_llama, START, *edits)
+    for layer, edits in [*((LAYER, each) for each in lists), (0, (ADD,)), (2, (ADD,))]:
+        turn = driver.turn(driver.open_armed(layer, action=Action.EDIT, edits=edits), START, COUNT)
+        assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, [change_of(layer, edit) for edit in edits])
         cached.append(turn.end.usage.cached_tokens)
-    assert cached == [0, SHARED, 0, 0, 0, 0, 0, SHARED]
-
-
-def test_the_same_edit_at_another_layer_is_another_steering(driver: BreakDriver, tiny_llama: TinyModel) -> None:
-    for layer in (0, 1, 2):
-        session = driver.open_armed(layer, action=Action.EDIT, edits=(ADD,))
-        turn = driver.turn(session, START, COUNT)
-        assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, [change_of(layer, ADD)])
-        assert turn.end.usage.cached_tokens == 0
+    assert cached == [0, SHARED, 0, 0, 0, 0, 0, SHARED, 0, 0]
 
 
 def test_an_edit_made_at_a_pause_is_not_shared(driver: BreakDriver, tiny_llama: TinyModel) -> None:
     session = driver.open_armed(LAYER, when=When(Pass.PREFILL))
     turn = driver.turn(session, START, COUNT)
-    driver.edit(turn, Edit(ADD.op, ADD.factor, ADD.vector, Positions(2 * BLOCK)))
+    driver.edit(turn, replace(ADD, positions=Positions(2 * BLOCK)))
     driver.run(turn)
-    assert turn.tokens == oracle_tokens(tiny_llama, START, ADD, where=within(2 * BLOCK, len(START)))
+    assert turn.tokens == with_edits(tiny_llama, START, (2 * BLOCK, len(START)), ADD)
     plain = driver.turn(driver.open(), START, COUNT)
-    assert plain.tokens == oracle_tokens(tiny_llama, START)
+    assert plain.tokens == greedy(tiny_llama.oracle, START, COUNT)
     assert plain.end.usage.cached_tokens == 2 * BLOCK
 
 
@@ -96,33 +82,7 @@ def test_what_comes_after_the_steering_is_not_shared_either(driver: BreakDriver,
     history = START + driver.turn(session, START, COUNT).tokens
     again = driver.turn(driver.open(), [*history, 5], COUNT)
     assert again.end.usage.cached_tokens == 0
-    assert again.tokens == oracle_tokens(tiny_llama, [*history, 5])
-
-
-def test_steering_stays_over_turns_and_ends_with_its_breakpoint(driver: BreakDriver, tiny_llama: TinyModel) -> None:
-    session, history = steered_session(driver, ADD), list(START)
-    first = driver.turn(session, START, COUNT)
-    history += [*first.tokens, 9, 8]
-    second = driver.turn(session, [9, 8], COUNT)
-    assert second.tokens == oracle_tokens(tiny_llama, history, ADD)
-    history += second.tokens
-    steered = len(history) - 1  # the last token has not been computed yet
-    driver.disarm(session)
-    third = driver.turn(session, [7], COUNT)
-    assert third.tokens == oracle_tokens(tiny_llama, [*history, 7], ADD, where=within(0, steered))
-    assert third.end.usage.tokens_recomputed == 0
-
-
-@pytest.mark.parametrize("cut", [SHARED + 2, SHARED, SHARED - 3, 1])
-def test_a_rewind_into_the_steering_keeps_what_is_left_of_it(
-    driver: BreakDriver, tiny_llama: TinyModel, cut: int
-) -> None:
-    session = steered_session(driver, ADD)
-    driver.turn(session, START, COUNT)
-    driver.disarm(session)
-    driver.do(Rewind(driver.ticket(), session, cut))
-    turn = driver.turn(session, [7], COUNT)
-    assert turn.tokens == oracle_tokens(tiny_llama, [*START[:cut], 7], ADD, where=within(0, cut))
+    assert again.tokens == greedy(tiny_llama.oracle, [*history, 5], COUNT)
 
 
 FOUND = 3 * BLOCK
@@ -130,35 +90,26 @@ FOUND = 3 * BLOCK
 STEERING = Edit(EditOp.ADD, 0.5, data_of(2 * vector(5, 48)))
 AT_PAUSE = Edit(EditOp.ADD, 30.0, data_of(2 * vector(4, 48)))
 PROMPT = prompt(16, 5 * BLOCK + 1)
-AFTER_PREFIX = [When(Pass.PREFILL, position=FOUND + 1), When(Pass.PREFILL, token_id=PROMPT[FOUND + 1])]
 
 
-def steer(driver: BreakDriver, session: SessionId) -> Breakpoint:
-    return driver.arm(session, 0, action=Action.EDIT, edits=(STEERING,))
-
-
-def pause_after_prefix(
-    driver: BreakDriver, *, steered: bool, when: When = AFTER_PREFIX[0]
-) -> tuple[Turn, Breakpoint | None]:
-    """A session that finds what another one has left in the cache, and its steering."""
+def pause_after_prefix(driver: BreakDriver, *, steered: bool) -> Turn:
+    """The turn of a session that finds what another one has left in the cache."""
     first, session = driver.open(), driver.open()
-    if steered:
-        steer(driver, first)
+    for each in (first, session) if steered else ():
+        driver.arm(each, 0, action=Action.EDIT, edits=(STEERING,))
     driver.turn(first, PROMPT, 1)
     driver.close(first)
-    steering = steer(driver, session) if steered else None
-    driver.arm(session, LAYER, when=when)
+    driver.arm(session, LAYER, when=When(Pass.PREFILL, position=FOUND + 1))
     turn = driver.turn(session, PROMPT, COUNT)
     assert (turn.checkpoint.first, turn.checkpoint.end) == (FOUND, len(PROMPT))
-    return turn, steering
+    return turn
 
 
-@pytest.mark.parametrize("when", AFTER_PREFIX, ids=["position", "token"])
 @pytest.mark.parametrize("losses", [1, 2])
-def test_a_prefix_that_was_found_and_lost_is_steered_once(
-    small: BreakDriver, tiny_llama: TinyModel, when: When, losses: int
-) -> None:
-    turn, _ = pause_after_prefix(small, steered=True, when=when)
+def test_a_prefix_that_was_found_and_lost_is_steered_once(tiny_llama: TinyModel, losses: int) -> None:
+    """On a device with room for one long session."""
+    small = BreakDriver(tiny_llama.engine(blocks=20))
+    turn = pause_after_prefix(small, steered=True)
     small.fill()
     small.run(turn)
     steered = [change_of(0, STEERING)]
@@ -182,7 +133,7 @@ def test_a_breakpoint_armed_during_the_pause_is_not_met_in_what_was_found(
     lost = goes == "nowhere, and is lost"
     tiers: dict[str, Any] = {"host_blocks": 200, "policy": KVPolicy.SIGNAL, "kv_dir": tmp_path}
     driver = BreakDriver(tiny_llama.engine(**({"blocks": 20} if lost else tiers)))
-    turn, _ = pause_after_prefix(driver, steered=False)
+    turn = pause_after_prefix(driver, steered=False)
     driver.edit(turn, AT_PAUSE)
     if lost:
         driver.fill()
@@ -196,3 +147,117 @@ def test_a_breakpoint_armed_during_the_pause_is_not_met_in_what_was_found(
     assert going_on.tokens == greedy(tiny_llama.oracle, PROMPT, COUNT, [change])
     assert going_on.end.usage.cached_tokens == FOUND
     assert (going_on.end.usage.tokens_recomputed > 0) is lost
+
+
+@pytest.mark.parametrize("in_pass", [Pass.PREFILL, Pass.DECODE])
+@pytest.mark.parametrize("phase", [Phase.IO_WAIT, Phase.IDLE])
+def test_a_paused_session_is_parked_and_comes_back(
+    tiny_llama: TinyModel, tmp_path: Path, in_pass: Pass, phase: Phase
+) -> None:
+    tiered = BreakDriver(tiny_llama.engine(host_blocks=200, policy=KVPolicy.SIGNAL, kv_dir=tmp_path))
+    turn = tiered.turn(tiered.open_armed(LAYER, when=When(in_pass)), START, COUNT)
+    activation = tiered.read(turn)
+    tiered.signal(turn.session, phase)
+    assert tiered.owned == 0
+    assert tiered.read(turn).equal(activation)
+    tiered.fill(100)
+    tiered.run(turn)
+    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT)
+    assert turn.end.usage.tokens_recomputed == 0
+
+
+@pytest.mark.parametrize(("in_pass", "keep"), [(Pass.PREFILL, None), (Pass.DECODE, None), (Pass.DECODE, 0)])
+def test_cancel_ends_a_paused_turn_and_the_session_goes_on(
+    driver: BreakDriver, tiny_llama: TinyModel, in_pass: Pass, keep: int | None
+) -> None:
+    turn = driver.turn(driver.open_armed(LAYER, when=When(in_pass)), START, COUNT)
+    history = START + turn.tokens[:keep]
+    assert driver.cancel(turn, keep) == len(history)
+    assert turn.end.reason is FinishReason.CANCELLED
+    assert turn.end.usage.completion_tokens == len(history) - len(START)
+    again = driver.begin(turn.session, [5], 4)
+    driver.run(again)
+    assert again.tokens == greedy(tiny_llama.oracle, [*history, 5], 4)
+
+
+EDITS = (Edit(EditOp.SCALE, 0.3), ADD, replace(ADD, factor=-2.0), Edit(EditOp.ABLATE))
+
+
+@pytest.mark.parametrize("position", [0, len(START) + 3], ids=["prefill", "decode"])
+def test_forks_of_one_pause_share_what_they_have_and_go_their_own_ways(
+    driver: BreakDriver, tiny_llama: TinyModel, position: int
+) -> None:
+    turn = driver.turn(driver.open_armed(LAYER, when=When(position=position), once=True), START, COUNT)
+    place, before = (turn.checkpoint.first, turn.checkpoint.end), driver.owned
+    children, unedited = [driver.fork(turn) for _ in EDITS], driver.fork(turn)
+    assert driver.owned == before
+    for child, edit in zip(children, EDITS, strict=True):
+        driver.edit(child, edit)
+    turns = [turn, unedited, *children]
+    for each in turns:
+        driver.resume(each)
+    driver.settle(*turns)
+
+    assert turn.tokens == unedited.tokens == with_edits(tiny_llama, START, place)
+    for child, edit in zip(children, EDITS, strict=True):
+        assert child.tokens == with_edits(tiny_llama, START, place, edit)
+    assert len({tuple(child.tokens) for child in children}) > 2
+
+    shared = place[0] // BLOCK
+    each_has = -(-(len(START) + COUNT - 1) // BLOCK)
+    assert driver.owned == shared + len(turns) * (each_has - shared)
+    for each in turns:
+        driver.close(each.session)
+    assert driver.owned == 0
+
+
+@pytest.mark.parametrize(("host_blocks", "disarmed"), [(200, False), (200, True), (2, True), (0, False), (0, True)])
+def test_an_import_keeps_its_steering_whatever_of_its_kv_came_along(
+    tiny_llama: TinyModel, tmp_path: Path, host_blocks: int, disarmed: bool
+) -> None:
+    policy = KVPolicy.SIGNAL if host_blocks else KVPolicy.NONE
+    driver = BreakDriver(tiny_llama.engine(host_blocks=host_blocks, policy=policy, kv_dir=tmp_path / "kv"))
+    session = driver.open()
+    armed = driver.arm(session, LAYER, action=Action.EDIT, edits=(ADD,))
+    turn = driver.turn(session, START, 4)
+    if disarmed:
+        driver.disarm(session, armed)
+    path, imported = str(tmp_path / "session.kv"), SessionId("imported")
+    exported = driver.do(Export(driver.ticket(), session, path, "{}"))
+    assert isinstance(exported, ExportedKV)
+    driver.do(Import(driver.ticket(), imported, path, ""))
+    assert (exported.computed_tokens > 0) is (host_blocks == 200)
+    made = turn.end.interventions
+    assert made
+    driver.do(Reinstate(driver.ticket(), imported, () if disarmed else (armed,), made))
+    history = START + turn.tokens
+    where = within(0, len(history) - 1) if disarmed else everywhere
+    wanted = greedy(tiny_llama.oracle, [*history, 5, 6, 7], COUNT, [change_of(LAYER, ADD, where)])
+    for each in (session, imported):
+        again = driver.turn(each, [5, 6, 7], COUNT)
+        assert again.tokens == wanted
+
+
+@pytest.mark.parametrize("news", [[], [7]])
+def test_a_turn_that_generated_nothing_is_steered_to_its_end_after_a_restart(
+    driver: BreakDriver, tiny_llama: TinyModel, news: list[int]
+) -> None:
+    """Nobody has computed the last token of most histories; here somebody has."""
+    session = driver.open()
+    armed = driver.arm(session, LAYER, action=Action.EDIT, edits=(ADD,))
+    before = driver.turn(session, START, 0)
+    made = before.end.interventions
+    assert made
+    restarted, again = BreakDriver(tiny_llama.engine()), SessionId("again")
+    opened = Open(Ticket(10**6), again, token_ids=tuple(START), breakpoints=(armed,), interventions=made)
+    restarted.do(opened)
+    ends = []
+    for each, name in ((driver, session), (restarted, again)):
+        each.disarm(name, armed)
+        turn = each.turn(name, news, COUNT)
+        steered = min(len(START), len(START) + len(news) - 1)  # the last of a context is computed anew
+        change = change_of(LAYER, ADD, within(0, steered))
+        assert turn.tokens == greedy(tiny_llama.oracle, START + news, COUNT, [change])
+        ends.append(turn.end.interventions)
+    assert ends[0] == ends[1]
+    assert (ends[0] is None) is bool(news)

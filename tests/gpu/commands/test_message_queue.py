@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from threading import Timer
 
 from app.gpu.commands.message_queue import Message, MessageQueue
 from app.gpu.kv.moves import Moved
@@ -42,6 +41,7 @@ def test_what_has_not_been_taken_is_not_handed_out() -> None:
     assert handed_out(messages) == []
     messages.drain()
     assert not messages.is_empty
+    messages.wait(None)  # forever, if it looked at the queue
     assert handed_out(messages) == [1]
 
 
@@ -54,28 +54,6 @@ def test_nothing_that_comes_after_the_close_is_taken() -> None:
         messages.drain()
         assert messages.closed
     assert handed_out(messages) == [1, 2]
-
-
-def test_a_close_ends_a_wait() -> None:
-    messages = MessageQueue()
-    messages.close()
-    messages.wait(None)
-    assert messages.closed
-    assert handed_out(messages) == []
-
-
-def test_a_wait_ends_at_once_while_something_is_taken() -> None:
-    messages = filled(1)
-    messages.drain()
-    messages.wait(None)  # forever, if it looked at the queue
-    assert handed_out(messages) == [1]
-
-
-def test_a_wait_ends_with_a_message_of_another_thread() -> None:
-    messages = MessageQueue()
-    Timer(0.02, messages.put, [Moved(1)]).start()
-    messages.wait(None)
-    assert handed_out(messages) == [1]
 
 
 def test_handing_out_stops_at_the_first_unwanted_and_keeps_it() -> None:

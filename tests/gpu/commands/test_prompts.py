@@ -5,12 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, When
-from app.domain.errors import EngineError, NotFound, PeerFull, WrongState
+from app.domain.errors import EngineError, PeerFull, WrongState
 from app.domain.values import FinishReason, KVPolicy, SamplingParams, SessionId, StopRule, Ticket
 from app.messages import (
     Arm,
@@ -24,7 +23,7 @@ from app.messages import (
     SentKV,
     Submit,
 )
-from app.model_store.resolve import ResolvedModel, resolve
+from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import GREEDY, Driver, tcp_pair
 from tests.gpu.tiny_engine import BLOCK, make_engine, model, prompt
 
@@ -163,24 +162,6 @@ def test_parts_go_as_they_are_computed(model: ResolvedModel, way: Way) -> None:
     assert into.recv(1) == b""
 
 
-def test_what_is_here_does_not_come(model: ResolvedModel, way: Way) -> None:
-    first, more = prompt(4, 3 * BLOCK), prompt(5, 14 * BLOCK)
-    here, there = Decoder(model), Prefiller(model)
-    turn = here.ask(first)
-    here.do(ComputePrompt(here.ticket(), ID, turn))
-    here.finish(turn)
-    said = here.tokens(turn)
-    turn = here.ask(more)
-    history = [*first, *said, *more]
-    out, into = way()
-    there.send(history, out, here.lacking[-1].first)
-    received = here.received(here.await_prompt(into))
-    assert received.error is None
-    here.finish(turn)
-    assert here.end(turn).usage.cached_tokens == len(history) - 1
-    assert [said, here.tokens(turn)] == alone(model, first, more)
-
-
 @pytest.mark.parametrize("blocks", [0, 5])
 def test_a_prompt_that_breaks_off_is_computed_to_its_end_here(model: ResolvedModel, way: Way, blocks: int) -> None:
     here, there = Decoder(model), Prefiller(model)
@@ -250,25 +231,6 @@ def test_a_turn_that_ends_lets_go_of_the_other_engine(model: ResolvedModel, way:
     free.check_integrity([[*each.host_blocks] for each in here.handler.sequences])
 
 
-def test_another_model_is_no_help(model: ResolvedModel, way: Way, tmp_path: Path) -> None:
-    here, there = Decoder(model), Prefiller(resolve("random:tiny-llama", cache_dir=tmp_path, seed=5))
-    turn = here.ask(PROMPT)
-    out, into = way()
-    there.send(PROMPT, out, 0)
-    assert "another model" in (here.received(here.await_prompt(into)).error or "")
-    here.finish(turn)
-    assert [here.tokens(turn)] == alone(model, PROMPT)
-
-
-def test_a_prompt_that_is_refused_is_not_waited_for(model: ResolvedModel, way: Way) -> None:
-    there = Prefiller(model)
-    out, into = way()
-    with pytest.raises(WrongState, match="no block to send"):
-        there.begin(PROMPT[:3], out, 1)
-    into.settimeout(5)
-    assert into.recv(1) == b""
-
-
 def test_prompts_that_stay_here(model: ResolvedModel) -> None:
     here, length = Decoder(model), len(PROMPT)
     for seed, apart_tokens in ((11, 0), (12, length)):
@@ -284,28 +246,3 @@ def test_prompts_that_stay_here(model: ResolvedModel) -> None:
     steered = here.ask(prompt(14, length))
     here.finish(steered)
     assert not here.lacking
-
-
-def test_what_comes_for_a_session_that_has_closed_is_not_kept(model: ResolvedModel, way: Way) -> None:
-    decoder, (here, there) = Decoder(model), way()
-    command = ReceivePrompt(decoder.ticket(), ID, decoder.ticket(), decoder.engine.give(here), 0)
-    with pytest.raises(NotFound):
-        decoder.take(decoder.engine.handle(command))
-    there.settimeout(5)
-    assert there.recv(1) == b""
-
-
-def test_no_memory_is_kept_of_connections_that_have_ended(model: ResolvedModel, way: Way) -> None:
-    decoder, (here, there) = Decoder(model), way()
-    prompts = decoder.mover.threaded.prompts
-    decoder.ask(PROMPT)
-    ticket = decoder.await_prompt(here)
-    there.close()
-    assert decoder.received(ticket).error
-    for _ in range(3):
-        refused, there = way()
-        number = decoder.engine.give(refused)
-        with pytest.raises(NotFound):
-            decoder.take(decoder.engine.handle(ReceivePrompt(decoder.ticket(), THERE, ticket, number, 0)))
-        prompts.end(number)
-    assert not any((prompts._taking, prompts._open, decoder.engine.connections._unwanted))

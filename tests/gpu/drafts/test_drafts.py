@@ -48,10 +48,6 @@ def test_it_guesses_what_followed_last_time() -> None:
     assert all(0 < after < before < 1 for before, after in zip(guess.odds, guess.odds[1:], strict=False))
 
 
-def test_it_guesses_nothing_for_what_is_new() -> None:
-    assert not Drafter().guess([1, 2, 3, 4, 5], 4).token_ids
-
-
 def test_guesses_that_are_right_raise_its_hopes() -> None:
     drafter, history = Drafter(), LOOP * 4
     first = drafter.guess(history, 4).odds
@@ -88,13 +84,6 @@ def test_a_change_of_pace_is_noticed() -> None:
             tokens = 1 + number % 8
             costs.note(tokens, base + 2 * tokens)
     assert costs.seconds(1) == pytest.approx(252, rel=0.05)
-
-
-def test_steps_of_one_size_leave_the_share_that_was_assumed() -> None:
-    costs = StepCosts()
-    for _ in range(100):
-        costs.note(1, 0.05)
-    assert 0.02 * 0.05 < costs.per_token < 0.2 * 0.05
 
 
 def test_a_token_costs_neither_less_than_nothing_nor_more_than_its_share_of_the_step() -> None:

@@ -1,22 +1,26 @@
-"""A recorder without a device, and an attention on CPU that takes padding rows as the one on CUDA does."""
+"""A recorder without a device, and a tiny model whose attention on CPU takes padding rows as the one on CUDA does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from app.gpu.attention.base import AttentionSpec
+from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.attention.batch import Batch
 from app.gpu.attention.cpu.paged import PagedCpuAttention
+from app.gpu.models import load_stack
+from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny
 
+CPU = torch.device("cpu")
 POISON = 1
 """For inputs that were not filled again: a token, a block, a position that are there, and somebody else's."""
 _WAITS = {"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
@@ -64,6 +68,17 @@ class PaddedAttention:
         return output
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """A Llama whose attention takes padding rows."""
+    return with_attention(make_tiny("llama", tmp_path_factory.mktemp("llama")), PaddedAttention())
+
+
+def with_attention(tiny: TinyModel, attention: Attention) -> TinyModel:
+    stack = load_stack(tiny.resolved, device=CPU, dtype=torch.float32, attention=attention)
+    return TinyModel(tiny.resolved, stack, tiny.oracle)
+
+
 class FakeRecorder:
     """Repeats work by running it again, and fails a test where a device that repeats kernels would have done otherwise.
 
@@ -76,13 +91,14 @@ class FakeRecorder:
       after it. What is recorded `beside` is part of a step: it goes on from the results of another, on the same inputs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wrong: int = 0) -> None:
+        """The one that is recorded `beside` as number `wrong` comes to other numbers."""
+        self._wrong = wrong
         self.recorded = 0
         """Since it last forgot."""
         self.beside = 0
         """Those of them that were recorded while others used the device."""
         self.replays = 0
-        self.replaying = False
 
     def record(self, work: Callable[[], None], *, beside: bool = False) -> Callable[[], None]:
         with _Watch() as rehearsal:
@@ -94,17 +110,19 @@ class FakeRecorder:
         first.spoil_own()
         self.recorded += 1
         self.beside += beside
+        errs = beside and self.beside == self._wrong
 
         def replay() -> None:
             if not beside:
                 _fill(first.outputs, float("nan"))
-            self.replays, self.replaying = self.replays + 1, True
+            self.replays += 1
             with _Watch() as again:
                 work()
-            self.replaying = False
             assert again.operators == first.operators, "a replay would do something else than was captured"
             assert again.outside.keys() <= first.outside.keys(), "a replay reads a tensor that is not a fixed one"
             again.spoil_own()
+            for tensor in first.outputs.values() if errs else ():
+                tensor.mul_(1.1)
             if not beside:
                 _fill(first.inputs, POISON)
 
@@ -112,26 +130,6 @@ class FakeRecorder:
 
     def forget(self) -> None:
         self.recorded = self.beside = 0
-
-
-class FakeMemory:
-    """A device on which each recording takes some of 1,000,000 bytes."""
-
-    def __init__(self, recorder: FakeRecorder, graph_bytes: Sequence[int]) -> None:
-        self._recorder = recorder
-        self._graph_bytes = graph_bytes
-
-    def total(self) -> int:
-        return 1_000_000
-
-    def free(self) -> int:
-        return self.total() - sum(self._graph_bytes[: self._recorder.recorded])
-
-    def reset_peak(self) -> None:
-        pass
-
-    def peak(self) -> int:
-        return 0
 
 
 class _Watch(TorchDispatchMode):

@@ -13,20 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.domain.breakpoints import Action, Edit, EditOp, Pass, When
+from app.domain.breakpoints import Action, When
 from app.domain.errors import FieldOutOfRange
 from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.attention.batch import Batch, make_batch
 from app.gpu.attention.reference import ReferenceAttention
-from app.gpu.graphs.decode import DecodeGraphs, DecodeLimits, batch_buckets
+from app.gpu.graphs.decode import DecodeGraphs, DecodeInputs, DecodeLimits, batch_buckets
 from app.gpu.graphs.recorder import choose_recorder
-from app.gpu.graphs.recording import estimate_graph_bytes
-from app.gpu.graphs.runs import KEPT_PASSES
-from app.messages import Disarm
+from tests.gpu.attention.drawing import needs_triton
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
-from tests.gpu.graphs.graph_models import CPU, tiny, with_attention
-from tests.gpu.graphs.recording import FakeMemory, FakeRecorder, PaddedAttention
+from tests.gpu.graphs.recording import CPU, FakeRecorder, PaddedAttention, tiny, with_attention
 from tests.gpu.oracle import greedy_tokens
 
 __all__ = ["tiny"]
@@ -34,22 +31,6 @@ __all__ = ["tiny"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LENGTHS = [3, 30, 9, 17, 5, 12, 40]
-
-
-class Replays:
-    """An engine that records, and how many of its steps were replayed."""
-
-    def __init__(self, tiny: TinyModel) -> None:
-        self.driver = BreakDriver(tiny.engine(recorder=FakeRecorder(), max_draft_tokens=0))
-
-    @property
-    def count(self) -> int:
-        return self.driver.memory().steps.replayed
-
-    def in_next_step(self) -> int:
-        before = self.count
-        self.driver.advance()
-        return self.count - before
 
 
 @given(st.integers(1, 3000))
@@ -98,10 +79,49 @@ def test_any_steps_one_after_the_other_find_their_own_inputs(steps: list[list[tu
         assert sizes[-1] == next(bucket for bucket in [1, 2, 4, 8, 11] if bucket >= len(rows))
 
 
+TILE = 256
+"""Blocks that the kernel copies at once."""
+MOST_ROWS, BLOCKS = 11, 2 * TILE + 5
+DEVICE = torch.device("cuda") if torch.cuda.is_available() else CPU
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("contexts", "rows"),
+    [
+        pytest.param([1], 1, id="one row"),
+        pytest.param([5, 17, 33], 8, id="with padding"),
+        pytest.param([4] * MOST_ROWS, MOST_ROWS, id="all rows"),
+        pytest.param([4 * BLOCKS, 2], 4, id="the longest context beside a short one"),
+        pytest.param([4 * TILE, 4 * TILE + 1], 2, id="whole tiles, and one block more"),
+    ],
+)
+def test_a_step_and_its_padding_are_where_graphs_look(contexts: list[int], rows: int) -> None:
+    """The kernel against PyTorch's copies: on a GPU, else interpreted."""
+    from app.gpu.graphs.triton_inputs import fill_inputs
+
+    tables = [[number + 3 * place for place in range(BLOCKS)] for number, _ in enumerate(contexts)]
+    token_ids = torch.arange(7, 7 + len(contexts))
+    host, batch = (make_batch([(each - 1, 1) for each in contexts], tables, 4, device) for device in (CPU, DEVICE))
+    inputs = DecodeInputs(MOST_ROWS, BLOCKS, CPU)
+    ids, wanted = inputs.first(MOST_ROWS)
+    columns = (ids, wanted.positions, wanted.slot_blocks, wanted.slot_offsets)
+    for number, tensor in enumerate((*columns, wanted.contexts, wanted.block_tables), 90):
+        tensor.fill_(number)  # of an earlier step
+    found = (
+        torch.stack(columns).to(DEVICE),
+        wanted.contexts.to(DEVICE, copy=True),
+        wanted.block_tables.to(DEVICE, copy=True),
+    )
+    inputs.fill(token_ids, host, rows)
+    fill_inputs(token_ids.to(DEVICE), batch, *found, rows)
+    for ours, theirs in zip(found, (torch.stack(columns), wanted.contexts, wanted.block_tables), strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+
+
 def test_sessions_that_come_and_go_get_the_tokens_of_transformers(tiny: TinyModel) -> None:
     """Longer and shorter ones take each other's places, while prompts of others run."""
-    replays = Replays(tiny)
-    driver, turns = replays.driver, []
+    driver, turns = BreakDriver(tiny.engine(recorder=FakeRecorder(), max_draft_tokens=0)), []
     for seed, length in enumerate(LENGTHS + LENGTHS[:4]):
         start = prompt(seed, length)
         turns.append((start, driver.begin(driver.open(), start, 5 + seed)))
@@ -110,54 +130,18 @@ def test_sessions_that_come_and_go_get_the_tokens_of_transformers(tiny: TinyMode
     driver.settle(*(turn for _, turn in turns))
     for start, turn in turns:
         assert turn.tokens == greedy_tokens(tiny.oracle, start, len(turn.tokens))
-    assert replays.count > 20
-
-
-@pytest.mark.parametrize(
-    ("action", "edits"), [(Action.CAPTURE, ()), (Action.EDIT, (Edit(EditOp.SCALE, factor=1.5),)), (Action.PAUSE, ())]
-)
-def test_a_step_with_an_armed_row_is_not_replayed(tiny: TinyModel, action: Action, edits: tuple[Edit, ...]) -> None:
-    replays = Replays(tiny)
-    driver, sessions = replays.driver, [replays.driver.open() for _ in range(2)]
-    turns = [driver.begin(session, prompt(seed, 6), 30) for seed, session in enumerate(sessions)]
-    driver.advance()
-    assert [replays.in_next_step() for _ in range(3)] == [1, 1, 1]
-    driver.arm(sessions[0], 2, action=action, when=When(Pass.DECODE), edits=edits)
-    assert replays.in_next_step() == 0
-    if turns[0].paused:
-        assert replays.in_next_step() == 1, "only the other session runs"
-        driver.resume(turns[0])
-        assert replays.in_next_step() == 0
-    driver.do(Disarm(driver.ticket(), sessions[0]))
-    if turns[0].paused:
-        driver.resume(turns[0])
-        assert replays.in_next_step() == 0, "the rest of a pass"
-    assert [replays.in_next_step() for _ in range(3)] == [1, 1, 1]
-    driver.settle(*turns)
-    assert turns[1].tokens == greedy_tokens(tiny.oracle, prompt(1, 6), 30)
+    assert driver.memory().steps.replayed > 20
 
 
 def test_a_breakpoint_that_no_position_meets_costs_no_graph(tiny: TinyModel) -> None:
-    replays = Replays(tiny)
-    session = replays.driver.open()
-    turn = replays.driver.begin(session, prompt(1, 6), 12)
-    replays.driver.arm(session, 2, action=Action.CAPTURE, when=When(position=13))
-    replays.driver.advance()
-    assert [replays.in_next_step() for _ in range(10)] == [1] * 7 + [0] + [1] * 2
-    counts = replays.driver.memory().steps
-    assert (counts.replayed, counts.eager) == (9, 2)
-    replays.driver.settle(turn)
-
-
-def test_a_step_with_a_row_that_samples_nothing_is_not_replayed(tiny: TinyModel) -> None:
-    replays = Replays(tiny)
-    driver = replays.driver
-    turn = driver.begin(driver.open(), prompt(1, 6), 12)
-    driver.advance()
-    driver.begin(driver.open(), [9], 0)
-    assert [replays.in_next_step() for _ in range(3)] == [0, 1, 1]
-    driver.settle(turn)
-    assert turn.tokens == greedy_tokens(tiny.oracle, prompt(1, 6), 12)
+    driver, replayed = BreakDriver(tiny.engine(recorder=FakeRecorder(), max_draft_tokens=0)), []
+    session = driver.open()
+    turn = driver.begin(session, prompt(1, 6), 12)
+    driver.arm(session, 2, action=Action.CAPTURE, when=When(position=13))
+    while not turn.rests:
+        driver.advance()
+        replayed.append(driver.memory().steps.replayed)
+    assert replayed == [0, *range(1, 8), 7, *range(8, 11)]
 
 
 class Remembers(PaddedAttention):
@@ -202,23 +186,8 @@ def test_a_model_that_cannot_be_recorded_runs_without_and_says_why(
     assert message.startswith("decode steps run without CUDA graphs: ")
     assert reason in message
     assert recorder.recorded == 0
-    turn = driver.begin(driver.open(), prompt(4, 9), 8)
-    driver.settle(turn)
+    turn = driver.turn(driver.open(), prompt(4, 9), 8)
     assert turn.tokens == greedy_tokens(tiny.oracle, prompt(4, 9), 8)
-
-
-def test_the_estimate_is_the_largest_graph_and_a_small_one_for_each_of_the_others_and_for_parts(
-    tiny: TinyModel,
-) -> None:
-    recorder = FakeRecorder()
-    memory = FakeMemory(recorder, [7000, 300])
-    limits = DecodeLimits(rows=20, blocks=32, vocab_size=tiny.stack.vocab_size)
-    assert batch_buckets(20) == [1, 2, 4, 8, 16, 20]
-    found = estimate_graph_bytes(tiny.stack, BLOCK, limits, recorder, memory, tiny.stack.dtype)
-    assert found == 7000 + (5 + KEPT_PASSES) * 300
-    assert recorder.recorded == 0
-    stack = with_attention(tiny, Waits()).stack
-    assert estimate_graph_bytes(stack, BLOCK, limits, recorder, FakeMemory(recorder, []), stack.dtype) == 0
 
 
 def test_graphs_that_are_asked_for_need_a_gpu() -> None:

@@ -1,38 +1,39 @@
-"""Decode steps that are replayed in runs of layers, as something is done to a row between two of them."""
+"""Decode steps that are replayed in runs of layers, as something is done to a row between two of them; how the runs are
+cut, and which of the pieces have graphs.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, TensorData, When
 from app.domain.memory_map import StepCounts
-from app.gpu.attention.batch import Batch
-from app.gpu.graphs.decode import DecodeLimits
-from app.gpu.graphs.pieces import RECORD_AFTER
+from app.gpu.graphs.decode import DecodeLimits, batch_buckets
+from app.gpu.graphs.pieces import RECORD_AFTER, KeptGraphs, Piece, cut_run
 from app.gpu.graphs.recording import record_graphs
-from app.gpu.graphs.runs import RunGraphs
+from app.gpu.graphs.runs import RunGraphs, run_buckets
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models import load_stack
-from app.gpu.models.base import LayerStack
 from app.gpu.programs.run import layer_by_layer
 from app.messages import Disarm
 from app.model_store.resolve import resolve
-from tests.gpu.breakpoints.breaking import BreakDriver, Turn
+from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt, vector
 from tests.gpu.breakpoints.breaking_oracle import tensor_of
-from tests.gpu.graphs.graph_models import CPU, tiny
-from tests.gpu.graphs.recording import FakeRecorder, PaddedAttention
+from tests.gpu.graphs.recording import CPU, FakeRecorder, PaddedAttention, tiny
 from tests.gpu.models.driving import Drive
 from tests.gpu.models.oracle import build_model, expect, save_model, tiny_config
 from tests.gpu.oracle import greedy_tokens
-from tests.gpu.wrapping import WrappedStack
 
 __all__ = ["tiny"]
 
@@ -40,32 +41,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 DECODES = When(Pass.DECODE)
 DOUBLE = (Edit(EditOp.SCALE, factor=2.0),)
-LAYERS = 4
-
-
-class Seen(WrappedStack):
-    """Notes what runs by itself, and what in a replay."""
-
-    def __init__(self, stack: LayerStack, recorder: FakeRecorder) -> None:
-        super().__init__(stack)
-        self.recorder = recorder
-        self.replayed: list[int | str] = []
-        self.eager: list[int | str] = []
-
-    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        self._note("embed")
-        return super().embed(token_ids, positions)
-
-    def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        self._note(index)
-        return super().layer(index, hidden, batch, kv)
-
-    def head(self, hidden: Tensor) -> Tensor:
-        self._note("head")
-        return super().head(hidden)
-
-    def _note(self, what: int | str) -> None:
-        (self.replayed if self.recorder.replaying else self.eager).append(what)
 
 
 class Watching:
@@ -73,21 +48,17 @@ class Watching:
 
     def __init__(self, tiny: TinyModel, sessions: int, recorder: FakeRecorder | None = None) -> None:
         self.recorder = recorder or FakeRecorder()
-        self.stack = Seen(tiny.stack, self.recorder)
-        engine = replace(tiny, stack=self.stack).engine(recorder=self.recorder, max_draft_tokens=0)
-        self.driver = BreakDriver(engine)
+        self.driver = BreakDriver(tiny.engine(recorder=self.recorder, max_draft_tokens=0))
         self.sessions = [self.driver.open() for _ in range(sessions)]
         self.turns = [self.driver.begin(each, prompt(seed, 6), 60) for seed, each in enumerate(self.sessions)]
         self.driver.advance()
 
     def next_step(self) -> StepCounts:
-        """How the next step ran; `stack` has what ran in it."""
-        before = self.driver.engine._runner.counts()
-        self.stack.replayed.clear()
-        self.stack.eager.clear()
+        """How the next step ran."""
+        before = self.driver.memory().steps
         self.recorder.replays = 0
         self.driver.advance()
-        after = self.driver.engine._runner.counts()
+        after = self.driver.memory().steps
         return StepCounts(after.replayed - before.replayed, after.in_runs - before.in_runs, after.eager - before.eager)
 
     def until_recorded(self) -> None:
@@ -107,8 +78,6 @@ def test_a_step_with_a_watched_row_replays_all_but_what_is_done_there(
     watching.until_recorded()
     for _ in range(3):
         assert watching.next_step() == StepCounts(in_runs=1)
-        assert watching.stack.eager == []
-        assert watching.stack.replayed == ["embed", 0, 1, 2, 3, "head"]
         assert watching.recorder.replays == 4  # layers 0 and 1, layer 2, layer 3, and the head
     watching.driver.do(Disarm(watching.driver.ticket(), watching.sessions[0]))
     assert watching.next_step() == StepCounts(replayed=1)
@@ -139,7 +108,6 @@ def test_others_get_a_token_in_every_step_while_one_pauses_rests_and_goes_on(tin
             assert watching.next_step() == StepCounts(replayed=1), "only the others run"
             driver.resume(paused)
     assert watching.next_step() == StepCounts(in_runs=1)
-    assert watching.stack.eager == []
     driver.do(Disarm(driver.ticket(), watching.sessions[0]))
     driver.run(paused)
     driver.settle(*others)
@@ -174,7 +142,7 @@ def look(driver: BreakDriver) -> tuple[list[list[int]], list[Tensor]]:
 def test_bits_are_those_of_steps_that_run_layer_by_layer(tiny: TinyModel) -> None:
     replayed = BreakDriver(tiny.engine(recorder=FakeRecorder(), max_draft_tokens=0))
     tokens, seen = look(replayed)
-    assert replayed.engine._runner.counts().in_runs > 20
+    assert replayed.memory().steps.in_runs > 20
     eager = BreakDriver(tiny.engine(recorder=FakeRecorder(), max_draft_tokens=0))
     eager.engine._runner._runs = None
     wanted_tokens, wanted = look(eager)
@@ -192,54 +160,23 @@ class Fails(FakeRecorder):
         return super().record(work)
 
 
-def test_where_no_part_can_be_recorded_steps_go_on_without_and_the_log_says_why(
-    tiny: TinyModel, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("recorder", "says"),
+    [(Fails(), "OutOfMemoryError: CUDA out of memory."), (FakeRecorder(wrong=2), "stages 2 to 4 give other numbers")],
+    ids=["cannot", "wrong"],
+)
+def test_where_a_part_cannot_be_recorded_or_comes_out_wrong_steps_go_on_without_and_the_log_says_why(
+    tiny: TinyModel, recorder: FakeRecorder, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    driver = BreakDriver(tiny.engine(recorder=Fails(), max_draft_tokens=0))
-    session = driver.open()
-    turn: Turn = driver.begin(session, prompt(3, 6), 20)
-    driver.arm(session, 2, action=Action.CAPTURE, when=DECODES)
-    with caplog.at_level(logging.WARNING):
-        driver.settle(turn)
-    assert turn.tokens == greedy_tokens(tiny.oracle, prompt(3, 6), 20)
-    [message] = [each.getMessage() for each in caplog.records if "recorded" in each.getMessage()]
-    assert message == "no more runs of layers are recorded: OutOfMemoryError: CUDA out of memory."
-
-
-class Errs(FakeRecorder):
-    """The second part that it records gives other numbers."""
-
-    hidden: Tensor
-    """What parts leave their results in."""
-
-    def record(self, work: Callable[[], None], *, beside: bool = False) -> Callable[[], None]:
-        replay = super().record(work, beside=beside)
-        if self.beside != 2:
-            return replay
-
-        def err() -> None:
-            replay()
-            self.hidden.mul_(1.1)
-
-        return err
-
-
-def test_a_part_that_is_recorded_wrongly_is_found_before_a_row_goes_on_from_it(
-    tiny: TinyModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorder = Errs()
     watching = Watching(tiny, 2, recorder)
-    runs = watching.driver.engine._runner._runs
-    assert isinstance(runs, RunGraphs)
-    recorder.hidden = runs.hidden
     watching.driver.arm(watching.sessions[0], 1, action=Action.CAPTURE, when=DECODES)
     with caplog.at_level(logging.WARNING):
         watching.driver.settle(*watching.turns)
-    assert watching.driver.engine._runner.counts().in_runs == 0
+    assert watching.driver.memory().steps.in_runs == 0
     for seed, turn in enumerate(watching.turns):
         assert turn.tokens == greedy_tokens(tiny.oracle, prompt(seed, 6), 60)
     [message] = [each.getMessage() for each in caplog.records if "recorded" in each.getMessage()]
-    assert message.startswith("no more runs of layers are recorded: stages 2 to 4 give other numbers")
+    assert message.startswith(f"no more runs of layers are recorded: {says}")
 
 
 @pytest.mark.parametrize("case", ["qwen2-window", "gpt2", "gemma2", "phi3", "mixtral"])
@@ -278,3 +215,79 @@ def test_every_kind_of_model_can_be_cut_anywhere(case: str, tmp_path: Path) -> N
             assert torch.allclose(logits[row], wanted[row].logits[at[row]], atol=1e-3, rtol=1e-4)
         runs.record()
     assert recorder.beside
+
+
+def nothing() -> None:
+    """What a replay does here."""
+
+
+@st.composite
+def armed_layers(draw: st.DrawFn) -> tuple[int, set[int]]:
+    """How many layers there are, and after which of them a step is cut."""
+    layers = draw(st.integers(1, 130))
+    return layers, draw(st.sets(st.integers(1, layers)))
+
+
+@given(armed_layers())
+def test_any_armed_layers_give_runs_that_cover_each_layer_once_in_order(drawn: tuple[int, set[int]]) -> None:
+    layers, armed = drawn
+    bounds = sorted({0, layers, *armed})
+    runs = [cut_run(8, lo, hi) for lo, hi in pairwise(bounds)]
+    pieces = [piece for run in runs for piece in run]
+    assert [layer for piece in pieces for layer in range(piece.lo, piece.hi)] == list(range(layers))
+    assert armed <= {0, *(piece.hi for piece in pieces)}
+    assert max(map(len, runs)) <= 2 * layers.bit_length()
+
+
+@given(st.integers(1, 130))
+def test_all_runs_together_are_made_of_few_pieces(layers: int) -> None:
+    pieces = {piece for lo in range(layers) for hi in range(lo + 1, layers + 1) for piece in cut_run(1, lo, hi)}
+    assert len(pieces) < 2 * layers
+
+
+def test_a_run_without_cuts_is_in_as_few_pieces_as_can_be() -> None:
+    assert cut_run(4, 0, 32) == [Piece(4, 0, 32)]
+    assert cut_run(4, 0, 30) == [Piece(4, 0, 16), Piece(4, 16, 24), Piece(4, 24, 28), Piece(4, 28, 30)]
+    assert cut_run(4, 7, 32) == [Piece(4, 7, 8), Piece(4, 8, 16), Piece(4, 16, 32)]
+
+
+@given(st.integers(1, 3000))
+def test_a_batch_is_at_most_doubled(largest: int) -> None:
+    buckets = run_buckets(batch_buckets(largest))
+    assert buckets[-1] == largest
+    assert len(buckets) <= largest.bit_length() + 1
+    for rows in range(1, largest + 1):
+        assert next(bucket for bucket in buckets if bucket >= rows) < 2 * rows
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 31), st.integers(1, 32)), max_size=40))
+def test_graphs_never_have_more_stages_than_are_allowed(most: int, wanted: list[tuple[int, int]]) -> None:
+    kept = KeptGraphs(most)
+    for lo, size in wanted:
+        for piece in cut_run(1, lo, lo + size):
+            kept.find(piece)
+        due = kept.due()
+        if due is not None:
+            kept.make_room(due)
+            kept.keep(due, nothing)
+            assert kept.find(due) is nothing
+        assert kept.stages <= most
+
+
+def record(kept: KeptGraphs, piece: Piece) -> None:
+    for _ in range(RECORD_AFTER):
+        kept.find(piece)
+    assert kept.due() == piece
+    kept.make_room(piece)
+    kept.keep(piece, nothing)
+
+
+def test_the_graph_that_was_replayed_last_gives_way_last_and_the_other_waits_again() -> None:
+    kept, first, second, third = KeptGraphs(8), Piece(1, 0, 4), Piece(1, 4, 8), Piece(1, 8, 12)
+    record(kept, first)
+    record(kept, second)
+    assert kept.find(first) is nothing
+    record(kept, third)
+    assert kept.find(first) is nothing
+    assert kept.find(second) is None
+    assert kept.due() is None

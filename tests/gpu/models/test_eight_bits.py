@@ -14,17 +14,11 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from app.domain.values import WeightsDtype
-from app.gpu.attention.reference import ReferenceAttention
 from app.gpu.linear import linear_maker
 from app.gpu.linear.eight_bits import FLOAT8, INT8, dequantize, quantize
-from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.weights.resident import ResidentText
-from app.gpu.weights.source import weights_of
-from tests.gpu.models.driving import Drive, assert_agrees
-from tests.gpu.models.lending import CPU
-from tests.gpu.models.oracle import build_model, expect
-from tests.gpu.models.test_stored_types import SEQUENCES, STEPS, config_of, saved
+from tests.gpu.models.oracle import build_model
+from tests.gpu.models.test_weights import assert_agrees_with, config_of, resident, saved
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's kernels take no tensors of a CPU")
 KINDS = {WeightsDtype.INT8: INT8, WeightsDtype.FLOAT8: FLOAT8}
@@ -56,27 +50,27 @@ def stack_of(case: str, matrices: WeightsDtype, folder: Path, monkeypatch: pytes
     """The layers of a GPU, in Triton's interpreter."""
     on_cuda = partial(linear_maker, torch.device("cuda"))
     monkeypatch.setattr("app.gpu.weights.resident.linear_maker", lambda _, *args, **kwargs: on_cuda(*args, **kwargs))
-    model = replace(saved(case, folder), weights_dtype=matrices)
-    text = ResidentText(CPU, torch.float32, batch_invariant=False)
-    return build_stack(model, weights_of(model, CPU, torch.float32), text, ReferenceAttention(), None)
+    return resident(replace(saved(case, folder), weights_dtype=matrices))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("matrices", KINDS)
 @pytest.mark.parametrize(
-    "case",
+    ("case", "matrices"),
     [
-        "llama",
-        pytest.param("llama-tied-biased-wide-heads", marks=pytest.mark.long),
-        pytest.param("qwen3", marks=pytest.mark.long),
+        ("llama", WeightsDtype.INT8),
+        pytest.param("llama", WeightsDtype.FLOAT8, marks=pytest.mark.long),
+        *(
+            pytest.param(case, matrices, marks=pytest.mark.long)
+            for case in ("llama-tied-biased-wide-heads", "qwen3")
+            for matrices in KINDS
+        ),
     ],
 )
 def test_the_answers_are_those_of_a_model_that_is_rounded_so(
     case: str, matrices: WeightsDtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack = stack_of(case, matrices, tmp_path, monkeypatch)
-    for tokens, found in zip(SEQUENCES, Drive(stack, SEQUENCES).run(STEPS), strict=True):
-        assert_agrees(found, expect(oracle(case, matrices), tokens), TOLERANCE[matrices])
+    assert_agrees_with(oracle(case, matrices), stack, TOLERANCE[matrices])
 
 
 @torch.no_grad()

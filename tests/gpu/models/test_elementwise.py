@@ -1,101 +1,138 @@
-"""The fused CPU kernels against PyTorch's own operators in float64."""
+"""The fused kernels of a CPU, and those of a GPU, against PyTorch's own operators in float64. Without a GPU the latter
+run in Triton's interpreter.
+"""
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from app.gpu.models.elementwise import add_, gelu_, layer_norm, rms_norm, rotate, silu_mul
+from app.gpu.models import elementwise
+from tests.gpu.attention.drawing import needs_triton
 
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
-dtypes = st.sampled_from(list(TOLERANCE))
-rows = st.integers(1, 70)
-
-
-def random(dtype: torch.dtype, *shape: int) -> Tensor:
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 3).to(dtype)
-
-
-def assert_same(found: Tensor, expected: Tensor) -> None:
-    assert found.is_contiguous()
-    error = (found.double() - expected).norm() / expected.norm()
-    assert error < TOLERANCE[found.dtype]
+TRITON = "triton_elementwise"
+BFLOAT16 = {"elementwise": 4e-3, TRITON: 8e-3}
+"""The interpreter cuts float32 to bfloat16 instead of rounding it."""
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+rows = pytest.mark.parametrize("rows", [1, 7, 40])
 
 
-@settings(max_examples=30)
-@given(dtype=dtypes, rows=rows, width=st.sampled_from([1, 5, 64, 576]))
-def test_rms_norm(dtype: torch.dtype, rows: int, width: int) -> None:
-    x, weight = random(dtype, rows, width), random(dtype, width)
-    assert_same(rms_norm(x, weight, 1e-5), F.rms_norm(x.double(), (width,), weight.double(), 1e-5))
+class Kernels:
+    """Those of one module, and tensors on the device that they are for."""
+
+    def __init__(self, module: str) -> None:
+        self.run: Any = import_module(f"app.gpu.models.{module}")
+        self.device = torch.device("cuda" if module == TRITON and torch.cuda.is_available() else "cpu")
+        self._tolerance = {torch.float32: 1e-6, torch.bfloat16: BFLOAT16[module], torch.float16: 5e-4}
+
+    def random(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 3).to(self.device, dtype)
+
+    def assert_same(self, found: Tensor, expected: Tensor) -> None:
+        assert found.is_contiguous()
+        assert (found.double() - expected).norm() / expected.norm() < self._tolerance[found.dtype]
 
 
-@settings(max_examples=30)
-@given(dtype=dtypes, rows=rows, heads=st.integers(1, 5), width=st.sampled_from([8, 64]))
+@pytest.fixture(scope="module", params=["elementwise", pytest.param(TRITON, marks=needs_triton)])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return Kernels(request.param)
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> Kernels:
+    return Kernels("elementwise")
+
+
+@dtypes
+@rows
+@pytest.mark.parametrize("width", [1, 5, 64, 576, 4096])
+def test_rms_norm(kernels: Kernels, dtype: torch.dtype, rows: int, width: int) -> None:
+    x, weight = kernels.random(dtype, rows, width), kernels.random(dtype, width)
+    kernels.assert_same(kernels.run.rms_norm(x, weight, 1e-5), F.rms_norm(x.double(), (width,), weight.double(), 1e-5))
+
+
+@dtypes
+@rows
+@pytest.mark.parametrize(("heads", "width"), [(1, 8), (3, 80)])
 def test_rms_norm_of_heads_in_a_slice_of_the_fused_projection(
-    dtype: torch.dtype, rows: int, heads: int, width: int
+    kernels: Kernels, dtype: torch.dtype, rows: int, heads: int, width: int
 ) -> None:
-    x, weight = random(dtype, rows, heads + 2, width)[:, :heads], random(dtype, heads, width)
-    assert_same(rms_norm(x, weight, 1e-5), F.rms_norm(x.double(), (width,), None, 1e-5) * weight.double())
+    x, weight = kernels.random(dtype, rows, heads + 2, width)[:, :heads], kernels.random(dtype, heads, width)
+    expected = F.rms_norm(x.double(), (width,), None, 1e-5) * weight.double()
+    kernels.assert_same(kernels.run.rms_norm(x, weight, 1e-5), expected)
 
 
-@settings(max_examples=30)
-@given(dtype=dtypes, rows=rows, width=st.sampled_from([2, 5, 64, 768]))
-def test_layer_norm(dtype: torch.dtype, rows: int, width: int) -> None:
-    x, weight, bias = random(dtype, rows, width) + 7, random(dtype, width), random(dtype, 1, width)[0]
-    x[:, 0] = x[:, 1] + 4  # of two nearly equal numbers PyTorch's own float32 loses as many digits
-    expected = F.layer_norm(x.double(), (width,), weight.double(), bias.double(), 1e-5)
-    assert_same(layer_norm(x, weight, bias, 1e-5), expected)
+@dtypes
+@rows
+@pytest.mark.parametrize("width", [1, 576, 4096])
+def test_add_rms_norm_norms_the_sum_that_it_stores(kernels: Kernels, dtype: torch.dtype, rows: int, width: int) -> None:
+    x, other = kernels.random(dtype, rows, width), kernels.random(dtype, rows + 1, width)[1:]
+    weight = kernels.random(dtype, width)
+    expected = (x.double() + other.double()).to(dtype)
+    total, normed = kernels.run.add_rms_norm(x, other, weight, 1e-5)
+    torch.testing.assert_close(total, expected)
+    kernels.assert_same(normed, F.rms_norm(total.double(), (width,), weight.double(), 1e-5))
 
 
-@settings(max_examples=30)
-@given(dtype=dtypes, rows=rows, width=st.sampled_from([1, 7, 3072]))
-def test_gelu(dtype: torch.dtype, rows: int, width: int) -> None:
-    x = random(dtype, rows, width)
-    expected = F.gelu(x.double(), approximate="tanh")
-    assert_same(gelu_(x), expected)
-
-
-@settings(max_examples=30)
-@given(dtype=dtypes, rows=rows, width=st.sampled_from([1, 7, 576]), bias=st.booleans())
-def test_add(dtype: torch.dtype, rows: int, width: int, bias: bool) -> None:
-    x, other = random(dtype, rows, width), random(dtype, 1 if bias else rows, width)
-    expected = x.double() + other.double()
-    assert_same(add_(x, other[0] if bias else other), expected)
-
-
-@settings(max_examples=30)
-@given(dtype=dtypes, rows=rows, inner=st.sampled_from([1, 7, 1536]))
-def test_silu_mul(dtype: torch.dtype, rows: int, inner: int) -> None:
-    gate_up = random(dtype, rows, 2 * inner)
+@dtypes
+@rows
+@pytest.mark.parametrize("inner", [1, 7, 1024, 1536])
+def test_silu_mul(kernels: Kernels, dtype: torch.dtype, rows: int, inner: int) -> None:
+    gate_up = kernels.random(dtype, rows, 2 * inner)
     gate, up = gate_up.double().chunk(2, dim=-1)
-    assert_same(silu_mul(gate_up), F.silu(gate) * up)
+    kernels.assert_same(kernels.run.silu_mul(gate_up), F.silu(gate) * up)
 
 
-@settings(max_examples=30)
-@given(dtype=dtypes, rows=rows, heads=st.integers(1, 5), head_dim=st.sampled_from([2, 8, 64, 128]))
-def test_rotate_reads_a_slice_of_the_fused_projection(dtype: torch.dtype, rows: int, heads: int, head_dim: int) -> None:
-    fused = random(dtype, rows, heads + 2, head_dim)
-    table = random(dtype, 50, head_dim)
-    positions = torch.arange(rows) * 7 % 50
+@dtypes
+def test_silu_mul_of_extreme_values(kernels: Kernels, dtype: torch.dtype) -> None:
+    most = 60000.0 if dtype == torch.float16 else 1e30
+    gate_up = torch.tensor([[most, -most, 0.0, torch.nan, 1.0, 1.0, 1.0, 1.0]], dtype=dtype, device=kernels.device)
+    expected = F.silu(gate_up[:, :4].float()).to(dtype)
+    torch.testing.assert_close(kernels.run.silu_mul(gate_up), expected, equal_nan=True)
+
+
+@dtypes
+@rows
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (5, 64), (3, 80), (40, 128)])
+def test_rotate_reads_a_slice_of_the_fused_projection(
+    kernels: Kernels, dtype: torch.dtype, rows: int, heads: int, head_dim: int
+) -> None:
+    fused, table = kernels.random(dtype, rows, heads + 2, head_dim), kernels.random(dtype, 50, head_dim)
+    positions = torch.arange(rows, device=kernels.device) * 7 % 50
     cos, sin = table.double()[positions][:, None].chunk(2, dim=-1)
     a, b = fused[:, :heads].double().chunk(2, dim=-1)
     expected = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-    assert_same(rotate(fused[:, :heads], table, positions), expected)
+    kernels.assert_same(kernels.run.rotate(fused[:, :heads], table, positions), expected)
 
 
-@pytest.mark.parametrize("value", [torch.nan, 1e30, -1e30, 0.0])
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_silu_mul_of_extreme_values(dtype: torch.dtype, value: float) -> None:
-    if dtype == torch.float16 and abs(value) == 1e30:
-        value = 60000.0 if value > 0 else -60000.0
-    gate_up = torch.tensor([[value, 1.0]], dtype=dtype)
-    torch.testing.assert_close(silu_mul(gate_up), F.silu(gate_up[:, :1]) * 1, equal_nan=True)
+@dtypes
+@rows
+@pytest.mark.parametrize("width", [2, 5, 64, 768])
+def test_layer_norm(on_cpu: Kernels, dtype: torch.dtype, rows: int, width: int) -> None:
+    x, weight = on_cpu.random(dtype, rows, width) + 7, on_cpu.random(dtype, width)
+    bias = on_cpu.random(dtype, 1, width)[0]
+    x[:, 0] = x[:, 1] + 4  # of two nearly equal numbers PyTorch's own float32 loses as many digits
+    expected = F.layer_norm(x.double(), (width,), weight.double(), bias.double(), 1e-5)
+    on_cpu.assert_same(elementwise.layer_norm(x, weight, bias, 1e-5), expected)
+
+
+@dtypes
+@rows
+@pytest.mark.parametrize("width", [1, 7, 3072])
+def test_gelu_and_add(on_cpu: Kernels, dtype: torch.dtype, rows: int, width: int) -> None:
+    x, other = on_cpu.random(dtype, rows, width), on_cpu.random(dtype, rows + 1, width)
+    for added in (other[1:], other[0]):
+        on_cpu.assert_same(elementwise.add_(x.clone(), added), x.double() + added.double())
+    expected = F.gelu(x.double(), approximate="tanh")
+    on_cpu.assert_same(elementwise.gelu_(x), expected)
 
 
 def test_a_bfloat16_nan_stays_one() -> None:
     x = torch.tensor([[torch.nan, 1.0]], dtype=torch.bfloat16)
-    assert rms_norm(x, torch.ones(2, dtype=torch.bfloat16), 1e-5).isnan().all()
+    assert elementwise.rms_norm(x, torch.ones(2, dtype=torch.bfloat16), 1e-5).isnan().all()

@@ -13,13 +13,11 @@ from app.gpu.startup.loader import load_engine
 from app.model_store.export import export_model
 from app.model_store.resolve import resolve
 from app.settings import Settings
-from tests.gpu.breakpoints.breaking_models import FULL
 from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_after
 
 pytestmark = [pytest.mark.long, pytest.mark.model, pytest.mark.timeout(300)]
 COUNT = 64
-ALONE = 10 if FULL else 3
 PROMPTS = [
     "What is the capital of France, and what is it known for?",
     "Write a short poem about the sea.",
@@ -75,11 +73,3 @@ def test_together_and_again_from_the_prefix_cache(prompts: list[list[int]], orac
     driver.finish(warm)
     assert driver.tokens(warm) == found[-1]
     assert driver.end(warm).usage.cached_tokens > len(prompts[-1]) - 2 * Settings().block_size
-
-
-def test_alone(prompts: list[list[int]], oracle: Any) -> None:
-    driver = new_driver()
-    for prompt in prompts[-ALONE:]:
-        found = driver.generate(prompt, COUNT)
-        assert len(found) == COUNT
-        assert found == greedy_after(oracle, prompt, found)

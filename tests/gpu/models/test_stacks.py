@@ -1,4 +1,6 @@
-"""Every stack against Transformers: the same logits, and the same hidden state at every boundary."""
+"""Every stack against Transformers: the same logits, and the same hidden state at every boundary. Which models load,
+and what is said of those that cannot run.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
+from app.domain.errors import FieldOutOfRange
 from app.gpu.attention.reference import ReferenceAttention
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
+from app.gpu.weights.form import Form
+from app.gpu.weights.random_weights import RandomWeights
+from app.model_store.errors import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.models.driving import Drive, assert_agrees
 from tests.gpu.models.oracle import CASES, VOCAB, build_model, expect, save_model, tiny_config
@@ -21,9 +28,15 @@ from tests.gpu.oracle import RoundingCache
 CPU = torch.device("cpu")
 
 
-def load(folder: Path, case: str, dtype: torch.dtype = torch.float32) -> LayerStack:
-    model = ResolvedModel(case, tiny_config(case), folder, seed=0)
-    return load_stack(model, device=CPU, dtype=dtype, attention=ReferenceAttention())
+def load(
+    config: Any,
+    folder: Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    max_model_len: int | None = None,
+) -> LayerStack:
+    model = ResolvedModel("tiny", config, folder, seed)
+    return load_stack(model, device=CPU, dtype=dtype, attention=ReferenceAttention(), max_model_len=max_model_len)
 
 
 def sequence(length: int, seed: int = 0) -> Tensor:
@@ -42,7 +55,7 @@ class Pair:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     case: str = request.param
     oracle = build_model(tiny_config(case))
-    return Pair(load(save_model(oracle, tmp_path_factory.mktemp(case)), case), oracle)
+    return Pair(load(tiny_config(case), save_model(oracle, tmp_path_factory.mktemp(case))), oracle)
 
 
 @pytest.mark.parametrize("chunks", [[40], [7, 16, 17]], ids=["one-prefill", "chunked-prefill"])
@@ -71,31 +84,81 @@ def test_packed_decode_of_unequal_sequences_agrees_with_transformers(pair: Pair)
         assert_agrees(result, expect(pair.oracle, tokens))
 
 
-def test_two_cohorts_can_stand_at_different_layers_and_then_run_as_one(pair: Pair) -> None:
-    stack, sequences = pair.stack, [sequence(11, seed=4), sequence(9, seed=5)]
-    drive = Drive(stack, sequences)
-    drive.run([{0: 10}, {1: 8}])
-    _, early, early_ids = drive.begin({0: 1})
-    _, late, late_ids = drive.begin({1: 1})
-    waiting = drive.layer(0, stack.embed(early_ids, early.positions), early)
-    joining = drive.layer(0, stack.embed(late_ids, late.positions), late)
-    drive.done = [10, 8]
-    _, both, _ = drive.begin({0: 1, 1: 1})
-    hidden = torch.cat((waiting, joining))
-    for index in range(1, stack.num_layers):
-        hidden = drive.layer(index, hidden, both)
-    for row, tokens in enumerate(sequences):
-        expected = expect(pair.oracle, tokens).boundaries[-1][-1]
-        torch.testing.assert_close(hidden[row], expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", ["llama", "qwen3", "gpt2", "gpt_neox"])
 def test_half_precision_stays_close(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
     oracle = build_model(tiny_config(case))
-    stack = load(save_model(oracle, tmp_path), case, dtype)
+    stack = load(tiny_config(case), save_model(oracle, tmp_path), dtype)
     tokens = sequence(20)
     [found] = Drive(stack, [tokens]).run([{0: 18}, {0: 1}, {0: 1}])
     assert {boundary.dtype for boundary in found.boundaries} == {dtype}
     assert found.logits.dtype == torch.float32
     assert_agrees(found, expect(oracle, tokens), tolerance=0.1 if dtype == torch.bfloat16 else 0.02)
+
+
+@pytest.mark.parametrize("case", ["llama-tied-biased-wide-heads", "qwen3", "gpt2", "gpt_neox"])
+def test_random_weights_are_those_that_the_source_gives_transformers(case: str) -> None:
+    config = tiny_config(case)
+    config.initializer_range = 0.2
+    oracle = build_model(config)
+    source = RandomWeights(7, config, Form(CPU, torch.float32))
+    for name, parameter in oracle.named_parameters():
+        parameter.copy_(source.take(name, tuple(parameter.shape)))
+    stack = load(config, seed=7)
+    [found] = Drive(stack, [sequence(20)]).run([{0: 20}])
+    assert_agrees(found, expect(oracle, sequence(20)))
+    assert stack.parameter_bytes == source.nbytes
+
+
+@pytest.mark.parametrize(("case", "length"), [("llama", 1), ("gpt2", 0), ("gpt_neox", 129)])
+def test_a_length_the_model_was_not_made_for_is_refused(case: str, length: int) -> None:
+    with pytest.raises(FieldOutOfRange, match="between 2 and 128") as caught:
+        load(tiny_config(case), max_model_len=length)
+    assert caught.value.param == "max_model_len"
+
+
+_UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
+    "sinks": ({"model_type": "gpt_oss", "layer_types": ["full_attention"] * 3, "num_local_experts": 4}, "s_aux"),
+    "state-space": ({"model_type": "mamba"}, "mamba"),
+    "encoder-decoder": ({"model_type": "t5"}, "t5"),
+    "linear-attention": ({"model_type": "qwen3_next", "num_experts": 4}, "linear_attention"),
+    "latent-attention": (
+        {"model_type": "deepseek_v3", "num_key_value_heads": 4, "first_k_dense_replace": 3},
+        "keys and values of several shapes",
+    ),
+    "own-attention": ({"model_type": "bloom", "n_layer": 3, "n_head": 4}, "bloom"),
+    "differential-attention": ({"model_type": "diffllama"}, "its logits are off by"),
+    "kwargs-dropped": ({"model_type": "stablelm", "hidden_size": 64}, "keyword arguments"),
+    "window-in-the-mask": ({"model_type": "phimoe", "sliding_window": 8, "num_local_experts": 4}, "sliding window"),
+}
+
+
+@pytest.mark.parametrize("what", _UNSUPPORTED)
+def test_an_architecture_that_cannot_run_is_refused_with_the_reason_and_the_known(what: str) -> None:
+    fields, reason = _UNSUPPORTED[what]
+    with pytest.raises(FieldOutOfRange, match=reason) as caught:
+        load(AutoConfig.for_model(**{**CASES["llama"], **fields}))
+    assert caught.value.param == "model"
+    assert "llama, mistral, qwen2" in caught.value.message
+
+
+@pytest.mark.parametrize(("model_type", "rope_type"), [("llama", "longrope"), ("olmo2", "dynamic")])
+def test_rope_that_depends_on_the_sequence_length_is_refused(model_type: str, rope_type: str) -> None:
+    factors = {"factor": 2.0, "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    rope = {"rope_type": rope_type, "rope_theta": 100.0, "original_max_position_embeddings": 64, **factors}
+    with pytest.raises(FieldOutOfRange, match=rope_type):
+        load(AutoConfig.for_model(**{**CASES["llama"], "model_type": model_type, "rope_parameters": rope}))
+
+
+def test_transformers_modules_need_all_their_weights_and_no_others(tmp_path: Path) -> None:
+    oracle = build_model(tiny_config("gpt_neox"))
+    state = oracle.state_dict()
+    lost = state.pop("gpt_neox.layers.1.mlp.dense_h_to_4h.weight")
+    with pytest.raises(BrokenModel, match=r"layers\.1\.mlp\.dense_h_to_4h"):
+        load(oracle.config, save_model(oracle, tmp_path / "missing", state_dict=state))
+    state |= {"gpt_neox.layers.1.mlp.dense_h_to_4h.weight": lost, "gpt_neox.extra": torch.ones(3)}
+    with pytest.raises(BrokenModel, match=r"gpt_neox\.extra"):
+        load(oracle.config, save_model(oracle, tmp_path / "left", state_dict=state))
+    (tmp_path / "left" / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(BrokenModel, match=str(tmp_path)):
+        load(oracle.config, tmp_path / "left")

@@ -70,11 +70,16 @@ def test_prompts_of_one_length_are_computed_one_after_the_other(driver: Driver) 
     assert not driver.tokens(second)
 
 
-def test_prompts_leave_most_of_a_step_while_there_are_other_turns(driver: Driver) -> None:
+@pytest.mark.parametrize(("tenant", "steps"), [("", 16), ("other", 2 * 32 - 1)])
+def test_prompts_leave_most_of_a_step_while_there_are_other_turns(
+    model: ResolvedModel, tenant: str, steps: int
+) -> None:
+    """A prompt of another tenant takes half of that part, in every second step."""
+    driver = Driver(make_engine(model, max_draft_tokens=0))
     alone = driver.submit(driver.open(), prompt(1, 4 * STEP_TOKENS), 200)
     assert driver.steps_until_token(alone) == 4
-    beside = driver.submit(driver.open(), prompt(2, 4 * STEP_TOKENS), 1)
-    assert driver.steps_until_token(beside) == 16
+    beside = driver.submit(driver.open(tenant), prompt(2, 4 * STEP_TOKENS), 1)
+    assert driver.steps_until_token(beside) == steps
 
 
 def test_a_sweep_over_streamed_weights_computes_as_much_as_it_can(model: ResolvedModel, tmp_path: Path) -> None:

@@ -217,17 +217,6 @@ def test_drafts_follow_what_they_are_worth(tiny_llama: TinyModel) -> None:
     assert drafted[1] == 0
 
 
-def test_a_prompt_in_the_step_makes_no_draft_worth_more(tiny_llama: TinyModel) -> None:
-    """Its step takes long, but a drafted token costs what it costs in any other."""
-    driver = drive(tiny_llama.engine(max_step_tokens=64), Linear(0.1, 0.9))
-    turn = driver.begin(driver.open(), repetitive(1, 20), 30)
-    for _ in range(10):
-        driver.advance()
-    driver.begin(driver.open(), prompt(7, 100), 1)
-    driver.settle(turn)
-    assert driver.memory().drafts.drafted == 0
-
-
 @pytest.mark.parametrize("tenants", ["aa", "ab"])
 def test_drafts_make_a_step_that_tenants_share_a_quarter_longer_at_most(tiny_llama: TinyModel, tenants: str) -> None:
     """A step of eight tokens takes a quarter longer than one of two."""

@@ -169,23 +169,6 @@ def test_a_turn_that_fills_the_device_gives_way_to_a_shorter_one(model: Resolved
     assert driver.tokens(long) == greedy_tokens(oracle, prompt(0, LONG), ANSWER)
 
 
-def test_no_step_follows_before_the_only_turn_of_a_tenant_has_given_way(
-    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each step is planned: else the one that waits would wait until something else happens."""
-    monkeypatch.setattr(room, "SLICE_STEPS", 12)
-    driver = pooled(model, STEP_TOKENS)
-    long = begun(driver, "long", 0, LONG)
-    short = driver.submit(driver.open("short"), prompt(1, SHORT), 2)
-    planned = 0
-    while running(driver) and not driver.tokens(short):
-        driver.advance()
-        if running(driver) == [long]:
-            assert driver.engine._outdated
-            planned += 1
-    assert planned >= 2
-
-
 @with_or_without_host
 def test_short_turns_without_end_keep_no_longer_one_out(model: ResolvedModel, oracle: Any, make: Make) -> None:
     driver = make(model, STEP_TOKENS)

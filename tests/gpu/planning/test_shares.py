@@ -166,17 +166,6 @@ def test_a_session_that_does_not_come_again_holds_up_one_step() -> None:
     assert budget.take(first, TENANT, MOST)
 
 
-@given(needs=st.lists(WORK, min_size=2, max_size=8))
-def test_nobody_waits_who_would_be_taken(needs: list[int]) -> None:
-    budget, rows = StepWork(MOST), sessions(len(needs))
-    for _ in range(3 * len(needs)):
-        budget.begin()
-        for session, need in zip(rows, needs, strict=True):
-            waits = budget.waits(session)
-            assert not (budget.take(session, TENANT, need) and waits)
-        assert not budget.waits(SessionId("ses_without_work"))
-
-
 @given(many=st.integers(1, 12), greedy_work=WORK, work=WORK)
 def test_tenants_have_their_turns_however_many_sessions_another_has(many: int, greedy_work: int, work: int) -> None:
     budget, (own, *others) = StepWork(MOST), sessions(1 + many)

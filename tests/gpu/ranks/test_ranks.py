@@ -32,6 +32,7 @@ def two(tiny_llama: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iter
     engine.close()
 
 
+@pytest.mark.long
 def test_a_crowd_is_told_what_one_process_tells_it(tiny_llama: TinyModel) -> None:
     """More sessions than fit on the device: they park, wake, fork, pause, are edited, captured and scored."""
     wanted, _ = CROWD.play(tiny_llama, seed=0)
@@ -104,8 +105,7 @@ def test_memory_is_that_of_all_ranks(two: BreakDriver, tiny_llama: TinyModel) ->
 def test_bits_of_a_token_do_not_depend_on_its_company(tiny_llama: TinyModel) -> None:
     settings = Settings(device="cpu", tensor_parallel=2, batch_invariant=True, max_running=16, kv_policy="none")
     driver = BreakDriver(load_engine(tiny_llama.resolved, replace(settings.engine(), max_step_tokens=16, kv_dir=None)))
-    alone = driver.begin(driver.open(), prompt(4, 21), 9, REPORTING)
-    driver.settle(alone)
+    alone = driver.turn(driver.open(), prompt(4, 21), 9, REPORTING)
     crowd = [driver.begin(driver.open(), prompt(seed, 11), 20) for seed in range(5, 9)]
     beside = driver.begin(driver.open("another"), prompt(4, 21), 9, REPORTING)
     driver.settle(beside, *crowd)

@@ -89,34 +89,13 @@ def test_answers_match_alone_in_company_and_through_preemption_and_are_the_same(
     assert sum(check(turn, schema) for turn, schema in zip(together, SCHEMAS, strict=True)) >= 12
 
 
-def test_forks_of_a_paused_turn_go_on_in_the_grammar(driver: BreakDriver) -> None:
-    grammar = regex("(ab|ba){40}(c|d)")
-    undisturbed = driver.begin(driver.open(), prompt(1, 20), 0, under(grammar, 1), stop=STOP)
-    driver.settle(undisturbed)
-    session = driver.open()
-    turn = driver.begin(session, prompt(1, 20), 0, under(grammar, 1), stop=STOP)
-    for _ in range(12):
-        driver.advance()
-    driver.arm(session, 1, once=True)
-    driver.settle(turn)
-    assert turn.paused
-    child = driver.fork(turn)
-    for each in (turn, child):
-        driver.run(each)
-    assert turn.tokens == undisturbed.tokens
-    assert child.tokens[-20:] == undisturbed.tokens[-20:]
-
-
 def test_a_text_that_can_only_end_ends_the_turn_and_so_does_its_limit(driver: BreakDriver) -> None:
-    turn = driver.begin(driver.open(), prompt(0, 9), 0, under(regex("abc")), stop=StopRule(50))
-    driver.settle(turn)
+    turn = driver.turn(driver.open(), prompt(0, 9), 0, under(regex("abc")), stop=StopRule(50))
     assert (text(turn), turn.end.reason) == ("abc", FinishReason.STOP)
-    open_end = driver.begin(driver.open(), prompt(0, 9), 0, under(regex("a{3,}")), stop=StopRule(400))
-    driver.settle(open_end)
+    open_end = driver.turn(driver.open(), prompt(0, 9), 0, under(regex("a{3,}")), stop=StopRule(400))
     assert open_end.end.reason is FinishReason.STOP
     assert open_end.tokens[-1] in (EOS_ID, IM_END_ID)
-    limited = driver.begin(driver.open(), prompt(0, 9), 0, under(regex("a{30}")), stop=StopRule(10))
-    driver.settle(limited)
+    limited = driver.turn(driver.open(), prompt(0, 9), 0, under(regex("a{30}")), stop=StopRule(10))
     assert (text(limited), limited.end.reason) == ("a" * 10, FinishReason.LENGTH)
 
 
@@ -124,13 +103,11 @@ def test_a_bias_does_not_bring_back_what_the_grammar_forbids_and_log_probabiliti
     driver: BreakDriver,
 ) -> None:
     sampling = replace(under(regex("[ab]{30}")), logit_bias={ord("x"): 100.0}, repetition_penalty=1.5, top_p=0.9)
-    turn = driver.begin(driver.open(), prompt(0, 9), 0, sampling, stop=STOP)
-    driver.settle(turn)
+    turn = driver.turn(driver.open(), prompt(0, 9), 0, sampling, stop=STOP)
     assert set(text(turn)) <= {"a", "b"}
 
     sampling = replace(under(regex("a{5}")), logprobs=3)
-    turn = driver.begin(driver.open(), prompt(0, 9), 0, sampling, stop=STOP)
-    driver.settle(turn)
+    turn = driver.turn(driver.open(), prompt(0, 9), 0, sampling, stop=STOP)
     reported = [event.logprobs for event in driver.events[turn.tickets[0]] if isinstance(event, Token)]
     assert len(reported) == 5
     assert all(found is not None and len(found.top) == 3 and found.logprob < found.top[0][1] for found in reported)

@@ -25,7 +25,7 @@ from app.domain.values import SamplingParams
 from app.gpu.device.staging import Download
 from app.gpu.device.streams import CpuStreams
 from app.gpu.sampling.inputs import Draws, Truncation
-from app.gpu.sampling.logprobs import Report, log_probabilities
+from app.gpu.sampling.logprobs import log_probabilities
 from app.gpu.sampling.philox import uniforms
 from app.gpu.sampling.requests import Sampled, SampleRequest
 from app.gpu.sampling.sampler import CANDIDATES
@@ -124,15 +124,6 @@ def test_draws_follow_the_softmax() -> None:
     assert drawn[9] / 4000 == pytest.approx(0.2, abs=0.04)
 
 
-def test_a_seed_repeats_its_draw_and_another_seed_does_not() -> None:
-    logits = random_logits(4, rows=20)
-    requests = [request(SamplingParams(seed=5), [1] * (i + 1)) for i in range(20)]
-    others = [request(SamplingParams(seed=6), [1] * (i + 1)) for i in range(20)]
-    first = sample(logits.clone(), requests)
-    assert sample(logits.clone(), requests) == first
-    assert sample(logits.clone(), others) != first
-
-
 def test_repetition_penalty_is_the_one_of_transformers() -> None:
     tokens = [3, 3, 5, 8]
     logits = random_logits(7)
@@ -166,14 +157,6 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     assert sampled.logprobs is not None
     assert sampled.logprobs.logprob == pytest.approx(float(expected[11]))
     assert [token for token, _ in sampled.logprobs.top] == expected.topk(3).indices.tolist()
-
-
-def test_prompt_scores_are_the_log_softmax_at_the_next_token() -> None:
-    logits = random_logits(12, rows=3)
-    expected = torch.log_softmax(logits, dim=-1)
-    scored = Report(log_probabilities(logits), torch.tensor([5, 6, 7]), [2, 2, 2], Download(CpuStreams())).read()
-    assert [entry.logprob for entry in scored] == pytest.approx([float(expected[i, 5 + i]) for i in range(3)])
-    assert [entry.top[0][0] for entry in scored] == expected.argmax(dim=-1).tolist()
 
 
 @pytest.mark.cuda
@@ -282,13 +265,6 @@ def test_a_free_draw_goes_through_the_tokens_by_their_ids(
     target = min(int(uniform * float(masses[-1])), int(masses[-1]) - 1)
     draws = Draws(torch.arange(1), torch.tensor([[uniform]], dtype=torch.float64), torch.ones(1, 1))
     assert draw_any(probabilities, draws).tolist() == [np.searchsorted(masses, target, side="right")]
-
-
-@needs_triton
-def test_each_row_has_its_own_limits() -> None:
-    probabilities = torch.tensor([0.5, 0.3, 0.2]).expand(3, 3).contiguous()
-    limits = [(3, 1.0, 0.0), (2, 1.0, 0.0), (3, 0.4, 0.0)]
-    assert drawn(probabilities, [0.95] * 3, limits) == [2, 1, 0]
 
 
 @needs_triton

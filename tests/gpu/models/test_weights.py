@@ -1,0 +1,307 @@
+"""Models whose matrices keep the checkpoint's type, and models whose weights come and go: the bits of float32 weights
+that stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig
+
+from app.domain.values import WeightsDtype
+from app.gpu.attention.reference import ReferenceAttention
+from app.gpu.linear import linear_maker
+from app.gpu.linear.base import Linear, MakeLinear
+from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of, numbers_of
+from app.gpu.linear.weight import Weight
+from app.gpu.models import build_stack
+from app.gpu.models.base import LayerStack
+from app.gpu.weight_files.layout import BundleLayout
+from app.gpu.weight_ring.fill import FillText
+from app.gpu.weight_ring.survey import MetaWeights
+from app.gpu.weights.resident import ResidentText
+from app.gpu.weights.source import WeightSource, weights_of
+from app.model_store.resolve import ResolvedModel, resolve
+from tests.gpu.models.driving import Drive, assert_agrees
+from tests.gpu.models.oracle import CASES, VOCAB, build_model, expect, save_model
+from tests.model_store.tiny_gguf import tiny_llama, tiny_tokenizer, write_gguf
+
+CPU = torch.device("cpu")
+OWN = [case for case, fields in CASES.items() if fields["model_type"] in ("llama", "mistral", "qwen2", "qwen3", "gpt2")]
+STORED = ["llama", "llama-tied-biased-wide-heads", "qwen2", "qwen3", "gpt2"]
+WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "n_embd": 64}
+"""Whole blocks."""
+WIDE = 1000
+"""A vocabulary whose output projection is larger than a layer of the tiny models."""
+LENGTHS = (41, 9)
+STEPS = [{0: 33}, {0: 1, 1: 6}, {0: 1, 1: 1}, {0: 6, 1: 2}]
+SEQUENCES = [torch.randint(3, VOCAB, (n,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS]
+FLOAT32 = torch.float32
+Keep = Callable[[str, Tensor], Matrix]
+"""A matrix by its name as it is kept."""
+
+
+class Shelf:
+    """A `Writer` that keeps the bytes of what it is given."""
+
+    def __init__(self) -> None:
+        self.layouts: list[BundleLayout] = []
+        self.bundles: list[Tensor] = []
+        self.tables: list[Tensor] = []
+
+    def bundle(self, index: int, tensors: Sequence[Tensor]) -> None:
+        assert index == len(self.bundles)
+        layout = BundleLayout.of(tensors)
+        memory = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        for view, tensor in zip(layout.views(memory), tensors, strict=True):
+            view.copy_(tensor)
+        self.layouts.append(layout)
+        self.bundles.append(memory)
+
+    def table(self, index: int, matrix: Tensor) -> None:
+        assert index == len(self.tables)
+        self.tables.append(matrix.clone())
+
+
+class LendingText:
+    """A `Text` for a model that is built on `meta`. Who uses a weight before or after its bundle's turn fails; who goes
+    on with what it was lent finds garbage.
+    """
+
+    def __init__(self, shelf: Shelf, dtype: torch.dtype, linear: MakeLinear) -> None:
+        self.device, self.dtype = CPU, dtype
+        self.used: list[int] = []
+        self._shelf, self._linear = shelf, linear
+        self._weights: list[list[Weight]] = []
+        self._tables = iter(shelf.tables)
+        self._lent = False
+
+    @contextmanager
+    def bundle(self) -> Iterator[_Bundle]:
+        bundle = _Bundle(self._linear)
+        yield bundle
+        self._weights.append(bundle.weights)
+        for weight in bundle.weights:
+            del weight.tensor
+
+    def table(self, matrix: Matrix) -> _Table:
+        return _Table(matrix, next(self._tables), self.dtype)
+
+    @contextmanager
+    def using(self, index: int) -> Iterator[None]:
+        assert not self._lent, "two bundles at a time"
+        self._lent = True
+        self.used.append(index)
+        memory = self._shelf.bundles[index].clone()
+        for weight, view in zip(self._weights[index], self._shelf.layouts[index].views(memory), strict=True):
+            weight.tensor = view
+        yield
+        for weight in self._weights[index]:
+            del weight.tensor
+        memory.fill_(0xFF)  # as numbers: not a number
+        self._lent = False
+
+
+class _Bundle:
+    def __init__(self, make: MakeLinear) -> None:
+        self.weights: list[Weight] = []
+        self._make = make
+
+    def hold(self, tensor: Tensor) -> Weight:
+        assert tensor.is_meta
+        self.weights.append(Weight(tensor))
+        return self.weights[-1]
+
+    def linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
+        linear = self._make(weight, bias)
+        assert all(weight.tensor.is_meta for weight in linear.weights)
+        self.weights += linear.weights
+        return linear
+
+
+class _Table:
+    def __init__(self, matrix: Matrix, stored: Tensor, dtype: torch.dtype) -> None:
+        self._matrix, self._stored, self._dtype = matrix, stored, dtype
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return numbers_of(self._matrix, self._stored[ids]).to(self._dtype)
+
+
+class Storing:
+    """A `WeightSource` that hands out the matrices of another one as `keep` has them."""
+
+    def __init__(self, source: WeightSource, keep: Keep) -> None:
+        self.nbytes = 0
+        self._source, self._keep = source, keep
+
+    def holds(self, name: str) -> bool:
+        return self._source.holds(name)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = self._source.take(name, shape)
+        self.nbytes += tensor.nbytes
+        return tensor
+
+    def take_matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        matrix = self._keep(name, self._source.take(name, shape))
+        self.nbytes += matrix.nbytes if isinstance(matrix, Tensor) else matrix.rows.nbytes
+        return matrix
+
+    def outline(self, name: str, shape: tuple[int, int]) -> Matrix:
+        return self._keep(name, torch.empty(shape, device="meta"))
+
+    def finish(self, ignored: re.Pattern[str]) -> None:
+        self._source.finish(ignored)
+
+
+def as_dtype(dtype: torch.dtype) -> Keep:
+    """Every matrix as `dtype`."""
+    return lambda name, matrix: matrix.to(dtype)
+
+
+def in_blocks(kind: str) -> Keep:
+    """Every matrix in blocks of `kind`, also on `meta`."""
+
+    def keep(name: str, matrix: Tensor) -> Matrix:
+        type_, shape = GGMLQuantizationType[kind], (matrix.shape[0], matrix.shape[1])
+        if matrix.is_meta:
+            rows = torch.empty(gguf.quant_shape_to_byte_shape(shape, type_), dtype=torch.uint8, device="meta")
+        else:
+            rows = torch.from_numpy(gguf.quants.quantize(matrix.numpy(), type_))
+        return BlockMatrix(kind, rows, shape)
+
+    return keep
+
+
+KEEPS = {
+    "bfloat16": as_dtype(torch.bfloat16),
+    "float16": as_dtype(torch.float16),
+    **{kind: in_blocks(kind) for kind in ("Q8_0", "Q4_0", "Q4_1", "Q5_1")},
+}
+
+
+def config_of(case: str, vocab_size: int = VOCAB) -> PretrainedConfig:
+    fields = CASES[case]
+    widths = {name: width for name, width in WIDTHS.items() if name in fields}
+    config: PretrainedConfig = AutoConfig.for_model(**{**fields, **widths, "vocab_size": vocab_size})
+    return config
+
+
+def saved(case: str, folder: Path, vocab_size: int = VOCAB) -> ResolvedModel:
+    config = config_of(case, vocab_size)
+    save_model(build_model(config), folder)
+    return ResolvedModel(case, config, folder, seed=0)
+
+
+def stored(source: WeightSource, keep: Keep | None) -> WeightSource:
+    return source if keep is None else Storing(source, keep)
+
+
+def resident(
+    model: ResolvedModel, keep: Keep | None = None, dtype: torch.dtype = FLOAT32, *, batch_invariant: bool = False
+) -> LayerStack:
+    text = ResidentText(CPU, dtype, batch_invariant=batch_invariant)
+    return build_stack(model, stored(weights_of(model, CPU, dtype), keep), text, ReferenceAttention(), None)
+
+
+def lend(
+    model: ResolvedModel, keep: Keep | None = None, dtype: torch.dtype = FLOAT32, *, batch_invariant: bool = False
+) -> tuple[LayerStack, LendingText]:
+    """The model, and the text that lends it its weights. What is said of them before they are read is what is read."""
+    shelf, linear = Shelf(), linear_maker(CPU, dtype, streamed=True, batch_invariant=batch_invariant)
+    read = stored(weights_of(model, CPU, dtype), keep)
+    build_stack(model, read, FillText(shelf, dtype, linear), ReferenceAttention(), None)
+    said = stored(MetaWeights(weights_of(model, CPU, dtype), dtype), keep)
+    text = LendingText(shelf, dtype, linear)
+    stack = build_stack(model, said, text, ReferenceAttention(), None)
+    assert said.nbytes == read.nbytes
+    return stack, text
+
+
+def assert_same_bits(found: LayerStack, wanted: LayerStack) -> None:
+    for ours, theirs in zip(Drive(found, SEQUENCES).run(STEPS), Drive(wanted, SEQUENCES).run(STEPS), strict=True):
+        pairs = zip((*ours.boundaries, ours.logits), (*theirs.boundaries, theirs.logits), strict=True)
+        for boundary, (one, other) in enumerate(pairs):
+            assert other.isfinite().all()
+            assert torch.equal(one, other), f"boundary {boundary}"
+
+
+def assert_agrees_with(oracle: torch.nn.Module, stack: LayerStack, tolerance: float = 1e-4) -> None:
+    for tokens, found in zip(SEQUENCES, Drive(stack, SEQUENCES).run(STEPS), strict=True):
+        assert_agrees(found, expect(oracle, tokens), tolerance)
+
+
+@pytest.mark.parametrize(
+    ("case", "vocab_size", "dtype", "batch_invariant"),
+    [
+        *((case, vocab_size, FLOAT32, False) for case in [*OWN, "smollm3"] for vocab_size in (VOCAB, WIDE)),
+        *((case, WIDE, dtype, False) for case in ("llama", "gpt2") for dtype in (torch.bfloat16, torch.float16)),
+        ("qwen2", WIDE, FLOAT32, True),
+    ],
+)
+def test_lent_weights_give_the_same_bits(
+    case: str, vocab_size: int, dtype: torch.dtype, batch_invariant: bool, tmp_path: Path
+) -> None:
+    """In a pass a bundle is used once, and each in its turn."""
+    model = saved(case, tmp_path, vocab_size)
+    kept = resident(model, None, dtype, batch_invariant=batch_invariant)
+    stack, text = lend(model, None, dtype, batch_invariant=batch_invariant)
+    assert_same_bits(stack, kept)
+    assert stack.parameter_bytes == kept.parameter_bytes
+    assert text.used == [*range(max(text.used) + 1)] * len(STEPS)
+    # With a wide vocabulary there are the norm, and more than one part of the output projection.
+    assert max(text.used) > stack.num_layers + (vocab_size == WIDE)
+    if dtype is FLOAT32:
+        assert_agrees_with(build_model(model.config), kept)
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2"])
+def test_random_weights_are_lent_as_well(case: str) -> None:
+    model = ResolvedModel(case, config_of(case), None, seed=3)
+    assert_same_bits(lend(model)[0], resident(model))
+
+
+@pytest.mark.parametrize("keep", KEEPS.values(), ids=KEEPS)
+@pytest.mark.parametrize("case", STORED)
+def test_stored_matrices_give_the_bits_of_float32_and_agree_with_transformers(
+    case: str, keep: Keep, tmp_path: Path
+) -> None:
+    model, oracle = saved(case, tmp_path), build_model(config_of(case))
+    kept = resident(model, keep)
+    assert_same_bits(kept, resident(model, lambda name, matrix: dense_of(keep(name, matrix)).float()))
+    assert_same_bits(lend(model, keep)[0], kept)
+    for name, parameter in oracle.named_parameters():
+        if parameter.dim() > 1:
+            parameter.copy_(dense_of(keep(name, parameter.data)))
+    assert_agrees_with(oracle, kept)
+
+
+def test_a_model_that_computes_in_a_half_type_takes_matrices_of_another(tmp_path: Path) -> None:
+    model = saved("llama", tmp_path)
+    stack = resident(model, lambda name, matrix: dense_of(matrix).float(), torch.bfloat16)
+    assert_same_bits(stack, resident(model, as_dtype(torch.bfloat16), torch.bfloat16))
+
+
+@pytest.mark.parametrize("weights_dtype", WeightsDtype)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_checkpoint_that_is_lent_gives_the_bits_of_one_that_is_not(
+    dtype: torch.dtype, weights_dtype: WeightsDtype, tmp_path: Path
+) -> None:
+    save_model(build_model(config_of("llama")).to(dtype), tmp_path)
+    model = ResolvedModel("llama", config_of("llama"), tmp_path, seed=0, weights_dtype=weights_dtype)
+    assert_same_bits(lend(model)[0], resident(model))
+
+
+def test_a_gguf_file_that_is_lent_gives_the_bits_of_one_that_is_not(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    write_gguf(tmp_path / "m.gguf", tiny_llama(tokenizer.get_vocab_size()), tokenizer, kind=GGMLQuantizationType.Q4_1)
+    model = resolve(str(tmp_path / "m.gguf"), cache_dir=tmp_path / "cache")
+    assert_same_bits(lend(model)[0], resident(model))
