@@ -1,11 +1,19 @@
-"""Machines that are not here: the kernel's files under a folder, and a device probe that answers from a table."""
+"""Machines that are not here: files of the kernel under a folder, a probe that answers from a table, and facts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from app.doctor.disk import Disk
+from app.doctor.driver import Driver
+from app.doctor.facts import DeviceFacts, Facts
+from app.doctor.link import Link
+from app.doctor.memlock import Pinned
+from app.doctor.numa import Numa
+from app.doctor.versions import Package, Versions
 from app.gpu.doctor.facts import GPU, Copies, CopyRates, ProbeFailed, TorchBuild
+from app.machine.memory import HostMemory
 
 GIB = 1 << 30
 ADDRESS = "0000:41:00.0"
@@ -97,3 +105,28 @@ class Kernel:
             speed, width = text.split()
             self.write(f"{device}/{which}_link_speed", f"{speed} GT/s PCIe")
             self.write(f"{device}/{which}_link_width", width)
+
+
+def healthy_facts() -> Facts:
+    """Of an H100 that a server is bound to."""
+    return Facts(
+        cpu="AMD EPYC (64 logical CPUs)",
+        nvidia_cards=1,
+        torch=CUDA_TORCH,
+        driver=Driver("580.159.04", "13.0"),
+        device=DeviceFacts(H100, None, Pinned(256 << 20, None), copies(), None, Link(32.0, 16, 32.0, 16)),
+        numa=Numa((0, 1), 1, (1,), (0, 1)),
+        numactl=True,
+        memlock_bytes=None,
+        host=HostMemory(512 * GIB, 500 * GIB, None),
+        disk=Disk("/var/djinn", "/var", True, "ext4", 500 * GIB, 1000 * GIB),
+        versions=Versions(
+            "3.12.3",
+            "0.1.0",
+            {
+                "torch": Package("2.11.0+cu130", "<3,>=2.11"),
+                "triton": Package("3.6.0", "==3.6.0"),
+                "transformers": Package("5.17.0", "<6,>=5.17"),
+            },
+        ),
+    )
