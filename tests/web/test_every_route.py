@@ -1,4 +1,4 @@
-"""What holds for every route there is: what it refuses, whom it serves, its id, and its place in the document."""
+"""What holds for every route there is: what it refuses, its id, and its place in the document."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import httpx
 import pytest
 
 from tests.errors import assert_error, assert_messages_error
-from tests.serving import serve
-from tests.tenants.tenant_files import tenant, write_tenants
 
 Route = tuple[str, str, dict[str, Any]]
 NEEDED = {"tokens": "1", "name": "v"}
@@ -50,11 +48,13 @@ def test_no_route_without_a_body_takes_one(http: httpx.Client, subtests: pytest.
             assert_error(response, status, "field_out_of_range", param="body")
 
 
-@pytest.mark.parametrize("empty", [b"", b"{}", b" { }\n"])
-def test_an_empty_object_is_no_body(http: httpx.Client, empty: bytes) -> None:
-    session = http.post("/v1/sessions").json()["id"]
-    response = http.post(f"/v1/sessions/{session}/fork", content=empty, headers={"Content-Type": "application/json"})
-    assert response.status_code == 201
+def test_an_empty_object_is_no_body_and_what_is_refused_changes_nothing(http: httpx.Client) -> None:
+    path = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+    for empty in (b"", b" { }\n"):
+        response = http.post(f"{path}/fork", content=empty, headers={"Content-Type": "application/json"})
+        assert response.status_code == 201
+    assert http.request("DELETE", path, json={"force": True}).status_code == 422
+    assert http.get(path).status_code == 200
 
 
 def test_a_parameter_that_is_given_twice_is_refused(http: httpx.Client) -> None:
@@ -63,56 +63,14 @@ def test_a_parameter_that_is_given_twice_is_refused(http: httpx.Client) -> None:
     assert len(http.get("/v1/sessions?limit=1").json()["data"]) <= 1
 
 
-def test_what_is_refused_changes_nothing(http: httpx.Client) -> None:
-    path = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
-    assert http.request("DELETE", path, json={"force": True}).status_code == 422
-    assert http.get(path).status_code == 200
-
-
-OWNER, STRANGER = {"Authorization": "Bearer one"}, {"Authorization": "Bearer two"}
-BODILESS = {"get", "delete", "head"}
-
-
-@pytest.fixture(scope="module", params=["keys", "file"])
-def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A server that has its two tenants from their keys, or from a file."""
-    settings: dict[str, Any] = {"api_keys": ("one", "two")}
-    if request.param == "file":
-        file = tmp_path_factory.mktemp("tenants") / "tenants.json"
-        settings = {"tenants": write_tenants(file, tenant("one"), tenant("two"))}
-    with serve(**settings) as url, httpx.Client(base_url=url, timeout=30) as client:
-        yield client
-
-
-def test_no_route_gives_a_stranger_a_session(guarded: httpx.Client) -> None:
-    session = guarded.post("/v1/sessions", headers=OWNER).json()["id"]
-    turn = {"token_ids": [5, 6, 7], "max_tokens": 2}
-    guarded.post(f"/v1/sessions/{session}/generate", json=turn, headers=OWNER).raise_for_status()
-    before = guarded.get(f"/v1/sessions/{session}", headers=OWNER).json()
-    paths = guarded.get("/openapi.json", headers=OWNER).json()["paths"]
-    routes = [(path, method) for path, methods in paths.items() if "{session_id}" in path for method in methods]
-    assert len(routes) > 15
-    answers = {}
-    for path, method in routes:
-        url = path.replace("{session_id}", session).replace("{breakpoint_id}", "bp_1").replace("{capture_id}", "cap_1")
-        json: dict[str, str] | None = None if method in BODILESS else {}
-        answers[path, method] = guarded.request(method, url, headers=STRANGER, json=json).status_code
-    refused_for_their_form = {route for route, status in answers.items() if status in (400, 415, 422)}
-    assert answers.pop(("/v1/sessions/{session_id}/move", "post")) == 403  # no user moves any session
-    assert {route for route, status in answers.items() if status != 404} == refused_for_their_form
-    assert not any(method in BODILESS for _, method in refused_for_their_form)
-    assert guarded.get(f"/v1/sessions/{session}", headers=OWNER).json() == before
-    assert session not in guarded.get("/v1/sessions", headers=STRANGER).text
-
-
-@pytest.mark.parametrize("path", ["/health", "/no-such-path", "/v1/sessions/none"])
+@pytest.mark.parametrize("path", ["/health", "/no-such-path"])
 def test_every_answer_has_an_id_of_its_own_or_the_clients(http: httpx.Client, path: str) -> None:
     assert len({http.get(path).headers["x-request-id"] for _ in range(3)}) == 3
     response = http.get(path, headers={"X-Request-Id": "trace-7f.3:a_B"})
     assert response.headers["x-request-id"] == "trace-7f.3:a_B"
 
 
-@pytest.mark.parametrize("given", ["", "a b", "x" * 129, "a\x7f", '"><script>', "\xe9"])
+@pytest.mark.parametrize("given", ["", "x" * 129, "a\x7f", '"><script>'])
 def test_an_id_that_could_do_harm_is_replaced(http: httpx.Client, given: str) -> None:
     response = http.get("/health", headers={b"X-Request-Id": given.encode("latin-1")})
     assert response.status_code == 200

@@ -65,16 +65,6 @@ def test_a_port_that_another_server_has_taken_is_refused_before_it_listens() -> 
         bind("127.0.0.1", first.getsockname()[1])
 
 
-@pytest.mark.long
-def test_a_server_that_was_killed_under_a_client_comes_back_on_its_port(tmp_path: Path) -> None:
-    with serve_process(tmp_path / "state") as server, httpx.Client(base_url=server.url) as http:
-        http.get("/health").raise_for_status()
-        server.kill()
-        with serve_process(tmp_path / "state", "--port", server.url.rpartition(":")[2]) as again:
-            assert again.url == server.url
-            assert httpx.get(f"{again.url}/health").status_code == 200
-
-
 def test_a_full_collection_of_garbage_passes_over_what_the_server_started_with() -> None:
     """It stops every turn as long as it lasts, and goes through all objects that are not frozen."""
     gc.unfreeze()
@@ -108,8 +98,7 @@ def test_a_server_whose_engine_is_lost_ends_so_that_another_can_start(
         thread.join(START_TIMEOUT_S)
     assert not thread.is_alive()
     assert server.status == ENGINE_LOST
-    said = [line.getMessage() for line in caplog.records if line.name == "app.web.server"]
-    assert said[0] == "the engine is lost (out of memory): the server ends with status 4, so that another is started"
+    assert "the engine is lost (out of memory): the server ends with status 4" in caplog.text
 
 
 @pytest.fixture

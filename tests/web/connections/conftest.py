@@ -87,8 +87,7 @@ class Edge:
 
     def __post_init__(self) -> None:
         parsed = httpx.URL(self.url)
-        assert parsed.port is not None
-        self.address = parsed.host, parsed.port
+        self.address = parsed.host, parsed.port or 0
 
     def connect(self, sent: bytes = b"", *, small_window: bool = False) -> socket.socket:
         """A connection on which `sent` has been sent; it is closed with the test."""

@@ -19,16 +19,8 @@ from app.settings import Settings
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 
-OWN = ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:1", "[::1]:8000"]
-FOREIGN = [
-    "",
-    "rebound.example",
-    "localhost.rebound.example",
-    "127.0.0.2",
-    "localhost@rebound.example",
-    "[::1",
-    "a:b:c",
-]
+OWN = ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000"]
+FOREIGN = ["", "localhost.rebound.example", "127.0.0.2", "localhost@rebound.example", "[::1", "a:b:c"]
 PAGE, OTHER = "https://lab.example.org", "https://evil.example.org"
 ALLOWED = "access-control-allow-origin"
 
@@ -52,9 +44,7 @@ def test_own_names_are_answered_and_others_refused(http: httpx.Client, host: str
         assert "--allowed-hosts" in assert_error(answer, 403, "foreign_host", param="Host")
 
 
-@pytest.mark.parametrize(
-    "origin", [PAGE, "https://site.example", "null", "http://localhost.site.example:8000", "http://["]
-)
+@pytest.mark.parametrize("origin", [PAGE, "null", "http://localhost.site.example:8000", "http://["])
 def test_a_page_of_another_site_is_refused(http: httpx.Client, origin: str) -> None:
     refused = http.post("/v1/sessions", headers={"Origin": origin}, json={})
     assert_error(refused, 403, "foreign_host", param="Origin")
@@ -95,24 +85,23 @@ def test_any_name_is_answered_where_all_may_call_or_keys_decide(serve_with: Serv
     assert serve_with(**changed).get("/v1/sessions", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["a b", " a", "http://a", "a:8000", "[::1]:80", "*.lan", "", "a/b"])
+@pytest.mark.parametrize("name", ["a b", "http://a", "[::1]:80", "*.lan", ""])
 def test_what_could_never_match_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="allowed_hosts"):
         Settings(allowed_hosts=("localhost", name))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "djinn.example"])
-def test_a_public_address_needs_keys(host: str) -> None:
-    with pytest.raises(FieldOutOfRange, match="public"):
+def test_a_public_address_needs_keys_and_a_loopback_address_none(host: str) -> None:
+    with pytest.raises(FieldOutOfRange, match="public") as refused:
         Settings(host=host).require_safe_access()
+    assert refused.value.param == "host"
     for decided in (Settings(host=host, insecure=True), Settings(host=host, api_keys=("sesame",))):
         decided.require_safe_access()
         assert decided.answered_hosts == ("*",)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_a_loopback_address_needs_none(host: str) -> None:
-    assert host in Settings(host=host).answered_hosts
+    for own in ("127.8.8.8", "::1", "localhost"):
+        Settings(host=own).require_safe_access()
+        assert own in Settings(host=own).answered_hosts
 
 
 def test_only_pages_of_a_named_origin_may_read_answers(serve_with: ServeWith) -> None:
@@ -152,8 +141,7 @@ def test_any_origin_may_be_allowed_where_callers_need_keys(serve_with: ServeWith
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    ["lab.example.org", "https://lab.example.org/", "https://Lab.example.org", "https://a:443", "null", "https://*.a"],
+    "wrong", ["lab.example.org", "https://a/", "https://A", "https://a:443", "null", "https://*.a"]
 )
 def test_what_no_browser_would_send_is_refused_at_the_start(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--cors-origin", PAGE, "--cors-origin", wrong]) == 2
