@@ -14,15 +14,7 @@ from tests.errors import assert_error
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
 
-PATHS = [
-    "/metrics",
-    "/version",
-    "/openapi.json",
-    "/v1/sessions",
-    "/v1/models",
-    "/no-such-path",
-    "/static",
-]
+PATHS = ["/metrics", "/version", "/openapi.json", "/v1/sessions", "/no-such-path", "/static"]
 
 
 @pytest.fixture
@@ -41,7 +33,7 @@ def test_every_path_but_those_of_probes_needs_a_key(guarded: httpx.Client) -> No
 
 
 @pytest.mark.parametrize(
-    "header", ["Bearer wrong", "Bearer", "Basic sesame", "sesame", "Bearer sesam", "Bearer sesamee", "Bearer \xe9"]
+    "header", ["Bearer", "Basic sesame", "sesame", "Bearer sesam", "Bearer sesamee", "Bearer \xe9"]
 )
 def test_a_wrong_key_is_no_key(guarded: httpx.Client, header: str) -> None:
     response = guarded.get("/v1/sessions", headers={b"Authorization": header.encode("latin-1")})
@@ -74,9 +66,8 @@ def test_the_document_tells_which_routes_need_a_key_and_how_it_is_given(guarded:
     schemes = document["components"]["securitySchemes"]
     assert [each for each in document["security"] if each] == [{name: []} for name in schemes]
     for scheme in schemes.values():
-        header = (
-            {"Authorization": f"{scheme['scheme']} sesame"} if scheme["type"] == "http" else {scheme["name"]: "sesame"}
-        )
+        is_http = scheme["type"] == "http"
+        header = {"Authorization": f"{scheme['scheme']} sesame"} if is_http else {scheme["name"]: "sesame"}
         assert guarded.get("/v1/sessions", headers=header).status_code == 200
 
 
@@ -143,6 +134,7 @@ def test_a_users_session_is_nobody_elses_on_any_route(client: ClientOf, routes: 
     alice = client("alice")
     session = alice.post("/v1/sessions").json()["id"]
     alice.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5, 6], "max_tokens": 1})
+    before = alice.get(f"/v1/sessions/{session}").json()
     of_sessions = [(method, path) for method, path in routes if "{session_id}" in path]
     assert len(of_sessions) > 15
     for name, reached in (("bob", set()), ("olga", REACHED_BY_OPERATOR)):
@@ -152,7 +144,8 @@ def test_a_users_session_is_nobody_elses_on_any_route(client: ClientOf, routes: 
                 # What is wrong with the request itself may be told first, and tells nothing of the session.
                 refusals = (403,) if name == "bob" and (method, path) == MOVE else (404, 422)
                 assert answer.status_code in refusals, (name, method, path, answer.text)
-    assert alice.get(f"/v1/sessions/{session}/history").json()["tokens"] == 3
+    assert alice.get(f"/v1/sessions/{session}").json() == before
+    assert session not in client("bob").get("/v1/sessions").text
     alice.delete(f"/v1/sessions/{session}")
 
 
@@ -201,15 +194,14 @@ def test_memory_is_ones_own_part_but_for_an_operator(client: ClientOf) -> None:
     alice.delete(f"/v1/sessions/{session}")
 
 
-def test_the_only_key_of_the_short_form_is_the_operators(serve_with: ServeWith) -> None:
+def test_the_only_key_of_the_short_form_is_the_operators_and_several_see_nothing_of_each_other(
+    serve_with: ServeWith,
+) -> None:
     http = serve_with(api_keys=("one",))
     http.headers["X-Api-Key"] = "one"
     session = http.post("/v1/sessions").json()
     assert "djinn_sessions 1.0" in http.get("/metrics").text
     assert list(http.get("/v1/memory").json()["tenants"]) == [session["tenant"]]
-
-
-def test_several_keys_of_the_short_form_see_nothing_of_each_other(serve_with: ServeWith) -> None:
     http = serve_with(api_keys=("one", "two"))
     one, two = {"X-Api-Key": "one"}, {"X-Api-Key": "two"}
     http.post("/v1/sessions", headers=one)

@@ -21,7 +21,7 @@ import app.main
 from app.cli import main
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo
-from app.main import create_app, load_app
+from app.main import create_app
 from app.model_store.byte_tokenizer import byte_tokenizer
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.tenants.tenancy import Tenancy
@@ -33,7 +33,7 @@ from app.web.server import ENGINE_LOST, Server
 from tests.bridge.test_executor import DyingEngine, info
 from tests.processes import serve_process
 from tests.serving import START_TIMEOUT_S, tiny_settings
-from tests.web.connections.conftest import wait_until
+from tests.web.connections.conftest import serving, wait_until
 
 __all__ = ["info"]
 
@@ -68,19 +68,10 @@ def test_a_port_that_another_server_has_taken_is_refused_before_it_listens() -> 
 def test_a_full_collection_of_garbage_passes_over_what_the_server_started_with() -> None:
     """It stops every turn as long as it lasts, and goes through all objects that are not frozen."""
     gc.unfreeze()
-    settings = tiny_settings()
-    server = Server(load_app(settings), Caps.of(settings, descriptors=1024))
-    with bind("127.0.0.1", 0) as bound:
-        thread = threading.Thread(target=server.run, args=([bound],))
-        before = len(gc.get_objects())
-        thread.start()
-        try:
-            wait_until(lambda: gc.get_freeze_count() > 0)
-            assert len(gc.get_objects()) < before / 10
-        finally:
-            server.should_exit = True
-            thread.join(START_TIMEOUT_S)
-    assert not thread.is_alive()
+    before = len(gc.get_objects())
+    with serving():
+        wait_until(lambda: gc.get_freeze_count() > 0)
+        assert len(gc.get_objects()) < before / 10
 
 
 def test_a_server_whose_engine_is_lost_ends_so_that_another_can_start(
