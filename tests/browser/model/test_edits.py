@@ -11,7 +11,7 @@ from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import OpenPage
 from tests.browser.filling import eventually
-from tests.browser.model.inside import Inside
+from tests.browser.model.conftest import Inside
 
 pytestmark = pytest.mark.browser
 

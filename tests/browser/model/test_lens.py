@@ -13,7 +13,7 @@ from playwright.sync_api import APIResponse, Route, expect
 
 from tests.browser.conftest import OpenPage
 from tests.browser.filling import eventually
-from tests.browser.model.inside import Inside
+from tests.browser.model.conftest import Inside
 
 pytestmark = pytest.mark.browser
 
@@ -195,12 +195,14 @@ def test_a_new_pause_brings_the_map_to_its_tokens_and_a_step_leaves_it(inside: I
 
 def test_a_map_whose_connection_dropped_is_asked_for_again(http: httpx.Client, open_page: OpenPage) -> None:
     inside = Inside(http, open_page, refusals=True)
-    inside.page.route(re.compile(rf"{inside.id}/lens\?"), lambda route: route.abort(), times=1)
+    lens = re.compile(rf"{inside.id}/lens\?")
+    inside.page.route(lens, lambda route: route.abort())
     inside.pause_at(1)
-    lens = inside.page.get_by_role("region", name="Layers and lens")
-    expect(lens.get_by_role("alert")).to_contain_text("The server is away.")
+    alert = inside.page.get_by_role("region", name="Layers and lens").get_by_role("alert")
+    expect(alert).to_contain_text("The server is away.")
+    inside.page.unroute(lens)
     expect(inside.cell(1, 4)).not_to_be_empty()
-    expect(lens.get_by_role("alert")).to_have_count(0)
+    expect(alert).to_have_count(0)
 
 
 def test_the_server_computes_nothing_for_a_screen_that_is_left(inside: Inside) -> None:
@@ -216,11 +218,3 @@ def test_the_server_computes_nothing_for_a_screen_that_is_left(inside: Inside) -
     inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
     expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()
     assert not [url for url in asked if "/lens" in url]
-
-
-def test_two_tabs_show_the_same_map(inside: Inside, open_page: OpenPage) -> None:
-    second = open_page(inside.page.url, refusals=True)
-    inside.pause_at(2)
-    for layer in range(3):
-        expect(inside.cell(layer, 7)).not_to_be_empty()
-        expect(second.locator(f"#cell-{layer}-7")).to_have_text(str(inside.cell(layer, 7).text_content()))

@@ -13,10 +13,9 @@ import httpx
 import pytest
 from playwright.sync_api import Route, expect
 
-from tests.browser.accessibility import expect_no_violations
 from tests.browser.conftest import WAIT_MS, OpenPage
-from tests.browser.filling import SEE, eventually
-from tests.browser.model.inside import PROMPT, Inside
+from tests.browser.filling import SEE, eventually, expect_no_violations
+from tests.browser.model.conftest import PROMPT, Inside
 from tests.serving import serve
 
 pytestmark = pytest.mark.browser
@@ -81,16 +80,6 @@ def test_the_next_step_does_not_wait_for_news(inside: Inside) -> None:
         inside.button("Next layer").click()
     inside.expect_pause(inside.layers - 1)
     expect(inside.page.get_by_role("alert")).to_have_count(0)
-
-
-def test_a_refused_turn_keeps_what_was_typed(http: httpx.Client, open_page: OpenPage) -> None:
-    inside = Inside(http, open_page, refusals=True)
-    inside.start("keep this", temperature="-1")
-    field = inside.page.get_by_label("Temperature")
-    expect(field).to_have_attribute("aria-invalid", "true")
-    expect(field).to_have_accessible_description("temperature: a number from 0 to 100; got -1")
-    expect(inside.page.get_by_label("Text", exact=True)).to_have_value("keep this")
-    assert inside.view["tokens"] == 0
 
 
 def test_a_paused_turn_that_was_lost_with_the_server_is_explained(open_page: OpenPage, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from safetensors.numpy import load, save
 
 from tests.browser.conftest import OpenPage
-from tests.browser.model.inside import Inside
+from tests.browser.model.conftest import Inside
 
 pytestmark = pytest.mark.browser
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import WAIT_MS, OpenPage
 from tests.browser.filling import SEE, anew, drop, eventually, open_session
-from tests.browser.session.on_session import OnSession, panel
+from tests.browser.session.conftest import OnSession, panel
 
 pytestmark = pytest.mark.browser
 
