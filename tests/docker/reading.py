@@ -45,11 +45,8 @@ def served(arguments: list[str]) -> Settings:
 
 def pinned(name: str) -> dict[str, str]:
     """The versions in a file of requirements, by name."""
-    text = (ROOT / name).read_text()
-    return {
-        found[1].lower().replace("_", "-"): found[2]
-        for found in re.finditer(r"^([\w-]+)==([\w.]+)", text, re.MULTILINE)
-    }
+    found = re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / name).read_text(), re.MULTILINE)
+    return {package.lower().replace("_", "-"): version for package, version in found}
 
 
 def dashboard() -> Any:

@@ -78,25 +78,18 @@ def collector_config() -> dict[str, Any]:
     return dict(config)
 
 
-def test_spans_go_where_the_collector_listens() -> None:
+def test_spans_go_where_the_collector_listens_and_its_pipeline_has_what_it_names() -> None:
     endpoint = urlsplit(filled(SERVICES["djinn"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]))
     assert (endpoint.scheme, endpoint.hostname) == ("http", "collector")
-    protocols = collector_config()["receivers"]["otlp"]["protocols"]
-    assert protocols == {"http": {"endpoint": f"0.0.0.0:{endpoint.port}"}}, "Djinn speaks HTTP alone"
-
-
-def test_the_collectors_pipeline_has_what_it_names() -> None:
     config = collector_config()
-    assert config.keys() == {"receivers", "processors", "exporters", "service"}
+    protocols = config["receivers"]["otlp"]["protocols"]
+    assert protocols == {"http": {"endpoint": f"0.0.0.0:{endpoint.port}"}}, "Djinn speaks HTTP alone"
     (pipeline,) = config["service"]["pipelines"].values()
-    assert config["service"]["pipelines"].keys() == {"traces"}
     for kind in ("receivers", "processors", "exporters"):
         assert set(pipeline[kind]) == config[kind].keys(), kind
-        assert pipeline[kind] or kind == "processors"
-    # Documented keys; the memory limiter comes first, and refuses to start without an interval and a limit.
+    # The memory limiter comes first, and refuses to start without an interval and a limit.
     assert pipeline["processors"][0] == "memory_limiter"
     assert config["processors"]["memory_limiter"].keys() == {"check_interval", "limit_mib"}
-    assert config["exporters"]["debug"]["verbosity"] in ("basic", "normal", "detailed")
 
 
 def test_the_load_generators_command_is_one() -> None:
@@ -124,16 +117,12 @@ def test_the_documents_say_how_long_an_end_may_take(name: str) -> None:
     assert set(map(float, said)) == {longest_end_s(0)}
 
 
-def test_prometheus_asks_the_server_and_reads_the_rules() -> None:
+def test_prometheus_asks_the_server_and_grafana_finds_prometheus_and_the_dashboard() -> None:
     (config,) = documents("prometheus/prometheus.yml")
     (job,) = config["scrape_configs"]
     assert job["static_configs"][0]["targets"] == [f"djinn:{PORT}"]
     assert all((DOCKER / "prometheus" / name).exists() for name in config["rule_files"])
-    secret = job["authorization"]["credentials_file"].rpartition("/")[2]
-    assert secret in COMPOSE["secrets"]
-
-
-def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    assert job["authorization"]["credentials_file"].rpartition("/")[2] in COMPOSE["secrets"]
     (source,) = documents("grafana/provisioning/datasources/prometheus.yaml")
     assert source["datasources"][0]["url"] == "http://prometheus:9090"
     (provider,) = documents("grafana/provisioning/dashboards/djinn.yaml")
@@ -149,8 +138,7 @@ def test_probes_ask_for_what_needs_no_key() -> None:
         "livenessProbe": "/health",
     }
     assert {probe["path"] for probe in probes.values()} <= OPEN_PATHS
-    assert {probe["port"] for probe in probes.values()} == {"http"}
-    assert CONTAINER["ports"] == [{"name": "http", "containerPort": PORT}]
+    assert CONTAINER["ports"] == [{"name": probes["readinessProbe"]["port"], "containerPort": PORT}]
 
 
 def test_the_pod_has_the_rights_and_folders_that_the_image_needs() -> None:

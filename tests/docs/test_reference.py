@@ -1,15 +1,19 @@
-"""The pages of the reference are those of the server and the client as they are."""
+"""The pages of the reference are those of the server, the client and what they depend on, as they are."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 
 import httpx
+import pytest
+from packaging.requirements import Requirement
 
 import client
 from app.settings import Settings
 from docs.site.client_page import client_page
 from docs.site.flags_page import flags_page
+from docs.site.pages import ROOT
 from docs.site.routes_page import document, routes_page
 
 
@@ -40,3 +44,16 @@ def test_every_public_class_of_the_client_is_there_with_its_calls() -> None:
     assert "#### `io_wait` { #Session.io_wait }" in page
     assert "io_wait(*, resume_in_ms: float | None = None) -> Iterator[PhaseChange]" in page
     assert "| `cached_tokens` | `int` |" in page
+
+
+PAGE = (ROOT / "docs/dependencies.md").read_text("utf-8").lower()
+
+
+@pytest.mark.parametrize("path", ["pyproject.toml", "client/pyproject.toml"])
+def test_every_dependency_is_on_the_page(path: str) -> None:
+    document = tomllib.loads((ROOT / path).read_text("utf-8"))
+    project = document["project"]
+    asked = [*project["dependencies"], *document["build-system"]["requires"]]
+    asked += [each for extra in project.get("optional-dependencies", {}).values() for each in extra]
+    names = {Requirement(each).name for each in asked} - {project["name"]}
+    assert {name for name in names if not re.search(rf"\b{re.escape(name)}\b", PAGE)} == set()

@@ -72,12 +72,6 @@ def navigation() -> Iterator[tuple[str, str]]:
                 yield from page.items()
 
 
-def test_the_sections_are_those_that_a_reader_expects() -> None:
-    nav = tomllib.loads(CONFIG.read_text("utf-8"))["project"]["nav"]
-    sections = [name for section in nav for name in section]
-    assert sections[1:] == ["Tutorials", "Notebooks", "How-to", "Reference", "Explanations", "Benchmarks"]
-
-
 def test_every_page_of_the_docs_is_in_the_navigation() -> None:
     ours = [path for kind in ("*.md", "*.ipynb") for path in (ROOT / "docs").rglob(kind)]
     there = {path for _, path in navigation()} | {"index.md"}
@@ -120,13 +114,6 @@ def test_every_page_ends_with_a_link_to_the_glossary(site: Path) -> None:
     for page in set(written.rglob("*.md")) - {written / "glossary.md"}:
         [link] = re.findall(r"\[glossary\]\((.+?)\)", page.read_text("utf-8").splitlines()[-1])
         assert (page.parent / link).resolve() == (written / "glossary.md").resolve(), page
-
-
-@pytest.mark.dev
-def test_pages_lead_to_the_results_that_they_cite(site: Path, pages: dict[Path, Page]) -> None:
-    index = site / "benchmarks/results/index.html"
-    pictures = [link for tag, _, link in pages[index].links if tag == "img" and link.endswith(".png")]
-    assert pictures
 
 
 @pytest.mark.dev

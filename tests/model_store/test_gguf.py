@@ -16,6 +16,7 @@ from app.model_store.export import export_model
 from app.model_store.gguf.cached import cached_gguf
 from app.model_store.gguf.conversion import convert_gguf
 from app.model_store.gguf.index import weight_files
+from app.settings import Settings
 from tests.model_store.conftest import TinyModel
 from tests.model_store.tiny_gguf import CHAT_TEMPLATE, rounded, tiny_model, write_gguf
 
@@ -119,3 +120,17 @@ def test_what_would_be_another_model_is_refused_by_name(
     write_gguf(tmp_path / "m.gguf", tiny.model, tiny.tokenizer, **broken)
     with pytest.raises(ConversionFailed, match=message):
         convert_gguf(tmp_path / "m.gguf", tmp_path)
+
+
+@pytest.mark.model
+def test_the_pulled_model_knows_the_capital_of_france() -> None:
+    folder = export_model("smollm2-135m-instruct", Settings().cache_dir)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    text = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+    prompt = tokenizer(text, return_tensors="pt")["input_ids"]
+    output = model.generate(prompt, max_new_tokens=16, do_sample=False)
+    answer = str(tokenizer.decode(output[0, prompt.shape[1] :]))
+    assert "Paris" in answer
+    assert answer.endswith("<|im_end|>")

@@ -102,21 +102,16 @@ F, G = ("f", '{"a": 1}'), ("g", "{}")
     [
         ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', HERMES, "", [F]),
         ('<tool_call>[{"name": "f", "parameters": {"a": 1}}]</tool_call>', HERMES, "", [F]),
-        (
-            '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}</tool_call>',
-            HERMES,
-            "",
-            [F],
-        ),
+        ('<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}', HERMES, "", [F]),
         ("Let me look.\n" + write([F], HERMES), HERMES, "Let me look.", [F]),
         (
-            '<tool_call>{"name": "f", "arguments": {"a": 1}}<tool_call>{"name": "g", "arguments": {}}',
+            '<tool_call>{"name":"f", "arguments": {"a": 1}}<tool_call>{"name":"g", "arguments": {}}',
             HERMES,
             "",
             [F, G],
         ),
         (
-            '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "a"}, {"name": "g", "arguments": {}, "id": "d"}]',
+            '[TOOL_CALLS] [{"name":"f", "arguments": {"a": 1}, "id": "a"}, {"name":"g", "arguments": {}}]',
             MISTRAL,
             "",
             [F, G],
@@ -146,22 +141,19 @@ def test_ids_are_of_the_form_that_the_template_takes(form: ToolFormat, pattern: 
     assert all(re.fullmatch(pattern, each.id) for each in begun)
 
 
-HOSTILE = [
-    ('<tool_call>{"name": "', "x"),
-    ("<tool_call>", " "),
-    ("<tool_call>", "]"),
-    ("<tool_call>{", " "),
-    ("", " "),
-    ("", "<"),
-    ('{"name": "f", "arguments": {"a": "', "x"),
-    ('<tool_call>{"name": "f", "arguments": {"a": ', "["),
-    ("<tool_call>", "["),
-]
-
-
 @pytest.mark.timeout(20)
 @FORMATS
-@pytest.mark.parametrize(("start", "more"), HOSTILE)
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        ('<tool_call>{"name": "', "x"),
+        ("<tool_call>", " "),
+        ("<tool_call>", "["),
+        ("", "<"),
+        ('{"name": "f", "arguments": {"a": "', "x"),
+        ('<tool_call>{"name": "f", "arguments": {"a": ', "["),
+    ],
+)
 def test_a_long_answer_costs_no_more_for_each_character(form: ToolFormat, start: str, more: str) -> None:
     """Pushed 4 characters at a time; a reader that looks back over what it holds would take minutes."""
     reader = FamilyReader(form)
@@ -180,17 +172,9 @@ def test_no_text_raises_and_none_is_lost(form: ToolFormat, text: str, cuts: list
         assert content == text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<tool_call>{"name": "a\\q", "arguments": {}}</tool_call>',
-        "<tool_call>" + "[" * 20_000,
-        '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
-        "<tool_call>" + '{"a": ' * 5_000 + "}" * 5_000,
-    ],
-)
-def test_what_json_cannot_be_read_of_is_content(text: str) -> None:
-    content, calls = read(text, HERMES)
+@pytest.mark.parametrize("inner", ['{"name": "a\\q"}', '{"name": "\\ud800"}', '{"a": ' * 5_000 + "}" * 5_000])
+def test_what_json_cannot_be_read_of_is_content(inner: str) -> None:
+    content, calls = read(f"<tool_call>{inner}", HERMES)
     assert calls == []
     assert content.startswith("<tool_call>")
 
