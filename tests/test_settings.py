@@ -65,7 +65,7 @@ def test_servers_of_a_cluster_have_a_lease_and_others_may(tmp_path: Path) -> Non
         from_flags("--lease-s", "30", "--state-dir", "none")
 
 
-def test_keys_come_one_by_one_or_together_or_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_come_one_by_one_or_together_and_not_with_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert from_flags().api_keys == ()
     assert from_flags("--api-key", "a", "--api-key", "b").api_keys == from_flags("--api-keys", "a,b").api_keys
     assert from_flags("--api-keys", "a,b").api_keys == ("a", "b")

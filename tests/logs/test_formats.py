@@ -70,14 +70,8 @@ def test_a_line_names_its_request_and_session(scope: dict[str, Any]) -> None:
     assert text.format(record("a")).endswith(f": a (request req_1, session {SESSION})")
     line = json.loads(JsonFormatter().format(record("%d turns", 3, fields={"status": 200})))
     assert datetime.fromisoformat(line.pop("time")).tzinfo is not None
-    assert line == {
-        "level": "warning",
-        "logger": "app.web.server",
-        "message": "3 turns",
-        "request_id": "req_1",
-        "session": SESSION,
-        "status": 200,
-    }
+    about = {"request_id": "req_1", "session": SESSION, "status": 200}
+    assert line == {"level": "warning", "logger": "app.web.server", "message": "3 turns", **about}
 
 
 @pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])

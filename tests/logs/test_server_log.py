@@ -35,9 +35,8 @@ def test_the_access_log_has_a_line_for_each_request_and_nothing_that_it_said(tmp
     flags = ("--access-log", "--api-key", SECRET, *JSON)
     key = {"X-Api-Key": SECRET}
     with serve_process(tmp_path / "state", *flags) as server, httpx.Client(base_url=server.url, headers=key) as http:
-        session = http.post("/v1/sessions", json={"metadata": {"a": SECRET}}, headers={"X-Request-Id": "r1"}).json()[
-            "id"
-        ]
+        opened = http.post("/v1/sessions", json={"metadata": {"a": SECRET}}, headers={"X-Request-Id": "r1"})
+        session = opened.json()["id"]
         body = {"prompt": SECRET, "max_tokens": 2, "stream": True}
         http.post(f"/v1/sessions/{session}/generate", json=body, headers={"X-Request-Id": "r2"})
         bound = {"model": "tiny-llama", "prompt": SECRET, "max_tokens": 1}

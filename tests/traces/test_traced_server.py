@@ -16,7 +16,7 @@ from tests.routers.breakpoints.pausing import arm, generate, resume
 from tests.routers.generating import GREEDY, streaming, wait_until_idle
 from tests.routers.test_phase import CONTEXT, in_tier, wait_for
 from tests.serving import serve
-from tests.traces.spans import (
+from tests.traces.conftest import (
     CALLER,
     COLLECTOR,
     RESUMER,
