@@ -1,15 +1,16 @@
-"""compose.yaml and the manifests: flags, files, ports and times that fit the server's."""
+"""compose.yaml and the manifests: flags, files, ports, times and names that fit the server's."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from app.cluster.moves.peers import read_peers
 from app.settings import Settings
 from app.web.ending import longest_end_s
 from app.web.openapi.security import OPEN_PATHS
@@ -20,9 +21,17 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::?[-?]([^}]*))?\}")
 (COMPOSE,) = documents("compose.yaml")
 SERVICES: dict[str, Any] = COMPOSE["services"]
 BY_KIND = {each["kind"]: each for each in documents("kubernetes/djinn.yaml")}
-POD: dict[str, Any] = BY_KIND["StatefulSet"]["spec"]["template"]["spec"]
-(CONTAINER,) = POD["containers"]
+CLUSTER: dict[tuple[str, str], Any] = {
+    (each["kind"], each["metadata"]["name"]): each for each in documents("kubernetes/cluster.yaml")
+}
+REPLICAS, FRONT = CLUSTER["StatefulSet", "djinn-replica"], CLUSTER["StatefulSet", "djinn-front"]
+POD, POD_OF_REPLICA, POD_OF_FRONT = (
+    each["spec"]["template"]["spec"] for each in (BY_KIND["StatefulSet"], REPLICAS, FRONT)
+)
+(CONTAINER,), (REPLICA,), (DOOR,) = (pod["containers"] for pod in (POD, POD_OF_REPLICA, POD_OF_FRONT))
 PORT = int(image_environment()["DJINN_PORT"])
+OLDEST = "1.28"
+"""The first release of Kubernetes whose pods have their index as a label."""
 VOLUMES: list[str] = json.loads(instructions("VOLUME")[0])
 
 
@@ -103,11 +112,15 @@ def test_the_load_generators_command_is_one() -> None:
     [
         (SERVICES["djinn"]["command"], int(SERVICES["djinn"]["stop_grace_period"].removesuffix("s"))),
         (CONTAINER["args"], POD["terminationGracePeriodSeconds"]),
+        (REPLICA["args"], POD_OF_REPLICA["terminationGracePeriodSeconds"]),
+        (DOOR["args"], POD_OF_FRONT["terminationGracePeriodSeconds"]),
     ],
-    ids=["compose", "kubernetes"],
+    ids=["compose", "alone", "replica", "front"],
 )
 def test_a_drain_ends_before_the_kill(arguments: list[str], grace_s: int) -> None:
-    assert grace_s >= longest_end_s(served(list(map(filled, arguments))).drain_timeout_s)
+    said = re.search(r"--drain-timeout-s[= ](\d+)", " ".join(map(filled, arguments)))
+    drain_s = float(said[1]) if said else settings_of_compose().drain_timeout_s
+    assert grace_s >= longest_end_s(drain_s)
 
 
 @pytest.mark.parametrize("name", ["operating.md", "container.md"])
@@ -157,3 +170,51 @@ def test_a_service_named_as_the_server_does_not_set_its_variables() -> None:
     assert POD["enableServiceLinks"] is False
     assert BY_KIND["StatefulSet"]["spec"]["replicas"] == 1
     assert BY_KIND["Service"]["spec"]["selector"] == BY_KIND["StatefulSet"]["spec"]["selector"]["matchLabels"]
+
+
+@pytest.mark.parametrize("file", ["kubernetes/cluster.yaml", "kubernetes/djinn.yaml"])
+@pytest.mark.parametrize("release", [OLDEST, "latest"])
+@pytest.mark.dev
+def test_kubernetes_knows_each_field(file: str, release: str) -> None:
+    known = pytest.importorskip("kubernetes_validate", reason="make setup-dev installs it")
+    for document in documents(file):
+        known.validate(document, known.latest_version() if release == "latest" else release, strict=True)
+
+
+def arguments_of_replica(index: int) -> list[str]:
+    """Those of that pod, in which Kubernetes puts its index in place."""
+    return [each.replace("$(POD_INDEX)", str(index)) for each in REPLICA["args"]]
+
+
+def test_each_replica_is_a_peer_by_its_own_name_and_address_and_the_front_door_knows_all(tmp_path: Path) -> None:
+    path = tmp_path / "peers.yaml"
+    path.write_text(CLUSTER["ConfigMap", "djinn-cluster"]["data"]["peers.yaml"])
+    peers = {name: peer.url for name, peer in read_peers(path).items()}
+    name, service = REPLICAS["metadata"]["name"], REPLICAS["spec"]["serviceName"]
+    (port,) = CLUSTER["Service", service]["spec"]["ports"]
+    assert CLUSTER["Service", service]["spec"]["clusterIP"] == "None", "pods have names of their own"
+    assert REPLICAS["spec"]["replicas"] == len(peers)
+    for index in range(len(peers)):
+        replica = served(arguments_of_replica(index)).replica
+        assert peers[replica or ""] == f"http://{name}-{index}.{service}:{port['port']}"
+    targets = [each.removeprefix("--target=") for each in DOOR["args"] if each.startswith("--target=")]
+    assert dict(each.split("=", 1) for each in targets) == peers
+
+
+def test_the_replicas_read_files_where_they_are_mounted() -> None:
+    folders = {mount["mountPath"] for mount in REPLICA["volumeMounts"]}
+    settings = served(arguments_of_replica(0))
+    assert settings.peers is not None
+    assert settings.cluster_key_file is not None
+    assert {str(settings.peers.parent), str(settings.cluster_key_file.parent)} <= folders
+
+
+def test_replicas_are_reached_by_the_cluster_alone_with_the_rights_of_a_server_alone() -> None:
+    policy = CLUSTER["NetworkPolicy", "djinn-replica"]["spec"]
+    (rule,) = policy["ingress"]
+    assert policy["podSelector"] == REPLICAS["spec"]["selector"]
+    allowed = [each["podSelector"] for each in rule["from"]]
+    assert allowed == [FRONT["spec"]["selector"], REPLICAS["spec"]["selector"]]
+    assert POD_OF_REPLICA["securityContext"] == POD_OF_FRONT["securityContext"] == POD["securityContext"]
+    for field in ("securityContext", "image"):
+        assert REPLICA[field] == DOOR[field] == CONTAINER[field]

@@ -1,9 +1,11 @@
-"""What the Dockerfile names is there, and the locks are of what the project asks for."""
+"""The image: what the Dockerfile names is there, the locks fit, and the script that builds and proves it here."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -99,3 +101,50 @@ def test_the_locks_have_all_that_the_project_asks_for() -> None:
         for each in map(Requirement, asked):
             assert each.specifier.contains(there[canonicalize_name(each.name)]), each
     assert not {"torch", "triton"} & locked.keys()  # their CPU builds are on another index
+
+
+BUILDAH = """#!/usr/bin/env bash
+echo "$@" >> "$CALLS"
+case "$*" in
+    *" from "*) echo container-7 ;;
+    *" mount "*) echo "$ROOT" ;;
+esac
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the programs are, with the container's `root`."""
+    (tmp_path / "root").mkdir()
+    for name, script in {"buildah": BUILDAH, "install": "#!/bin/sh\n"}.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    for name, path in {"CALLS": "calls", "ROOT": "root", "FOLDER": "images"}.items():
+        monkeypatch.setenv(name, str(tmp_path / path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def prove(folder: Path, status: int) -> subprocess.CompletedProcess[str]:
+    """Run it with a proof that ends with `status`."""
+    (folder / "python3").write_text(f"#!/bin/sh\necho proof\nexit {status}\n")
+    (folder / "python3").chmod(0o755)
+    return subprocess.run([DOCKER / "build-here.sh", "prove"], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_it_leaves_no_container_whatever_the_proof_says(folder: Path, status: int) -> None:
+    done = prove(folder, status)
+    assert done.returncode == status, done.stderr
+    assert "proof" in done.stdout
+    assert (folder / "calls").read_text().endswith(" rm container-7\n")
+
+
+def test_an_image_above_one_and_a_half_gigabytes_is_refused(folder: Path) -> None:
+    with (folder / "root/large").open("wb") as file:
+        file.truncate(1_501_000_000)  # of holes
+    done = prove(folder, 0)
+    assert done.returncode == 1
+    assert "that is more than 1500 MB" in done.stderr
+    assert "proof" not in done.stdout
+    assert (folder / "calls").read_text().endswith(" rm container-7\n")

@@ -28,7 +28,7 @@ from app.doctor.numa import Numa, check_numa, read_numa
 from app.doctor.versions import Package, Versions, check_versions, read_versions
 from app.machine.cgroup import MemoryLimit, read_memory_limit
 from app.machine.memory import HostMemory, read_host_memory
-from tests.doctor.machines import ADDRESS, CPU_TORCH, CUDA_TORCH, GIB, H100, Kernel, copies, rates
+from tests.doctor.conftest import ADDRESS, CPU_TORCH, CUDA_TORCH, GIB, H100, Kernel, copies, rates
 
 OK, WARNING, ERROR = Status.OK, Status.WARNING, Status.ERROR
 MIB = 1 << 20

@@ -28,7 +28,7 @@ from app.gpu.doctor import probe
 from app.gpu.doctor.facts import TorchBuild
 from app.gpu.doctor.probe import MachineProbe
 from app.settings import Settings
-from tests.doctor.machines import CPU_TORCH, CUDA_TORCH, GIB, H100, FakeProbe, Kernel, copies, healthy_facts
+from tests.doctor.conftest import CPU_TORCH, CUDA_TORCH, GIB, H100, FakeProbe, Kernel, copies, healthy_facts
 from tests.doctor.schema import schema_text
 
 PUBLISHED = Path(__file__).parents[2] / "docs/doctor.schema.json"

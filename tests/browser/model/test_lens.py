@@ -37,20 +37,6 @@ def test_the_last_layer_says_what_the_turn_then_says(inside: Inside) -> None:
     assert shown == visible(inside.post("/detokenize", {"tokens": [said]})["prompt"])
 
 
-def test_arrow_keys_move_the_cell_and_tell_of_it(inside: Inside) -> None:
-    inside.pause_at(1)
-    inside.page.get_by_role("grid").focus()
-    last = inside.view["checkpoint"]["end"] - 1
-    told = inside.page.get_by_label("The chosen cell").get_by_role("status")
-    expect(told).to_contain_text(f"Layer 1, position {last}, after")
-    for key in ("ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowRight"):
-        inside.page.keyboard.press(key)
-    expect(told).to_contain_text(f"Layer 0, position {last - 1}, after")
-    inside.page.keyboard.press("Home")
-    expect(told).to_contain_text("Layer 0, position 0, after")
-    expect(inside.page.get_by_role("grid")).to_have_attribute("aria-activedescendant", "cell-0-0")
-
-
 def test_a_step_fills_in_the_next_layer_and_clearing_forgets_what_was(inside: Inside) -> None:
     inside.pause_at(0)
     expect(inside.cell(0, 4)).not_to_be_empty()
@@ -63,21 +49,20 @@ def test_a_step_fills_in_the_next_layer_and_clearing_forgets_what_was(inside: In
     assert [each["layer"] for each in inside.get(f"{inside.path}/lens?positions=3:4")["layers"]] == [1]
 
 
-def test_a_long_context_is_asked_for_as_it_is_scrolled_to(inside: Inside) -> None:
-    asked: list[str] = []
-    inside.page.on("request", lambda request: asked.append(request.url))
-    inside.arm(1)
-    inside.start("The quick brown fox. " * 12)
-    end = inside.expect_pause(1)["end"]
-    expect(inside.cell(1, end - 1)).not_to_be_empty()
-    expect(inside.cell(1, 0)).to_have_count(0)
-    assert f"positions={end - 64}%3A{end}" in next(url for url in asked if "/lens?" in url)
-
-
-def test_a_cell_tells_its_tokens_and_the_path_of_one(inside: Inside) -> None:
-    inside.pause_at(inside.layers - 1)
+def test_a_cell_tells_its_tokens_and_the_path_of_one_and_arrow_keys_move_it(inside: Inside) -> None:
+    bottom = inside.layers - 1
+    inside.pause_at(bottom)
     last = inside.view["checkpoint"]["end"] - 1
-    inside.cell(inside.layers - 1, last).click()
+    inside.page.get_by_role("grid").focus()
+    told = inside.page.get_by_label("The chosen cell").get_by_role("status")
+    expect(told).to_contain_text(f"Layer {bottom}, position {last}, after")
+    for key in ("ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowRight"):
+        inside.page.keyboard.press(key)
+    expect(told).to_contain_text(f"Layer {bottom - 1}, position {last - 1}, after")
+    inside.page.keyboard.press("Home")
+    expect(told).to_contain_text("Layer 0, position 0, after")
+    expect(inside.page.get_by_role("grid")).to_have_attribute("aria-activedescendant", "cell-0-0")
+    inside.cell(bottom, last).click()
     tops = inside.page.locator(".tops button")
     expect(tops).to_have_count(5)
     lens = inside.get(f"{inside.path}/lens?positions={last}:{last + 1}&top_k=5")
@@ -176,12 +161,19 @@ def test_steps_in_a_row_keep_what_is_known_and_ask_for_the_rest(inside: Inside) 
     assert parse_qs(urlsplit(asked.value.url).query)["layers"] == [",".join(map(str, range(1, inside.layers)))]
 
 
-def test_a_new_pause_brings_the_map_to_its_tokens_and_a_step_leaves_it(inside: Inside) -> None:
+def test_a_long_context_is_asked_for_as_it_is_scrolled_to_and_a_new_pause_brings_the_map_to_its_tokens(
+    inside: Inside,
+) -> None:
+    asked: list[str] = []
+    inside.page.on("request", lambda request: asked.append(request.url))
     inside.arm(2)
     inside.start("The quick brown fox. " * 12)
-    last = inside.expect_pause(2)["end"] - 1
+    end = inside.expect_pause(2)["end"]
+    last = end - 1
     expect(inside.cell(2, last)).to_be_in_viewport()
     expect(inside.cell(2, last)).not_to_be_empty()
+    expect(inside.cell(2, 0)).to_have_count(0)
+    assert f"positions={end - 64}%3A{end}" in next(url for url in asked if "/lens?" in url)
     inside.page.locator(".inside").evaluate("box => { box.scrollLeft = 0; }")
     expect(inside.cell(2, 0)).not_to_be_empty()
     inside.button("Next layer").click()

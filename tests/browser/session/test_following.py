@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import WAIT_MS, OpenPage
-from tests.browser.filling import SEE, anew, drop, eventually, open_session
+from tests.browser.filling import SEE, anew, eventually, open_session
 from tests.browser.session.conftest import OnSession, panel
 
 pytestmark = pytest.mark.browser
@@ -91,13 +91,6 @@ def test_a_page_goes_on_with_its_turns_up_to_three(on: OnSession) -> None:
     expect(send).to_be_disabled()
     expect(send).to_have_accessible_description(re.compile("This tab runs 3 turns"))
     expect(page.get_by_role("form", name="Generate")).to_contain_text("This tab runs 3 turns")
-
-
-def test_a_dropped_file_never_takes_the_place_of_the_page(on: OnSession) -> None:
-    page = on.open()
-    page.get_by_role("link", name="Inside the model", exact=True).first.click()
-    expect(page.get_by_role("heading", name="Inside the model")).to_be_visible()
-    assert drop(page, b"x", "letter.txt")
 
 
 def test_a_wrong_clock_of_this_machine_is_no_matter(on: OnSession) -> None:

@@ -24,7 +24,7 @@ def tokens(page: Page, kind: str = "") -> list[str]:
     return page.locator(f".token{kind}").all_text_contents()
 
 
-def test_each_token_is_drawn_where_it_begins_and_ends(on: OnSession) -> None:
+def test_each_token_is_drawn_where_it_begins_and_the_keyboard_walks_and_rewinds(on: OnSession) -> None:
     on.post("generate", prompt="Hi\nyou", max_tokens=0)
     page = on.open()
     expect(page.locator(".token")).to_have_count(7)
@@ -32,18 +32,13 @@ def test_each_token_is_drawn_where_it_begins_and_ends(on: OnSession) -> None:
     assert tokens(page, ".special") == ["<bos>"]
     page.get_by_label("Show tokens").check()
     expect(page.locator(".boundaries .token")).to_have_count(7)
-    page.locator(".token").nth(2).hover()
-    expect(panel(page, "Conversation")).to_contain_text('Position 2 · id 105 · text "i"')
-
-
-def test_the_keyboard_walks_and_rewinds(on: OnSession) -> None:
-    on.post("generate", prompt="Hello", max_tokens=0)
-    before = on.history()["token_ids"]
-    page = on.open()
     conversation = panel(page, "Conversation")
+    page.locator(".token").nth(2).hover()
+    expect(conversation).to_contain_text('Position 2 · id 105 · text "i"')
+    before = on.history()["token_ids"]
     group = conversation.get_by_role("group")
     group.press("ArrowLeft")
-    expect(conversation).to_contain_text("Position 5")
+    expect(conversation).to_contain_text("Position 6")
     group.press("Home")
     group.press("ArrowRight")
     group.press("ArrowRight")
@@ -57,7 +52,7 @@ def test_the_keyboard_walks_and_rewinds(on: OnSession) -> None:
     assert on.history()["token_ids"] == before
     expect(page.get_by_role("button", name="Rewind to here")).to_be_focused()
     page.keyboard.press("Enter")
-    page.get_by_role("button", name="Drop 4 tokens").press("Enter")
+    page.get_by_role("button", name="Drop 5 tokens").press("Enter")
     on.wait_until(tokens=2)
     expect(page.locator(".token")).to_have_count(2)
     assert on.history()["token_ids"] == before[:2]
@@ -129,13 +124,18 @@ def test_parking_moves_the_kv_away_and_calling_back_brings_it(on: OnSession) -> 
     on.wait_until(phase="idle")
 
 
-def test_a_fork_opens_beside_its_origin(on: OnSession) -> None:
+def test_a_fork_opens_beside_its_origin_and_closing_leads_to_all_sessions(on: OnSession) -> None:
     on.generate()
     page = on.open()
     page.get_by_role("button", name="Fork").click()
     expect(page).not_to_have_url(re.compile(on.id))
     child = page.url.split("/")[-1]
     assert on.api.get(f"/v1/sessions/{child}/history").json() == on.history()
+    page.get_by_role("button", name="Close", exact=True).click()
+    assert child in sessions(on)
+    page.get_by_role("button", name="Close the session").click()
+    expect(page).to_have_url(str(on.api.base_url.join("/#/")))
+    assert child not in sessions(on)
 
 
 PICK = """() => {
@@ -190,15 +190,6 @@ def test_a_file_that_is_dropped_opens_a_session_beside_this_one(on: OnSession) -
     expect(page).not_to_have_url(re.compile(on.id))
     (dropped,) = sessions(on) - before
     assert on.api.get(f"/v1/sessions/{dropped}/history").json() == on.history()
-
-
-def test_a_session_that_is_closed_leaves_for_the_others(on: OnSession) -> None:
-    page = on.open()
-    page.get_by_role("button", name="Close", exact=True).click()
-    assert on.id in sessions(on)
-    page.get_by_role("button", name="Close the session").click()
-    expect(page).to_have_url(str(on.api.base_url.join("/#/")))
-    assert on.id not in sessions(on)
 
 
 def fact(page: Page, name: str) -> str:

@@ -104,6 +104,16 @@ def test_what_is_wrong_is_said_beside_its_field(on: OnSession) -> None:
     expect(page.get_by_label("Other fields, as JSON")).to_be_visible()
     expect(page.get_by_label("Text")).to_have_value("Hello")
     assert on.view()["tokens"] == 0
+    other = on.api.post("/v1/sessions", json={}).raise_for_status().json()["id"]
+    send(page, "Hello", Temperature="-1", **{"Other fields, as JSON": ""})
+    field = page.get_by_label("Temperature", exact=True)
+    expect(field).to_have_attribute("aria-invalid", "true")
+    for session, wrong in ((other, 0), (on.id, 1)):
+        page.evaluate("id => { location.hash = `#/sessions/${id}`; }", session)
+        expect(page.get_by_role("heading", level=1)).to_have_attribute("title", session)
+        if session == other:
+            field.fill("1")  # which hides nothing of the first
+        expect(page.locator("[aria-invalid]")).to_have_count(wrong)
 
 
 def test_a_paused_turn_says_so_and_is_resumed(on: OnSession) -> None:
@@ -131,21 +141,6 @@ def test_a_paused_turn_says_so_and_is_resumed(on: OnSession) -> None:
     on.wait_until(state="idle", tokens=11)
     expect(banner).to_be_hidden()
     expect(page.locator(".token")).to_have_count(11)
-
-
-def test_an_edit_in_one_session_does_not_hide_what_is_wrong_in_another(on: OnSession) -> None:
-    page = on.open(refusals=True)
-    other = on.api.post("/v1/sessions", json={}).raise_for_status().json()["id"]
-    send(page, "Hello", Temperature="-1")
-    field = page.get_by_label("Temperature", exact=True)
-    expect(field).to_have_attribute("aria-invalid", "true")
-    for session, value, wrong in ((other, "1", 0), (on.id, None, 1)):
-        page.evaluate("id => { location.hash = `#/sessions/${id}`; }", session)
-        expect(page.get_by_role("heading", level=1)).to_have_attribute("title", session)
-        if value is not None:
-            field.fill(value)
-        expect(page.locator("[aria-invalid]")).to_have_count(wrong)
-    expect(field).to_have_accessible_description("temperature: a number from 0 to 100; got -1")
 
 
 def lose_the_turn(on: OnSession, page: Page) -> None:

@@ -7,7 +7,7 @@ import json
 import resource
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -146,14 +146,21 @@ def is_open(connection: Connection) -> bool:
     return connection.transport is not None and not connection.transport.is_closing()
 
 
-async def test_a_connection_whose_request_may_be_on_its_way_does_not_give_way() -> None:
-    connections = Connections(Caps(1, 1, 1))
+@pytest.fixture
+async def connections() -> AsyncIterator[Connections]:
+    """A table with room for two connections."""
+    connections = Connections(Caps(2, 2, 2))
+    yield connections
+    await connections.close()
+
+
+async def test_a_connection_whose_request_may_be_on_its_way_does_not_give_way(connections: Connections) -> None:
+    await connections.open(LOOPBACK)
     new = await connections.open(LOOPBACK, waits_since=100.0)
     assert connections.table.make_room(LOOPBACK, 100.0) is Refused.TOTAL
     assert is_open(new)
     assert connections.table.make_room(LOOPBACK, 100.0 + 2 * GRACE_S) is None
     assert not is_open(new)
-    await connections.close()
 
 
 async def test_an_address_at_its_cap_takes_no_room_from_another() -> None:
@@ -171,8 +178,7 @@ async def test_an_address_at_its_cap_takes_no_room_from_another() -> None:
 
 
 @pytest.mark.parametrize("request_comes", [False, True])
-async def test_room_that_was_given_up_is_counted_once(request_comes: bool) -> None:
-    connections = Connections(Caps(2, 2, 2))
+async def test_room_that_was_given_up_is_counted_once(connections: Connections, request_comes: bool) -> None:
     gone = await connections.open(LOOPBACK, waits_since=1.0)
     await connections.open(LOOPBACK)
     assert connections.table.make_room(LOOPBACK, 10.0) is None
@@ -181,7 +187,6 @@ async def test_room_that_was_given_up_is_counted_once(request_comes: bool) -> No
     connections.table.close(gone)
     await connections.open(LOOPBACK)
     assert connections.table.make_room(LOOPBACK, 20.0) is Refused.TOTAL
-    await connections.close()
 
 
 MANY = 400
