@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ pytest.importorskip("nbformat", reason="make setup-dev installs it")
 
 import nbformat
 
-from docs.notebooks import __main__ as command
 from docs.notebooks.execution import FOLDER, SIGNATURE, digest, execute, names, read
 
 TIMEOUT_S = 600
@@ -34,16 +32,6 @@ def test_what_is_shown_is_of_the_code_as_it_is(name: str) -> None:
     assert notebook.metadata[SIGNATURE] == digest(notebook), "run `make notebooks-write`"
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-
-
-def test_figures_are_kept_only_when_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    name = names()[0]
-    monkeypatch.setattr(command, "FOLDER", tmp_path)
-    monkeypatch.setattr(command, "execute", read)
-    command.main([name])
-    assert list(tmp_path.iterdir()) == []
-    command.main(["--write", name])
-    assert [path.stem for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("name", names())

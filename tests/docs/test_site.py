@@ -108,14 +108,6 @@ def test_every_link_leads_to_a_page_and_a_heading(site: Path, pages: dict[Path, 
     assert broken == set()
 
 
-@pytest.mark.long
-def test_every_page_ends_with_a_link_to_the_glossary(site: Path) -> None:
-    written = site.parent / "docs"
-    for page in set(written.rglob("*.md")) - {written / "glossary.md"}:
-        [link] = re.findall(r"\[glossary\]\((.+?)\)", page.read_text("utf-8").splitlines()[-1])
-        assert (page.parent / link).resolve() == (written / "glossary.md").resolve(), page
-
-
 @pytest.mark.dev
 def test_a_notebook_is_a_page_with_the_pictures_that_it_drew(site: Path, pages: dict[Path, Page]) -> None:
     for path in (ROOT / "docs/notebooks").glob("*.ipynb"):

@@ -52,11 +52,6 @@ def test_quantised_weights_are_exported_without_loss(
     _assert_same_logits(export_model(str(tmp_path / "m.gguf"), tmp_path), rounded(tiny.model, kind))
 
 
-def test_a_folder_that_is_read_in_place_has_no_weights_of_its_own(tiny: TinyModel, converted: Path) -> None:
-    assert not list(converted.glob("*.safetensors"))
-    assert weight_files(converted) == [tiny.gguf]
-
-
 def test_a_model_whose_tensors_are_stored_transposed_is_converted(
     tiny: TinyModel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,20 +63,20 @@ def test_a_model_whose_tensors_are_stored_transposed_is_converted(
     assert export_model(str(tmp_path / "m.gguf"), tmp_path) == folder
 
 
-def test_converted_tokenizer_cuts_text_like_the_original(tiny: TinyModel, converted: Path) -> None:
+def test_a_converted_folder_has_the_tokenizer_of_the_original_and_no_weights(
+    tiny: TinyModel, converted: Path
+) -> None:
     tokenizer = AutoTokenizer.from_pretrained(converted)
     for text in TEXTS:
         token_ids = tokenizer.encode(text)
         assert token_ids == tiny.tokenizer.encode(text).ids
         assert tokenizer.decode(token_ids) == text
-
-
-def test_chat_ends_with_im_end(converted: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(converted)
     assert tokenizer.chat_template == CHAT_TEMPLATE
     assert tokenizer.encode("<|im_start|>") == [1]
     assert tokenizer.eos_token == "<|im_end|>"
     assert GenerationConfig.from_pretrained(converted).eos_token_id == 2
+    assert not list(converted.glob("*.safetensors"))
+    assert weight_files(converted) == [tiny.gguf], "it is read in place"
 
 
 def test_file_is_converted_once_until_it_changes(tiny: TinyModel, tmp_path: Path) -> None:

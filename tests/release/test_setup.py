@@ -37,22 +37,14 @@ def refusal(folder: Path, python: str, **variables: str) -> str:
     return done.stderr.splitlines()[0]
 
 
-def test_a_python_that_is_not_there(tmp_path: Path) -> None:
+def test_a_python_that_is_not_there_too_old_or_makes_no_environments(tmp_path: Path) -> None:
     needed = "Djinn needs Python 3.11 or newer. If it has another name here: make setup PYTHON=python3.12"
     assert refusal(tmp_path, "python9") == f"There is no python9 here. {needed}"
-
-
-def test_a_python_that_is_too_old(tmp_path: Path) -> None:
     old = tmp_path / "python3"
     old.write_text(OLD.format(python=sys.executable))
     old.chmod(0o755)
-    said = refusal(tmp_path, str(old))
-    assert said.startswith(f"{old} is 3.10.12. Djinn needs Python 3.11 or newer.")
-
-
-def test_a_python_that_makes_no_environments(tmp_path: Path) -> None:
-    """As Debian's is without the package python3-venv."""
-    (tmp_path / "ensurepip.py").write_text("raise ModuleNotFoundError")
+    assert refusal(tmp_path, str(old)).startswith(f"{old} is 3.10.12. Djinn needs Python 3.11 or newer.")
+    (tmp_path / "ensurepip.py").write_text("raise ModuleNotFoundError")  # as Debian is without python3-venv
     said = refusal(tmp_path, sys.executable, PYTHONPATH=str(tmp_path))
     assert said.endswith("On Debian and Ubuntu: apt-get install python3-venv")
 
