@@ -19,14 +19,11 @@ printf '%s\n' "${COMPREPLY[@]}"
 """
 
 
-@pytest.fixture
-def script(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """The script for the shell that the test names."""
-    shell: str = request.param
+def script_of(shell: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     assert main(["completion", shell]) == 0
-    path = tmp_path / f"djinn.{shell}"
+    path = folder / f"djinn.{shell}"
     path.write_text(capsys.readouterr().out)
     return path
 
@@ -43,8 +40,8 @@ def ask_bash(script: Path, *words: str) -> set[str]:
     return {word.strip() for word in run("bash", "-c", ASK_BASH, "bash", str(script), *words).splitlines()}
 
 
-@pytest.mark.parametrize("script", ["bash"], indirect=True)
-def test_bash_completes_commands_flags_and_words(script: Path, tmp_path: Path) -> None:
+def test_bash_completes_commands_flags_and_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = script_of("bash", tmp_path, capsys)
     assert {"serve", "ps", "top", "chat", "completion"} <= ask_bash(script, "djinn", "")
     assert {"--json", "--watch", "--url"} <= ask_bash(script, "djinn", "ps", "--")
     assert ask_bash(script, "djinn", "ps", "--state", "pa") == {"paused"}
@@ -55,8 +52,8 @@ def test_bash_completes_commands_flags_and_words(script: Path, tmp_path: Path) -
     assert str(tmp_path / "states") in ask_bash(script, "djinn", "serve", "--state-dir", f"{tmp_path}/st")
 
 
-@pytest.mark.parametrize("script", ["fish"], indirect=True)
-def test_fish_completes_commands_flags_and_words(script: Path, tmp_path: Path) -> None:
+def test_fish_completes_commands_flags_and_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = script_of("fish", tmp_path, capsys)
     def ask(line: str) -> set[str]:
         found = run("fish", "--no-config", "-c", f"source {script}; complete -C '{line}'", HOME=str(tmp_path))
         return {each.partition("\t")[0] for each in found.splitlines()}
@@ -66,8 +63,8 @@ def test_fish_completes_commands_flags_and_words(script: Path, tmp_path: Path) -
     assert ask("djinn ps --state pa") == {"paused"}
 
 
-@pytest.mark.parametrize("script", ["zsh"], indirect=True)
-def test_zsh_loads_the_script(script: Path, tmp_path: Path) -> None:
+def test_zsh_loads_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = script_of("zsh", tmp_path, capsys)
     assert script.read_text().startswith("#compdef djinn\n")
     setup = f'autoload -Uz compinit; compinit -u -d {tmp_path}/dump; eval "$(< {script})"; print $_comps[djinn]'
     assert run("zsh", "-f", "-c", setup).strip() == "_shtab_djinn"

@@ -51,10 +51,13 @@ def settings_of_compose() -> Settings:
     return served(list(map(filled, SERVICES["djinn"]["command"])))
 
 
-def test_compose_gives_the_server_flags_and_variables_that_it_has() -> None:
+def test_compose_gives_the_server_and_the_load_generator_flags_and_variables_that_they_have() -> None:
     assert settings_of_compose().needs_key
     known = {f"DJINN_{name}".upper() for name in Settings.model_fields} | {"DJINN_API_KEY"}
     assert SERVICES["djinn"]["environment"].keys() - {"OTEL_EXPORTER_OTLP_ENDPOINT"} <= known
+    options = make_parser().parse_args(list(map(filled, SERVICES["loadgen"]["command"])))
+    (target,) = options.target
+    assert str(PORT) in str(target)
 
 
 def test_each_volume_and_file_of_compose_exists() -> None:
@@ -99,12 +102,6 @@ def test_spans_go_where_the_collector_listens_and_its_pipeline_has_what_it_names
     # The memory limiter comes first, and refuses to start without an interval and a limit.
     assert pipeline["processors"][0] == "memory_limiter"
     assert config["processors"]["memory_limiter"].keys() == {"check_interval", "limit_mib"}
-
-
-def test_the_load_generators_command_is_one() -> None:
-    options = make_parser().parse_args(list(map(filled, SERVICES["loadgen"]["command"])))
-    (target,) = options.target
-    assert str(PORT) in str(target)
 
 
 @pytest.mark.parametrize(

@@ -31,26 +31,26 @@ def test_every_file_that_is_copied_exists_and_is_not_ignored() -> None:
         assert word in allowed or word.replace("requirements*", "*") in allowed, word
 
 
-def test_the_server_writes_to_the_volumes_only() -> None:
-    (volumes,) = map(json.loads, instructions("VOLUME"))
-    written = {
-        name: path for name, path in image_environment().items() if name == "HOME" or name.endswith(("_DIR", "_HOME"))
-    }
-    assert {"HOME", "DJINN_STATE_DIR", "DJINN_CACHE_DIR"} <= written.keys()
-    for name, path in written.items():
-        assert path.startswith(tuple(volumes)), name
-
-
-def test_the_image_serves_by_default_and_has_no_rights_of_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    (user,) = instructions("USER")
+def test_the_image_serves_by_default_writes_to_the_volumes_only_and_has_no_rights_of_root(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (user,), (volumes,) = instructions("USER"), map(json.loads, instructions("VOLUME"))
     assert int(user.partition(":")[0]) > 0
+    environment = image_environment()
+    written = {name for name in environment if name == "HOME" or name.endswith(("_DIR", "_HOME"))}
+    assert {"HOME", "DJINN_STATE_DIR", "DJINN_CACHE_DIR"} <= written
+    assert all(environment[name].startswith(tuple(volumes)) for name in written)
     (entry,), (command,) = (list(map(json.loads, instructions(word))) for word in ("ENTRYPOINT", "CMD"))
     assert entry[-1] == "djinn"
-    for name, value in {**image_environment(), "DJINN_API_KEY": "sesame"}.items():
+    for name, value in {**environment, "DJINN_API_KEY": "sesame"}.items():
         monkeypatch.setenv(name, value)
     settings = served(command)  # which refuses a variable that is no setting
-    assert settings.host == "0.0.0.0"
-    assert settings.needs_key
+    assert (settings.host, settings.needs_key) == ("0.0.0.0", True)
+    (check,) = instructions("HEALTHCHECK")
+    words = json.loads(check.partition(" CMD ")[2])
+    assert "/ready" in words[-1]
+    assert environment["DJINN_PORT"] in instructions("EXPOSE")
+    compile(words[-1], "HEALTHCHECK", "exec")
 
 
 def test_a_backup_in_a_container_needs_no_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -65,14 +65,6 @@ def test_a_backup_in_a_container_needs_no_flag(monkeypatch: pytest.MonkeyPatch, 
     assert main(["backup", str(tmp_path / "monday")]) == 0
     (user,) = instructions("USER")
     assert f"--owner {user.partition(':')[0]} --group {user.partition(':')[2]}" in page
-
-
-def test_the_health_check_asks_the_port_that_is_served() -> None:
-    (check,) = instructions("HEALTHCHECK")
-    words = json.loads(check.partition(" CMD ")[2])
-    assert "/ready" in words[-1]
-    assert image_environment()["DJINN_PORT"] in instructions("EXPOSE")
-    compile(words[-1], "HEALTHCHECK", "exec")
 
 
 @pytest.mark.parametrize("name", LOCKS)

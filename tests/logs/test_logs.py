@@ -74,6 +74,9 @@ def test_a_line_names_its_request_and_session(scope: dict[str, Any]) -> None:
     text = TextFormatter()
     assert re.fullmatch(rf"{TIME} WARNING djinn: 3 turns \(request req_1\)", text.format(record("%d turns", 3)))
     assert text.format(record("a")).endswith(": a (request req_1)")
+    for foreign in ("a text of the caller's", "ses_1", "ses_" + "0" * 37):  # in a session's place of the path
+        scope["path_params"] = {"session_id": foreign}
+        assert all(foreign not in form.format(record("a")) for form in (text, JsonFormatter()))
     scope["path_params"] = {"session_id": SESSION}
     assert text.format(record("a")).endswith(f": a (request req_1, session {SESSION})")
     line = json.loads(JsonFormatter().format(record("%d turns", 3, fields={"status": 200})))
@@ -92,15 +95,6 @@ def test_a_line_without_a_request_names_none_but_may_be_about_a_session(form: lo
     bug = form.format(broken_by("broken"))
     assert "RuntimeError: broken" in bug
     assert "Traceback" in bug
-
-
-@pytest.mark.parametrize("text", ["a text of the caller's", "ses_1", "ses_" + "0" * 37])
-@pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
-def test_what_a_path_has_in_a_sessions_place_is_not_written(
-    form: logging.Formatter, scope: dict[str, Any], text: str
-) -> None:
-    scope["path_params"] = {"session_id": text}
-    assert text not in form.format(record("a"))
 
 
 def test_no_error_begins_a_line_of_text() -> None:
@@ -229,12 +223,9 @@ def test_what_has_come_back_and_each_step_of_a_drain_is_said(tmp_path: Path) -> 
         assert server.exit_status(60) == 0
         generated = len(finished.json()["token_ids"])
         first, second, *beside, port, last = [line for line in server.log.splitlines() if line.startswith("drain: ")]
-    assert [first, second, port, last] == [
-        "drain: new sessions and turns are refused; over within 48.2 s; a second signal ends the server at once",
-        "drain: turns that run or wait: 1, for at most 0.2 s; paused ones, which are cancelled: 0",
-        "drain: the port is closed; answers under way have 5 s",
-        "drain: over; changes that the journal lacks: 0",
-    ]
+    assert first.startswith("drain: new sessions and turns are refused; over within ")
+    assert second.startswith("drain: turns that run or wait: 1, for at most 0.2 s;")
+    assert (port[:26], last) == ("drain: the port is closed;", "drain: over; changes that the journal lacks: 0")
     kept = 20 + 5 - 1 + 20 + generated - 1  # what was sampled last is not computed yet
     assert sorted(beside) == [  # KV is written beside the end of turns
         f"drain: sessions with KV on disk: 2, with {kept} tokens; sessions that lose KV: 0, with 0 tokens",

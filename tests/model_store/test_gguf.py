@@ -63,9 +63,7 @@ def test_a_model_whose_tensors_are_stored_transposed_is_converted(
     assert export_model(str(tmp_path / "m.gguf"), tmp_path) == folder
 
 
-def test_a_converted_folder_has_the_tokenizer_of_the_original_and_no_weights(
-    tiny: TinyModel, converted: Path
-) -> None:
+def test_a_converted_folder_has_the_tokenizer_of_the_original_and_no_weights(tiny: TinyModel, converted: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(converted)
     for text in TEXTS:
         token_ids = tokenizer.encode(text)

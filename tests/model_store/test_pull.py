@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -141,25 +142,18 @@ def test_killed_build_leaves_no_model_and_the_next_one_cleans_up(tmp_path: Path)
 
 def test_second_builder_waits_for_the_first(tmp_path: Path) -> None:
     started, go_on = threading.Event(), threading.Event()
-    built: list[str] = []
 
     def slow(scratch: Path) -> None:
         started.set()
         go_on.wait(10)
-        built.append("first")
         _write(scratch)
 
-    def second() -> None:
-        install_once(tmp_path / "m", lambda scratch: built.append("second"))
-
-    threads = [threading.Thread(target=install_once, args=(tmp_path / "m", slow)), threading.Thread(target=second)]
-    threads[0].start()
-    assert started.wait(10)
-    threads[1].start()
-    go_on.set()
-    for thread in threads:
-        thread.join(10)
-    assert built == ["first"]
+    with ThreadPoolExecutor(2) as builders:
+        first = builders.submit(install_once, tmp_path / "m", slow)
+        assert started.wait(10)
+        second = builders.submit(install_once, tmp_path / "m", lambda scratch: pytest.fail("built twice"))
+        go_on.set()
+        assert (first.result(10), second.result(10)) == (True, False)
 
 
 def test_full_disk_is_named(tmp_path: Path) -> None:

@@ -78,20 +78,16 @@ def folder(tiny: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cached_gguf(tiny.gguf, tmp_path_factory.mktemp("cache"))
 
 
-def test_the_config_has_all_entries(folder: Path) -> None:
+def test_config_and_tokenizer_are_those_that_transformers_reads(folder: Path) -> None:
     expected = AutoConfig.from_pretrained(folder).to_dict()
     del expected["_name_or_path"]
-    found = read_config(folder)
-    assert found.to_dict() == json.loads(json.dumps(expected, default=str))
-    assert found.get_text_config().rope_parameters == expected["rope_parameters"]
-
-
-def test_the_tokenizer_is_the_same(folder: Path) -> None:
+    config = read_config(folder)
+    assert config.to_dict() == json.loads(json.dumps(expected, default=str))
+    assert config.get_text_config().rope_parameters == expected["rope_parameters"]
     loaded: Any = AutoTokenizer.from_pretrained(folder)
-    expected = ModelTokenizer.of(loaded)
+    tokenizer = ModelTokenizer.of(loaded)
     found = read_tokenizer(folder)
-    assert found.facts == expected.facts
-    assert found.backend.to_str() == expected.backend.to_str()
+    assert (found.facts, found.backend.to_str()) == (tokenizer.facts, tokenizer.backend.to_str())
 
 
 @pytest.mark.parametrize(

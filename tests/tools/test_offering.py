@@ -90,15 +90,16 @@ def test_another_template_gets_them_as_text(template: str) -> None:
     assert "tool: " not in text
 
 
-def test_a_chat_without_tools_is_rendered_as_it_always_was() -> None:
+def test_a_template_gets_no_more_than_it_lacks() -> None:
     for template in (CHATML, NATIVE, ALTERNATING):
         assert support(template).chat_text(CHAT[:2], []) == tokens(template).chat_text(CHAT[:2])
-
-
-def test_a_chat_without_a_system_message_gets_one_for_its_tools() -> None:
     text = support(CHATML).chat_text(CHAT[1:2], [ADD], add_generation_prompt=False)
-    assert text.startswith("<|im_start|>system\n")
+    assert text.startswith("<|im_start|>system\n"), "a chat without a system message gets one for its tools"
     assert text.index('"add"') < text.index("1 and 2?")
+    knows_calls_alone = NATIVE.partition("{% endif %}")[2]
+    text = support(knows_calls_alone).chat_text(CHAT, [ADD])
+    assert text.index('"sums two numbers"') < text.index("Be brief.")
+    assert "assistant: <tool_call>add 1tool: 3tool: 4" in text
 
 
 @pytest.mark.parametrize(
@@ -128,12 +129,6 @@ def test_a_checkpoint_may_say_itself_how_its_answers_are_read() -> None:
     broken: Any = own.reader(USE, has_form=False)
     said = [*broken.push("Hm.<<oops>> and"), *broken.push(" more"), *broken.finish()]
     assert "".join(piece.text for piece in said if isinstance(piece, Content)).endswith("oops>> and more")
-
-
-def test_a_template_may_know_calls_but_not_tools() -> None:
-    text = support(NATIVE.partition("{% endif %}")[2]).chat_text(CHAT, [ADD])
-    assert text.index('"sums two numbers"') < text.index("Be brief.")
-    assert "assistant: <tool_call>add 1tool: 3tool: 4" in text
 
 
 FIND = Tool("find", None, {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]})

@@ -123,7 +123,13 @@ def test_calls_in_an_unusual_form_are_read_too(answer: str, form: ToolFormat, co
     assert read(answer, form) == read(answer, form, range(0, 120, 7)) == (content, calls)
 
 
-@pytest.mark.parametrize("inner", ["find it", '{"name": 3, "arguments": {}}', '{"name": "f", "arguments": "x"}', "[1]"])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        *("find it", "[1]", '{"name": 3, "arguments": {}}', '{"name": "f", "arguments": "x"}'),
+        *('{"name": "a\\q"}', '{"name": "\\ud800"}', '{"a": ' * 5_000 + "}" * 5_000),
+    ],
+)
 def test_what_is_no_call_stays_in_the_content(inner: str) -> None:
     content, calls = read(f"so <tool_call>{inner}</tool_call> then", HERMES)
     assert (content, calls) == (f"so <tool_call>{inner}</tool_call> then", [])
@@ -170,13 +176,6 @@ def test_no_text_raises_and_none_is_lost(form: ToolFormat, text: str, cuts: list
     content, calls = read(text, form, cuts)
     if not calls and not any(marker in text for marker in (form.end_marker or form.marker, form.marker) if marker):
         assert content == text
-
-
-@pytest.mark.parametrize("inner", ['{"name": "a\\q"}', '{"name": "\\ud800"}', '{"a": ' * 5_000 + "}" * 5_000])
-def test_what_json_cannot_be_read_of_is_content(inner: str) -> None:
-    content, calls = read(f"<tool_call>{inner}", HERMES)
-    assert calls == []
-    assert content.startswith("<tool_call>")
 
 
 def test_a_marker_within_a_string_ends_nothing() -> None:

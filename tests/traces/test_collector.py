@@ -200,18 +200,17 @@ def assert_a_turn_came(collector: Collector, service: str) -> None:
     assert below == {"queue", "prefill", "decode"}
 
 
-def test_a_collector_gets_the_spans_of_a_turn(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_gets_the_spans_of_a_turn_and_nothing_of_the_frameworks(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The framework would send paths, errors and refused bodies."""
     monkeypatch.setenv("OTEL_SERVICE_NAME", "ours")
     with serve(otlp_endpoint=f"{collector.url}/") as url:
         answer = take_turn(url, traceparent=CALLER)
     assert_a_turn_came(collector, "ours")
     assert answer.headers["traceresponse"][3:35] == "a" * 32
-
-
-def test_the_variables_of_opentelemetry_do_without_a_flag_and_nothing_of_the_frameworks_comes(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The framework would send paths, errors and refused bodies."""
+    collector.requests.clear()
+    monkeypatch.delenv("OTEL_SERVICE_NAME")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20sesame")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
@@ -279,13 +278,9 @@ def test_the_log_has_a_line_a_minute_and_one_when_it_is_over(
     for _ in range(5):
         exporter.export(batch)
     now += BETWEEN_LINES_S
-    exporter.export(batch)
-    moody.takes = True
-    exporter.export(batch)
-    moody.takes = False
-    exporter.export(batch)
-    moody.takes = True
-    exporter.export(batch)
+    for takes in (False, True, False, True):
+        moody.takes = takes
+        exporter.export(batch)
     assert [record.getMessage() for record in caplog.records] == [
         "the collector of traces takes no spans; lost so far: 2",
         "the collector of traces takes no spans; lost so far: 12",

@@ -36,6 +36,8 @@ def test_no_route_takes_an_unknown_query_parameter(http: httpx.Client, subtests:
                 continue
             status = 400 if "openai" in operation["tags"] else 422
             assert "junk" in assert_error(response, status, "field_out_of_range", param="junk")
+    twice = http.get("/v1/sessions?limit=1&limit=2")
+    assert "once" in assert_error(twice, 422, "field_out_of_range", param="limit")
 
 
 def test_no_route_without_a_body_takes_one(http: httpx.Client, subtests: pytest.Subtests) -> None:
@@ -57,24 +59,14 @@ def test_an_empty_object_is_no_body_and_what_is_refused_changes_nothing(http: ht
     assert http.get(path).status_code == 200
 
 
-def test_a_parameter_that_is_given_twice_is_refused(http: httpx.Client) -> None:
-    response = http.get("/v1/sessions?limit=1&limit=2")
-    assert "once" in assert_error(response, 422, "field_out_of_range", param="limit")
-    assert len(http.get("/v1/sessions?limit=1").json()["data"]) <= 1
-
-
 @pytest.mark.parametrize("path", ["/health", "/no-such-path"])
-def test_every_answer_has_an_id_of_its_own_or_the_clients(http: httpx.Client, path: str) -> None:
+def test_every_answer_has_an_id_of_its_own_or_the_clients_if_it_does_no_harm(http: httpx.Client, path: str) -> None:
     assert len({http.get(path).headers["x-request-id"] for _ in range(3)}) == 3
     response = http.get(path, headers={"X-Request-Id": "trace-7f.3:a_B"})
     assert response.headers["x-request-id"] == "trace-7f.3:a_B"
-
-
-@pytest.mark.parametrize("given", ["", "x" * 129, "a\x7f", '"><script>'])
-def test_an_id_that_could_do_harm_is_replaced(http: httpx.Client, given: str) -> None:
-    response = http.get("/health", headers={b"X-Request-Id": given.encode("latin-1")})
-    assert response.status_code == 200
-    assert response.headers["x-request-id"] != given
+    for harmful in ("", "x" * 129, "a\x7f", '"><script>'):
+        response = http.get(path, headers={b"X-Request-Id": harmful.encode("latin-1")})
+        assert response.headers["x-request-id"] not in ("", harmful)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A server's port, its garbage, its end, and SIGHUP: files are read again, or it drains."""
+"""A server's port, its garbage, its end, and SIGHUP while it loads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NoReturn
 
-import httpx
 import pytest
-from httpx_sse import connect_sse
 
 import app.main
 from app.cli import main
@@ -31,7 +28,6 @@ from app.web.hangups import Hangups
 from app.web.port import bind
 from app.web.server import ENGINE_LOST, Server
 from tests.bridge.test_executor import DyingEngine, info
-from tests.processes import serve_process
 from tests.serving import START_TIMEOUT_S, tiny_settings
 from tests.web.connections.conftest import serving, wait_until
 
@@ -105,7 +101,7 @@ def hang_up() -> None:
     os.kill(os.getpid(), signal.SIGHUP)
 
 
-def test_one_that_comes_too_early_is_kept(missed: list[int]) -> None:
+def test_a_hangup_that_comes_too_early_is_kept_and_a_process_knows_that_it_ignores_them(missed: list[int]) -> None:
     taken: list[str] = []
     with Hangups.heard() as hangups:
         hang_up()
@@ -118,9 +114,6 @@ def test_one_that_comes_too_early_is_kept(missed: list[int]) -> None:
     assert missed == []
     hang_up()
     assert missed == [signal.SIGHUP]
-
-
-def test_a_process_that_was_told_to_ignore_them_knows(missed: list[int]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     with Hangups.heard() as hangups:
         assert hangups.were_ignored
@@ -139,20 +132,3 @@ def test_a_server_that_loads_is_not_ended(
     assert main(["serve", "--model", "random:tiny-llama", "--port", "0", "--state-dir", "none"]) == 2
     assert missed == []
     assert capsys.readouterr().err.endswith("djinn: the model is loaded\n")
-
-
-def test_a_server_without_files_drains_and_is_in_no_hurry(tmp_path: Path) -> None:
-    body = {"token_ids": [5, 6], "max_tokens": 1000, "ignore_eos": True, "stream": True}
-    flags = ("--drain-timeout-s", "60")
-    with serve_process(tmp_path / "state", *flags) as server, httpx.Client(base_url=server.url, timeout=30) as http:
-        session = http.post("/v1/sessions").json()["id"]
-        with connect_sse(http, "POST", f"/v1/sessions/{session}/generate", json=body) as source:
-            stream = source.iter_sse()
-            next(stream)
-            os.kill(server.pid, signal.SIGHUP)
-            while http.get("/ready").status_code == 200:
-                pass
-            os.kill(server.pid, signal.SIGHUP)
-            *_, last = stream
-        assert last.json()["finish_reason"] == "length"
-        assert server.exit_status(30) == 0

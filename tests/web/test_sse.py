@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
-from starlette.requests import Request
 from starlette.types import Message
 
-from app.web.sse import KEEP_ALIVE, ClientDisconnected, EventStream, unless_disconnected
+from app.web.sse import KEEP_ALIVE, EventStream
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [], "asgi": {"spec_version": "2.3"}}
 
@@ -64,29 +63,3 @@ async def test_a_quiet_stream_is_kept_alive_by_comments_until_its_client_leaves(
     await asyncio.wait_for(running, 5)
     assert closed.is_set()
     assert (KEEP_ALIVE[:1], KEEP_ALIVE[-2:]) == (b":", b"\n\n")
-
-
-async def test_work_ends_with_its_result_or_its_error_or_when_its_client_leaves() -> None:
-    connection = Connection()
-    request = Request(SCOPE, connection.receive)
-
-    async def work(error: Exception | None = None) -> int:
-        if error is not None:
-            raise error
-        return 7
-
-    assert await unless_disconnected(request, work()) == 7
-    with pytest.raises(KeyError, match="missing"):
-        await unless_disconnected(request, work(KeyError("missing")))
-    connection.gone.set()
-    cancelled = asyncio.Event()
-
-    async def wait() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    with pytest.raises(ClientDisconnected):
-        await unless_disconnected(request, wait())
-    assert cancelled.is_set()
