@@ -45,17 +45,10 @@ def test_a_notebook_leaves_no_server_and_shows_nothing_of_the_machine_that_it_ra
 @pytest.mark.model
 @pytest.mark.timeout(TIMEOUT_S)
 def test_the_anatomy_is_what_the_server_accounts_for() -> None:
-    counted, said, sizes, tokens, claimed, held, moves, same, smaller = found(
+    counted, said, sizes, tokens, claimed, held, moves, same = found(
         "kv-cache-anatomy",
-        "token_bytes",
-        "data.block_bytes / data.block_tokens",
-        "sizes",
-        "tokens",
-        "claimed[-1]",
-        "held[-1]",
-        "{name: [size for size, _ in way] for name, way in moves.items()}",
-        "same",
-        "{name: kv.nbytes / size for name, (_, size) in copies.items()}",
+        *("token_bytes", "data.block_bytes / data.block_tokens", "sizes", "tokens", "claimed[-1]", "held[-1]"),
+        *("{name: [size for size, _ in way] for name, way in moves.items()}", "same"),
     )
     assert counted == said
     assert sizes == [-(-count // 16) * 16 * counted for count in range(1, tokens + 1)]
@@ -63,33 +56,20 @@ def test_the_anatomy_is_what_the_server_accounts_for() -> None:
     assert len(moves) == 4
     assert all(way == [length * counted for length in (1024, 512, 256, 128, 64)] for way in moves.values())
     assert same["as it is"] == same["zlib"] == 64
-    assert min(same.values()) > 32
-    assert smaller["zlib"] < smaller["bfloat16"] == 2 < smaller["int8, token"] < smaller["fp8"] == 4
 
 
 @pytest.mark.long
 @pytest.mark.model
 @pytest.mark.timeout(TIMEOUT_S)
 def test_coming_back_computes_nothing_again_and_is_sooner_than_a_recompute() -> None:
-    recomputed, moved, answers, ways, crossovers, longest, slowest, above, layers = found(
-        "resume-or-recompute",
-        "recomputed",
-        "moved",
-        "answers",
-        "WAYS",
-        "crossovers",
-        "LENGTHS[-1]",
-        "list(slowest.values())",
-        "above",
-        "LAYERS",
+    recomputed, moved, answers, ways, crossovers, longest = found(
+        "resume-or-recompute", "recomputed", "moved", "answers", "WAYS", "crossovers", "LENGTHS[-1]"
     )
     assert set(recomputed) == {0}
     assert all(size >= tokens // 16 * 16 * 46_080 for tokens, size in moved)
     back = [[token for way, token in zip(ways, each, strict=True) if way != "recompute"] for each in answers]
     assert all(len(set(tokens)) == 1 for tokens in back)
     assert all(1 <= tokens < longest for tokens in crossovers.values())
-    assert 0 < slowest[0] < slowest[1] < slowest[2]
-    assert layers[-1] in above
 
 
 @pytest.mark.long
