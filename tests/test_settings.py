@@ -33,14 +33,11 @@ def test_kv_can_be_counted_in_sessions_or_left_to_the_server_and_none_is_on_disk
     for setting in ("kv_device", "kv_host", "kv_disk"):
         assert getattr(from_flags(f"--{setting.replace('_', '-')}", "auto").engine(), setting) is None
         assert getattr(from_flags().engine(), setting) is None
+    for text in ("0x5", "-4", "much", "1x2x3"):
+        with pytest.raises(ValidationError, match="neither auto, nor bytes such as 2GiB, nor sessions such as 20x1024"):
+            from_flags(f"--kv-host={text}")
     settings = from_flags("--state-dir", "none")
     assert (settings.state_dir, settings.engine().kv_dir) == (None, None)
-
-
-@pytest.mark.parametrize("text", ["0x5", "-4", "much", "1x2x3"])
-def test_a_budget_that_is_neither_bytes_nor_sessions_is_refused(text: str) -> None:
-    with pytest.raises(ValidationError, match="neither auto, nor bytes such as 2GiB, nor sessions such as 20x1024"):
-        from_flags(f"--kv-host={text}")
 
 
 def test_cuda_graphs_are_asked_for_or_not_or_left_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,5 +100,3 @@ def test_a_bad_value_names_its_setting(flags: list[str], field: str) -> None:
     with pytest.raises(ValidationError) as refused:
         from_flags(*flags)
     assert refused.value.errors()[0]["loc"][0] == field
-
-

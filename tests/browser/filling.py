@@ -43,7 +43,6 @@ def open_session(http: httpx.Client, *, tokens: int = 0, **metadata: str) -> str
 
 
 def signal(http: httpx.Client, session: str, phase: str) -> None:
-    """Tell the server what the session is doing."""
     http.post(f"/v1/sessions/{session}/phase", json={"phase": phase}).raise_for_status()
 
 

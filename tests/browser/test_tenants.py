@@ -84,7 +84,6 @@ def test_the_page_of_the_api_asks_for_a_key_and_tries_a_route_with_it(open_page:
     assert "right" not in page.url
 
 
-OURS = {"name": "our-vector", "size": 64, "dtype": "F32", "norm": 1.0}
 ROLES = {"acme": "user", "rival": "user", "ops": "operator"}
 
 
@@ -174,7 +173,8 @@ def test_vectors_of_the_last_key_are_not_shown(open_page: OpenPage, of: dict[str
         name: str(client.base_url.join(f"/#/sessions/{open_session(client)}/model")) for name, client in of.items()
     }
     page = open_page(addresses["acme"], refusals=True)
-    page.route("**/v1/vectors", lambda route: route.fulfill(json={"data": [OURS]}))
+    ours = {"name": "our-vector", "size": 64, "dtype": "F32", "norm": 1.0}
+    page.route("**/v1/vectors", lambda route: route.fulfill(json={"data": [ours]}))
     enter(page, "acme")
     vectors = page.get_by_role("region", name="Vectors")
     expect(vectors).to_contain_text("our-vector")

@@ -60,7 +60,6 @@ def pages() -> list[str]:
 
 
 def blocks_of(page: str) -> Iterator[Block]:
-    """The blocks of a page, in their order."""
     text = (ROOT / page).read_text("utf-8")
     whole = WHOLE_PAGE.search(text)
     for found in BLOCK.finditer(text):
@@ -70,7 +69,6 @@ def blocks_of(page: str) -> Iterator[Block]:
 
 
 def is_run(block: Block) -> bool:
-    """Whether a test runs it."""
     if block.test is not None:
         return (ROOT / Path(block.test)).is_file()
     if block.reason is not None:

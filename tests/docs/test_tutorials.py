@@ -178,7 +178,6 @@ def follow(page: str, folder: Path, model: Path, timeout_s: float) -> str:
 
 
 def script(blocks: Sequence[Block], port: int) -> str:
-    """The commands and the Python of a page as one script."""
     free = [block for block in blocks if block.is_free]
     commands = [_python(block.text) if block.language == "python" else _shell(block.text) for block in free]
     first = [] if any(SERVES.search(block.text) for block in free) else [_shell(FIRST)]
@@ -233,11 +232,8 @@ def test_every_command_of_a_page_works_in_its_order(page: str, model: Path, tmp_
     assert [promise for promise in FOLLOWED[page] if promise not in printed] == [], printed
 
 
-def test_every_tutorial_is_followed() -> None:
+def test_every_tutorial_is_followed_and_a_page_says_which_command_no_test_runs() -> None:
     assert {path.name for path in (ROOT / "docs/tutorials").glob("*.md")} <= {Path(page).name for page in FOLLOWED}
-
-
-def test_a_page_says_which_command_no_test_runs() -> None:
     for page in FOLLOWED:
         if any(NOT_RUN in block.text for block in blocks_of(page) if block.is_free):
             assert "No test runs this line" in (ROOT / page).read_text("utf-8")

@@ -88,12 +88,10 @@ class Kernel:
         file.write_text(f"{text}\n")
 
     def nodes(self, *cpus: str) -> None:
-        """NUMA nodes with these CPUs."""
         for node, cpulist in enumerate(cpus):
             self.write(f"sys/devices/system/node/node{node}/cpulist", cpulist)
 
     def process(self, cpus: str, memory: str) -> None:
-        """What this process may use."""
         lines = ("Name:\tpython", "Cpus_allowed:\tff", f"Cpus_allowed_list:\t{cpus}", f"Mems_allowed_list:\t{memory}")
         self.write("proc/self/status", "\n".join(lines))
 
@@ -136,5 +134,4 @@ def healthy_facts() -> Facts:
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Kernel:
-    """A kernel that tells nothing yet."""
     return Kernel(tmp_path / "root")

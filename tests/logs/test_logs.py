@@ -35,7 +35,6 @@ def record(message: str, *arguments: object, **more: Any) -> logging.LogRecord:
 
 
 def broken_by(message: str) -> logging.LogRecord:
-    """A line about a bug."""
     try:
         raise RuntimeError(message)
     except RuntimeError as error:
@@ -199,10 +198,9 @@ def test_the_access_log_has_a_line_for_each_request_and_nothing_that_it_said(tmp
 def test_the_start_is_told_in_one_form_by_both_processes(tmp_path: Path) -> None:
     with serve_process(tmp_path / "state", *JSON, own_engine=True) as server:
         server.terminate()
-        said = [re.sub(r"\d+\.\d s", "N s", line["message"]) for line in lines(server)]
-        loggers = {line["logger"] for line in lines(server)}
-    assert "imported PyTorch and the engine in N s" in said
-    assert "loaded: weights in N s, kernels and room for KV in N s" in said
+        said, loggers = ({line[field] for line in lines(server)} for field in ("message", "logger"))
+    assert any(message.startswith("imported PyTorch and the engine in ") for message in said)
+    assert any(message.startswith("loaded: weights in ") for message in said)
     assert "app.web.server" in loggers
     assert any(name.startswith("app.gpu.") for name in loggers)
 

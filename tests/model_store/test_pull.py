@@ -118,8 +118,14 @@ def test_a_build_that_fails_leaves_nothing_and_one_that_succeeds_runs_once(tmp_p
         _write(scratch)
         raise RuntimeError("no luck")
 
+    def fill(scratch: Path) -> None:
+        with Path("/dev/full").open("wb") as full:
+            full.write(b"x")
+
     with pytest.raises(RuntimeError, match="no luck"):
         install_once(tmp_path / "m", fail)
+    with pytest.raises(StoreFull, match="full"):
+        install_once(tmp_path / "m", fill)
     assert _visible(tmp_path) == []
     assert install_once(tmp_path / "m", _write)
     assert not install_once(tmp_path / "m", lambda scratch: pytest.fail("built again"))
@@ -154,16 +160,6 @@ def test_second_builder_waits_for_the_first(tmp_path: Path) -> None:
         second = builders.submit(install_once, tmp_path / "m", lambda scratch: pytest.fail("built twice"))
         go_on.set()
         assert (first.result(10), second.result(10)) == (True, False)
-
-
-def test_full_disk_is_named(tmp_path: Path) -> None:
-    def fill(scratch: Path) -> None:
-        with Path("/dev/full").open("wb") as full:
-            full.write(b"x")
-
-    with pytest.raises(StoreFull, match="full"):
-        install_once(tmp_path / "m", fill)
-    assert _visible(tmp_path) == []
 
 
 def test_what_is_pulled_is_listed_and_a_pull_of_it_prints_its_folder(

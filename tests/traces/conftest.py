@@ -17,8 +17,6 @@ COLLECTOR = "http://127.0.0.1:4318"
 
 
 class Spans:
-    """All spans that have ended."""
-
     def __init__(self, exporter: InMemorySpanExporter) -> None:
         self._exporter = exporter
 
@@ -31,7 +29,6 @@ class Spans:
         return sorted((span for span in self if attribute(span, names.CONVERSATION)), key=began)
 
     def turn(self) -> ReadableSpan:
-        """That of the only turn."""
         (found,) = self.turns
         return found
 

@@ -259,8 +259,6 @@ def test_a_collector_that_is_away_fills_no_log(caplog: pytest.LogCaptureFixture)
 
 
 class Moody(SpanExporter):
-    """Takes spans, or does not."""
-
     takes = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:

@@ -32,7 +32,7 @@ from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.traces import names
 from app.traces.base import TurnStart
 from app.traces.turn_span import MOST_PARTS, TurnSpan
-from tests.routers.breakpoints.pausing import arm, generate, resume
+from tests.routers.breakpoints.pausing import arm, generate
 from tests.routers.generating import GREEDY, streaming, wait_until_idle
 from tests.routers.test_phase import CONTEXT, in_tier, wait_for
 from tests.serving import serve
@@ -302,15 +302,3 @@ def test_turns_of_other_routes_have_spans_without_a_word_of_the_user(kept: Spans
     assert answer.headers["traceresponse"].startswith(named(first))
     for span in kept:
         assert SECRET not in span.to_json()
-
-
-def test_an_answer_names_no_span_where_none_is_sampled(kept: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
-    with serve(otlp_endpoint=COLLECTOR) as url, httpx.Client(base_url=url, timeout=60) as http:
-        session = open_session(http)
-        arm(http, session, once=True)
-        assert generate(http, session)["status"] == "paused"
-        assert resume(http, session)["status"] == "finished"
-        answer = http.post(f"{session}/generate", json=GREEDY)
-    assert "traceresponse" not in answer.headers
-    assert not list(kept)

@@ -69,12 +69,6 @@ def test_every_answer_has_an_id_of_its_own_or_the_clients_if_it_does_no_harm(htt
         assert response.headers["x-request-id"] not in ("", harmful)
 
 
-@pytest.fixture(scope="module")
-def components(server_url: str) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{server_url}/openapi.json", timeout=30).json()["components"]["schemas"]
-    return found
-
-
 def objects(node: Any) -> Iterator[dict[str, Any]]:
     """Every object in `node`."""
     if isinstance(node, dict):
@@ -85,9 +79,10 @@ def objects(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_the_members_of_a_union_require_what_tells_them_apart_and_no_list_or_default_is_of_one(
-    components: dict[str, Any],
+    http: httpx.Client,
 ) -> None:
     """As generators of clients need it."""
+    components = http.get("/openapi.json").json()["components"]["schemas"]
 
     def resolve(schema: dict[str, Any]) -> Any:
         return components[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema

@@ -91,12 +91,10 @@ class Inside:
         return self.view
 
     def activation(self) -> list[list[float]]:
-        """The checkpoint's residual stream."""
         found = self.call("GET", f"{self.path}/checkpoint/activation", headers=JSON).json()
         return [list(map(float, row)) for row in found["values"]]
 
 
 @pytest.fixture
 def inside(http: httpx.Client, open_page: OpenPage) -> Inside:
-    """A session without a token, before the screen of its inside."""
     return Inside(http, open_page)

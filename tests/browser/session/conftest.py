@@ -28,17 +28,14 @@ class OnSession:
         self._open_page = open_page
 
     def open(self, **options: Any) -> Page:
-        """The session's screen in a new tab."""
         page = self._open_page(str(self.api.base_url.join(f"/#/sessions/{self.id}")), **options)
         expect(page.get_by_role("heading", level=1)).to_contain_text("Session")
         return page
 
     def view(self) -> dict[str, Any]:
-        """The session as the API tells of it."""
         return dict(self.api.get(f"/v1/sessions/{self.id}").raise_for_status().json())
 
     def history(self) -> dict[str, Any]:
-        """Its tokens as the API tells of them."""
         return dict(self.api.get(f"/v1/sessions/{self.id}/history").raise_for_status().json())
 
     def post(self, call: str, /, **body: Any) -> dict[str, Any]:
@@ -55,7 +52,6 @@ class OnSession:
 
 
 def panel(page: Page, name: str) -> Locator:
-    """A part of the screen by its heading."""
     return page.get_by_role("region", name=name, exact=True)
 
 
@@ -67,7 +63,6 @@ def write(page: Page, text: str, **fields: str) -> None:
 
 
 def send(page: Page, text: str, **fields: str) -> None:
-    """Have the composer start that turn."""
     write(page, text, **fields)
     page.get_by_role("button", name="Send").click()
 
@@ -88,7 +83,6 @@ TIMEOUT_S = 60
 
 @pytest.fixture
 def on(http: httpx.Client, open_page: OpenPage) -> OnSession:
-    """A session without a token."""
     return OnSession(http, open_page, metadata={"agent": "tester"})
 
 
@@ -109,5 +103,4 @@ def roomy(roomy_server: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def on_roomy(roomy: httpx.Client, open_page: OpenPage) -> OnSession:
-    """A session of that server."""
     return OnSession(roomy, open_page)

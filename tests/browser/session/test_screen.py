@@ -193,7 +193,6 @@ def test_a_file_that_is_dropped_opens_a_session_beside_this_one(on: OnSession) -
 
 
 def fact(page: Page, name: str) -> str:
-    """What the facts say under a name."""
     row = panel(page, "Facts").locator(
         "dl > div", has=page.get_by_role("term").filter(has_text=re.compile(f"^{name}$"))
     )

@@ -79,8 +79,6 @@ ROUTES: dict[str, Any] = {
 
 @dataclass
 class Edge:
-    """A running server."""
-
     url: str
     _sockets: ExitStack
     address: tuple[str, int] = field(init=False)
@@ -122,7 +120,6 @@ def edge() -> Iterator[Serve]:
 
 @pytest.fixture(scope="package")
 def server() -> Iterator[Edge]:
-    """A server that the tests share."""
     with serving(max_request_bytes=LIMIT) as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""Requests that come in tiny pieces, too slowly, after their answer, or as no HTTP at all; and how answers are written."""
+"""Requests that come in tiny pieces, too slowly, after their answer, or as no HTTP; and how answers are written."""
 
 from __future__ import annotations
 
@@ -92,7 +92,6 @@ def test_what_is_not_http_is_refused_by_name(server: Edge, sent: bytes, says: st
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Edge]:
-    """A server with a key."""
     with serving(api_keys=("sesame",)) as server:
         yield server
 

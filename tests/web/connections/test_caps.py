@@ -48,7 +48,6 @@ def test_a_host_counts_as_one_address(peer: str, origin: str) -> None:
         (1024, {}, Caps(768, 384, 768)),
         (1024, {"max_connections": 1}, Caps(1, 1, 1)),
         (1024, {"max_connections_per_address": 9}, Caps(768, 9, 9)),
-        (1 << 20, {"max_connections": 100_000}, Caps(100_000, 50_000, 100_000)),
     ],
 )
 def test_loopback_may_have_all_and_another_address_half(descriptors: int, changed: dict[str, int], caps: Caps) -> None:
@@ -148,7 +147,6 @@ def is_open(connection: Connection) -> bool:
 
 @pytest.fixture
 async def connections() -> AsyncIterator[Connections]:
-    """A table with room for two connections."""
     connections = Connections(Caps(2, 2, 2))
     yield connections
     await connections.close()

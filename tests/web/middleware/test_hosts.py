@@ -75,12 +75,6 @@ def test_names_can_be_allowed_and_any_is_where_all_may_call_or_keys_decide(serve
         assert open_to_all.get("/v1/sessions", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["a b", "http://a", "[::1]:80", "*.lan", ""])
-def test_what_could_never_match_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="allowed_hosts"):
-        Settings(allowed_hosts=("localhost", name))
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "djinn.example"])
 def test_a_public_address_needs_keys_and_a_loopback_address_none(host: str) -> None:
     with pytest.raises(FieldOutOfRange, match="public") as refused:
@@ -127,10 +121,11 @@ def test_a_preflight_needs_no_key_and_with_keys_any_origin_may_be_allowed(serve_
         Settings(cors_origins=("*",)).require_safe_access()
 
 
-@pytest.mark.parametrize(
-    "wrong", ["lab.example.org", "https://a/", "https://A", "https://a:443", "null", "https://*.a"]
-)
-def test_what_no_browser_would_send_is_refused_at_the_start(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--cors-origin", PAGE, "--cors-origin", wrong]) == 2
-    assert "--cors-origins: " in capsys.readouterr().err
+def test_what_no_browser_would_send_is_refused_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in ("lab.example.org", "https://a/", "https://A", "https://a:443", "null", "https://*.a"):
+        assert main(["serve", "--cors-origin", PAGE, "--cors-origin", wrong]) == 2
+        assert "--cors-origins: " in capsys.readouterr().err
+    for name in ("a b", "http://a", "[::1]:80", "*.lan", ""):
+        with pytest.raises(ValidationError, match="allowed_hosts"):
+            Settings(allowed_hosts=("localhost", name))
     assert Settings(cors_origins=(PAGE, "http://localhost:5173", "http://[::1]:3000")).cors_origins
