@@ -155,7 +155,7 @@ def follow(page: str, folder: Path, model: Path, timeout_s: float) -> str:
         "PORT": str(port),
         "HOME": str(folder),
         "DJINN_STATE_DIR": str(folder / ".local/state/djinn"),
-        "DJINN_CACHE_DIR": str(folder / "cache"),
+        "DJINN_CACHE_DIR": str(model.parent / "cache"),  # of compiled kernels, for all pages
     }
     (folder / "script").write_text(script(list(blocks_of(page)), port))
     shell = subprocess.Popen(
