@@ -102,18 +102,10 @@ def test_a_template_gets_no_more_than_it_lacks() -> None:
     assert "assistant: <tool_call>add 1tool: 3tool: 4" in text
 
 
-@pytest.mark.parametrize(
-    ("template", "form"),
-    [
-        (None, HERMES),
-        (CHATML, HERMES),
-        (NATIVE, HERMES),
-        ("{{ '[TOOL_CALLS] [' }}", MISTRAL),
-        ("""{{ '{"name": "' + n + '", "parameters": ' }}""", LLAMA),
-    ],
-)
-def test_the_template_tells_the_family(template: str | None, form: ToolFormat) -> None:
-    assert find_format(template) is form
+def test_the_template_tells_the_family() -> None:
+    assert [find_format(template) for template in (None, CHATML, NATIVE)] == [HERMES] * 3
+    assert find_format("{{ '[TOOL_CALLS] [' }}") is MISTRAL
+    assert find_format("""{{ '{"name": "' + n + '", "parameters": ' }}""") is LLAMA
 
 
 def test_a_checkpoint_may_say_itself_how_its_answers_are_read() -> None:
