@@ -189,12 +189,14 @@ def streaming(folder: Path, drain_s: str, max_tokens: int) -> Iterator[tuple[Ser
 
 def test_sigterm_refuses_new_work_and_ends_running_turns_in_time(tmp_path: Path) -> None:
     with streaming(tmp_path, "0.3", 1000) as (server, http, stream):
+        other = http.post("/v1/sessions").json()["id"]
         os.kill(server.pid, signal.SIGTERM)
         while (ready := http.get("/ready")).status_code == 200:
             pass
         assert_error(ready, 503, "draining")
         assert int(ready.headers["Retry-After"]) >= 1
         assert_error(http.post("/v1/sessions"), 503, "draining")
+        assert_error(http.post(f"/v1/sessions/{other}/generate", json={"prompt": "a"}), 503, "draining")
         *_, last = stream
         assert (last.event, last.json()["finish_reason"]) == ("finished", "cancelled")
         assert server.exit_status(15) == 0

@@ -35,6 +35,7 @@ def test_each_token_is_drawn_where_it_begins_and_the_keyboard_walks_and_rewinds(
     conversation = panel(page, "Conversation")
     page.locator(".token").nth(2).hover()
     expect(conversation).to_contain_text('Position 2 · id 105 · text "i"')
+    page.mouse.move(0, 0)
     before = on.history()["token_ids"]
     group = conversation.get_by_role("group")
     group.press("ArrowLeft")
