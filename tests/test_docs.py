@@ -1,18 +1,23 @@
-"""The pages about the HTTP API know every route, error and metric that there is."""
+"""The pages know every route, error, metric, setting and dependency that there is, and lead to what there is."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import tomllib
 from pathlib import Path
 
 import httpx
 import pytest
+from packaging.requirements import Requirement
 
+import client
 from app.domain.errors import DjinnError
-from tests.serving import serve
+from app.settings import Settings
+from docs.site.client_page import client_page
+from docs.site.flags_page import flags_page
+from docs.site.pages import ROOT
+from docs.site.routes_page import document, routes_page
 
-ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {path.relative_to(DOCS).with_suffix("").as_posix(): path.read_text("utf-8") for path in DOCS.rglob("*.md")}
 GUIDES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
@@ -20,12 +25,6 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)")
 ROUTE = re.compile(r"/[\w/{}.]+")
 PLACE = re.compile(r"`((?:app|client|loadgen|benchmarks|tests|docs)/[\w./]*)`")
 COMMAND_LINE_ONLY = {"model_unavailable"}
-
-
-@pytest.fixture(scope="module")
-def base_url() -> Iterator[str]:
-    with serve() as url:
-        yield url
 
 
 def codes(error: type[DjinnError]) -> set[str]:
@@ -37,8 +36,8 @@ def unnamed(path: str) -> str:
     return re.sub(r"\{\w+\}", "{}", path)
 
 
-def test_every_route_is_documented(base_url: str) -> None:
-    paths = httpx.get(f"{base_url}/openapi.json").json()["paths"]
+def test_every_route_is_documented(server_url: str) -> None:
+    paths = httpx.get(f"{server_url}/openapi.json").json()["paths"]
     written = {unnamed(path) for page in ("api", "breakpoints") for path in ROUTE.findall(PAGES[page])}
     assert {path for path in paths if unnamed(path) not in written} == set()
 
@@ -49,8 +48,8 @@ def test_every_error_is_documented() -> None:
     assert {code for row in rows for code in re.findall(r"`(\w+)`", row[3])} == codes(DjinnError) - COMMAND_LINE_ONLY
 
 
-def test_every_metric_is_documented(base_url: str) -> None:
-    text = httpx.get(f"{base_url}/metrics").text
+def test_every_metric_is_documented(server_url: str) -> None:
+    text = httpx.get(f"{server_url}/metrics").text
     names = set(re.findall(r"^# TYPE ((?:djinn_|vllm:)\w+)", text, re.MULTILINE))
     found = {re.sub(r"_(total|created)$", "", name) for name in names}
     rows = "".join(re.findall(r"^\| .*$", PAGES["reference/metrics"], re.MULTILINE))
@@ -77,3 +76,42 @@ def test_every_link_leads_somewhere(guide: Path) -> None:
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             broken.add(f"{path}#{anchor}")
     assert broken == set()
+
+
+def test_the_routes_are_those_of_a_running_server(http: httpx.Client) -> None:
+    served = http.get("/openapi.json").json()
+    page = routes_page(document())
+    assert page == routes_page(served)
+    for path, operations in served["paths"].items():
+        for method, operation in operations.items():
+            [section] = re.findall(rf"^### `{method.upper()} {re.escape(path)}`$(.*?)(?=^##|\Z)", page, re.M | re.S)
+            assert operation.get("description", "") in section
+            assert all(f"`{parameter['name']}`" in section for parameter in operation.get("parameters", []))
+            assert all(status in section for status in operation["responses"])
+
+
+def test_every_setting_has_its_flag_and_its_meaning() -> None:
+    page = flags_page()
+    for name, field in Settings.model_fields.items():
+        [row] = re.findall(rf"^\| .*`--{name.replace('_', '-')}`.*$", page, re.MULTILINE)
+        assert (field.description or "").partition(";")[0] in row
+    assert "## OpenAI's and Anthropic's routes" in page
+
+
+def test_every_public_class_of_the_client_is_there_with_its_calls() -> None:
+    page = client_page()
+    names = {name for name in client.__all__ if not name.startswith("Async")}
+    assert names <= set(re.findall(r"^### `(\w+)`$", page, re.MULTILINE))
+    assert "#### `io_wait` { #Session.io_wait }" in page
+    assert "io_wait(*, resume_in_ms: float | None = None) -> Iterator[PhaseChange]" in page
+    assert "| `cached_tokens` | `int` |" in page
+
+
+@pytest.mark.parametrize("path", ["pyproject.toml", "client/pyproject.toml"])
+def test_every_dependency_is_on_the_page(path: str) -> None:
+    settings = tomllib.loads((ROOT / path).read_text("utf-8"))
+    project, page = settings["project"], PAGES["dependencies"].lower()
+    asked = [*project["dependencies"], *settings["build-system"]["requires"]]
+    asked += [each for extra in project.get("optional-dependencies", {}).values() for each in extra]
+    names = {Requirement(each).name for each in asked} - {project["name"]}
+    assert {name for name in names if not re.search(rf"\b{re.escape(name)}\b", page)} == set()

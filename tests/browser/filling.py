@@ -1,4 +1,4 @@
-"""Sessions for the page to show, with KV where a test wants it."""
+"""Sessions for the page to show, with KV where a test wants it, and what is asked of every screen."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Route
 
 DEADLINE_S = 15
@@ -42,7 +43,6 @@ def open_session(http: httpx.Client, *, tokens: int = 0, **metadata: str) -> str
 
 
 def signal(http: httpx.Client, session: str, phase: str) -> None:
-    """Tell the server what the session is doing."""
     http.post(f"/v1/sessions/{session}/phase", json={"phase": phase}).raise_for_status()
 
 
@@ -69,3 +69,16 @@ def eventually(found: Callable[[], Any], wanted: object) -> None:
 def anew(route: Route) -> None:
     """Ask for a snapshot, as if the gap had been long."""
     route.continue_(headers={name: value for name, value in route.request.headers.items() if name != "last-event-id"})
+
+
+CONTRAST = {"resultTypes": ["violations"], "runOnly": ["color-contrast"]}
+
+
+def expect_no_violations(page: Page) -> None:
+    """It breaks no rule, in either theme: only colours differ between them."""
+    page.emulate_media(color_scheme="light")
+    light = Axe().run(page)
+    assert light.violations_count == 0, light.generate_report()
+    page.emulate_media(color_scheme="dark")
+    dark = Axe().run(page, options=CONTRAST)
+    assert dark.violations_count == 0, dark.generate_report()

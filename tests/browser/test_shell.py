@@ -11,9 +11,8 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 import app
-from tests.browser.accessibility import expect_no_violations
 from tests.browser.conftest import WAIT_MS, OpenPage
-from tests.browser.filling import eventually, open_session, signal
+from tests.browser.filling import eventually, expect_no_violations, open_session, signal
 from tests.serving import serve
 
 pytestmark = pytest.mark.browser

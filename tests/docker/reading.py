@@ -19,7 +19,6 @@ INSTRUCTION = re.compile(r"^([A-Z]+) ((?:.*\\\n)*.*)$", re.MULTILINE)
 
 
 def documents(name: str) -> list[Any]:
-    """Every document of a YAML file."""
     return list(yaml.safe_load_all((DOCKER / name).read_text()))
 
 
@@ -44,14 +43,9 @@ def served(arguments: list[str]) -> Settings:
 
 
 def pinned(name: str) -> dict[str, str]:
-    """The versions in a file of requirements, by name."""
-    text = (ROOT / name).read_text()
-    return {
-        found[1].lower().replace("_", "-"): found[2]
-        for found in re.finditer(r"^([\w-]+)==([\w.]+)", text, re.MULTILINE)
-    }
+    found = re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / name).read_text(), re.MULTILINE)
+    return {package.lower().replace("_", "-"): version for package, version in found}
 
 
 def dashboard() -> Any:
-    """Grafana's."""
     return json.loads((DOCKER / "grafana/djinn.json").read_text())

@@ -1,15 +1,16 @@
-"""compose.yaml and the manifests: flags, files, ports and times that fit the server's."""
+"""compose.yaml and the manifests: flags, files, ports, times and names that fit the server's."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from app.cluster.moves.peers import read_peers
 from app.settings import Settings
 from app.web.ending import longest_end_s
 from app.web.openapi.security import OPEN_PATHS
@@ -20,9 +21,17 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::?[-?]([^}]*))?\}")
 (COMPOSE,) = documents("compose.yaml")
 SERVICES: dict[str, Any] = COMPOSE["services"]
 BY_KIND = {each["kind"]: each for each in documents("kubernetes/djinn.yaml")}
-POD: dict[str, Any] = BY_KIND["StatefulSet"]["spec"]["template"]["spec"]
-(CONTAINER,) = POD["containers"]
+CLUSTER: dict[tuple[str, str], Any] = {
+    (each["kind"], each["metadata"]["name"]): each for each in documents("kubernetes/cluster.yaml")
+}
+REPLICAS, FRONT = CLUSTER["StatefulSet", "djinn-replica"], CLUSTER["StatefulSet", "djinn-front"]
+POD, POD_OF_REPLICA, POD_OF_FRONT = (
+    each["spec"]["template"]["spec"] for each in (BY_KIND["StatefulSet"], REPLICAS, FRONT)
+)
+(CONTAINER,), (REPLICA,), (DOOR,) = (pod["containers"] for pod in (POD, POD_OF_REPLICA, POD_OF_FRONT))
 PORT = int(image_environment()["DJINN_PORT"])
+OLDEST = "1.28"
+"""The first release of Kubernetes whose pods have their index as a label."""
 VOLUMES: list[str] = json.loads(instructions("VOLUME")[0])
 
 
@@ -42,10 +51,13 @@ def settings_of_compose() -> Settings:
     return served(list(map(filled, SERVICES["djinn"]["command"])))
 
 
-def test_compose_gives_the_server_flags_and_variables_that_it_has() -> None:
+def test_compose_gives_the_server_and_the_load_generator_flags_and_variables_that_they_have() -> None:
     assert settings_of_compose().needs_key
     known = {f"DJINN_{name}".upper() for name in Settings.model_fields} | {"DJINN_API_KEY"}
     assert SERVICES["djinn"]["environment"].keys() - {"OTEL_EXPORTER_OTLP_ENDPOINT"} <= known
+    options = make_parser().parse_args(list(map(filled, SERVICES["loadgen"]["command"])))
+    (target,) = options.target
+    assert str(PORT) in str(target)
 
 
 def test_each_volume_and_file_of_compose_exists() -> None:
@@ -78,31 +90,18 @@ def collector_config() -> dict[str, Any]:
     return dict(config)
 
 
-def test_spans_go_where_the_collector_listens() -> None:
+def test_spans_go_where_the_collector_listens_and_its_pipeline_has_what_it_names() -> None:
     endpoint = urlsplit(filled(SERVICES["djinn"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]))
     assert (endpoint.scheme, endpoint.hostname) == ("http", "collector")
-    protocols = collector_config()["receivers"]["otlp"]["protocols"]
-    assert protocols == {"http": {"endpoint": f"0.0.0.0:{endpoint.port}"}}, "Djinn speaks HTTP alone"
-
-
-def test_the_collectors_pipeline_has_what_it_names() -> None:
     config = collector_config()
-    assert config.keys() == {"receivers", "processors", "exporters", "service"}
+    protocols = config["receivers"]["otlp"]["protocols"]
+    assert protocols == {"http": {"endpoint": f"0.0.0.0:{endpoint.port}"}}, "Djinn speaks HTTP alone"
     (pipeline,) = config["service"]["pipelines"].values()
-    assert config["service"]["pipelines"].keys() == {"traces"}
     for kind in ("receivers", "processors", "exporters"):
         assert set(pipeline[kind]) == config[kind].keys(), kind
-        assert pipeline[kind] or kind == "processors"
-    # Documented keys; the memory limiter comes first, and refuses to start without an interval and a limit.
+    # The memory limiter comes first, and refuses to start without an interval and a limit.
     assert pipeline["processors"][0] == "memory_limiter"
     assert config["processors"]["memory_limiter"].keys() == {"check_interval", "limit_mib"}
-    assert config["exporters"]["debug"]["verbosity"] in ("basic", "normal", "detailed")
-
-
-def test_the_load_generators_command_is_one() -> None:
-    options = make_parser().parse_args(list(map(filled, SERVICES["loadgen"]["command"])))
-    (target,) = options.target
-    assert str(PORT) in str(target)
 
 
 @pytest.mark.parametrize(
@@ -110,11 +109,15 @@ def test_the_load_generators_command_is_one() -> None:
     [
         (SERVICES["djinn"]["command"], int(SERVICES["djinn"]["stop_grace_period"].removesuffix("s"))),
         (CONTAINER["args"], POD["terminationGracePeriodSeconds"]),
+        (REPLICA["args"], POD_OF_REPLICA["terminationGracePeriodSeconds"]),
+        (DOOR["args"], POD_OF_FRONT["terminationGracePeriodSeconds"]),
     ],
-    ids=["compose", "kubernetes"],
+    ids=["compose", "alone", "replica", "front"],
 )
 def test_a_drain_ends_before_the_kill(arguments: list[str], grace_s: int) -> None:
-    assert grace_s >= longest_end_s(served(list(map(filled, arguments))).drain_timeout_s)
+    said = re.search(r"--drain-timeout-s[= ](\d+)", " ".join(map(filled, arguments)))
+    drain_s = float(said[1]) if said else settings_of_compose().drain_timeout_s
+    assert grace_s >= longest_end_s(drain_s)
 
 
 @pytest.mark.parametrize("name", ["operating.md", "container.md"])
@@ -124,16 +127,12 @@ def test_the_documents_say_how_long_an_end_may_take(name: str) -> None:
     assert set(map(float, said)) == {longest_end_s(0)}
 
 
-def test_prometheus_asks_the_server_and_reads_the_rules() -> None:
+def test_prometheus_asks_the_server_and_grafana_finds_prometheus_and_the_dashboard() -> None:
     (config,) = documents("prometheus/prometheus.yml")
     (job,) = config["scrape_configs"]
     assert job["static_configs"][0]["targets"] == [f"djinn:{PORT}"]
     assert all((DOCKER / "prometheus" / name).exists() for name in config["rule_files"])
-    secret = job["authorization"]["credentials_file"].rpartition("/")[2]
-    assert secret in COMPOSE["secrets"]
-
-
-def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    assert job["authorization"]["credentials_file"].rpartition("/")[2] in COMPOSE["secrets"]
     (source,) = documents("grafana/provisioning/datasources/prometheus.yaml")
     assert source["datasources"][0]["url"] == "http://prometheus:9090"
     (provider,) = documents("grafana/provisioning/dashboards/djinn.yaml")
@@ -149,8 +148,7 @@ def test_probes_ask_for_what_needs_no_key() -> None:
         "livenessProbe": "/health",
     }
     assert {probe["path"] for probe in probes.values()} <= OPEN_PATHS
-    assert {probe["port"] for probe in probes.values()} == {"http"}
-    assert CONTAINER["ports"] == [{"name": "http", "containerPort": PORT}]
+    assert CONTAINER["ports"] == [{"name": probes["readinessProbe"]["port"], "containerPort": PORT}]
 
 
 def test_the_pod_has_the_rights_and_folders_that_the_image_needs() -> None:
@@ -169,3 +167,51 @@ def test_a_service_named_as_the_server_does_not_set_its_variables() -> None:
     assert POD["enableServiceLinks"] is False
     assert BY_KIND["StatefulSet"]["spec"]["replicas"] == 1
     assert BY_KIND["Service"]["spec"]["selector"] == BY_KIND["StatefulSet"]["spec"]["selector"]["matchLabels"]
+
+
+@pytest.mark.parametrize("file", ["kubernetes/cluster.yaml", "kubernetes/djinn.yaml"])
+@pytest.mark.parametrize("release", [OLDEST, "latest"])
+@pytest.mark.dev
+def test_kubernetes_knows_each_field(file: str, release: str) -> None:
+    known = pytest.importorskip("kubernetes_validate", reason="make setup-dev installs it")
+    for document in documents(file):
+        known.validate(document, known.latest_version() if release == "latest" else release, strict=True)
+
+
+def arguments_of_replica(index: int) -> list[str]:
+    """Those of that pod, in which Kubernetes puts its index in place."""
+    return [each.replace("$(POD_INDEX)", str(index)) for each in REPLICA["args"]]
+
+
+def test_each_replica_is_a_peer_by_its_own_name_and_address_and_the_front_door_knows_all(tmp_path: Path) -> None:
+    path = tmp_path / "peers.yaml"
+    path.write_text(CLUSTER["ConfigMap", "djinn-cluster"]["data"]["peers.yaml"])
+    peers = {name: peer.url for name, peer in read_peers(path).items()}
+    name, service = REPLICAS["metadata"]["name"], REPLICAS["spec"]["serviceName"]
+    (port,) = CLUSTER["Service", service]["spec"]["ports"]
+    assert CLUSTER["Service", service]["spec"]["clusterIP"] == "None", "pods have names of their own"
+    assert REPLICAS["spec"]["replicas"] == len(peers)
+    for index in range(len(peers)):
+        replica = served(arguments_of_replica(index)).replica
+        assert peers[replica or ""] == f"http://{name}-{index}.{service}:{port['port']}"
+    targets = [each.removeprefix("--target=") for each in DOOR["args"] if each.startswith("--target=")]
+    assert dict(each.split("=", 1) for each in targets) == peers
+
+
+def test_the_replicas_read_files_where_they_are_mounted() -> None:
+    folders = {mount["mountPath"] for mount in REPLICA["volumeMounts"]}
+    settings = served(arguments_of_replica(0))
+    assert settings.peers is not None
+    assert settings.cluster_key_file is not None
+    assert {str(settings.peers.parent), str(settings.cluster_key_file.parent)} <= folders
+
+
+def test_replicas_are_reached_by_the_cluster_alone_with_the_rights_of_a_server_alone() -> None:
+    policy = CLUSTER["NetworkPolicy", "djinn-replica"]["spec"]
+    (rule,) = policy["ingress"]
+    assert policy["podSelector"] == REPLICAS["spec"]["selector"]
+    allowed = [each["podSelector"] for each in rule["from"]]
+    assert allowed == [FRONT["spec"]["selector"], REPLICAS["spec"]["selector"]]
+    assert POD_OF_REPLICA["securityContext"] == POD_OF_FRONT["securityContext"] == POD["securityContext"]
+    for field in ("securityContext", "image"):
+        assert REPLICA[field] == DOOR[field] == CONTAINER[field]

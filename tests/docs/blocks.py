@@ -23,20 +23,11 @@ FOLLOWED = {
     "docs/openai.md": ["response.output_item.done", '"phase":"io_wait"'],
     "docs/operating.md": [" session"],
     "docs/sessions.md": ['"cached_tokens"', '"has_more"'],
-    "docs/tutorials/agents-that-wait.md": [
-        '"tier":"device"',
-        "tokens were in the KV cache",
-        "tokens cached",
-        "djinn+none",
-    ],
+    "docs/tutorials/agents-that-wait.md": ['"tier":"device"', "tokens were in the KV cache", "djinn+none"],
     "docs/tutorials/compare-with-vllm.md": ["llamacpp", "turns completed", "agents"],
     "docs/tutorials/larger-than-memory.md": ["'ring_bytes': 0,", "the same tokens", "\n0 tokens recomputed"],
     "docs/tutorials/steer-a-session.md": ["name='cheerful'", "steered:", "an awful morning"],
-    "docs/tutorials/stop-between-two-layers.md": [
-        '"status":"paused"',
-        "after layer 27",
-        "paused still, and then finished",
-    ],
+    "docs/tutorials/stop-between-two-layers.md": ['"status":"paused"', "paused still, and then finished"],
     "docs/weight-ring.md": ['"ring_bytes"'],
 }
 """Pages that a test follows from the first command to the last, and what their output has."""
@@ -69,7 +60,6 @@ def pages() -> list[str]:
 
 
 def blocks_of(page: str) -> Iterator[Block]:
-    """The blocks of a page, in their order."""
     text = (ROOT / page).read_text("utf-8")
     whole = WHOLE_PAGE.search(text)
     for found in BLOCK.finditer(text):
@@ -79,7 +69,6 @@ def blocks_of(page: str) -> Iterator[Block]:
 
 
 def is_run(block: Block) -> bool:
-    """Whether a test runs it."""
     if block.test is not None:
         return (ROOT / Path(block.test)).is_file()
     if block.reason is not None:

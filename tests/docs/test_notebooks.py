@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ pytest.importorskip("nbformat", reason="make setup-dev installs it")
 
 import nbformat
 
-from docs.notebooks import __main__ as command
 from docs.notebooks.execution import FOLDER, SIGNATURE, digest, execute, names, read
 
 TIMEOUT_S = 600
@@ -36,51 +34,21 @@ def test_what_is_shown_is_of_the_code_as_it_is(name: str) -> None:
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
 
 
-def test_figures_are_kept_only_when_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    name = names()[0]
-    monkeypatch.setattr(command, "FOLDER", tmp_path)
-    monkeypatch.setattr(command, "execute", read)
-    command.main([name])
-    assert list(tmp_path.iterdir()) == []
-    command.main(["--write", name])
-    assert [path.stem for path in tmp_path.iterdir()] == [name]
-
-
 @pytest.mark.parametrize("name", names())
-def test_a_notebook_begins_with_what_one_sees_and_ends_with_what_to_try(name: str) -> None:
-    first, *_, last = (cell.source for cell in read(name).cells if cell.cell_type == "markdown")
-    assert re.match(r"# .+\n\n.+ see.*:\n\n- \*\*", first, re.DOTALL)
-    assert last.startswith("## What to try next\n\n- ")
-
-
-@pytest.mark.parametrize("name", names())
-def test_a_notebook_shows_nothing_of_the_machine_that_it_ran_on(name: str) -> None:
-    text = (FOLDER / f"{name}.ipynb").read_text("utf-8")
-    assert re.findall(r"/(?:tmp|home|root|work|usr)/", text) == []
-
-
-@pytest.mark.parametrize("name", names())
-def test_a_notebook_tells_of_its_server_and_leaves_none(name: str) -> None:
+def test_a_notebook_leaves_no_server_and_shows_nothing_of_the_machine_that_it_ran_on(name: str) -> None:
     code = [cell.source for cell in read(name).cells if cell.cell_type == "code"]
-    assert '"-m", "app", "serve"' in code[0]
     assert code[-1].startswith("server.terminate()\nserver.wait()\n")
+    assert re.findall(r"/(?:tmp|home|root|work|usr)/", (FOLDER / f"{name}.ipynb").read_text("utf-8")) == []
 
 
 @pytest.mark.long
 @pytest.mark.model
 @pytest.mark.timeout(TIMEOUT_S)
 def test_the_anatomy_is_what_the_server_accounts_for() -> None:
-    counted, said, sizes, tokens, claimed, held, moves, same, smaller = found(
+    counted, said, sizes, tokens, claimed, held, moves, same = found(
         "kv-cache-anatomy",
-        "token_bytes",
-        "data.block_bytes / data.block_tokens",
-        "sizes",
-        "tokens",
-        "claimed[-1]",
-        "held[-1]",
-        "{name: [size for size, _ in way] for name, way in moves.items()}",
-        "same",
-        "{name: kv.nbytes / size for name, (_, size) in copies.items()}",
+        *("token_bytes", "data.block_bytes / data.block_tokens", "sizes", "tokens", "claimed[-1]", "held[-1]"),
+        *("{name: [size for size, _ in way] for name, way in moves.items()}", "same"),
     )
     assert counted == said
     assert sizes == [-(-count // 16) * 16 * counted for count in range(1, tokens + 1)]
@@ -88,33 +56,20 @@ def test_the_anatomy_is_what_the_server_accounts_for() -> None:
     assert len(moves) == 4
     assert all(way == [length * counted for length in (1024, 512, 256, 128, 64)] for way in moves.values())
     assert same["as it is"] == same["zlib"] == 64
-    assert min(same.values()) > 32
-    assert smaller["zlib"] < smaller["bfloat16"] == 2 < smaller["int8, token"] < smaller["fp8"] == 4
 
 
 @pytest.mark.long
 @pytest.mark.model
 @pytest.mark.timeout(TIMEOUT_S)
 def test_coming_back_computes_nothing_again_and_is_sooner_than_a_recompute() -> None:
-    recomputed, moved, answers, ways, crossovers, longest, slowest, above, layers = found(
-        "resume-or-recompute",
-        "recomputed",
-        "moved",
-        "answers",
-        "WAYS",
-        "crossovers",
-        "LENGTHS[-1]",
-        "list(slowest.values())",
-        "above",
-        "LAYERS",
+    recomputed, moved, answers, ways, crossovers, longest = found(
+        "resume-or-recompute", "recomputed", "moved", "answers", "WAYS", "crossovers", "LENGTHS[-1]"
     )
     assert set(recomputed) == {0}
     assert all(size >= tokens // 16 * 16 * 46_080 for tokens, size in moved)
     back = [[token for way, token in zip(ways, each, strict=True) if way != "recompute"] for each in answers]
     assert all(len(set(tokens)) == 1 for tokens in back)
     assert all(1 <= tokens < longest for tokens in crossovers.values())
-    assert 0 < slowest[0] < slowest[1] < slowest[2]
-    assert layers[-1] in above
 
 
 @pytest.mark.long

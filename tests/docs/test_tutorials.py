@@ -1,15 +1,216 @@
-"""A reader who follows a tutorial to its end sees what it promises."""
+"""The commands of the pages: a test runs each, or the page says why none can; some are followed to their end.
+
+One shell runs all of such a page, in its order. The model has as many layers as SmolLM2-135M but is tiny, servers
+listen on another port, and experiments are small."""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from app.cli import _parser
+from app.gpu.cpu.compile import kernel_folder
 from docs.site.pages import ROOT
-from tests.docs.blocks import FOLLOWED, blocks_of
-from tests.docs.following import LAYERS, NOT_RUN, follow
+from loadgen.cli import make_parser
+from tests.docs.blocks import FOLLOWED, Block, blocks_of, is_run, pages
 from tests.openai.reference import save_tiny_model
+
+BLOCKS = [block for page in pages() for block in blocks_of(page)]
+SHELL = [block for block in BLOCKS if block.language == "bash"]
+FENCE = re.compile(r"^ *```(?:bash|sh|shell|console|python|py)\b", re.MULTILINE)
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+MEASURES = re.compile(r"\.venv/bin/python -m (benchmarks[\w.]*)(.*)")
+
+
+def lines(blocks: list[Block]) -> list[str]:
+    """Their commands, whole and without comments."""
+    text = "\n".join(block.text.replace("\\\n", " ") for block in blocks)
+    return [re.sub(r"\s#.*", "", line).strip() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_block_is_run_or_says_why_not_and_none_is_passed_over(page: str) -> None:
+    mute = [block.text for block in blocks_of(page) if block.reason is None and not is_run(block)]
+    assert mute == [], "run it, as tests/docs/blocks.py tells, or write `<!-- not run: WHY -->` above it"
+    text = (ROOT / page).read_text("utf-8")
+    assert len(FENCE.findall(text)) == len(list(blocks_of(page)))
+    assert text.count("<!-- not run: ") + text.count("<!-- run by ") == sum(
+        not block.is_free and f"{block.reason or block.test} -->\n\n```" in text for block in blocks_of(page)
+    )
+
+
+def test_every_target_of_make_exists() -> None:
+    named = {found[1] for line in lines(SHELL) if (found := re.match(r"(?:\w+=\S+ )*make ([a-z-]+)", line))}
+    assert len(named) > 15
+    assert named - TARGETS == set()
+
+
+def test_every_command_line_of_the_load_generator_is_one() -> None:
+    found = [line.partition(" -m loadgen ")[2] for line in lines(SHELL) if " -m loadgen " in line]
+    assert len(found) > 20
+    for arguments in found:
+        make_parser().parse_args(shlex.split(arguments))
+
+
+def test_every_command_line_of_djinn_is_one() -> None:
+    found = [line.partition(".venv/bin/djinn ")[2] for line in lines(SHELL) if line.startswith(".venv/bin/djinn ")]
+    assert len(found) > 15
+    for arguments in found:
+        words = shlex.split(re.split(r"[|>]", arguments)[0])
+        if words != ["--version"]:
+            _parser().parse_args(words)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_every_benchmark_has_the_flags_that_the_pages_give_it() -> None:
+    flags: dict[str, set[str]] = {}
+    for line in lines(SHELL):
+        if found := MEASURES.match(line):
+            flags.setdefault(found[1], set()).update(re.findall(r"--[a-z-]+", found[2]))
+    assert len(flags) > 10
+    for module, given in flags.items():
+        told = subprocess.run([sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True)
+        assert told.returncode == 0, told.stderr
+        assert given - set(re.findall(r"--[a-z-]+", told.stdout)) == set(), module
+
+
+NAME = "smollm2-135m-instruct"
+LAYERS = 30
+SERVES = re.compile(r"^(make serve|\.venv/bin/djinn serve .*)$", re.MULTILINE)
+FIRST = "make serve\n"
+"""What a reader has done before a page that does not say it itself."""
+NOT_RUN = ".venv/bin/python -m loadgen peers install vllm"
+LATE = "--agents 3 --turns 2"
+LOAD = "--system-tokens 8 --context 48 --resume-tokens 16 --completion-tokens 4 --think 0.2:0.3"
+STARTS = "--model $MODEL --dtype float32"
+SMALLER = {
+    "density": f"--rate 10 {LATE} {LOAD} --output runs",
+    "capacity": f"--least 1 --most 2 --turns 2 {LOAD}",
+    "whitebox": "--sequences 1 --tokens 4 --others 1 --pause-seconds 0.5 --layers 7 --output runs",
+    "kv": "--quick --tokens 64 --repeats 1 --decoded 2",
+    "migrate": "--quick --lengths 32 --repeats 1 --new-tokens 4 --decoded 2",
+    "resume-latency": "--quick --lengths 64 --repeats 1 --depths 50",
+    "oversubscribe": "--quick --sessions 4 --context 64 --turns 2 --tokens 4 --checked 1",
+    "selfcheck": "--agents 2 --tokens 3 --gap 0.05 --ttft 0.05",
+}
+"""What follows the options of an experiment, and so takes their place."""
+KV = {"density": "--kv 4x256", "capacity": "--kv 4x256", "oversubscribe": "--kv 2x64"}
+"""The same, of experiments that start a server and have an option for its room."""
+MAY_MISS = ("whitebox", "kv", "migrate", "resume-latency", "oversubscribe", "selfcheck")
+"""The experiments with targets that a busy machine or a tiny model misses: exit status 1."""
+START = """
+set -eu -o pipefail
+SERVER=
+stop() { [ -z "$SERVER" ] || { kill "$SERVER"; wait "$SERVER" || true; SERVER=; }; }
+trap stop EXIT
+serve() {
+    stop
+    "$@" &
+    SERVER=$!
+    until curl -sf http://127.0.0.1:$PORT/ready > ready.json; do kill -0 "$SERVER"; sleep 0.1; done
+}
+make() {
+    grep -q "^$1: " "$ROOT/Makefile"
+    if [ "$1" = serve ]; then exec .venv/bin/djinn serve; fi
+}
+"""
+DJINN = f"""#!/usr/bin/env bash
+case "$1" in
+    models) "$PYTHON" -m app models list | grep -q "$3" ;;  # known by name: no test downloads it here
+    serve) exec "$PYTHON" -m app "$@" --model "$MODEL" --served-name {NAME} --port "$PORT" ;;
+    backup | --version) "$PYTHON" -m app "$@" ;;
+    doctor) "$PYTHON" -m app "$@" || [ $? = 1 ] ;;  # an error of this machine
+    *) exit 2 ;;
+esac
+"""
+
+
+def follow(page: str, folder: Path, model: Path, timeout_s: float) -> str:
+    """Run the page in an empty `folder`; returns what it printed. If a command fails, an `AssertionError` has that."""
+    port = _free_port()
+    tools = folder / ".venv/bin"
+    tools.mkdir(parents=True)
+    for name, text in {"djinn": DJINN, "python": '#!/usr/bin/env bash\nexec "$PYTHON" "$@"\n'}.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    environment = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+        "ROOT": str(ROOT),
+        "MODEL": str(model),
+        "PORT": str(port),
+        "HOME": str(folder),
+        "DJINN_STATE_DIR": str(folder / ".local/state/djinn"),
+        "DJINN_CACHE_DIR": str(folder / "cache"),
+    }
+    (folder / "cache").mkdir()
+    (folder / "cache/kernels").symlink_to(kernel_folder())  # to recompile them takes half a minute
+    (folder / "script").write_text(script(list(blocks_of(page)), port))
+    shell = subprocess.Popen(
+        ["bash", "script"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        printed, _ = shell.communicate(timeout=timeout_s)
+    finally:
+        if shell.poll() is None:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+    assert shell.returncode == 0, printed
+    return printed
+
+
+def script(blocks: Sequence[Block], port: int) -> str:
+    free = [block for block in blocks if block.is_free]
+    commands = [_python(block.text) if block.language == "python" else _shell(block.text) for block in free]
+    first = [] if any(SERVES.search(block.text) for block in free) else [_shell(FIRST)]
+    return START + "\n".join([*first, *commands]).replace(":8000", f":{port}")
+
+
+def _python(text: str) -> str:
+    return f"\"$PYTHON\" -W error - <<'PY'\n{text}PY\n"
+
+
+def _shell(text: str) -> str:
+    text = text.replace("\\\n", " ").replace(f"{NOT_RUN}\n", "").replace("--target vllm", "--target djinn+none")
+    text = text.replace("127.0.0.1:8001#MODEL", f"127.0.0.1:8000#{NAME}").replace("127.0.0.1:8001", "127.0.0.1:8000")
+    text = SERVES.sub(r"serve \1", text)
+    text = re.sub(r"--weights-device \d+MiB", "--weights-device 600KiB", text)
+    return "".join(f"{_smaller(line)}\n" for line in text.splitlines())
+
+
+def _smaller(line: str) -> str:
+    """A line whose experiment takes seconds, on a server that is up or on one of its own."""
+    found = re.search(r" -m loadgen ([\w-]+)(?: |$)", line)
+    if found is None or found[1] not in SMALLER:
+        return line
+    starts = "" if "=http" in line or found[1] == "selfcheck" else f"{STARTS} {KV.get(found[1], '')}"
+    ends = " || [ $? = 1 ]" if found[1] in MAY_MISS else ""
+    return f"{line} {starts} {SMALLER[found[1]]}{ends}"
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
 
 TIMEOUT_S = 600
 
@@ -30,11 +231,8 @@ def test_every_command_of_a_page_works_in_its_order(page: str, model: Path, tmp_
     assert [promise for promise in FOLLOWED[page] if promise not in printed] == [], printed
 
 
-def test_every_tutorial_is_followed() -> None:
+def test_every_tutorial_is_followed_and_a_page_says_which_command_no_test_runs() -> None:
     assert {path.name for path in (ROOT / "docs/tutorials").glob("*.md")} <= {Path(page).name for page in FOLLOWED}
-
-
-def test_a_page_says_which_command_no_test_runs() -> None:
     for page in FOLLOWED:
         if any(NOT_RUN in block.text for block in blocks_of(page) if block.is_free):
             assert "No test runs this line" in (ROOT / page).read_text("utf-8")

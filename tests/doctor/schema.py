@@ -13,7 +13,6 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema_text() -> str:
-    """As it is published."""
     schema = {"$schema": DIALECT, **TypeAdapter(Report).json_schema(mode="serialization")}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 

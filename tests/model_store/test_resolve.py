@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from app.domain.errors import UnknownModel
@@ -22,7 +21,6 @@ from app.model_store.byte_tokenizer import (
     IM_END_ID,
     IM_START_ID,
     MIN_VOCAB_SIZE,
-    byte_alphabet,
     byte_tokenizer,
 )
 from app.model_store.errors import BrokenModel
@@ -54,19 +52,12 @@ def folder(tiny: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_random_shape(tmp_path: Path) -> None:
+def test_a_name_is_a_random_shape_a_folder_or_a_file(folder: Path, tiny: TinyModel, tmp_path: Path) -> None:
     model = resolve("random:tiny-llama", cache_dir=tmp_path, seed=7)
     assert (model.name, model.folder, model.seed) == ("tiny-llama", None, 7)
     assert model.config.num_hidden_layers == 4
-
-
-def test_local_folder(folder: Path, tmp_path: Path) -> None:
     model = resolve(str(folder), cache_dir=tmp_path)
-    assert (model.name, model.folder) == ("my-model", folder)
-    assert model.config.model_type == "llama"
-
-
-def test_gguf_file(tiny: TinyModel, tmp_path: Path) -> None:
+    assert (model.name, model.folder, model.config.model_type) == ("my-model", folder, "llama")
     model = resolve(str(tiny.gguf), cache_dir=tmp_path)
     assert model.name == "tiny"
     assert model.folder is not None
@@ -78,15 +69,14 @@ def test_wrong_name_lists_the_right_ones(spec: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownModel, match="tiny-llama") as caught:
         resolve(spec, cache_dir=tmp_path)
     assert caught.value.param == "model"
+    with pytest.raises(UnknownModel, match=r"the Hugging Face hub has no model org/a\.\.b"):
+        resolve("org/a..b", cache_dir=tmp_path)
 
 
-def test_folder_without_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", ["not json", json.dumps({"model_type": "no-such-model"})])
+def test_a_folder_without_weights_or_with_a_broken_config(config: str, tmp_path: Path) -> None:
     with pytest.raises(BrokenModel, match=r"no \.safetensors"):
         resolve(str(tmp_path), cache_dir=tmp_path)
-
-
-@pytest.mark.parametrize("config", ["not json", "{}", json.dumps({"model_type": "no-such-model"})])
-def test_folder_with_a_broken_config(config: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(BrokenModel, match=r"config\.json"):
@@ -110,20 +100,11 @@ def test_a_hub_id_comes_from_the_hub_cache_without_network(folder: Path, tmp_pat
     assert absent.startswith("DownloadFailed org/other is not in the local cache")
 
 
-def test_hub_id_that_cannot_exist(tmp_path: Path) -> None:
-    with pytest.raises(UnknownModel, match=r"the Hugging Face hub has no model org/a\.\.b"):
-        resolve("org/a..b", cache_dir=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("shape", "published_parameters"),
     [
-        ("gpt2", 124_439_808),
-        ("llama-2-7b", 6_738_415_616),
-        ("llama-2-13b", 13_015_864_320),
-        ("mistral-7b", 7_248_023_552),
-        ("llama-3-8b", 8_030_261_248),
-        ("llama-3-70b", 70_553_706_496),
+        *(("gpt2", 124_439_808), ("llama-2-7b", 6_738_415_616), ("llama-2-13b", 13_015_864_320)),
+        *(("mistral-7b", 7_248_023_552), ("llama-3-8b", 8_030_261_248), ("llama-3-70b", 70_553_706_496)),
         ("smollm2-135m", 134_515_008),
     ],
 )
@@ -133,21 +114,8 @@ def test_shape_has_the_published_number_of_parameters(shape: str, published_para
     assert sum(parameter.numel() for parameter in model.parameters()) == published_parameters
 
 
-def test_byte_tokenizer_fits_every_shape() -> None:
-    assert min(shape_config(shape).vocab_size for shape in SHAPE_NAMES) >= MIN_VOCAB_SIZE
-
-
-def test_unknown_shape_lists_the_right_ones() -> None:
-    with pytest.raises(UnknownModel, match=r"'huge'.*gpt2, llama-2-7b.*tiny-gpt2"):
-        shape_config("huge")
-
-
 SPECIAL_TEXTS = ("<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
 TOKENIZER = byte_tokenizer(512)
-
-
-def test_alphabet_is_that_of_the_tokenizers_library() -> None:
-    assert sorted(byte_alphabet()) == sorted(ByteLevel.alphabet())
 
 
 @given(st.text().filter(lambda text: not any(special in text for special in SPECIAL_TEXTS)))
@@ -157,21 +125,11 @@ def test_tokens_are_the_bytes_of_the_text(text: str) -> None:
     assert TOKENIZER.decode(token_ids) == text
 
 
-def test_special_tokens_are_single_and_bos_is_added_on_request() -> None:
-    token_ids = TOKENIZER.encode("".join(SPECIAL_TEXTS), add_special_tokens=False)
+def test_every_id_of_the_model_has_a_text_and_no_other() -> None:
+    tokenizer: PreTrainedTokenizerFast = byte_tokenizer(260)
+    assert len(tokenizer) == 260
+    assert all(tokenizer.decode([token_id]) for token_id in range(260))
+    assert min(shape_config(shape).vocab_size for shape in SHAPE_NAMES) >= MIN_VOCAB_SIZE
+    token_ids = tokenizer.encode("".join(SPECIAL_TEXTS), add_special_tokens=False)
     assert token_ids == [BOS_ID, EOS_ID, IM_START_ID, IM_END_ID]
-    assert TOKENIZER.encode("a") == [BOS_ID, ord("a")]
-
-
-@pytest.mark.parametrize("vocab_size", [260, 512])
-def test_every_id_of_the_model_has_a_text_and_no_other(vocab_size: int) -> None:
-    tokenizer: PreTrainedTokenizerFast = byte_tokenizer(vocab_size)
-    assert len(tokenizer) == vocab_size
-    assert all(tokenizer.decode([token_id]) for token_id in range(vocab_size))
-
-
-@pytest.mark.parametrize("shape", [name for name in SHAPE_NAMES if name.startswith("tiny-")])
-def test_tiny_shape_runs(shape: str) -> None:
-    model = AutoModelForCausalLM.from_config(shape_config(shape))
-    assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
-    assert model(torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 512)
+    assert tokenizer.encode("a") == [BOS_ID, ord("a")]

@@ -1,24 +1,141 @@
-"""What is read of a model's files without Transformers, and refused where they are damaged."""
+"""Files of models: GGUF as it is converted, and what is read without Transformers, or refused where it is damaged."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from app.model_store.errors import BrokenModel
+from app.domain.errors import UnknownModel
+from app.model_store.errors import BrokenModel, ConversionFailed
+from app.model_store.export import export_model
 from app.model_store.gguf.cached import cached_gguf
+from app.model_store.gguf.conversion import convert_gguf
+from app.model_store.gguf.index import weight_files
 from app.model_store.gguf.tensors import GgufTensors
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.saved import SAVED, read_config, read_tokenizer
 from app.model_store.sizes import stored_sizes
+from app.settings import Settings
 from tests.model_store.conftest import TinyModel
+from tests.model_store.tiny_gguf import CHAT_TEMPLATE, rounded, tiny_model, write_gguf
+
+TEXTS = ["the cat sat on the mat", "in 1999  and 2024", "a  1   2\n\n3", "naïve 東京 🙂", "hello<|im_end|>\n"]
+
+
+@pytest.fixture(scope="module")
+def converted(tiny: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("converted")
+    convert_gguf(tiny.gguf, folder)
+    return folder
+
+
+def _assert_same_logits(folder: Path, expected: Any) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    token_ids = torch.randint(3, 300, (1, 48), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(model(token_ids).logits, expected(token_ids).logits, rtol=0, atol=0)
+
+
+def test_exported_model_has_the_logits_of_the_original_and_leads_back_to_it(tiny: TinyModel, tmp_path: Path) -> None:
+    folder = export_model(str(tiny.gguf), tmp_path)
+    _assert_same_logits(folder, tiny.model)
+    assert (folder / "checkpoint.gguf").resolve() == tiny.gguf.resolve()
+    assert weight_files(folder / "checkpoint") == [tiny.gguf]
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0])
+def test_quantised_weights_are_exported_without_loss(
+    tiny: TinyModel, tmp_path: Path, kind: GGMLQuantizationType
+) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny.model, tiny.tokenizer, kind=kind)
+    _assert_same_logits(export_model(str(tmp_path / "m.gguf"), tmp_path), rounded(tiny.model, kind))
+
+
+def test_a_model_whose_tensors_are_stored_transposed_is_converted(
+    tiny: TinyModel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model("gpt2", tiny.tokenizer.get_vocab_size())
+    write_gguf(tmp_path / "m.gguf", model, tiny.tokenizer)
+    folder = cached_gguf(tmp_path / "m.gguf", tmp_path)
+    assert capfd.readouterr().err == ""
+    _assert_same_logits(folder, model)
+    assert export_model(str(tmp_path / "m.gguf"), tmp_path) == folder
+
+
+def test_a_converted_folder_has_the_tokenizer_of_the_original_and_no_weights(tiny: TinyModel, converted: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(converted)
+    for text in TEXTS:
+        token_ids = tokenizer.encode(text)
+        assert token_ids == tiny.tokenizer.encode(text).ids
+        assert tokenizer.decode(token_ids) == text
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    assert tokenizer.encode("<|im_start|>") == [1]
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert GenerationConfig.from_pretrained(converted).eos_token_id == 2
+    assert not list(converted.glob("*.safetensors"))
+    assert weight_files(converted) == [tiny.gguf], "it is read in place"
+
+
+def test_file_is_converted_once_until_it_changes(tiny: TinyModel, tmp_path: Path) -> None:
+    source = tmp_path / "m.gguf"
+    shutil.copy(tiny.gguf, source)
+    first = cached_gguf(source, tmp_path / "cache")
+    written = (first / "config.json").stat().st_mtime_ns
+    assert cached_gguf(source, tmp_path / "cache") == first
+    assert (first / "config.json").stat().st_mtime_ns == written
+    os.utime(source, ns=(1, 1))
+    assert cached_gguf(source, tmp_path / "cache") != first
+
+
+def test_a_file_that_is_not_there_or_something_else(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModel, match=r"there is no GGUF file .*gone\.gguf"):
+        cached_gguf(tmp_path / "gone.gguf", tmp_path / "cache")
+    source = tmp_path / "noise.gguf"
+    source.write_bytes(b"noise" * 100)
+    with pytest.raises(ConversionFailed, match=r"the conversion of noise\.gguf failed"):
+        cached_gguf(source, tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "gguf").glob("noise*"))
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"without": "model.layers.1.mlp.up_proj.weight"}, r"model\.layers\.1\.mlp\.up_proj\.weight"),
+        ({"extra": "blk.0.attn_q.bias"}, r"no use for .*blk\.0\.attn_q\.bias"),
+        ({"rope_scaling": "yarn"}, "rotary"),
+        ({"split": "klingon"}, "klingon"),
+    ],
+)
+def test_what_would_be_another_model_is_refused_by_name(
+    tiny: TinyModel, tmp_path: Path, broken: dict[str, Any], message: str
+) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny.model, tiny.tokenizer, **broken)
+    with pytest.raises(ConversionFailed, match=message):
+        convert_gguf(tmp_path / "m.gguf", tmp_path)
+
+
+@pytest.mark.model
+def test_the_pulled_model_knows_the_capital_of_france() -> None:
+    folder = export_model("smollm2-135m-instruct", Settings().cache_dir)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    text = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+    prompt = tokenizer(text, return_tensors="pt")["input_ids"]
+    output = model.generate(prompt, max_new_tokens=16, do_sample=False)
+    answer = str(tokenizer.decode(output[0, prompt.shape[1] :]))
+    assert "Paris" in answer
+    assert answer.endswith("<|im_end|>")
 
 
 def test_sizes_of_shards(tiny: TinyModel, tmp_path: Path) -> None:
@@ -28,13 +145,8 @@ def test_sizes_of_shards(tiny: TinyModel, tmp_path: Path) -> None:
     assert len(files) > 1
     found = {name: (size.shape, size.elements, size.nbytes) for name, size in stored_sizes(tmp_path).items()}
     assert found == {name: (tuple(each.shape), each.numel(), each.nbytes) for name, each in tensors.items()}
-
-
-def test_weights_that_nobody_reads_do_not_count(tiny: TinyModel, tmp_path: Path) -> None:
-    tiny.model.save_pretrained(tmp_path)
-    before = stored_sizes(tmp_path)
-    save_file({"layers.0.wq": torch.zeros(64, 64)}, tmp_path / "consolidated.safetensors")
-    assert stored_sizes(tmp_path) == before
+    save_file({"layers.0.wq": torch.zeros(64, 64)}, tmp_path / "consolidated.safetensors")  # which nobody reads
+    assert stored_sizes(tmp_path).keys() == found.keys()
 
 
 @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "", 5])
@@ -61,10 +173,8 @@ def test_a_file_without_a_header_is_refused(tmp_path: Path, content: bytes) -> N
 @pytest.mark.parametrize(
     "change",
     [
-        *({"nbytes": -1}, {"nbytes": 1 << 60}, {"nbytes": 40}),
-        *({"offset": "0"}, {"offset": -8}, {"offset": 1 << 40}),
-        *({"kind": "X"}, {"kind": "Q8_0"}, {"unheard": 1}),
-        *({"shape": []}, {"shape": ["a"]}, {"shape": [3, True]}, {"heads": 3}, {"heads": -2}),
+        *({"nbytes": -1}, {"nbytes": 1 << 60}, {"nbytes": 40}, {"offset": "0"}, {"offset": -8}, {"offset": 1 << 40}),
+        *({"kind": "X"}, {"kind": "Q8_0"}, {"unheard": 1}, {"shape": []}, {"shape": [3, True]}, {"heads": 3}),
     ],
 )
 def test_an_index_that_does_not_fit_its_file_is_refused(
@@ -84,20 +194,16 @@ def folder(tiny: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cached_gguf(tiny.gguf, tmp_path_factory.mktemp("cache"))
 
 
-def test_the_config_has_all_entries(folder: Path) -> None:
+def test_config_and_tokenizer_are_those_that_transformers_reads(folder: Path) -> None:
     expected = AutoConfig.from_pretrained(folder).to_dict()
     del expected["_name_or_path"]
-    found = read_config(folder)
-    assert found.to_dict() == json.loads(json.dumps(expected, default=str))
-    assert found.get_text_config().rope_parameters == expected["rope_parameters"]
-
-
-def test_the_tokenizer_is_the_same(folder: Path) -> None:
+    config = read_config(folder)
+    assert config.to_dict() == json.loads(json.dumps(expected, default=str))
+    assert config.get_text_config().rope_parameters == expected["rope_parameters"]
     loaded: Any = AutoTokenizer.from_pretrained(folder)
-    expected = ModelTokenizer.of(loaded)
+    tokenizer = ModelTokenizer.of(loaded)
     found = read_tokenizer(folder)
-    assert found.facts == expected.facts
-    assert found.backend.to_str() == expected.backend.to_str()
+    assert (found.facts, found.backend.to_str()) == (tokenizer.facts, tokenizer.backend.to_str())
 
 
 @pytest.mark.parametrize(
@@ -112,8 +218,7 @@ def test_a_file_without_the_parts_is_refused(tmp_path: Path, content: str) -> No
 
 @pytest.mark.parametrize("name", [SAVED, "tokenizer.json"])
 def test_a_damaged_file_is_named(folder: Path, tmp_path: Path, name: str) -> None:
-    for path in folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / name).write_text("{")
     with pytest.raises(BrokenModel, match=name):
         read_tokenizer(tmp_path)

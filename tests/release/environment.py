@@ -17,7 +17,6 @@ OF_THE_CHECKOUT = ("PYTHONPATH", "VIRTUAL_ENV", "DJINN_CACHE_DIR")
 
 
 def wheel_of(distribution: str) -> Path:
-    """Its wheel."""
     (wheel,) = DIST.glob(f"{distribution}-*.whl")
     return wheel
 
@@ -56,7 +55,6 @@ class WheelEnvironment:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment to its end."""
         return subprocess.run(
             self._command(program, arguments),
             cwd=self.work,

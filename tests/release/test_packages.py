@@ -86,7 +86,6 @@ def test_the_source_makes_the_clients_wheel_too(dist: Path, tmp_path: Path) -> N
 
 
 def metadata(dist: Path, distribution: str) -> Message:
-    """What a wheel says of itself."""
     (wheel,) = dist.glob(f"{distribution}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))

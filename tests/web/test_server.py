@@ -1,4 +1,4 @@
-"""A server's port, its garbage, its end, and SIGHUP: files are read again, or it drains."""
+"""A server: its port, its garbage, its end, SIGHUP while it loads, and streams that are quiet."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import AsyncGenerator, Iterator
 from typing import NoReturn
 
-import httpx
 import pytest
-from httpx_sse import connect_sse
+from starlette.types import Message
 
 import app.main
 from app.cli import main
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo
-from app.main import create_app, load_app
+from app.main import create_app
 from app.model_store.byte_tokenizer import byte_tokenizer
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.tenants.tenancy import Tenancy
@@ -30,10 +28,10 @@ from app.web.connections.caps import Caps
 from app.web.hangups import Hangups
 from app.web.port import bind
 from app.web.server import ENGINE_LOST, Server
+from app.web.sse import KEEP_ALIVE, EventStream
 from tests.bridge.test_executor import DyingEngine, info
-from tests.processes import serve_process
 from tests.serving import START_TIMEOUT_S, tiny_settings
-from tests.web.connections.conftest import wait_until
+from tests.web.connections.conftest import serving, wait_until
 
 __all__ = ["info"]
 
@@ -65,32 +63,13 @@ def test_a_port_that_another_server_has_taken_is_refused_before_it_listens() -> 
         bind("127.0.0.1", first.getsockname()[1])
 
 
-@pytest.mark.long
-def test_a_server_that_was_killed_under_a_client_comes_back_on_its_port(tmp_path: Path) -> None:
-    with serve_process(tmp_path / "state") as server, httpx.Client(base_url=server.url) as http:
-        http.get("/health").raise_for_status()
-        server.kill()
-        with serve_process(tmp_path / "state", "--port", server.url.rpartition(":")[2]) as again:
-            assert again.url == server.url
-            assert httpx.get(f"{again.url}/health").status_code == 200
-
-
 def test_a_full_collection_of_garbage_passes_over_what_the_server_started_with() -> None:
     """It stops every turn as long as it lasts, and goes through all objects that are not frozen."""
     gc.unfreeze()
-    settings = tiny_settings()
-    server = Server(load_app(settings), Caps.of(settings, descriptors=1024))
-    with bind("127.0.0.1", 0) as bound:
-        thread = threading.Thread(target=server.run, args=([bound],))
-        before = len(gc.get_objects())
-        thread.start()
-        try:
-            wait_until(lambda: gc.get_freeze_count() > 0)
-            assert len(gc.get_objects()) < before / 10
-        finally:
-            server.should_exit = True
-            thread.join(START_TIMEOUT_S)
-    assert not thread.is_alive()
+    before = len(gc.get_objects())
+    with serving():
+        wait_until(lambda: gc.get_freeze_count() > 0)
+        assert len(gc.get_objects()) < before / 10
 
 
 def test_a_server_whose_engine_is_lost_ends_so_that_another_can_start(
@@ -108,8 +87,7 @@ def test_a_server_whose_engine_is_lost_ends_so_that_another_can_start(
         thread.join(START_TIMEOUT_S)
     assert not thread.is_alive()
     assert server.status == ENGINE_LOST
-    said = [line.getMessage() for line in caplog.records if line.name == "app.web.server"]
-    assert said[0] == "the engine is lost (out of memory): the server ends with status 4, so that another is started"
+    assert "the engine is lost (out of memory): the server ends with status 4" in caplog.text
 
 
 @pytest.fixture
@@ -125,7 +103,7 @@ def hang_up() -> None:
     os.kill(os.getpid(), signal.SIGHUP)
 
 
-def test_one_that_comes_too_early_is_kept(missed: list[int]) -> None:
+def test_a_hangup_that_comes_too_early_is_kept_and_a_process_knows_that_it_ignores_them(missed: list[int]) -> None:
     taken: list[str] = []
     with Hangups.heard() as hangups:
         hang_up()
@@ -138,9 +116,6 @@ def test_one_that_comes_too_early_is_kept(missed: list[int]) -> None:
     assert missed == []
     hang_up()
     assert missed == [signal.SIGHUP]
-
-
-def test_a_process_that_was_told_to_ignore_them_knows(missed: list[int]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     with Hangups.heard() as hangups:
         assert hangups.were_ignored
@@ -161,18 +136,56 @@ def test_a_server_that_loads_is_not_ended(
     assert capsys.readouterr().err.endswith("djinn: the model is loaded\n")
 
 
-def test_a_server_without_files_drains_and_is_in_no_hurry(tmp_path: Path) -> None:
-    body = {"token_ids": [5, 6], "max_tokens": 1000, "ignore_eos": True, "stream": True}
-    flags = ("--drain-timeout-s", "60")
-    with serve_process(tmp_path / "state", *flags) as server, httpx.Client(base_url=server.url, timeout=30) as http:
-        session = http.post("/v1/sessions").json()["id"]
-        with connect_sse(http, "POST", f"/v1/sessions/{session}/generate", json=body) as source:
-            stream = source.iter_sse()
-            next(stream)
-            os.kill(server.pid, signal.SIGHUP)
-            while http.get("/ready").status_code == 200:
-                pass
-            os.kill(server.pid, signal.SIGHUP)
-            *_, last = stream
-        assert last.json()["finish_reason"] == "length"
-        assert server.exit_status(30) == 0
+SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [], "asgi": {"spec_version": "2.3"}}
+
+
+class Connection:
+    """One ASGI connection: what was sent, and a client that reads up to `stuck_after` and can leave."""
+
+    def __init__(self, stuck_after: bytes | None = None) -> None:
+        self.sending: list[bytes] = []
+        self.gone = asyncio.Event()
+        self.stuck_after = stuck_after
+
+    async def receive(self) -> Message:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.sending.append(message.get("body", b""))
+        if self.sending[-2:-1] == [self.stuck_after]:
+            await asyncio.Event().wait()
+
+
+async def events(closed: asyncio.Event, *parts: bytes, then_wait: bool = False) -> AsyncGenerator[bytes, None]:
+    try:
+        for part in parts:
+            yield part
+        if then_wait:
+            await asyncio.Event().wait()
+    finally:
+        closed.set()
+
+
+@pytest.mark.parametrize(
+    ("stuck_after", "parts", "sending"),
+    [
+        (None, [b"one"], [b"", b"one", KEEP_ALIVE, KEEP_ALIVE]),  # nothing comes
+        (b"one", [b"one", b"two", b"three"], [b"", b"one", b"two"]),  # the client does not read
+        (b"one", [b"one"], [b"", b"one", b""]),  # nor the end, which no comment follows
+    ],
+)
+async def test_a_quiet_stream_is_kept_alive_by_comments_until_its_client_leaves(
+    stuck_after: bytes | None, parts: list[bytes], sending: list[bytes]
+) -> None:
+    connection, closed = Connection(stuck_after), asyncio.Event()
+    stream = EventStream(events(closed, *parts, then_wait=stuck_after is None), keep_alive_s=0.02)
+    running = asyncio.create_task(stream(SCOPE, connection.receive, connection.send))
+    await asyncio.sleep(0.1)
+    assert not running.done()
+    assert connection.sending[: len(sending)] == sending
+    assert connection.sending[len(sending) :].count(KEEP_ALIVE) == len(connection.sending) - len(sending)
+    connection.gone.set()
+    await asyncio.wait_for(running, 5)
+    assert closed.is_set()
+    assert (KEEP_ALIVE[:1], KEEP_ALIVE[-2:]) == (b":", b"\n\n")

@@ -11,7 +11,7 @@ from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import OpenPage
 from tests.browser.filling import eventually
-from tests.browser.model.inside import Inside
+from tests.browser.model.conftest import Inside
 
 pytestmark = pytest.mark.browser
 
@@ -88,8 +88,14 @@ def test_what_is_wrong_with_an_edit_is_told_beside_its_field(http: httpx.Client,
     expect(positions).to_have_accessible_description(re.compile("the first position must be lower than the end"))
 
 
-def test_an_edit_can_be_armed_for_the_tokens_to_come(inside: Inside) -> None:
+def test_an_edit_of_another_client_is_in_the_map_and_one_can_be_armed_for_the_tokens_to_come(inside: Inside) -> None:
     inside.pause_at(1)
+    cell = inside.cell(1, inside.view["checkpoint"]["end"] - 1)
+    expect(cell).not_to_have_text("")
+    before, shown = inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]["top"][0], cell.inner_text()
+    inside.post(f"{inside.path}/checkpoint/edit", {"edits": [{"op": "scale", "factor": -3}]})
+    assert inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]["top"][0]["token_id"] != before["token_id"]
+    expect(cell).not_to_have_text(shown)
     inside.page.get_by_label("Operation").select_option("ablate")
     inside.button("Steer from here on").click()
     eventually(lambda: [each["layers"] for each in inside.breakpoints("edit")], [[1]])
@@ -138,17 +144,6 @@ def test_an_edit_that_changes_nothing_gives_the_same_reply_until_the_next_turn(i
     inside.pause_at(2)
     expect(panel.get_by_role("article")).to_have_count(0)
     expect(panel).to_contain_text("Both replies appear here")
-
-
-def test_an_edit_of_another_client_is_in_the_map(inside: Inside) -> None:
-    inside.pause_at(1)
-    last = inside.view["checkpoint"]["end"] - 1
-    cell = inside.cell(1, last)
-    expect(cell).not_to_have_text("")
-    before, shown = inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]["top"][0], cell.inner_text()
-    inside.post(f"{inside.path}/checkpoint/edit", {"edits": [{"op": "scale", "factor": -3}]})
-    assert inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]["top"][0]["token_id"] != before["token_id"]
-    expect(cell).not_to_have_text(shown)
 
 
 def test_an_edit_can_be_undone_though_the_lens_after_it_failed(http: httpx.Client, open_page: OpenPage) -> None:

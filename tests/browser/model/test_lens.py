@@ -13,7 +13,7 @@ from playwright.sync_api import APIResponse, Route, expect
 
 from tests.browser.conftest import OpenPage
 from tests.browser.filling import eventually
-from tests.browser.model.inside import Inside
+from tests.browser.model.conftest import Inside
 
 pytestmark = pytest.mark.browser
 
@@ -37,20 +37,6 @@ def test_the_last_layer_says_what_the_turn_then_says(inside: Inside) -> None:
     assert shown == visible(inside.post("/detokenize", {"tokens": [said]})["prompt"])
 
 
-def test_arrow_keys_move_the_cell_and_tell_of_it(inside: Inside) -> None:
-    inside.pause_at(1)
-    inside.page.get_by_role("grid").focus()
-    last = inside.view["checkpoint"]["end"] - 1
-    told = inside.page.get_by_label("The chosen cell").get_by_role("status")
-    expect(told).to_contain_text(f"Layer 1, position {last}, after")
-    for key in ("ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowRight"):
-        inside.page.keyboard.press(key)
-    expect(told).to_contain_text(f"Layer 0, position {last - 1}, after")
-    inside.page.keyboard.press("Home")
-    expect(told).to_contain_text("Layer 0, position 0, after")
-    expect(inside.page.get_by_role("grid")).to_have_attribute("aria-activedescendant", "cell-0-0")
-
-
 def test_a_step_fills_in_the_next_layer_and_clearing_forgets_what_was(inside: Inside) -> None:
     inside.pause_at(0)
     expect(inside.cell(0, 4)).not_to_be_empty()
@@ -63,21 +49,20 @@ def test_a_step_fills_in_the_next_layer_and_clearing_forgets_what_was(inside: In
     assert [each["layer"] for each in inside.get(f"{inside.path}/lens?positions=3:4")["layers"]] == [1]
 
 
-def test_a_long_context_is_asked_for_as_it_is_scrolled_to(inside: Inside) -> None:
-    asked: list[str] = []
-    inside.page.on("request", lambda request: asked.append(request.url))
-    inside.arm(1)
-    inside.start("The quick brown fox. " * 12)
-    end = inside.expect_pause(1)["end"]
-    expect(inside.cell(1, end - 1)).not_to_be_empty()
-    expect(inside.cell(1, 0)).to_have_count(0)
-    assert f"positions={end - 64}%3A{end}" in next(url for url in asked if "/lens?" in url)
-
-
-def test_a_cell_tells_its_tokens_and_the_path_of_one(inside: Inside) -> None:
-    inside.pause_at(inside.layers - 1)
+def test_a_cell_tells_its_tokens_and_the_path_of_one_and_arrow_keys_move_it(inside: Inside) -> None:
+    bottom = inside.layers - 1
+    inside.pause_at(bottom)
     last = inside.view["checkpoint"]["end"] - 1
-    inside.cell(inside.layers - 1, last).click()
+    inside.page.get_by_role("grid").focus()
+    told = inside.page.get_by_label("The chosen cell").get_by_role("status")
+    expect(told).to_contain_text(f"Layer {bottom}, position {last}, after")
+    for key in ("ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowRight"):
+        inside.page.keyboard.press(key)
+    expect(told).to_contain_text(f"Layer {bottom - 1}, position {last - 1}, after")
+    inside.page.keyboard.press("Home")
+    expect(told).to_contain_text(f"Layer {bottom - 1}, position 0, after")
+    expect(inside.page.get_by_role("grid")).to_have_attribute("aria-activedescendant", f"cell-{bottom - 1}-0")
+    inside.cell(bottom, last).click()
     tops = inside.page.locator(".tops button")
     expect(tops).to_have_count(5)
     lens = inside.get(f"{inside.path}/lens?positions={last}:{last + 1}&top_k=5")
@@ -176,12 +161,19 @@ def test_steps_in_a_row_keep_what_is_known_and_ask_for_the_rest(inside: Inside) 
     assert parse_qs(urlsplit(asked.value.url).query)["layers"] == [",".join(map(str, range(1, inside.layers)))]
 
 
-def test_a_new_pause_brings_the_map_to_its_tokens_and_a_step_leaves_it(inside: Inside) -> None:
+def test_a_long_context_is_asked_for_as_it_is_scrolled_to_and_a_new_pause_brings_the_map_to_its_tokens(
+    inside: Inside,
+) -> None:
+    asked: list[str] = []
+    inside.page.on("request", lambda request: asked.append(request.url))
     inside.arm(2)
     inside.start("The quick brown fox. " * 12)
-    last = inside.expect_pause(2)["end"] - 1
+    end = inside.expect_pause(2)["end"]
+    last = end - 1
     expect(inside.cell(2, last)).to_be_in_viewport()
     expect(inside.cell(2, last)).not_to_be_empty()
+    expect(inside.cell(2, 0)).to_have_count(0)
+    assert f"positions={end - 64}%3A{end}" in next(url for url in asked if "/lens?" in url)
     inside.page.locator(".inside").evaluate("box => { box.scrollLeft = 0; }")
     expect(inside.cell(2, 0)).not_to_be_empty()
     inside.button("Next layer").click()
@@ -195,12 +187,14 @@ def test_a_new_pause_brings_the_map_to_its_tokens_and_a_step_leaves_it(inside: I
 
 def test_a_map_whose_connection_dropped_is_asked_for_again(http: httpx.Client, open_page: OpenPage) -> None:
     inside = Inside(http, open_page, refusals=True)
-    inside.page.route(re.compile(rf"{inside.id}/lens\?"), lambda route: route.abort(), times=1)
+    lens = re.compile(rf"{inside.id}/lens\?")
+    inside.page.route(lens, lambda route: route.abort())
     inside.pause_at(1)
-    lens = inside.page.get_by_role("region", name="Layers and lens")
-    expect(lens.get_by_role("alert")).to_contain_text("The server is away.")
+    alert = inside.page.get_by_role("region", name="Layers and lens").get_by_role("alert")
+    expect(alert).to_contain_text("The server is away.")
+    inside.page.unroute(lens)
     expect(inside.cell(1, 4)).not_to_be_empty()
-    expect(lens.get_by_role("alert")).to_have_count(0)
+    expect(alert).to_have_count(0)
 
 
 def test_the_server_computes_nothing_for_a_screen_that_is_left(inside: Inside) -> None:
@@ -216,11 +210,3 @@ def test_the_server_computes_nothing_for_a_screen_that_is_left(inside: Inside) -
     inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
     expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()
     assert not [url for url in asked if "/lens" in url]
-
-
-def test_two_tabs_show_the_same_map(inside: Inside, open_page: OpenPage) -> None:
-    second = open_page(inside.page.url, refusals=True)
-    inside.pause_at(2)
-    for layer in range(3):
-        expect(inside.cell(layer, 7)).not_to_be_empty()
-        expect(second.locator(f"#cell-{layer}-7")).to_have_text(str(inside.cell(layer, 7).text_content()))

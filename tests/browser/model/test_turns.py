@@ -13,10 +13,9 @@ import httpx
 import pytest
 from playwright.sync_api import Route, expect
 
-from tests.browser.accessibility import expect_no_violations
 from tests.browser.conftest import WAIT_MS, OpenPage
-from tests.browser.filling import SEE, eventually
-from tests.browser.model.inside import PROMPT, Inside
+from tests.browser.filling import SEE, eventually, expect_no_violations
+from tests.browser.model.conftest import PROMPT, Inside
 from tests.serving import serve
 
 pytestmark = pytest.mark.browser
@@ -48,8 +47,16 @@ def test_a_pause_is_armed_and_removed_by_pointer_and_by_keyboard(inside: Inside)
 
 
 def test_a_turn_pauses_and_goes_on_step_by_step(inside: Inside) -> None:
+    asked: list[str] = []
+    inside.page.on("request", lambda request: asked.append(request.url))
     inside.arm(2)
-    inside.pause_at(0, tokens=3)
+    inside.arm(0)
+    inside.page.get_by_label("Text", exact=True).fill(PROMPT)
+    inside.page.get_by_label("Most tokens").fill("3")
+    inside.page.get_by_label("Temperature").fill("0")
+    inside.button("Start the turn").dblclick()
+    inside.expect_pause(0)
+    assert len([url for url in asked if url.endswith("/generate")]) == 1
     assert inside.breakpoints("pause")[0]["layers"] == [2]
     inside.button("Next layer").click()
     assert inside.expect_pause(1)["pass"] == "prefill"
@@ -81,16 +88,6 @@ def test_the_next_step_does_not_wait_for_news(inside: Inside) -> None:
         inside.button("Next layer").click()
     inside.expect_pause(inside.layers - 1)
     expect(inside.page.get_by_role("alert")).to_have_count(0)
-
-
-def test_a_refused_turn_keeps_what_was_typed(http: httpx.Client, open_page: OpenPage) -> None:
-    inside = Inside(http, open_page, refusals=True)
-    inside.start("keep this", temperature="-1")
-    field = inside.page.get_by_label("Temperature")
-    expect(field).to_have_attribute("aria-invalid", "true")
-    expect(field).to_have_accessible_description("temperature: a number from 0 to 100; got -1")
-    expect(inside.page.get_by_label("Text", exact=True)).to_have_value("keep this")
-    assert inside.view["tokens"] == 0
 
 
 def test_a_paused_turn_that_was_lost_with_the_server_is_explained(open_page: OpenPage, tmp_path: Path) -> None:
@@ -204,7 +201,7 @@ def test_what_others_have_just_removed_or_armed_is_no_obstacle(http: httpx.Clien
     expect(inside.page.get_by_role("alert")).to_have_count(0)
 
 
-def test_another_tab_shows_what_one_has_armed_and_removed(inside: Inside, open_page: OpenPage) -> None:
+def test_another_tab_and_a_return_to_the_screen_show_what_is_armed_now(inside: Inside, open_page: OpenPage) -> None:
     inside.arm(1)
     own = inside.rung(1)
     other = open_page(inside.page.url)
@@ -216,16 +213,13 @@ def test_another_tab_shows_what_one_has_armed_and_removed(inside: Inside, open_p
     own.click()
     expect(rung).to_have_attribute("aria-pressed", "true")
     assert len(inside.breakpoints("pause")) == 1
-
-
-def test_a_double_click_starts_one_turn(inside: Inside) -> None:
-    asked: list[str] = []
-    inside.page.on("request", lambda request: asked.append(request.url))
-    inside.arm(1)
-    inside.page.get_by_label("Text", exact=True).fill(PROMPT)
-    inside.button("Start the turn").dblclick()
-    inside.expect_pause(1)
-    assert len([url for url in asked if url.endswith("/generate")]) == 1
+    inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
+    expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()
+    inside.call("DELETE", f"{inside.path}/breakpoints")
+    inside.post(f"{inside.path}/breakpoints", {"layer": 2, "action": "pause"})
+    inside.page.go_back()
+    expect(inside.rung(2)).to_have_attribute("aria-pressed", "true")
+    expect(own).to_have_attribute("aria-pressed", "false")
 
 
 def test_a_draft_outlives_a_pause_and_other_screens(inside: Inside) -> None:
@@ -267,14 +261,3 @@ def test_it_breaks_no_rule_of_accessibility_and_fits_any_window(http: httpx.Clie
     inside.button("Try it").click()
     expect(inside.page.get_by_role("table", name="After")).to_be_visible()
     expect_no_violations(inside.page)
-
-
-def test_a_return_to_the_screen_shows_what_is_armed_now(inside: Inside) -> None:
-    inside.arm(1)
-    inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
-    expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()
-    inside.call("DELETE", f"{inside.path}/breakpoints")
-    inside.post(f"{inside.path}/breakpoints", {"layer": 2, "action": "pause"})
-    inside.page.go_back()
-    expect(inside.rung(2)).to_have_attribute("aria-pressed", "true")
-    expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")

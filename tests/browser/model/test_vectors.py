@@ -12,7 +12,8 @@ from playwright.sync_api import expect
 from safetensors.numpy import load, save
 
 from tests.browser.conftest import OpenPage
-from tests.browser.model.inside import Inside
+from tests.browser.filling import drop
+from tests.browser.model.conftest import Inside
 
 pytestmark = pytest.mark.browser
 
@@ -83,6 +84,7 @@ def test_a_file_becomes_a_vector_that_edits_take(http: httpx.Client, open_page: 
     path.write_bytes(save({"mine": vector}))
     short.write_bytes(save({"short": vector[:3]}))
     panel = inside.page.get_by_role("region", name="Vectors")
+    assert drop(inside.page, b"x", "letter.txt"), "it would take the place of the page"
     panel.get_by_label("Name").fill("from-file")
     panel.get_by_label("Safetensors file").set_input_files(short)
     panel.get_by_role("button", name="Add the file").click()

@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import WAIT_MS, OpenPage
-from tests.browser.filling import SEE, anew, drop, eventually, open_session
-from tests.browser.session.on_session import OnSession, panel
+from tests.browser.filling import SEE, anew, eventually, open_session
+from tests.browser.session.conftest import OnSession, panel
 
 pytestmark = pytest.mark.browser
 
@@ -93,24 +93,13 @@ def test_a_page_goes_on_with_its_turns_up_to_three(on: OnSession) -> None:
     expect(page.get_by_role("form", name="Generate")).to_contain_text("This tab runs 3 turns")
 
 
-def test_a_dropped_file_never_takes_the_place_of_the_page(on: OnSession) -> None:
-    page = on.open()
-    page.get_by_role("link", name="Inside the model", exact=True).first.click()
-    expect(page.get_by_role("heading", name="Inside the model")).to_be_visible()
-    assert drop(page, b"x", "letter.txt")
-
-
-def test_a_wrong_clock_of_this_machine_is_no_matter(on: OnSession) -> None:
+def test_times_are_the_servers_though_the_clock_is_wrong_and_the_page_was_hidden(on: OnSession) -> None:
     on.generate()
     page = on.open()
     page.add_init_script("(() => { const real = Date.now; Date.now = () => real() + 3 * 3600 * 1000; })()")
     page.reload()
     opened = panel(page, "Facts").locator("dl > div", has_text="Opened").get_by_role("definition")
     expect(opened).to_have_text(re.compile(r"^(\d+ ms|[\d.]+ s|0 s) ago$"))
-
-
-def test_what_happened_while_hidden_stands_at_its_own_time(on: OnSession) -> None:
-    page = on.open()
     timeline = panel(page, "Timeline")
     timeline.get_by_text("As a table").click()
     expect(timeline.get_by_role("table")).to_contain_text("First seen")

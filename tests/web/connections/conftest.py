@@ -79,16 +79,13 @@ ROUTES: dict[str, Any] = {
 
 @dataclass
 class Edge:
-    """A running server."""
-
     url: str
     _sockets: ExitStack
     address: tuple[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
         parsed = httpx.URL(self.url)
-        assert parsed.port is not None
-        self.address = parsed.host, parsed.port
+        self.address = parsed.host, parsed.port or 0
 
     def connect(self, sent: bytes = b"", *, small_window: bool = False) -> socket.socket:
         """A connection on which `sent` has been sent; it is closed with the test."""
@@ -123,7 +120,6 @@ def edge() -> Iterator[Serve]:
 
 @pytest.fixture(scope="package")
 def server() -> Iterator[Edge]:
-    """A server that the tests share."""
     with serving(max_request_bytes=LIMIT) as server:
         yield server
 

@@ -6,10 +6,8 @@ import asyncio
 import json
 import resource
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -33,12 +31,9 @@ QUIET = b"GET /quiet HTTP/1.1\r\n" + HEADER + b"\r\n"
 @pytest.mark.parametrize(
     ("peer", "origin"),
     [
-        ("192.0.2.7", "192.0.2.7"),
         ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
         ("fe80::1%eth0", "fe80::/64"),
         ("127.9.9.9", LOOPBACK),
-        ("::ffff:127.0.0.1", LOOPBACK),
         ("::1", LOOPBACK),
     ],
 )
@@ -51,20 +46,14 @@ def test_a_host_counts_as_one_address(peer: str, origin: str) -> None:
     [
         (1 << 20, {}, Caps(8192, 4096, 8192)),
         (1024, {}, Caps(768, 384, 768)),
-        (1024, {"max_connections": 100}, Caps(100, 50, 100)),
         (1024, {"max_connections": 1}, Caps(1, 1, 1)),
         (1024, {"max_connections_per_address": 9}, Caps(768, 9, 9)),
-        (1 << 20, {"max_connections": 100_000}, Caps(100_000, 50_000, 100_000)),
     ],
 )
 def test_loopback_may_have_all_and_another_address_half(descriptors: int, changed: dict[str, int], caps: Caps) -> None:
     assert Caps.of(tiny_settings(**changed), descriptors) == caps
-
-
-def test_more_connections_than_there_are_descriptors_for_are_refused() -> None:
-    with pytest.raises(FieldOutOfRange, match=r"max_connections must be at most 768: .* 1024") as refused:
+    with pytest.raises(FieldOutOfRange, match=r"max_connections must be at most 768: .* 1024"):
         Caps.of(tiny_settings(max_connections=769), 1024)
-    assert refused.value.param == "max_connections"
 
 
 @pytest.mark.parametrize("cap", ["max_connections", "max_connections_per_address"])
@@ -108,21 +97,6 @@ def test_an_answer_on_its_way_to_a_slow_reader_does_not_give_way(edge: Serve) ->
     assert slow.recv(1).startswith(b"H")
     _assert_refused(server)
     assert len(read_to_end(slow)) > 4 << 20
-
-
-@pytest.mark.long
-def test_eighty_agents_on_one_address_are_all_served_at_once(edge: Serve) -> None:
-    server = edge()
-    together = threading.Barrier(80)
-
-    def ask(_: int) -> bytes:
-        with httpx.Client(base_url=server.url, timeout=60) as http:
-            together.wait(60)
-            return http.get("/quiet").content + http.get("/quiet").content
-
-    with ThreadPoolExecutor(80) as agents:
-        assert set(agents.map(ask, range(80))) == {b"latelate"}
-    assert server.metric("djinn_connections_refused_total", cause="total") == 0
 
 
 def test_open_connections_are_counted_however_they_close(edge: Serve, caplog: pytest.LogCaptureFixture) -> None:
@@ -171,14 +145,20 @@ def is_open(connection: Connection) -> bool:
     return connection.transport is not None and not connection.transport.is_closing()
 
 
-async def test_a_connection_whose_request_may_be_on_its_way_does_not_give_way() -> None:
-    connections = Connections(Caps(1, 1, 1))
+@pytest.fixture
+async def connections() -> AsyncIterator[Connections]:
+    connections = Connections(Caps(2, 2, 2))
+    yield connections
+    await connections.close()
+
+
+async def test_a_connection_whose_request_may_be_on_its_way_does_not_give_way(connections: Connections) -> None:
+    await connections.open(LOOPBACK)
     new = await connections.open(LOOPBACK, waits_since=100.0)
     assert connections.table.make_room(LOOPBACK, 100.0) is Refused.TOTAL
     assert is_open(new)
     assert connections.table.make_room(LOOPBACK, 100.0 + 2 * GRACE_S) is None
     assert not is_open(new)
-    await connections.close()
 
 
 async def test_an_address_at_its_cap_takes_no_room_from_another() -> None:
@@ -196,8 +176,7 @@ async def test_an_address_at_its_cap_takes_no_room_from_another() -> None:
 
 
 @pytest.mark.parametrize("request_comes", [False, True])
-async def test_room_that_was_given_up_is_counted_once(request_comes: bool) -> None:
-    connections = Connections(Caps(2, 2, 2))
+async def test_room_that_was_given_up_is_counted_once(connections: Connections, request_comes: bool) -> None:
     gone = await connections.open(LOOPBACK, waits_since=1.0)
     await connections.open(LOOPBACK)
     assert connections.table.make_room(LOOPBACK, 10.0) is None
@@ -206,27 +185,20 @@ async def test_room_that_was_given_up_is_counted_once(request_comes: bool) -> No
     connections.table.close(gone)
     await connections.open(LOOPBACK)
     assert connections.table.make_room(LOOPBACK, 20.0) is Refused.TOTAL
-    await connections.close()
-
-
-HALF = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 
 MANY = 400
 
 
 @contextmanager
-def flood(server: ServerProcess, count: int = MANY) -> Iterator[list[socket.socket]]:
+def flood(server: ServerProcess, count: int = MANY) -> Iterator[None]:
     """So many connections with half a header, open at once."""
     url = httpx.URL(server.url)
-    assert url.port is not None
     with ExitStack() as ends:
-        connections = []
         for _ in range(count):
-            connection = ends.enter_context(socket.create_connection((url.host, url.port), PATIENCE_S))
-            connection.sendall(HALF)
-            connections.append(connection)
-        yield connections
+            connection = ends.enter_context(socket.create_connection((url.host, url.port or 0), PATIENCE_S))
+            connection.sendall(GET[:-2])
+        yield
 
 
 def assert_quiet(server: ServerProcess) -> None:

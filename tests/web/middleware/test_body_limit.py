@@ -1,21 +1,31 @@
+"""Bodies of requests: how large one may be, and the budget that all share, which no client fills."""
+
 from __future__ import annotations
 
 import gzip
 import socket
+import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from app.domain.errors import BodiesFull
+from app.web.connections.body_budget import BodyBudget, client_of
 from tests.errors import assert_error
 from tests.processes import serve_process
 from tests.serving import serve
 
 IMPORT = "/v1/sessions/import"
 MIB = 1 << 20
-LIMIT = 1000
+LIMIT = BUDGET = 1000
 JSON = {"Content-Type": "application/json"}
 
 
@@ -26,7 +36,7 @@ def limited() -> Iterator[httpx.Client]:
 
 
 def body_of(size: int) -> bytes:
-    return b'{"metadata": {}' + b" " * (size - 16) + b"}"
+    return b"{" + b" " * (size - 2) + b"}"
 
 
 def in_pieces(body: bytes) -> Iterator[bytes]:
@@ -40,70 +50,42 @@ def test_a_body_of_exactly_the_limit_is_taken_and_a_larger_one_refused_however_i
         assert limited.post("/v1/sessions", content=body(LIMIT), headers=JSON).status_code == 201
         refused = limited.post("/v1/sessions", content=body(LIMIT + 1), headers=JSON)
         assert "1000 bytes" in assert_error(refused, 413, "request_too_large")
+    nowhere = limited.post("/no-such-path", content=body_of(LIMIT + 1), headers=JSON)
+    assert "1000 bytes" in assert_error(nowhere, 413, "request_too_large")
 
 
-@pytest.mark.parametrize("path", ["/no-such-path", "/health"])
-def test_a_declared_length_over_the_limit_is_refused_everywhere(limited: httpx.Client, path: str) -> None:
-    response = limited.post(path, content=body_of(LIMIT + 1), headers=JSON)
-    assert "1000 bytes" in assert_error(response, 413, "request_too_large")
-
-
-@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/sessions/import"])
-def test_a_compressed_body_is_refused_by_name(http: httpx.Client, path: str) -> None:
-    headers = {**JSON, "Content-Encoding": "gzip"}
-    response = http.post(path, content=gzip.compress(b"{}"), headers=headers)
-    assert "gzip" in assert_error(response, 415, "compressed_body", param="Content-Encoding")
+def test_a_compressed_body_is_refused_by_name(http: httpx.Client) -> None:
+    for path in ("/v1/sessions", IMPORT):
+        response = http.post(path, content=gzip.compress(b"{}"), headers={**JSON, "Content-Encoding": "gzip"})
+        assert "gzip" in assert_error(response, 415, "compressed_body", param="Content-Encoding")
     assert http.post("/v1/sessions", content=b"{}", headers={**JSON, "Content-Encoding": "identity"}).is_success
 
 
-@pytest.mark.parametrize(
-    ("method", "says"),
-    [
-        ("GET", "a GET request takes no body"),
-        ("DELETE", "a DELETE request takes no body"),
-        ("PUT", "1000 bytes"),
-        ("PATCH", "1000 bytes"),
-        ("OPTIONS", "1000 bytes"),
-    ],
-)
-def test_only_a_post_has_the_limit_of_imports(limited: httpx.Client, method: str, says: str) -> None:
-    response = limited.request(method, IMPORT, content=body_of(LIMIT + 1))
-    assert says in assert_error(response, 413, "request_too_large")
-    assert "1000 bytes" not in assert_error(limited.post(IMPORT, content=body_of(LIMIT + 1)), 422, "bad_export")
+def test_only_a_post_has_the_limit_of_imports_and_other_methods_take_no_body_or_a_small_one(
+    limited: httpx.Client,
+) -> None:
+    too_large = body_of(LIMIT + 1)
+    assert "1000 bytes" not in assert_error(limited.post(IMPORT, content=too_large), 422, "bad_export")
+    assert "1000 bytes" in assert_error(limited.put(IMPORT, content=too_large), 413, "request_too_large")
+    for method in ("GET", "DELETE"):
+        for content in (too_large, in_pieces(too_large)):
+            response = limited.request(method, "/v1/vectors/one", content=content)
+            assert f"a {method} request takes no body" in assert_error(response, 413, "request_too_large")
+    unknown = limited.request("DELETE", "/v1/sessions", content=in_pieces(too_large))
+    assert_error(unknown, 405, "method_not_allowed")  # known before the body comes
+    head = limited.request("HEAD", IMPORT, content=too_large)
+    assert (head.status_code, head.content) == (413, b"")
 
 
-@pytest.mark.parametrize("method", ["GET", "DELETE"])
-@pytest.mark.parametrize("path", [IMPORT, "/v1/sessions", "/v1/vectors", "/v1/vectors/one"])
-def test_a_body_in_pieces_that_no_route_takes_is_refused_too(limited: httpx.Client, method: str, path: str) -> None:
-    response = limited.request(method, path, content=in_pieces(body_of(LIMIT + 1)))
-    if response.status_code == 405:  # known before the body comes
-        assert_error(response, 405, "method_not_allowed")
-    else:
-        assert f"a {method} request takes no body" in assert_error(response, 413, "request_too_large")
-
-
-def test_an_answer_to_head_has_the_status_alone(limited: httpx.Client) -> None:
-    declared = limited.request("HEAD", IMPORT, content=body_of(LIMIT + 1))
-    assert (declared.status_code, declared.content) == (413, b"")
-    in_parts = limited.request("HEAD", IMPORT, content=in_pieces(body_of(LIMIT + 1)))
-    assert (in_parts.status_code, in_parts.content) == (405, b"")
-
-
-@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
-def test_a_declared_length_is_refused_before_the_body_comes(http: httpx.Client, method: str) -> None:
+def test_a_declared_length_is_refused_before_the_body_comes(http: httpx.Client) -> None:
     with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=10) as client:
-        head = f"{method} {IMPORT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {1500 * MIB}\r\n\r\nbegin"
+        head = f"GET {IMPORT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {1500 * MIB}\r\n\r\nbegin"
         client.sendall(head.encode())
         assert client.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
 @pytest.mark.parametrize(
-    ("method", "limit", "status"),
-    [
-        ("POST", "8MiB", 422),
-        pytest.param("GET", "8MiB", 413, marks=pytest.mark.long),
-        pytest.param("GET", "1GiB", 422, marks=pytest.mark.long),
-    ],
+    ("method", "limit", "status"), [("POST", "8MiB", 422), pytest.param("GET", "1GiB", 422, marks=pytest.mark.long)]
 )
 def test_a_large_body_is_not_kept_in_memory(tmp_path: Path, method: str, limit: str, status: int) -> None:
     with (
@@ -121,3 +103,97 @@ def test_a_large_body_is_not_kept_in_memory(tmp_path: Path, method: str, limit: 
 
         assert http.request(method, IMPORT, content=pieces()).status_code == status
         assert max(resident) - resident[0] < 32 * MIB
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, BUDGET), st.booleans())))
+def test_no_client_takes_what_it_must_leave(asked: list[tuple[str, int, bool]]) -> None:
+    budget, bodies = BodyBudget(BUDGET), list[tuple[str, int]]()
+    for client, count, is_over in asked:
+        if is_over and bodies:
+            budget.give(*bodies.pop(0))
+        own = sum(size for other, size in bodies if other == client)
+        free = BUDGET - sum(size for _, size in bodies) - count
+        fits = free >= (own + count if own else 0)
+        try:
+            budget.take(client, count)
+        except BodiesFull:
+            assert not fits
+        else:
+            assert fits
+            bodies.append((client, count))
+    for body in bodies:
+        budget.give(*body)
+    budget.take("a", BUDGET)
+
+
+def test_a_body_that_grows_is_one_body() -> None:
+    budget, sizes = BodyBudget(BUDGET), Counter[str]()
+    for _ in range(10):
+        budget.take("a", 100, sizes["a"])
+        sizes["a"] += 100
+    with pytest.raises(BodiesFull, match="under way take"):
+        budget.take("b", 1)
+
+
+@pytest.mark.parametrize(
+    ("scope", "client"),
+    [
+        ({"state": {"owner": "ours"}, "client": ("10.0.0.1", 1)}, "tenant ours"),
+        ({"state": {"owner": None}, "client": ("10.0.0.1", 1)}, "10.0.0.1"),
+        ({"client": ("2001:db8::1", 1)}, "2001:db8::/64"),
+        ({"client": ("proxied", 1)}, "host proxied"),
+        ({"client": None}, "host "),
+    ],
+)
+def test_a_client_is_a_tenant_or_an_address(scope: dict[str, Any], client: str) -> None:
+    assert client_of(scope) == client
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[httpx.Client]:
+    """A client with the first of two keys of a server with a small budget."""
+    with (
+        serve(max_bodies_bytes=BUDGET, api_keys=("ours", "theirs")) as url,
+        httpx.Client(base_url=url, timeout=30, headers={"X-Api-Key": "ours"}) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def sending(http: httpx.Client, header: str, sent: bytes = b"{") -> Iterator[None]:
+    """A request of the same client whose body does not end."""
+    head = f"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: ours\r\n{header}\r\n\r\n"
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=10) as client:
+        client.sendall(head.encode() + sent)
+        yield
+
+
+def answer_to(http: httpx.Client, size: int, *, until: int, **headers: str) -> httpx.Response:
+    """The answer to a body of that size, once it is of that status."""
+    for _ in range(200):
+        answer = http.post("/v1/sessions", content=body_of(size), headers={**JSON, **headers})
+        if answer.status_code == until:
+            break
+        time.sleep(0.02)
+    return answer
+
+
+def test_a_body_for_which_there_is_no_memory_is_refused_and_another_tenant_finds_room(small: httpx.Client) -> None:
+    with sending(small, "Content-Length: 450"):
+        refused = answer_to(small, 450, until=503)
+        assert "this client" in assert_error(refused, 503, "bodies_full")
+        assert refused.headers["Retry-After"] == "1"
+        assert small.post("/v1/sessions", content=body_of(50), headers=JSON).status_code == 201
+        assert small.get("/health").status_code == 200
+        assert answer_to(small, 450, until=201, **{"X-Api-Key": "theirs"}).status_code == 201
+    assert answer_to(small, 450, until=201).status_code == 201
+
+
+def test_a_body_in_pieces_counts_as_it_comes(small: httpx.Client) -> None:
+    refused = small.post("/v1/sessions", content=body_of(BUDGET + 1), headers=JSON)
+    assert "1000 bytes" in assert_error(refused, 413, "request_too_large")
+    with sending(small, "Transfer-Encoding: chunked", b"190\r\n" + b" " * 400 + b"\r\n"):
+        assert_error(answer_to(small, 400, until=503), 503, "bodies_full")
+        pieces = in_pieces(body_of(400))
+        assert_error(small.post("/v1/sessions", content=pieces, headers=JSON), 503, "bodies_full")
+    assert answer_to(small, 400, until=201).status_code == 201

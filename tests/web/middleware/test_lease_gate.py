@@ -52,13 +52,6 @@ async def answer(messages: list[Message], lost_after: int | None, **scope: Any) 
     return sent, len(cuts)
 
 
-@pytest.mark.parametrize(("lost_after", "path"), [(None, "/v1/sessions"), (0, "/health")])
-async def test_all_of_it_leaves_while_the_lease_is_held_or_if_it_is_of_the_server(
-    lost_after: int | None, path: str
-) -> None:
-    assert await answer([START, PART, END], lost_after, path=path) == ([START, PART, END], 0)
-
-
 @pytest.mark.parametrize("lost_after", [-1, 0])
 async def test_an_answer_that_comes_too_late_becomes_an_error(lost_after: int) -> None:
     (start, body), cuts = await answer([START, PART, END], lost_after)

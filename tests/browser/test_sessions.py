@@ -1,17 +1,100 @@
-"""The table, its filters and its buttons; new sessions, with labels or from an exported file."""
+"""The screen of sessions: the board, the table with its filters and buttons, and sessions that are opened there."""
 
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import APIResponse, FilePayload, Locator, Page, Route, expect
 
 from tests.browser.conftest import OpenPage, close_all
-from tests.browser.filling import drop, open_session, wait_until
+from tests.browser.filling import drop, open_session, signal, wait_until
+from tests.serving import serve
 
 pytestmark = pytest.mark.browser
+
+
+def cells(page: Page, session: str) -> Locator:
+    return page.locator(f'.cell[data-id="{session}"]')
+
+
+def test_a_session_moves_between_the_lanes_whose_figures_and_charts_have_units(
+    open_page: OpenPage, http: httpx.Client
+) -> None:
+    page = open_page()
+    device, host = (page.get_by_role("region", name=f"{tier} tier") for tier in ("Device", "Host"))
+    expect(device).to_contain_text("Empty. Open a session and send it a prompt")
+    expect(host).to_contain_text("Empty. Park a session")
+    expect(host).to_contain_text("free of 16 MiB")
+    expect(page.get_by_role("region", name="Disk tier")).to_contain_text("No disk tier")
+    session = open_session(http, tokens=40, name="traveller")
+    cell = cells(page, session)
+    expect(cell).to_have_attribute("data-tier", "device")
+    expect(cell).to_have_accessible_name(re.compile("traveller, at hand; 40 tokens, .* on the device"))
+    expect(device).not_to_contain_text("Empty.")
+    expect(device).to_contain_text(re.compile(r"KiB owned.*free of 4\.0 MiB.*weights"))
+    charts = page.get_by_role("region", name="The last 10 minutes")
+    expect(charts.get_by_role("img", name=re.compile("^Device memory .* now 48 KiB owned"))).to_be_visible()
+    expect(charts.get_by_role("img", name=re.compile("^Turns .* 0 running and 0 waiting"))).to_be_visible()
+    signal(http, session, "io_wait")
+    expect(cell).to_have_attribute("data-tier", "host")
+    expect(cell).to_have_accessible_name(re.compile("traveller, waiting; .* on the host"))
+    lane: Any = host.bounding_box()
+    drawn: Any = cell.bounding_box()
+    assert lane["y"] < drawn["y"] < lane["y"] + lane["height"]
+    moves = charts.get_by_role("img", name=re.compile("^Moves .* to host: .* copies run at .* MiB"))
+    expect(moves).to_be_visible()
+    expect(moves.locator("text").first).to_have_text("0 MiB/s")
+
+
+def test_arrow_keys_go_from_cell_to_cell_whose_tooltips_tell_what_they_hold(
+    open_page: OpenPage, http: httpx.Client
+) -> None:
+    on_device, on_host = (open_session(http, tokens=40, name=name, team="blue") for name in ("above", "below"))
+    parked = {"phase": "io_wait", "resume_in_ms": 3_600_000}
+    http.post(f"/v1/sessions/{on_host}/phase", json=parked).raise_for_status()
+    page = open_page()
+    expect(cells(page, on_host)).to_have_attribute("data-tier", "host")
+    page.get_by_role("group", name="Board of sessions by tier").focus()
+    page.keyboard.press("ArrowDown")
+    expect(cells(page, on_device)).to_be_focused()
+    tip = page.get_by_role("tooltip")
+    for text in (on_device, "name: above, team: blue", "40 tokens", "48 KiB on the device", "phase compute", "prefill"):
+        expect(tip).to_contain_text(text)
+    page.keyboard.press("ArrowDown")
+    expect(cells(page, on_host)).to_be_focused()
+    expect(tip).to_contain_text(re.compile("Returns *in (59 min|1 h)"))
+    page.keyboard.press("ArrowUp")
+    cells(page, on_host).hover()
+    expect(tip).to_contain_text(on_host)
+    page.get_by_role("heading", name="Sessions").hover()
+    expect(cells(page, on_device)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(f"#/sessions/{on_device}$"))
+    page.goto("about:blank")  # before the session is closed
+
+
+SESSIONS, WITH_KV = 1000, 200
+
+
+def test_a_thousand_sessions_are_shown_and_followed(open_page: OpenPage) -> None:
+    with serve(kv_device=24 << 20, kv_host=24 << 20) as url, httpx.Client(base_url=url, timeout=60) as http:
+        with ThreadPoolExecutor(4) as pool:
+            opened = pool.map(
+                lambda at: open_session(http, tokens=4 * (at < WITH_KV), name=f"agent-{at}"), range(SESSIONS)
+            )
+            sessions = list(opened)
+        page = open_page(url)
+        expect(page.locator(".cell")).to_have_count(WITH_KV)
+        expect(page.get_by_role("main")).to_contain_text("1,000 sessions")
+        assert page.locator("tbody tr[data-id]").count() < 60, "only rows in view are in the document"
+        for session in sessions[:100]:
+            signal(http, session, "io_wait")
+        expect(page.locator('.cell[data-tier="host"]')).to_have_count(100)
+        page.goto("about:blank")
 
 
 def rows(page: Page) -> Locator:
@@ -52,19 +135,25 @@ def test_filters_by_text_and_by_what_sessions_do(open_page: OpenPage, http: http
     expect(rows(page)).to_have_count(3)
 
 
-def test_one_click_shows_who_holds_the_most_and_no_copy_counts(open_page: OpenPage, http: httpx.Client) -> None:
-    sessions = [open_session(http, tokens=tokens) for tokens in (200, 20, 160)]
+def test_who_holds_the_most_has_the_largest_cell_and_is_one_click_away_and_no_copy_counts(
+    open_page: OpenPage, http: httpx.Client
+) -> None:
+    sessions = [open_session(http, tokens=tokens, name=f"of {tokens}") for tokens in (512, 128, 300)]
     http.get(f"/v1/sessions/{sessions[2]}/export").raise_for_status()
     wait_until(http, sessions[2], lambda view: view["kv"]["device_bytes"] == view["kv"]["host_bytes"] > 0)
     page = open_page()
     expect(rows(page).first).to_have_attribute("data-id", sessions[2])  # the newest
     page.get_by_role("button", name="Biggest first").click()
     expect(rows(page).first).to_have_attribute("data-id", sessions[0])
-    expect(rows(page).first).to_contain_text("208 KiB")
+    expect(rows(page).first).to_contain_text("512 KiB")
     for _ in range(2):
         page.get_by_role("button", name="Tokens", exact=True).click()
     expect(rows(page).first).to_have_attribute("data-id", sessions[1])
     expect(page.get_by_role("group", name="Board").locator("..")).to_contain_text("once in a lane's figures")
+    boxes: list[Any] = [cells(page, session).bounding_box() for session in sessions[:2]]
+    areas = [box["width"] * box["height"] for box in boxes]
+    assert areas[0] / areas[1] == pytest.approx(4, rel=0.25)
+    assert cells(page, sessions[1]).evaluate("cell => getComputedStyle(cell).textOverflow") == "ellipsis"
 
 
 def test_a_row_parks_calls_back_and_closes(open_page: OpenPage, http: httpx.Client) -> None:
@@ -142,21 +231,12 @@ def test_a_session_that_is_closed_before_its_answer_comes_is_not_there(open_page
     expect(page.get_by_role("main")).to_contain_text("No session is open.")
 
 
-def test_an_exported_file_is_dropped_on_the_page(open_page: OpenPage, http: httpx.Client) -> None:
+def test_an_exported_file_is_dropped_on_the_page_and_one_that_is_no_session_says_so(
+    open_page: OpenPage, http: httpx.Client
+) -> None:
     session = open_session(http, tokens=40, name="emigrant")
-    file = http.get(f"/v1/sessions/{session}/export").content
+    exported = http.get(f"/v1/sessions/{session}/export").content
     http.delete(f"/v1/sessions/{session}").raise_for_status()
-    page = open_page()
-    expect(page.get_by_role("heading", name="Sessions")).to_be_visible()
-    drop(page, file, "emigrant.safetensors")
-    page.get_by_role("list", name="Imports").get_by_role("link").click()
-    expect(page).to_have_url(re.compile("#/sessions/ses_"))
-    [arrived] = http.get("/v1/sessions").json()["data"]
-    assert page.url.endswith(arrived["id"])
-    assert (arrived["tokens"], arrived["metadata"]) == (40, {"name": "emigrant"})
-
-
-def test_a_file_that_is_no_session_says_so(open_page: OpenPage, http: httpx.Client) -> None:
     page = open_page(refusals=True)
     file = FilePayload(name="holiday.safetensors", mimeType="image/jpeg", buffer=b"not a session at all")
     with page.expect_file_chooser() as chooser:
@@ -170,3 +250,9 @@ def test_a_file_that_is_no_session_says_so(open_page: OpenPage, http: httpx.Clie
     imports.get_by_role("button", name="Forget the import of holiday.safetensors").click()
     expect(imports.get_by_role("listitem")).to_have_count(0)
     assert http.get("/v1/sessions").json()["data"] == []
+    drop(page, exported, "emigrant.safetensors")
+    imports.get_by_role("link").click()
+    expect(page).to_have_url(re.compile("#/sessions/ses_"))
+    [arrived] = http.get("/v1/sessions").json()["data"]
+    assert page.url.endswith(arrived["id"])
+    assert (arrived["tokens"], arrived["metadata"]) == (40, {"name": "emigrant"})

@@ -1,13 +1,18 @@
-"""The composer of a session's screen: turns that are sent, refused, cancelled and resumed."""
+"""The composer of a session's screen: turns that are sent, refused, cancelled, resumed, broken off and lost."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, Route, expect
 
-from tests.browser.session.on_session import LONG, OnSession, ignore_the_end, send, send_to_the_end, write
+from tests.browser.conftest import WAIT_MS, OpenPage
+from tests.browser.filling import SEE, anew, wait_until
+from tests.browser.session.conftest import LONG, OnSession, ignore_the_end, panel, send, send_to_the_end, write
+from tests.processes import serve_process
 
 pytestmark = pytest.mark.browser
 
@@ -99,6 +104,16 @@ def test_what_is_wrong_is_said_beside_its_field(on: OnSession) -> None:
     expect(page.get_by_label("Other fields, as JSON")).to_be_visible()
     expect(page.get_by_label("Text")).to_have_value("Hello")
     assert on.view()["tokens"] == 0
+    other = on.api.post("/v1/sessions", json={}).raise_for_status().json()["id"]
+    send(page, "Hello", Temperature="-1", **{"Other fields, as JSON": ""})
+    field = page.get_by_label("Temperature", exact=True)
+    expect(field).to_have_attribute("aria-invalid", "true")
+    for session, wrong in ((other, 0), (on.id, 1)):
+        page.evaluate("id => { location.hash = `#/sessions/${id}`; }", session)
+        expect(page.get_by_role("heading", level=1)).to_have_attribute("title", session)
+        if session == other:
+            field.fill("1")  # which hides nothing of the first
+        expect(page.locator("[aria-invalid]")).to_have_count(wrong)
 
 
 def test_a_paused_turn_says_so_and_is_resumed(on: OnSession) -> None:
@@ -128,16 +143,85 @@ def test_a_paused_turn_says_so_and_is_resumed(on: OnSession) -> None:
     expect(page.locator(".token")).to_have_count(11)
 
 
-def test_an_edit_in_one_session_does_not_hide_what_is_wrong_in_another(on: OnSession) -> None:
+def lose_the_turn(on: OnSession, page: Page) -> None:
+    """As a restart of a server that had not kept the turn, while the page does not look."""
+    page.evaluate(SEE, "hidden")
+    on.post("cancel")
+    on.post("rewind", to_token=0)
+    page.route("**/v1/events", anew)
+    page.evaluate(SEE, "visible")
+
+
+def test_a_resume_that_breaks_off_brings_the_prompt_back_only_if_it_is_lost(on: OnSession) -> None:
+    on.post("breakpoints", layer=2, action="pause", when={"pass": "decode"})
     page = on.open(refusals=True)
-    other = on.api.post("/v1/sessions", json={}).raise_for_status().json()["id"]
-    send(page, "Hello", Temperature="-1")
-    field = page.get_by_label("Temperature", exact=True)
-    expect(field).to_have_attribute("aria-invalid", "true")
-    for session, value, wrong in ((other, "1", 0), (on.id, None, 1)):
-        page.evaluate("id => { location.hash = `#/sessions/${id}`; }", session)
-        expect(page.get_by_role("heading", level=1)).to_have_attribute("title", session)
-        if value is not None:
-            field.fill(value)
-        expect(page.locator("[aria-invalid]")).to_have_count(wrong)
-    expect(field).to_have_accessible_description("temperature: a number from 0 to 100; got -1")
+    send_to_the_end(page, "Hello")
+    expect(page.get_by_role("region", name="Paused")).to_be_visible()
+    refusal = {"error": {"message": "too many calls", "param": None}}
+    page.route("**/resume", lambda route: route.fulfill(status=429, json=refusal), times=1)
+    page.get_by_role("button", name="Resume to the end").click()
+    expect(page.get_by_role("alert")).to_have_text("too many calls")
+    page.route("**/resume", lambda route: route.fulfill(body="", content_type="text/event-stream"))
+    page.get_by_role("button", name="Resume to the end").click()
+    expect(page.get_by_role("alert")).to_have_text("The server went away during the turn.")
+    expect(page.get_by_label("Text")).to_have_value("")
+    assert on.history()["text"].startswith("<bos>Hello")
+    lose_the_turn(on, page)
+    expect(page.get_by_label("Text")).to_have_value("Hello")
+    expect(page.get_by_text("The paused turn is over")).to_contain_text("The prompt is in its field again.")
+
+
+def test_a_turn_that_breaks_off_empties_its_field_only_if_the_session_has_the_prompt(on: OnSession) -> None:
+    page = on.open(refusals=True)
+    view = re.compile(f"/v1/sessions/{on.id}$")
+
+    def break_off(route: Route) -> None:
+        page.route(view, lambda call: call.abort())
+        text = route.fetch().text()
+        route.fulfill(body=text.rpartition("event: ")[0], content_type="text/event-stream")
+
+    page.route("**/generate", break_off, times=1)
+    send, alert = page.get_by_role("button", name="Send"), page.get_by_role("alert")
+    send_to_the_end(page, "Hello")
+    expect(alert).to_have_text("The server went away during the turn.")
+    expect(send).to_be_disabled()  # it would be sent twice, maybe
+    page.unroute(view)
+    expect(alert).to_have_text("The server went away during the turn. The session has the prompt.")
+    expect(page.get_by_label("Text")).to_have_value("")
+    expect(page.locator(".token")).to_have_count(10)
+
+    def lose(route: Route) -> None:
+        on.generate("Something else")
+        route.abort()
+
+    page.route("**/generate", lose, times=1)
+    write(page, "Once more")
+    send.click()
+    expect(alert).to_have_text("The server is away.")
+    expect(send).to_be_enabled()
+    expect(page.get_by_label("Text")).to_have_value("Once more")
+    send.click()
+    expect(alert).to_have_count(0)
+    assert on.history()["text"].count("Once more") == 1
+
+
+def test_a_turn_that_dies_with_its_server_says_what_is_lost(
+    open_page: OpenPage, roomy_model: Path, tmp_path: Path
+) -> None:
+    flags = ("--model", str(roomy_model), "--max-model-len", "8192", "--kv-device", "64MiB")
+    with serve_process(tmp_path / "state", *flags) as server, httpx.Client(base_url=server.url, timeout=60) as api:
+        on = OnSession(api, open_page)
+        on.generate()
+        kept = on.view()["tokens"]
+        page = on.open(refusals=True)
+        send_to_the_end(page, "Once more", **{"Most tokens": str(LONG)})
+        wait_until(api, on.id, lambda view: view["tokens"] > kept + 100)
+        expect(panel(page, "Facts")).not_to_contain_text(f"{kept} tokens")
+        server.kill()
+        port = server.url.rpartition(":")[2]
+    expect(page.get_by_role("alert")).to_have_text("The server went away during the turn.")
+    with serve_process(tmp_path / "state", *flags, "--port", port):
+        lost = rf"Lost with it, as at a restart: \d+ tokens\. Kept: {kept} tokens\.\s*$"
+        expect(page.get_by_role("alert")).to_have_text(re.compile(lost), timeout=WAIT_MS)
+        expect(page.get_by_label("Text")).to_have_value("Once more")
+        page.goto("about:blank")

@@ -1,0 +1,286 @@
+"""What the doctor reads of a machine and says of each part: whether it is well, what is wrong, and what to do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.doctor.capability import check_capability
+from app.doctor.copies import BUFFER_BYTES, buffer_bytes, check_copies
+from app.doctor.device import check_cpu, check_gpu, choose_device, cpu_name, nvidia_cards
+from app.doctor.disk import Disk, check_disk, read_disk
+from app.doctor.driver import Driver, check_driver, read_release
+from app.doctor.findings import Finding, Status
+from app.doctor.link import Link, check_link, read_link
+from app.doctor.memlock import Pinned, check_memlock, check_pinned, read_memlock
+from app.doctor.memory import check_device_memory, check_host_memory
+from app.doctor.numa import Numa, check_numa, read_numa
+from app.doctor.versions import Package, Versions, check_versions, read_versions
+from app.machine.cgroup import MemoryLimit, read_memory_limit
+from app.machine.memory import HostMemory, read_host_memory
+from tests.doctor.conftest import ADDRESS, CPU_TORCH, CUDA_TORCH, GIB, H100, Kernel, copies, rates
+
+OK, WARNING, ERROR = Status.OK, Status.WARNING, Status.ERROR
+MIB = 1 << 20
+NO_DRIVER = replace(CUDA_TORCH, gpu_count=0, problem="Found no NVIDIA driver on your system.")
+DRIVER = Driver("580.159.04", "13.0")
+LINK = Link(32.0, 16, 32.0, 16)
+PINNED, NOT_PINNED = Pinned(256 * MIB, None), Pinned(256 * MIB, "CUDA error: out of memory")
+DISK = Disk("/var/djinn", "/var", True, "ext4", 50 * GIB, 100 * GIB)
+
+
+def compiled_for(capability: str, architectures: str) -> Finding:
+    """A GPU with a PyTorch that has kernels for these."""
+    major, minor = map(int, capability.split("."))
+    return check_capability(replace(H100, major=major, minor=minor), architectures.split())
+
+
+def installed(name: str, package: Package, device: str = "cuda:0") -> Finding:
+    """With nothing else, and Djinn from its source."""
+    _, finding = check_versions(Versions("3.12.3", None, {name: package}), "13.0", device)
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("finding", "status", "says", "remedy"),
+    [
+        (check_cpu("cpu", "AMD EPYC", CPU_TORCH, cards=1), OK, "AMD EPYC", ""),
+        (check_cpu("auto", "AMD EPYC", CPU_TORCH, cards=0), OK, "AMD EPYC", ""),
+        (check_cpu("auto", "AMD EPYC", CPU_TORCH, cards=1), WARNING, "without CUDA", "PyTorch with CUDA"),
+        (check_cpu("auto", "AMD EPYC", NO_DRIVER, cards=1), WARNING, "Found no NVIDIA driver", "--gpus all"),
+        (check_gpu("cuda:0", CUDA_TORCH, H100, None), OK, "cuda:0: NVIDIA H100 80GB HBM3", ""),
+        (check_gpu("cuda:5", CPU_TORCH, None, None), ERROR, "without CUDA", "PyTorch with CUDA"),
+        (check_gpu("cuda:5", NO_DRIVER, None, None), ERROR, "Found no NVIDIA driver", "CUDA_VISIBLE_DEVICES"),
+        (check_gpu("cuda:5", replace(CUDA_TORCH, gpu_count=2), None, None), ERROR, "not here: cuda:0, cuda:1", "name"),
+        (check_gpu("cuda:0", CUDA_TORCH, None, "CUDA error: busy"), ERROR, "CUDA error: busy", "nvidia-smi"),
+        (check_driver(DRIVER, "12.6"), OK, "580.159.04, for CUDA 13.0", ""),
+        (check_driver(DRIVER, "13.2"), OK, "", ""),  # a later minor version
+        (check_driver(Driver(None, "12.8"), "13.0"), ERROR, "unknown release, for CUDA 12.8; ", "PyTorch for CUDA 12"),
+        (check_driver(Driver(None, None), "13.0"), ERROR, "", "install the NVIDIA driver"),
+        (compiled_for("9.0", "sm_80 sm_90"), OK, "9.0", ""),
+        (compiled_for("8.9", "sm_80 sm_90"), OK, "", ""),  # a later minor version
+        (compiled_for("9.0", "sm_90a"), OK, "", ""),
+        (compiled_for("12.0", "sm_90 compute_90"), OK, "", ""),  # compiled when it is loaded
+        (compiled_for("10.3", "sm_100f"), OK, "", ""),
+        (compiled_for("7.5", "sm_75"), WARNING, "no bfloat16", "--dtype float16"),
+        (compiled_for("12.0", "sm_80 sm_90"), ERROR, "sm_80, sm_90", "install a PyTorch"),
+        (compiled_for("8.0", "sm_86 sm_90"), ERROR, "", ""),  # an earlier minor version
+        (compiled_for("9.1", "sm_90a"), ERROR, "", ""),
+        (compiled_for("8.0", "compute_90"), ERROR, "", ""),
+        (compiled_for("12.0", "sm_100f"), ERROR, "", ""),
+        (compiled_for("9.0", "gfx942"), ERROR, "", ""),
+        (check_copies(copies(55, 54), None, LINK)[0], OK, "55.0 GB/s, 87% of the PCIe link", ""),
+        (check_copies(copies(55, 20), None, LINK)[1], WARNING, "32% of the PCIe link", "NUMA"),
+        (check_copies(copies(12, 11), None, None)[1], OK, "11.0 GB/s", ""),
+        (
+            check_copies(replace(copies(), to_device=rates(55, slowest=0.4)), None, LINK)[0],
+            WARNING,
+            "from 22.0 GB/s to 55.5 GB/s",
+            "stop what else runs",
+        ),
+        (check_copies(None, "CUDA error: uncorrectable ECC error", LINK)[0], ERROR, "ECC error", "nvidia-smi -q"),
+        (check_device_memory(H100), OK, "79.0 GiB free of 80.0 GiB", ""),
+        (check_device_memory(replace(H100, free_bytes=40 * GIB)), WARNING, "40.0 GiB free", "nvidia-smi"),
+        (check_device_memory(replace(H100, free_bytes=GIB // 2)), ERROR, "512.0 MiB free", "nvidia-smi"),
+        (check_host_memory(HostMemory(64 * GIB, GIB // 2, None)), ERROR, "", "stop other processes"),
+        (
+            check_host_memory(HostMemory(64 * GIB, 60 * GIB, MemoryLimit(16 * GIB, 12 * GIB))),
+            WARNING,
+            "12.0 GiB free of 64.0 GiB",
+            "--kv-host",
+        ),
+        (check_host_memory(HostMemory(64 * GIB, 60 * GIB, MemoryLimit(63 * GIB, 62 * GIB))), OK, "", ""),
+        (check_host_memory(HostMemory(64 * GIB, 60 * GIB, MemoryLimit(16 * GIB, 0))), ERROR, "", ""),
+        (check_memlock(200 * GIB, PINNED, 100 * GIB), OK, "", ""),  # more than there is memory
+        (check_memlock(8 * MIB, None, 100 * GIB), OK, "", ""),  # a CPU, where nothing is pinned
+        (check_memlock(8 * MIB, PINNED, 100 * GIB), OK, "", ""),  # it was pinned all the same
+        (check_memlock(GIB, PINNED, 100 * GIB), WARNING, "1.0 GiB", "ulimit -l unlimited"),
+        (check_memlock(GIB, NOT_PINNED, 100 * GIB), WARNING, "1.0 GiB", "ulimit -l unlimited"),
+        (check_pinned(NOT_PINNED), ERROR, "CUDA error: out of memory", "ulimit -l unlimited"),
+        (check_disk(DISK), OK, "50.0 GiB free of 100.0 GiB for /var/djinn", ""),
+        (check_disk(replace(DISK, file_system="tmpfs")), WARNING, "gone after a restart", "--state-dir"),
+        (check_disk(replace(DISK, file_system="nfs4")), WARNING, "SQLite", "--state-dir"),
+        (check_disk(replace(DISK, free_bytes=GIB // 2)), WARNING, "512.0 MiB free", "make room"),
+        (installed("torch", Package("2.11.0+cu130", "<3,>=2.11")), OK, "2.11.0+cu130, for CUDA 13.0", ""),
+        (installed("triton", Package(None, None), "cpu"), OK, "not needed on a CPU", ""),
+        (installed("triton", Package(None, None)), ERROR, "", "pip install 'triton'"),
+        (installed("torch", Package("2.10.0", "<3,>=2.11")), ERROR, "", "pip install 'torch<3,>=2.11'"),
+        (installed("transformers", Package(None, "<6")), ERROR, "", "pip install 'transformers<6'"),
+    ],
+)
+def test_a_finding_is_well_or_has_its_cause_and_its_remedy(
+    finding: Finding, status: Status, says: str, remedy: str
+) -> None:
+    assert (finding.status, finding.remedy is None) == (status, status is OK)
+    assert says in finding.summary
+    assert remedy in (finding.remedy or "")
+
+
+def test_the_device_is_the_one_that_was_asked_for_whether_it_is_there_or_not() -> None:
+    asked = (("auto", 0), ("auto", 2), ("cpu", 2), ("cuda:1", 2), ("cuda", 0))
+    assert [choose_device(*each) for each in asked] == ["cpu", "cuda:0", "cpu", "cuda:1", "cuda:0"]
+
+
+def test_cards_processor_and_driver_are_read_from_the_kernel(kernel: Kernel) -> None:
+    assert (nvidia_cards(kernel.root), read_release(kernel.root)) == (0, None)
+    for address in ("0000:41:00.0", "0000:42:00.0", "0000:42:00.1", "0000:00:02.0"):
+        kernel.card(address)
+    kernel.write("sys/bus/pci/devices/0000:42:00.1/class", "0x040300")  # its sound
+    kernel.write("sys/bus/pci/devices/0000:00:02.0/vendor", "0x8086")
+    assert nvidia_cards(kernel.root) == 2
+    kernel.write("proc/cpuinfo", "processor\t: 0\nmodel\t\t: 17\nmodel name\t: AMD EPYC 9654\n")
+    assert cpu_name(kernel.root).startswith("AMD EPYC 9654 (")
+    kernel.write("sys/module/nvidia/version", "580.159.04")
+    assert read_release(kernel.root) == "580.159.04"
+
+
+def test_a_link_should_run_as_its_card_can_and_a_virtual_machine_need_not_tell(kernel: Kernel) -> None:
+    kernel.card()
+    finding = check_link(read_link(kernel.root, ADDRESS))
+    assert (finding.status, finding.summary) == (OK, "32 GT/s x16, 63.0 GB/s each way")
+    for speed, standard in ((2.5, 4.0e9), (5.0, 8.0e9), (8.0, 15.75e9)):  # of sixteen lanes
+        assert Link(speed, 16, speed, 16).bytes_per_second == pytest.approx(standard, rel=1e-3)
+    for slow in ("32.0 8", "16.0 16"):
+        kernel.card(link=slow)
+        finding = check_link(read_link(kernel.root, ADDRESS))
+        assert finding.status is WARNING
+        assert "the card can do 32 GT/s x16" in finding.summary
+        assert "slot" in (finding.remedy or "")
+    for untold in ("Unknown 16", "32.0 0"):
+        kernel.card(link=untold)
+        assert read_link(kernel.root, ADDRESS) is None
+    assert check_link(None).status is OK
+
+
+TWO = ("0-3,8-11", "4-7,12-15")
+ON_1, ON_GPU = "numactl --cpunodebind=1 --membind=1 djinn", " djinn serve --device cuda:0"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cpus", "memory", "node", "status", "remedies"),
+    [
+        (TWO, "0-15", "0-1", 1, WARNING, (ON_1, ON_GPU)),
+        (TWO, "4-6", "0-1", 1, OK, ()),
+        (TWO, "0-3", "0-1", 1, WARNING, ("--all --cpunodebind=1 ", "--cpuset-mems=1")),
+        (TWO, "0-15", "0", 1, WARNING, ("--all --cpunodebind=1 ", "--cpuset-mems=1")),
+        (TWO, "0-15", "0-1", -1, WARNING, ("nvidia-smi topo -m", "numactl --cpunodebind=N --membind=N")),
+        (("0-7",), "0-7", "0", -1, OK, ()),
+        (("0-7", ""), "0-7", "0", -1, OK, ()),  # memory without CPUs, as of CXL
+        (TWO, "2-7", "0-1", None, WARNING, ("numactl --cpunodebind=0 --membind=0 djinn serve --device cpu",)),
+        (TWO, "4-7", "0-1", None, OK, ()),
+    ],
+)
+def test_a_server_should_be_on_the_gpus_node_or_on_one(
+    kernel: Kernel,
+    nodes: tuple[str, ...],
+    cpus: str,
+    memory: str,
+    node: int | None,
+    status: Status,
+    remedies: tuple[str, ...],
+) -> None:
+    """`node`: the GPU's; None for a server on the CPU."""
+    kernel.nodes(*nodes)
+    kernel.process(cpus, memory)
+    kernel.card(node=-1 if node is None else node)
+    address, device = (None, "cpu") if node is None else (ADDRESS, "cuda:0")
+    numa = read_numa(kernel.root, address)
+    finding = check_numa(numa, device, numactl=True)
+    assert finding.status is status
+    assert all(each in (finding.remedy or "") for each in remedies)
+    if remedies:
+        assert "install numactl, then: " in (check_numa(numa, device, numactl=False).remedy or "")
+
+
+def test_a_sandbox_that_hides_what_the_process_may_use_lets_it_use_all(kernel: Kernel) -> None:
+    kernel.nodes("0-3", "4-7")
+    kernel.write("proc/self/status", "Name:\tpython")
+    assert read_numa(kernel.root, None) == Numa((0, 1), None, (0, 1), (0, 1))
+    assert read_numa(kernel.root, ADDRESS).gpu_node is None, "the kernel does not list it"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sysfs")
+def test_the_nodes_of_this_process_have_its_cpus() -> None:
+    numa = read_numa(Path("/"), None)
+    folders = [Path(f"/sys/devices/system/node/node{node}") for node in numa.process_nodes]
+    cpus = {int(link.name.removeprefix("cpu")) for folder in folders for link in folder.glob("cpu[0-9]*")}
+    assert os.sched_getaffinity(0) <= cpus or not numa.nodes
+
+
+def test_the_memory_is_this_machines_and_buffers_leave_most_of_it_alone(kernel: Kernel) -> None:
+    memory = read_host_memory(kernel.root)
+    assert memory.total_bytes == psutil.virtual_memory().total
+    assert memory.limit is None
+    assert 0 < memory.free_bytes == memory.available_bytes < memory.total_bytes
+    assert buffer_bytes(64 * GIB, 80 * GIB) == BUFFER_BYTES
+    assert (buffer_bytes(GIB, 80 * GIB), buffer_bytes(64 * GIB, 0)) == (GIB // 8, 0)
+
+
+def test_the_tightest_of_nested_limits_that_are_seen_counts(kernel: Kernel) -> None:
+    """Pages of files that nobody uses are as good as free."""
+    kernel.write("proc/self/cgroup", "0::/pods/djinn")
+    for group, limit, usage in (("pods", 32 * GIB, 30 * GIB), ("pods/djinn", 16 * GIB, 4 * GIB)):
+        kernel.write(f"sys/fs/cgroup/{group}/memory.max", str(limit))
+        kernel.write(f"sys/fs/cgroup/{group}/memory.current", str(usage))
+        kernel.write(f"sys/fs/cgroup/{group}/memory.stat", f"anon 1\ninactive_file {GIB}\nactive_file 7")
+    assert read_memory_limit(kernel.root, 64 * GIB) == MemoryLimit(32 * GIB, 3 * GIB)
+    kernel.write("sys/fs/cgroup/pods/memory.max", "max")
+    assert read_memory_limit(kernel.root, 64 * GIB) == MemoryLimit(16 * GIB, 13 * GIB)
+    kernel.write("proc/self/cgroup", "0::/")  # a container that sees only its own group
+    kernel.write("sys/fs/cgroup/memory.max", str(8 * GIB))
+    kernel.write("sys/fs/cgroup/memory.current", str(GIB))
+    assert read_memory_limit(kernel.root, 64 * GIB) == MemoryLimit(8 * GIB, 7 * GIB)
+
+
+@pytest.mark.parametrize(("limit", "found"), [(8 * GIB, MemoryLimit(8 * GIB, 7 * GIB)), (0x7FFFFFFFFFFFF000, None)])
+def test_the_first_version_of_control_groups_is_read_too(kernel: Kernel, limit: int, found: MemoryLimit | None) -> None:
+    kernel.write("proc/self/cgroup", "5:cpu,cpuacct:/job\n4:memory:/job\n0::/")
+    kernel.write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", str(limit))
+    kernel.write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", str(2 * GIB))
+    kernel.write("sys/fs/cgroup/memory/job/memory.stat", f"inactive_file 3\ntotal_inactive_file {GIB}")
+    assert read_memory_limit(kernel.root, 64 * GIB) == found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels have other limits")
+def test_the_limit_of_locked_memory_is_the_soft_one() -> None:
+    before = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (4096, before[1]))
+    try:
+        assert read_memlock() == 4096
+    finally:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, before)
+
+
+def test_a_folder_is_judged_by_where_it_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_disk(Path("state")).folder == str(tmp_path)
+    disk = read_disk(tmp_path / "state" / "djinn")
+    assert (disk.folder, disk.writable) == (str(tmp_path), True)
+    assert disk.total_bytes == shutil.disk_usage(tmp_path).total
+    assert not list(tmp_path.iterdir())
+    file = tmp_path / "file"
+    file.touch(0o755)
+    finding = check_disk(read_disk(file / "state"))
+    assert finding.status is ERROR
+    assert f"Djinn cannot write to {file}" in finding.summary
+    if sys.platform == "linux":
+        for mounted in ("/dev/shm", "/proc"):
+            said = subprocess.run(["stat", "-f", "-c", "%T", mounted], capture_output=True, text=True, check=True)
+            assert read_disk(Path(mounted) / "djinn").file_system == said.stdout.strip()
+
+
+def test_versions_are_those_that_are_installed() -> None:
+    versions = read_versions()
+    assert (versions.python, versions.djinn) == (platform.python_version(), version("djinn-server"))
+    assert versions.packages["torch"] == Package(version("torch"), "<3,>=2.11")
+    assert versions.packages["transformers"].installed == version("transformers")
