@@ -44,7 +44,8 @@ async def test_a_prompt_is_bound_to_the_longest_history_that_it_continues(servic
     assert bound.find_continued("me", [*system, 50]) is short, "it has answered that"
     named = await spoken(services, [*long.history, 52], name="agent")
     assert bound.find_continued("me", [*named.history, 70]) is not named
-    assert bound.find("me", "agent") is named
+    theirs = bound.open("you", "agent", metadata={})
+    assert [bound.find(owner, "agent") for owner in ("me", "you")] == [named, theirs]
 
 
 async def test_a_prompt_that_only_begins_alike_is_not(services: Services) -> None:
