@@ -32,16 +32,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose every row of logits has a clear best token, so that batching cannot turn one into another."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.5,
-    )
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": CONTEXT}
+    config = LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.5, **heads, **sizes)
     LlamaForCausalLM(config).save_pretrained(folder)
     byte_tokenizer(VOCABULARY).save_pretrained(folder)
     return folder
