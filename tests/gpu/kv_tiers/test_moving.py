@@ -66,7 +66,6 @@ BLOCKS = LENGTH // BLOCK_SIZE
 
 
 def layers_of(move: Move) -> list[int]:
-    """How many layers of each of its blocks a move copies."""
     whole = len(move.source) - move.half.blocks
     return [LAYERS] * whole + [move.half.layers] * move.half.blocks
 
