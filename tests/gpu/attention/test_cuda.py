@@ -141,7 +141,6 @@ def padded(inputs: Inputs, rows: int) -> Inputs:
 
 @pytest.fixture
 def _dirty_memory() -> Iterator[None]:
-    """Memory that nobody has written holds NaN."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

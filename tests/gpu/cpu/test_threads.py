@@ -152,7 +152,6 @@ def _kernel(address: int) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty place for machine code."""
     monkeypatch.setenv("DJINN_CACHE_DIR", str(tmp_path))
     return kernel_folder()
 

@@ -114,7 +114,6 @@ class DeferredDevice(TorchDispatchMode):
         return CpuStreams().host_slab(shape)
 
     def adopt(self, tensor: Tensor) -> Tensor:
-        """Make it the device's memory."""
         self._own[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
@@ -133,12 +132,10 @@ class DeferredDevice(TorchDispatchMode):
         return launch
 
     def run_some(self) -> None:
-        """What the device may have done meanwhile."""
         while not self._running and self._random.random() < self._idle and self._ready() not in ([], [self._late]):
             self.run_one()
 
     def run_one(self) -> None:
-        """Run the next piece of work of some stream."""
         ready = self._ready()
         if not ready:
             raise AssertionError("an event is waited for that no stream will pass")
@@ -149,7 +146,6 @@ class DeferredDevice(TorchDispatchMode):
             self._immediately(work)
 
     def finish(self) -> None:
-        """Run all that it has been given."""
         while self._ready():
             self.run_one()
 

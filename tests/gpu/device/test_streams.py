@@ -61,7 +61,6 @@ def expected(torch_gpt2: TinyModel) -> dict[str, list[Told]]:
 def play_deferred(
     model: TinyModel, scene: str, seed: int, device: DeferredDevice, patch: pytest.MonkeyPatch
 ) -> list[Told]:
-    """What the clients are told by an engine on a device that defers its work."""
     deferred = defer(model, device, patch)
     with device:
         told, stage = SCENES[scene].play(deferred, seed)
@@ -281,7 +280,6 @@ def on_gpu(torch_gpt2: TinyModel) -> TinyModel:
 
 
 def be_busy() -> None:
-    """Give the compute stream something to do."""
     torch.cuda._sleep(BUSY_CYCLES)
 
 

@@ -79,7 +79,6 @@ def damage(path: Path, position: int, bits: int = 0xFF) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Of a file with `HEADER`."""
     write_kv_file(tmp_path / "session", HEADER, blocks_of(HEADER), ABOUT)
     return tmp_path / "session"
 
@@ -282,7 +281,6 @@ def test_what_is_said_about_a_session_takes_no_memory(path: Path) -> None:
 
 
 def peak_of(act: Callable[[], object]) -> int:
-    """Most bytes that Python takes meanwhile."""
     tracemalloc.start()
     try:
         act()

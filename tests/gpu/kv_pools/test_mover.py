@@ -38,7 +38,6 @@ READ, WRITE, DELETE = MoveKind.FROM_DISK, MoveKind.TO_DISK, MoveKind.DELETE
 
 
 def order_of(given: list[tuple[MoveKind, str]]) -> list[Move]:
-    """The moves in the order in which they come out."""
     orders = Orders[Move, None]()
     for number, (kind, session) in enumerate(given):
         orders.put(Move(number, kind, SessionId(session)), None)

@@ -32,19 +32,16 @@ POOL = torch.randint(256, (POOL_BYTES,), dtype=torch.uint8, generator=torch.Gene
 
 @functools.cache
 def sends(kind: str) -> OpenWay:
-    """Opens the end that sends from the pool."""
     return SocketTransport if kind == "tcp" else functools.partial(NixlTransport, agent=NixlAgent(POOL))
 
 
 @functools.cache
 def receives(kind: str) -> OpenWay:
-    """Opens the other end."""
     return SocketTransport if kind == "tcp" else functools.partial(NixlTransport, agent=NixlAgent(None))
 
 
 @contextmanager
 def ways(kind: str) -> Iterator[tuple[Transport, Transport]]:
-    """Both ends of a way."""
     there, here = tcp_pair()
     sender, receiver = sends(kind)(closing(there)), receives(kind)(closing(here))
     try:

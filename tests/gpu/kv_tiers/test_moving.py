@@ -66,7 +66,6 @@ BLOCKS = LENGTH // BLOCK_SIZE
 
 
 def layers_of(move: Move) -> list[int]:
-    """How many layers of each of its blocks a move copies."""
     whole = len(move.source) - move.half.blocks
     return [LAYERS] * whole + [move.half.layers] * move.half.blocks
 
@@ -147,6 +146,37 @@ def test_files_give_way_to_what_must_have_the_disk_copies_and_the_oldest_first()
         assert lower.disk_used == left
     assert [tier_of(each) for each in (copied, older, newer, promised)] == [Tier.HOST, None, None, Tier.DISK]
     assert bench.placement.counts().dropped == 2
+
+
+def test_kv_of_a_turn_that_waits_goes_to_disk_for_a_turn_only() -> None:
+    bench = Bench(host=8)
+    waiting, returning, turn = bench.session(6 * BLOCK_SIZE), bench.placed(4, Tier.DISK), bench.placed(4, Tier.DISK)
+    bench.park(waiting)
+    bench.begin_turn(waiting)
+    assert not bench.placement.eviction.make_host_room(4, returning)
+    assert waiting.moving is None
+    bench.begin_turn(turn)
+    bench.placement.eviction.make_host_room(4, turn)
+    assert waiting.moving is Tier.TO_DISK
+
+
+def test_a_save_that_is_turned_round_is_no_room_to_wait_for() -> None:
+    bench = Bench(device=16, host=8, disk=64)
+    first, second = bench.session(4 * BLOCK_SIZE, first_token=1), bench.session(4 * BLOCK_SIZE, first_token=2)
+    for each in (first, second):
+        bench.park(each)
+    resident = [bench.session(4 * BLOCK_SIZE, first_token=10 + number) for number in range(2)]
+    turn = bench.session(0)
+    bench.begin_turn(turn)
+    needed = bench.device.available + 4
+    bench.placement.eviction.make_room(needed, turn)
+    assert (first.moving, second.moving) == (Tier.TO_DISK, None)
+    bench.begin_turn(first)
+    bench.placement.forget_order()
+    bench.placement.eviction.make_room(needed, turn)
+    assert (first.moving, second.moving) == (None, Tier.TO_DISK)
+    assert [tier_of(each) for each in resident] == [Tier.DEVICE] * 2
+    assert bench.placement.counts().dropped == 0
 
 
 FIRST_GUESS_S = BLOCK_BYTES / 5e8

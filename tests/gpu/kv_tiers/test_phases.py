@@ -149,7 +149,6 @@ class SlowMover:
         self._ends: list[tuple[float, int, float]] = []
 
     def run(self, until: float) -> None:
-        """Let time pass."""
         bench, phases = self._bench, self._bench.phases
         while bench.now < until:
             phases.tick()

@@ -138,7 +138,6 @@ class TierMachine(PlanningMachine):
 
     @rule()
     def settle(self) -> None:
-        """Let everything that moves arrive."""
         self.collect()
         while self.ordered:
             self.complete(self.ordered[0])

@@ -37,7 +37,6 @@ def tier_of(sequence: TokenSequence) -> Tier | None:
 
 
 def calls_of(act: Callable[[], object]) -> int:
-    """Python and C functions that `act` calls."""
     calls = 0
 
     def count(frame: Any, event: str, arg: Any) -> None:
@@ -53,8 +52,6 @@ def calls_of(act: Callable[[], object]) -> int:
 
 
 class Bench:
-    """A placement and its pools."""
-
     def __init__(
         self,
         *,
@@ -99,7 +96,6 @@ class Bench:
         return self.finish()
 
     def tick(self, seconds: float = 0.0) -> list[Move]:
-        """Look again after that time, and let everything move that moves."""
         self.now += seconds
         self.phases.tick()
         return self.finish()
@@ -145,7 +141,6 @@ class Bench:
         return done
 
     def complete(self, report: Moved) -> None:
-        """End one move, and go on with what it made possible."""
         self.placement.complete(report)
         self.phases.tick()
 

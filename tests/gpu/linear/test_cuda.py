@@ -42,7 +42,6 @@ def blocks(kind: str, outputs: int, inputs: int) -> BlockMatrix:
 
 
 def layer(weight: BlockMatrix, bias: Tensor | None, dtype: torch.dtype, *, invariant: bool = False) -> Linear:
-    """As a GPU has it."""
     maker = linear_maker(torch.device("cuda"), dtype, streamed=False, batch_invariant=invariant)
     return maker(weight, bias)
 

@@ -42,7 +42,6 @@ class Model:
             writer.bundle(number, tensors)
 
     def write(self, path: Path) -> BundleFile:
-        """Write the file if it is not there, and open it."""
         return open_bundle_file(path, self.contents, self.fill)
 
     def target(self, index: int) -> Tensor:
@@ -94,7 +93,6 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def overwrite(path: Path, offset: int, bits: int = 0x10) -> None:
-    """Flip bits of one byte where it lies."""
     with path.open("r+b") as file:
         file.seek(offset)
         [byte] = file.read(1)

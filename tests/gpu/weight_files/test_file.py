@@ -31,7 +31,6 @@ MODEL = make_model()
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the file will be."""
     return tmp_path / "weights" / "model.safetensors"
 
 

@@ -39,7 +39,6 @@ def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Of the file of `MODEL`."""
     MODEL.write(tmp_path / "model.safetensors").close()
     return tmp_path / "model.safetensors"
 

@@ -52,7 +52,6 @@ def load(folder: Path, case: str = "llama") -> LayerStack:
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    """Apply `change` to the tensors of a single-file folder."""
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -203,7 +202,6 @@ def stored_as(folder: Path, matrices: WeightsDtype, dtype: torch.dtype = torch.f
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:
-    """To Q8_0 and back."""
     kind = gguf.GGMLQuantizationType.Q8_0
     return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(values.numpy(), kind), kind))
 
@@ -276,7 +274,6 @@ def source_of(model: ResolvedModel, dtype: torch.dtype = torch.float32) -> GgufF
 
 
 def assert_values_of_transformers(model: ResolvedModel, file: Path) -> list[Matrix]:
-    """Returns the matrices."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
     )
