@@ -173,17 +173,10 @@ def test_a_kept_session_is_continued(server_url: str, djinn: Djinn) -> None:
         assert kept.refresh().tokens > tokens
 
 
-@pytest.mark.parametrize(
-    ("lines", "flags", "says"),
-    [
-        (b"/bogus\n/session\n", (), "djinn: unknown command /bogus"),
-        pytest.param(b"a\n", ("--url", "http://127.0.0.1:9"), "no server answers", marks=pytest.mark.long),
-    ],
-)
-def test_in_a_script_a_mistake_is_the_end(server_url: str, lines: bytes, flags: tuple[str, ...], says: str) -> None:
-    done = piped(server_url, lines, *flags)
+def test_in_a_script_a_mistake_is_the_end(server_url: str) -> None:
+    done = piped(server_url, b"/bogus\n/session\n")
     assert (done.returncode, done.stdout) == (1, b"")
-    assert says in done.stderr.decode()
+    assert b"djinn: unknown command /bogus" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
