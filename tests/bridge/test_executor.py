@@ -235,6 +235,18 @@ async def read(mailbox: Mailbox) -> list[TokenRun]:
     return runs
 
 
+FINISHED = TurnFinished(Ticket(1), FinishReason.LENGTH, TurnUsage(), 2, None, None)
+
+
+@pytest.mark.parametrize("event", [Token(Ticket(1), 5, None), FINISHED], ids=["token", "end"])
+async def test_a_reader_that_waits_gets_what_comes_next(event: TurnEvent) -> None:
+    mailbox = Mailbox()
+    reading = asyncio.create_task(mailbox.get())
+    await asyncio.sleep(0)
+    mailbox.put(event)
+    await asyncio.wait_for(reading, 5)
+
+
 async def test_many_tokens_come_in_slices_and_in_order() -> None:
     runs = await read(filled(10 * SLICE + 1))
     assert max(len(run.token_ids) for run in runs) <= SLICE

@@ -113,8 +113,8 @@ async def test_a_change_that_would_take_the_last_of_the_disk_is_not_tried(
 async def test_a_file_that_another_process_holds_is_no_full_disk(journal: Journal, tmp_path: Path) -> None:
     """No KV file has to go for it."""
     be_impatient(journal)
-    journal.append(ONE, change(ONE, 0, [1]))
     with held_up(tmp_path):
+        journal.append(ONE, change(ONE, 0, [1]))
         with pytest.raises(NotDurable, match="locked"):
             await journal.settled(ONE)
         assert journal.state == JournalState("database is locked", is_full=False, waiting=1)
