@@ -92,6 +92,7 @@ def test_a_paused_turn_goes_on_elsewhere(tmp_path: Path) -> None:
         assert servers.owners(session) == ["b"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("brief_farewells")
 def test_what_a_full_peer_refuses_stays_for_a_restart(tmp_path: Path) -> None:
     with pair(tmp_path, flags={"b": ("--max-sessions", "2")}) as servers:
@@ -160,6 +161,7 @@ def test_a_resume_that_is_refused_has_edited_nothing(tmp_path: Path) -> None:
         servers.ended("a")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("brief_farewells")
 def test_a_server_with_sessions_that_cannot_leave_is_asked_for_them_to_its_end(tmp_path: Path) -> None:
     with pair(tmp_path) as servers:

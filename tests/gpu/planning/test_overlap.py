@@ -107,8 +107,8 @@ def check_blocks(engine: Engine) -> None:
     [
         ("chats", None),
         *(pytest.param("chats", stream, marks=pytest.mark.long) for stream in STREAMS),
-        ("short of blocks", "compute"),
-        ("with penalties", None),
+        pytest.param("short of blocks", "compute", marks=pytest.mark.long),
+        pytest.param("with penalties", None, marks=pytest.mark.long),
     ],
 )
 def test_clients_are_told_the_same(

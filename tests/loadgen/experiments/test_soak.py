@@ -137,6 +137,7 @@ async def found(
     return findings
 
 
+@pytest.mark.long
 async def test_where_nothing_is_wrong_nothing_is_found(url: str, tmp_path: Path) -> None:
     with serve() as twin:
         findings = await found(url, twin, tmp_path)

@@ -285,6 +285,7 @@ def test_an_upload_may_take_long_if_it_goes_on(impatient: Edge) -> None:
     assert read_answer(connection).startswith(b"HTTP/1.1 201 ")
 
 
+@pytest.mark.long
 def test_a_client_may_wait_for_each_part_of_an_answer_and_be_idle_before_the_next_request(impatient: Edge) -> None:
     for path, body in (("/quiet-stream", b"begun late"), ("/quiet", b"late")):
         assert httpx.get(f"{impatient.url}{path}", timeout=30).content == body
