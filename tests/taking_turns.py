@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -41,12 +40,6 @@ async def finish(turn: Turn) -> TurnFinished:
     *_, last = [item async for item in turn]
     assert isinstance(last, TurnFinished)
     return last
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 (there is no event for every condition)
-            await asyncio.sleep(0.005)
 
 
 async def assert_nothing_is_held(registry: SessionRegistry) -> None:

@@ -38,7 +38,8 @@ from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens
 from tests.others import turns_of_others
 from tests.serving import running_services, tiny_settings
-from tests.taking_turns import start_turn, until
+from tests.taking_turns import start_turn
+from tests.waiting import until
 
 
 @dataclass

@@ -16,10 +16,11 @@ import pytest
 from app.domain.errors import DjinnError, PeerAway, WrongState
 from app.domain.homes import MoveReason
 from app.sessions.table import holding
-from tests.cluster.front.doors import Door, serving_door, wait_until
+from tests.cluster.front.doors import Door, serving_door
 from tests.cluster.pair import KEY, PROMPT, SOON_S, Pair, code, generate, open_session, pair, used_session
 from tests.cluster.traps import set_trap
 from tests.serving import running_services
+from tests.waiting import wait_until
 
 TURNS, SESSIONS, BEFORE = 10, 4, 3
 """Turns of each session, and how many of them are over when the drain begins."""

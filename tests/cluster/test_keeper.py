@@ -17,7 +17,7 @@ import pytest
 from app.cluster import keeper as keepers
 from app.cluster.hosts import LocalHost, NeverStarted
 from app.cluster.keeper import ReplicaSpec
-from tests.taking_turns import until
+from tests.waiting import until
 
 PROGRAM = """
 import os, pathlib, signal, sys, time

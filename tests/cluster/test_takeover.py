@@ -16,7 +16,6 @@ import httpx
 import pytest
 
 from app.web.server import FENCED
-from tests.cluster.front.doors import wait_until
 from tests.cluster.pair import PROMPT, code, generate, open_session, pair, used_session
 from tests.durability.restarting import no_room
 from tests.errors import assert_error
@@ -24,6 +23,7 @@ from tests.journal.building import held_up
 from tests.journal.written import histories
 from tests.orderly import serve_thread
 from tests.processes import ServerProcess, serve_process
+from tests.waiting import wait_until
 
 SOON_S = 30
 

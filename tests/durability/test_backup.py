@@ -16,10 +16,10 @@ from app.cli import main
 from app.journal.copying import copy_journal
 from app.journal.journal import FILE_NAME
 from tests.durability.restarting import TOKENS, generate, open_session, serving
-from tests.engine_process.test_engine_process import until
 from tests.journal.building import filled
 from tests.orderly import serve_thread
 from tests.privileges import unprivileged_folder
+from tests.waiting import wait_until
 
 PROMPT = [5, 6, 7]
 AGENTS = 6
@@ -41,7 +41,7 @@ def test_no_turn_is_missing_that_was_answered_before(tmp_path: Path) -> None:
 
     with serving(folder) as http, ThreadPoolExecutor(AGENTS) as agents:
         talks = [agents.submit(talk) for _ in range(AGENTS)]
-        until(lambda: len(answered) == AGENTS)
+        wait_until(lambda: len(answered) == AGENTS)
         before = dict(answered)
         assert main(["backup", "--state-dir", str(folder), "--with-kv", str(copy)]) == 0
         is_over.set()

@@ -15,10 +15,11 @@ from httpx_sse import connect_sse
 import client
 from app.web.server import NOT_DURABLE
 from tests.durability.restarting import generate, no_room, open_session, serving
-from tests.engine_process.test_engine_process import metric, until
+from tests.engine_process.test_engine_process import metric
 from tests.errors import assert_error
 from tests.file_sizes import free_on_disks
 from tests.processes import serve_process
+from tests.waiting import wait_until
 
 MIB = 1 << 20
 TURN = {"token_ids": [5], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
@@ -54,7 +55,7 @@ def test_a_full_disk_is_told_as_it_is_and_ends_by_itself(tmp_path: Path) -> None
             assert "journal" in assert_error(http.get("/ready"), 503, "journal_unavailable")
             assert metric(http, "djinn_journal_failing") == 1
             assert metric(http, "djinn_journal_waiting") >= 1
-        until(lambda: http.get("/ready").status_code == 200)
+        wait_until(lambda: http.get("/ready").status_code == 200)
         assert metric(http, "djinn_journal_failing") == metric(http, "djinn_journal_waiting") == 0
         with no_room(server, folder), client.Djinn(server.url) as djinn:
             with pytest.raises(client.ServerError) as told:
@@ -115,11 +116,11 @@ def served(disk: FullDisk, **changed: Any) -> Any:
 def test_kv_files_give_way_when_something_else_fills_the_disk(full_disk: FullDisk) -> None:
     with served(full_disk) as http:
         sessions = [idle_session(http, seed) for seed in range(3)]
-        until(lambda: kv_files(full_disk) == 3)
+        wait_until(lambda: kv_files(full_disk) == 3)
         full_disk.total = sum(full_disk.sizes()) + 4 * MIB - 1
-        until(lambda: kv_files(full_disk) == 2)
+        wait_until(lambda: kv_files(full_disk) == 2)
         full_disk.total = sum(full_disk.sizes())
-        until(lambda: kv_files(full_disk) == 0)
+        wait_until(lambda: kv_files(full_disk) == 0)
         for session in sessions:
             assert generate(http, session, [7], 1)["usage"]["prompt_tokens"] == 502
 

@@ -18,6 +18,7 @@ from app.machine.cores import BOUND, CHOSEN, binding
 from tests.durability.restarting import TOKENS, generate, open_session
 from tests.errors import assert_error
 from tests.processes import ServerProcess, serve_process
+from tests.waiting import wait_until
 
 PROMPT = [5, 6, 7]
 BACK_S = 60.0
@@ -30,15 +31,8 @@ def engine_of(server: ServerProcess) -> psutil.Process:
     return found[0]
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + BACK_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def until_ready(http: httpx.Client) -> None:
-    until(lambda: http.get("/ready").status_code == 200)
+    wait_until(lambda: http.get("/ready").status_code == 200)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +61,7 @@ def running_turn(http: httpx.Client, session: str) -> tuple[threading.Thread, li
 
     thread = threading.Thread(target=run)
     thread.start()
-    until(lambda: tokens_of(http, session) > before + len(PROMPT))
+    wait_until(lambda: tokens_of(http, session) > before + len(PROMPT))
     return thread, answers
 
 
@@ -93,7 +87,7 @@ def test_a_turn_that_ran_can_be_repeated_and_all_else_goes_on(server: ServerProc
     restarts = metric(http, "djinn_engine_restarts_total")
     thread, answers = running_turn(http, session)
     engine_of(server).kill()
-    until(lambda: http.get("/ready").status_code != 200)
+    wait_until(lambda: http.get("/ready").status_code != 200)
     refused = http.post("/v1/sessions")
     if refused.status_code != 201:  # else it was back already
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_restarting")
@@ -155,7 +149,7 @@ def test_an_engine_is_started_when_the_machine_has_room_again(server: ServerProc
     process.rlimit(psutil.RLIMIT_NOFILE, (3, limits[1]))
     try:
         engine_of(server).kill()
-        until(lambda: server.output.read_text().count("no other engine could be started") > failures)
+        wait_until(lambda: server.output.read_text().count("no other engine could be started") > failures)
     finally:
         process.rlimit(psutil.RLIMIT_NOFILE, limits)
     until_ready(http)
@@ -168,7 +162,7 @@ def test_the_engine_ends_with_its_server(tmp_path: Path, end: Callable[[ServerPr
     with serve_process(tmp_path / "state", own_engine=True) as server:
         engine = engine_of(server)
         end(server)
-        until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+        wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.usefixtures("http")
@@ -215,7 +209,7 @@ def test_each_thread_that_computes_has_a_core_and_all_others_have_any(tmp_path: 
             turn = {"token_ids": [5, 6, 7] * 40, "max_tokens": 8, "structured_outputs": {"choice": ["yes", "no"]}}
             http.post(f"/v1/sessions/{session}/generate", json=turn).raise_for_status()
         engine = engine_of(server)
-        until(lambda: len([mask for mask in masks(engine) if len(mask) < len(CORES)]) > 1)
+        wait_until(lambda: len([mask for mask in masks(engine) if len(mask) < len(CORES)]) > 1)
         found = masks(engine)
         assert all(number == 1 for mask, number in found.items() if len(mask) < len(CORES))
         assert os.sched_getaffinity(engine.pid) != CORES  # the thread that computes
@@ -261,7 +255,7 @@ def test_the_engine_dies_with_a_rank_and_comes_back(cut: ServerProcess, cut_http
     thread.join(BACK_S)
     [answer] = answers
     assert "rank 1 was ended by SIGKILL" in assert_error(answer, 503, "engine_restarting")
-    until(lambda: not engine.is_running())
+    wait_until(lambda: not engine.is_running())
     until_ready(cut_http)
     assert tokens_of(cut_http, session) == before
     assert generate(cut_http, open_session(cut_http), PROMPT)["token_ids"] == said
@@ -275,7 +269,7 @@ def test_a_rank_that_hangs_ends_the_engine_and_then_ends(cut: ServerProcess, cut
     answer = cut_http.post(f"/v1/sessions/{session}/generate", json={"token_ids": PROMPT, "max_tokens": 3})
     assert "no progress for" in assert_error(answer, 503, "engine_restarting")
     os.kill(rank.pid, signal.SIGCONT)
-    until(lambda: not (engine.is_running() or rank.is_running()))
+    wait_until(lambda: not (engine.is_running() or rank.is_running()))
     until_ready(cut_http)
 
 

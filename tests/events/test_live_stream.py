@@ -22,7 +22,8 @@ from tests.errors import assert_error
 from tests.events.streaming import ids, reading
 from tests.orderly import serve_thread
 from tests.serving import serve
-from tests.tenants.tenant_files import Clock, key, tenant, wait_for, write_tenants
+from tests.tenants.tenant_files import Clock, key, tenant, write_tenants
+from tests.waiting import wait_until
 
 
 def create(http: httpx.Client, tenant: str = "") -> str:
@@ -157,7 +158,7 @@ def test_too_many_streams_are_told_when_to_come_back(serve_with: ServeWith) -> N
         refused = http.get("/v1/events")
         assert_error(refused, 429, "stream_limit")
         assert int(refused.headers["retry-after"]) >= 1
-    wait_for(lambda: "djinn_event_streams 0.0" in http.get("/metrics").text.splitlines())
+    wait_until(lambda: "djinn_event_streams 0.0" in http.get("/metrics").text.splitlines())
     with reading(http) as reader:
         reader.next()
 

@@ -18,7 +18,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 START_TIMEOUT_S = 10
-UNTIL_TIMEOUT_S = 60.0
 CLOSING_S = 0.05
 
 
@@ -73,14 +72,6 @@ def openai_app(complete: Callable[[Request], Awaitable[Response]], *others: Rout
         Route("/v1/completions", completions, methods=["POST"]),
     ]
     return Starlette(routes=[*routes, *others])
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    """Return when it has; fails if it takes too long."""
-    deadline = time.monotonic() + UNTIL_TIMEOUT_S
-    while not happened():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
 
 
 REFUSED = "refused"

@@ -32,7 +32,8 @@ from loadgen.load.workload import Workload, plan_trace
 from loadgen.options.targets import run_on
 from loadgen.targets import TargetSpec
 from loadgen.targets.access import Access, RunningTarget
-from tests.loadgen.stubs import openai_app, serving, until
+from tests.loadgen.stubs import openai_app, serving
+from tests.waiting import until
 
 AGENTS, TURNS, TOKENS = 2, 2, 4
 LOAD = f"""

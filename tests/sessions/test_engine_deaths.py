@@ -26,7 +26,8 @@ from app.sessions.turns import TurnRequest
 from app.text.turn_reader import TextRule, TurnReader
 from tests.bridge.test_executor import TalkingEngine, app_of, info
 from tests.file_sizes import free_on_disks
-from tests.taking_turns import GREEDY, LONG, until
+from tests.taking_turns import GREEDY, LONG
+from tests.waiting import until
 
 __all__ = ["info"]
 

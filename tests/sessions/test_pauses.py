@@ -45,7 +45,8 @@ from tests.pausing import (
     whole,
 )
 from tests.serving import running_services
-from tests.taking_turns import GREEDY, assert_nothing_is_held, engine_tokens, spooled, start_turn, until
+from tests.taking_turns import GREEDY, assert_nothing_is_held, engine_tokens, spooled, start_turn
+from tests.waiting import until
 
 BRIEF = 0.1
 

@@ -28,18 +28,8 @@ from app.sessions.session import Session
 from tests.bridge.test_executor import DyingEngine, app_of, info
 from tests.conftest import ServeWith
 from tests.serving import running_services
-from tests.taking_turns import (
-    GREEDY,
-    LONG,
-    PROMPT,
-    assert_nothing_is_held,
-    engine_tokens,
-    finish,
-    spooled,
-    start_turn,
-    until,
-)
-from tests.tenants.tenant_files import wait_for
+from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, engine_tokens, finish, spooled, start_turn
+from tests.waiting import until, wait_until
 
 __all__ = ["info"]
 
@@ -190,7 +180,7 @@ def test_many_sessions_leave_no_descriptor_thread_or_block(serve_with: ServeWith
     memory = http.get("/v1/memory").json()
     assert (memory["sessions"], memory["data"]["device"]["owned_bytes"]) == (0, 0)
     # asyncio keeps its pool of tokenizing threads; it may still have been growing.
-    wait_for(lambda: descriptors() <= before[0])
+    wait_until(lambda: descriptors() <= before[0])
     assert threading.active_count() <= before[1] + (os.cpu_count() or 1) + 4
 
 

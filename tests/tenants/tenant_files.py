@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +34,6 @@ def write_tenants(path: Path, *tenants: dict[str, Any]) -> Path:
     """JSON, which is YAML too."""
     path.write_text(json.dumps({"tenants": tenants}))
     return path
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Raises AssertionError if that takes half a minute."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def turn(http: httpx.Client, tokens: int, max_tokens: int) -> httpx.Response:

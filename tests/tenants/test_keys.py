@@ -24,7 +24,8 @@ from tests.errors import assert_error
 from tests.processes import serve_process
 from tests.serving import serve
 from tests.tenants.conftest import ServeTenants
-from tests.tenants.tenant_files import Clock, key, tenant, wait_for, write_tenants
+from tests.tenants.tenant_files import Clock, key, tenant, write_tenants
+from tests.waiting import wait_until
 
 SHA = "0123456789abcdef" * 4
 
@@ -231,18 +232,18 @@ def test_sighup_reads_the_tenants_again_and_goes_on_in_a_new_audit_log(tmp_path:
         httpx.Client(base_url=server.url) as http,
     ):
         path = f"/v1/sessions/{http.post('/v1/sessions', headers=bearer('old')).json()['id']}"
-        wait_for(lambda: audit.read_text() != "")
+        wait_until(lambda: audit.read_text() != "")
         audit.rename(before)
         write_tenants(file, tenant("acme", key("new")))
         os.kill(server.pid, signal.SIGHUP)
-        wait_for(lambda: http.get(path, headers=bearer("new")).status_code == 200)
+        wait_until(lambda: http.get(path, headers=bearer("new")).status_code == 200)
         assert_error(http.get(path, headers=bearer("old")), 401, "invalid_api_key")
-        wait_for(lambda: any(json.loads(line)["status"] == 401 for line in audit.read_text().splitlines()))
+        wait_until(lambda: any(json.loads(line)["status"] == 401 for line in audit.read_text().splitlines()))
         assert len(before.read_text().splitlines()) == 1
         told = log.read_text()
         write_tenants(file, tenant("acme", role="root"))
         os.kill(server.pid, signal.SIGHUP)
-        wait_for(lambda: log.read_text() != told)
+        wait_until(lambda: log.read_text() != told)
         assert http.get(path, headers=bearer("new")).status_code == 200
         (line,) = log.read_text().removeprefix(told).splitlines()
         assert "tenants.0.role: " in line
@@ -255,7 +256,7 @@ FIELDS = {"time", "tenant", "request_id", "method", "path", "session", "status"}
 
 def lines(log: Path, count: int) -> list[dict[str, Any]]:
     """The log once it has so many lines: a line follows the answer that it is about."""
-    wait_for(lambda: len(log.read_text().splitlines()) >= count)
+    wait_until(lambda: len(log.read_text().splitlines()) >= count)
     found = log.read_text().splitlines()
     assert len(found) == count
     return [json.loads(line) for line in found]

@@ -22,7 +22,8 @@ from app.tenants.tenancy import Tenancy
 from tests.errors import assert_error, assert_messages_error
 from tests.serving import serve, tiny_settings
 from tests.tenants.conftest import ServeTenants
-from tests.tenants.tenant_files import Clock, tenant, turn, wait_for, write_tenants
+from tests.tenants.tenant_files import Clock, tenant, turn, write_tenants
+from tests.waiting import wait_until
 
 ClientOf = Callable[[str], httpx.Client]
 TENANTS: dict[str, Any] = {
@@ -179,7 +180,7 @@ def test_a_stream_that_its_client_leaves_gives_back_what_it_has_not_used(client:
     with few.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.headers["x-ratelimit-remaining-tokens"] == str(2000 - 2 * 910)
         next(answer.iter_lines())
-    wait_for(lambda: tokens_left(few) > 200)
+    wait_until(lambda: tokens_left(few) > 200)
     assert tokens_left(few) < 2000 - 10
 
 
@@ -342,7 +343,7 @@ def test_bytes_in_host_memory(serve_tenants: ServeTenants, http: httpx.Client) -
     one = kv_of_64(http)
     client = serve_tenants(tenant("few", host_bytes=2 * one), tenant("many"), kv_host=64 << 20)
     sessions = {name: [parked(client(name), number) for number in range(4)] for name in ("few", "many")}
-    wait_for(lambda: sum(host_bytes(client("few"), each) for each in sessions["few"]) <= 2 * one)
+    wait_until(lambda: sum(host_bytes(client("few"), each) for each in sessions["few"]) <= 2 * one)
     assert [host_bytes(client("few"), each) > 0 for each in sessions["few"]] == [False, False, True, True]
     assert all(host_bytes(client("many"), each) > 0 for each in sessions["many"])
 
@@ -358,7 +359,7 @@ def parked(http: httpx.Client, number: int) -> str:
     body = {"token_ids": [5 + number] * 64, "max_tokens": 1, "ignore_eos": True}
     assert http.post(f"/v1/sessions/{session}/generate", json=body).status_code == 200
     http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait"})
-    wait_for(lambda: host_bytes(http, session) > 0)
+    wait_until(lambda: host_bytes(http, session) > 0)
     return session
 
 

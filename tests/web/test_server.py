@@ -31,7 +31,8 @@ from app.web.server import ENGINE_LOST, Server
 from app.web.sse import KEEP_ALIVE, EventStream
 from tests.bridge.test_executor import DyingEngine, info
 from tests.serving import START_TIMEOUT_S, tiny_settings
-from tests.web.connections.conftest import serving, wait_until
+from tests.waiting import wait_until
+from tests.web.connections.conftest import serving
 
 __all__ = ["info"]
 

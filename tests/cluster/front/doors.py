@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +19,7 @@ from app.domain.errors import DirectoryAway
 from app.web.connections.caps import Caps
 from app.web.port import bind
 from tests.serving import START_TIMEOUT_S, tiny_settings
-
-PATIENCE_S = 60.0
-"""How long a test waits for what must come."""
+from tests.waiting import wait_until
 
 
 @dataclass
@@ -81,11 +78,3 @@ class AwayDirectory:
 
     async def put(self, key: str, replica: str) -> None:
         raise DirectoryAway("the directory does not answer")
-
-
-def wait_until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Wait for what must come. Fails if it does not."""
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come"
-        time.sleep(0.02)

@@ -17,7 +17,8 @@ from websockets.frames import Frame, Opcode
 
 from app.cluster.front.upstream.chunks import BadChunks, Chunks
 from app.cluster.front.websockets.frames import BadFrame, FirstMessage
-from tests.cluster.front.doors import PATIENCE_S, Door, serving_door, serving_stub
+from tests.cluster.front.doors import Door, serving_door, serving_stub
+from tests.waiting import PATIENCE_S
 
 HEAD = b"Host: localhost\r\n"
 SESSION = b"/v1/sessions/ses_a_" + b"0" * 36

@@ -19,8 +19,9 @@ from starlette.types import Receive, Scope, Send
 from app.cluster.directory import name_key
 from app.cluster.front.routing import moves
 from app.cluster.table import Table
-from tests.cluster.front.doors import Door, serving_door, serving_stub, wait_until
+from tests.cluster.front.doors import Door, serving_door, serving_stub
 from tests.cluster.pair import code
+from tests.waiting import wait_until
 
 MOVED = "ses_a_" + "1" * 36
 WANDERER = "ses_a_" + "2" * 36

@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from tests.cluster.front.doors import PATIENCE_S, AwayDirectory, Door, serving_door, serving_stub, wait_until
+from tests.cluster.front.doors import AwayDirectory, Door, serving_door, serving_stub
+from tests.waiting import PATIENCE_S, wait_until
 
 SESSION = "ses_a_" + "0" * 36
 MIB = 1 << 20

@@ -24,8 +24,8 @@ from loadgen.experiments.soak.summary import judge, summarize
 from loadgen.experiments.soak.twin import Mirror
 from loadgen.results.verdicts import Outcome
 from tests.loadgen.experiments.conftest import raw_result
-from tests.loadgen.stubs import until
 from tests.serving import serve
+from tests.waiting import until
 
 HOUR_S = 3600.0
 

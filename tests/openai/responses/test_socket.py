@@ -22,7 +22,7 @@ from app.web.json_body import LARGE_BYTES
 from tests.openai.conftest import MODEL
 from tests.openai.responses.asking import CALLING, GREEDY, LONG, LOOK_UP, folded, output_of
 from tests.serving import serve
-from tests.taking_turns import until
+from tests.waiting import until
 
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from app.web.connections.caps import Caps
 from app.web.port import bind
 from app.web.server import Server
 from tests.serving import START_TIMEOUT_S, tiny_settings
+from tests.waiting import wait_until
 
 PATIENCE_S = 30.0
 """How long a test waits for what must come."""
@@ -145,14 +145,6 @@ def serving(**changed: Any) -> Iterator[Edge]:
             server.should_exit = True
             thread.join(START_TIMEOUT_S)
     assert not thread.is_alive()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for what must come. Fails if it does not."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come"
-        time.sleep(0.05)
 
 
 def read_to_end(connection: socket.socket) -> bytes:

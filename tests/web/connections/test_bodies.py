@@ -18,6 +18,7 @@ from openai import OpenAI
 from app.web.connections.lingering import DROPPED_BYTES, MOST, Lingering
 from app.web.connections.pieces import BURST, FULL_BYTES, PER_S, SmallPieces
 from app.web.connections.table import GRACE_S
+from tests.waiting import wait_until
 from tests.web.connections.conftest import (
     BIG,
     GET,
@@ -29,7 +30,6 @@ from tests.web.connections.conftest import (
     read_answer,
     read_to_end,
     serving,
-    wait_until,
 )
 
 POST = b"POST /v1/sessions HTTP/1.1\r\nContent-Type: application/json\r\n" + HEADER

@@ -22,8 +22,8 @@ from app.web.connections.caps import LOOPBACK, Caps, origin_of
 from app.web.connections.table import GRACE_S, Connection, ConnectionTable
 from tests.processes import ServerProcess, serve_process
 from tests.serving import tiny_settings
-from tests.tenants.tenant_files import wait_for
-from tests.web.connections.conftest import GET, HEADER, PATIENCE_S, Edge, Serve, read_answer, read_to_end, wait_until
+from tests.waiting import wait_until
+from tests.web.connections.conftest import GET, HEADER, PATIENCE_S, Edge, Serve, read_answer, read_to_end
 
 QUIET = b"GET /quiet HTTP/1.1\r\n" + HEADER + b"\r\n"
 
@@ -210,7 +210,7 @@ def assert_quiet(server: ServerProcess) -> None:
 def test_half_open_connections_do_not_keep_others_out(tmp_path: Path) -> None:
     with serve_process(tmp_path / "state", descriptors=(256, 256)) as server, flood(server):
         # Those that have just come have a moment to speak: until it is over the server says to come again.
-        wait_for(lambda: httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200)
+        wait_until(lambda: httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200)
         for _ in range(10):
             assert httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200
         assert_quiet(server)

@@ -1,0 +1,25 @@
+"""Wait for what must come, and fail if it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+PATIENCE_S = 60.0
+
+
+def wait_until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    """Raises AssertionError if the condition does not hold within `patience_s` seconds."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, "it has not come"
+        time.sleep(0.02)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """The same for asyncio, where the condition holds within `PATIENCE_S`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it has not come"
+        await asyncio.sleep(0.005)
