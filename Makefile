@@ -183,8 +183,8 @@ bench-generators: folder  ## our load generator beside another on the same serve
 soak: folder     ## agents and faults beside a twin that checks every token: an hour
 	$(BIN)/python -m loadgen soak --minutes 60 --output runs
 
-soak-short: setup  ## the same with a tiny model and each fault about once: three minutes
-	$(BIN)/python -m loadgen soak --minutes 3 --every 15 --model random:tiny-llama --output runs
+soak-short: setup  ## the same with a tiny model and each fault about once: two minutes
+	$(BIN)/python -m loadgen soak --minutes 2 --every 10 --model random:tiny-llama --output runs
 
 # Ten minutes on a GPU machine that may have no network: `make gpu-wheels` here, carry the folder along with the checkout,
 # and there `make gpu-check GPU_PYTHON=python3 WHEELS=.wheels`.

@@ -18,7 +18,6 @@ FOLLOWED = {
     "docs/breakpoints.md": ['"status":"paused"', '"logprob"', '"cheerful"', '"status":"finished"'],
     "docs/doctor.md": ["host_memory", '"schema_version": 1'],
     "docs/install.md": ["djinn ", "torch "],
-    "docs/loadgen.md": ["turns completed", "held", "recompute", "events a second"],
     "docs/models.md": [],
     "docs/openai.md": ["response.output_item.done", '"phase":"io_wait"'],
     "docs/operating.md": [" session"],

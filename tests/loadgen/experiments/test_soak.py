@@ -14,16 +14,13 @@ import pytest
 
 from client import AsyncDjinn
 from client.errors import ConnectionLost, DjinnError, ServerError, Timeout
-from loadgen.cli import main
 from loadgen.experiments.soak.agent import SessionAgent
 from loadgen.experiments.soak.findings import Fault, Findings, Sample, Unexpected, WrongAnswer
 from loadgen.experiments.soak.notes import Notes
 from loadgen.experiments.soak.plan import FAULTS, SoakPlan
-from loadgen.experiments.soak.report import SoakReport
 from loadgen.experiments.soak.summary import judge, summarize
 from loadgen.experiments.soak.twin import Mirror
 from loadgen.results.verdicts import Outcome
-from tests.loadgen.experiments.conftest import raw_result
 from tests.serving import serve
 from tests.waiting import until
 
@@ -170,25 +167,3 @@ async def test_a_session_that_is_gone_is_found(url: str, tmp_path: Path) -> None
         findings = await found(url, twin, tmp_path, close)
     assert "the session is gone" in {one.message for one in findings.unexpected}
     assert not findings.wrong
-
-
-SEED = 6
-"""A full disk comes first, then a kill of the engine."""
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
-def test_no_token_is_wrong_while_faults_come(tmp_path: Path) -> None:
-    """Twelve seconds of four agents, and faults in them."""
-    size = ["--minutes", "0.2", "--every", "3", "--agents", "4", "--seed", str(SEED)]
-    assert main(["soak", *size, "--model", "random:tiny-llama", "--output", str(tmp_path)]) == 0
-    headings = ("Targets", "Faults", "What agents did", "Resident memory")
-    found = raw_result(tmp_path, SoakReport, *headings)["findings"]
-    assert (found["wrong"], found["unexpected"], found["failures"]) == ([], [], [])
-    names = [name for _, (_, name) in zip(found["faults"], SoakPlan(seed=SEED).faults(), strict=False)]
-    assert [fault["name"] for fault in found["faults"]] == names
-    assert names
-    assert "clock steps" in found["skipped"]
-    assert found["answers"] > found["actions"]["chat"] > 0
-    assert len(found["samples"]) >= 5
-    assert all(sample["rss_bytes"] > 0 and sample["descriptors"] > 0 for sample in found["samples"])
