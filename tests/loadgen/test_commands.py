@@ -107,6 +107,7 @@ def test_what_cannot_be_measured_is_told_before_anything_is_started(
 ) -> None:
     """It would else be found out when the targets before it have been measured, which can take an hour."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))  # where nothing is installed
+    monkeypatch.delenv("DJINN_CACHE_DIR", raising=False)
     assert main([*arguments, "--output", str(tmp_path / "results")]) == 2
     assert says in capsys.readouterr().err
     assert not list(tmp_path.glob("results/*"))

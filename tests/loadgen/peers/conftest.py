@@ -51,6 +51,7 @@ def remember(cache: Path, model: Path, slow: str) -> None:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("DJINN_CACHE_DIR", raising=False)
     return tmp_path / ".cache/djinn/peers"
 
 
