@@ -59,9 +59,9 @@ def _install(options: argparse.Namespace, progress: Console) -> None:
 
 
 def _start(options: argparse.Namespace, progress: Console) -> None:
-    settings = read_settings(options)
+    peer, settings = find_peer(options.peer), read_settings(options)
     with progress.status(f"{options.peer} starts"):
-        served = background.start(find_peer(options.peer), settings, options.port)
+        served = background.start(peer, settings, options.port)
     print(f"{served.name} runs on {served.url} as process {served.pid}; its log is {served.log}")
     print(f"--target {served.target}")
 
