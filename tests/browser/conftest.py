@@ -39,8 +39,9 @@ OpenPage = Callable[..., "Page"]
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """One Chromium for all tests; each page has a profile of its own."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=WAIT_MS)
     path = shutil.which(BROWSER)
     assert path is not None, f"the tests of the page need Chromium without windows: apt-get install {BROWSER}"
     with sync_playwright() as playwright:

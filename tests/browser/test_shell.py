@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 import app
-from tests.browser.conftest import WAIT_MS, OpenPage
+from tests.browser.conftest import OpenPage
 from tests.browser.filling import eventually, expect_no_violations, open_session, signal
 from tests.serving import serve
 
@@ -73,7 +73,7 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
         with httpx.Client(base_url=url, timeout=30) as http:
             http.delete(f"/v1/sessions/{closed}").raise_for_status()
             open_session(http, name="new")
-        expect(status(page)).to_have_text("Live", timeout=WAIT_MS)
+        expect(status(page)).to_have_text("Live")
         expect(table).to_contain_text("new")
         expect(table).not_to_contain_text("closed")
         expect(page.locator(f'tr[data-id="{kept}"]')).to_contain_text("20")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import WAIT_MS, OpenPage, close_all
+from tests.browser.conftest import OpenPage, close_all
 from tests.browser.filling import open_session, wait_until
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
@@ -80,7 +80,7 @@ def test_the_page_of_the_api_asks_for_a_key_and_tries_a_route_with_it(open_page:
     route.get_by_role("button").first.click()
     route.get_by_role("button", name="Try it out").click()
     route.get_by_role("button", name="Execute").click()
-    expect(route.locator(".live-responses-table")).to_contain_text('"hidden_size"', timeout=WAIT_MS)
+    expect(route.locator(".live-responses-table")).to_contain_text('"hidden_size"')
     assert "right" not in page.url
 
 

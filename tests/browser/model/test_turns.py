@@ -13,7 +13,7 @@ import httpx
 import pytest
 from playwright.sync_api import Route, expect
 
-from tests.browser.conftest import WAIT_MS, OpenPage
+from tests.browser.conftest import OpenPage
 from tests.browser.filling import SEE, eventually, expect_no_violations
 from tests.browser.model.conftest import PROMPT, Inside
 from tests.serving import serve
@@ -102,7 +102,7 @@ def test_a_paused_turn_that_was_lost_with_the_server_is_explained(open_page: Ope
     assert figures.evaluate("text => text.offsetHeight <= text.parentElement.clientHeight")
     with serve(**kept, port=int(url.rpartition(":")[2])):
         turn = inside.page.get_by_role("region", name="Turn", exact=True)
-        expect(turn.get_by_role("alert")).to_contain_text("The paused turn is over", timeout=WAIT_MS)
+        expect(turn.get_by_role("alert")).to_contain_text("The paused turn is over")
         expect(inside.page.get_by_label("Text", exact=True)).to_have_value(PROMPT)
         told = inside.page.get_by_role("alert")
         expect(told).to_have_count(1)  # the map asks for what is there now

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.conftest import WAIT_MS, OpenPage
+from tests.browser.conftest import OpenPage
 from tests.browser.filling import SEE, anew, wait_until
 from tests.browser.session.conftest import LONG, OnSession, ignore_the_end, panel, send, send_to_the_end, write
 from tests.processes import serve_process
@@ -222,6 +222,6 @@ def test_a_turn_that_dies_with_its_server_says_what_is_lost(
     expect(page.get_by_role("alert")).to_have_text("The server went away during the turn.")
     with serve_process(tmp_path / "state", *flags, "--port", port):
         lost = rf"Lost with it, as at a restart: \d+ tokens\. Kept: {kept} tokens\.\s*$"
-        expect(page.get_by_role("alert")).to_have_text(re.compile(lost), timeout=WAIT_MS)
+        expect(page.get_by_role("alert")).to_have_text(re.compile(lost))
         expect(page.get_by_label("Text")).to_have_value("Once more")
         page.goto("about:blank")
