@@ -151,6 +151,29 @@ async def test_another_takes_the_place_of_one_that_stood_by_and_died(
     await host.stop()
 
 
+async def test_a_process_that_begins_to_stand_by_as_all_ends_ends_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn, gate, begun = asyncio.create_subprocess_exec, asyncio.Event(), asyncio.Future[int]()
+
+    async def slowly(*words: str, **options: Any) -> Any:
+        process = await spawn(*words, **options)
+        if "--standby" in words:
+            begun.set_result(process.pid)
+            await gate.wait()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
+    host = LocalHost(_specs(tmp_path, has_standby=True)[:1], None)
+    await host.start()
+    pid = await begun
+    ending = asyncio.create_task(host.stop())
+    await until((tmp_path / "a" / "drained").exists)
+    gate.set()
+    await ending
+    await _ended(pid)
+
+
 class MissingSpec(ReplicaSpec):
     __slots__ = ()
 

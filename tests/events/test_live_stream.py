@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from contextlib import ExitStack
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from app.domain.memory_map import MemoryMap
 from app.domain.values import SessionState, Ticket
 from app.events import streams
 from app.events.channel import KEPT, KEPT_BYTES, Channel
@@ -23,7 +26,7 @@ from tests.events.streaming import ids, reading
 from tests.orderly import serve_thread
 from tests.serving import serve
 from tests.tenants.tenant_files import Clock, key, tenant, write_tenants
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 
 
 def create(http: httpx.Client, tenant: str = "") -> str:
@@ -248,6 +251,26 @@ async def test_a_reader_that_is_too_slow_gets_a_fresh_snapshot(services: Service
             pass
         assert b'"closed"' in piece
         await events.aclose()
+
+
+async def test_without_readers_nothing_is_asked_of_the_engine(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, asked = services.sessions.memory, list[float]()
+
+    async def count() -> MemoryMap:
+        asked.append(time.monotonic())
+        return await ask()
+
+    monkeypatch.setattr(services.sessions, "memory", count)
+    monkeypatch.setattr(streams, "MEMORY_INTERVAL_S", 0.01)
+    for _ in range(2):
+        asked.clear()
+        with services.events.reading(ALL):
+            await until(lambda: len(asked) > 2)
+        had = len(asked)
+        await asyncio.sleep(0.2)
+        assert len(asked) == had
 
 
 def test_a_channel_is_bounded_in_bytes() -> None:

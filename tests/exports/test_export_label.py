@@ -41,6 +41,7 @@ from app.exports.label_text import MAX_NAMES, MAX_VALUES, TOKEN_VALUES, check_te
 from app.sessions.paused_turn import PausedPlace, PauseLimit
 from app.sessions.session import Session
 from app.text.turn_reader import TextRule
+from app.wire.tensors import to_float32
 from tests.journal.building import model_info
 
 MODEL = model_info()
@@ -104,6 +105,19 @@ def test_a_vector_of_many_edits_is_in_the_file_once() -> None:
     found = ExportLabel.from_json(text)
     assert (found.interventions, found.breakpoints) == (made, (STEER,))
     assert len({id(each.edit.vector.data) for each in found.interventions if each.edit.vector is not None}) == 1
+
+
+def test_a_vector_of_many_edits_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short file may name a long one thousands of times."""
+    looked = list[int]()
+
+    def look(tensor: TensorData) -> Any:
+        looked.append(len(tensor.data))
+        return to_float32(tensor)
+
+    monkeypatch.setattr("app.exports.checks.to_float32", look)
+    check(label(None, breakpoints=(), interventions=(Intervention(1, 3, 2, WRITTEN),) * 64))
+    assert len(looked) == 1
 
 
 def test_written_activations_count_each_although_they_are_one_in_the_file() -> None:

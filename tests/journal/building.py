@@ -48,17 +48,20 @@ def change(session: str, position: int, token_ids: Sequence[int], **changed: Any
     return Change(record(session, **changed), position, array("I", token_ids).tobytes())
 
 
-def limit_pages(journal: Journal, more: int = 0) -> None:
+def _connection_of(kept: Journal | JournalStore) -> sqlite3.Connection:
+    return (kept._store if isinstance(kept, Journal) else kept)._connection
+
+
+def limit_pages(kept: Journal | JournalStore, more: int = 0) -> None:
     """The disk has room for so many pages more, as far as SQLite knows."""
-    connection = journal._store._connection
+    connection = _connection_of(kept)
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages + more}")
 
 
 def be_impatient(kept: Journal | JournalStore) -> None:
     """Wait for a file that another process holds for 10 ms only."""
-    store = kept._store if isinstance(kept, Journal) else kept
-    store._connection.execute("PRAGMA busy_timeout = 10")
+    _connection_of(kept).execute("PRAGMA busy_timeout = 10")
 
 
 def started(folder: Path, lease_s: float | None = None) -> Journal:

@@ -221,6 +221,18 @@ def lost_news(folder: Path) -> None:
     (folder / renewals.NAME).unlink()
 
 
+def test_a_folder_whose_news_cannot_be_read_is_not_taken(tmp_path: Path, take: Take, on: On) -> None:
+    """A holder without room may live, and say so there."""
+    freeze(take(tmp_path, SHORT_S))
+    lost_news(tmp_path)
+    (tmp_path / renewals.NAME).mkdir()
+    on("two")
+    before = found(tmp_path)
+    with pytest.raises(FieldOutOfRange, match=r"cannot use .*/renewals, .*: Is a directory; "):
+        take(tmp_path)
+    assert found(tmp_path) == before
+
+
 def replaced_journal(folder: Path) -> None:
     shutil.copy(folder / FILE_NAME, folder / "copy")
     (folder / "copy").replace(folder / FILE_NAME)

@@ -22,7 +22,7 @@ from app.journal.store import JournalStore
 from app.sessions.keeper import SessionKeeper
 from tests.durability.restarting import generate, open_session, serving
 from tests.journal import written
-from tests.journal.building import FILE, be_impatient, held_up, model_info
+from tests.journal.building import FILE, be_impatient, held_up, limit_pages, model_info
 from tests.processes import serve_process
 
 MODEL = replace(model_info("tiny-llama"), num_layers=4)
@@ -105,6 +105,18 @@ def test_another_model_and_a_step_that_fails_leave_the_file_as_it_was(
             with pytest.raises(FieldOutOfRange, match="nonsense"):
                 store.load(MODEL)
         assert written.contents(tmp_path / FILE) == before
+        assert len(store.load(MODEL)) == 5
+
+
+def test_a_disk_without_room_is_told_from_a_damaged_file(tmp_path: Path) -> None:
+    written.put(tmp_path, OLDEST)
+    before = written.contents(tmp_path / FILE)
+    with closing(JournalStore(tmp_path / FILE)) as store:
+        limit_pages(store)
+        with pytest.raises(FieldOutOfRange, match=r"cannot open the journal .* is full; make room there"):
+            store.load(MODEL)
+        assert written.contents(tmp_path / FILE) == before
+        limit_pages(store, more=100)
         assert len(store.load(MODEL)) == 5
 
 

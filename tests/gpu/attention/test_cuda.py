@@ -226,6 +226,9 @@ SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """That one program may take. Of compute capability 8.x, what the consumer devices have, which run the same binaries
 (CUDA C++ Programming Guide, table of technical specifications)."""
 
+MULTIPLY = {"_attend", "_matmul", "_matmul_int8", "_matmul_float8"}
+"""Kernels that are for tensor cores, which multiply no float32."""
+
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
@@ -242,6 +245,9 @@ def test_the_kernels_compile_fit_and_spill_no_registers(capability: int, shapes:
         assert kernel["shared_bytes"] <= SHARED_BYTES[capability], kernel
         assert kernel["stack_bytes"] <= 16, kernel
         assert kernel["programs"] >= 1, kernel
+    products = [each for each in kernels if each["kernel"] in MULTIPLY and each["dtype"] != "float32"]
+    assert {each["kernel"] for each in products} == MULTIPLY - ({"_matmul_float8"} if capability < 89 else set())
+    assert [each for each in products if not each["mma"] + each["wgmma"]] == [], "these use no tensor cores"
 
 
 def on_a_device(test: Any) -> Any:

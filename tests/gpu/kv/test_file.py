@@ -10,6 +10,7 @@ import os
 import shutil
 import struct
 import subprocess
+import tempfile
 import tracemalloc
 from array import array
 from collections.abc import Callable
@@ -395,6 +396,18 @@ def test_an_adopted_file_has_moved_also_from_another_file_system(store: DiskStor
         store.read(TWO, into)
         assert into == blocks_of(PLAIN)
         store.delete(TWO)
+
+
+def test_a_copy_from_another_file_system_that_fails_half_way_leaves_no_file(store: DiskStore, upload: Path) -> None:
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or shm.stat().st_dev == upload.stat().st_dev:
+        pytest.skip("there is no second file system")
+    with tempfile.TemporaryDirectory(dir=shm) as memory:
+        elsewhere = Path(shutil.copy(upload, memory))
+        with largest_file(file_bytes(EXPORT) // 2), pytest.raises(OSError, match="too large"):
+            store.adopt(elsewhere, TWO, max_tokens=6)
+        assert elsewhere.exists()
+    assert list(store.path(TWO).parent.iterdir()) == []
 
 
 def test_a_bad_file_is_not_adopted(store: DiskStore, upload: Path) -> None:

@@ -89,6 +89,18 @@ def test_who_finds_no_room_on_the_host_leaves_when_there_is_some() -> None:
     assert tier_of(large) is Tier.HOST
 
 
+def test_after_a_failed_write_the_disk_rests_for_ten_seconds() -> None:
+    bench = Bench(device=16, host=3)
+    away, stays = bench.session(12, Phase.IO_WAIT), bench.session(12, first_token=1)
+    bench.placement.lower.save(away)
+    bench.finish(error="No space left on device")
+    bench.signal(stays, Phase.IO_WAIT)
+    assert (tier_of(away), tier_of(stays)) == (Tier.HOST, Tier.DEVICE)
+    assert bench.tick(9.0) == []
+    bench.tick(2.0)
+    assert (tier_of(away), tier_of(stays)) == (Tier.DISK, Tier.HOST)
+
+
 def test_making_room_for_a_session_never_takes_from_that_session() -> None:
     """Whoever gives way needs the host blocks of the one that it gives way to."""
     bench = Bench(device=7, host=7, disk=2)

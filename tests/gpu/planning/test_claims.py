@@ -11,7 +11,7 @@ import pytest
 
 from app.domain.breakpoint_work import MAX_WORK
 from app.domain.breakpoints import Action, Edit, EditOp, When
-from app.domain.values import SessionId
+from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.messages import Fork
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.breakpoints.breaking import BreakDriver
@@ -80,6 +80,26 @@ def test_prompts_leave_most_of_a_step_while_there_are_other_turns(
     assert driver.steps_until_token(alone) == 4
     beside = driver.submit(driver.open(tenant), prompt(2, 4 * STEP_TOKENS), 1)
     assert driver.steps_until_token(beside) == steps
+
+
+def test_prompts_do_not_rest_for_a_turn_whose_kv_is_on_its_way(model: ResolvedModel, tmp_path: Path) -> None:
+    """It could not use a step that they leave."""
+    driver = Driver(make_engine(model, host_blocks=100, policy=KVPolicy.SIGNAL, kv_dir=tmp_path))
+    away, one, two = (driver.open(tenant) for tenant in ("away", "one", "two"))
+    driver.answer(away, prompt(0, LONG), 2)
+    driver.signal(away, Phase.IDLE)
+    assert driver.sequence(away).tier is Tier.DISK
+    turn = driver.submit(away, prompt(1, SHORT), 1)
+    for seed, session in enumerate((one, two), 2):
+        driver.submit(session, prompt(seed, LONG), 1)
+        for _ in range(12):
+            before = driver.sequence(one).computed + driver.sequence(two).computed
+            driver.take(driver.engine.step())  # and nothing moves
+            assert driver.sequence(one).computed + driver.sequence(two).computed > before
+        if session is one:
+            assert not driver.scheduler.queue.running[one].turn.passed_over
+    assert not driver.tokens(turn)
+    driver.finish(turn)
 
 
 def test_a_sweep_over_streamed_weights_computes_as_much_as_it_can(model: ResolvedModel, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tests.routers.breakpoints.pausing import (
     pause,
     read,
     resume,
+    unbroken,
     without_age,
 )
 from tests.routers.forging import IMPORT, imported, with_about
@@ -48,6 +49,18 @@ def test_a_resumed_stream_says_what_a_whole_answer_says(http: httpx.Client, sess
     turn = finished.json()
     for same in ("text", "token_ids", "logprobs", "finish_reason"):
         assert turn[same] == whole[same]
+
+
+def test_a_turn_can_go_on_to_the_same_layer_of_its_next_token(http: httpx.Client, session: str) -> None:
+    whole = unbroken(http)
+    assert pause(http, session, once=True)["end"] == CONTEXT
+    turn = resume(http, session, until="next_token")
+    assert (turn["status"], turn["token_ids"]) == ("paused", whole[:1])
+    place = turn["checkpoint"]
+    assert (place["layer"], place["first"], place["end"]) == (1, CONTEXT, CONTEXT + 1)
+    assert place["breakpoint"] is None
+    turn = resume(http, session)
+    assert (turn["status"], turn["token_ids"]) == ("finished", whole)
 
 
 @pytest.mark.parametrize(
