@@ -19,6 +19,7 @@ import httpx
 import pytest
 from hypothesis import settings
 
+from app.domain.values import ModelInfo
 from app.engine_process import engine
 from app.routers.dependencies import Services
 from tests.compiling import begin_compiling, wait_until_compiled
@@ -122,6 +123,13 @@ def hooks_of_pytest() -> Iterator[None]:
 def engine_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """`djinn serve` in this process runs its engine in a thread: one in a process takes seconds to start."""
     monkeypatch.setattr(engine, "EngineProcess", lambda timeout_s: None)
+
+
+@pytest.fixture
+async def info() -> ModelInfo:
+    """The tiny model, as a server describes it."""
+    async with running_services() as running:
+        return running.info
 
 
 @pytest.fixture

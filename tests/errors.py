@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+from starlette.responses import JSONResponse, Response
 
 
 def assert_messages_error(response: httpx.Response, status: int) -> str:
@@ -31,3 +32,8 @@ def assert_error(response: httpx.Response, status: int, code: str, *, param: str
     assert isinstance(message, str)
     assert message
     return message
+
+
+def error_response(status: int, code: str, headers: dict[str, str] | None = None) -> Response:
+    """What a server answers that stands in for Djinn."""
+    return JSONResponse({"error": {"message": code, "code": code}}, status, headers)

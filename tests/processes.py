@@ -1,4 +1,4 @@
-"""Servers in processes of their own that can be killed and started again in no time."""
+"""Servers in processes that can be killed and started again in no time, and what they say of themselves."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import httpx
+
 from app.engine_process import engine
 from app.serving import SPIN_COUNT
+from tests.waiting import wait_until
 
 START_TIMEOUT_S = 60
 READY = re.compile(r"Djinn serves \S+ on (http://\S+:\d+)\n")
@@ -124,6 +127,17 @@ def serve_process(
         process.kill()
         process.join()
         process.close()
+
+
+def until_ready(http: httpx.Client) -> None:
+    """Wait for an engine that is being started."""
+    wait_until(lambda: http.get("/ready").status_code == 200)
+
+
+def metric(http: httpx.Client, name: str) -> float:
+    """The value of a metric without labels."""
+    [line] = [line for line in http.get("/metrics").text.splitlines() if line.startswith(f"{name} ")]
+    return float(line.split()[1])
 
 
 def _url(process: BaseProcess, output: Path) -> str:

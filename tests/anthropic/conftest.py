@@ -1,4 +1,4 @@
-"""Clients of a server with room for tools: the official SDK of Anthropic's API, and a plain one."""
+"""The official SDK of Anthropic's API, and what its answers hold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
-import httpx
 import pytest
 
 MODEL = "tiny"
@@ -19,10 +18,10 @@ def sdk(roomy_url: str) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-@pytest.fixture
-def http(roomy_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=roomy_url, timeout=30) as client:
-        yield client
+@pytest.fixture(scope="session")
+def server_url(roomy_url: str) -> str:
+    """The server whose model has room for tools: a plain client asks it too."""
+    return roomy_url
 
 
 def text_of(message: anthropic.types.Message) -> str:

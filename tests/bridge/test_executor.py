@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
-import time
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
-from fastapi import FastAPI
 
 from app.bridge.executor import Deliver, EngineExecutor
 from app.bridge.turn import SLICE, Mailbox, TokenRun
@@ -26,55 +20,12 @@ from app.domain.values import (
     TokenLogprobs,
     TurnUsage,
 )
-from app.grammars.compiler import Grammars
-from app.journal.journal import Journal
-from app.main import create_app
-from app.messages import Back, Command, Done, Fork, Inspect, Lost, Notice, Submit, Token, TurnEvent, TurnFinished
-from app.model_store.byte_tokenizer import byte_tokenizer
-from app.model_store.model_tokenizer import ModelTokenizer
-from app.model_store.resolve import resolve
+from app.messages import Back, Done, Fork, Inspect, Lost, Notice, Submit, Token, TurnEvent, TurnFinished
 from app.routers.dependencies import Services
-from app.tenants.tenancy import Tenancy
-from app.text.tokenizer import Tokens
+from tests.bridge.engines import DyingEngine, TalkingEngine, app_of
 from tests.others import turns_of_others
-from tests.serving import running_services, tiny_settings
 from tests.taking_turns import start_turn
 from tests.waiting import until
-
-
-@dataclass
-class DyingEngine:
-    """Takes commands, answers none, and dies when told to."""
-
-    info: ModelInfo
-    grammars: Grammars = field(default_factory=lambda: Grammars(resolve("random:tiny-llama", cache_dir=Path()), 512))
-    die: threading.Event = field(default_factory=threading.Event)
-
-    def send(self, command: Command) -> None:
-        pass
-
-    def give(self, connection: socket.socket) -> int:
-        raise OSError("it takes no connections")
-
-    def run(self, deliver: Deliver) -> None:
-        self.die.wait(10)
-        raise RuntimeError("out of memory")
-
-    def stop(self) -> None:
-        self.die.set()
-
-
-@dataclass
-class TalkingEngine(DyingEngine):
-    """Says what it is told to say, all at once."""
-
-    deliver: Deliver | None = None
-    runs: threading.Event = field(default_factory=threading.Event)
-
-    def run(self, deliver: Deliver) -> None:
-        self.deliver = deliver
-        self.runs.set()
-        self.die.wait(10)
 
 
 @dataclass
@@ -83,11 +34,6 @@ class HopelessEngine(DyingEngine):
         self.die.wait(10)
         deliver([Lost("it was ended by SIGKILL")])
         raise EngineError("it died, and no other could be started")
-
-
-def app_of(engine: DyingEngine, journal: Journal | None = None, **changed: Any) -> FastAPI:
-    settings, tokens = tiny_settings(**changed), Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
-    return create_app(settings, engine, tokens, Tenancy(settings, time.time), journal)
 
 
 def ignore(notice: Notice) -> None:
@@ -101,12 +47,6 @@ async def talking(info: ModelInfo) -> tuple[EngineExecutor, Deliver]:
     await asyncio.to_thread(engine.runs.wait, 5)
     assert engine.deliver is not None
     return executor, engine.deliver
-
-
-@pytest.fixture
-async def info() -> ModelInfo:
-    async with running_services() as services:
-        return services.info
 
 
 async def test_when_the_engine_dies_who_waits_is_told_and_who_comes_later_too(info: ModelInfo) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import socketserver
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from typing import Any, Self, cast
@@ -17,6 +16,7 @@ import client
 from client import AsyncDjinn, Djinn, Session
 from client.calls import TurnOptions
 from client.models import SessionInfo
+from tests.waiting import wait_until
 
 AnswerWith = Callable[[bytes], str]
 SESSION = SessionInfo.model_validate_json("""{
@@ -44,10 +44,7 @@ def paused(djinn: Djinn, layer: int = 1, **options: Any) -> Session:
 
 def wait_until_idle(session: Session) -> SessionInfo:
     """What is told of the session once its turn is over."""
-    deadline = time.monotonic() + 10
-    while session.refresh().state != "idle":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: session.refresh().state == "idle")
     return session.info
 
 

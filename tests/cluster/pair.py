@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 from openai import OpenAI
 
+from tests.durability.restarting import generate, open_session
 from tests.orderly import ServerThread
 from tests.processes import ServerProcess, serve_process
 
@@ -146,18 +147,6 @@ def pair(folder: Path, *, start: bool = True, **options: Any) -> Iterator[Pair]:
         yield found
     finally:
         found.close()
-
-
-def open_session(http: httpx.Client, **body: Any) -> str:
-    session: str = http.post("/v1/sessions", json=body).raise_for_status().json()["id"]
-    return session
-
-
-def generate(http: httpx.Client, session: str, token_ids: list[int], max_tokens: int = 8, **asked: Any) -> Any:
-    body = {"token_ids": token_ids, "max_tokens": max_tokens, **GREEDY, **asked}
-    answer = http.post(f"/v1/sessions/{session}/generate", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def used_session(http: httpx.Client) -> str:

@@ -16,7 +16,8 @@ from websockets.sync.client import connect
 
 from app.cluster.table import Table
 from tests.cluster.front.doors import Door, serving_door
-from tests.cluster.pair import MODEL, TEXTS, TOKENS, Chain, Chat, Pair, code, named, open_session, pair, sdk, status
+from tests.cluster.pair import MODEL, TEXTS, TOKENS, Chain, Chat, Pair, code, named, pair, sdk, status
+from tests.durability.restarting import open_session
 
 Talk = Chat | Chain
 
@@ -104,6 +105,9 @@ def test_the_list_finds_a_session_by_its_name(servers: Pair) -> None:
     answer = a.post("/v1/completions", json=body, headers=headers).raise_for_status()
     assert named(a, name) == [answer.headers["X-Session-ID"]]
     assert named(a, "nobody") == []
+
+
+# Behind the front door.
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from app.cluster.moves.leaving.balance import AT_A_LOOK, EASED, FULL, Need, room
 from app.cluster.moves.leaving.choice import MOST_REFUSALS, PATIENCE_S, TRIES, PeerChoice, Tried
 from app.cluster.table import Table
 from app.domain.errors import DirectoryAway, FieldOutOfRange, ReplicaAway
-from tests.cluster.pair import PROMPT, generate, open_session, pair
-from tests.engine_process.test_engine_process import metric
+from tests.cluster.pair import PROMPT, pair
+from tests.durability.restarting import generate, open_session
+from tests.processes import metric
 from tests.waiting import wait_until
 
 URLS = {"a": "http://h:1", "b": "http://h:2/", "c": "http://[::1]:3"}

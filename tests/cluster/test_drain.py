@@ -17,8 +17,9 @@ from app.domain.errors import DjinnError, PeerAway, WrongState
 from app.domain.homes import MoveReason
 from app.sessions.table import holding
 from tests.cluster.front.doors import Door, serving_door
-from tests.cluster.pair import KEY, PROMPT, SOON_S, Pair, code, generate, open_session, pair, used_session
+from tests.cluster.pair import KEY, PROMPT, SOON_S, Pair, code, pair, used_session
 from tests.cluster.traps import set_trap
+from tests.durability.restarting import generate, open_session
 from tests.serving import running_services
 from tests.waiting import wait_until
 

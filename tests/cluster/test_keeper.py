@@ -61,8 +61,8 @@ class FakeSpec(ReplicaSpec):
         return [sys.executable, "-c", PROGRAM, *real[real.index("serve") :]]
 
 
-def _specs(folder: Path, *, has_standby: bool = False, **settings: str) -> list[ReplicaSpec]:
-    return [FakeSpec(name, "127.0.0.1", 0, folder / name, settings, has_standby) for name in ("a", "b")]
+def _specs(folder: Path, *, has_standby: bool = False) -> list[ReplicaSpec]:
+    return [FakeSpec(name, "127.0.0.1", 0, folder / name, {}, has_standby) for name in ("a", "b")]
 
 
 async def _found(host: LocalHost, **urls: str) -> None:

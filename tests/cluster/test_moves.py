@@ -10,23 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster.pair import (
-    DRAWN,
-    GREEDY,
-    PROMPT,
-    Chain,
-    Pair,
-    code,
-    generate,
-    named,
-    open_session,
-    pair,
-    sdk,
-    status,
-    used_session,
-)
+from tests.cluster.pair import DRAWN, GREEDY, PROMPT, Chain, Pair, code, named, pair, sdk, status, used_session
 from tests.cluster.traps import PLACES, lose_engine, set_trap
-from tests.engine_process.test_engine_process import until_ready
+from tests.durability.restarting import generate, open_session
+from tests.processes import until_ready
 
 
 def view(http: httpx.Client, session: str) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from app.gpu.engine import Engine
 from app.gpu.kv import transport
 from app.gpu.kv.moves import Move, Moved
 from app.gpu.kv_pools.prompts import PromptStreams
-from tests.cluster.pair import DRAWN, GREEDY, Pair, generate, open_session, pair
-from tests.engine_process.test_engine_process import metric
+from tests.cluster.pair import DRAWN, GREEDY, Pair, pair
+from tests.durability.restarting import generate, open_session
+from tests.processes import metric
 from tests.waiting import wait_until
 
 PROMPT = [7 + at * at % 240 for at in range(500)]

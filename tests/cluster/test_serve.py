@@ -20,7 +20,8 @@ from app.cli import main
 from app.cluster.keeper import GO, READY, USAGE_ERROR
 from app.domain.session_ids import home_of
 from app.web.server import ENGINE_LOST
-from tests.cluster.pair import PROMPT, free_port, generate, open_session
+from tests.cluster.pair import PROMPT, free_port
+from tests.durability.restarting import generate, open_session
 from tests.waiting import wait_until
 
 TINY = ("--model", "random:tiny-llama", "--device", "cpu", "--kv-device", "8MiB", "--kv-host", "8MiB")

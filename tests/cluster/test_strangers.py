@@ -1,4 +1,6 @@
-"""What servers without the key can do: nothing. Who repeats a move gets nothing either. What other servers change."""
+"""Servers with the cluster's key move sessions, and operators ask for it; others cannot. A move that is recorded and
+sent again changes nothing. Mistakes in a cluster's files and settings are refused.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from app.domain.session_ids import home_of_response
 from app.domain.values import SessionId
 from app.machine.handover import SocketTable, receive_sockets, send_socket
 from app.settings import Settings, settings
-from tests.cluster.pair import KEY, PROMPT, SOON_S, Chain, Pair, code, generate, open_session, pair, sdk, used_session
+from tests.cluster.pair import KEY, PROMPT, SOON_S, Chain, Pair, code, pair, sdk, used_session
+from tests.durability.restarting import generate, open_session
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
 
@@ -267,6 +270,9 @@ def test_a_socket_that_comes_too_late_is_closed_and_one_in_use_ends_with_its_tab
     for _, other_end in pairs:
         with other_end:
             assert other_end.recv(1) == b""
+
+
+# A move that is recorded and sent again.
 
 
 class Listener(socketserver.ThreadingTCPServer):

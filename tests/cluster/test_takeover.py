@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from app.web.server import FENCED
-from tests.cluster.pair import PROMPT, code, generate, open_session, pair, used_session
-from tests.durability.restarting import no_room
+from tests.cluster.pair import PROMPT, code, pair, used_session
+from tests.durability.restarting import generate, no_room, open_session
 from tests.errors import assert_error
 from tests.journal.building import held_up
 from tests.journal.written import histories

@@ -1,4 +1,4 @@
-"""What tests of restarts and kills share: a server on a folder, and turns of known length."""
+"""What tests of restarts, kills and moves share: a server on a folder, and turns of known length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.journal.journal import FILE_NAME
 from tests.processes import ServerProcess
 from tests.serving import serve
 
-TOKENS = 12
+TOKENS = 8
 """What a turn generates unless it is told otherwise."""
 
 

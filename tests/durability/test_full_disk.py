@@ -15,10 +15,9 @@ from httpx_sse import connect_sse
 import client
 from app.web.server import NOT_DURABLE
 from tests.durability.restarting import generate, no_room, open_session, serving
-from tests.engine_process.test_engine_process import metric
 from tests.errors import assert_error
 from tests.file_sizes import free_on_disks
-from tests.processes import serve_process
+from tests.processes import metric, serve_process
 from tests.waiting import wait_until
 
 MIB = 1 << 20
@@ -109,8 +108,8 @@ def idle_session(http: httpx.Client, seed: int) -> str:
     return session
 
 
-def served(disk: FullDisk, **changed: Any) -> Any:
-    return serving(disk.folder, kv_disk=64 * MIB, disk_reserve=4 * MIB, **changed)
+def served(disk: FullDisk) -> Any:
+    return serving(disk.folder, kv_disk=64 * MIB, disk_reserve=4 * MIB)
 
 
 def test_kv_files_give_way_when_something_else_fills_the_disk(full_disk: FullDisk) -> None:

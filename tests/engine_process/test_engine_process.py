@@ -17,7 +17,7 @@ import pytest
 from app.machine.cores import BOUND, CHOSEN, binding
 from tests.durability.restarting import TOKENS, generate, open_session
 from tests.errors import assert_error
-from tests.processes import ServerProcess, serve_process
+from tests.processes import ServerProcess, metric, serve_process, until_ready
 from tests.waiting import wait_until
 
 PROMPT = [5, 6, 7]
@@ -29,10 +29,6 @@ def engine_of(server: ServerProcess) -> psutil.Process:
     found = [child for child in psutil.Process(server.pid).children() if "app.engine_process" in child.cmdline()]
     assert len(found) == 1
     return found[0]
-
-
-def until_ready(http: httpx.Client) -> None:
-    wait_until(lambda: http.get("/ready").status_code == 200)
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +64,6 @@ def running_turn(http: httpx.Client, session: str) -> tuple[threading.Thread, li
 def tokens_of(http: httpx.Client, session: str) -> int:
     found: int = http.get(f"/v1/sessions/{session}").json()["tokens"]
     return found
-
-
-def metric(http: httpx.Client, name: str) -> float:
-    [line] = [line for line in http.get("/metrics").text.splitlines() if line.startswith(f"{name} ")]
-    return float(line.split()[1])
 
 
 def test_a_turn_that_ran_can_be_repeated_and_all_else_goes_on(server: ServerProcess, http: httpx.Client) -> None:

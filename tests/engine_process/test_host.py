@@ -30,13 +30,12 @@ from app.gpu.attention.batch import Batch
 from app.gpu.models.base import LayerStack
 from app.messages import Back, Event, Lost, Open, Replacement, Submit, TurnFinished
 from app.model_store.shapes import shape_config
-from tests.bridge.test_executor import info
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.conftest import tiny_llama
 from tests.gpu.wrapping import WrappedStack
 from tests.serving import tiny_settings
 
-__all__ = ["info", "tiny_llama"]
+__all__ = ["tiny_llama"]
 
 SECONDS = 60.0
 BEATS = 4

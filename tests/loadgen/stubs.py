@@ -17,6 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tests.errors import error_response
+
 START_TIMEOUT_S = 10
 CLOSING_S = 0.05
 
@@ -106,7 +108,7 @@ class Flaky:
         self.seen.append((path, time.perf_counter()))
         failure = self.failures.pop(0) if path.endswith("/generate") and self.failures else None
         if failure in ERRORS:
-            return _error(*ERRORS[failure])
+            return error_response(*ERRORS[failure])
         if failure == CUT:
             body = json.loads(content)
             content = json.dumps({**body, "max_tokens": body["max_tokens"] // 2}).encode()
@@ -114,10 +116,6 @@ class Flaky:
             headers = {"content-type": request.headers.get("content-type", "application/json")}
             found = await http.request(request.method, path, content=content, headers=headers)
         if failure in (UNANSWERED, CUT):
-            return _error(502, "replica_lost")
+            return error_response(502, "replica_lost")
         kept = {name: found.headers[name] for name in PASSED_HEADERS if name in found.headers}
         return Response(found.content, found.status_code, kept)
-
-
-def _error(status: int, code: str) -> Response:
-    return JSONResponse({"error": {"message": code, "code": code}}, status)

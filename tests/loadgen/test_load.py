@@ -131,6 +131,8 @@ def test_a_value_out_of_range_or_without_effect_is_named(wrong: dict[str, Any], 
         Workload(**wrong)
 
 
+# When agents come, and how long they think.
+
 SAMPLES = 4000
 
 

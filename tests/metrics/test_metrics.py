@@ -1,3 +1,5 @@
+"""What `/metrics` counts: turns and steps, drafts, memory, waits for KV, and what each tenant has."""
+
 from __future__ import annotations
 
 import time
@@ -12,6 +14,7 @@ from app.messages import Started
 from app.metrics.server import Metrics
 from app.metrics.turns import TurnClock
 from tests.conftest import ServeWith
+from tests.routers.generating import in_tier, wait_for
 from tests.tenants.tenant_files import tenant, write_tenants
 
 VLLM_SERIES = {
@@ -86,8 +89,7 @@ def test_what_the_memory_map_tells_is_there_by_tier_and_direction(serve_with: Se
     session = http.post("/v1/sessions").json()["id"]
     http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 20, "max_tokens": 5, "ignore_eos": True})
     http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait"})
-    while http.get(f"/v1/sessions/{session}").json()["kv"]["tier"] != "host":
-        time.sleep(0.005)
+    wait_for(http, f"/v1/sessions/{session}", in_tier("host"))
     memory = http.get("/v1/memory").json()
     families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
 

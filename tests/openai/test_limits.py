@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.errors import assert_error
 from tests.openai.conftest import MODEL
 from tests.openai.reference import Reference
 from tests.serving import serve
+from tests.waiting import wait_until
 
 ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 2, "ignore_eos": True}
 PATH = "/v1/completions"
@@ -99,10 +99,8 @@ def memory(http: httpx.Client) -> Any:
 
 
 def wait_until_idle(http: httpx.Client, *, sessions: int) -> None:
-    deadline = time.monotonic() + 10
-    while (found := memory(http))["turns_running"] or found["turns_waiting"] or found["sessions"] != sessions:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.01)
+    names = ("turns_running", "turns_waiting", "sessions")
+    wait_until(lambda: [memory(http)[name] for name in names] == [0, 0, sessions])
 
 
 def test_a_stream_that_is_closed_frees_everything(http: httpx.Client) -> None:

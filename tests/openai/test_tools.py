@@ -6,7 +6,6 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +48,10 @@ def check_calls(message: ChatCompletionMessage) -> list[str]:
     return names
 
 
-@pytest.fixture
-def sdk(roomy_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{roomy_url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture
-def http(roomy_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=roomy_url, timeout=30) as client:
-        yield client
+@pytest.fixture(scope="session")
+def openai_url(roomy_url: str) -> str:
+    """The server whose model has room for tools."""
+    return roomy_url
 
 
 @pytest.mark.parametrize("max_tokens", [3, 20])

@@ -1,4 +1,4 @@
-"""A checkout: `make setup` says what a machine lacks, and installs all that `make test` imports; its changelog."""
+"""`make setup` names what a machine lacks. `make test` needs nothing of `make setup-dev`. The changelog is in order."""
 
 from __future__ import annotations
 

@@ -1,17 +1,19 @@
-"""What the tests of `generate` share: a prompt, a streamed turn, and waiting for the end of one."""
+"""What the tests of `generate` share: prompts, a streamed turn, and waits for what a session tells."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from httpx_sse import ServerSentEvent, connect_sse
 
 PROMPT: dict[str, Any] = {"token_ids": [5, 6, 7, 8], "ignore_eos": True}
 GREEDY = {**PROMPT, "temperature": 0}
+CONTEXT = {**GREEDY, "token_ids": list(range(3, 103)), "max_tokens": 4}
+"""A turn whose context is 7 blocks."""
 
 
 @contextmanager
@@ -21,11 +23,17 @@ def streaming(http: httpx.Client, session: str, **body: Any) -> Iterator[Iterato
         yield source.iter_sse()
 
 
-def wait_until_idle(http: httpx.Client, session: str) -> dict[str, Any]:
+def wait_for(http: httpx.Client, session: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        found: dict[str, Any] = http.get(session).json()
-        if found["state"] == "idle":
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"still {found['state']}")
+    while not condition(found := http.get(session).json()):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.005)
+    return cast("dict[str, Any]", found)
+
+
+def in_tier(tier: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda session: bool(session["kv"]["tier"] == tier)
+
+
+def wait_until_idle(http: httpx.Client, session: str) -> dict[str, Any]:
+    return wait_for(http, session, lambda found: bool(found["state"] == "idle"))

@@ -22,17 +22,14 @@ from app.main import load_app
 from app.routers.dependencies import Services
 from tests.conftest import ServeWith
 from tests.errors import assert_error
+from tests.routers.breakpoints.pausing import open_session
 from tests.routers.forging import IMPORT, flipped, imported, with_about, with_kv_of_ones
 from tests.routers.generating import streaming
 from tests.serving import serve, tiny_settings
+from tests.waiting import wait_until
 
 PROMPT = [5 + index * 7 % 200 for index in range(50)]
 GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
-
-
-def create(http: httpx.Client, **fields: object) -> str:
-    """Path of a new session."""
-    return f"/v1/sessions/{http.post('/v1/sessions', json=fields).raise_for_status().json()['id']}"
 
 
 def generate(http: httpx.Client, session: str, token_ids: list[int]) -> dict[str, Any]:
@@ -48,7 +45,7 @@ def export(http: httpx.Client, session: str) -> bytes:
 @pytest.fixture
 def used(http: httpx.Client) -> Iterator[str]:
     """Path of a session with a turn behind it."""
-    session = create(http, metadata={"task": "é"}, ttl_s=3600)
+    session = open_session(http, metadata={"task": "é"}, ttl_s=3600)
     generate(http, session, PROMPT)
     yield session
     http.delete(session)
@@ -76,7 +73,7 @@ def test_a_server_without_a_disk_tier_recomputes_the_kv(http: httpx.Client, serv
 
 
 def test_the_file_is_safetensors_with_history_and_kv(http: httpx.Client) -> None:
-    session = create(http)
+    session = open_session(http)
     generated = generate(http, session, PROMPT)["token_ids"]
     answer = http.get(f"{session}/export")
     assert answer.headers["content-type"] == "application/octet-stream"
@@ -89,7 +86,7 @@ def test_the_file_is_safetensors_with_history_and_kv(http: httpx.Client) -> None
 
 
 def test_an_empty_session_can_be_taken_along(http: httpx.Client) -> None:
-    session = imported(http, export(http, create(http)))
+    session = imported(http, export(http, open_session(http)))
     assert http.get(session).json()["tokens"] == 0
     generate(http, session, PROMPT)
 
@@ -147,19 +144,19 @@ def test_what_no_server_would_import_is_not_exported(
 
 def test_forged_kv_reaches_nobody_but_the_forger(http: httpx.Client, tmp_path: Path) -> None:
     prompt = PROMPT + PROMPT
-    expected = generate(http, create(http), prompt)["token_ids"]
-    honest = create(http)
+    expected = generate(http, open_session(http), prompt)["token_ids"]
+    honest = open_session(http)
     http.post(f"{honest}/generate", json={"token_ids": prompt, "max_tokens": 0}).raise_for_status()
     forged = with_kv_of_ones(export(http, honest))
     with serve(state_dir=tmp_path) as url, httpx.Client(base_url=url, timeout=30) as there:
         bad = imported(there, forged)
         assert generate(there, bad, PROMPT)["usage"]["cached_tokens"] == len(prompt)
-        assert generate(there, create(there), prompt)["token_ids"] == expected
+        assert generate(there, open_session(there), prompt)["token_ids"] == expected
         unused = imported(there, forged)
     with serve(state_dir=tmp_path) as url, httpx.Client(base_url=url, timeout=30) as there:
         for session in (bad, unused):
             generate(there, session, [9])
-            assert generate(there, create(there), prompt)["token_ids"] == expected
+            assert generate(there, open_session(there), prompt)["token_ids"] == expected
 
 
 def test_imports_have_a_size_limit_of_their_own(http: httpx.Client, serve_with: ServeWith, used: str) -> None:
@@ -193,30 +190,23 @@ def test_an_imported_session_belongs_to_who_imported_it(http: httpx.Client, serv
     assert there.post(IMPORT, content=b"").status_code == 401
 
 
-def until_empty(folder: Path) -> None:
-    deadline = time.monotonic() + 10
-    while list(folder.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_nothing_stays_on_the_way(serve_with: ServeWith, tmp_path: Path) -> None:
-    leftover = tmp_path / "tmp" / "djinn-left-by-a-crash"
-    leftover.mkdir(parents=True)
+    folder = tmp_path / "tmp"
+    (folder / "djinn-left-by-a-crash").mkdir(parents=True)
     http = serve_with(state_dir=tmp_path, kv_device=32 << 20)
-    session = create(http)
+    session = open_session(http)
     generate(http, session, [5] * 900)
     content = export(http, session)
     assert http.post(IMPORT, content=content).status_code == 201
     assert_error(http.post(IMPORT, content=content[:-1]), 422, "bad_export")
-    until_empty(tmp_path / "tmp")
+    wait_until(lambda: not list(folder.iterdir()))
     with http.stream("GET", f"{session}/export") as cut_off:
         next(cut_off.iter_raw(1))
-    until_empty(tmp_path / "tmp")
+    wait_until(lambda: not list(folder.iterdir()))
     with socket.create_connection((http.base_url.host, http.base_url.port or 0)) as half:
         half.sendall(b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\nbegin" % IMPORT.encode())
         time.sleep(0.2)
-    until_empty(tmp_path / "tmp")
+    wait_until(lambda: not list(folder.iterdir()))
 
 
 async def test_a_session_gives_way_to_no_other_before_its_export_has_been_sent() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -16,26 +14,9 @@ from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.events.streaming import reading
 from tests.routers.breakpoints.pausing import generate, open_session
-from tests.routers.generating import GREEDY, PROMPT, streaming
+from tests.routers.generating import CONTEXT, GREEDY, PROMPT, in_tier, streaming, wait_for
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
-
-CONTEXT = {**GREEDY, "token_ids": list(range(3, 103)), "max_tokens": 4}
-"""A turn whose context is 7 blocks."""
-
-
-def wait_for(http: httpx.Client, session: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        found: dict[str, Any] = http.get(session).json()
-        if condition(found):
-            return found
-        time.sleep(0.005)
-    raise AssertionError(f"still {found}")
-
-
-def in_tier(tier: str) -> Callable[[dict[str, Any]], bool]:
-    return lambda session: bool(session["kv"]["tier"] == tier)
 
 
 @pytest.mark.parametrize(

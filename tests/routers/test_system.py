@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import tarfile
-import time
 from base64 import b64encode
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import app
 from tests.conftest import ServeWith
 from tests.errors import assert_error
+from tests.routers.generating import in_tier, wait_for
 
 
 def test_health_and_ready(http: httpx.Client) -> None:
@@ -69,8 +69,7 @@ def test_memory_measures_what_moves(serve_with: ServeWith) -> None:
     body = {"token_ids": [5] * 100, "max_tokens": 0}
     http.post(f"{path}/generate", json=body)
     http.post(f"{path}/phase", json={"phase": "io_wait"})
-    while http.get(path).json()["kv"]["tier"] != "host":
-        time.sleep(0.005)
+    wait_for(http, path, in_tier("host"))
     http.post(f"{path}/generate", json=body)
     found = http.get("/v1/memory").json()
     for direction in ("out", "in"):

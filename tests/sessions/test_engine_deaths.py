@@ -24,12 +24,10 @@ from app.sessions.registry import SessionRegistry
 from app.sessions.session import UNNAMED, Session
 from app.sessions.turns import TurnRequest
 from app.text.turn_reader import TextRule, TurnReader
-from tests.bridge.test_executor import TalkingEngine, app_of, info
+from tests.bridge.engines import TalkingEngine, app_of
 from tests.file_sizes import free_on_disks
 from tests.taking_turns import GREEDY, LONG
 from tests.waiting import until
-
-__all__ = ["info"]
 
 DEATH = Lost("its process was ended by SIGKILL")
 

@@ -1,4 +1,4 @@
-"""Pauses end in every way that there is, and breakpoints and vectors are kept for good or not at all."""
+"""How pauses end, and how breakpoints, steering and vectors are kept."""
 
 from __future__ import annotations
 
@@ -225,6 +225,8 @@ async def test_a_session_paused_in_its_prompt_can_be_exported_in_io_wait(
     await finish(registry, back, reader)
     assert_same(reader, expected)
 
+
+# How breakpoints, steering and vectors are kept.
 
 STEER = Breakpoint("bp_steer", (1,), Action.EDIT, edits=(Edit(EditOp.SCALE, 0.5),))
 WATCH = Breakpoint("bp_watch", (0, 1), Action.CAPTURE, When(in_pass=Pass.DECODE))

@@ -1,4 +1,4 @@
-"""What turns and work beside them may take: time, log-probabilities, tokens, and the journal's room on a disk."""
+"""What turns and other work may take: time, log-probabilities, tokens, and the journal's room on a disk."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ def test_a_turn_that_fails_costs_its_tenant_nothing() -> None:
     assert settled == [0]
 
 
+# Log-probabilities.
+
 MOST_LOGPROBS = 100
 
 
@@ -59,6 +61,8 @@ def test_a_tenant_with_several_calls_leaves_as_much_to_others() -> None:
         logprobs.check("ada", MOST_LOGPROBS + 1)
     assert refused.value.param == "logprobs"
 
+
+# The journal's room on a disk.
 
 FREE = 1000
 ONE, OTHER = SessionId("ses_1"), SessionId("ses_2")
@@ -127,6 +131,8 @@ def test_a_disk_without_room_refuses_them_and_keeps_turns(serve_with: ServeWith,
     ended = http.post(f"{path}/resume", json={"until": "end"}).raise_for_status().json()
     assert ended["status"] == "finished"
 
+
+# Time for work that is no turn.
 
 AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
 

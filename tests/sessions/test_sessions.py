@@ -25,13 +25,11 @@ from app.sessions.guards.side_work import Lane
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from tests.bridge.test_executor import DyingEngine, app_of, info
+from tests.bridge.engines import DyingEngine, app_of
 from tests.conftest import ServeWith
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, engine_tokens, finish, spooled, start_turn
 from tests.waiting import until, wait_until
-
-__all__ = ["info"]
 
 
 async def test_a_second_turn_at_the_same_time_is_refused(registry: SessionRegistry) -> None:

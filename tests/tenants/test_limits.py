@@ -367,6 +367,9 @@ def host_bytes(http: httpx.Client, session: str) -> int:
     return int(http.get(f"/v1/sessions/{session}").json()["kv"]["host_bytes"])
 
 
+# Places that a tenant's sessions leave to others.
+
+
 def open_all(http: httpx.Client) -> tuple[int, httpx.Response]:
     """How many sessions the tenant can open, and the refusal of the next."""
     opened = 0

@@ -78,13 +78,13 @@ def test_matcher_holds_back_only_what_may_begin_a_stop_string(text: str, stops: 
         assert not any(seen.endswith(stop[:k]) for stop in stops for k in range(len(held) + 1, len(stop)))
 
 
-def events_of(token_ids: Sequence[int], reason: FinishReason = FinishReason.LENGTH) -> list[Token | TurnFinished]:
+def events_of(token_ids: Sequence[int]) -> list[Token | TurnFinished]:
     """What the engine sends for a turn that makes these tokens and ends by itself."""
     made: list[Token | TurnFinished] = [
         Token(TICKET, token_id, TokenLogprobs(token_id, -1.0)) for token_id in token_ids
     ]
     usage = TurnUsage(prompt_tokens=PROMPT_TOKENS, completion_tokens=len(token_ids))
-    return [*made, TurnFinished(TICKET, reason, usage, PROMPT_TOKENS + len(token_ids))]
+    return [*made, TurnFinished(TICKET, FinishReason.LENGTH, usage, PROMPT_TOKENS + len(token_ids))]
 
 
 async def read(

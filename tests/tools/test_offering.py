@@ -18,6 +18,7 @@ from app.tools.grammar import MAX_CALLS, call_grammar
 from app.tools.pieces import Content
 from app.tools.prompt import messages_for_template
 from app.tools.support import ToolSupport
+from tests.tools.calls import FORMATS, write
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -125,14 +126,9 @@ def test_a_checkpoint_may_say_itself_how_its_answers_are_read() -> None:
 
 FIND = Tool("find", None, {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]})
 NAMES = frozenset({"add", "find"})
-FORMATS = pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA], ids=lambda form: form.name)
 
 BACKEND = byte_tokenizer(300)
 VOCABULARY: LLTokenizer = from_tokenizer(BACKEND, n_vocab=300)
-
-
-def write(form: ToolFormat, *calls: tuple[str, str]) -> str:
-    return form.write_all([form.write(json.dumps(name), arguments) for name, arguments in calls])
 
 
 def takes(grammar: str, text: str) -> bool:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat
+from app.tools.formats import HERMES, MISTRAL, ToolFormat
 from app.tools.pieces import CallArguments, CallBegun, CallsOnly, Content, Piece
 from app.tools.reader import FamilyReader
+from tests.tools.calls import FORMATS, write
 
-FORMATS = pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA], ids=lambda form: form.name)
 Calls = list[tuple[str, str]]
 
 
@@ -47,10 +47,6 @@ def read(text: str, form: ToolFormat, cuts: Sequence[int] = ()) -> tuple[str, Ca
     return put_together(pieces_of(text, form, cuts))
 
 
-def write(calls: Sequence[tuple[str, str]], form: ToolFormat) -> str:
-    return form.write_all([form.write(json.dumps(name), arguments) for name, arguments in calls])
-
-
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -71,7 +67,7 @@ some_cuts = st.lists(st.integers(0, 300), max_size=20)
 @given(calls=some_calls, cuts=some_cuts)
 def test_calls_come_back_as_they_were_written(form: ToolFormat, calls: Calls, cuts: list[int]) -> None:
     written = calls if form.can_repeat else calls[:1]
-    assert read(write(written, form), form, cuts) == ("", written)
+    assert read(write(form, *written), form, cuts) == ("", written)
 
 
 @given(text=st.text(st.sampled_from('<>{}"[] atol_cnme:\n'), max_size=60), cuts=some_cuts)
@@ -86,7 +82,7 @@ def test_plain_text_is_content_to_the_last_space(form: ToolFormat, text: str, cu
 
 
 def test_arguments_are_told_as_they_come() -> None:
-    answer = write([("find", '{"what": "something long"}')], HERMES)
+    answer = write(HERMES, ("find", '{"what": "something long"}'))
     reader = FamilyReader(HERMES)
     middle = answer.index("long")
     told = list(reader.push(answer[:middle]))
@@ -103,7 +99,7 @@ F, G = ("f", '{"a": 1}'), ("g", "{}")
         ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', HERMES, "", [F]),
         ('<tool_call>[{"name": "f", "parameters": {"a": 1}}]</tool_call>', HERMES, "", [F]),
         ('<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}', HERMES, "", [F]),
-        ("Let me look.\n" + write([F], HERMES), HERMES, "Let me look.", [F]),
+        ("Let me look.\n" + write(HERMES, F), HERMES, "Let me look.", [F]),
         (
             '<tool_call>{"name":"f", "arguments": {"a": 1}}<tool_call>{"name":"g", "arguments": {}}',
             HERMES,
@@ -142,7 +138,7 @@ def test_a_call_that_the_length_limit_has_cut_keeps_what_there_is() -> None:
 
 @pytest.mark.parametrize(("form", "pattern"), [(HERMES, r"call_\w{24}"), (MISTRAL, r"[A-Za-z0-9]{9}")])
 def test_ids_are_of_the_form_that_the_template_takes(form: ToolFormat, pattern: str) -> None:
-    begun = [each for each in pieces_of(write([("f", "{}"), ("g", "{}")], form), form) if isinstance(each, CallBegun)]
+    begun = [each for each in pieces_of(write(form, ("f", "{}"), ("g", "{}")), form) if isinstance(each, CallBegun)]
     assert len({each.id for each in begun}) == 2
     assert all(re.fullmatch(pattern, each.id) for each in begun)
 
@@ -180,13 +176,13 @@ def test_no_text_raises_and_none_is_lost(form: ToolFormat, text: str, cuts: list
 
 def test_a_marker_within_a_string_ends_nothing() -> None:
     arguments = '{"t": "a </tool_call> <tool_call> b"}'
-    assert read(write([("f", arguments)], HERMES), HERMES) == ("", [("f", arguments)])
+    assert read(write(HERMES, ("f", arguments)), HERMES) == ("", [("f", arguments)])
 
 
 def test_calls_are_whole_if_all_their_arguments_are_objects() -> None:
-    whole = write([("f", '{"a": 1}')], HERMES)
+    whole = write(HERMES, ("f", '{"a": 1}'))
     cut = '<tool_call>{"name": "f", "arguments": {"a": '
-    ill = write([("f", '{"a": foo}')], HERMES), write([("f", "{}"), ("g", '{"a": tru}')], HERMES)
+    ill = write(HERMES, ("f", '{"a": foo}')), write(HERMES, ("f", "{}"), ("g", '{"a": tru}'))
     for answer in (whole, cut, *ill, "No."):
         reader = FamilyReader(HERMES)
         assert [*reader.push(answer), *reader.finish()]
@@ -198,12 +194,12 @@ def test_an_answer_of_another_form_has_no_calls() -> None:
     answer = '{"s": "<tool_call>x"}'
     assert put_together([*reader.push(answer), *reader.finish()]) == (answer, [])
     reader = FamilyReader(HERMES, only_at_start=True)
-    assert put_together([*reader.push(write([("f", "{}")], HERMES)), *reader.finish()]) == ("", [("f", "{}")])
+    assert put_together([*reader.push(write(HERMES, ("f", "{}"))), *reader.finish()]) == ("", [("f", "{}")])
 
 
 @FORMATS
 def test_calls_that_are_cut_anywhere_leave_no_text_where_only_calls_may_come(form: ToolFormat) -> None:
-    text = write([("add", '{"a": 3}')] * (2 if form.can_repeat else 1), form)
+    text = write(form, *[("add", '{"a": 3}')] * (2 if form.can_repeat else 1))
     for end in range(len(text)):
         reader = CallsOnly(FamilyReader(form))
         content, calls = put_together([*reader.push(text[:end]), *reader.finish()])

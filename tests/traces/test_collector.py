@@ -114,6 +114,8 @@ def test_variables_turn_traces_on_and_off(
     assert Settings().is_traced is is_traced
 
 
+# Spans on the wire.
+
 TURN = {**GREEDY, "max_tokens": 4}
 
 

@@ -32,9 +32,8 @@ from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.traces import names
 from app.traces.base import TurnStart
 from app.traces.turn_span import MOST_PARTS, TurnSpan
-from tests.routers.breakpoints.pausing import arm, generate
-from tests.routers.generating import GREEDY, streaming, wait_until_idle
-from tests.routers.test_phase import CONTEXT, in_tier, wait_for
+from tests.routers.breakpoints.pausing import arm, generate, open_session
+from tests.routers.generating import CONTEXT, GREEDY, in_tier, streaming, wait_for, wait_until_idle
 from tests.serving import serve
 from tests.traces.conftest import (
     CALLER,
@@ -193,10 +192,6 @@ def test_however_a_turn_goes_all_spans_end_within_their_parents(
 
 
 SECRET = "swordfish"
-
-
-def open_session(http: httpx.Client) -> str:
-    return f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
 
 
 def test_a_turn_that_waited_was_restored_paused_and_resumed_is_one_tree(kept: Spans) -> None:

@@ -1,4 +1,4 @@
-"""Files for browsers: their types, their policy, and that they are sent no more often and no larger than they must."""
+"""Files for browsers: their types, their policy, and that a browser gets each once, compressed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import os
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ from tests.others import turns_of_others
 
 PAGE = b'<!doctype html><script type="importmap">{"imports": {}}</script><script type=module src="app.js"></script>'
 PICTURE = bytes(range(256)) * 8
-Ask = Callable[..., Response]
 
 
 @pytest.fixture

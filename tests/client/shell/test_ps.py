@@ -1,4 +1,4 @@
-"""`djinn ps` and `djinn top`, and what the shell shows: tables of sessions, histories by lines, sizes and spans."""
+"""`djinn ps` and `djinn top`. What the shell prints with: tables, lines of a history, sizes, spans, harmless text."""
 
 from __future__ import annotations
 

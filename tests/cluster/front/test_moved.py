@@ -21,6 +21,7 @@ from app.cluster.front.routing import moves
 from app.cluster.table import Table
 from tests.cluster.front.doors import Door, serving_door, serving_stub
 from tests.cluster.pair import code
+from tests.errors import error_response
 from tests.waiting import wait_until
 
 MOVED = "ses_a_" + "1" * 36
@@ -60,27 +61,23 @@ class Stub:
         if path == "/ready":
             return JSONResponse({"status": "ready"})
         if self.is_busy:
-            return _error(429, "tenant_limit")
+            return error_response(429, "tenant_limit")
         if request.query_params.get("name"):
             return JSONResponse({"data": []})
         if self.moving.get(session, 0) > 0:
             self.moving[session] -= 1
-            return _error(409, "moving", {"Djinn-Not-Done": "moving"})
+            return error_response(409, "moving", {"Djinn-Not-Done": "moving"})
         self.asked += 1
         if self.drains:
-            return _error(503, "draining", {"Djinn-Not-Done": "draining"})
+            return error_response(503, "draining", {"Djinn-Not-Done": "draining"})
         if home := self.moved.get(session):
-            return _error(421, "moved", {"Djinn-Home": home})
+            return error_response(421, "moved", {"Djinn-Home": home})
         if session in self.lacks:
-            return _error(404, "not_found")
+            return error_response(404, "not_found")
         if path.endswith("/move"):
             await asyncio.to_thread(self.may_move.wait)
         found = {"at": self.name, "method": request.method, "bytes": len(await request.body())}
         return JSONResponse({**found, "replica": "b"})
-
-
-def _error(status: int, code: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": {"code": code}}, status, headers)
 
 
 @dataclass(frozen=True)

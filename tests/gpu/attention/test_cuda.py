@@ -250,6 +250,9 @@ def test_the_kernels_compile_fit_and_spill_no_registers(capability: int, shapes:
     assert [each for each in products if not each["mma"] + each["wgmma"]] == [], "these use no tensor cores"
 
 
+# On a CUDA device.
+
+
 def on_a_device(test: Any) -> Any:
     """The test shows what Triton's interpreter cannot."""
     return pytest.mark.cuda(needs_cuda(test))

@@ -1,5 +1,5 @@
-"""Edits that stay with a session, and pauses with edits: never in anybody else's KV, and there again wherever a session
-goes and whenever its KV is recomputed.
+"""Sessions that are steered or paused. No other session shares their edited KV. Their edits survive a recompute, a move
+between tiers, a fork, an export and a restart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""An engine whose device does its work late and in any order that the events allow, against one whose device is a CPU:
-the same tokens, log-probabilities, activations and histories. And whatever wait is left out, it shows. And the parts: a
-step's arrays on their way to the device, blocks on their way between the pools, and memory that is pinned.
-"""
+"""An engine whose device does its work late tells clients what one on a CPU tells. What it copies arrives whole."""
 
 from __future__ import annotations
 
@@ -158,6 +155,8 @@ def test_tokens_are_told_while_the_device_runs_the_next_step(
         monkeypatch.undo()
 
 
+# Arrays of a step, blocks of KV, and memory that is pinned.
+
 CPU = torch.device("cpu")
 
 
@@ -247,6 +246,8 @@ def test_memory_that_cannot_be_pinned_or_is_not_there_names_the_setting(
         streams.host_slab((SIZE >> 20, 1 << 20))
     assert refused.value.param == "kv_host"
 
+
+# On a GPU.
 
 CUDA, MIB = torch.device("cuda"), 1 << 20
 BUSY_CYCLES = 200_000_000

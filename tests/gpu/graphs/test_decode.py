@@ -1,6 +1,4 @@
-"""Decode steps that are replayed, with a recorder that needs no device: when that is done, that nobody can tell, and
-what happens where it cannot be done.
-"""
+"""Decode steps that are replayed, with a recorder that needs no device. Where none can be recorded the log says why."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Decode steps that are replayed in runs of layers, as something is done to a row between two of them; how the runs are
-cut, and which of the pieces have graphs.
-"""
+"""Decode steps that replay runs of layers where a row is watched. How runs are cut, and which pieces have graphs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""KV files: what is read is what was written, and what is not whole, forged or something else is refused. And their
-folder: what it finds at start, what it takes over, and that it stays inside.
+"""KV files: what was written can be read, and damaged or forged files are refused. Their folder: what a start finds in
+it, and what it adopts.
 """
 
 from __future__ import annotations
@@ -316,6 +316,8 @@ def test_what_is_no_kv_file_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(KVFileDamaged):
         read_kv_header(tmp_path / "session", IDENTITY)
 
+
+# The folder of a server's files.
 
 PLAIN = replace(HEADER, about_bytes=0)
 """Of a session's file, about which nothing is said."""

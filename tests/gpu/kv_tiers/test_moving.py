@@ -1,6 +1,4 @@
-"""Every operation in every tier, and what becomes of moves that have been overtaken, of half passes, and on disk: also
-when the server ends, for as much as there is room and time for, the first sessions first.
-"""
+"""Every operation in every tier, and moves that are overtaken. At its end a server keeps the first sessions on disk."""
 
 from __future__ import annotations
 

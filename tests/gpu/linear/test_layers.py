@@ -1,6 +1,5 @@
-"""Layers of a CPU against the matrix product in float64, with weights as they are, in panels, in pairs for bfloat16 or
-in quantized blocks: the same bits from memory and from a file, alone and in company. Blocks have the values that gguf
-gives them, float8 is the nearest.
+"""A CPU's layers against the product in float64. A row's bits depend on no other row, nor on where weights lie. Blocks
+have the values of gguf.
 """
 
 from __future__ import annotations

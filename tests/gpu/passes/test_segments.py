@@ -1,5 +1,5 @@
-"""How a step is cut: into segments, where a row leaves or joins the batch at its boundary, and into pieces, where it
-does not fit. And the edits that a context will be computed with.
+"""A step is cut into segments where a row leaves or joins, and into pieces where it does not fit. A context knows the
+edits that it will be computed with.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ STOP = StopRule(400, stop_token_ids=frozenset({EOS_ID, IM_END_ID}))
 SCHEMAS = [random_schema(seed) for seed in range(16)]
 
 
-def under(grammar: Grammar | None, seed: int = 0, temperature: float = 1.0) -> SamplingParams:
-    return SamplingParams(seed, temperature, grammar=grammar)
+def under(grammar: Grammar | None, seed: int = 0) -> SamplingParams:
+    return SamplingParams(seed, 1.0, grammar=grammar)
 
 
 def make_driver(**options: Any) -> BreakDriver:

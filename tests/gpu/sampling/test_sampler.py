@@ -1,5 +1,5 @@
-"""The sampler against Transformers' own logits processors and NumPy's random numbers, and the draw that sorts nothing
-beside one that sorts: in whole numbers, so that both have the same tokens.
+"""The sampler against Transformers' logits processors and NumPy's random numbers. A draw that sorts nothing gives the
+tokens of one that sorts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""As what matrices are kept and multiplied, as what KV is kept, and where turns draft: what is asked for, what a
-machine can, and that drafts change no token there: eight tokens at once have the bits that each has alone.
-"""
+"""Which types of matrices, products and KV are taken or refused. Drafts are on only where they change no token."""
 
 from __future__ import annotations
 

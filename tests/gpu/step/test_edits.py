@@ -36,8 +36,8 @@ PAIRS = [
 """Each operation at each place, and with each limit."""
 
 
-def make_edit(op: EditOp, positions: Positions = ALL, max_norm: float | None = None, size: int = 48) -> Edit:
-    given = data_of(3 * vector(11, size)) if op in WITH_VECTOR else None
+def make_edit(op: EditOp, positions: Positions = ALL, max_norm: float | None = None) -> Edit:
+    given = data_of(3 * vector(11, 48)) if op in WITH_VECTOR else None
     return Edit(op, FACTORS.get(op, 1.0), given, positions, max_norm)
 
 

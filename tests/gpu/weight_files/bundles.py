@@ -92,12 +92,12 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(_bits(one), _bits(other))
 
 
-def overwrite(path: Path, offset: int, bits: int = 0x10) -> None:
+def overwrite(path: Path, offset: int) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
         [byte] = file.read(1)
         file.seek(offset)
-        file.write(bytes([byte ^ bits]))
+        file.write(bytes([byte ^ 0x10]))
 
 
 def _bits(tensor: Tensor) -> Any:

@@ -1,6 +1,4 @@
-"""Bundles and rows that come from a file: in order, behind their guards, until the store is closed, and whatever
-happens to the file, never a byte that was not stored.
-"""
+"""Bundles and rows from a file come in order, behind their guards. Whatever happens to it, no wrong byte is used."""
 
 from __future__ import annotations
 
@@ -15,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import app.gpu.weight_files.file
 from app.domain.errors import WeightsLost
 from app.gpu.device.streams import PASSED
 from app.gpu.linear.matrix import BlockMatrix
@@ -27,20 +24,7 @@ from app.gpu.weight_ring.host_table import HostTable
 from tests.gpu.linear.blocks import draw_blocks
 from tests.gpu.weight_files.bundles import Gate, Model, make_model, overwrite, same_bits
 
-
-@pytest.fixture(autouse=True, params=["memory", "disk"])
-def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the file's bytes seem to be. What is in memory is used there, or copied by who waits; the rest is read by
-    a thread.
-    """
-    monkeypatch.setattr(BundleFile, "is_cached", lambda *_: request.param == "memory")
-    return str(request.param)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    MODEL.write(tmp_path / "model.safetensors").close()
-    return tmp_path / "model.safetensors"
+pytestmark = pytest.mark.usefixtures("source")
 
 
 @pytest.fixture
@@ -48,12 +32,6 @@ def store(path: Path) -> Iterator[FileStore]:
     store = open_store(path)
     yield store
     store.close()
-
-
-@pytest.fixture
-def exact_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has just been written counts as proven."""
-    monkeypatch.setattr(app.gpu.weight_files.file, "_CLOCK_NS", -1)
 
 
 MODEL = make_model()

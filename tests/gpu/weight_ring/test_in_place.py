@@ -23,21 +23,12 @@ from app.gpu.weight_ring.file_store import FileStore
 from app.gpu.weight_ring.ring import Place
 from app.gpu.weight_ring.streamed import StreamedText
 from tests.gpu.weight_files.bundles import Gate, Model, overwrite, same_bits
-from tests.gpu.weight_ring.test_file_store import exact_clock, source
-
-__all__ = ["exact_clock", "source"]
 
 NORM, WEIGHT = torch.arange(48.0), torch.randn(700, 48, generator=torch.Generator().manual_seed(0))
 MODEL = Model([[NORM, to_panels(WEIGHT)[0]], [NORM + 1]], [])
 X = torch.randn(3, 48, generator=torch.Generator().manual_seed(1))
 EXPECTED = PanelLinear(WEIGHT)(X)
-pytestmark = pytest.mark.parametrize("source", ["memory"], indirect=True)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    MODEL.write(tmp_path / "model.safetensors").close()
-    return tmp_path / "model.safetensors"
+pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.parametrize("source", ["memory"], indirect=True)]
 
 
 @pytest.fixture

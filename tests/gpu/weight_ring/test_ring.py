@@ -1,7 +1,4 @@
-"""How a model's weights are taken apart, and how memory is shared between KV, the parts that stay and a ring for the
-others: judged by the limits, by what a pass would cost, and by where everything lies. On a device that does its work
-late, in any order that the events allow, every pass finds the right weights.
-"""
+"""Weights in parts: some stay, a ring streams the others, and KV has the rest. Every pass finds the right weights."""
 
 from __future__ import annotations
 

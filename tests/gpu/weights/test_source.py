@@ -193,6 +193,8 @@ def test_a_tied_output_projection_is_the_embedding_itself_where_weights_stay_as_
     assert not stack.head(hidden).any()
 
 
+# Matrices as they are stored, or rounded.
+
 STORED = torch.randn(6, 64, generator=torch.Generator().manual_seed(5)).bfloat16()
 
 
@@ -255,6 +257,8 @@ def test_rounded_matrices_make_another_model() -> None:
     assert len(same) == 1
     assert len(same | set(map(print_of, WeightsDtype))) == 4
 
+
+# GGUF files.
 
 KINDS = [("llama", "F32"), ("llama", "F16"), ("qwen2", "BF16"), ("llama", "Q4_1"), ("qwen2", "Q8_0"), ("qwen3", "Q4_1")]
 TOKENIZER = tiny_tokenizer()

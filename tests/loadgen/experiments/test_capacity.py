@@ -46,12 +46,12 @@ def run_of(agents: int, ttft_s: float, tpot_s: float = 0.05, failures: Sequence[
     return Run(duration_s=10.0, turns=turns, failures=list(failures))
 
 
-def probe(agents: int, ttft_s: float, tpot_s: float = 0.05, failures: Sequence[Failure] = (), number: int = 0) -> Probe:
+def probe(agents: int, ttft_s: float, tpot_s: float = 0.05, failures: Sequence[Failure] = ()) -> Probe:
     """A probe of a whole run."""
     run = run_of(agents, ttft_s, tpot_s, failures)
     summary = summarize([run], 3 * agents, PLAN.measurement)
     missed = misses(summary, PLAN)
-    return Probe(agents, number, summary.succeeded and not missed, False, missed, "0" * 64, "1" * 64, run, summary)
+    return Probe(agents, 0, summary.succeeded and not missed, False, missed, "0" * 64, "1" * 64, run, summary)
 
 
 THINKING = Workload(turns=4, think=Uniform(10.0, 20.0), context=256)

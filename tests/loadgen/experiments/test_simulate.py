@@ -36,17 +36,15 @@ ONE_EACH: Samples = ((1, (1.0,)),)
 PROMPT: Points = ((1, 0.02), (512, 0.5))
 
 
-def costs(
-    decode_s: Points = DECODE, prompt_s: Points = PROMPT, first_byte_s: float = 0.0, decoded: Samples = ONE_EACH
-) -> Costs:
+def costs(decode_s: Points = DECODE, prompt_s: Points = PROMPT, first_byte_s: float = 0.0) -> Costs:
     """A server whose KV moves at 1 GB/s, 10 kB of each token."""
-    return Costs(decode_s, decoded, prompt_s, first_byte_s, 0.0, 10_000, 1e9, 1e9, 1e9, 1e9)
+    return Costs(decode_s, ONE_EACH, prompt_s, first_byte_s, 0.0, 10_000, 1e9, 1e9, 1e9, 1e9)
 
 
-def agent(arrival_s: float, thinks: Sequence[float] = (), new: int = 100, completion: int = 10) -> AgentPlan:
+def agent(arrival_s: float, thinks: Sequence[float] = (), new: int = 100) -> AgentPlan:
     """An agent with a turn more than it thinks, which it announces."""
-    turns = [TurnPlan(new, completion, think_s, think_s, False) for think_s in thinks]
-    return AgentPlan(arrival_s, (*turns, TurnPlan(new, completion, None, None, False)))
+    turns = [TurnPlan(new, 10, think_s, think_s, False) for think_s in thinks]
+    return AgentPlan(arrival_s, (*turns, TurnPlan(new, 10, None, None, False)))
 
 
 def test_a_step_has_its_place_among_the_measured_ones_of_its_kind() -> None:

@@ -28,9 +28,9 @@ CALLING: Any = {
 }
 
 
-def output_of(call_id: str, text: str = "42") -> Any:
+def output_of(call_id: str) -> Any:
     """The item with a function's result."""
-    return {"type": "function_call_output", "call_id": call_id, "output": text}
+    return {"type": "function_call_output", "call_id": call_id, "output": "42"}
 
 
 def folded(events: list[Any]) -> list[str]:

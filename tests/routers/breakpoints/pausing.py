@@ -19,9 +19,9 @@ TURN: dict[str, Any] = {**GREEDY, "max_tokens": 6}
 CONTEXT = len(TURN["token_ids"])
 
 
-def open_session(http: httpx.Client) -> str:
+def open_session(http: httpx.Client, **fields: Any) -> str:
     """The path of a new session."""
-    return f"/v1/sessions/{http.post('/v1/sessions').raise_for_status().json()['id']}"
+    return f"/v1/sessions/{http.post('/v1/sessions', json=fields).raise_for_status().json()['id']}"
 
 
 def arm(http: httpx.Client, session: str, **fields: Any) -> dict[str, Any]:

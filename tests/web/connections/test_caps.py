@@ -113,6 +113,8 @@ def test_open_connections_are_counted_however_they_close(edge: Serve, caplog: py
     assert sum("Invalid HTTP" in record.getMessage() for record in caplog.records) <= 1  # once a minute
 
 
+# The table of connections, without a server.
+
 HERE, THERE = "192.0.2.1", "192.0.2.2"
 
 
@@ -186,6 +188,8 @@ async def test_room_that_was_given_up_is_counted_once(connections: Connections, 
     await connections.open(LOOPBACK)
     assert connections.table.make_room(LOOPBACK, 20.0) is Refused.TOTAL
 
+
+# A server that is flooded.
 
 MANY = 400
 

@@ -1,0 +1,16 @@
+"""Families of models, and how each writes calls of tools."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat
+
+FORMATS = pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA], ids=lambda form: form.name)
+
+
+def write(form: ToolFormat, *calls: tuple[str, str]) -> str:
+    """An answer with calls, each of which is a name and its arguments in JSON."""
+    return form.write_all([form.write(json.dumps(name), arguments) for name, arguments in calls])
