@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument(
         "--capability", type=int, choices=SHARED_KIB, action="append", help="such as 90 for sm_90; default: all"
     )
-    parser.add_argument("--shapes", choices=("usual", "few", "main", "every"), default="main", help="default: main")
+    parser.add_argument("--shapes", choices=("usual", "main", "every"), default="main", help="default: main")
     parser.add_argument("--output", type=Path, help=f"folder for the result; default: {RESULTS.name}, none for usual")
     arguments = parser.parse_args()
     console, kernels = Console(), list[dict[str, Any]]()

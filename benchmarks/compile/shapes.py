@@ -58,7 +58,7 @@ def main_shapes() -> list[Shape]:
 
 
 def few_shapes() -> list[Shape]:
-    """Of the main ones, those at the ends of each dimension."""
+    """The main shapes at the ends of each dimension, for the tests. A record has all main shapes."""
     usual = Shape()
     types = [replace(usual, dtype=dtype) for dtype in DTYPES]
     heads = [replace(usual, head_dim=head_dim) for head_dim in (64, 80)]

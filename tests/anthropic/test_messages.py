@@ -236,7 +236,7 @@ ANY: Any = {"type": "any"}
 
 
 def check_calls(message: anthropic.types.Message) -> list[tuple[str, dict[str, object]]]:
-    """That every call is one that its tool takes; returns the tools, and what they are called with."""
+    """Assert that every call has arguments that its tool accepts. Returns the tools' names and arguments."""
     calls = [block for block in message.content if block.type == "tool_use"]
     for call in calls:
         assert call.id.startswith("toolu_")

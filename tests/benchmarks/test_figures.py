@@ -1,4 +1,4 @@
-"""What benchmarks compute: figures and targets of measurements made by hand, and Djinn beside its peers."""
+"""What benchmarks compute from hand-made measurements: figures, targets, and Djinn compared with its peers."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_an_attack_may_cost_twice_what_an_honest_neighbour_costs(outcome: Outcom
     assert judge(outcome, NEIGHBOURS).is_kept is is_kept
 
 
-# Djinn beside its peers.
+# Djinn compared with its peers.
 
 
 def test_no_part_of_the_text_is_asked_twice_for_a_prefix_cache_to_find() -> None:
@@ -280,7 +280,7 @@ async def test_every_stream_brings_all_its_tokens_and_every_long_prompt_a_time()
     assert min(times) > 0
 
 
-# The load generator beside another.
+# The load generator compared with another.
 
 LOAD = Load("steady", requests=5, rate=2.0, prompt_tokens=100, completion_tokens=10)
 RIGHT = Generated(5, 500, 50, 0, ttft_p50_s=0.1, ttft_mean_s=0.2, tokens_per_s=20, latest_s=0.01)

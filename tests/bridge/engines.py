@@ -49,7 +49,7 @@ class DyingEngine:
 
 @dataclass
 class TalkingEngine(DyingEngine):
-    """Says what it is told to say, all at once."""
+    """Delivers the events that the test gives it, all at once."""
 
     deliver: Deliver | None = None
     runs: threading.Event = field(default_factory=threading.Event)

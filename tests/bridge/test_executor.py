@@ -1,4 +1,4 @@
-"""Commands to the engine and what it tells: nobody waits for one that is dead, and a slow reader misses nothing."""
+"""Commands to the engine and its events. A dead engine keeps no caller waiting. A slow reader misses no event."""
 
 from __future__ import annotations
 

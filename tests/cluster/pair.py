@@ -223,7 +223,7 @@ class Chain:
 
 
 def named(http: httpx.Client, name: str) -> list[str]:
-    """Ids of the caller's sessions that are there under the name."""
+    """Ids of the caller's sessions that have this name."""
     found = http.get("/v1/sessions", params={"name": name}).raise_for_status().json()["data"]
     return [each["id"] for each in found]
 

@@ -1,4 +1,4 @@
-"""A session that moves to another server and back is the same session, whoever dies meanwhile."""
+"""A session that moves to another server and back is the same session, even if a server dies meanwhile."""
 
 from __future__ import annotations
 
@@ -141,11 +141,11 @@ def test_an_engine_that_dies_as_a_session_comes_is_no_loss(tmp_path: Path, is_ba
 
 
 GOES = ("a hears that it is taken", "a has let it go", "b has written that it has it")
-"""From here on it has moved, whoever dies."""
+"""From here on the session has moved, whichever server dies."""
 UNTOUCHED = "b has been offered it"
 """`a` has sent nothing: it goes on with the session."""
 EITHER = "b begins to receive it"
-"""`a` may have sent all of it, into a connection that nobody reads any more, or notice before."""
+"""`a` may have sent the whole session into a closed connection, or have noticed before."""
 QUICK = "b has written that it has it"
 
 

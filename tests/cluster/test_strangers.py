@@ -276,7 +276,7 @@ def test_a_socket_that_comes_too_late_is_closed_and_one_in_use_ends_with_its_tab
 
 
 class Listener(socketserver.ThreadingTCPServer):
-    """Stands between two servers: it keeps what one says to the other, and loses what it is told to."""
+    """A proxy between two servers: it records their messages, and drops those that the test names."""
 
     daemon_threads = True
 

@@ -186,7 +186,7 @@ def _shell(text: str) -> str:
 
 
 def _smaller(line: str) -> str:
-    """A line whose experiment takes seconds, on a server that is up or on one of its own."""
+    """The line with a smaller experiment, which takes seconds. It runs on the page's server, or starts another."""
     found = re.search(r" -m loadgen ([\w-]+)(?: |$)", line)
     if found is None or found[1] not in SMALLER:
         return line

@@ -227,7 +227,7 @@ def test_the_memory_is_this_machines_and_buffers_leave_most_of_it_alone(kernel: 
 
 
 def test_the_tightest_of_nested_limits_that_are_seen_counts(kernel: Kernel) -> None:
-    """Pages of files that nobody uses are as good as free."""
+    """Linux frees cached pages of files when a program needs memory."""
     kernel.write("proc/self/cgroup", "0::/pods/djinn")
     for group, limit, usage in (("pods", 32 * GIB, 30 * GIB), ("pods/djinn", 16 * GIB, 4 * GIB)):
         kernel.write(f"sys/fs/cgroup/{group}/memory.max", str(limit))

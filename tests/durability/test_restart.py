@@ -65,7 +65,7 @@ def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
         before = sessions(http)[0]
         long = {"token_ids": [1], "max_tokens": 900, "ignore_eos": True, "stream": True}
         with http.stream("POST", f"/v1/sessions/{other}/generate", json=long) as answer:
-            parts = answer.iter_raw()  # kept: one that is dropped closes its stream
+            parts = answer.iter_raw()  # the iterator closes its stream when it is collected
             next(parts)
             with as_if_killed(folder) as after:
                 [view] = sessions(after)

@@ -1,4 +1,4 @@
-"""A server whose engine has processes of its own, which die: what its clients see, and what they get back."""
+"""A server whose engine runs in separate processes: what clients see when these die, and what they get back."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def held(journal: Journal) -> FolderLease:
 
 
 def freeze(journal: Journal) -> None:
-    """It renews its lease no more, and gives it back to nobody."""
+    """The server stops renewing its lease, and does not release it."""
     held(journal)._closing.set()
     held(journal)._thread.join()
 

@@ -115,7 +115,7 @@ def test_every_turn_fails_by_its_kind(
 
 
 def test_a_server_that_goes_away_under_the_load(tmp_path: Path) -> None:
-    """The turns that run break off; those that come later find nobody."""
+    """Running turns break off. Later ones find no server."""
     requests, crowded = iter(range(1000)), threading.Event()
 
     async def complete(request: Request) -> Response:

@@ -106,7 +106,7 @@ llamacpp:requests_deferred 2
 
 
 def vllm_metrics(preemptions: int = 5) -> str:
-    """What Prometheus' own client, which vLLM uses, makes of the metrics of two engines, with others beside them."""
+    """The metrics of two engines as Prometheus' client writes them, which vLLM uses, among other metrics."""
     registry = CollectorRegistry()
     labels = ["model_name", "engine"]
     running = Gauge("vllm:num_requests_running", "", labels, registry=registry)

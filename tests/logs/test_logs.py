@@ -1,4 +1,4 @@
-"""Lines of the log, whoever writes them, and what a server says of its requests, its start and its end."""
+"""The format of log lines, and what a server logs of its requests, its start and its end."""
 
 from __future__ import annotations
 

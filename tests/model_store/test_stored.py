@@ -145,7 +145,7 @@ def test_sizes_of_shards(tiny: TinyModel, tmp_path: Path) -> None:
     assert len(files) > 1
     found = {name: (size.shape, size.elements, size.nbytes) for name, size in stored_sizes(tmp_path).items()}
     assert found == {name: (tuple(each.shape), each.numel(), each.nbytes) for name, each in tensors.items()}
-    save_file({"layers.0.wq": torch.zeros(64, 64)}, tmp_path / "consolidated.safetensors")  # which nobody reads
+    save_file({"layers.0.wq": torch.zeros(64, 64)}, tmp_path / "consolidated.safetensors")  # Djinn does not read it
     assert stored_sizes(tmp_path).keys() == found.keys()
 
 

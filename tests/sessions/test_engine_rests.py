@@ -67,7 +67,7 @@ class Engine:
             return SimpleNamespace(seconds=self.seconds, number=number)
         assert isinstance(command, Lens | MapLens)
         self.sessions.append(command.session)
-        for _ in range(8):  # whoever waits for `is_asked` can leave meanwhile
+        for _ in range(8):  # a reader that waits for `is_asked` can leave meanwhile
             await asyncio.sleep(0)
         if isinstance(command, Lens):
             return CheckpointLens((), self.seconds)

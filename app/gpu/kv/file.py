@@ -46,7 +46,7 @@ def write_kv_file(path: Path, header: KVFileHeader, blocks: Iterable[memoryview]
     """Write the file under a temporary name in the same folder, rename it to `path`, and return its size.
 
     `blocks` are contiguous, `block_bytes` each, `header.blocks` of them. What is in the last one beyond the computed
-    tokens is written as zeros: it can hold KV of another session. The file is not synced to the disk: one that a
+    tokens is written as zeros: it can hold KV of another session. The file is not synced to the disk. A file that a
     power failure tears fails its checksum. Raises `OSError` if there is no room, `ValueError` if the blocks or `about`
     are not what the header says; then nothing is left behind, and a file that was at `path` before stays.
     """

@@ -1,4 +1,4 @@
-"""A session's screen: its tokens, figures, breakpoints, forks and timeline, and the buttons beside them."""
+"""A session's screen: its tokens, figures, breakpoints, forks and timeline, and their buttons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front door finds the owner of each session, learns who is away, and answers about the whole cluster."""
+"""The front door finds the owner of each session, notices replicas that are away, and answers for the whole cluster."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class FakeRecorder:
     """
 
     def __init__(self, wrong: int = 0) -> None:
-        """The one that is recorded `beside` as number `wrong` comes to other numbers."""
+        """The graph that is recorded `beside` as number `wrong` computes other numbers."""
         self._wrong = wrong
         self.recorded = 0
         """Since it last forgot."""

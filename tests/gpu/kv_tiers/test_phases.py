@@ -126,7 +126,7 @@ def test_a_rewind_leaves_the_signal_in_force() -> None:
 
 
 def test_while_nothing_changes_those_who_wait_for_room_are_not_looked_at_again() -> None:
-    """A session is wanted back while one that is about to return has the device."""
+    """A session must return while another that returns soon holds the device."""
     looks: list[float] = []
 
     def headroom() -> int:

@@ -50,7 +50,7 @@ Keep = Callable[[str, Tensor], Matrix]
 
 
 class Shelf:
-    """A `Writer` that keeps the bytes of what it is given."""
+    """A `Writer` that keeps copies of the bytes."""
 
     def __init__(self) -> None:
         self.layouts: list[BundleLayout] = []

@@ -128,7 +128,7 @@ async def test_another_replica_gets_the_whole_history(url: str, failure: str) ->
     assert recomputed[:2] == [0, len(PROMPTS[0]) + TOKENS]
     assert [made for _, made in agent.turns] == await right(url)
     assert findings.retries.turns == [(0, 1)]
-    assert findings.cold == 2  # the first one lacks the turn that it refused; or all, if nobody knows what it has
+    assert findings.cold == 2  # the first one lacks the turn that it refused; or all, if the server's cache is unknown
 
 
 AGENTS, TURNS = 6, 6

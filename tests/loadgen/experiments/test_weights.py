@@ -119,7 +119,7 @@ def test_a_budget_that_is_of_no_use_is_refused(roomy_model: Path, tmp_path: Path
 
 
 BUDGET = 3 * LAYER_BYTES
-"""Two on their way, and one that stays."""
+"""Two sessions that move, and one that stays."""
 BATCHES, REPEATS = (1, 3), 2
 DECODED = 48
 """A turn of so small a model must not be over before the one beside it has begun."""

@@ -1,4 +1,4 @@
-"""Responses that the server keeps: read, listed, cancelled, deleted, nobody else's, until their sessions give way."""
+"""Responses that the server keeps: clients read, list, cancel and delete their own, until a session gives way."""
 
 from __future__ import annotations
 
