@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from triton.testing import do_bench_cudagraph
 
-from app.gpu.attention.base import AttentionSpec
-from app.gpu.attention.batch import make_batch
-from app.gpu.attention.cuda import CudaAttention
+from app.gpu.kernels.attention.base import AttentionSpec
+from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.attention.cuda import CudaAttention
 
 BLOCK_SIZE = 16
 POOL_BYTES = 1 << 30

@@ -12,17 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from app.gpu.attention.base import Attention, AttentionSpec
-from app.gpu.attention.batch import make_batch
-from app.gpu.attention.cpu.paged import PagedCpuAttention
-from app.gpu.attention.reference import ReferenceAttention
-from app.gpu.cpu.compile import compiled_features
 from app.gpu.device.dtypes import dtype_name
-from app.gpu.linear import linear_maker
-from app.gpu.linear.base import Linear, MakeLinear
-from app.gpu.linear.cpu.onednn import PackedLinear, StoredLinear, onednn_multiplies
-from app.gpu.linear.dense import DenseLinear
-from app.gpu.linear.matrix import BlockMatrix, Matrix
+from app.gpu.kernels.attention.base import Attention, AttentionSpec
+from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.attention.cpu.paged import PagedCpuAttention
+from app.gpu.kernels.attention.reference import ReferenceAttention
+from app.gpu.kernels.cpu.compile import compiled_features
+from app.gpu.kernels.linear import linear_maker
+from app.gpu.kernels.linear.base import Linear, MakeLinear
+from app.gpu.kernels.linear.cpu.onednn import PackedLinear, StoredLinear, onednn_multiplies
+from app.gpu.kernels.linear.dense import DenseLinear
+from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix
 from loadgen.processes.processor import NO_FLAGS, processor_flags
 
 HIDDEN, INNER, VOCABULARY, LAYERS = 576, 1536, 49152, 30

@@ -17,17 +17,17 @@ from functools import partial
 from typing import TypeVar
 
 from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId, StopRule, Ticket
-from app.gpu.kv.blocks import BlockPool
-from app.gpu.kv.moves import Moved
-from app.gpu.kv_tiers.cache import KVCache
-from app.gpu.kv_tiers.moving import KVTiers
-from app.gpu.kv_tiers.phases import Phases
-from app.gpu.kv_tiers.placement import Placement
+from app.gpu.kv.cache import KVCache
+from app.gpu.kv.loan import lend_nothing
+from app.gpu.kv.moving import KVTiers
+from app.gpu.kv.phases import Phases
+from app.gpu.kv.placement import Placement
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.scheduler import Scheduler
+from app.gpu.state.blocks import BlockPool
+from app.gpu.state.moves import Moved
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
-from app.gpu.weight_ring.loan import lend_nothing
 from loadgen.processes.processor import NO_FLAGS, processor_flags
 
 BLOCK_SIZE, BLOCK_BYTES = 16, 64_000

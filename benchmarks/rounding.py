@@ -20,14 +20,14 @@ from rich.console import Console
 from torch import Tensor
 
 from app.domain.values import WeightsDtype
-from app.gpu.attention import attention_for
-from app.gpu.attention.batch import make_batch
 from app.gpu.device.choice import choose_kv_dtype
-from app.gpu.kv_pools.device import KVPool
-from app.gpu.linear.base import bias_of, cells
-from app.gpu.linear.float8 import round_to_float8, widen_float8
-from app.gpu.linear.matrix import Matrix, dense_of
-from app.gpu.linear.weight import Weight
+from app.gpu.kernels.attention import attention_for
+from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.linear.base import bias_of, cells
+from app.gpu.kernels.linear.float8 import round_to_float8, widen_float8
+from app.gpu.kernels.linear.matrix import Matrix, dense_of
+from app.gpu.kernels.linear.weight import Weight
+from app.gpu.kv.device_pool import KVPool
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.resident import ResidentText

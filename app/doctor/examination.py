@@ -15,7 +15,7 @@ from app.doctor.memory import check_device_memory, check_host_memory
 from app.doctor.numa import check_numa
 from app.doctor.report import Report
 from app.doctor.versions import check_versions
-from app.gpu.doctor.facts import DeviceProbe
+from app.gpu.device.facts import DeviceProbe
 
 
 def examine(requested: str, state_dir: Path | None, probe: DeviceProbe, root: Path = Path("/")) -> Report:

@@ -12,7 +12,7 @@ from app.doctor.link import Link, read_link
 from app.doctor.memlock import Pinned, read_memlock
 from app.doctor.numa import Numa, read_numa
 from app.doctor.versions import Versions, read_versions
-from app.gpu.doctor.facts import GPU, Copies, DeviceProbe, ProbeFailed, TorchBuild
+from app.gpu.device.facts import GPU, Copies, DeviceProbe, ProbeFailed, TorchBuild
 from app.machine.memory import HostMemory, read_host_memory
 from app.machine.units import size
 

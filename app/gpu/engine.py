@@ -12,19 +12,19 @@ from app.domain.errors import DjinnError, Draining, EngineError
 from app.domain.values import ModelInfo, SessionId
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.message_queue import Message, MessageQueue
-from app.gpu.kv.moves import Moved
-from app.gpu.kv_pools.mover import KVMover
-from app.gpu.kv_tiers.phases import Phases
-from app.gpu.passes.segments import Row
+from app.gpu.forward.accounting import Accounting
+from app.gpu.forward.launched import LaunchedStep
+from app.gpu.forward.progress import Progress
+from app.gpu.forward.runner import Runner
+from app.gpu.kv.loan import KVLoans
+from app.gpu.kv.mover import KVMover
+from app.gpu.kv.phases import Phases
 from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.step_plan import CannotPlan
 from app.gpu.planning.turns import Turns, sample_requests
-from app.gpu.step.accounting import Accounting
-from app.gpu.step.launched import LaunchedStep
-from app.gpu.step.progress import Progress
-from app.gpu.step.runner import Runner
-from app.gpu.weight_ring.loan import KVLoans
+from app.gpu.state.moves import Moved
+from app.gpu.state.segments import Row
 from app.grammars.compiler import Grammars
 from app.machine.cores import take_core
 from app.messages import Command, Event, Failed, FreeDisk, Inspect, KeepKV, Paused, Restored, Started, TurnFinished

@@ -8,18 +8,18 @@ from itertools import product
 
 import torch
 
-from app.gpu.attention.base import AttentionSpec
-from app.gpu.attention.batch import make_batch
-from app.gpu.attention.cuda import PROMPT_ROWS
-from app.gpu.attention.pool_rows import FLOAT8, to_rows
-from app.gpu.attention.triton_attend import LEAST_ROWS, Sequences, attend
-from app.gpu.attention.triton_store import store
-from app.gpu.graphs.triton_inputs import fill_inputs
-from app.gpu.linear.cuda.triton_float8 import matmul_float8, round_rows
-from app.gpu.linear.cuda.triton_int8 import matmul_int8
-from app.gpu.linear.cuda.triton_matmul import matmul
-from app.gpu.linear.cuda.triton_vector import matvec
-from app.gpu.linear.eight_bits import INT8_BLOCK
+from app.gpu.forward.graph_triton_inputs import fill_inputs
+from app.gpu.kernels.attention.base import AttentionSpec
+from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.attention.cuda import PROMPT_ROWS
+from app.gpu.kernels.attention.pool_rows import FLOAT8, to_rows
+from app.gpu.kernels.attention.triton_attend import LEAST_ROWS, Sequences, attend
+from app.gpu.kernels.attention.triton_store import store
+from app.gpu.kernels.linear.cuda.triton_float8 import matmul_float8, round_rows
+from app.gpu.kernels.linear.cuda.triton_int8 import matmul_int8
+from app.gpu.kernels.linear.cuda.triton_matmul import matmul
+from app.gpu.kernels.linear.cuda.triton_vector import matvec
+from app.gpu.kernels.linear.eight_bits import INT8_BLOCK
 from app.gpu.models.triton_elementwise import add_rms_norm, rms_norm, rotate, silu_mul
 from app.gpu.sampling.inputs import Draws, Truncation
 from app.gpu.sampling.triton_draw import draw, draw_any

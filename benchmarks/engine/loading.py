@@ -7,9 +7,9 @@ from typing import Protocol, cast
 
 from torch.profiler import ProfilerActivity, profile
 
-from app.gpu.attention import attention_for
 from app.gpu.device.choice import choose_device, choose_dtype, streams_of
 from app.gpu.engine import Engine
+from app.gpu.kernels.attention import attention_for
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.startup.loader import build_engine, load_engine

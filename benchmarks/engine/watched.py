@@ -7,10 +7,10 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from app.gpu.attention.batch import Batch
-from app.gpu.graphs.runs import RunGraphs
+from app.gpu.forward.graph_runs import RunGraphs
+from app.gpu.forward.runner import Runner
+from app.gpu.kernels.attention.batch import Batch
 from app.gpu.models.base import LayerStack
-from app.gpu.step.runner import Runner
 
 P = ParamSpec("P")
 T = TypeVar("T")

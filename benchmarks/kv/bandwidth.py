@@ -12,12 +12,12 @@ import torch
 
 from app.domain.values import SessionId
 from app.gpu.device.streams import PASSED, CpuStreams
-from app.gpu.kv.header import KVIdentity, KVLayout
-from app.gpu.kv.moves import Move, MoveKind
-from app.gpu.kv_pools.device import KVPool
-from app.gpu.kv_pools.host import HostPool
-from app.gpu.kv_pools.mover import KVMover
+from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.host_pool import HostPool
+from app.gpu.kv.mover import KVMover
 from app.gpu.models.base import LayerStack
+from app.gpu.state.kv_header import KVIdentity, KVLayout
+from app.gpu.state.moves import Move, MoveKind
 
 POOL_SESSIONS = 4
 """So many sessions fit in each pool: together they are larger than the caches, and ids can be far apart."""

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.gpu.kv.header import KVLayout
+from app.gpu.state.kv_header import KVLayout
 from benchmarks.kv.bandwidth import CopyPlan
 
 DTYPE = "float32"

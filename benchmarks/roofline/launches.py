@@ -21,19 +21,19 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime.jit import KernelInterface
 
 from app.domain.values import SamplingParams
-from app.gpu.attention import attention_named, cuda
-from app.gpu.attention.batch import make_batch
 from app.gpu.device.staging import put_each
-from app.gpu.graphs.decode import DecodeGraphs, DecodeLimits
-from app.gpu.kv_pools.device import KVPool
+from app.gpu.forward.graph_decode import DecodeGraphs, DecodeLimits
+from app.gpu.forward.program_run import layer_by_layer
+from app.gpu.forward.walk import whole_pass
+from app.gpu.kernels.attention import attention_named, cuda
+from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kv.device_pool import KVPool
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.programs.run import layer_by_layer
 from app.gpu.sampling.inputs import place_requests
 from app.gpu.sampling.requests import SampleRequest
 from app.gpu.sampling.sampler import choose
-from app.gpu.step.walk import whole_pass
-from app.gpu.weight_ring.survey import MetaWeights
+from app.gpu.startup.survey import MetaWeights
 from app.gpu.weights.resident import ResidentText
 from app.gpu.weights.source import weights_of
 from app.model_store.resolve import resolve

@@ -14,9 +14,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from app.gpu.attention.batch import Batch
 from app.gpu.device.streams import PASSED, WHOLE, CpuStream, Event, Run, Stream
 from app.gpu.engine import Engine
+from app.gpu.kernels.attention.batch import Batch
 from app.gpu.sampling import triton_draw
 from app.gpu.startup.loader import build_engine
 from app.gpu.startup.weights import LoadedModel

@@ -12,12 +12,12 @@ from typing import Any
 from unittest import mock
 
 from app.gpu import engine
-from app.gpu.graphs.decode import DecodeGraphs
+from app.gpu.forward.accounting import Accounting
+from app.gpu.forward.graph_decode import DecodeGraphs
+from app.gpu.forward.replayed import ReplayedWalk
+from app.gpu.forward.results import PendingResult
+from app.gpu.forward.runner import Runner
 from app.gpu.planning.scheduler import Scheduler
-from app.gpu.step.accounting import Accounting
-from app.gpu.step.replayed import ReplayedWalk
-from app.gpu.step.results import PendingResult
-from app.gpu.step.runner import Runner
 
 PLAN, INPUTS, LAUNCH, RESULTS, EVENTS, LOOP = STAGES = ("plan", "inputs", "launch", "results", "events", "loop")
 CLIENT = "client"

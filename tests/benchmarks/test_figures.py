@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch.distributions import Categorical, kl_divergence
 
-from app.gpu.linear.eight_bits import FLOAT8, quantize
-from app.gpu.linear.matrix import BlockMatrix
+from app.gpu.kernels.linear.eight_bits import FLOAT8, quantize
+from app.gpu.kernels.linear.matrix import BlockMatrix
 from benchmarks.breakpoints.__main__ import BENCHMARK as BREAKPOINTS
 from benchmarks.breakpoints.figures import figures_of as pause_figures
 from benchmarks.breakpoints.plan import KINDS
@@ -175,7 +175,7 @@ def test_the_loss_is_that_of_pytorch() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's kernels take no tensors of a CPU")
 def test_float8_on_a_cpu_is_the_float8_of_a_gpu() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    from app.gpu.linear.cuda.eight_bits_linear import Float8Linear
+    from app.gpu.kernels.linear.cuda.eight_bits_linear import Float8Linear
 
     generator = torch.Generator().manual_seed(2)
     values, x = torch.randn(48, 64, generator=generator), torch.randn(5, 64, generator=generator)

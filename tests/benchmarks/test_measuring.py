@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from app.domain.memory_map import DraftCounts
-from app.gpu.kv.header import KVLayout
+from app.gpu.state.kv_header import KVLayout
 from benchmarks import kernels
 from benchmarks.breakpoints.plan import KINDS
 from benchmarks.breakpoints.plan import Plan as PausesPlan

@@ -13,7 +13,7 @@ from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.engine import Engine
 from app.messages import Open, Submit, Token
 from app.model_store.shapes import shape_config
-from tests.gpu.kv_tiers.tiering import calls_of
+from tests.gpu.kv.tiering import calls_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

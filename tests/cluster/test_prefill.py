@@ -17,8 +17,8 @@ import pytest
 
 from app.gpu.engine import Engine
 from app.gpu.kv import transport
-from app.gpu.kv.moves import Move, Moved
-from app.gpu.kv_pools.prompts import PromptStreams
+from app.gpu.kv.remote_prompts import PromptStreams
+from app.gpu.state.moves import Move, Moved
 from tests.cluster.pair import DRAWN, GREEDY, Pair, pair
 from tests.durability.restarting import generate, open_session
 from tests.processes import metric

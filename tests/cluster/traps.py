@@ -12,7 +12,7 @@ from app.cluster.moves.arriving.arrivals import Arrivals
 from app.cluster.moves.arriving.opening import Opening
 from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.leaving.departures import Departures
-from app.gpu.kv_pools.mover import KVMover
+from app.gpu.kv.mover import KVMover
 from app.sessions.registry import SessionRegistry
 
 PLACES: dict[str, tuple[type[Any], str, bool]] = {

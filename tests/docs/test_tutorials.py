@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import _parser
-from app.gpu.cpu.compile import kernel_folder
+from app.gpu.kernels.cpu.compile import kernel_folder
 from docs.site.pages import ROOT
 from loadgen.cli import make_parser
 from tests.docs.blocks import FOLLOWED, Block, blocks_of, is_run, pages

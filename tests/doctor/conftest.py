@@ -14,7 +14,7 @@ from app.doctor.link import Link
 from app.doctor.memlock import Pinned
 from app.doctor.numa import Numa
 from app.doctor.versions import Package, Versions
-from app.gpu.doctor.facts import GPU, Copies, CopyRates, ProbeFailed, TorchBuild
+from app.gpu.device.facts import GPU, Copies, CopyRates, ProbeFailed, TorchBuild
 from app.machine.memory import HostMemory
 
 GIB = 1 << 30

@@ -12,8 +12,8 @@ from app.domain.memory_map import MemoryMap, SessionMemory
 from app.domain.values import KVBudget, Phase, SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.device.streams import Event as DeviceEvent
 from app.gpu.engine import Engine
-from app.gpu.kv.moves import Move, Moved
-from app.gpu.kv_pools.mover import KVMover
+from app.gpu.kv.mover import KVMover
+from app.gpu.state.moves import Move, Moved
 from app.gpu.state.sequence import TokenSequence
 from app.messages import (
     Close,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from app.gpu.cpu.compile import kernel_folder
+from app.gpu.kernels.cpu.compile import kernel_folder
 
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"

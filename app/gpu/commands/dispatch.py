@@ -15,11 +15,11 @@ from app.gpu.commands.sessions import SessionHandler
 from app.gpu.commands.turns import TurnHandler
 from app.gpu.commands.whitebox.checkpoints import CheckpointHandler
 from app.gpu.commands.whitebox.dispatch import look_inside
-from app.gpu.kv.moves import Moved, MoveKind
+from app.gpu.kv.phases import Phases
 from app.gpu.kv.transport import Ways
-from app.gpu.kv_tiers.phases import Phases
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
+from app.gpu.state.moves import Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence
 from app.messages import (
     Cancel,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from app.domain.values import Tier
-from app.gpu.kv_tiers.placement import Placement
+from app.gpu.kv.placement import Placement
 from app.gpu.state.sequence import TokenSequence
 
 

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from app.domain.memory_map import MemoryMap, SessionMemory, StackUse, StepCounts, TextUse, TierUse
-from app.gpu.kv.blocks import BlockPool
 from app.gpu.planning.scheduler import Scheduler
+from app.gpu.state.blocks import BlockPool
 from app.gpu.state.sequence import TokenSequence
 
 

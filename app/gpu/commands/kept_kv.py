@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from app.domain.values import Ticket
-from app.gpu.kv_tiers.keeping import Keeping
-from app.gpu.kv_tiers.phases import Phases
-from app.gpu.kv_tiers.placement import Placement
+from app.gpu.kv.keeping import Keeping
+from app.gpu.kv.phases import Phases
+from app.gpu.kv.placement import Placement
 from app.gpu.state.sequence import TokenSequence
 from app.messages import Done, Event, KeptKV
 

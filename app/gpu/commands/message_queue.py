@@ -5,7 +5,7 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from app.gpu.kv.moves import Moved
+from app.gpu.state.moves import Moved
 from app.messages import Command
 
 Message = Command | Moved

@@ -7,9 +7,9 @@ from app.domain.errors import DjinnError, EngineError, PeerFull, PeerMismatch, W
 from app.domain.values import Residency
 from app.gpu.commands.host_bound import HostBound
 from app.gpu.commands.sessions import SessionHandler, namespace_hash
-from app.gpu.kv.moves import Move, Moved, MoveKind
-from app.gpu.kv_tiers.placement import Placement
+from app.gpu.kv.placement import Placement
 from app.gpu.state.interventions import InterventionLog
+from app.gpu.state.moves import Move, Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence
 from app.messages import Done, Event, Failed, ReceivedKV, ReceiveKV, SendKV, SentKV
 

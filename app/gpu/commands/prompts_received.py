@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from app.domain.errors import DjinnError, PeerFull, WrongState
 from app.domain.values import Tier
-from app.gpu.kv.moves import Move, Moved, MoveKind
+from app.gpu.kv.placement import Placement
 from app.gpu.kv.transport import Ways
-from app.gpu.kv_tiers.placement import Placement
+from app.gpu.state.moves import Move, Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 from app.messages import ComputePrompt, Done, Event, Failed, Lacking, ReceivedPrompt, ReceivePrompt, Submit

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from app.domain.errors import EngineError, WrongState
 from app.domain.values import Tier
 from app.gpu.commands.sessions import SessionHandler
-from app.gpu.kv.moves import Move, Moved, MoveKind
+from app.gpu.kv.placement import Placement
 from app.gpu.kv.transport import Ways
-from app.gpu.kv_tiers.placement import Placement
+from app.gpu.state.moves import Move, Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence
 from app.messages import Done, Event, Failed, SendPrompt, SentKV
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from app.domain.histories import common_prefix
 from app.domain.values import SessionId
-from app.gpu.kv.blocks import BlockHash
-from app.gpu.kv_tiers.files import file_namespace
-from app.gpu.kv_tiers.placement import Placement
+from app.gpu.kv.placement import Placement
+from app.gpu.kv.session_files import file_namespace
+from app.gpu.state.blocks import BlockHash
 from app.gpu.state.sequence import TokenSequence
 
 

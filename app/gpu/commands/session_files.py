@@ -3,8 +3,8 @@
 from app.domain.errors import BadExport, DiskShort, DjinnError, EngineError
 from app.gpu.commands.host_bound import HostBound
 from app.gpu.commands.sessions import namespace_hash
-from app.gpu.kv.moves import Move, Moved, MoveKind
-from app.gpu.kv_tiers.placement import Placement
+from app.gpu.kv.placement import Placement
+from app.gpu.state.moves import Move, Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence
 from app.messages import Done, Event, Export, ExportedKV, Failed, Import, ImportedKV
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from app.domain.errors import Busy, FieldOutOfRange, NotFound, WrongState
 from app.domain.values import FinishReason, Residency, SessionId
 from app.gpu.commands.saved_files import SavedFiles
-from app.gpu.kv_tiers.phases import Phases
+from app.gpu.kv.phases import Phases
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.state.interventions import InterventionLog

@@ -5,7 +5,7 @@ import time
 from app.domain.errors import ContextTooLong, MalformedRequest, WrongState
 from app.domain.histories import common_prefix
 from app.gpu.commands.prompts_received import PromptReceiver
-from app.gpu.kv_tiers.phases import Phases
+from app.gpu.kv.phases import Phases
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.state.sequence import TokenSequence

@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import SessionId
 from app.gpu.kv.file import TEMPORARY_SUFFIX, read_kv_file, read_kv_header, write_kv_file
-from app.gpu.kv.header import KVFileDamaged, KVFileError, KVFileHeader, KVIdentity, file_bytes
+from app.gpu.state.kv_header import KVFileDamaged, KVFileError, KVFileHeader, KVIdentity, file_bytes
 from app.machine.disk import DiskRoom
 from app.machine.files import make_writable
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.gpu.kv.header import (
+from app.gpu.state.kv_header import (
     MAX_TOKENS,
     TOKEN_BYTES,
     KVFileDamaged,

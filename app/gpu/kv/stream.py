@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from app.gpu.kv.file import MAX_HEADER_BYTES, zero_after
-from app.gpu.kv.header import (
+from app.gpu.state.kv_header import (
     LENGTH_BYTES,
     TOKEN_BYTES,
     KVFileDamaged,

@@ -3,9 +3,9 @@
 import torch
 
 from app.domain.errors import DjinnError, FieldOutOfRange
-from app.gpu.attention.base import Attention
-from app.gpu.linear.base import Products
-from app.gpu.linear.shard import WHOLE, Shard
+from app.gpu.kernels.attention.base import Attention
+from app.gpu.kernels.linear.base import Products
+from app.gpu.kernels.linear.shard import WHOLE, Shard
 from app.gpu.models.base import LayerStack
 from app.gpu.models.gpt2 import Gpt2Stack
 from app.gpu.models.llama import LlamaStack

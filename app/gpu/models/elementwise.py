@@ -14,7 +14,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     contiguous tensor.
     """
     if x.device.type == "cpu":
-        from app.gpu.cpu import elementwise as cpu_elementwise
+        from app.gpu.kernels.cpu import elementwise as cpu_elementwise
 
         return cpu_elementwise.rms_norm(x, weight, eps)
     from app.gpu.models import triton_elementwise
@@ -25,7 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Layer norm (Ba et al., arXiv:1607.06450) of `x` `[tokens, width]`, with `weight` and `bias` `[width]`."""
     if x.device.type == "cpu":
-        from app.gpu.cpu import elementwise as cpu_elementwise
+        from app.gpu.kernels.cpu import elementwise as cpu_elementwise
 
         return cpu_elementwise.layer_norm(x, weight, bias, eps)
     return F.layer_norm(x, weight.shape, weight, bias, eps)
@@ -36,7 +36,7 @@ def gelu_(x: Tensor) -> Tensor:
     (Hendrycks and Gimpel, arXiv:1606.08415).
     """
     if x.device.type == "cpu":
-        from app.gpu.cpu import elementwise as cpu_elementwise
+        from app.gpu.kernels.cpu import elementwise as cpu_elementwise
 
         return cpu_elementwise.gelu_(x)
     return F.gelu(x, approximate="tanh")
@@ -45,7 +45,7 @@ def gelu_(x: Tensor) -> Tensor:
 def silu_mul(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up` of `[tokens, 2 * inner]`, the gate first: `[tokens, inner]` (Shazeer, arXiv:2002.05202)."""
     if gate_up.device.type == "cpu":
-        from app.gpu.cpu import elementwise as cpu_elementwise
+        from app.gpu.kernels.cpu import elementwise as cpu_elementwise
 
         return cpu_elementwise.silu_mul(gate_up)
     from app.gpu.models import triton_elementwise
@@ -65,7 +65,7 @@ def add_rms_norm(x: Tensor, other: Tensor, weight: Tensor, eps: float) -> tuple[
 def add_(x: Tensor, other: Tensor) -> Tensor:
     """`x` `[tokens, width]`, dense, to which `other` has been added: one row for each token, or one for all."""
     if x.device.type == "cpu":
-        from app.gpu.cpu import elementwise as cpu_elementwise
+        from app.gpu.kernels.cpu import elementwise as cpu_elementwise
 
         return cpu_elementwise.add_(x, other)
     return x.add_(other)
@@ -78,7 +78,7 @@ def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     With `x = (a, b)` in halves the result is `(a cos - b sin, b cos + a sin)` (Su et al., arXiv:2104.09864).
     """
     if x.device.type == "cpu":
-        from app.gpu.cpu import elementwise as cpu_elementwise
+        from app.gpu.kernels.cpu import elementwise as cpu_elementwise
 
         return cpu_elementwise.rotate(x, table, positions)
     from app.gpu.models import triton_elementwise

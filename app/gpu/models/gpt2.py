@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from app.gpu.attention.base import Attention, AttentionSpec
-from app.gpu.attention.batch import Batch
-from app.gpu.linear.base import Linear
-from app.gpu.linear.matrix import dense_of
-from app.gpu.linear.shard import WHOLE, Shard
+from app.gpu.kernels.attention.base import Attention, AttentionSpec
+from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.linear.base import Linear
+from app.gpu.kernels.linear.matrix import dense_of
+from app.gpu.kernels.linear.shard import WHOLE, Shard
 from app.gpu.models.elementwise import add_, gelu_, layer_norm
 from app.gpu.models.head import Head
 from app.gpu.weights.source import WeightSource, take_output_weight

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from app.gpu.linear.matrix import Matrix, split, stored_rows
-from app.gpu.linear.shard import WHOLE, Shard
+from app.gpu.kernels.linear.matrix import Matrix, split, stored_rows
+from app.gpu.kernels.linear.shard import WHOLE, Shard
 from app.gpu.weights.text import Text
 
 Norm = Callable[[Tensor], Tensor]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from app.gpu.attention.base import Attention
-from app.gpu.attention.batch import Batch
-from app.gpu.linear.shard import WHOLE, Shard
+from app.gpu.kernels.attention.base import Attention
+from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.linear.shard import WHOLE, Shard
 from app.gpu.models.head import Head
 from app.gpu.models.llama_layer import LlamaLayer, RmsNorm
 from app.gpu.models.llama_variant import variant_of

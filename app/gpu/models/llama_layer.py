@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from app.gpu.attention.base import Attention, AttentionSpec
-from app.gpu.attention.batch import Batch
-from app.gpu.linear.base import Linear
-from app.gpu.linear.matrix import stack
-from app.gpu.linear.shard import Shard
+from app.gpu.kernels.attention.base import Attention, AttentionSpec
+from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.linear.base import Linear
+from app.gpu.kernels.linear.matrix import stack
+from app.gpu.kernels.linear.shard import Shard
 from app.gpu.models.elementwise import add_, add_rms_norm, rms_norm, silu_mul
 from app.gpu.models.llama_variant import LlamaVariant
 from app.gpu.models.rotary import Rotary

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from app.gpu.attention.base import Attention, AttentionSpec
-from app.gpu.attention.batch import Batch
+from app.gpu.kernels.attention.base import Attention, AttentionSpec
+from app.gpu.kernels.attention.batch import Batch
 
 NAME = "djinn_paged"
 

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.initialization import no_init_weights
 
-from app.gpu.attention.base import Attention
+from app.gpu.kernels.attention.base import Attention
 from app.gpu.models.rotary import require_fixed_rope
 from app.gpu.models.transformers import TransformersStack
 from app.gpu.weights.form import Form

@@ -4,7 +4,7 @@ import math
 from enum import Enum, auto
 
 from app.domain.values import Tier
-from app.gpu.kv_tiers.placement import Placement
+from app.gpu.kv.placement import Placement
 from app.gpu.planning.queue import ActiveTurn, TurnQueue
 from app.gpu.planning.room import RoomShares
 from app.gpu.state.sequence import TokenSequence

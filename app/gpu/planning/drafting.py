@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from app.domain.memory_map import DraftCounts
-from app.gpu.drafts.costs import StepCosts
-from app.gpu.drafts.drafter import Drafted, Drafter, Guess
-from app.gpu.kv_tiers.cache import KVCache
-from app.gpu.passes.segments import Row
-from app.gpu.passes.ways import runs_plainly
+from app.gpu.kv.cache import KVCache
+from app.gpu.planning.draft_costs import StepCosts
 from app.gpu.planning.step_plan import StepPlan
 from app.gpu.sampling.requests import draws
+from app.gpu.state.drafter import Drafted, Drafter, Guess
+from app.gpu.state.segments import Row
+from app.gpu.state.ways import runs_plainly
 
 _WORTH = 1.2
 """How many times its cost a drafted token must be expected to bring. Both are estimates, and the tokens that are chosen

@@ -9,14 +9,14 @@ token or a failure may end a turn in between: then its row has been computed in 
 from collections.abc import Sequence
 
 from app.domain.breakpoint_work import STEP_WORK
-from app.gpu.kv_tiers.cache import KVCache
-from app.gpu.passes.pass_plan import PassPlan
-from app.gpu.passes.segments import Row
-from app.gpu.passes.ways import plan_ahead
-from app.gpu.passes.work import work_of_way
+from app.gpu.kv.cache import KVCache
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.step_plan import CannotPlan, StepPlan
 from app.gpu.sampling.requests import looks_back
+from app.gpu.state.pass_plan import PassPlan
+from app.gpu.state.segments import Row
+from app.gpu.state.ways import plan_ahead
+from app.gpu.state.work import work_of_way
 
 
 def plan_overlapped(scheduler: Scheduler, rows: Sequence[Row], max_model_len: int) -> list[Row]:

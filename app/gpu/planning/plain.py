@@ -3,7 +3,7 @@
 Most rows of most steps are such. That a row is one is asked once a block, and noted in the sequence (`plain_to`).
 """
 
-from app.gpu.kv_tiers.cache import KVCache
+from app.gpu.kv.cache import KVCache
 from app.gpu.planning.queue import ActiveTurn
 
 

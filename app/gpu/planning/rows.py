@@ -2,17 +2,17 @@
 
 from app.domain.breakpoint_work import STEP_WORK
 from app.domain.values import SessionId
-from app.gpu.kv_tiers.placement import Placement
-from app.gpu.passes.pass_plan import PassPlan
-from app.gpu.passes.segments import Row
-from app.gpu.passes.ways import RowLimits, plan_row
-from app.gpu.passes.work import work_of_way
+from app.gpu.kv.placement import Placement
 from app.gpu.planning.admission import Admission
 from app.gpu.planning.queue import ActiveTurn, TurnQueue
 from app.gpu.planning.shared_steps import SharedSteps
 from app.gpu.planning.step_plan import StepPlan
 from app.gpu.planning.step_work import StepWork
+from app.gpu.state.pass_plan import PassPlan
+from app.gpu.state.segments import Row
 from app.gpu.state.sequence import TokenSequence
+from app.gpu.state.ways import RowLimits, plan_row
+from app.gpu.state.work import work_of_way
 
 
 class RowPlanner:

@@ -21,8 +21,7 @@ further for some steps. So every turn ends.
 from collections.abc import Iterable
 from operator import attrgetter
 
-from app.gpu.kv_tiers.placement import Placement
-from app.gpu.passes.segments import Row
+from app.gpu.kv.placement import Placement
 from app.gpu.planning.admission import Admission
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.plain import decodes_plainly, note_plain
@@ -31,6 +30,7 @@ from app.gpu.planning.queue import ActiveTurn, TurnQueue, growth
 from app.gpu.planning.rows import RowPlanner
 from app.gpu.planning.shared_steps import SharedSteps
 from app.gpu.planning.step_plan import CannotPlan, StepPlan
+from app.gpu.state.segments import Row
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 

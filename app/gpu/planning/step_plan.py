@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
-from app.gpu.kv.blocks import BlockId
-from app.gpu.passes.segments import Row
+from app.gpu.state.blocks import BlockId
+from app.gpu.state.segments import Row
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 

@@ -7,12 +7,12 @@ from app.domain.breakpoints import Pass, Until
 from app.domain.errors import ActivationsFull, DjinnError, FieldOutOfRange, GrammarTooComplex
 from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, Ticket, TokenLogprobs
-from app.gpu.passes.segments import Row
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.sampling.requests import Sampled, SampleRequest, looks_back
 from app.gpu.state.activation_room import ActivationRoom
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
+from app.gpu.state.segments import Row
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 from app.grammars.matcher import Matcher

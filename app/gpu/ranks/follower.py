@@ -10,22 +10,22 @@ from multiprocessing.connection import Connection
 import torch
 
 from app.domain.errors import DjinnError
-from app.gpu.attention import attention_for
-from app.gpu.attention.batch import make_batch
 from app.gpu.device.choice import streams_of
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.device.group import Group
 from app.gpu.device.memory import allocating
-from app.gpu.kv.header import KVLayout
-from app.gpu.kv_pools.device import KVPool
-from app.gpu.kv_pools.shared import Part, SharedHostPool
-from app.gpu.linear.shard import Shard
+from app.gpu.forward.program_run import layer_by_layer
+from app.gpu.kernels.attention import attention_for
+from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.linear.shard import Shard
+from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.shared_pool import Part, SharedHostPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.programs.run import layer_by_layer
 from app.gpu.ranks.ending import ending_with_it
 from app.gpu.ranks.orders import CopyAcross, CopyBlocks, Join, Load, Loaded, NotLoaded, Order, Run, RunHead
 from app.gpu.ranks.page import Page
+from app.gpu.state.kv_header import KVLayout
 from app.logs.formats import configure
 
 logger = logging.getLogger(__name__)

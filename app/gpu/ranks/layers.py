@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from app.gpu.attention.batch import Batch
+from app.gpu.forward.program_run import RunLayers
+from app.gpu.kernels.attention.batch import Batch
 from app.gpu.models.base import LayerStack
-from app.gpu.programs.run import RunLayers
 from app.gpu.ranks.leader import Ranks
 from app.gpu.ranks.orders import Run, RunHead
 from app.gpu.ranks.page import Page

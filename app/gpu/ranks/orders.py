@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from app.domain.errors import DjinnError
-from app.gpu.attention.batch import RowShape
-from app.gpu.kv.moves import HalfPass
-from app.gpu.linear.base import Products
+from app.gpu.kernels.attention.batch import RowShape
+from app.gpu.kernels.linear.base import Products
+from app.gpu.state.moves import HalfPass
 from app.logs.formats import Log
 from app.model_store.resolve import ResolvedModel
 

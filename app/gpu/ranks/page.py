@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from app.gpu.attention.batch import Batch
+from app.gpu.kernels.attention.batch import Batch
 from app.gpu.ranks.orders import Run
 
 _ALIGNMENT = 64

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from app.gpu.device.streams import DeviceStreams, Event
-from app.gpu.kv.moves import WHOLE_PASSES, HalfPass
-from app.gpu.kv_pools.device import KVPool
-from app.gpu.kv_pools.host import LANDED, Landing
-from app.gpu.kv_pools.shared import Part, SharedHostPool
+from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.host_pool import LANDED, Landing
+from app.gpu.kv.shared_pool import Part, SharedHostPool
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.leader import Ranks, Way
 from app.gpu.ranks.orders import CopyAcross, CopyBlocks
+from app.gpu.state.moves import WHOLE_PASSES, HalfPass
 
 
 class LeadingPool(KVPool):

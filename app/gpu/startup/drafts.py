@@ -5,8 +5,8 @@ import logging
 import torch
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.attention import tokens_alike
-from app.gpu.linear import sums_rows_alike
+from app.gpu.kernels.attention import tokens_alike
+from app.gpu.kernels.linear import sums_rows_alike
 from app.gpu.models import why_not_row_by_row
 from app.model_store.resolve import ResolvedModel
 from app.settings import DRAFT_TOKENS, EngineSettings

@@ -10,18 +10,18 @@ from app.domain.values import KVPolicy
 from app.gpu.commands.saved_files import FilesFound, SavedKV
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.device.memory import CudaMemory, allocating
-from app.gpu.graphs.decode import DecodeLimits, Recorder
-from app.gpu.graphs.recording import estimate_graph_bytes
+from app.gpu.forward.graph_decode import DecodeLimits, Recorder
+from app.gpu.forward.graph_recording import estimate_graph_bytes
+from app.gpu.kv.device_pool import KVPool
 from app.gpu.kv.disk import DiskStore
-from app.gpu.kv.header import KVIdentity, KVLayout
-from app.gpu.kv_pools.device import KVPool
-from app.gpu.kv_pools.host import HostPool
+from app.gpu.kv.host_pool import HostPool
+from app.gpu.kv.loan import Borrower, LoanBook
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.pools import LeadingHostPool, LeadingPool
 from app.gpu.startup.budgets import TierBlocks, budget_blocks
 from app.gpu.startup.profile import MemoryPlan, plan_memory
 from app.gpu.startup.weights import LoadedModel
-from app.gpu.weight_ring.loan import Borrower, LoanBook
+from app.gpu.state.kv_header import KVIdentity, KVLayout
 from app.machine.disk import DiskRoom
 from app.machine.units import counted, size
 from app.model_store.fingerprint import fingerprint

@@ -6,24 +6,26 @@ from contextlib import ExitStack
 from functools import partial
 
 from app.domain.values import ModelInfo
-from app.gpu.attention import attention_for
-from app.gpu.attention.pool_rows import require_rows
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.whitebox.checkpoints import CheckpointHandler
-from app.gpu.cpu.compilations import COMPILATIONS
-from app.gpu.cpu.openmp import release_threads
 from app.gpu.device.choice import choose_device, choose_dtype, choose_kv_dtype
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.engine import Engine
-from app.gpu.graphs.decode import Recorder
-from app.gpu.graphs.recorder import choose_recorder
-from app.gpu.kv.header import KVLayout
+from app.gpu.forward.activations import HostTensor
+from app.gpu.forward.graph_decode import Recorder
+from app.gpu.forward.graph_recorder import choose_recorder
+from app.gpu.forward.progress import Progress
+from app.gpu.kernels.attention import attention_for
+from app.gpu.kernels.attention.pool_rows import require_rows
+from app.gpu.kernels.cpu.compilations import COMPILATIONS
+from app.gpu.kernels.cpu.openmp import release_threads
+from app.gpu.kernels.linear.base import Products
+from app.gpu.kv.host_pool import HostPool
+from app.gpu.kv.loan import KVLoans
+from app.gpu.kv.mover import KVMover
+from app.gpu.kv.phases import Phases
 from app.gpu.kv.transport import OpenWay, SocketTransport
-from app.gpu.kv_pools.host import HostPool
-from app.gpu.kv_pools.mover import KVMover
-from app.gpu.kv_tiers.phases import Phases
-from app.gpu.linear.base import Products
 from app.gpu.models.base import LayerStack
 from app.gpu.planning.turns import Turns
 from app.gpu.ranks.leader import Die, end_process
@@ -35,9 +37,7 @@ from app.gpu.startup.running import make_runner, warm_up
 from app.gpu.startup.scheduling import make_scheduler
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.state.activation_room import ActivationRoom
-from app.gpu.step.activations import HostTensor
-from app.gpu.step.progress import Progress
-from app.gpu.weight_ring.loan import KVLoans
+from app.gpu.state.kv_header import KVLayout
 from app.grammars.compiler import Grammars
 from app.machine.disk import DiskRoom
 from app.model_store.resolve import ResolvedModel
@@ -138,8 +138,8 @@ def _open_way(settings: EngineSettings, host: HostPool) -> OpenWay:
     """How prompts go from server to server."""
     if settings.prefill_transport != "nixl":
         return SocketTransport
-    from app.gpu.kv_pools.nixl_agent import NixlAgent  # an extra
-    from app.gpu.kv_pools.nixl_transport import NixlTransport
+    from app.gpu.kv.nixl_agent import NixlAgent  # an extra
+    from app.gpu.kv.nixl_transport import NixlTransport
 
     return partial(NixlTransport, agent=NixlAgent(host.data if settings.computes_prompts else None))
 

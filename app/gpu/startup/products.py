@@ -5,7 +5,7 @@ import torch
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
 from app.gpu.device.dtypes import dtype_name
-from app.gpu.linear.base import Products
+from app.gpu.kernels.linear.base import Products
 from app.gpu.models import can_be_streamed
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
@@ -47,6 +47,6 @@ def attends_in_bfloat16(model: ResolvedModel, products: Products) -> bool:
 
 
 def _has_instruction() -> bool:
-    from app.gpu.linear.cpu.pairs import multiplies_pairs  # imports Numba, which only a CPU needs
+    from app.gpu.kernels.linear.cpu.pairs import multiplies_pairs  # imports Numba, which only a CPU needs
 
     return multiplies_pairs()

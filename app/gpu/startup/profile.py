@@ -9,17 +9,17 @@ from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import SamplingParams
-from app.gpu.attention.batch import make_batch
 from app.gpu.device.memory import DeviceMemory
 from app.gpu.device.staging import put_each
-from app.gpu.kv_pools.device import KVPool
+from app.gpu.forward.program_run import layer_by_layer
+from app.gpu.forward.walk import whole_pass
+from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kv.device_pool import KVPool
 from app.gpu.models.base import LayerStack
-from app.gpu.programs.run import layer_by_layer
 from app.gpu.sampling.inputs import place_requests
 from app.gpu.sampling.logprobs import log_probabilities
 from app.gpu.sampling.requests import SampleRequest
 from app.gpu.sampling.sampler import choose
-from app.gpu.step.walk import whole_pass
 from app.machine.units import size
 from app.settings import EngineSettings
 

@@ -4,18 +4,18 @@ from collections.abc import Callable
 
 import torch
 
-from app.gpu.attention.batch import make_batch
-from app.gpu.graphs.decode import DecodeGraphs, DecodeLimits, Recorder
-from app.gpu.graphs.recording import record_graphs
-from app.gpu.graphs.runs import RunGraphs
-from app.gpu.kv_pools.device import KVPool
+from app.gpu.forward.graph_decode import DecodeGraphs, DecodeLimits, Recorder
+from app.gpu.forward.graph_recording import record_graphs
+from app.gpu.forward.graph_runs import RunGraphs
+from app.gpu.forward.program_run import RunLayers, layer_by_layer
+from app.gpu.forward.runner import Runner
+from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kv.device_pool import KVPool
 from app.gpu.models.base import LayerStack
-from app.gpu.programs.run import RunLayers, layer_by_layer
 from app.gpu.ranks.layers import LeadingLayers, LeadingStack
 from app.gpu.sampling.masks import WORD, apply_mask
 from app.gpu.startup.kv import KV
 from app.gpu.startup.weights import LoadedModel
-from app.gpu.step.runner import Runner
 from app.settings import EngineSettings
 
 WARM_UP_TOKENS = 32
@@ -41,7 +41,7 @@ def _choose_layers(
     if loaded.ranks is not None:
         return LeadingLayers(loaded.ranks, layer_by_layer(loaded.stack, pool, on_layer))
     if can_record and loaded.streams.on_host and loaded.streamed is None:
-        from app.gpu.programs.layers import RecordedLayers  # imports Numba, which only a CPU needs
+        from app.gpu.forward.program_layers import RecordedLayers  # imports Numba, which only a CPU needs
 
         return RecordedLayers(loaded.stack, pool, kv.max_model_len, settings.max_step_tokens, on_layer)
     return layer_by_layer(loaded.stack, pool, on_layer)

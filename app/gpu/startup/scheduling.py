@@ -2,15 +2,15 @@
 
 import time
 
-from app.gpu.kv.blocks import BlockPool
-from app.gpu.kv_tiers.cache import KVCache
-from app.gpu.kv_tiers.moving import KVTiers
-from app.gpu.kv_tiers.placement import Placement
+from app.gpu.kv.cache import KVCache
+from app.gpu.kv.loan import Borrower, lend_nothing
+from app.gpu.kv.moving import KVTiers
+from app.gpu.kv.placement import Placement
 from app.gpu.models.base import LayerStack
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.startup.kv import KV
-from app.gpu.weight_ring.loan import Borrower, lend_nothing
+from app.gpu.state.blocks import BlockPool
 from app.settings import EngineSettings
 
 

@@ -9,26 +9,26 @@ import torch
 from torch import Tensor
 
 from app.domain.memory_map import TextUse
-from app.gpu.attention.base import Attention
 from app.gpu.device.choice import streams_of
 from app.gpu.device.memory import allocating, zeroed
 from app.gpu.device.streams import DeviceStreams
-from app.gpu.linear import linear_maker
-from app.gpu.linear.base import MakeLinear
-from app.gpu.linear.shard import WHOLE, Shard
+from app.gpu.kernels.attention.base import Attention
+from app.gpu.kernels.linear import linear_maker
+from app.gpu.kernels.linear.base import MakeLinear
+from app.gpu.kernels.linear.shard import WHOLE, Shard
 from app.gpu.models import build_stack, can_be_streamed, load_stack, require_row_by_row
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.leader import Ranks
 from app.gpu.startup.budgets import check_weights_fit, free_bytes, weight_bytes
+from app.gpu.startup.host_copy import make_host_copy
 from app.gpu.startup.products import choose_products
+from app.gpu.startup.survey import MetaWeights, survey
 from app.gpu.startup.weights_dtype import require_weights_dtype
-from app.gpu.weight_ring.arena import Arena, lay_out
-from app.gpu.weight_ring.host_copy import make_host_copy
-from app.gpu.weight_ring.residency import WeightPlan, plan_weights
-from app.gpu.weight_ring.streamed import StreamedText
-from app.gpu.weight_ring.survey import MetaWeights, survey
+from app.gpu.weights.arena import Arena, lay_out
 from app.gpu.weights.form import Form
+from app.gpu.weights.residency import WeightPlan, plan_weights
 from app.gpu.weights.source import weights_of
+from app.gpu.weights.streamed import StreamedText
 from app.machine.units import size
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 from app.domain.breakpoints import Breakpoint
 from app.domain.values import Phase, SessionId, Ticket, Tier
-from app.gpu.kv.blocks import BlockHash, BlockId
-from app.gpu.kv.moves import Move
 from app.gpu.state.activation_map import Cell
+from app.gpu.state.blocks import BlockHash, BlockId
 from app.gpu.state.checkpoints import CaptureLog, Checkpoint
 from app.gpu.state.interventions import InterventionLog
+from app.gpu.state.moves import Move
 from app.gpu.state.turn import TurnState
 
 

@@ -7,10 +7,10 @@ from typing import Self
 from app.domain.activations import ResumeCost
 from app.domain.breakpoints import Intervention
 from app.domain.values import FinishReason, SamplingParams, StopRule, Ticket, TokenLogprobs, TurnUsage
-from app.gpu.drafts.drafter import Drafter
-from app.gpu.kv.blocks import BlockHash
-from app.gpu.kv.moves import Move
+from app.gpu.state.blocks import BlockHash
+from app.gpu.state.drafter import Drafter
 from app.gpu.state.interventions import InterventionLog
+from app.gpu.state.moves import Move
 from app.grammars.matcher import Matcher
 
 

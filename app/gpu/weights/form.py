@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from app.domain.values import WeightsDtype
-from app.gpu.linear.eight_bits import FLOAT8, INT8, quantize, require_inputs, row_bytes
-from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of
+from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, quantize, require_inputs, row_bytes
+from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of
 from app.model_store.sizes import StoredSize
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from app.gpu.linear.matrix import BlockMatrix, Matrix
+from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix
 from app.gpu.weights.form import Form, nbytes_of
 from app.model_store.errors import BrokenModel
 from app.model_store.gguf.tensors import GgufTensors

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from app.gpu.linear.matrix import Matrix
+from app.gpu.kernels.linear.matrix import Matrix
 from app.gpu.weights.form import Form, nbytes_of
 
 if TYPE_CHECKING:

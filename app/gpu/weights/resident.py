@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from app.gpu.linear import linear_maker
-from app.gpu.linear.base import Linear, MakeLinear, Products
-from app.gpu.linear.matrix import BlockMatrix, Matrix, look_up
-from app.gpu.linear.weight import Weight
+from app.gpu.kernels.linear import linear_maker
+from app.gpu.kernels.linear.base import Linear, MakeLinear, Products
+from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, look_up
+from app.gpu.kernels.linear.weight import Weight
 
 _HERE = nullcontext()
 

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from app.gpu.linear.matrix import Matrix
+from app.gpu.kernels.linear.matrix import Matrix
 from app.gpu.weights.form import Form, nbytes_of
 from app.model_store.errors import BrokenModel
 from app.model_store.shards import INDEX, SINGLE, shard_of_tensors

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from app.gpu.linear.matrix import Matrix
+from app.gpu.kernels.linear.matrix import Matrix
 from app.gpu.weights.form import Form
 from app.gpu.weights.gguf_file import GgufFile
 from app.gpu.weights.random_weights import RandomWeights

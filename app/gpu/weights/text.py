@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from app.gpu.linear.base import Linear
-from app.gpu.linear.matrix import Matrix
-from app.gpu.linear.weight import Weight
+from app.gpu.kernels.linear.base import Linear
+from app.gpu.kernels.linear.matrix import Matrix
+from app.gpu.kernels.linear.weight import Weight
 
 
 class Bundle(Protocol):

@@ -14,9 +14,9 @@ from app.domain.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edi
 from app.domain.memory_map import StackUse
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.engine import Engine
-from app.gpu.passes.segments import Segment, cut_segments
 from app.gpu.planning.step_plan import StepPlan
 from app.gpu.state.activation_room import ActivationRoom
+from app.gpu.state.segments import Segment, cut_segments
 from app.messages import (
     Arm,
     Cancel,

@@ -10,11 +10,11 @@ import torch
 from transformers import AutoConfig
 
 from app.domain.values import KVBudget, KVPolicy
-from app.gpu.attention import attention_named
 from app.gpu.device.choice import streams_of
 from app.gpu.device.streams import DeviceStreams
 from app.gpu.engine import Engine
-from app.gpu.graphs.decode import Recorder
+from app.gpu.forward.graph_decode import Recorder
+from app.gpu.kernels.attention import attention_named
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.startup.loader import build_engine, load_engine

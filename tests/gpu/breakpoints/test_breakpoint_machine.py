@@ -18,13 +18,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from app.domain.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, EditOp, Pass, Positions, Until, When
 from app.domain.values import KVPolicy, Phase, SessionId
 from app.gpu.engine import Engine
-from app.gpu.graphs.pieces import KeptGraphs
-from app.gpu.graphs.runs import RunGraphs
+from app.gpu.forward.graph_pieces import KeptGraphs
+from app.gpu.forward.graph_runs import RunGraphs
 from app.messages import Rewind, SetPhase
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny
 from tests.gpu.breakpoints.breaking_oracle import change_of, hooked, within
-from tests.gpu.graphs.recording import FakeRecorder, PaddedAttention, with_attention
+from tests.gpu.forward.recording import FakeRecorder, PaddedAttention, with_attention
 
 # Hypothesis runs a hundred examples, however slow the machine.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]

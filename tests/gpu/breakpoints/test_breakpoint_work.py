@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from app.domain.breakpoint_work import MAX_WORK, STEP_WORK
 from app.domain.breakpoints import Action, Edit, EditOp, Intervention, When
 from app.domain.values import SessionId
-from app.gpu.passes.pass_plan import Record
-from app.gpu.passes.work import work_of_way
 from app.gpu.planning.step_plan import StepPlan
+from app.gpu.state.pass_plan import Record
+from app.gpu.state.work import work_of_way
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
 from tests.gpu.breakpoints.breaking_oracle import change_of, data_of, greedy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from app.gpu.commands.message_queue import Message, MessageQueue
-from app.gpu.kv.moves import Moved
+from app.gpu.state.moves import Moved
 
 
 def filled(*numbers: int) -> MessageQueue:

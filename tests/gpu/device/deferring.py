@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from app.gpu.attention.batch import Batch
 from app.gpu.device.streams import PASSED, WHOLE, CpuStreams, Event, Run, Stream
+from app.gpu.kernels.attention.batch import Batch
 from app.gpu.models.base import LayerStack
 
 aten = torch.ops.aten

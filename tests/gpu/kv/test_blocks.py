@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.gpu.kv.blocks import BlockId, BlockPool, chain_hash
+from app.gpu.state.blocks import BlockId, BlockPool, chain_hash
 
 BLOCK_SIZE = 4
 

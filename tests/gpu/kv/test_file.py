@@ -29,7 +29,7 @@ from app.domain.limits import MAX_LABEL_BYTES
 from app.domain.values import SessionId
 from app.gpu.kv.disk import DiskStore
 from app.gpu.kv.file import read_kv_file, read_kv_header, write_kv_file
-from app.gpu.kv.header import (
+from app.gpu.state.kv_header import (
     MAX_TOKENS,
     KVFileDamaged,
     KVFileError,

@@ -14,8 +14,8 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from app.domain.values import WeightsDtype
-from app.gpu.linear import linear_maker
-from app.gpu.linear.eight_bits import FLOAT8, INT8, dequantize, quantize
+from app.gpu.kernels.linear import linear_maker
+from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, dequantize, quantize
 from app.gpu.models.base import LayerStack
 from tests.gpu.models.oracle import build_model
 from tests.gpu.models.test_weights import assert_agrees_with, config_of, resident, saved

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from app.gpu.models import elementwise
-from tests.gpu.attention.drawing import needs_triton
+from tests.gpu.kernels.attention.drawing import needs_triton
 
 TRITON = "triton_elementwise"
 BFLOAT16 = {"elementwise": 4e-3, TRITON: 8e-3}

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.attention.reference import ReferenceAttention
-from app.gpu.linear.base import Products
-from app.gpu.linear.eight_bits import FLOAT8, quantize
-from app.gpu.linear.matrix import BlockMatrix, dense_of
-from app.gpu.linear.shard import Shard
+from app.gpu.kernels.attention.reference import ReferenceAttention
+from app.gpu.kernels.linear.base import Products
+from app.gpu.kernels.linear.eight_bits import FLOAT8, quantize
+from app.gpu.kernels.linear.matrix import BlockMatrix, dense_of
+from app.gpu.kernels.linear.shard import Shard
 from app.gpu.models import load_stack, require_shards
 from app.gpu.models.base import LayerStack
 from app.model_store.resolve import ResolvedModel
-from tests.gpu.linear.blocks import draw_blocks
+from tests.gpu.kernels.linear.blocks import draw_blocks
 from tests.gpu.models.driving import Drive, assert_agrees
 from tests.gpu.models.oracle import CASES, build_model, expect, save_model, tiny_config
 from tests.gpu.models.test_stacks import sequence

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.attention.reference import ReferenceAttention
+from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.form import Form

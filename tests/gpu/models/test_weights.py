@@ -17,16 +17,16 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from app.domain.values import WeightsDtype
-from app.gpu.attention.reference import ReferenceAttention
-from app.gpu.linear import linear_maker
-from app.gpu.linear.base import Linear, MakeLinear
-from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of, numbers_of
-from app.gpu.linear.weight import Weight
+from app.gpu.kernels.attention.reference import ReferenceAttention
+from app.gpu.kernels.linear import linear_maker
+from app.gpu.kernels.linear.base import Linear, MakeLinear
+from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, numbers_of
+from app.gpu.kernels.linear.weight import Weight
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.weight_files.layout import BundleLayout
-from app.gpu.weight_ring.fill import FillText
-from app.gpu.weight_ring.survey import MetaWeights
+from app.gpu.startup.survey import MetaWeights
+from app.gpu.weights.fill import FillText
+from app.gpu.weights.layout import BundleLayout
 from app.gpu.weights.resident import ResidentText
 from app.gpu.weights.source import WeightSource, weights_of
 from app.model_store.resolve import ResolvedModel, resolve

@@ -15,8 +15,8 @@ from typing import Any, cast
 from app.domain.values import Ticket
 from app.gpu.device.streams import Event as DeviceEvent
 from app.gpu.engine import Engine
-from app.gpu.kv.moves import Move, Moved
-from app.gpu.kv_pools.mover import KVMover
+from app.gpu.kv.mover import KVMover
+from app.gpu.state.moves import Move, Moved
 from app.messages import Command, Done, Event, Failed, Notice, Paused, Started, Token, TurnFinished
 
 MakeCommand = Callable[[Ticket], Command]

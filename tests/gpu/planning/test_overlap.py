@@ -15,11 +15,11 @@ from app.domain.errors import DjinnError, Draining, EngineError
 from app.domain.memory_map import StepCounts
 from app.domain.values import SamplingParams, SessionId, StopRule
 from app.gpu.engine import Engine
-from app.gpu.passes.segments import Row
-from app.gpu.passes.split import GROW_AFTER
+from app.gpu.forward.launched import LaunchedStep
+from app.gpu.forward.runner import Runner
 from app.gpu.sampling.requests import SampleRequest
-from app.gpu.step.launched import LaunchedStep
-from app.gpu.step.runner import Runner
+from app.gpu.state.segments import Row
+from app.gpu.state.split import GROW_AFTER
 from app.messages import Arm, Event, Failed, Open, Submit, Token
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt

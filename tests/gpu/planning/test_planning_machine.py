@@ -26,13 +26,12 @@ from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.saved_files import FilesFound
 from app.gpu.commands.whitebox.checkpoints import CheckpointHandler
-from app.gpu.kv.blocks import BlockPool
+from app.gpu.kv.cache import KVCache
+from app.gpu.kv.loan import lend_nothing
+from app.gpu.kv.moving import KVTiers
+from app.gpu.kv.phases import Phases
+from app.gpu.kv.placement import Placement
 from app.gpu.kv.transport import Ways
-from app.gpu.kv_tiers.cache import KVCache
-from app.gpu.kv_tiers.moving import KVTiers
-from app.gpu.kv_tiers.phases import Phases
-from app.gpu.kv_tiers.placement import Placement
-from app.gpu.passes.segments import Row
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.planning.scheduler import Scheduler
@@ -40,7 +39,8 @@ from app.gpu.planning.step_plan import StepPlan
 from app.gpu.planning.turns import Turns
 from app.gpu.sampling.requests import Sampled
 from app.gpu.state.activation_room import ActivationRoom
-from app.gpu.weight_ring.loan import lend_nothing
+from app.gpu.state.blocks import BlockPool
+from app.gpu.state.segments import Row
 from app.messages import (
     Cancel,
     Close,
@@ -55,7 +55,7 @@ from app.messages import (
     Token,
     TurnFinished,
 )
-from tests.gpu.kv_tiers.kv_model import KVModel
+from tests.gpu.kv.kv_model import KVModel
 
 pytestmark = pytest.mark.timeout(600)  # a hundred examples, however slow the machine
 

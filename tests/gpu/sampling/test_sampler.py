@@ -24,13 +24,13 @@ from transformers.generation.logits_process import (
 from app.domain.values import SamplingParams
 from app.gpu.device.staging import Download
 from app.gpu.device.streams import CpuStreams
+from app.gpu.forward.results import Sampling
 from app.gpu.sampling.inputs import Draws, Truncation
 from app.gpu.sampling.logprobs import log_probabilities
 from app.gpu.sampling.philox import uniforms
 from app.gpu.sampling.requests import Sampled, SampleRequest
 from app.gpu.sampling.sampler import CANDIDATES
-from app.gpu.step.results import Sampling
-from tests.gpu.attention.drawing import needs_triton
+from tests.gpu.kernels.attention.drawing import needs_triton
 
 VOCAB = 2000
 

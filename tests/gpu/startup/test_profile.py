@@ -14,8 +14,8 @@ from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVBudget, KVPolicy
-from app.gpu.attention.batch import Batch
 from app.gpu.device.memory import allocating
+from app.gpu.kernels.attention.batch import Batch
 from app.gpu.models.base import LayerStack
 from app.gpu.startup.budgets import DISK_SHARE, budget_blocks
 from app.gpu.startup.profile import KEPT_SHARE, MemoryPlan, largest_step, plan_memory

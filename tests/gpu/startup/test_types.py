@@ -14,20 +14,20 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
-from app.gpu.attention import attention_for
-from app.gpu.attention.batch import make_batch
 from app.gpu.device.choice import choose_kv_dtype
-from app.gpu.kv_pools.device import KVPool
-from app.gpu.linear.base import Products
+from app.gpu.forward.program_run import layer_by_layer
+from app.gpu.forward.walk import whole_pass
+from app.gpu.kernels.attention import attention_for
+from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.linear.base import Products
+from app.gpu.kv.device_pool import KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.programs.run import layer_by_layer
 from app.gpu.startup import products
 from app.gpu.startup.drafts import choose_draft_tokens
 from app.gpu.startup.loader import load_engine
 from app.gpu.startup.products import attends_in_bfloat16, choose_products
 from app.gpu.startup.weights_dtype import require_float8, require_weights_dtype
-from app.gpu.step.walk import whole_pass
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import DRAFT_TOKENS, Settings
 from tests.gpu.driving import Driver

@@ -17,7 +17,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.positions import Run, positions_of, runs_of
 from app.gpu.state.continuations import MAX_RUNS
 from app.gpu.state.interventions import InterventionLog
-from tests.gpu.kv_tiers.tiering import calls_of
+from tests.gpu.kv.tiering import calls_of
 
 POSITIONS = 12
 T = TypeVar("T")

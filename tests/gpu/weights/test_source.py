@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM, GgufConfig, LlamaForCausalLM, Pre
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
-from app.gpu.attention.reference import ReferenceAttention
-from app.gpu.linear.cpu.onednn import onednn_multiplies
-from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of
+from app.gpu.kernels.attention.reference import ReferenceAttention
+from app.gpu.kernels.linear.cpu.onednn import onednn_multiplies
+from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of
 from app.gpu.models import build_stack, load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.form import Form, nbytes_of

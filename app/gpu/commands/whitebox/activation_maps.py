@@ -8,8 +8,8 @@ from functools import partial
 from app.domain.activations import MAX_MAP_POSITIONS, ActivationMap, ActivationNorms, LensRows
 from app.domain.breakpoints import Positions, TensorData
 from app.domain.errors import FieldOutOfRange, WrongState
-from app.gpu.passes.conditions import Span
 from app.gpu.state.activation_map import Cell, Rows, describe, find_cells, join_rows, kept_extent
+from app.gpu.state.conditions import Span
 from app.gpu.state.sequence import TokenSequence
 from app.messages import MapLens, OpenMap, ReadNorms
 

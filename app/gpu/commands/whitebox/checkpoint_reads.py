@@ -6,8 +6,8 @@ from functools import partial
 from app.domain.activations import Activation, Capture, Captures, PausedTurn
 from app.domain.breakpoints import Positions
 from app.domain.errors import FieldOutOfRange, WrongState
-from app.gpu.passes.conditions import Span
 from app.gpu.state.checkpoints import Captured, Checkpoint
+from app.gpu.state.conditions import Span
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 

@@ -7,7 +7,7 @@ from app.domain.activations import CheckpointLens, LensPosition, LensRows
 from app.domain.breakpoints import TensorData
 from app.gpu.commands.whitebox.activation_maps import Predict, map_lens
 from app.gpu.commands.whitebox.checkpoint_reads import checkpoint_of, chosen_span
-from app.gpu.kv_tiers.placement import Placement
+from app.gpu.kv.placement import Placement
 from app.gpu.planning.turns import Match
 from app.gpu.state.activation_room import ActivationRoom
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor

@@ -1,1 +1,0 @@
-"""What the doctor asks of PyTorch and of the NVIDIA driver."""

@@ -1,1 +1,0 @@
-"""Decode steps as CUDA graphs."""

@@ -1,0 +1,272 @@
+"""A Numba kernel: attention of single queries over paged keys and values, read where they are.
+
+The keys of a query are cut into splits of `SPLIT` tokens; a work item is one split of one query, for all heads. It
+walks its blocks once, in tiles of `TILE` tokens, with an online softmax (Milakov and Gimelshein, arXiv:1805.02867); the
+thread that finishes a query's last split merges them (flash-decoding). Threads draw items from an atomic counter, and
+the cuts depend only on the query's own context: its result is the same to the bit whatever else is in the batch, on any
+number of threads.
+
+Blocks of one sequence lie anywhere in the pool, which defeats the hardware prefetcher: the kernel asks for the next
+tile's cache lines while it computes on this one. That alone is worth a factor of 1.6 to 1.8.
+"""
+
+import ctypes
+import functools
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numba.np.numpy_support import carray
+
+from app.gpu.kernels.attention.cpu.scores import LEAST_EXPONENT, LOWEST, ZERO, bounded, query_scale
+from app.gpu.kernels.attention.pool_rows import columns_of
+from app.gpu.kernels.cpu.compile import POOL_ELEMENTS, c_function, exp2, inlined
+from app.gpu.kernels.cpu.intrinsics import fetch_add, pointer, prefetch, scale_of, widen
+
+SPLIT = 256
+"""Tokens in one work item: enough to pay for the merge, few enough to spread one long context over the cores."""
+PADDING = 16
+"""Floats after each head's accumulator in the workspace: its peak, its total, and the rest of a cache line."""
+TILE = 16
+"""Tokens whose scores are computed before they are weighed."""
+
+
+class Arguments(ctypes.Structure):
+    """What a kernel reads. Tensors are given by address; strides and offsets count elements.
+
+    query: `[queries, heads, head_dim]` float32. pool: one layer's `[blocks, 2, kv_heads, block_size, columns]`, which
+    has the queries' own keys and values. tables: `[queries, blocks]` int32 (stride 0: one for all). positions:
+    `[queries]` int64. output: `[queries, heads, head_dim]` float32. workspace: `[queries, splits, heads, head_dim +
+    PADDING]` float32, for as many splits as the longest context has at least. finished: `[queries]` int64 zeros, which
+    the kernel leaves so. `window` is at least 1, `softcap` 0 is off, `next_item` starts at 0.
+    """
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_int64) for name in ("next_item", "queries", "window")),
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "block_size")),
+        *((name, ctypes.c_int64) for name in ("query", "query_stride")),
+        *((name, ctypes.c_int64) for name in ("pool", "block_stride", "value_offset", "head_stride")),
+        *((name, ctypes.c_int64) for name in ("tables", "table_stride", "positions")),
+        *((name, ctypes.c_int64) for name in ("workspace", "finished", "output")),
+        *((name, ctypes.c_float) for name in ("scale", "softcap")),
+    ]
+
+
+_ARGUMENTS = np.dtype(Arguments)
+_UNBOUNDED = 1 << 60
+_CACHE_LINE = 64
+
+
+@functools.cache
+def attend_kernel(dtype: torch.dtype, head_dim: int) -> Any:
+    """The kernel for a pool of `dtype`; its `address` is a C function that takes the address of an `Arguments`.
+
+    Any number of threads may run it on the same arguments at once, and share the work. See `c_function`.
+    """
+    element, columns = POOL_ELEMENTS[dtype], columns_of(head_dim, dtype)
+
+    def attend(arguments: int) -> None:
+        _attend(arguments, element, head_dim, columns)
+
+    return c_function(attend)
+
+
+@inlined
+def _attend(arguments: int, element: Any, head_dim: int, columns: int) -> None:
+    """Draw work items until none is left."""
+    a = carray(pointer(arguments), 1, _ARGUMENTS)[0]
+    pool = carray(pointer(a.pool), _UNBOUNDED, element)
+    tables = carray(pointer(a.tables), _UNBOUNDED, np.int32)
+    queries = carray(pointer(a.query), _UNBOUNDED, np.float32)
+    positions = carray(pointer(a.positions), a.queries, np.int64)
+    splits = _most_splits(positions, a.window)
+    workspace = carray(pointer(a.workspace), (a.queries, splits, a.heads, head_dim + PADDING), np.float32)
+    finished = carray(pointer(a.finished), a.queries, np.int64)
+    output = carray(pointer(a.output), (a.queries, a.heads, head_dim), np.float32)
+    query = np.empty((a.heads, head_dim), np.float32)
+    scores = np.empty(TILE, np.float32)
+    scale = query_scale(a.scale, a.softcap)
+    while True:
+        item = fetch_add(arguments)
+        if item >= a.queries * splits:
+            break
+        row, split = item % a.queries, item // a.queries  # queries of one context find its split in the cache
+        context = positions[row] + 1
+        oldest = max(0, context - a.window)
+        first = oldest + split * SPLIT
+        if first >= context:
+            continue
+        end = min(first + SPLIT, context)
+        table = tables[row * a.table_stride :]
+        for head in range(a.heads):
+            for i in range(head_dim):
+                query[head, i] = queries[row * a.query_stride + head * head_dim + i] * scale
+        _attend_split(a, pool, table, first, end, query, scores, workspace[row, split], head_dim, columns)
+        own_splits = _splits(context, a.window)
+        if fetch_add(a.finished + row * 8) == own_splits - 1:
+            _merge(workspace[row], own_splits, output[row], head_dim)
+            finished[row] = 0
+
+
+@inlined
+def _splits(context: int, window: int) -> Any:
+    return -(-min(context, window) // SPLIT)
+
+
+@inlined
+def _most_splits(positions: Any, window: int) -> Any:
+    most = 1
+    for row in range(len(positions)):
+        most = max(most, _splits(positions[row] + 1, window))
+    return most
+
+
+@inlined
+def _attend_split(
+    a: Any,
+    pool: Any,
+    table: Any,
+    first: int,
+    end: int,
+    query: Any,
+    scores: Any,
+    state: Any,
+    head_dim: int,
+    columns: int,
+) -> None:
+    """Attend over the keys at positions `[first, end)`; leaves each head's accumulator, peak and total in `state`."""
+    for head in range(a.heads):
+        for i in range(head_dim + 2):
+            state[head, i] = ZERO
+        state[head, head_dim] = LOWEST
+    position = first
+    while position < end:
+        offset = position % a.block_size
+        count = min(min(a.block_size - offset, TILE), end - position)
+        at = table[position // a.block_size] * a.block_stride + offset * columns
+        following = min(position + count, end - 1)
+        ahead = table[following // a.block_size] * a.block_stride + following % a.block_size * columns
+        _attend_tile(a, pool, at, ahead, count, query, scores, state, head_dim, columns)
+        position += count
+
+
+@inlined
+def _attend_tile(
+    a: Any,
+    pool: Any,
+    at: int,
+    ahead: int,
+    count: int,
+    query: Any,
+    scores: Any,
+    state: Any,
+    head_dim: int,
+    columns: int,
+) -> None:
+    """Fold `count` tokens, whose first key is at `pool[at]`, into `state`, all heads; the next tile is at `ahead`."""
+    group = a.heads // a.kv_heads
+    for head in range(a.heads):
+        keys = head // group * a.head_stride
+        values = keys + a.value_offset
+        # Each query head of a group asks for its share of the next tile: in one burst they would stall the core.
+        part = head % group
+        share = part * count // group * columns
+        length = (part + 1) * count // group * columns - share
+        own = state[head]
+        _prefetch_run(pool, ahead + keys + share, length)
+        block_peak = _score(query[head], pool[at + keys :], count, a.softcap, scores, head_dim, columns)
+        _prefetch_run(pool, ahead + values + share, length)
+        peak = max(own[head_dim], block_peak)
+        if peak > own[head_dim]:
+            shrink = exp2(max(own[head_dim] - peak, LEAST_EXPONENT))
+            for i in range(head_dim):
+                own[i] *= shrink
+            own[head_dim] = peak
+            own[head_dim + 1] *= shrink
+        own[head_dim + 1] += _exponentiate(scores, peak)
+        _weigh(scores, pool[at + values :], count, own, head_dim, columns)
+
+
+@inlined
+def _prefetch_run(pool: Any, start: int, length: int) -> None:
+    for i in range(0, length, _CACHE_LINE // pool.itemsize):
+        prefetch(pool, start + i)
+
+
+@inlined
+def _score(query: Any, keys: Any, count: int, softcap: Any, scores: Any, head_dim: int, columns: int) -> Any:
+    """Scores of a tile's `count` keys; the rest of `scores` becomes `LOWEST`. Returns the peak."""
+    peak = LOWEST
+    whole = count - count % 4
+    for token in range(0, whole, 4):  # four at a time share each load of the query
+        a = b = c = d = ZERO
+        four = keys[token * columns :]
+        for i in range(head_dim):
+            a += query[i] * widen(four[i])
+            b += query[i] * widen(four[columns + i])
+            c += query[i] * widen(four[2 * columns + i])
+            d += query[i] * widen(four[3 * columns + i])
+        a, b = a * scale_of(four, head_dim), b * scale_of(four, columns + head_dim)
+        c, d = c * scale_of(four, 2 * columns + head_dim), d * scale_of(four, 3 * columns + head_dim)
+        a, b, c, d = bounded(a, softcap), bounded(b, softcap), bounded(c, softcap), bounded(d, softcap)
+        scores[token], scores[token + 1], scores[token + 2], scores[token + 3] = a, b, c, d
+        peak = max(peak, max(max(a, b), max(c, d)))
+    for token in range(whole, count):
+        a = ZERO
+        one = keys[token * columns :]
+        for i in range(head_dim):
+            a += query[i] * widen(one[i])
+        scores[token] = bounded(a * scale_of(one, head_dim), softcap)
+        peak = max(peak, scores[token])
+    for token in range(count, TILE):
+        scores[token] = LOWEST
+    return peak
+
+
+@inlined
+def _exponentiate(scores: Any, peak: Any) -> Any:
+    """Turn a tile's scores into weights; returns their sum."""
+    total = ZERO
+    for token in range(TILE):
+        scores[token] = exp2(max(scores[token] - peak, LEAST_EXPONENT))
+        total += scores[token]
+    return total
+
+
+@inlined
+def _weigh(weights: Any, values: Any, count: int, output: Any, head_dim: int, columns: int) -> None:
+    """Add the weighted values of a tile's `count` tokens to `output`."""
+    whole = count - count % 4
+    for token in range(0, whole, 4):  # four at a time share each load and store of the output
+        four = values[token * columns :]
+        a, b = weights[token] * scale_of(four, head_dim), weights[token + 1] * scale_of(four, columns + head_dim)
+        c = weights[token + 2] * scale_of(four, 2 * columns + head_dim)
+        d = weights[token + 3] * scale_of(four, 3 * columns + head_dim)
+        for i in range(head_dim):
+            ab = a * widen(four[i]) + b * widen(four[columns + i])
+            cd = c * widen(four[2 * columns + i]) + d * widen(four[3 * columns + i])
+            output[i] += ab + cd
+    for token in range(whole, count):
+        one = values[token * columns :]
+        weight = weights[token] * scale_of(one, head_dim)
+        for i in range(head_dim):
+            output[i] += weight * widen(one[i])
+
+
+@inlined
+def _merge(states: Any, splits: int, output: Any, head_dim: int) -> None:
+    """Join the splits of one query, `[splits, heads, head_dim + PADDING]`, into `[heads, head_dim]`."""
+    for head in range(output.shape[0]):
+        peak = LOWEST
+        for split in range(splits):
+            peak = max(peak, states[split, head, head_dim])
+        total = ZERO
+        for i in range(head_dim):
+            output[head, i] = ZERO
+        for split in range(splits):
+            factor = exp2(max(states[split, head, head_dim] - peak, LEAST_EXPONENT))
+            total += factor * states[split, head, head_dim + 1]
+            for i in range(head_dim):
+                output[head, i] += factor * states[split, head, i]
+        for i in range(head_dim):
+            output[head, i] /= total

@@ -1,0 +1,234 @@
+"""How the CPU kernels are compiled, and what several of them use."""
+
+import functools
+import hashlib
+import logging
+import os
+import pickle
+import re
+import stat
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar, cast
+
+import llvmlite
+import llvmlite.binding as llvm
+import numba
+import numpy as np
+import torch
+from numba import njit, types
+from numba.core import config
+from numba.core.ccallback import CFunc
+from numba.core.compiler import CompileResult
+from numba.core.runtime.nrt import rtsys
+from numba.core.serialize import dumps
+
+from app.gpu.kernels.cpu.compilations import COMPILATIONS
+from app.machine.files import make_private_folder
+
+logger = logging.getLogger(__name__)
+
+ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}
+"""What stands for a tensor's dtype inside a kernel; see `intrinsics.widen`."""
+
+POOL_ELEMENTS = {**ELEMENTS, torch.float8_e4m3fn: np.uint8}
+"""The same of a pool of KV."""
+
+_ROOT = Path(__file__).parents[3]
+_IMPORT = re.compile(r"^ *from (app\.gpu[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
+_KEPT_DAYS = 60
+_STARTED = time.time()
+"""Of this process. A file that has changed since may not be what it has imported."""
+_OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "boundscheck": False}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def compiled_features() -> frozenset[str]:
+    """Instruction sets that kernels are compiled for, in LLVM's words: the processor's, or those that Numba is told in
+    NUMBA_CPU_FEATURES. The cache keeps separate files for each.
+    """
+    told: Any = vars(config)["CPU_FEATURES"]
+    if told is not None:
+        return frozenset(word[1:] for word in told.split(",") if word.startswith("+"))
+    return frozenset(name for name, is_there in llvm.get_host_cpu_features().items() if is_there)
+
+
+def inlined(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile into the kernel, where constant arguments stay constant. Never called from Python."""
+    compiled = njit(forceinline=True, **_OPTIONS)(function)
+    return cast("Callable[P, R]", compiled)
+
+
+def c_function(kernel: Callable[[int], None]) -> Any:
+    """Compile `kernel`, which takes the address of its arguments; the result's `address` is a C function.
+
+    Compiling takes up to some seconds. The machine code is kept in `kernel_folder()`, for every checkout and process of
+    this user. Where that folder cannot be written to, each start compiles anew.
+    """
+    compiled = _Kernel(kernel, ((types.int64,), types.void), locals={}, options=dict(_OPTIONS))
+    compiled._cache = _KernelCache(kernel)  # type: ignore[attr-defined]
+    compiled.compile()
+    return compiled
+
+
+def kernel_folder() -> Path:
+    """Where machine code is kept: below the folder of models, in DJINN_CACHE_DIR or ~/.cache/djinn."""
+    return Path(os.environ.get("DJINN_CACHE_DIR") or "~/.cache/djinn").expanduser() / "kernels"
+
+
+class _Kernel(CFunc):
+    """A kernel that counts its compilation, unless the machine code is in the cache."""
+
+    def _compile_uncached(self) -> Any:
+        untyped: Any = super()
+        with COMPILATIONS.counting():
+            return untyped._compile_uncached()
+
+
+class _KernelCache:
+    """Machine code of one kernel, in a file whose name is a digest of all that it depends on.
+
+    Numba's own cache lies next to the source, so that each checkout compiles for itself. And it does not notice when
+    another file changes whose functions are compiled into the kernel.
+    """
+
+    def __init__(self, kernel: Callable[[int], None]) -> None:
+        modules = {kernel.__module__}
+        self._identity = _identity(kernel, modules)
+        self._files = sorted(imported_files(frozenset(modules)), key=_module_path)
+        self._name = kernel.__qualname__.split(".")[0].strip("_")
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """The compiled kernel, or None. Prepares Numba's runtime alone: the compiler takes half a second."""
+        path = self._path(signature, target_context)
+        if path is None:
+            return None
+        with suppress(Exception):  # no file, a damaged one, or one of another Numba: the kernel is recompiled
+            payload = pickle.loads(path.read_bytes())
+            runtime: Any = rtsys
+            runtime.initialize(target_context)
+            rebuilt = CompileResult._rebuild(target_context, *payload)  # type: ignore[no-untyped-call]
+            with suppress(OSError):
+                os.utime(path)  # `_remove_unused` sees when it was last used
+            return rebuilt
+        return None
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        """Keep the machine code, and remove what was not used for long. Several processes may do so at once."""
+        path = self._path(signature, compiled.target_context)
+        if path is None or compiled.lifted or compiled.library.has_dynamic_globals:  # addresses of this process
+            return
+        try:
+            with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+                try:
+                    file.write(dumps(compiled._reduce()))  # type: ignore[no-untyped-call]
+                    Path(file.name).replace(path)
+                except OSError:
+                    Path(file.name).unlink()
+                    raise
+            _remove_unused(path.parent)
+        except OSError as error:
+            _warn_once(f"compiled kernels are not kept: cannot write to {path.parent}: {error.strerror}")
+
+    def _path(self, signature: Any, target_context: Any) -> Path | None:
+        """None where the machine code can be neither kept nor trusted."""
+        folder = kernel_folder()
+        if not _is_ours(folder) or any(path.stat().st_mtime > _STARTED for path in self._files):
+            return None
+        target = target_context.codegen().magic_tuple()
+        versions = numba.__version__, llvmlite.__version__, sys.version_info[:3]
+        digest = hashlib.sha256(repr((versions, str(signature), target, self._identity)).encode())
+        for path in self._files:
+            digest.update(_module_path(path).encode() + path.read_bytes())
+        return folder / f"{self._name}-{digest.hexdigest()[:40]}"
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether the folder is there, or can be made, and no other user may write to it: machine code in it is run."""
+    try:
+        make_private_folder(folder)
+        found = folder.stat()
+    except OSError as error:
+        _warn_once(f"compiled kernels are not kept: cannot make {folder}: {error.strerror}")
+        return False
+    is_ours = found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not is_ours:
+        _warn_once(f"compiled kernels are not kept: other users may write to {folder}")
+    return is_ours
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s; each start recompiles them", text)
+
+
+def _remove_unused(folder: Path) -> None:
+    oldest = time.time() - _KEPT_DAYS * 86400
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process was quicker
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+
+
+def _identity(value: Any, modules: set[str]) -> Any:
+    """What tells `value`, a kernel or part of its closure, from others, the same in each process. Adds to `modules`
+    those whose code goes into it.
+    """
+    function = getattr(value, "py_func", value)
+    if not isinstance(function, FunctionType):
+        return repr(value)
+    modules.add(function.__module__)
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    place = function.__module__, function.__qualname__, function.__code__.co_firstlineno, repr(function.__defaults__)
+    return place, [_identity(cell, modules) for cell in cells]
+
+
+@functools.cache
+def imported_files(modules: frozenset[str]) -> frozenset[Path]:
+    """The files of these modules, of those of the engine that they import, and so on. Kernels take nothing from other
+    rooms that changes their code.
+    """
+    waiting, found = list(modules), set[Path]()
+    while waiting:
+        path = _file_of(waiting.pop())
+        if path is None or path in found:
+            continue
+        found.add(path)
+        for module, names in _IMPORT.findall(path.read_text()):
+            waiting += [module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))]
+    return frozenset(found)
+
+
+def _file_of(module: str) -> Path | None:
+    """None for a name that is no module of Djinn's."""
+    if not module.startswith("app."):
+        module_here = sys.modules.get(module)  # a kernel of a test
+        return Path(module_here.__file__) if module_here and module_here.__file__ else None
+    path = _ROOT.joinpath(*module.split("."))
+    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
+
+
+def _module_path(path: Path) -> str:
+    return str(path.relative_to(_ROOT)) if path.is_relative_to(_ROOT) else path.name
+
+
+@inlined
+def exp2(x: Any) -> Any:
+    """2 to the `x`, for `-126 <= x <= 127`, to about 2e-7 (Cephes' exp2f)."""
+    whole = np.rint(x)
+    part = x - whole
+    y = np.float32(1.535336188319500e-4)
+    y = y * part + np.float32(1.339887440266574e-3)
+    y = y * part + np.float32(9.618437357674640e-3)
+    y = y * part + np.float32(5.550332471162809e-2)
+    y = y * part + np.float32(2.402264791363012e-1)
+    y = y * part + np.float32(6.931472028550421e-1)
+    y = y * part + np.float32(1)
+    return y * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)

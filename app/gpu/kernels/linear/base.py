@@ -1,0 +1,55 @@
+"""Dense layers `y = x W^T + b`, whichever type and layout the weight has and wherever it is."""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Protocol
+
+from torch import Tensor
+
+from app.gpu.kernels.linear.matrix import Matrix
+from app.gpu.kernels.linear.weight import Weight
+
+
+class Products(Enum):
+    """In which type inputs meet weights. All is summed in float32."""
+
+    FLOAT32 = auto()
+    AS_KEPT = auto()
+    """bfloat16 for matrices that are kept in it, else float32."""
+    BFLOAT16 = auto()
+
+
+class Linear(Protocol):
+    """A dense layer."""
+
+    in_features: int
+    out_features: int
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """The tensors that the layer computes with, dense, each in the layout in which it multiplies them: whoever
+        stores or moves a layer's weights, does so with these.
+        """
+        ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[tokens, in_features]` to `[tokens, out_features]`, both in the dtype that the model computes in."""
+        ...
+
+
+class MakeLinear(Protocol):
+    """How a model's dense layers are made."""
+
+    def __call__(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
+        """The layer for `weight` `[out, in]` and `bias` `[out]`, which may be on `meta`."""
+        ...
+
+
+def cells(weight: Tensor, bias: Tensor | None) -> list[Weight]:
+    """The weight, and the bias if there is one."""
+    return [Weight(weight)] if bias is None else [Weight(weight), Weight(bias)]
+
+
+def bias_of(weights: Sequence[Weight]) -> Tensor | None:
+    """The bias among `cells`, if there is one."""
+    return weights[1].tensor if len(weights) > 1 else None

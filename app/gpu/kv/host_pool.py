@@ -1,0 +1,153 @@
+"""The host tier's memory: as many blocks as the budget pays for, and copies between it and the device pool."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from app.gpu.device.streams import PASSED, DeviceStreams, Event, Run, Stream
+from app.gpu.kv.device_pool import KVPool
+from app.gpu.state.moves import WHOLE_PASSES, HalfPass
+
+PIECE_BYTES = 16 << 20
+"""Most bytes in one copy: enough for the full bandwidth of the link, few enough that the copies of a step's inputs and
+tokens, which need the same copy engine, get their turn between two pieces."""
+
+LATE_S = 0.0025
+"""For about so long may the last bytes of a move still be on their way to the device when it is told of. The host takes
+that long until it has launched something that reads them; an H200's took 1.7 ms."""
+FORGETS = 0.9
+"""Of the best rate that was seen, with each long move: what else uses the link changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Blocks on their way to the device, of whose bytes the `share` has arrived, and all have once it passes `event`.
+    What reads them, or writes to where they come from, comes after that.
+    """
+
+    event: Event
+    share: float
+
+
+LANDED = Landing(PASSED, 1.0)
+
+
+class HostPool:
+    """Host blocks as bytes, `[blocks, block_bytes]` uint8.
+
+    `copy_out` and `copy_in` block until the bytes have arrived, or nearly all of them, without holding the GIL. One
+    thread may use each of them at a time. They know nothing of who owns a block.
+    """
+
+    def __init__(self, device: KVPool, num_blocks: int, streams: DeviceStreams, data: Tensor | None = None) -> None:
+        """`data` are the host blocks; None: they are allocated here."""
+        self._device = device.data.view(torch.uint8).view(device.data.shape[0], -1)
+        block_bytes = self._device.shape[1]
+        self._layer_bytes = block_bytes // device.data.shape[1]
+        self._longest_run = max(1, PIECE_BYTES // block_bytes)
+        self._streams = streams
+        self.data = streams.host_slab((num_blocks, block_bytes)) if data is None else data
+        self._rate = 0.0
+        """The most bytes a second that recent long moves have brought to the device."""
+
+    @property
+    def late_bytes(self) -> int:
+        """As many as come in `LATE_S`, as far as recent moves tell; never more than half of a move are late."""
+        return 0 if self._streams.on_host else int(LATE_S * self._rate)
+
+    def copy_out(
+        self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
+    ) -> None:
+        """Copy device blocks to host blocks, once the device has passed `ready`: what has written them comes before."""
+        stream = self._streams.to_host
+        stream.wait(ready)
+        for runs, size in self._parts(source, target, half):
+            stream.copy(self.data[:, :size], self._device[:, :size], runs)
+        stream.record().synchronize()
+
+    def copy_in(
+        self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
+    ) -> Landing:
+        """Copy host blocks to device blocks, once the device has passed `ready`: what has used them before has. Returns
+        a little before the end of a large move, so that its next step is launched when its last bytes arrive.
+        """
+        began, stream = time.perf_counter(), self._streams.to_device
+        stream.wait(ready)
+        early = len(source) - self._count_late(len(source), half)
+        halves = max(0, early - len(source) + half.blocks)
+        near = self._launch(stream, source[:early], target[:early], replace(half, blocks=halves))
+        landed = self._launch(stream, source[early:], target[early:], replace(half, blocks=half.blocks - halves))
+        near.synchronize()
+        arrived = self._bytes(early, halves, half)
+        seconds = time.perf_counter() - began
+        if seconds > LATE_S:  # a shorter move tells of its start more than of the link
+            self._rate = max(FORGETS * self._rate, arrived / seconds)
+        if early == len(source):
+            return LANDED
+        return Landing(landed, arrived / self._bytes(len(source), half.blocks, half))
+
+    def follow(self, landed: Event) -> None:
+        """Have what is launched on the device from now on come after the event."""
+        self._streams.compute.wait(landed)
+
+    def _launch(self, stream: Stream, source: Sequence[int], target: Sequence[int], half: HalfPass) -> Event:
+        """Launch copies to the device; returns the point after them."""
+        for runs, size in self._parts(source, target, half):
+            stream.copy(self._device[:, :size], self.data[:, :size], runs)
+        return stream.record()
+
+    def _count_late(self, blocks: int, half: HalfPass) -> int:
+        """How many of the blocks are told of before they have come."""
+        late_bytes = min(self.late_bytes, self._bytes(blocks, half.blocks, half) // 2)
+        halves = min(half.blocks, late_bytes // self._bytes(1, 1, half)) if half.blocks else 0
+        if halves < half.blocks:
+            return halves
+        return halves + (late_bytes - self._bytes(halves, halves, half)) // self._bytes(1, 0, half)
+
+    def _bytes(self, blocks: int, halves: int, half: HalfPass) -> int:
+        """Of so many blocks, of which so many have KV of the half pass."""
+        return (blocks - halves) * self._device.shape[1] + halves * half.layers * self._layer_bytes
+
+    def _parts(
+        self, source: Sequence[int], target: Sequence[int], half: HalfPass
+    ) -> Iterator[tuple[Iterator[Run], int]]:
+        """The runs of whole blocks, and those of the blocks of a half pass, with the bytes of each block to copy. The
+        first layers of two blocks are no run of bytes, so each of those blocks is a run of its own.
+        """
+        whole = len(source) - half.blocks
+        if whole:
+            yield runs_of(source[:whole], target[:whole], self._longest_run), self._device.shape[1]
+        if half.blocks:
+            yield runs_of(source[whole:], target[whole:], 1), half.layers * self._layer_bytes
+
+    def views(self, blocks: Sequence[int]) -> list[memoryview]:
+        """Each block's bytes, writable in place."""
+        array = self.data.numpy()
+        return [memoryview(array[block]) for block in blocks]
+
+    def spans(self, blocks: Sequence[int]) -> list[memoryview]:
+        """The same bytes, with neighbours joined."""
+        runs = runs_of(blocks, range(len(blocks)), len(blocks))
+        return [self.data[source].view(-1).numpy().data for _, source in runs]
+
+    def now(self) -> Event:
+        """The point after all that the engine has launched on the device until now."""
+        return self._streams.compute.record()
+
+
+def runs_of(source: Sequence[int], target: Sequence[int], longest: int) -> Iterator[Run]:
+    """The pairs as runs of neighbours on both sides, `(target, source)`: few long copies are faster than many short.
+    Each is given as soon as it is found: the first copies are under way while the last runs are looked for.
+    """
+    start = 0
+    for index in range(1, len(source) + 1):
+        ends = index in (len(source), start + longest)
+        if ends or source[index] != source[index - 1] + 1 or target[index] != target[index - 1] + 1:
+            length = index - start
+            yield slice(target[start], target[start] + length), slice(source[start], source[start] + length)
+            start = index

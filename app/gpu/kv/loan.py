@@ -1,0 +1,145 @@
+"""Weights that lend their memory to KV: which bundles, when, and when they come back.
+
+A bundle that is lent is streamed, so it costs its bytes on the bus in every step. KV that is swapped costs its bytes
+twice. So KV of sessions without a turn gives way first: weights lend only to sessions with a turn, and take memory back
+from sessions without one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from app.domain.values import KVPolicy, SessionId
+from app.gpu.kv.placement import Placement
+from app.gpu.state.blocks import BlockId
+from app.gpu.state.sequence import TokenSequence
+from app.gpu.weights.arena import Arena
+
+PATIENCE_STEPS = 8
+"""Steps in a row that did not need a bundle's memory before it is taken back. Loading it costs as much as one step
+without it, so under any load this is at most an eighth of a bundle per step.
+"""
+
+
+class Lender(Protocol):
+    """Weights; some bundles are kept on the device, in their places in the arena."""
+
+    def lend(self, bundle: int) -> None:
+        """Stream a kept bundle from now on. KV has its place in all that is launched after this."""
+        ...
+
+    def take_back(self, bundle: int) -> None:
+        """Load a bundle that was lent into its place, behind all launched work, and keep it there."""
+        ...
+
+
+class LoanBook:
+    """Counts the bundles that are lent: always the first of the arena, so that KV has one run of memory."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self.lent = 0
+        self._steps_without = 0
+        """Steps in a row that did not need the bundle lent last."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that KV has now."""
+        return self._arena.blocks(self.lent)
+
+    def lend(self, missing: int) -> Sequence[int]:
+        """Lend bundles, the result, so that KV has at least `missing` blocks more; none if there are too few."""
+        for lent in range(self.lent + 1, len(self._arena.lendable) + 1):
+            if self._arena.blocks(lent) - self.blocks >= missing:
+                bundles = self._arena.lendable[self.lent : lent]
+                self.lent, self._steps_without = lent, 0
+                return bundles
+        return ()
+
+    def surplus(self, needed: int, *, idle: bool) -> int | None:
+        """Blocks that KV should give up so that the bundle lent last can come back; there must be one. None: not now.
+
+        Called once a step with the blocks that KV needs. An `idle` engine has nothing else to copy.
+        """
+        left = self._arena.blocks(self.lent - 1)
+        self._steps_without = self._steps_without + 1 if needed <= left else 0
+        due = self._steps_without >= PATIENCE_STEPS or (idle and needed <= left)
+        return self.blocks - left if due else None
+
+    def take_back(self) -> int:
+        """Mark the bundle lent last as returned; this is the result."""
+        self.lent -= 1
+        return self._arena.lendable[self.lent]
+
+
+class Borrower:
+    """Borrows memory of weights for KV."""
+
+    def __init__(self, book: LoanBook, lender: Lender) -> None:
+        self.book = book
+        self.lender = lender
+
+    def borrow(self, missing: int) -> int:
+        """Have weights lend at least `missing` blocks; returns how many they lend. 0 if there are not so many."""
+        before = self.book.blocks
+        for bundle in self.book.lend(missing):
+            self.lender.lend(bundle)
+        return self.book.blocks - before
+
+
+def lend_nothing(missing: int) -> int:
+    """`Borrower.borrow` where all weights stay on the device."""
+    return 0
+
+
+class KVLoans:
+    """Gives borrowed memory back to weights, on the engine's thread and while no step runs."""
+
+    def __init__(
+        self,
+        borrower: Borrower,
+        placement: Placement,
+        headroom: Callable[[], int],
+        copy_blocks: Callable[[Sequence[tuple[BlockId, BlockId]]], None],
+    ) -> None:
+        """`headroom` is how many device blocks the sessions that run will still need; `copy_blocks` launches copies of
+        device blocks, (source, target) each.
+        """
+        self._book = borrower.book
+        self._lender = borrower.lender
+        self._placement = placement
+        self._headroom = headroom
+        self._copy_blocks = copy_blocks
+        self._cache = placement.tiers.cache
+        self._weights = TokenSequence(SessionId("weights"), b"", resume_at=0.0)
+        """Sessions without a turn are evicted for this one. It is due now, so sessions that are due too stay."""
+
+    def settle(self, *, idle: bool) -> bool:
+        """Take one bundle back if KV does not need its memory; returns whether one has come.
+
+        Called before each step; and while there is none, `idle`, for as long as it returns True.
+        """
+        if not self._book.lent:
+            return False
+        pool, placement = self._cache.pool, self._placement
+        surplus = self._book.surplus(self._needed(), idle=idle)
+        if surplus is None:
+            return False
+        # While no step runs, a bundle that is lent costs nothing: no session has to give way to it.
+        make_room = placement.eviction.make_room
+        if pool.available < surplus and (idle or not make_room(surplus, self._weights, prefetch=True)):
+            return False
+        end = pool.num_blocks - surplus
+        if any(block >= end for blocks in placement.tiers.ledger.held(pool) for block in blocks):
+            return False  # it is being copied
+        copies = self._cache.shrink(surplus, [*placement.active.values(), *placement.resident.values()])
+        assert copies is not None, "as many are available"
+        self._copy_blocks(copies)
+        self._lender.take_back(self._book.take_back())
+        return True
+
+    def _needed(self) -> int:
+        """Device blocks that the sessions with a turn have and will need; with policy `none`, all owned ones."""
+        placement = self._placement
+        if placement.policy is KVPolicy.NONE:
+            return self._cache.pool.owned + self._headroom()
+        return len(set().union(*(sequence.blocks for sequence in placement.active.values()))) + self._headroom()

@@ -1,1 +1,0 @@
-"""Where the KV of each session is, and when it moves: policies, phases, prefetch."""

@@ -1,1 +1,0 @@
-"""The file of weights that a CPU streams: its layout, header, writer, and the page cache."""

@@ -1,1 +1,0 @@
-"""Weights that the device has no room for: read ahead into a ring, layer by layer."""

@@ -1,0 +1,291 @@
+"""Decode steps that replay runs of layers where a row is watched. How runs are cut, and which pieces have graphs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from app.domain.breakpoints import Action, Edit, EditOp, Pass, TensorData, When
+from app.domain.memory_map import StepCounts
+from app.gpu.forward.graph_decode import DecodeLimits, batch_buckets
+from app.gpu.forward.graph_pieces import RECORD_AFTER, KeptGraphs, Piece, cut_run
+from app.gpu.forward.graph_recording import record_graphs
+from app.gpu.forward.graph_runs import RunGraphs, run_buckets
+from app.gpu.forward.program_run import layer_by_layer
+from app.gpu.kv.device_pool import KVPool
+from app.gpu.models import load_stack
+from app.messages import Disarm
+from app.model_store.resolve import resolve
+from tests.gpu.breakpoints.breaking import BreakDriver
+from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt, vector
+from tests.gpu.breakpoints.breaking_oracle import tensor_of
+from tests.gpu.forward.recording import CPU, FakeRecorder, PaddedAttention, tiny
+from tests.gpu.models.driving import Drive
+from tests.gpu.models.oracle import build_model, expect, save_model, tiny_config
+from tests.gpu.oracle import greedy_tokens
+
+__all__ = ["tiny"]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DECODES = When(Pass.DECODE)
+DOUBLE = (Edit(EditOp.SCALE, factor=2.0),)
+
+
+class Watching:
+    """An engine that replays, with sessions that decode, the first of which is looked at."""
+
+    def __init__(self, tiny: TinyModel, sessions: int, recorder: FakeRecorder | None = None) -> None:
+        self.recorder = recorder or FakeRecorder()
+        self.driver = BreakDriver(tiny.engine(recorder=self.recorder, max_draft_tokens=0))
+        self.sessions = [self.driver.open() for _ in range(sessions)]
+        self.turns = [self.driver.begin(each, prompt(seed, 6), 60) for seed, each in enumerate(self.sessions)]
+        self.driver.advance()
+
+    def next_step(self) -> StepCounts:
+        """How the next step ran."""
+        before = self.driver.memory().steps
+        self.recorder.replays = 0
+        self.driver.advance()
+        after = self.driver.memory().steps
+        return StepCounts(after.replayed - before.replayed, after.in_runs - before.in_runs, after.eager - before.eager)
+
+    def until_recorded(self) -> None:
+        """Steps, until all that they need has been recorded: one part in each."""
+        for _ in range(40):
+            if self.next_step().in_runs:
+                return
+        raise AssertionError("no step is replayed in runs")
+
+
+@pytest.mark.parametrize(("action", "edits"), [(Action.CAPTURE, ()), (Action.EDIT, DOUBLE)], ids=["captured", "edited"])
+def test_a_step_with_a_watched_row_replays_all_but_what_is_done_there(
+    tiny: TinyModel, action: Action, edits: tuple[Edit, ...]
+) -> None:
+    watching = Watching(tiny, 3)
+    watching.driver.arm(watching.sessions[0], 2, action=action, when=DECODES, edits=edits)
+    watching.until_recorded()
+    for _ in range(3):
+        assert watching.next_step() == StepCounts(in_runs=1)
+        assert watching.recorder.replays == 4  # layers 0 and 1, layer 2, layer 3, and the head
+    watching.driver.do(Disarm(watching.driver.ticket(), watching.sessions[0]))
+    assert watching.next_step() == StepCounts(replayed=1)
+    watching.driver.settle(*watching.turns)
+    for seed, turn in enumerate(watching.turns[1:], 1):
+        assert turn.tokens == greedy_tokens(tiny.oracle, prompt(seed, 6), 60)
+
+
+def test_a_part_is_recorded_in_the_third_step_that_wants_it_one_in_each_step(tiny: TinyModel) -> None:
+    watching = Watching(tiny, 2)
+    watching.driver.arm(watching.sessions[0], 2, action=Action.CAPTURE, when=DECODES)
+    recorded = []
+    for _ in range(RECORD_AFTER + 4):
+        watching.next_step()
+        recorded.append(watching.recorder.beside)
+    assert recorded == [0] * (RECORD_AFTER - 1) + [1, 2, 3, 4, 4]
+
+
+def test_others_get_a_token_in_every_step_while_one_pauses_rests_and_goes_on(tiny: TinyModel) -> None:
+    watching = Watching(tiny, 3)
+    driver, (paused, *others) = watching.driver, watching.turns
+    driver.arm(watching.sessions[0], 1, when=DECODES)
+    for _ in range(16):
+        before = [len(turn.tokens) for turn in others]
+        watching.next_step()
+        assert [len(turn.tokens) for turn in others] == [each + 1 for each in before]
+        if paused.paused:
+            assert watching.next_step() == StepCounts(replayed=1), "only the others run"
+            driver.resume(paused)
+    assert watching.next_step() == StepCounts(in_runs=1)
+    driver.do(Disarm(driver.ticket(), watching.sessions[0]))
+    driver.run(paused)
+    driver.settle(*others)
+    for seed, turn in enumerate(watching.turns):
+        assert turn.tokens == greedy_tokens(tiny.oracle, prompt(seed, 6), 60)
+
+
+def look(driver: BreakDriver) -> tuple[list[list[int]], list[Tensor]]:
+    """Sessions that are captured, steered, paused and left alone at once: their tokens, and what was seen of them."""
+    sessions = [driver.open() for _ in range(9)]
+    turns = [driver.begin(each, prompt(seed, 4 + seed), 24) for seed, each in enumerate(sessions)]
+    steered = vector(1, 48).numpy().tobytes()
+    add = Edit(EditOp.ADD, factor=0.5, vector=TensorData("float32", (48,), steered))
+    driver.arm(sessions[0], 2, action=Action.CAPTURE, when=DECODES)
+    driver.arm(sessions[1], 1, 3, action=Action.EDIT, when=DECODES, edits=(add,))
+    driver.arm(sessions[2], 0, 3, when=DECODES)
+    driver.arm(sessions[4], 1, action=Action.CAPTURE, when=When(Pass.DECODE, every=3))
+    for session in sessions[5:7]:  # what is alike is done at once, but for what sums over a position
+        driver.arm(session, 1, 3, action=Action.EDIT, when=DECODES, edits=(add, *DOUBLE))
+    for session in sessions[7:]:
+        driver.arm(session, 1, action=Action.EDIT, when=DECODES, edits=(replace(add, op=EditOp.CLAMP),))
+    seen = []
+    while not all(turn.rests and not turn.paused for turn in turns):
+        driver.advance()
+        if turns[2].paused:
+            seen.append(driver.read(turns[2]))
+            driver.resume(turns[2])
+    captures = [each for session in (sessions[0], sessions[4]) for each in driver.captures(session).records]
+    return [turn.tokens for turn in turns], seen + [tensor_of(each.tensor) for each in captures]
+
+
+def test_bits_are_those_of_steps_that_run_layer_by_layer(tiny: TinyModel) -> None:
+    replayed = BreakDriver(tiny.engine(recorder=FakeRecorder(), max_draft_tokens=0))
+    tokens, seen = look(replayed)
+    assert replayed.memory().steps.in_runs > 20
+    eager = BreakDriver(tiny.engine(recorder=FakeRecorder(), max_draft_tokens=0))
+    eager.engine._runner._runs = None
+    wanted_tokens, wanted = look(eager)
+    assert tokens == wanted_tokens
+    assert len(seen) == len(wanted) > 50
+    assert all(map(torch.equal, seen, wanted))
+
+
+class Fails(FakeRecorder):
+    """Records whole steps only."""
+
+    def record(self, work: Callable[[], None], *, beside: bool = False) -> Callable[[], None]:
+        if beside:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().record(work)
+
+
+@pytest.mark.parametrize(
+    ("recorder", "says"),
+    [(Fails(), "OutOfMemoryError: CUDA out of memory."), (FakeRecorder(wrong=2), "stages 2 to 4 give other numbers")],
+    ids=["cannot", "wrong"],
+)
+def test_where_a_part_cannot_be_recorded_or_comes_out_wrong_steps_go_on_without_and_the_log_says_why(
+    tiny: TinyModel, recorder: FakeRecorder, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    watching = Watching(tiny, 2, recorder)
+    watching.driver.arm(watching.sessions[0], 1, action=Action.CAPTURE, when=DECODES)
+    with caplog.at_level(logging.WARNING):
+        watching.driver.settle(*watching.turns)
+    assert watching.driver.memory().steps.in_runs == 0
+    for seed, turn in enumerate(watching.turns):
+        assert turn.tokens == greedy_tokens(tiny.oracle, prompt(seed, 6), 60)
+    [message] = [each.getMessage() for each in caplog.records if "recorded" in each.getMessage()]
+    assert message.startswith(f"no more runs of layers are recorded: {says}")
+
+
+@pytest.mark.parametrize("case", ["qwen2-window", "gpt2", "gemma2", "phi3", "mixtral"])
+@torch.inference_mode()
+def test_every_kind_of_model_can_be_cut_anywhere(case: str, tmp_path: Path) -> None:
+    """Rows leave and join between any two layers, in a place of their own each."""
+    oracle = build_model(tiny_config(case))
+    resolved = resolve(str(save_model(oracle, tmp_path)), cache_dir=tmp_path)
+    stack = load_stack(resolved, device=CPU, dtype=torch.float32, attention=PaddedAttention())
+    sequences, layers = [torch.arange(5, 25), torch.arange(30, 45), torch.arange(40, 58)], stack.num_layers
+    drive = Drive(stack, sequences)
+    pool, recorder = KVPool(stack, len(drive.pool), BLOCK), FakeRecorder()
+    whole = record_graphs(stack, pool, DecodeLimits(3, 8, stack.vocab_size), recorder)
+    assert whole is not None
+    runs = RunGraphs(stack, layer_by_layer(stack, pool), whole, recorder)
+    drive.pool = pool.data.copy_(drive.pool)
+    drive.run([{0: 9, 1: 1, 2: 7}])
+    wanted = [expect(oracle, tokens) for tokens in sequences]
+    for cut in [*range(1, layers + 1)] * 2:
+        _, batch, token_ids = drive.begin({0: 1, 1: 1, 2: 1})
+        at = [done - 1 for done in drive.done]
+        runs.take(token_ids, batch, torch.tensor([1]))
+        runs.run(0, cut)
+        hidden = runs.hidden.clone()
+        for row in (0, 2):
+            assert torch.allclose(hidden[row], wanted[row].boundaries[cut][at[row]], atol=1e-3, rtol=1e-4)
+        runs.take(token_ids, batch, torch.tensor([0, 2]))
+        runs.run(0, cut)
+        assert torch.allclose(runs.hidden[1], wanted[1].boundaries[cut][at[1]], atol=1e-3, rtol=1e-4)
+        runs.hidden[0], runs.hidden[2] = hidden[0], hidden[2]
+        runs.take(token_ids, batch, None)
+        if cut < layers:
+            runs.run(cut, layers)
+        logits, _ = runs.head()
+        for row in range(3):
+            assert torch.allclose(logits[row], wanted[row].logits[at[row]], atol=1e-3, rtol=1e-4)
+        runs.record()
+    assert recorder.beside
+
+
+def nothing() -> None:
+    """What a replay does here."""
+
+
+@st.composite
+def armed_layers(draw: st.DrawFn) -> tuple[int, set[int]]:
+    """How many layers there are, and after which of them a step is cut."""
+    layers = draw(st.integers(1, 130))
+    return layers, draw(st.sets(st.integers(1, layers)))
+
+
+@given(armed_layers())
+def test_any_armed_layers_give_runs_that_cover_each_layer_once_in_order(drawn: tuple[int, set[int]]) -> None:
+    layers, armed = drawn
+    bounds = sorted({0, layers, *armed})
+    runs = [cut_run(8, lo, hi) for lo, hi in pairwise(bounds)]
+    pieces = [piece for run in runs for piece in run]
+    assert [layer for piece in pieces for layer in range(piece.lo, piece.hi)] == list(range(layers))
+    assert armed <= {0, *(piece.hi for piece in pieces)}
+    assert max(map(len, runs)) <= 2 * layers.bit_length()
+
+
+@given(st.integers(1, 130))
+def test_all_runs_together_are_made_of_few_pieces(layers: int) -> None:
+    pieces = {piece for lo in range(layers) for hi in range(lo + 1, layers + 1) for piece in cut_run(1, lo, hi)}
+    assert len(pieces) < 2 * layers
+
+
+def test_a_run_without_cuts_is_in_as_few_pieces_as_can_be() -> None:
+    assert cut_run(4, 0, 32) == [Piece(4, 0, 32)]
+    assert cut_run(4, 0, 30) == [Piece(4, 0, 16), Piece(4, 16, 24), Piece(4, 24, 28), Piece(4, 28, 30)]
+    assert cut_run(4, 7, 32) == [Piece(4, 7, 8), Piece(4, 8, 16), Piece(4, 16, 32)]
+
+
+@given(st.integers(1, 3000))
+def test_a_batch_is_at_most_doubled(largest: int) -> None:
+    buckets = run_buckets(batch_buckets(largest))
+    assert buckets[-1] == largest
+    assert len(buckets) <= largest.bit_length() + 1
+    for rows in range(1, largest + 1):
+        assert next(bucket for bucket in buckets if bucket >= rows) < 2 * rows
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 31), st.integers(1, 32)), max_size=40))
+def test_graphs_never_have_more_stages_than_are_allowed(most: int, wanted: list[tuple[int, int]]) -> None:
+    kept = KeptGraphs(most)
+    for lo, size in wanted:
+        for piece in cut_run(1, lo, lo + size):
+            kept.find(piece)
+        due = kept.due()
+        if due is not None:
+            kept.make_room(due)
+            kept.keep(due, nothing)
+            assert kept.find(due) is nothing
+        assert kept.stages <= most
+
+
+def record(kept: KeptGraphs, piece: Piece) -> None:
+    for _ in range(RECORD_AFTER):
+        kept.find(piece)
+    assert kept.due() == piece
+    kept.make_room(piece)
+    kept.keep(piece, nothing)
+
+
+def test_the_graph_that_was_replayed_last_gives_way_last_and_the_other_waits_again() -> None:
+    kept, first, second, third = KeptGraphs(8), Piece(1, 0, 4), Piece(1, 4, 8), Piece(1, 8, 12)
+    record(kept, first)
+    record(kept, second)
+    assert kept.find(first) is nothing
+    record(kept, third)
+    assert kept.find(first) is nothing
+    assert kept.find(second) is None
+    assert kept.due() is None

@@ -1,0 +1,166 @@
+"""Recorded layers give the bits of layers that are called one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import AutoConfig
+
+from app.gpu.forward.program_layers import RecordedLayers
+from app.gpu.forward.program_recording import Arena, NotRecordable, Recording
+from app.gpu.forward.program_run import layer_by_layer
+from app.gpu.kernels.attention.batch import Batch, make_batch
+from app.gpu.kernels.attention.cpu.paged import PAGED_TOKENS, PagedCpuAttention
+from app.gpu.kernels.attention.pool_rows import to_rows
+from app.gpu.kernels.cpu.program import Program
+from app.gpu.kernels.linear.base import Products
+from app.gpu.kv.device_pool import KVPool
+from app.gpu.models import load_stack
+from app.gpu.models.base import LayerStack
+from app.model_store.resolve import resolve
+from tests.gpu.models.oracle import CASES
+
+BLOCK_SIZE, BLOCKS, POSITIONS, STEP_TOKENS = 16, 80, 600, 200
+CPU = torch.device("cpu")
+Span = tuple[int, int]
+
+
+WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "n_embd": 64, "max_position_embeddings": 700}
+"""Whole panels."""
+KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
+RECORDED = ["llama-tied-biased-wide-heads", "mistral-window", "qwen2", "qwen3", "smollm3", "gpt2"]
+
+
+def load(case: str, dtype: torch.dtype = torch.float32, *, in_bfloat16: bool = False) -> LayerStack:
+    fields = {**CASES[case], **WIDTHS, "n_positions": 700}
+    model = replace(resolve("random:tiny-llama", cache_dir=Path()), config=AutoConfig.for_model(**fields))
+    return load_stack(
+        model,
+        device=CPU,
+        dtype=dtype,
+        attention=PagedCpuAttention(in_bfloat16=in_bfloat16),
+        max_model_len=POSITIONS,
+        products=Products.BFLOAT16 if in_bfloat16 else Products.FLOAT32,
+    )
+
+
+@pytest.fixture(scope="module", params=RECORDED)
+def stack(request: pytest.FixtureRequest) -> LayerStack:
+    return load(request.param)
+
+
+@pytest.fixture(scope="module")
+def rounded() -> LayerStack:
+    """Multiplied in bfloat16."""
+    return load("llama", in_bfloat16=True)
+
+
+def make_step(stack: LayerStack, spans: Sequence[Span], seed: int) -> tuple[Tensor, Batch]:
+    """Rows over blocks of their own, in no order."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.randperm(BLOCKS, generator=generator).tolist()
+    tables = [[blocks.pop() for _ in range(-(-(first + count) // BLOCK_SIZE))] for first, count in spans]
+    tokens = sum(count for _, count in spans)
+    hidden = torch.randn(tokens, stack.hidden_size, generator=generator).to(stack.dtype)
+    return hidden, make_batch(spans, tables, BLOCK_SIZE, CPU)
+
+
+def pools(stack: LayerStack, dtype: torch.dtype | None = None) -> tuple[KVPool, KVPool]:
+    """Two of the same contents."""
+    one, other = (KVPool(stack, BLOCKS, BLOCK_SIZE, dtype=dtype) for _ in range(2))
+    states = torch.randn((*one.data.shape[:-1], stack.head_dim), generator=torch.Generator().manual_seed(0))
+    one.data.copy_(to_rows(states, one.data.dtype))
+    other.data.copy_(one.data)
+    return one, other
+
+
+lengths = st.one_of(st.integers(1, PAGED_TOKENS + 2), st.integers(1, 90))
+spans = st.lists(st.tuples(st.integers(0, 300), lengths), min_size=1, max_size=3).map(
+    lambda rows: sorted(rows, key=lambda row: row[1] != 1)
+)
+
+
+@torch.inference_mode()
+@given(
+    steps=st.lists(st.tuples(spans, st.integers(0, 1), st.integers(0, 99)), min_size=1, max_size=4),
+    kv_dtype=st.sampled_from(KV_DTYPES),
+)
+def test_any_steps_give_the_same_bits(
+    stack: LayerStack, steps: list[tuple[list[Span], int, int]], kv_dtype: torch.dtype
+) -> None:
+    one, other = pools(stack, kv_dtype)
+    recorded, plain = RecordedLayers(stack, one, POSITIONS, STEP_TOKENS), layer_by_layer(stack, other)
+    for rows, lo, seed in steps:
+        hidden, batch = make_step(stack, rows, seed)
+        found = recorded(lo, stack.num_layers, hidden, batch)
+        assert torch.equal(found, plain(lo, stack.num_layers, hidden, batch))
+        assert torch.equal(one.data, other.data)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "rows",
+    [[(0, 150)], [(9, 1), (40, 130)], [(0, 1)] * 30 + [(0, 8)] * 4 + [(0, 20)] * 5, [(0, 1)] * 64 + [(0, 100)]],
+    ids=["many runs", "beside a decode", "many rows", "no more rows"],
+)
+def test_products_in_bfloat16_give_the_same_bits(rounded: LayerStack, rows: list[Span]) -> None:
+    one, other = pools(rounded)
+    hidden, batch = make_step(rounded, rows, seed=1)
+    recorded = RecordedLayers(rounded, one, POSITIONS, STEP_TOKENS)
+    found = recorded(0, rounded.num_layers, hidden, batch)
+    assert torch.equal(found, layer_by_layer(rounded, other)(0, rounded.num_layers, hidden, batch))
+    assert torch.equal(one.data, other.data)
+
+
+@torch.inference_mode()
+def test_a_watch_sees_each_layer_of_a_prompt(stack: LayerStack) -> None:
+    seen = list[int]()
+    recorded = RecordedLayers(stack, pools(stack)[0], POSITIONS, STEP_TOKENS, lambda: seen.append(1))
+    recorded(1, stack.num_layers, *make_step(stack, [(0, 50)], seed=1))
+    assert len(seen) == stack.num_layers - 1
+
+
+@torch.inference_mode()
+def test_steps_run_as_programs(stack: LayerStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, run, layers = list[tuple[int, int]](), Program.run, stack.num_layers
+
+    def counting(program: Program, first: int, end: int) -> None:
+        runs.append((first, end))
+        run(program, first, end)
+
+    monkeypatch.setattr(Program, "run", counting)
+    recorded = RecordedLayers(stack, pools(stack, torch.float8_e4m3fn)[0], POSITIONS, STEP_TOKENS)
+    # A prompt runs layer by layer, as one asks how far it is. A step that has no room in the programs does without.
+    for length, expected in ((1, 1), (5, 1), (PAGED_TOKENS + 1, layers), (STEP_TOKENS, layers), (STEP_TOKENS + 1, 0)):
+        runs.clear()
+        recorded(0, layers, *make_step(stack, [(20, 1), (40, length)], seed=1))
+        assert len(runs) == expected
+
+
+def test_an_operator_that_computes_is_never_recorded() -> None:
+    columns = torch.ones(4, 8)[:, :5]
+    computing: list[Callable[[], Tensor]] = [columns.contiguous, columns.double, columns.neg, columns.neg_]
+    reading: list[Callable[[], object]] = [columns[0, 0].item, lambda: bool(columns[0, 0])]
+    for compute in (*computing, *reading):
+        with pytest.raises(NotRecordable), torch.inference_mode(), Recording().within(Arena()):
+            compute()
+    with torch.inference_mode(), Recording().within(Arena()):
+        assert columns.view(2, 2, 5).float().shape == (2, 2, 5)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("gpt2-relu", torch.float32), ("llama", torch.bfloat16)])
+@torch.inference_mode()
+def test_a_model_that_needs_other_kernels_runs_without(name: str, dtype: torch.dtype) -> None:
+    stack = load(name, dtype)
+    one, other = pools(stack)
+    hidden, batch = make_step(stack, [(20, 1), (40, 3)], seed=1)
+    found = RecordedLayers(stack, one, POSITIONS, STEP_TOKENS)(0, stack.num_layers, hidden, batch)
+    assert torch.equal(found, layer_by_layer(stack, other)(0, stack.num_layers, hidden, batch))
+    assert torch.equal(one.data, other.data)

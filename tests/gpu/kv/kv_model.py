@@ -1,0 +1,108 @@
+"""What KV memory contains, without numbers: for every slot the history that its key and value were computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from app.domain.values import SessionId
+from app.gpu.planning.step_plan import StepPlan
+from app.gpu.state.drafter import Drafted
+from app.gpu.state.moves import Move, MoveKind
+from app.gpu.state.sequence import TokenSequence
+
+Content = tuple[object, ...]
+Slots = dict[tuple[int, int], Content]
+
+
+@dataclass
+class ExportedFile:
+    """A client's file: a history, and the content of the blocks with the KV of its first `computed` tokens."""
+
+    token_ids: tuple[int, ...]
+    computed: int
+    blocks: list[list[Content]]
+
+
+class KVModel:
+    """Does to its slots what a runner and a mover would do to memory, and checks what is read."""
+
+    def __init__(self, block_size: int) -> None:
+        self.device: Slots = {}
+        self.host: Slots = {}
+        self.files: dict[SessionId, list[list[Content]]] = {}
+        self.exported: dict[str, ExportedFile] = {}
+        self._size = block_size
+
+    def run(self, plan: StepPlan) -> None:
+        """Make the plan's copies and writes, and check that every key a row reads belongs to its own history."""
+        for source, target in plan.copies:
+            self._copy(self.device, source, self.device, target)
+        for row in plan.rows:
+            for position in range(row.first, row.first + row.length):
+                self.device[self._slot(row.sequence.blocks, position)] = _content(row.sequence, position, row.draft)
+        for row in plan.rows:
+            self._check(self.device, row.sequence.blocks, row.sequence, row.first + row.length, row.draft)
+
+    def move(self, move: Move, namespace: bytes) -> None:
+        """Make a move's copies, as memory is at this moment. `namespace` is its session's."""
+        match move.kind:
+            case MoveKind.OUT:
+                self._copy_all(self.device, self.host, move)
+            case MoveKind.IN:
+                self._copy_all(self.host, self.device, move)
+            case MoveKind.TO_DISK:
+                self.files[move.session] = [self._read(self.host, block) for block in move.source]
+            case MoveKind.FROM_DISK:
+                for block, content in zip(move.target, self.files[move.session], strict=True):
+                    self.host.update({(block, offset): found for offset, found in enumerate(content)})
+            case MoveKind.EXPORT:
+                self._export(move, namespace)
+            case MoveKind.IMPORT:
+                found = self.exported[move.path]  # the importer trusts it, and nobody else does
+                self.files[move.session] = [[(namespace, *slot[1:]) for slot in block] for block in found.blocks]
+            case MoveKind.DELETE:
+                self.files.pop(move.session, None)
+
+    def check_copies(self, sequences: Iterable[TokenSequence]) -> None:
+        """Every host copy that a sequence counts on is of its own history."""
+        for sequence in sequences:
+            self._check(self.host, sequence.host_blocks, sequence, sequence.computed)
+
+    def check_files(self, sequences: Iterable[TokenSequence]) -> None:
+        """As much of every file as a sequence counts on is of its own history."""
+        for sequence in sequences:
+            for position in range(sequence.disk_tokens):
+                block = self.files[sequence.session][position // self._size]
+                assert block[position % self._size] == _content(sequence, position, ())
+
+    def _export(self, move: Move, namespace: bytes) -> None:
+        blocks = [self._read(self.host, block) for block in move.source]
+        for position in range(move.computed):
+            expected = (namespace, *move.token_ids[: position + 1])
+            assert blocks[position // self._size][position % self._size] == expected
+        self.exported[move.path] = ExportedFile(move.token_ids, move.computed, blocks)
+
+    def _check(
+        self, slots: Slots, blocks: list[int], sequence: TokenSequence, length: int, draft: tuple[Drafted, ...] = ()
+    ) -> None:
+        for position in range(min(length, len(blocks) * self._size)):
+            assert slots[self._slot(blocks, position)] == _content(sequence, position, draft)
+
+    def _copy_all(self, origin: Slots, goal: Slots, move: Move) -> None:
+        for source, target in zip(move.source, move.target, strict=True):
+            self._copy(origin, source, goal, target)
+
+    def _copy(self, origin: Slots, source: int, goal: Slots, target: int) -> None:
+        goal.update({(target, offset): found for offset, found in enumerate(self._read(origin, source))})
+
+    def _read(self, slots: Slots, block: int) -> list[Content]:
+        return [slots.get((block, offset), ()) for offset in range(self._size)]
+
+    def _slot(self, blocks: list[int], position: int) -> tuple[int, int]:
+        return blocks[position // self._size], position % self._size
+
+
+def _content(sequence: TokenSequence, position: int, draft: tuple[Drafted, ...]) -> Content:
+    tokens = sequence.tokens + [drafted.token_id for drafted in draft]
+    return (sequence.namespace, *tokens[: position + 1])

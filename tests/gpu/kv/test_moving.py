@@ -1,0 +1,311 @@
+"""Every operation in every tier, and moves that are overtaken. At its end a server keeps the first sessions on disk."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from app.domain.values import Phase, Tier
+from app.gpu.kv.keeping import Keeping
+from app.gpu.kv.moving import KVTiers
+from app.gpu.state.moves import Move, Moved, MoveKind
+from app.gpu.state.sequence import TokenSequence
+from tests.gpu.kv.tiering import BLOCK_BYTES, BLOCK_SIZE, LAYERS, LENGTH, Bench, paused_on_host, tier_of
+
+OPERATIONS: dict[str, Callable[[KVTiers, TokenSequence], object]] = {
+    "park": KVTiers.park,
+    "restore": KVTiers.restore,
+    "save": lambda tiers, sequence: tiers.files.save(sequence),
+    "load": lambda tiers, sequence: tiers.files.load(sequence),
+    "turn_round": KVTiers.turn_round,
+    "head_back": KVTiers.head_back,
+    "drop": KVTiers.drop,
+}
+LEADS_TO = {
+    ("device", "park"): "to_host",
+    ("host", "restore"): "to_device",
+    ("host", "save"): "to_disk",
+    ("disk", "load"): "to_host",
+    ("to_host", "turn_round"): "device",
+    ("to_device", "turn_round"): "host",
+    ("to_disk", "turn_round"): "host",
+    ("to_host", "head_back"): "device",
+    ("to_disk", "head_back"): "host",
+}
+HARMLESS = ("turn_round", "head_back")
+
+
+@pytest.mark.parametrize(("tier", "operation"), list(product(Tier, OPERATIONS)))
+def test_every_operation_in_every_tier_leads_where_it_should_or_is_refused(tier: Tier, operation: str) -> None:
+    bench = Bench()
+    sequence = bench.session(10)
+    bench.bring_to(sequence, tier)
+    if tier in (Tier.HOST, Tier.TO_DEVICE):
+        bench.overwrite_device()
+    assert tier_of(sequence) is tier
+    expected = LEADS_TO.get((tier.value, operation), tier.value if operation in HARMLESS else None)
+    if operation != "drop" and expected is None:
+        expected = tier.value
+        with pytest.raises(RuntimeError, match=f"is in tier {tier}"):
+            OPERATIONS[operation](bench.tiers, sequence)
+    else:
+        OPERATIONS[operation](bench.tiers, sequence)
+    assert sequence.tier == expected
+    bench.finish()
+    bench.close(sequence)
+    bench.finish()
+    assert bench.device.owned == bench.host.owned == bench.placement.lower.disk_used == 0
+
+
+BLOCKS = LENGTH // BLOCK_SIZE
+
+
+def layers_of(move: Move) -> list[int]:
+    whole = len(move.source) - move.half.blocks
+    return [LAYERS] * whole + [move.half.layers] * move.half.blocks
+
+
+def bring_back(bench: Bench, computed: int) -> Move:
+    """The move by which a session comes back that is paused after one layer, in the pass from `computed` on."""
+    paused = paused_on_host(bench, computed)
+    bench.overwrite_device()
+    [move] = bench.restore(paused)
+    assert (move.kind, tier_of(paused)) == (MoveKind.IN, Tier.DEVICE)
+    half = BLOCKS - bench.device.blocks_for(computed)
+    moved = (BLOCKS - half) * BLOCK_BYTES + half * BLOCK_BYTES // LAYERS
+    assert paused.traffic.bytes_out == paused.traffic.bytes_in == moved
+    assert bench.placement.meter.totals()["in"].bytes == moved
+    return move
+
+
+@pytest.mark.parametrize(
+    ("computed", "layers"),
+    [
+        (0, [1, 1, 1, 1]),
+        (BLOCK_SIZE, [LAYERS, 1, 1, 1]),
+        (BLOCK_SIZE + 1, [LAYERS, LAYERS, 1, 1]),  # the second block has a token that has run all layers
+        (LENGTH - 1, [LAYERS, LAYERS, LAYERS, LAYERS]),
+    ],
+)
+def test_blocks_of_a_half_pass_move_without_the_layers_above(computed: int, layers: list[int]) -> None:
+    assert layers_of(bring_back(Bench(), computed)) == layers
+
+
+def test_a_half_pass_comes_back_half_until_it_ends_or_must_be_recomputed() -> None:
+    bench = Bench()
+    paused = paused_on_host(bench, 2 * BLOCK_SIZE)
+    [move] = bench.restore(paused)
+    assert layers_of(move) == [1, 1], "the device still has the whole blocks"
+    assert move.source == tuple(paused.host_blocks[2:])
+    bench.tiers.end_pass(paused)
+    bench.cache.reserve(paused, LENGTH - 2 * BLOCK_SIZE)
+    paused.checkpoint = None
+    bench.cache.commit(paused, LENGTH)
+    [move] = bench.park(paused)
+    assert layers_of(move) == [LAYERS, LAYERS], "the host has the first blocks from before"
+
+    lost = paused_on_host(bench, 2 * BLOCK_SIZE)
+    bench.tiers.forget_half_pass(lost)
+    bench.overwrite_device()
+    [move] = bench.restore(lost)
+    assert layers_of(move) == [LAYERS, LAYERS]
+
+
+@pytest.mark.parametrize(("computed", "disk"), [(0, 4), (BLOCK_SIZE, 5)])
+def test_half_a_pass_takes_no_room_on_disk_from_anybody(computed: int, disk: int) -> None:
+    bench = Bench(disk=disk)
+    older = bench.placed(4, Tier.DISK)
+    paused = paused_on_host(bench, computed)
+    assert len(paused.host_blocks) == LENGTH // BLOCK_SIZE
+    assert bench.placement.lower.save(paused)
+    moves = bench.finish()
+    assert [move.kind for move in moves] == [MoveKind.TO_DISK] * bool(computed)
+    assert tier_of(older) is Tier.DISK
+    assert bench.placement.counts().dropped == 0
+    assert bench.host.owned == 0
+    assert bench.placement.lower.disk_used == 4 + computed // BLOCK_SIZE
+    assert tier_of(paused) is (Tier.DISK if computed else None)
+
+
+def test_files_give_way_to_what_must_have_the_disk_copies_and_the_oldest_first() -> None:
+    bench = Bench(disk=32)
+    older, newer, promised = (bench.placed(4, Tier.DISK) for _ in range(3))
+    copied = bench.placed(2, Tier.DISK)
+    promised.guaranteed = True
+    bench.load(copied)
+    lower = bench.placement.lower
+    assert lower.disk_used == 14
+    for blocks, left in ((1, 12), (3, 8), (1, 4), (100, 4), (1, 4)):
+        lower.give_way(blocks)
+        assert {move.kind for move in bench.finish()} <= {MoveKind.DELETE}
+        assert lower.disk_used == left
+    assert [tier_of(each) for each in (copied, older, newer, promised)] == [Tier.HOST, None, None, Tier.DISK]
+    assert bench.placement.counts().dropped == 2
+
+
+def test_kv_of_a_turn_that_waits_goes_to_disk_for_a_turn_only() -> None:
+    bench = Bench(host=8)
+    waiting, returning, turn = bench.session(6 * BLOCK_SIZE), bench.placed(4, Tier.DISK), bench.placed(4, Tier.DISK)
+    bench.park(waiting)
+    bench.begin_turn(waiting)
+    assert not bench.placement.eviction.make_host_room(4, returning)
+    assert waiting.moving is None
+    bench.begin_turn(turn)
+    bench.placement.eviction.make_host_room(4, turn)
+    assert waiting.moving is Tier.TO_DISK
+
+
+def test_a_save_that_is_turned_round_is_no_room_to_wait_for() -> None:
+    bench = Bench(device=16, host=8, disk=64)
+    first, second = bench.session(4 * BLOCK_SIZE, first_token=1), bench.session(4 * BLOCK_SIZE, first_token=2)
+    for each in (first, second):
+        bench.park(each)
+    resident = [bench.session(4 * BLOCK_SIZE, first_token=10 + number) for number in range(2)]
+    turn = bench.session(0)
+    bench.begin_turn(turn)
+    needed = bench.device.available + 4
+    bench.placement.eviction.make_room(needed, turn)
+    assert (first.moving, second.moving) == (Tier.TO_DISK, None)
+    bench.begin_turn(first)
+    bench.placement.forget_order()
+    bench.placement.eviction.make_room(needed, turn)
+    assert (first.moving, second.moving) == (None, Tier.TO_DISK)
+    assert [tier_of(each) for each in resident] == [Tier.DEVICE] * 2
+    assert bench.placement.counts().dropped == 0
+
+
+FIRST_GUESS_S = BLOCK_BYTES / 5e8
+"""What a block is expected to take to disk."""
+
+
+def run(
+    bench: Bench,
+    sequences: list[TokenSequence],
+    *,
+    within_s: float = 1e6,
+    choose: random.Random | None = None,
+    meanwhile: Callable[[int], None] = lambda moves: None,
+    fails: Callable[[MoveKind], bool] = lambda kind: False,
+) -> Keeping:
+    """To the end. Moves end in their order, or as `choose` has it; each takes as long as is expected. `meanwhile` is
+    called with the number of moves that have ended.
+    """
+    bench.phases.rest()
+    keeping = Keeping(bench.placement, sequences, bench.now + within_s)
+    keeping.tick()
+    ordered, ended = bench.orders(), 0
+    while not keeping.is_over:
+        assert ordered or keeping.is_due, "nothing moves, and it is not over"
+        if ordered:
+            move = ordered.pop(0 if choose is None else choose.randrange(len(ordered)))
+            ended += 1
+            bench.now += len(move.source) * FIRST_GUESS_S * (move.kind is MoveKind.TO_DISK)
+            bench.complete(Moved(move.number, 0.0, "broken" if fails(move.kind) else None))
+        meanwhile(ended)
+        keeping.tick()
+        ordered += bench.orders()
+    bench.finish()
+    return keeping
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_ones_have_the_room_on_disk(seed: int) -> None:
+    choose = random.Random(seed)
+    bench = Bench(device=64, host=choose.choice([8, 64]), disk=12)
+    sequences: list[TokenSequence] = []
+    for number in range(8):
+        blocks = choose.randint(1, 6)
+        on_disk = bench.placement.lower.disk_used + blocks <= 12 and bench.host.available >= blocks
+        tier = choose.choice([Tier.DEVICE, Tier.DISK] if on_disk else [Tier.DEVICE])
+        sequences.append(bench.placed(blocks, tier, first_token=number))
+    choose.shuffle(sequences)
+    expected, room = [], 12
+    for sequence in sequences:
+        if (blocks := len(sequence.tokens) // BLOCK_SIZE) <= room:
+            expected.append(sequence)
+            room -= blocks
+    keeping = run(bench, sequences, choose=choose)
+    assert [each for each in keeping.kept if each in expected] == expected
+    assert bench.placement.lower.disk_used <= 12
+
+
+def test_what_is_on_disk_already_is_not_written_again() -> None:
+    bench = Bench()
+    sequence = bench.placed(3, Tier.DISK)
+    bench.load(sequence)
+    bench.restore(sequence)
+    bench.placement.refile(sequence)
+    keeping = run(bench, [sequence])
+    assert tier_of(sequence) is Tier.DEVICE
+    assert keeping.kept == [sequence]
+
+
+def test_one_that_is_larger_than_the_host_holds_up_no_other() -> None:
+    bench = Bench(device=32, host=4)
+    large, small = bench.placed(8, Tier.DEVICE), bench.placed(4, Tier.DEVICE)
+    keeping = run(bench, [large, small])
+    assert keeping.kept == [small]
+    assert keeping.lost == [large]
+
+
+def test_host_room_goes_from_kv_that_no_file_will_keep_to_kv_that_one_will() -> None:
+    bench = Bench(device=16, host=4, disk=4)
+    lesser = bench.placed(4, Tier.HOST)
+    first = bench.placed(4, Tier.DEVICE)
+    keeping = run(bench, [first, lesser])
+    assert keeping.kept == [first]
+    assert tier_of(lesser) is None
+
+
+def test_nothing_is_begun_that_would_not_be_over_in_time() -> None:
+    bench = Bench(device=64, host=64, disk=64)
+    sequences = [bench.placed(4, Tier.HOST) for _ in range(6)]
+    until = bench.now + 3.5 * 4 * FIRST_GUESS_S
+    assert run(bench, sequences, within_s=until - bench.now).kept == sequences[:3]
+    assert bench.now <= until
+
+
+def test_a_session_that_closes_meanwhile_is_neither_kept_nor_lost() -> None:
+    bench = Bench()
+    closing, other = bench.placed(3, Tier.DEVICE), bench.placed(3, Tier.DEVICE)
+    keeping = run(bench, [closing, other], meanwhile=lambda ended: bench.close(closing) if ended == 1 else None)
+    assert (keeping.kept, keeping.lost) == ([other], [])
+    assert bench.placement.lower.disk_used == 3
+
+
+@pytest.mark.parametrize("kind", [MoveKind.OUT, MoveKind.TO_DISK])
+def test_it_ends_when_every_move_fails(kind: MoveKind) -> None:
+    bench = Bench()
+    sequences = [bench.placed(2, Tier.DEVICE) for _ in range(3)]
+    keeping = run(bench, sequences, within_s=1.0, fails=lambda each: each is kind)
+    assert keeping.lost == sequences
+
+
+def test_no_signal_brings_kv_back_meanwhile() -> None:
+    bench = Bench()
+    sequence = bench.placed(3, Tier.DEVICE)
+    keeping = run(bench, [sequence], meanwhile=lambda ended: bench.phases.signal(sequence, Phase.READY, None))
+    assert keeping.kept == [sequence]
+    assert tier_of(sequence) is Tier.DISK
+
+
+def test_a_file_that_a_client_has_sent_is_written_anew() -> None:
+    bench = Bench(device=8, host=4, disk=8)
+    sent, other = bench.placed(4, Tier.DISK), bench.placed(4, Tier.DEVICE)
+    sent.sent = True
+    keeping = run(bench, [sent, other])
+    assert keeping.kept == [sent, other]
+    assert bench.placement.meter.totals()["to_disk"].moves == 3  # the first put the file there
+    assert not sent.sent
+
+
+def test_turns_that_still_run_push_no_kept_file_out() -> None:
+    bench = Bench(disk=8)
+    first, second = bench.placed(4, Tier.HOST), bench.placed(4, Tier.HOST)
+    run(bench, [first, second])
+    late = bench.placed(4, Tier.HOST)
+    assert not bench.placement.lower.save(late)
+    assert [tier_of(each) for each in (first, second, late)] == [Tier.DISK, Tier.DISK, Tier.HOST]

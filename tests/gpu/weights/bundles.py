@@ -1,0 +1,104 @@
+"""Bundles and tables with content that is made up, of every awkward size."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from app.gpu.weights.conversion import open_bundle_file
+from app.gpu.weights.file import BundleFile
+from app.gpu.weights.fill import Writer
+from app.gpu.weights.header import BundleContents
+from app.gpu.weights.layout import BundleLayout, Piece
+
+
+@dataclass(frozen=True)
+class Model:
+    """The tensors of each bundle, and the tables."""
+
+    bundles: Sequence[Sequence[Tensor]]
+    tables: Sequence[Tensor]
+    fingerprint: str = "model-a"
+
+    @property
+    def contents(self) -> BundleContents:
+        return BundleContents(
+            self.fingerprint,
+            torch.float32,
+            [BundleLayout.of(tensors) for tensors in self.bundles],
+            [Piece(tuple(table.shape), table.dtype, 0) for table in self.tables],
+        )
+
+    def fill(self, writer: Writer) -> None:
+        for index, matrix in enumerate(self.tables):
+            writer.table(index, matrix)
+        for number, tensors in enumerate(self.bundles):
+            writer.bundle(number, tensors)
+
+    def write(self, path: Path) -> BundleFile:
+        return open_bundle_file(path, self.contents, self.fill)
+
+    def target(self, index: int) -> Tensor:
+        """Memory for a bundle, of which every byte is something else than zero."""
+        return torch.full((self.contents.layouts[index].nbytes,), 0xA5, dtype=torch.uint8)
+
+    def holds(self, index: int, memory: Tensor) -> bool:
+        """Whether `memory` holds bundle `index`, bit for bit."""
+        views = self.contents.layouts[index].views(memory)
+        return all(map(same_bits, views, self.bundles[index]))
+
+
+def make_model(seed: int = 0, fingerprint: str = "model-a") -> Model:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    return Model(
+        bundles=[
+            [normal(30, 50), normal(7, dtype=torch.bfloat16), normal(3)],  # pages and a rest
+            [normal(64, 64)],  # pages
+            [],
+            [normal(0, 8), normal(5)],  # less than a page
+        ],
+        tables=[normal(40, 24), normal(9, 3, dtype=torch.bfloat16)],
+        fingerprint=fingerprint,
+    )
+
+
+class Gate:
+    """An event that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+
+    def query(self) -> bool:
+        return self._open.is_set()
+
+    def synchronize(self) -> None:
+        self._open.wait()
+
+    def pass_by(self) -> None:
+        self._open.set()
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(_bits(one), _bits(other))
+
+
+def overwrite(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        [byte] = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 0x10]))
+
+
+def _bits(tensor: Tensor) -> Any:
+    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -1,0 +1,259 @@
+"""Bundles and rows from a file come in order, behind their guards. Whatever happens to it, no wrong byte is used."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.domain.errors import WeightsLost
+from app.gpu.device.streams import PASSED
+from app.gpu.kernels.linear.matrix import BlockMatrix
+from app.gpu.weights.file import BundleFile
+from app.gpu.weights.file_store import FileStore
+from app.gpu.weights.header import Section, sections_of
+from app.gpu.weights.host_table import HostTable
+from app.gpu.weights.page_cache import has_writers
+from tests.gpu.kernels.linear.blocks import draw_blocks
+from tests.gpu.weights.bundles import Gate, Model, make_model, overwrite, same_bits
+
+pytestmark = pytest.mark.usefixtures("source")
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[FileStore]:
+    store = open_store(path)
+    yield store
+    store.close()
+
+
+MODEL = make_model()
+SECTIONS = {section.name: section for section in sections_of(MODEL.contents)}
+
+
+def open_store(path: Path, chunk_bytes: int = 1000) -> FileStore:
+    return FileStore(BundleFile(path, MODEL.contents), chunk_bytes)
+
+
+def load(store: FileStore, index: int) -> Tensor:
+    target = MODEL.target(index)
+    store.load(index, target, ()).synchronize()
+    return target
+
+
+def all_lost(store: FileStore) -> list[str]:
+    """Names of the bundles and tables that are lost; all others are right."""
+    lost = []
+    for name in sorted(SECTIONS):
+        kind, number = name.split(".")
+        index = int(number)
+        try:
+            if kind == "bundle":
+                assert MODEL.holds(index, load(store, index))
+            else:
+                ids = torch.arange(len(MODEL.tables[index]))
+                assert same_bits(store.rows(index, ids), MODEL.tables[index])
+        except WeightsLost:
+            lost.append(name)
+    return lost
+
+
+def threads_of_stores() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("djinn-weights")]
+
+
+def middle(section: Section) -> int:
+    return section.offset + section.nbytes // 2
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 4096, 1 << 30])
+def test_bundles_arrive_whatever_the_chunks(path: Path, chunk_bytes: int) -> None:
+    store = open_store(path, chunk_bytes)
+    targets = [MODEL.target(index) for index in range(len(MODEL.bundles))]
+    events = [store.load(index, target, (PASSED,)) for index, target in enumerate(targets)]
+    for index, (event, target) in enumerate(zip(events, targets, strict=True)):
+        event.synchronize()
+        assert event.query()
+        assert MODEL.holds(index, target)
+    with pytest.raises(ValueError, match="bundle 0 has"):
+        store.load(0, torch.empty(256, dtype=torch.uint8), ())
+    store.close()
+
+
+@pytest.mark.parametrize("source", ["disk"], indirect=True)
+def test_a_load_waits_for_its_guards_and_those_behind_it_wait_too(store: FileStore) -> None:
+    gates, first, second = [Gate(), Gate()], MODEL.target(0), MODEL.target(1)
+    before = first.clone()
+    events = [store.load(0, first, gates), store.load(1, second, ())]
+    gates[0].pass_by()
+    time.sleep(0.05)
+    assert not any(event.query() for event in events)
+    assert torch.equal(first, before)
+    gates[1].pass_by()
+    events[1].synchronize()
+    assert events[0].query()
+    assert MODEL.holds(0, first)
+    assert MODEL.holds(1, second)
+
+
+@pytest.mark.parametrize("source", ["memory"], indirect=True)
+def test_a_copy_is_made_by_who_waits_for_it_and_one_that_nobody_waits_for_is_not(store: FileStore) -> None:
+    target, after = MODEL.target(0), MODEL.target(1)
+    before, given_up = target.clone(), store.load(0, target, ())
+    store.load(1, after, (given_up,)).synchronize()
+    assert MODEL.holds(1, after)
+    assert torch.equal(target, before)
+    assert not given_up.query()
+    given_up.synchronize()
+    assert MODEL.holds(0, target)
+    assert threads_of_stores() == []
+
+
+def test_a_load_that_failed_does_not_fail_what_comes_to_its_place_next(path: Path, store: FileStore) -> None:
+    overwrite(path, middle(SECTIONS["bundle.0"]))
+    failed, target = store.load(0, MODEL.target(0), ()), MODEL.target(1)
+    store.load(1, target, (failed,)).synchronize()
+    assert MODEL.holds(1, target)
+    for _ in range(2):
+        with pytest.raises(WeightsLost):
+            failed.synchronize()
+
+
+def test_closing_ends_the_thread_and_the_loads_that_wait(path: Path) -> None:
+    store, gate = open_store(path), Gate()
+    events = [store.load(index, MODEL.target(index), (gate,)) for index in (0, 1, 3)]
+    targets = [MODEL.target(0)]
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    events.append(store.load(0, targets[0], ()))
+    time.sleep(0.02)
+    gate.pass_by()
+    closing.join()
+    for event in events:
+        with pytest.raises(WeightsLost, match="about to end"):
+            event.synchronize()
+        assert event.query()
+    with pytest.raises(WeightsLost, match="about to end"):
+        store.load(1, MODEL.target(1), ()).synchronize()
+    with pytest.raises(WeightsLost, match="about to end"):
+        store.rows(0, torch.tensor([1]))
+    assert threads_of_stores() == []
+    store.close()
+
+
+def test_rows_are_gathered_in_the_order_they_are_asked_for(store: FileStore) -> None:
+    for ids in ([], [3], [0, 39], [7, 7, 7], [4, 5, 6, 0, 39, 5]):
+        wanted = torch.tensor(ids, dtype=torch.int64)
+        assert same_bits(store.rows(0, wanted), MODEL.tables[0][wanted])
+        assert same_bits(store.rows(1, wanted % 9), MODEL.tables[1][wanted % 9])
+    for row in (-1, 40):
+        with pytest.raises(IndexError, match="40 rows"):
+            store.rows(0, torch.tensor([0, row]))
+
+
+def test_rows_of_blocks_have_the_values_of_the_whole(tmp_path: Path) -> None:
+    matrix = draw_blocks("Q8_0", 50, 2)
+    store = FileStore(Model([[torch.ones(4)]], [matrix.rows]).write(tmp_path / "model.safetensors"), 1 << 20)
+    known = BlockMatrix("Q8_0", matrix.rows.to("meta"), matrix.shape)
+    table = HostTable(store, 0, known, torch.device("cpu"), torch.float32)
+    ids = torch.tensor([7, 49, 0, 7])
+    assert torch.equal(table.rows(ids), matrix.dequantize()[ids])
+    store.close()
+
+
+def test_what_went_bad_at_rest_is_found_at_start(path: Path) -> None:
+    for name, section in SECTIONS.items():
+        for place in (0, section.nbytes // 2, section.nbytes - 1) if section.nbytes else ():
+            overwrite(path, section.offset + place)
+            with pytest.raises(WeightsLost, match=name) as refused:
+                open_store(path)
+            assert str(path) in refused.value.message
+            assert "Delete the file" in refused.value.message
+            overwrite(path, section.offset + place)
+    open_store(path).close()
+
+
+@pytest.mark.usefixtures("exact_clock")
+@pytest.mark.parametrize(("name", "set_back"), [("bundle.0", False), ("bundle.3", True), ("table.1", False)])
+def test_what_goes_bad_while_serving_is_lost_and_comes_back(path: Path, name: str, set_back: bool) -> None:
+    store, before = open_store(path), path.stat()
+    overwrite(path, middle(SECTIONS[name]))
+    if set_back:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert all_lost(store) == [name]
+    overwrite(path, middle(SECTIONS[name]))
+    assert all_lost(store) == []
+    store.close()
+
+
+@pytest.mark.usefixtures("exact_clock")
+def test_what_is_behind_the_new_end_is_lost(path: Path) -> None:
+    store = open_store(path)
+    os.truncate(path, middle(SECTIONS["bundle.1"]))
+    assert all_lost(store) == ["bundle.1", "bundle.3"]
+    with pytest.raises(WeightsLost, match=f"the file ends at byte {middle(SECTIONS['bundle.1'])}\\."):
+        load(store, 1)
+    store.close()
+
+
+@pytest.mark.parametrize("source", ["disk"], indirect=True)
+@pytest.mark.usefixtures("exact_clock")
+def test_a_file_that_changes_while_a_bundle_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, read = open_store(path, 4096), BundleFile.read
+
+    def spoil_what_comes_next(file: BundleFile, section: Section, start: int, into: memoryview) -> None:
+        read(file, section, start, into)
+        if start == 0:
+            overwrite(path, section.offset + len(into))
+
+    monkeypatch.setattr(BundleFile, "read", spoil_what_comes_next)
+    with pytest.raises(WeightsLost, match="checksum"):
+        load(store, 1)
+    store.close()
+
+
+@pytest.mark.usefixtures("exact_clock")
+def test_what_changes_without_a_new_time_while_the_file_is_open_for_writing_is_lost(path: Path) -> None:
+    """As what a store through a mapping changes in a page that was written to before, or a write call that lasts."""
+    place = middle(SECTIONS["bundle.1"])
+    with path.open("r+b") as writer, mmap.mmap(writer.fileno(), 0) as mapped:
+        if not has_writers_of(path):
+            pytest.skip("this file system has no leases")
+        for _ in range(2):
+            mapped[place] ^= 1
+        store = open_store(path)
+        assert all_lost(store) == []
+        mapped[place] ^= 1
+        assert all_lost(store) == ["bundle.1"]
+        mapped[place] ^= 1
+        assert all_lost(store) == []
+    assert not has_writers_of(path)
+    store.close()
+
+
+def has_writers_of(path: Path) -> bool:
+    with path.open("rb") as file:
+        return has_writers(file.fileno())
+
+
+def test_a_change_that_bears_the_time_of_the_one_before_is_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the file system's clock ticks slowly, and somebody writes right after the server has started."""
+    seen, fstat = os.stat(path), os.fstat
+
+    def slow_clock(descriptor: int) -> os.stat_result:
+        found = fstat(descriptor)
+        return seen if found.st_ino == seen.st_ino else found
+
+    monkeypatch.setattr(os, "fstat", slow_clock)
+    store = open_store(path)
+    overwrite(path, middle(SECTIONS["bundle.1"]))
+    overwrite(path, middle(SECTIONS["table.0"]))
+    assert all_lost(store) == ["bundle.1", "table.0"]
+    store.close()

@@ -1,0 +1,331 @@
+"""Weights in parts: some stay, a ring streams the others, and KV has the rest. Every pass finds the right weights."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from app.domain.errors import FieldOutOfRange
+from app.gpu.device.streams import CpuStreams
+from app.gpu.kernels.attention.reference import ReferenceAttention
+from app.gpu.kernels.linear.dense import DenseLinear
+from app.gpu.kernels.linear.weight import Weight
+from app.gpu.models import build_stack
+from app.gpu.startup.survey import Survey, survey
+from app.gpu.weights.alignment import ALIGNMENT
+from app.gpu.weights.arena import lay_out
+from app.gpu.weights.fill import FillText
+from app.gpu.weights.layout import BundleLayout
+from app.gpu.weights.pinned_store import PinnedStore
+from app.gpu.weights.residency import WeightPlan, plan_weights
+from app.gpu.weights.ring import Place, Ring
+from app.gpu.weights.source import weights_of
+from app.gpu.weights.streamed import StreamedText
+from app.model_store.resolve import ResolvedModel
+from app.model_store.shapes import shape_config
+from tests.gpu.device.deferring import DeferredDevice
+from tests.gpu.models.oracle import CASES, tiny_config
+from tests.gpu.weights.bundles import Model, make_model
+
+UNIT = 256
+LAYER = 1000 * UNIT
+NORM = 2 * UNIT
+
+sizes_of_bundles = st.lists(st.integers(1, 200).map(lambda units: units * UNIT), min_size=1, max_size=40)
+
+
+def streamed_of(plan: WeightPlan) -> tuple[int, ...]:
+    """Bundles that are not kept, in the order of use."""
+    return tuple(index for index in range(len(plan.sizes)) if index not in plan.kept)
+
+
+@given(sizes=sizes_of_bundles, share=st.floats(0, 1.5), from_disk=st.booleans())
+def test_the_budget_holds_and_is_used_up_to_a_bundle(sizes: list[int], share: float, from_disk: bool) -> None:
+    budget = int(share * sum(sizes))
+    if budget < (least := min(sum(sizes), 2 * max(sizes))):
+        with pytest.raises(FieldOutOfRange, match=f"{least} bytes") as refused:
+            plan_weights(sizes, budget, from_disk=from_disk)
+        assert refused.value.param == "weights_device"
+        return
+    plan = plan_weights(sizes, budget, from_disk=from_disk)
+    assert plan.device_bytes <= budget
+    streamed = streamed_of(plan)
+    assert plan.kept <= set(range(len(sizes)))
+    assert plan.kept_bytes + plan.streamed_bytes == sum(sizes)
+    if streamed:
+        assert plan.ring_bytes >= 2 * max(sizes[index] for index in streamed)
+        assert budget - plan.device_bytes < max(sizes)
+    else:
+        assert plan.ring_bytes == 0
+
+
+@given(layers=st.integers(3, 60), kept=st.integers(0, 57))
+def test_layers_that_stay_are_spread_evenly(layers: int, kept: int) -> None:
+    kept = min(kept, layers - 3)
+    plan = plan_weights([LAYER] * layers, (2 + kept) * LAYER)
+    assert len(plan.kept) == kept
+    streamed = streamed_of(plan)
+    ends = [-1, *streamed, layers]
+    runs = [after - before - 1 for before, after in pairwise(ends)]
+    assert max(runs) <= -(-kept // len(streamed)), "so many kept ones in a row that the copies would stand still"
+    if kept:
+        streams = [after - before - 1 for before, after in pairwise([-1, *sorted(plan.kept)])]
+        assert max(streams) <= -(-len(streamed) // kept)
+    from_disk = plan_weights([LAYER] * layers + [NORM], (2 + kept) * LAYER + NORM, from_disk=True)
+    assert streamed_of(from_disk) == tuple(range(kept, layers)), "a disk is read from first to last"
+
+
+def test_a_norm_stays_before_any_layer_does() -> None:
+    sizes = [LAYER] * 10 + [NORM] + [LAYER // 2] * 4
+    assert plan_weights(sizes, 2 * LAYER).kept == frozenset()
+    assert plan_weights(sizes, 2 * LAYER + NORM).kept == {10}
+    assert 10 in plan_weights(sizes, 5 * LAYER).kept
+
+
+plans = st.builds(
+    lambda units, room: plan_weights([size * ALIGNMENT for size in units], (2 * max(units) + room) * ALIGNMENT),
+    st.lists(st.integers(1, 200), min_size=1, max_size=30),
+    st.integers(0, 3000),
+)
+
+
+@given(plan=plans, kv_blocks=st.integers(1, 50), block_bytes=st.integers(1, 9000))
+def test_everything_has_a_place_and_kv_takes_all_of_what_is_lent_and_nothing_else(
+    plan: WeightPlan, kv_blocks: int, block_bytes: int
+) -> None:
+    arena = lay_out(plan, kv_blocks, block_bytes)
+    assert arena.places.keys() == plan.kept
+    for index, place in arena.places.items():
+        assert place.end - place.start == plan.sizes[index]
+        assert place.start % ALIGNMENT == 0
+    ends = [(0, kv_blocks * block_bytes), *((place.start, place.end) for place in arena.places.values())]
+    ends.append((arena.ring.start, arena.ring.end))
+    assert all(before[1] <= after[0] for before, after in pairwise(ends))
+    assert arena.ring.end - arena.ring.start == plan.ring_bytes
+    assert arena.nbytes < kv_blocks * block_bytes + plan.device_bytes + ALIGNMENT
+    assert arena.blocks(0) == kv_blocks
+    others = [place.start for index, place in arena.places.items() if index not in arena.lendable]
+    bottoms = [*(arena.places[index].start for index in arena.lendable), min([*others, arena.ring.start])]
+    for lent in range(1, len(arena.lendable) + 1):
+        left_over = bottoms[lent] - arena.blocks(lent) * block_bytes
+        assert 0 <= left_over < block_bytes
+    assert arena.most_blocks == arena.blocks(len(arena.lendable))
+
+
+def test_only_large_bundles_are_lent_and_none_that_could_not_be_streamed() -> None:
+    layer, norm = 1000 * ALIGNMENT, ALIGNMENT
+    streamed = lay_out(plan_weights([layer] * 6 + [norm], 4 * layer + norm), 4, 512)
+    assert len(streamed.lendable) == 2
+    assert 6 in streamed.places
+    assert 6 not in streamed.lendable
+    resident = lay_out(plan_weights([layer] * 6 + [norm], 7 * layer), 4, 512)
+    assert resident.lendable == ()
+    assert resident.most_blocks == 4
+
+
+@given(sizes=st.lists(st.integers(1, 8), min_size=1, max_size=12), more=st.integers(0, 24), laps=st.integers(1, 4))
+def test_a_reader_that_holds_one_bundle_is_never_stuck(sizes: list[int], more: int, laps: int) -> None:
+    ring: Ring[int] = Ring(max(sizes) + more)
+    ahead: deque[Place] = deque()
+    loaded = 0
+    for step in range(laps * len(sizes)):
+        while (room := ring.reserve(sizes[loaded % len(sizes)])) is not None:
+            ahead.append(room[0])
+            loaded += 1
+            assert len(room[1]) <= ring.size, "guards of places that have been used again are kept"
+        place = ahead.popleft()
+        assert place.end - place.start == sizes[step % len(sizes)]
+        ring.release(place, step)
+
+
+@given(size=st.integers(1, 8), more=st.integers(0, 20), uses=st.integers(2, 40))
+def test_with_room_for_two_of_its_bundles_the_next_one_is_always_on_its_way(size: int, more: int, uses: int) -> None:
+    ring: Ring[int] = Ring(2 * size + more)
+    now = ring.reserve(size)
+    for use in range(uses):
+        assert now is not None
+        following = ring.reserve(size)
+        assert following is not None, "the copy stream would wait for the bundle in use"
+        ring.release(now[0], use)
+        now = following
+
+
+CPU = torch.device("cpu")
+
+
+class Toy:
+    """A model that adds its bundles to what it has; in which order it has done so shows."""
+
+    def __init__(self, device: DeferredDevice, rows: Sequence[int], spare: int) -> None:
+        """Bundles of so many rows, 64 wide, on a device with `spare` bytes more than a ring of them needs."""
+        self.device = device
+        generator = torch.Generator().manual_seed(0)
+        self.stored = [torch.randn(count, 64, generator=generator) for count in rows]
+        self.layouts = layouts = [BundleLayout.of([tensor]) for tensor in self.stored]
+        sizes = [layout.nbytes for layout in layouts]
+        store = PinnedStore(layouts, [], device, chunk_bytes=512)
+        for index, tensor in enumerate(self.stored):
+            store.bundle(index, [tensor])
+        self.text = StreamedText(CPU, torch.float32, layouts, store, device, DenseLinear)
+        self.weights: list[Weight] = []
+        for tensor in self.stored:
+            with self.text.bundle() as bundle:
+                self.weights.append(bundle.hold(tensor.to("meta")))
+        self.arena = lay_out(plan_weights(sizes, 2 * max(sizes) + spare), 0, 1)
+
+    def place(self) -> Tensor:
+        """Give it memory that the device has yet to clear, and return that."""
+        memory = self.device.adopt(torch.full((self.arena.nbytes,), 77, dtype=torch.uint8)).zero_()
+        self.text.place(memory, self.arena.places, self.arena.ring)
+        return memory
+
+    def run(self, state: Tensor, bundles: Sequence[int]) -> None:
+        for index in bundles:
+            with self.text.using(index):
+                state.mul_(0.5).add_(self.weights[index].tensor.sum(0))
+
+    def expect(self, passes: Sequence[Sequence[int]]) -> Tensor:
+        state = torch.zeros(64)
+        for index in itertools.chain(*passes):
+            state.mul_(0.5).add_(self.stored[index].sum(0))
+        return state
+
+
+def passes_of(count: int, chance: random.Random) -> Iterator[Sequence[int]]:
+    """Some of them begin or end anywhere."""
+    for _ in range(12):
+        lo, hi = sorted((chance.randrange(count), chance.randrange(count + 1)))
+        yield chance.choice([range(count), range(lo, hi)])
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    late=st.sampled_from([None, "compute", "weights"]),
+    rows=st.lists(st.integers(1, 8), min_size=1, max_size=9),
+    spare=st.integers(0, 6000),
+    lend=st.booleans(),
+)
+def test_every_pass_finds_its_weights(seed: int, late: str | None, rows: list[int], spare: int, lend: bool) -> None:
+    """Also while bundles are lent between passes, and come back."""
+    chance, device, lent = random.Random(seed), DeferredDevice(seed, late), 0
+    toy, passes = Toy(device, rows, spare), list(passes_of(len(rows), chance))
+    wanted = toy.expect(passes)
+    with device:
+        state = torch.zeros(64)
+        memory = toy.place()
+        for bundles in passes:
+            toy.run(state, bundles)
+            if lend and chance.random() < 0.5 and lent < len(toy.arena.lendable):
+                place = toy.arena.places[toy.arena.lendable[lent]]
+                toy.text.lend(toy.arena.lendable[lent])
+                memory[place.start : place.end].fill_(99)  # as KV writes there
+                lent += 1
+            elif lent:
+                lent -= 1
+                toy.text.take_back(toy.arena.lendable[lent])
+        device.finish()
+    assert torch.equal(state, wanted)
+
+
+def surveyed(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16) -> Survey:
+    return survey(ResolvedModel("large", config, None, 0), dtype, DenseLinear, ReferenceAttention(), None)
+
+
+@pytest.mark.parametrize("shape", ["llama-3-70b", "smollm2-135m", "gpt2"])
+def test_all_parameters_are_there_in_parts_no_larger_than_a_layer(shape: str) -> None:
+    found = surveyed(shape_config(shape))
+    with torch.device("meta"):
+        oracle = AutoModelForCausalLM.from_config(shape_config(shape))
+    parameters = sum(parameter.numel() for parameter in oracle.parameters())
+    if oracle.config.tie_word_embeddings:  # a table, and part of every pass
+        parameters += oracle.lm_head.weight.numel()
+    in_bundles = sum(piece.nbytes for layout in found.layouts for piece in layout.pieces)
+    in_tables = sum(table.nbytes for table in found.tables)
+    assert in_bundles + in_tables == parameters * 2
+    sizes = [layout.nbytes for layout in found.layouts]
+    assert max(sizes) == sizes[0], "no part is larger than a layer"
+    assert len(sizes) > oracle.config.num_hidden_layers + 2  # the output projection is in parts
+
+
+def test_parts_of_an_output_projection_that_is_far_larger_than_a_layer_do_not_become_tiny() -> None:
+    slim: Any = shape_config("smollm2-135m")
+    slim.hidden_size, slim.intermediate_size, slim.head_dim, slim.vocab_size = 36, 4, 4, 10_000
+    parts = surveyed(slim).layouts[31:]
+    rows = [layout.pieces[0].shape[0] for layout in parts]
+    assert rows[0] == 64 * (rows[0] // 64) >= 64
+    assert sum(rows) == 10_000
+
+
+@pytest.mark.parametrize("case", ["gpt_neox", "gemma", "mixtral"])
+def test_a_model_that_runs_on_transformers_modules_is_refused(case: str) -> None:
+    with pytest.raises(FieldOutOfRange, match=f"'{case}' runs on Transformers' modules") as refused:
+        surveyed(tiny_config(case), torch.float32)
+    assert refused.value.param == "weights_device"
+    assert "llama, mistral, qwen2" in refused.value.message
+
+
+class _Watch:
+    """A `Writer` that sees what is left of earlier bundles."""
+
+    def __init__(self) -> None:
+        self._seen: list[weakref.ref[Tensor]] = []
+        self.left: list[int] = []
+
+    def bundle(self, index: int, tensors: Sequence[Tensor]) -> None:
+        self.left.append(sum(tensor() is not None for tensor in self._seen))
+        self._seen += map(weakref.ref, tensors)
+
+    def table(self, index: int, matrix: Tensor) -> None:
+        pass
+
+
+@pytest.mark.parametrize("case", ["qwen3", "gpt2"])
+def test_one_bundle_is_in_memory_at_a_time(case: str) -> None:
+    model = ResolvedModel(case, AutoConfig.for_model(**CASES[case]), None, seed=0)
+    watch = _Watch()
+    source = weights_of(model, torch.device("cpu"), torch.float32)
+    build_stack(model, source, FillText(watch, torch.float32, DenseLinear), ReferenceAttention(), None)
+    assert watch.left == [0] * (3 + 1 + 1)  # layers, norm, output projection
+
+
+MODEL = make_model()
+
+
+class NoSlabs(CpuStreams):
+    """Memory that must not be taken."""
+
+    def host_slab(self, shape: tuple[int, ...]) -> Tensor:
+        raise AssertionError(shape)
+
+
+def test_more_memory_than_is_free_is_refused_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = 3 << 30
+    large = [torch.empty(needed // 4, device="meta")]
+    contents = Model([large], []).contents
+    free = psutil.virtual_memory()._replace(available=2 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    with pytest.raises(FieldOutOfRange, match=r"no memory for 3\.0 GiB .* 2\.0 GiB of host memory are free") as refused:
+        PinnedStore(contents.layouts, (), NoSlabs(), 1000)
+    assert refused.value.param == "weights_device"
+
+
+def test_closing_waits_for_what_has_been_launched() -> None:
+    device, target = DeferredDevice(0, late="weights"), MODEL.target(0)
+    store = PinnedStore(MODEL.contents.layouts, MODEL.contents.tables, device, 1000)
+    MODEL.fill(store)
+    store.load(0, target, ())
+    store.close()
+    assert MODEL.holds(0, target)
