@@ -126,6 +126,7 @@ def generate(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.dev
 def test_the_blocking_half_is_as_generated() -> None:
     checked = generate(ROOT, "--check")
     assert (checked.returncode, checked.stderr) == (0, "")

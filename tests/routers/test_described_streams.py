@@ -77,9 +77,9 @@ def test_chunks(http: httpx.Client, document: Any, path: str, body: dict[str, An
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
-        (RESPONSES, {"max_output_tokens": 3, "top_logprobs": 2}, "response.output_text.delta"),
+        (RESPONSES, {"max_output_tokens": 3, "temperature": 0, "top_logprobs": 2}, "response.output_text.delta"),
         (RESPONSES, {"max_output_tokens": 300, **RESPONSE_CALL}, "response.function_call_arguments.delta"),
-        (MESSAGES, {"max_tokens": 3}, "text_delta"),
+        (MESSAGES, {"max_tokens": 3, "temperature": 0}, "text_delta"),
         (MESSAGES, {"max_tokens": 300, **MESSAGE_CALL}, "input_json_delta"),
     ],
     ids=["response", "response with a call", "message", "message with a call"],

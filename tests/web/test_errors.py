@@ -214,6 +214,11 @@ def test_a_refusal_names_field_range_and_value(
     assert says in assert_error(response, 422, "field_out_of_range", param=param)
 
 
+def test_a_missing_field_that_belongs_elsewhere_is_told_where(http: httpx.Client) -> None:
+    refused = http.post("/v1/vectors", json={"name": "x"})
+    assert "name: required in the query string" in assert_error(refused, 422, "field_out_of_range", param="name")
+
+
 WRONG = [None] * 50_000
 LONG = {"role": "user", "content": WRONG}
 

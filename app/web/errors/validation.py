@@ -15,6 +15,8 @@ from app.web.errors.field_schema import Schema, schema_of
 from app.web.errors.problems import describe_problem
 
 SHOWN_PROBLEMS = 3
+ELSEWHERE = {"query": " in the query string", "header": " as a header"}
+"""Where a missing field belongs, if not in the body."""
 
 
 def describe_validation(request: Request, error: RequestValidationError) -> DjinnError:
@@ -25,16 +27,20 @@ def describe_validation(request: Request, error: RequestValidationError) -> Djin
         return FieldOutOfRange("the body has a field whose name is not Unicode: half of a surrogate pair")
     if first["loc"] == ("body",) and first["type"] != "value_error":
         return MalformedRequest("the body must be a JSON object, sent with Content-Type: application/json")
-    return _refusal(
-        describe_problem(_schema(request, problem["loc"][0]), problem, problem["loc"][1:])
-        for problem in problems[:SHOWN_PROBLEMS]
-    )
+    return _refusal(_described(request, problem) for problem in problems[:SHOWN_PROBLEMS])
 
 
 def describe_body(model: type[BaseModel], error: ValidationError) -> DjinnError:
     """The first problems of a body that came by another way than a request."""
     problems = error.errors()[:SHOWN_PROBLEMS]
     return _refusal(describe_problem(schema_of(model), dict(problem), problem["loc"]) for problem in problems)
+
+
+def _described(request: Request, problem: dict[str, Any]) -> tuple[str, str]:
+    """The field that `problem` is about, and what is wrong with it. A missing one is looked for in the body first."""
+    place, *location = problem["loc"]
+    field, words = describe_problem(_schema(request, place), problem, location)
+    return field, words + (ELSEWHERE.get(place, "") if problem["type"] == "missing" else "")
 
 
 def _refusal(problems: Iterable[tuple[str, str]]) -> DjinnError:
