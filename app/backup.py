@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.kv.disk import SUFFIX
+from app.gpu.kv.file import SUFFIX
 from app.journal.copying import copy_journal
 from app.journal.journal import FILE_NAME
 from app.machine.files import explain, sync

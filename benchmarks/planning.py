@@ -19,9 +19,9 @@ from typing import TypeVar
 from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.kv.cache import KVCache
 from app.gpu.kv.loan import lend_nothing
-from app.gpu.kv.moving import KVTiers
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
+from app.gpu.kv.tiers import KVTiers
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.state.blocks import BlockPool
@@ -67,7 +67,7 @@ class World:
         self._tickets = map(Ticket, itertools.count(1))
         for number in range(sessions):
             self._open(number)
-        for sequence in list(self.placement.lower.away.values())[: wanted + running]:
+        for sequence in list(self.placement.away.values())[: wanted + running]:
             self._signal(sequence, 0.0)
 
     def step(self) -> None:
@@ -87,7 +87,7 @@ class World:
 
     def describe(self) -> str:
         """How many sessions are where."""
-        queue, away = self.scheduler.queue, self.placement.lower.away
+        queue, away = self.scheduler.queue, self.placement.away
         wanted = sum(s.return_time <= self.now for s in away.values())
         return f"{len(queue.running)} running, {len(queue.waiting)} waiting, {len(away)} away, {wanted} of them wanted"
 
@@ -111,7 +111,7 @@ class World:
     def _begin_turns(self) -> None:
         """Clients whose tools have answered go on: first those whose KV is back."""
         placement, free = self.placement, self._running - len(self.scheduler.queue)
-        for sequence in [*placement.resident.values(), *placement.lower.away.values()]:
+        for sequence in [*placement.resident.values(), *placement.away.values()]:
             if free and sequence.return_time <= self.now:
                 free -= 1
                 sequence.tokens += [self._random.randrange(30_000) for _ in range(16)]

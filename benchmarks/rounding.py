@@ -27,7 +27,7 @@ from app.gpu.kernels.linear.base import bias_of, cells
 from app.gpu.kernels.linear.float8 import round_to_float8, widen_float8
 from app.gpu.kernels.linear.matrix import Matrix, dense_of
 from app.gpu.kernels.linear.weight import Weight
-from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.resident import ResidentText

@@ -17,9 +17,8 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from app.gpu.kv.nixl_agent import NixlAgent
-from app.gpu.kv.nixl_transport import NixlTransport
-from app.gpu.kv.transport import OpenWay, SocketTransport
+from app.gpu.kv.nixl import NixlAgent, NixlTransport
+from app.gpu.kv.stream import OpenWay, SocketTransport
 from benchmarks.command import bind_to_cores
 from benchmarks.figures import Figure, figure_table
 from benchmarks.spread import middle_half

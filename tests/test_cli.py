@@ -62,6 +62,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         (("serve", "--port", "0", "--model", "no-such-model"), "smollm2-135m-instruct"),
         (("serve", "--max-running", "9", "--max-step-tokens", "8"), "djinn: --max-running (9) must be at most --max-"),
         (("serve", "--kv-policy", "none", "--kv-host", "1MiB"), "djinn: --kv-host: with --kv-policy none KV never"),
+        (
+            ("serve", "--kv-host", "0", "--kv-disk", "20x512"),
+            "djinn: --kv-disk: KV goes to disk over host memory, so --kv-host",
+        ),
         (("serve", "--peers", "p", "--cluster-key-file", "k"), "djinn: --peers: the server itself needs a name"),
         (("models", "export", "random:tiny-llama"), "djinn: random:tiny-llama has random weights, and no folder"),
         (("models", "pull", "no-such-model"), "smollm2-135m-instruct"),

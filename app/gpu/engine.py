@@ -249,7 +249,7 @@ class Engine:
     @property
     def _waits(self) -> bool:
         """Whether a message will come: of a move that is under way, or of a prompt that another server computes."""
-        return bool(self._placement.tiers.ledger.in_flight) or self._scheduler.queue.waits_for_others
+        return bool(self._placement.tiers.in_flight) or self._scheduler.queue.waits_for_others
 
     @property
     def _can_compute(self) -> bool:
@@ -292,7 +292,7 @@ class Engine:
     def _session_of(self, message: Message) -> SessionId | None:
         """The session that a message changes; None if it changes none."""
         if isinstance(message, Moved):
-            return self._placement.tiers.ledger.find(message.number)[1].session
+            return self._placement.tiers.in_flight[message.number][1].session
         return None if isinstance(message, Restored | Inspect | FreeDisk | KeepKV) else message.session
 
     def _until_alarm(self) -> float | None:

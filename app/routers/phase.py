@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from app.domain.values import KVPolicy
+from app.domain.values import KVBudget, KVPolicy
 from app.routers.dependencies import ServicesDep, SessionDep, errors
 from app.web.json_body import JsonRoute
 from app.wire.sessions import PhaseBody, PhaseView
@@ -17,4 +17,6 @@ async def set_phase(session: SessionDep, body: PhaseBody, services: ServicesDep)
     A turn makes the phase `compute` by itself.
     """
     services.sessions.set_phase(session, body.phase, body.resume_in_ms)
-    return PhaseView.of(session, KVPolicy(services.settings.kv_policy))
+    settings = services.settings
+    leaves = KVPolicy(settings.kv_policy) is KVPolicy.SIGNAL and settings.kv_host != KVBudget()
+    return PhaseView.of(session, leaves=leaves)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, Field, WithJsonSchema, model_validator
 
+from app.domain.values import KVBudget
 from app.settings.values import Budget, none_if_auto, none_or_path
 
 
@@ -32,11 +33,13 @@ class MemorySettings(BaseModel):
         None, description="KV on the device: bytes such as 2GiB, sessions such as 20x1024, or auto: from what is free"
     )
     kv_host: Budget = Field(
-        None, description="KV in host memory, like --kv-device; 0 for none, auto: from what is free"
+        None,
+        description="KV in host memory, like --kv-device; 0 for none, and then none on disk, auto: from what is free",
     )
     kv_disk: Budget = Field(
         None,
-        description="KV on disk, like --kv-device; 0 for none, auto: a tenth of the free space above --disk-reserve",
+        description="KV on disk, like --kv-device; it goes there over host memory, so --kv-host must not be 0. 0 for "
+        "none, auto: a tenth of the free space above --disk-reserve",
     )
     kv_policy: Literal["signal", "lru", "none"] = Field(
         "signal", description="KV leaves the device on signals (signal), only under pressure (lru), or never (none)"
@@ -53,4 +56,6 @@ class MemorySettings(BaseModel):
             raise ValueError(f"{' and '.join(lower)}: with kv_policy none KV never leaves the device")
         if self.kv_disk is not None and self.state_dir is None:
             raise ValueError("kv_disk: KV files are kept under state_dir, which is none")
+        if self.kv_host == KVBudget() and self.kv_disk not in (None, KVBudget()):
+            raise ValueError("kv_disk: KV goes to disk over host memory, so kv_host must not be 0")
         return self

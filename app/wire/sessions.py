@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from pydantic_core import PydanticCustomError
 
 from app.domain.limits import MAX_NAME
-from app.domain.values import KVPolicy, Phase, Residency, SessionState, Tier
+from app.domain.values import Phase, Residency, SessionState, Tier
 from app.sessions.session import Session
 from app.sessions.usage import SessionUsage
 from app.wire.base import MAX_COUNT, View, WireModel
@@ -244,10 +244,10 @@ class PhaseView(BaseModel):
     moving: MovingView | None
 
     @classmethod
-    def of(cls, session: Session, policy: KVPolicy) -> Self:
-        """What the session's phase asks for, given where its KV is."""
+    def of(cls, session: Session, *, leaves: bool) -> Self:
+        """What the session's phase asks for, given where its KV is, if signals move it and there is a lower tier."""
         kv, moving = session.kv, None
-        if policy is KVPolicy.SIGNAL and kv.tier is not None:
+        if leaves and kv.tier is not None:
             if session.phase in (Phase.IO_WAIT, Phase.IDLE) and kv.device_bytes:
                 moving = MovingView(to=Tier.HOST, bytes=kv.device_bytes - min(kv.host_bytes, kv.device_bytes))
             elif session.phase in (Phase.READY, Phase.COMPUTE) and not kv.device_bytes:

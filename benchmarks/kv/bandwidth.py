@@ -12,9 +12,8 @@ import torch
 
 from app.domain.values import SessionId
 from app.gpu.device.streams import PASSED, CpuStreams
-from app.gpu.kv.device_pool import KVPool
-from app.gpu.kv.host_pool import HostPool
 from app.gpu.kv.mover import KVMover
+from app.gpu.kv.pools import HostPool, KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.state.kv_header import KVIdentity, KVLayout
 from app.gpu.state.moves import Move, MoveKind

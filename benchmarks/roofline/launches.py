@@ -27,7 +27,7 @@ from app.gpu.forward.program_run import layer_by_layer
 from app.gpu.forward.walk import whole_pass
 from app.gpu.kernels.attention import attention_named, cuda
 from app.gpu.kernels.attention.batch import make_batch
-from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.sampling.inputs import place_requests

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from app.gpu.engine import Engine
-from app.gpu.kv import transport
-from app.gpu.kv.remote_prompts import PromptStreams
+from app.gpu.kv import stream
+from app.gpu.kv.stream import PromptStreams
 from app.gpu.state.moves import Move, Moved
 from tests.cluster.pair import DRAWN, GREEDY, Pair, pair
 from tests.durability.restarting import generate, open_session
@@ -168,7 +168,7 @@ def hangs() -> None:
 
 
 def is_impatient() -> None:
-    transport.PATIENCE_S = 1.0
+    stream.PATIENCE_S = 1.0
 
 
 def is_slow() -> None:

@@ -63,6 +63,14 @@ def test_a_session_with_a_turn_in_it_computes_whatever_it_says(http: httpx.Clien
         assert http.get(session).json()["phase"] == "compute"
 
 
+def test_without_a_lower_tier_no_signal_moves_anything(serve_with: ServeWith) -> None:
+    http = serve_with(kv_host=0)
+    session = open_session(http)
+    generate(http, session, **CONTEXT)
+    assert http.post(f"{session}/phase", json={"phase": "idle"}).json()["moving"] is None
+    assert in_tier("device")(http.get(session).json())
+
+
 def test_in_io_wait_the_device_is_free_and_nothing_is_computed_twice(serve_with: ServeWith) -> None:
     http = serve_with()
     waits, stays = open_session(http), open_session(http)

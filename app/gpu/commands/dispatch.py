@@ -16,7 +16,7 @@ from app.gpu.commands.turns import TurnHandler
 from app.gpu.commands.whitebox.checkpoints import CheckpointHandler
 from app.gpu.commands.whitebox.dispatch import look_inside
 from app.gpu.kv.phases import Phases
-from app.gpu.kv.transport import Ways
+from app.gpu.kv.stream import PromptStreams
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.state.moves import Moved, MoveKind
@@ -63,7 +63,7 @@ class CommandHandler:
         inspector: Inspector,
         files: FilesFound,
         discard: Callable[[int], None],
-        ways: Ways,
+        ways: PromptStreams,
     ) -> None:
         """`discard` closes the connection of that number, which nothing is sent over. `ways` are those of prompts."""
         self._placement = scheduler.placement
@@ -135,7 +135,7 @@ class CommandHandler:
             case Restored():
                 self._saved.delete_rest()
             case FreeDisk():
-                self._placement.lower.give_way(-(-command.count // self._placement.tiers.block_bytes))
+                self._placement.give_way(-(-command.count // self._placement.tiers.block_bytes))
             case Inspect():
                 value = self._inspector.memory(self.sequences)
             case _:

@@ -40,15 +40,15 @@ class HostBound:
             needed = self._whole(sequence) - len(sequence.host_blocks)
         else:
             return sequence.moving in (None, Tier.TO_DISK)
-        if self._begin(sequence) or (make_room and self._placement.eviction.make_host_room(needed, sequence)):
+        if self._begin(sequence) or (make_room and self._placement.make_host_room(needed, sequence)):
             return not self._begin(sequence) or (sequence.tier is Tier.DEVICE and sequence.outgoing is None)
-        return not (make_room and self._placement.lower.host_is_emptying)
+        return not (make_room and self._placement.host_is_emptying)
 
     def _begin(self, sequence: TokenSequence) -> bool:
         """Begin to bring the KV, or go on with that. False: the host has no room."""
         if sequence.tier is Tier.DEVICE:
             return self._tiers.copy_out(sequence, self._whole(sequence))
-        return sequence.tier is not Tier.DISK or self._tiers.files.load(sequence)
+        return sequence.tier is not Tier.DISK or self._tiers.load(sequence)
 
     def _whole(self, sequence: TokenSequence) -> int:
         """Blocks of whole passes."""

@@ -47,7 +47,7 @@ class Inspector:
         """The whole map."""
         began = time.perf_counter()
         device, host = self._scheduler.cache.pool, self._scheduler.cache.host
-        lower, size = self._placement.lower, self._block_bytes
+        placement, size = self._placement, self._block_bytes
         return MemoryMap(
             text=self._text(),
             kv_total_bytes=device.num_blocks * size,
@@ -58,7 +58,7 @@ class Inspector:
             sessions=len(sequences),
             sessions_by_tier=Counter(sequence.tier for sequence in sequences if sequence.tier is not None),
             host=_use(host, size),
-            disk=TierUse(lower.disk_blocks * size, lower.disk_used * size),
+            disk=TierUse(placement.disk_blocks * size, placement.tiers.file_blocks * size),
             moves=self._placement.meter.totals(),
             counts=self._placement.counts(),
             running=len(self._scheduler.queue.running),

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from app.domain.values import Ticket
-from app.gpu.kv.keeping import Keeping
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
+from app.gpu.kv.shutdown import ShutdownFlush
 from app.gpu.state.sequence import TokenSequence
 from app.messages import Done, Event, KeptKV
 
@@ -16,7 +16,7 @@ class KVKeeper:
     def __init__(self, placement: Placement, phases: Phases) -> None:
         self._placement = placement
         self._phases = phases
-        self._keeping: Keeping | None = None
+        self._keeping: ShutdownFlush | None = None
         self._ticket = Ticket(0)
 
     @property
@@ -27,7 +27,7 @@ class KVKeeper:
     def begin(self, ticket: Ticket, sequences: Iterable[TokenSequence], within_s: float) -> None:
         """Begin with the first ones; `tick` answers. No signal moves KV any more."""
         self._phases.rest()
-        self._keeping = Keeping(self._placement, tuple(sequences), self._placement.clock() + within_s)
+        self._keeping = ShutdownFlush(self._placement, tuple(sequences), self._placement.clock() + within_s)
         self._ticket = ticket
 
     def tick(self) -> list[Event]:

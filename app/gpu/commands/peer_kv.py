@@ -50,7 +50,7 @@ class PeerKV:
             raise
 
         def begin() -> None:
-            self._sending[self._tiers.files.send(sequence, command.connection).number] = command
+            self._sending[self._tiers.send(sequence, command.connection).number] = command
 
         self._host_bound.then(sequence, begin, make_room=True)
         return []
@@ -106,25 +106,25 @@ class PeerKV:
             return [Failed(command.ticket, _failure(report))]
         if report.computed and not move.target:
             blocks = self._tiers.cache.host.blocks_for(report.computed)
-            self._placement.lower.adopt(sequence, report.computed, blocks)
+            self._placement.adopt(sequence, report.computed, blocks)
         self._sessions.add(sequence)
         return [Done(command.ticket, ReceivedKV(sequence.computed))]
 
     def _find_room(self, command: ReceiveKV, sequence: TokenSequence) -> bool:
         """Begin to receive the session. False: there is no room yet. Raises `PeerFull` if there will be none."""
         blocks = self._tiers.cache.host.blocks_for(len(sequence.tokens))
-        if self._placement.eviction.make_host_room(blocks, sequence):
+        if self._placement.make_host_room(blocks, sequence):
             self._begin(command, sequence, blocks)
-        elif self._placement.lower.host_is_emptying:
+        elif self._placement.host_is_emptying:
             return False
-        elif self._placement.lower.make_disk_room(blocks, sequence, ()):
+        elif self._placement.make_disk_room(blocks, sequence, ()):
             self._begin(command, sequence, 0)
         else:
             raise PeerFull(f"neither host memory nor the disk has room for {blocks} blocks of KV")
         return True
 
     def _begin(self, command: ReceiveKV, sequence: TokenSequence, blocks: int) -> None:
-        move = self._tiers.files.receive(sequence, command.connection, blocks)
+        move = self._tiers.receive(sequence, command.connection, blocks)
         self._receiving[move.number] = command, sequence
 
 

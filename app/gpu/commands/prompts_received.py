@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from app.domain.errors import DjinnError, PeerFull, WrongState
 from app.domain.values import Tier
 from app.gpu.kv.placement import Placement
-from app.gpu.kv.transport import Ways
+from app.gpu.kv.stream import PromptStreams
 from app.gpu.state.moves import Move, Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
@@ -31,7 +31,7 @@ class _Awaited:
 class PromptReceiver:
     """Holds turns back, and lets each go on once."""
 
-    def __init__(self, placement: Placement, ways: Ways) -> None:
+    def __init__(self, placement: Placement, ways: PromptStreams) -> None:
         self._placement = placement
         self._cache = placement.tiers.cache
         self._ways = ways
@@ -114,12 +114,12 @@ class PromptReceiver:
             return WrongState(f"session {command.session} waits for no prompt any more")
         host, hashes, computed = self._cache.host, self._cache.prompt_hashes(sequence), len(sequence.tokens) - 1
         needed = host.blocks_for(computed) - command.first
-        if not self._placement.eviction.make_host_room(needed, sequence):
-            if not self._placement.lower.host_is_emptying:
+        if not self._placement.make_host_room(needed, sequence):
+            if not self._placement.host_is_emptying:
                 return PeerFull(f"host memory has no room for {needed} blocks of KV")
             self._waiting.append(awaited)
             return None
-        awaited.turn.coming = self._placement.tiers.ledger.order(
+        awaited.turn.coming = self._placement.tiers.order(
             sequence,
             MoveKind.RECEIVE_PROMPT,
             target=tuple(host.allocate(needed)),

@@ -10,7 +10,7 @@ from app.domain.errors import EngineError, WrongState
 from app.domain.values import Tier
 from app.gpu.commands.sessions import SessionHandler
 from app.gpu.kv.placement import Placement
-from app.gpu.kv.transport import Ways
+from app.gpu.kv.stream import PromptStreams
 from app.gpu.state.moves import Move, Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence
 from app.messages import Done, Event, Failed, SendPrompt, SentKV
@@ -32,7 +32,7 @@ class _Stream:
 class PromptSender:
     """Sends what is computed, between two steps."""
 
-    def __init__(self, placement: Placement, sessions: SessionHandler, ways: Ways) -> None:
+    def __init__(self, placement: Placement, sessions: SessionHandler, ways: PromptStreams) -> None:
         self._placement = placement
         self._tiers = placement.tiers
         self._host = placement.tiers.cache.host
@@ -101,14 +101,14 @@ class PromptSender:
         """Copy blocks to the host, or wait for room there. False: there will be none."""
         if self._tiers.copy_out(sequence, end):
             return True
-        if self._placement.eviction.make_host_room(end - len(sequence.host_blocks), sequence):
+        if self._placement.make_host_room(end - len(sequence.host_blocks), sequence):
             return self._tiers.copy_out(sequence, end)
-        return self._placement.lower.host_is_emptying
+        return self._placement.host_is_emptying
 
     def _send(self, stream: _Stream, ready: int) -> None:
         sequence, source = stream.sequence, tuple(stream.sequence.host_blocks[stream.sent : ready])
         self._host.share(source)
-        self._tiers.ledger.order(
+        self._tiers.order(
             sequence,
             MoveKind.SEND_PROMPT,
             source=source,

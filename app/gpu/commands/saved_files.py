@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from app.domain.histories import common_prefix
 from app.domain.values import SessionId
 from app.gpu.kv.placement import Placement
-from app.gpu.kv.session_files import file_namespace
+from app.gpu.kv.tiers import file_namespace
 from app.gpu.state.blocks import BlockHash
 from app.gpu.state.sequence import TokenSequence
 
@@ -44,13 +44,13 @@ class SavedFiles:
         same = common_prefix(tuple(sequence.tokens), tuple(saved.token_ids))
         if same and saved.namespace == file_namespace(sequence, saved.computed):  # imported KV stays apart
             blocks = self._placement.tiers.cache.host.blocks_for(saved.computed)
-            self._placement.lower.adopt(sequence, min(same, saved.computed), blocks)
+            self._placement.adopt(sequence, min(same, saved.computed), blocks)
         else:
-            self._placement.tiers.files.delete(sequence)
+            self._placement.tiers.delete_file(sequence)
 
     def delete_rest(self) -> None:
         """Delete the files that no session has claimed, as every session has been opened."""
         for session in (*self._files, *self._refused):
-            self._placement.tiers.files.delete(TokenSequence(session, b""))
+            self._placement.tiers.delete_file(TokenSequence(session, b""))
         self._placement.count_disk_failures(len(self._refused))
         self._files, self._refused = {}, ()

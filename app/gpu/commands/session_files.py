@@ -24,7 +24,7 @@ class SessionFiles:
         """Begin to write the session's file; `finish` answers."""
 
         def write() -> None:
-            move = self._tiers.files.export(sequence, command.path, command.about)
+            move = self._tiers.export(sequence, command.path, command.about)
             self._writing[move.number] = command
 
         self._host_bound.then(sequence, write)
@@ -33,7 +33,7 @@ class SessionFiles:
     def import_(self, command: Import) -> list[Event]:
         """Begin to check a client's file; `finish` answers."""
         sequence = TokenSequence(command.session, namespace_hash(command.namespace), tenant=command.tenant)
-        move = self._tiers.files.import_file(sequence, command.path, max_tokens=self._max_model_len)
+        move = self._tiers.import_file(sequence, command.path, max_tokens=self._max_model_len)
         self._reading[move.number] = command, sequence
         return []
 
@@ -51,7 +51,7 @@ class SessionFiles:
         sequence.assume_computed()
         sequence.sent = True
         blocks = self._tiers.cache.host.blocks_for(report.computed)
-        self._placement.lower.adopt(sequence, report.computed, blocks)
+        self._placement.adopt(sequence, report.computed, blocks)
         found = ImportedKV(report.token_ids, report.about_at, report.about_bytes)
         return [Done(asked.ticket, found)], sequence
 

@@ -14,7 +14,7 @@ from app.gpu.forward.program_run import layer_by_layer
 from app.gpu.forward.runner import Decode
 from app.gpu.forward.walk import whole_pass
 from app.gpu.kernels.attention.batch import Batch, make_batch
-from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import TOLERANCE, LayerStack
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from app.gpu.kernels.attention.batch import Batch, RowShape
 from app.gpu.kernels.attention.cpu.paged import count_short
 from app.gpu.kernels.attention.cpu.prompts import PlacedPrompts, PromptArguments
 from app.gpu.kernels.cpu.program import Program
-from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from app.gpu.kernels.attention.batch import Batch
-from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
 
 RunLayers = Callable[[int, int, Tensor, Batch], Tensor]

@@ -24,7 +24,7 @@ from app.gpu.forward.results import PendingResult
 from app.gpu.forward.walk import TokenIds, Walk, token_ids_of, whole_pass
 from app.gpu.forward.watch import Watch
 from app.gpu.kernels.attention.batch import Batch
-from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.sampling.logprobs import log_probabilities
 from app.gpu.sampling.masks import MaskThread

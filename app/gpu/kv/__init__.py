@@ -1,1 +1,1 @@
-"""KV blocks as book-keeping: who shares them, orders to move them, files of them."""
+"""Where each session's KV is: memory and files for it, its moves between them, and who gives way to whom."""

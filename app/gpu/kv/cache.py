@@ -211,7 +211,7 @@ class KVCache:
         return list(moved.items())
 
     def freed(self, sequences: Sequence[TokenSequence]) -> int:
-        """Blocks that nobody would hold if none of the sequences did, nor moves that copy their blocks."""
+        """Blocks that would have no holder without the sequences and the moves that copy their blocks."""
         held = Counter(block for sequence in sequences for block in sequence.blocks)
         held.update(block for each in sequences if each.outgoing is not None for block in each.outgoing.source)
         return sum(self.pool.holders(block) <= count for block, count in held.items())

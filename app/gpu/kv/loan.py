@@ -32,12 +32,14 @@ class Lender(Protocol):
         ...
 
 
-class LoanBook:
-    """Counts the bundles that are lent: always the first of the arena, so that KV has one run of memory."""
+class Borrower:
+    """Borrows memory of weights for KV: always the first bundles of the arena, so that KV has one run of memory."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, lender: Lender) -> None:
         self._arena = arena
+        self._lender = lender
         self.lent = 0
+        """Bundles."""
         self._steps_without = 0
         """Steps in a row that did not need the bundle lent last."""
 
@@ -46,14 +48,17 @@ class LoanBook:
         """Blocks that KV has now."""
         return self._arena.blocks(self.lent)
 
-    def lend(self, missing: int) -> Sequence[int]:
-        """Lend bundles, the result, so that KV has at least `missing` blocks more; none if there are too few."""
+    def borrow(self, missing: int) -> int:
+        """Have weights lend at least `missing` blocks; returns how many they lend. 0 if there are not so many."""
+        before = self.blocks
         for lent in range(self.lent + 1, len(self._arena.lendable) + 1):
-            if self._arena.blocks(lent) - self.blocks >= missing:
+            if self._arena.blocks(lent) - before >= missing:
                 bundles = self._arena.lendable[self.lent : lent]
                 self.lent, self._steps_without = lent, 0
-                return bundles
-        return ()
+                for bundle in bundles:
+                    self._lender.lend(bundle)
+                break
+        return self.blocks - before
 
     def surplus(self, needed: int, *, idle: bool) -> int | None:
         """Blocks that KV should give up so that the bundle lent last can come back; there must be one. None: not now.
@@ -65,25 +70,10 @@ class LoanBook:
         due = self._steps_without >= PATIENCE_STEPS or (idle and needed <= left)
         return self.blocks - left if due else None
 
-    def take_back(self) -> int:
-        """Mark the bundle lent last as returned; this is the result."""
+    def give_back(self) -> None:
+        """Have weights take the bundle back that was lent last."""
         self.lent -= 1
-        return self._arena.lendable[self.lent]
-
-
-class Borrower:
-    """Borrows memory of weights for KV."""
-
-    def __init__(self, book: LoanBook, lender: Lender) -> None:
-        self.book = book
-        self.lender = lender
-
-    def borrow(self, missing: int) -> int:
-        """Have weights lend at least `missing` blocks; returns how many they lend. 0 if there are not so many."""
-        before = self.book.blocks
-        for bundle in self.book.lend(missing):
-            self.lender.lend(bundle)
-        return self.book.blocks - before
+        self._lender.take_back(self._arena.lendable[self.lent])
 
 
 def lend_nothing(missing: int) -> int:
@@ -104,8 +94,7 @@ class KVLoans:
         """`headroom` is how many device blocks the sessions that run will still need; `copy_blocks` launches copies of
         device blocks, (source, target) each.
         """
-        self._book = borrower.book
-        self._lender = borrower.lender
+        self._borrower = borrower
         self._placement = placement
         self._headroom = headroom
         self._copy_blocks = copy_blocks
@@ -118,23 +107,23 @@ class KVLoans:
 
         Called before each step; and while there is none, `idle`, for as long as it returns True.
         """
-        if not self._book.lent:
+        if not self._borrower.lent:
             return False
         pool, placement = self._cache.pool, self._placement
-        surplus = self._book.surplus(self._needed(), idle=idle)
+        surplus = self._borrower.surplus(self._needed(), idle=idle)
         if surplus is None:
             return False
         # While no step runs, a bundle that is lent costs nothing: no session has to give way to it.
-        make_room = placement.eviction.make_room
+        make_room = placement.make_room
         if pool.available < surplus and (idle or not make_room(surplus, self._weights, prefetch=True)):
             return False
         end = pool.num_blocks - surplus
-        if any(block >= end for blocks in placement.tiers.ledger.held(pool) for block in blocks):
+        if any(block >= end for blocks in placement.tiers.held(pool) for block in blocks):
             return False  # it is being copied
         copies = self._cache.shrink(surplus, [*placement.active.values(), *placement.resident.values()])
         assert copies is not None, "as many are available"
         self._copy_blocks(copies)
-        self._lender.take_back(self._book.take_back())
+        self._borrower.give_back()
         return True
 
     def _needed(self) -> int:

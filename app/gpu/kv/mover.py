@@ -1,25 +1,25 @@
 """Carrying out moves: workers each way between device and host, for the disk, for clients' files, for other servers.
 
 A worker takes its orders in turn, blocks until the bytes have arrived, and reports. The engine goes on meanwhile.
-Each move to or from another server has a worker of its own: two that wait for each other must not stand in one queue.
+Each move to or from another server has its own worker: two that wait for each other must not stand in one queue.
 """
 
 import contextlib
+import heapq
+import itertools
 import logging
 import threading
 import time
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from app.domain.values import SessionId
 from app.gpu.device.streams import PASSED, Event
-from app.gpu.kv.disk import DiskStore
-from app.gpu.kv.file import read_kv_file, write_kv_file
-from app.gpu.kv.host_pool import LANDED, HostPool
-from app.gpu.kv.move_queue import Orders
-from app.gpu.kv.remote_prompts import PromptStreams
-from app.gpu.kv.stream import each_block, receive_into, receive_lead, send_kv
-from app.gpu.kv.transport import OpenWay, SocketTransport
+from app.gpu.kv.file import DiskStore, read_export, write_kv_file
+from app.gpu.kv.pools import LANDED, HostPool
+from app.gpu.kv.stream import OpenWay, PromptStreams, SocketTransport, each_block, receive_into, receive_lead, send_kv
 from app.gpu.state.kv_header import KVFileDamaged, KVFileError, KVFileHeader, KVFileMismatch, KVIdentity
 from app.gpu.state.moves import Move, Moved, MoveKind
 from app.machine.cores import free_from_core
@@ -30,6 +30,71 @@ logger = logging.getLogger(__name__)
 
 _PEERS = (MoveKind.SEND, MoveKind.RECEIVE, MoveKind.SEND_PROMPT, MoveKind.RECEIVE_PROMPT)
 _WORKERS = {MoveKind.OUT: "out", MoveKind.IN: "in", MoveKind.EXPORT: "files", MoveKind.IMPORT: "files"}
+
+
+class MoveQueue:
+    """First come, first served, but a read from disk passes all moves of other sessions: a turn waits for it, and no
+    turn waits for a write. The moves of one session are done in their order.
+
+    Each comes with the point on the device that it must come after. Any thread may put and get; neither takes longer in
+    a long queue.
+    """
+
+    def __init__(self) -> None:
+        self._moves: OrderedDict[int, tuple[Move, Event]] = OrderedDict()
+        """By number, in the order of their coming."""
+        self._numbers = itertools.count()
+        self._of_session: defaultdict[SessionId, deque[int]] = defaultdict(deque)
+        self._reads: list[int] = []
+        """A heap: reads that no other move of their session comes before."""
+        self._closed = False
+        self._doing: SessionId | None = None
+        """Whose move the worker has."""
+        self._came = threading.Condition()
+
+    def put(self, move: Move, ready: Event) -> None:
+        """Take a move."""
+        with self._came:
+            number, waiting = next(self._numbers), self._of_session[move.session]
+            if not waiting and move.kind is MoveKind.FROM_DISK:
+                heapq.heappush(self._reads, number)
+            self._moves[number] = move, ready
+            waiting.append(number)
+            self._came.notify_all()
+
+    def close(self) -> None:
+        """No more come. `get` returns those that are there, and then None."""
+        with self._came:
+            self._closed = True
+            self._came.notify_all()
+
+    def get(self) -> tuple[Move, Event] | None:
+        """The next move; waits for one. The worker has done the one before."""
+        with self._came:
+            self._doing = None
+            self._came.notify_all()
+            self._came.wait_for(lambda: self._moves or self._closed)
+            if not self._moves:
+                return None
+            found = self._take(heapq.heappop(self._reads) if self._reads else next(iter(self._moves)))
+            self._doing = found[0].session
+            return found
+
+    def wait_for(self, session: SessionId) -> None:
+        """Return when no move of the session waits or is under way."""
+        with self._came:
+            self._came.wait_for(lambda: session != self._doing and session not in self._of_session)
+
+    def _take(self, number: int) -> tuple[Move, Event]:
+        """Take out a move that no other of its session comes before."""
+        found = self._moves.pop(number)
+        waiting = self._of_session[found[0].session]
+        waiting.popleft()
+        if not waiting:
+            del self._of_session[found[0].session]
+        elif self._moves[waiting[0]][0].kind is MoveKind.FROM_DISK:
+            heapq.heappush(self._reads, waiting[0])
+        return found
 
 
 class KVMover:
@@ -46,7 +111,7 @@ class KVMover:
         self._host = host
         self._identity = identity
         self._disk = disk
-        self._queues = {name: Orders[Move, Event]() for name in ("out", "in", "disk", "files")}
+        self._queues = {name: MoveQueue() for name in ("out", "in", "disk", "files")}
         self._threads: list[threading.Thread] = []
         self._with_peers = set[threading.Thread]()
         self._landings: dict[int, Event] = {}
@@ -60,16 +125,16 @@ class KVMover:
     def start(self, report: Callable[[Moved], None]) -> None:
         """Start the workers; each end of a move is reported from the worker's thread."""
         self._report = report
-        for name, orders in self._queues.items():
-            thread = threading.Thread(target=self._work, args=(orders, report), name=f"djinn-kv-{name}", daemon=True)
+        for name, queue in self._queues.items():
+            thread = threading.Thread(target=self._work, args=(queue, report), name=f"djinn-kv-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def stop(self) -> None:
         """Finish what has been ordered, but for what other servers take part in, and end the workers."""
         self.connections.close()
-        for orders in self._queues.values():
-            orders.close()
+        for queue in self._queues.values():
+            queue.close()
         for thread in (*self._threads, *tuple(self._with_peers)):
             thread.join()
         with contextlib.suppress(RuntimeError):  # a device that is lost reads no host block any more
@@ -98,7 +163,7 @@ class KVMover:
         return self._host.now()
 
     def _begin(self, move: Move, ready: Event) -> None:
-        """Carry out a move on a thread of its own."""
+        """Carry out a move on a new thread."""
 
         def work() -> None:
             free_from_core()
@@ -109,9 +174,9 @@ class KVMover:
         self._with_peers.add(thread)
         thread.start()
 
-    def _work(self, orders: Orders[Move, Event], report: Callable[[Moved], None]) -> None:
-        while (order := orders.get()) is not None:
-            report(self.carry_out(*order))
+    def _work(self, queue: MoveQueue, report: Callable[[Moved], None]) -> None:
+        while (found := queue.get()) is not None:
+            report(self.carry_out(*found))
 
     def carry_out(self, move: Move, ready: Event) -> Moved:
         """Do one move on the calling thread, behind `ready`; whatever goes wrong is in the report."""
@@ -182,7 +247,7 @@ class KVMover:
         """Take over a file; without a disk tier only its tokens."""
         path = Path(move.path)
         if self._disk is None:
-            header, computed = read_kv_file(path, self._identity, max_tokens=move.max_tokens), 0
+            header, computed = read_export(path, self._identity, max_tokens=move.max_tokens), 0
         else:
             header = self._disk.adopt(path, move.session, max_tokens=move.max_tokens)
             computed = header.computed_tokens

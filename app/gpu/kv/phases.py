@@ -1,13 +1,12 @@
 """Clients signal the phases of their sessions: KV is offloaded while a tool runs and prefetched before it returns."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 
-from app.domain.values import KVPolicy, Phase, Tier
-from app.gpu.kv.leaving import RETRY_S, LeavingSessions
+from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.gpu.kv.placement import Placement
-from app.gpu.kv.prefetch import PrefetchOrder
-from app.gpu.kv.return_order import Blocks, ReturnOrder
+from app.gpu.kv.ranking import Blocks, ReturnOrder
 from app.gpu.state.moves import MoveKind
 from app.gpu.state.sequence import TokenSequence
 
@@ -16,6 +15,10 @@ TRIED = 4
 BLOCKS_A_LOOK = 256
 """Once prefetches of so many blocks have begun, the others wait for the next look, which comes after the next step: to
 begin them takes time that a step waits for, and the link is busy meanwhile.
+"""
+RETRY_S = 0.1
+"""How often sessions that wait for room try again although nothing has changed. Time alone can give room: a session is
+overdue, or a disk may be written again.
 """
 
 
@@ -28,9 +31,8 @@ class Phases:
         self._headroom = headroom
         self._tiers = placement.tiers
         self._clock = placement.clock
-        self._wanted = ReturnOrder(self._blocks)
-        self._expected = PrefetchOrder(self._blocks)
-        self._leaving = LeavingSessions(placement, self._expected.note_moved)
+        self._wanted, self._expected = ReturnOrder(self._blocks), ReturnOrder(self._blocks)
+        self._leaving = LeavingSessions(placement)
         self._listens = placement.policy is KVPolicy.SIGNAL
         self._retry_at = math.inf
 
@@ -49,7 +51,7 @@ class Phases:
             sequence.waits = True
             self._wanted.remove(sequence)
             if sequence.moving is Tier.TO_DEVICE:
-                self._tiers.turn_round(sequence)
+                self._tiers.cancel_move(sequence)
                 self._placement.note_placed(sequence)
             self._leaving.add(sequence)
             if sequence.resume_at is not None:
@@ -71,8 +73,8 @@ class Phases:
     def rest(self) -> None:
         """Begin no more moves, whatever is signalled: the engine is about to stop."""
         self._listens = False
-        self._leaving.clear()
-        self._wanted, self._expected = ReturnOrder(self._blocks), PrefetchOrder(self._blocks)
+        self._leaving = LeavingSessions(self._placement)
+        self._wanted, self._expected = ReturnOrder(self._blocks), ReturnOrder(self._blocks)
 
     def tick(self) -> None:
         """Go on with every session that waits for its time or for room. Costs nothing while neither has come."""
@@ -87,19 +89,19 @@ class Phases:
         return None if alarm == math.inf else alarm
 
     def _go_on(self) -> None:
-        now = self._clock()
-        self._placement.changed = False
-        self._placement.forget_order()
-        for sequence in self._placement.take_moved():
+        now, placement = self._clock(), self._placement
+        placement.changed = False
+        placement.forget_order()
+        for sequence in placement.take_moved():
             self._expected.note_moved(sequence)
             self._wanted.note_moved(sequence)
             self._leaving.note_moved(sequence)
-        seconds = self._placement.meter.seconds
-        block_s = seconds(MoveKind.FROM_DISK, 1), seconds(MoveKind.IN, 1)
-        busy_s = float(self._wanted.blocks.sum(axis=1) @ block_s) if self._wanted else 0.0
-        for sequence in self._expected.take_due(now, self._placement.margin.seconds, block_s, busy_s=busy_s):
+        block_s = placement.meter.seconds(1, MoveKind.FROM_DISK), placement.meter.seconds(1, MoveKind.IN)
+        busy_s = self._wanted.restore_s(block_s)
+        for sequence in self._expected.take_due(now, placement.margin_s, block_s, busy_s=busy_s):
             self._want(sequence)
-        self._leaving.look(now)
+        for sequence in self._leaving.look(now):
+            self._expected.note_moved(sequence)
         self._prefetch_all()
         self._retry_at = now + RETRY_S if self._leaving or self._wanted else math.inf
 
@@ -109,7 +111,7 @@ class Phases:
         self._tiers.head_back(sequence)
         if sequence.moving is not was_moving:
             self._placement.note_placed(sequence)
-        if sequence.session in self._placement.lower.away:
+        if sequence.session in self._placement.away:
             self._wanted.add(sequence)
 
     def _prefetch_all(self) -> None:
@@ -138,19 +140,14 @@ class Phases:
                 placement.refile(sequence)
         elif sequence.tier is Tier.DISK:
             needed = sequence.disk_blocks + placement.loading + headroom
-            begins = self._makes_room(needed, sequence) and self._loads(sequence)
+            begins = self._makes_room(needed, sequence) and placement.begin_load(sequence)
         if sequence.tier in (Tier.DEVICE, None):
             self._wanted.remove(sequence)
         return begins
 
     def _makes_room(self, needed: int, sequence: TokenSequence) -> bool:
         """No session loses KV for a session that no turn waits for yet."""
-        return self._placement.eviction.make_room(needed, sequence, prefetch=True, may_lose=False)
-
-    def _loads(self, sequence: TokenSequence) -> bool:
-        load = self._tiers.files.load
-        make_host_room = self._placement.eviction.make_host_room
-        return load(sequence) or (make_host_room(sequence.disk_blocks, sequence) and load(sequence))
+        return self._placement.make_room(needed, sequence, prefetch=True, may_lose=False)
 
     def _blocks(self, sequence: TokenSequence) -> Blocks:
         """What a restore reads from disk, and what it copies to the device."""
@@ -158,3 +155,123 @@ class Phases:
         if tier is Tier.DEVICE and sequence.session not in self._leaving:
             return 0, 0
         return (blocks if tier is Tier.DISK or (tier is Tier.TO_HOST and not sequence.blocks) else 0), blocks
+
+
+class LeavingSessions:
+    """Sessions whose clients wait, and that are still to be offloaded: their KV leaves the device, and goes on to disk
+    if they are idle. Those on their way, and those that find no room on the host, cost nothing until that changes.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._tiers = placement.tiers
+        self._host = placement.tiers.cache.host
+        self._waiting: OrderedDict[SessionId, TokenSequence] = OrderedDict()
+        """Those to look at."""
+        self._moving: dict[SessionId, TokenSequence] = {}
+        """Those on their way: there is nothing to look at until that ends."""
+        self._stuck: OrderedDict[SessionId, TokenSequence] = OrderedDict()
+        """Those on the device that have found no room on the host."""
+        self._no_room = math.inf
+        """So many host blocks could not be had: the fewest that any of the stuck ones needs."""
+        self._again_at = math.inf
+        """When the stuck ones are looked at again although the host has no room."""
+        self._changes = 0
+        """Changes of the host's pool when they were last looked at."""
+
+    def __contains__(self, session: SessionId) -> bool:
+        return session in self._waiting or session in self._moving or session in self._stuck
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._moving or self._stuck)
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Let the session leave, from the next look on."""
+        self.discard(sequence.session)
+        self._waiting[sequence.session] = sequence
+
+    def discard(self, session: SessionId) -> None:
+        """Let it stay where it is."""
+        for sessions in (self._waiting, self._moving, self._stuck):
+            sessions.pop(session, None)
+
+    def note_moved(self, sequence: TokenSequence) -> None:
+        """Note that the session's KV has changed its place or size."""
+        if sequence.session in self._stuck or sequence.session in self._moving:
+            self.add(sequence)
+
+    def look(self, now: float) -> list[TokenSequence]:
+        """Send away the sessions that can go now. Returns those that would be back before their KV had moved: they
+        stay.
+        """
+        if self._stuck:
+            for sequence in self._unstuck(now):
+                self._waiting[sequence.session] = self._stuck.pop(sequence.session)
+        waiting, self._waiting = self._waiting, OrderedDict()
+        stay = [sequence for sequence in waiting.values() if not self._send_away(sequence, now)]
+        if not self._stuck:
+            self._no_room = self._again_at = math.inf
+        return stay
+
+    def _unstuck(self, now: float) -> list[TokenSequence]:
+        """Those for which there may be room by now."""
+        first, due = next(iter(self._stuck.values())), now >= self._again_at
+        if due:
+            self._again_at = now + RETRY_S
+        room = self._host.available >= self._no_room
+        if room or (due and self._placement.make_host_room(int(self._no_room), first)):
+            self._no_room = math.inf
+            return list(self._stuck.values())
+        if not due or self._changes == self._host.changes:
+            return []
+        self._changes = self._host.changes
+        return [sequence for sequence in self._stuck.values() if self._shares_more(sequence)]
+
+    def _send_away(self, sequence: TokenSequence, now: float) -> bool:
+        """Offload a session that waits by one tier: to the host, and from there to disk if it is `idle`. False: it
+        would be back before the move was done.
+        """
+        gap_s, blocks = sequence.return_time - now, self._tiers.cache.pool.blocks_for(sequence.computed)
+        seconds = self._placement.meter.seconds
+        if sequence.tier is Tier.DEVICE:
+            if gap_s < seconds(blocks, MoveKind.OUT, MoveKind.IN):
+                return False
+            self._park(sequence)
+            if sequence.tier is Tier.DEVICE:
+                self._note_stuck(sequence, now)
+        if sequence.tier is Tier.HOST:
+            by_disk_s = seconds(blocks, MoveKind.TO_DISK, MoveKind.FROM_DISK, MoveKind.IN)
+            if sequence.phase is Phase.IDLE and gap_s >= by_disk_s:
+                self._placement.save(sequence)
+        elif sequence.moving is not None:
+            self._moving[sequence.session] = sequence
+        return True
+
+    def _park(self, sequence: TokenSequence) -> None:
+        """Begin to move the KV to the host, if that has room or can make some."""
+        missing = _missing(sequence)
+        if self._host.available < missing >= self._no_room and not self._shares_more(sequence):
+            return
+        before = sequence.tier, len(sequence.blocks), len(sequence.host_blocks)
+        if not self._tiers.park(sequence):
+            missing = _missing(sequence)  # the host may have had some of the content
+            if missing < self._no_room and self._placement.make_host_room(missing, sequence):
+                self._tiers.park(sequence)
+        if (sequence.tier, len(sequence.blocks), len(sequence.host_blocks)) != before:
+            self._placement.refile(sequence)
+
+    def _note_stuck(self, sequence: TokenSequence, now: float) -> None:
+        self._stuck[sequence.session] = sequence
+        self._no_room = min(self._no_room, _missing(sequence))
+        if self._again_at == math.inf:
+            self._again_at, self._changes = now + RETRY_S, self._host.changes
+
+    def _shares_more(self, sequence: TokenSequence) -> bool:
+        """Whether the host has the content of the session's next block from another session."""
+        copied = len(sequence.host_blocks)
+        return copied < len(sequence.hashes) and self._host.find(sequence.hashes[copied]) is not None
+
+
+def _missing(sequence: TokenSequence) -> int:
+    """Host blocks that a park of the session takes."""
+    return len(sequence.blocks) - len(sequence.host_blocks)

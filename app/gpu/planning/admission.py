@@ -27,7 +27,6 @@ class Admission:
 
     def __init__(self, placement: Placement, queue: TurnQueue) -> None:
         self._placement = placement
-        self._eviction = placement.eviction
         self._tiers = placement.tiers
         self._cache = placement.tiers.cache
         self._queue = queue
@@ -86,14 +85,14 @@ class Admission:
     def make_room(self, needed: int, sequence: TokenSequence) -> bool:
         """Whether `needed` blocks are available now, after all with a weaker claim than `sequence` have given way."""
         pool = self._cache.pool
-        if self._eviction.make_room(needed, sequence, or_some=True):
+        if self._placement.make_room(needed, sequence, or_some=True):
             return True
         while pool.available + self._tiers.freeing < needed:
             victim = self._room.weakest(sequence)
             if victim is None:
                 break
             self._queue.preempt(victim)
-            if victim is sequence or not self._eviction.evict(victim, sequence):
+            if victim is sequence or not self._placement.evict(victim, sequence):
                 break
         return pool.available >= needed
 
@@ -109,7 +108,7 @@ class Admission:
             return Admitted.NO_ROOM
         if found:
             self._cache.accept_prefix(sequence)
-        self._tiers.turn_round(sequence)
+        self._tiers.cancel_move(sequence)
         self._queue.start(active)
         self._room.note_start(active)
         return Admitted.YES
@@ -120,7 +119,7 @@ class Admission:
         """
         if not self._queue.running:
             return self.make_room(blocks + headroom, sequence)
-        return self._eviction.make_room(blocks + headroom, sequence) or self._take_share(blocks, headroom, sequence)
+        return self._placement.make_room(blocks + headroom, sequence) or self._take_share(blocks, headroom, sequence)
 
     def _take_share(self, blocks: int, headroom: int, sequence: TokenSequence) -> bool:
         """Whether there is room after turns of others have given way. None does where all that would is too little."""
@@ -128,7 +127,7 @@ class Admission:
         givers = self._room.givers(sequence)
         if turn is None or not givers:
             return False
-        self._eviction.make_room(needed, sequence, or_some=True)
+        self._placement.make_room(needed, sequence, or_some=True)
         # `headroom` has what those of them that run would still have needed.
         spared = sum(self._room.claim(each) - len(each.blocks) for each in givers)
         if pool.available + self._tiers.freeing + self._cache.freed(givers) + spared < needed:
@@ -142,7 +141,7 @@ class Admission:
             needed -= self._room.claim(giver) - len(giver.blocks)
             self._queue.preempt(giver)
             chosen.append(giver)
-        self._eviction.evict_together(chosen, sequence)
+        self._placement.evict_together(chosen, sequence)
         return pool.available >= needed
 
 

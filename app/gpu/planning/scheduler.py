@@ -174,7 +174,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if a sequence is in two lists, or one at rest is busy, or a busy one has nothing to do."""
-        resident, away = self.placement.resident, self.placement.lower.away
+        resident, away = self.placement.resident, self.placement.away
         groups = [set(group) for group in (self.queue.waiting, self.queue.running, resident, away)]
         if len(set().union(*groups)) != sum(map(len, groups)):
             raise RuntimeError("a session is in two lists")

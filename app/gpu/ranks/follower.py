@@ -18,8 +18,7 @@ from app.gpu.forward.program_run import layer_by_layer
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.batch import make_batch
 from app.gpu.kernels.linear.shard import Shard
-from app.gpu.kv.device_pool import KVPool
-from app.gpu.kv.shared_pool import Part, SharedHostPool
+from app.gpu.kv.pools import KVPool, Part, SharedHostPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.ending import ending_with_it

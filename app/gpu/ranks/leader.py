@@ -24,7 +24,7 @@ from torch import Tensor
 from app.domain.errors import EngineError
 from app.gpu.device.group import Group
 from app.gpu.kernels.linear.shard import Shard
-from app.gpu.kv.shared_pool import open_slab
+from app.gpu.kv.pools import open_slab
 from app.gpu.ranks.orders import CopyAcross, Join, Load, NotLoaded, Order
 from app.machine.cores import free_from_core, without_binding
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from app.gpu.device.streams import DeviceStreams, Event
-from app.gpu.kv.device_pool import KVPool
-from app.gpu.kv.host_pool import LANDED, Landing
-from app.gpu.kv.shared_pool import Part, SharedHostPool
+from app.gpu.kv.pools import LANDED, KVPool, Landing, Part, SharedHostPool
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.leader import Ranks, Way
 from app.gpu.ranks.orders import CopyAcross, CopyBlocks

@@ -42,7 +42,7 @@ def budget_blocks(
     `device_room` is the memory of a GPU for KV, in bytes; None on a CPU, whose device memory is the host's. `disk_room`
     is that for KV files; None: there are none. Raises `FieldOutOfRange` unless the device gets at least one block, and
     so does each lower tier that is asked for. With policy `none` KV never leaves the device, so the lower tiers get no
-    blocks.
+    blocks. KV goes to disk over host memory, so without a block there the disk gets none.
     """
 
     def blocks(asked: KVBudget | None, default_bytes: float) -> int:
@@ -68,7 +68,7 @@ def budget_blocks(
     if settings.kv_policy is KVPolicy.NONE:
         return TierBlocks(on_device, 0, 0)
     on_host = lower_blocks("kv_host", settings.kv_host, free, HOST_SHARE)
-    if disk_room is None:
+    if disk_room is None or not on_host:
         return TierBlocks(on_device, on_host, 0)
     on_disk = lower_blocks("kv_disk", settings.kv_disk, disk_room.free, DISK_SHARE)
     if disk_room.missing and (on_disk or settings.kv_disk is None):

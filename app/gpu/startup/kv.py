@@ -12,10 +12,9 @@ from app.gpu.device.dtypes import dtype_name
 from app.gpu.device.memory import CudaMemory, allocating
 from app.gpu.forward.graph_decode import DecodeLimits, Recorder
 from app.gpu.forward.graph_recording import estimate_graph_bytes
-from app.gpu.kv.device_pool import KVPool
-from app.gpu.kv.disk import DiskStore
-from app.gpu.kv.host_pool import HostPool
-from app.gpu.kv.loan import Borrower, LoanBook
+from app.gpu.kv.file import DiskStore
+from app.gpu.kv.loan import Borrower
+from app.gpu.kv.pools import HostPool, KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.pools import LeadingHostPool, LeadingPool
 from app.gpu.startup.budgets import TierBlocks, budget_blocks
@@ -111,7 +110,7 @@ def _allocate_device(
             return KVPool(loaded.stack, blocks, layout.block_size, dtype=dtype), None
     arena, memory = loaded.streamed.share(blocks, layout.block_bytes)
     pool = KVPool(loaded.stack, arena.most_blocks, layout.block_size, memory, dtype=dtype)
-    return pool, Borrower(LoanBook(arena), loaded.streamed.text)
+    return pool, Borrower(arena, loaded.streamed.text)
 
 
 def _allocate_host(loaded: LoadedModel, pool: KVPool, blocks: int, layout: KVLayout) -> HostPool:
@@ -148,13 +147,13 @@ def find_files(disk: DiskStore | None) -> FilesFound:
     """The KV files of an earlier server."""
     if disk is None:
         return FilesFound()
-    index = disk.index()
-    if index.refused:
-        logger.warning("KV files that are damaged or of another model or layout: %d", len(index.refused))
-    if index.headers:
-        logger.info("sessions with KV on disk from an earlier server: %d", len(index.headers))
+    headers, refused = disk.index()
+    if refused:
+        logger.warning("KV files that are damaged or of another model or layout: %d", len(refused))
+    if headers:
+        logger.info("sessions with KV on disk from an earlier server: %d", len(headers))
     saved = {
         session: SavedKV(header.token_ids, header.computed_tokens, header.namespace)
-        for session, header in index.headers.items()
+        for session, header in headers.items()
     }
-    return FilesFound(saved, index.refused)
+    return FilesFound(saved, refused)

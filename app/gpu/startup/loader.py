@@ -21,11 +21,11 @@ from app.gpu.kernels.attention.pool_rows import require_rows
 from app.gpu.kernels.cpu.compilations import COMPILATIONS
 from app.gpu.kernels.cpu.openmp import release_threads
 from app.gpu.kernels.linear.base import Products
-from app.gpu.kv.host_pool import HostPool
 from app.gpu.kv.loan import KVLoans
 from app.gpu.kv.mover import KVMover
 from app.gpu.kv.phases import Phases
-from app.gpu.kv.transport import OpenWay, SocketTransport
+from app.gpu.kv.pools import HostPool
+from app.gpu.kv.stream import OpenWay, SocketTransport
 from app.gpu.models.base import LayerStack
 from app.gpu.planning.turns import Turns
 from app.gpu.ranks.leader import Die, end_process
@@ -138,8 +138,7 @@ def _open_way(settings: EngineSettings, host: HostPool) -> OpenWay:
     """How prompts go from server to server."""
     if settings.prefill_transport != "nixl":
         return SocketTransport
-    from app.gpu.kv.nixl_agent import NixlAgent  # an extra
-    from app.gpu.kv.nixl_transport import NixlTransport
+    from app.gpu.kv.nixl import NixlAgent, NixlTransport
 
     return partial(NixlTransport, agent=NixlAgent(host.data if settings.computes_prompts else None))
 

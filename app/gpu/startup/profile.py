@@ -14,7 +14,7 @@ from app.gpu.device.staging import put_each
 from app.gpu.forward.program_run import layer_by_layer
 from app.gpu.forward.walk import whole_pass
 from app.gpu.kernels.attention.batch import make_batch
-from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.sampling.inputs import place_requests
 from app.gpu.sampling.logprobs import log_probabilities

@@ -10,7 +10,7 @@ from app.gpu.forward.graph_runs import RunGraphs
 from app.gpu.forward.program_run import RunLayers, layer_by_layer
 from app.gpu.forward.runner import Runner
 from app.gpu.kernels.attention.batch import make_batch
-from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.layers import LeadingLayers, LeadingStack
 from app.gpu.sampling.masks import WORD, apply_mask

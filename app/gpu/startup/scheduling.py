@@ -4,8 +4,8 @@ import time
 
 from app.gpu.kv.cache import KVCache
 from app.gpu.kv.loan import Borrower, lend_nothing
-from app.gpu.kv.moving import KVTiers
 from app.gpu.kv.placement import Placement
+from app.gpu.kv.tiers import KVTiers
 from app.gpu.models.base import LayerStack
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.scheduler import Scheduler

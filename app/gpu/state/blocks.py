@@ -38,6 +38,10 @@ class BlockPool:
         self.block_size = block_size
         self.changes = 0
         """How often blocks have got or lost holders."""
+        self.leaving = 0
+        """Owned blocks that become available once every release that is expected has come."""
+        self._leaving: dict[BlockId, int] = {}
+        """How many holders of a block are expected to release it; others have no entry."""
         self._refs = [0] * num_blocks
         self._free: list[BlockId] = list(range(num_blocks))
         """A heap: the lowest is taken first."""
@@ -108,10 +112,12 @@ class BlockPool:
         self.num_blocks = end
         return moved
 
-    def share(self, blocks: Iterable[BlockId]) -> None:
+    def share(self, blocks: Sequence[BlockId]) -> None:
         """Add one holder to each block; a cached block becomes owned again."""
         self.changes += 1
         refs = self._refs
+        if self._leaving:
+            self.leaving -= self._count_leaving(blocks)
         for block in blocks:
             if refs[block] == 0:
                 del self._cached[block]
@@ -134,6 +140,22 @@ class BlockPool:
         finally:
             for block in reversed(freed):  # mostly ascending: few have to rise in the heap
                 heapq.heappush(self._free, block)
+        if self._leaving:
+            self.leaving += self._count_leaving(blocks)
+
+    def expect_release(self, blocks: Iterable[BlockId]) -> None:
+        """Count one holder of each block as about to release it; `cancel_release` comes before the release."""
+        for block in blocks:
+            self._leaving[block] = count = self._leaving.get(block, 0) + 1
+            self.leaving += count == self._refs[block]
+
+    def cancel_release(self, blocks: Iterable[BlockId]) -> None:
+        """Count one holder of each block as staying again."""
+        for block in blocks:
+            count = self._leaving.pop(block)
+            self.leaving -= count == self._refs[block]
+            if count > 1:
+                self._leaving[block] = count - 1
 
     def publish(self, blocks: Iterable[BlockId], hashes: Iterable[BlockHash]) -> None:
         """Offer full, owned blocks as a prefix, each under its hash; what has no counterpart is left out. The first
@@ -181,13 +203,21 @@ class BlockPool:
             raise RuntimeError("free and cached blocks are not exactly the unreferenced blocks")
         if {block: block_hash for block_hash, block in self._by_hash.items()} != self._hash_of:
             raise RuntimeError("the prefix index and its reverse differ")
+        if self.leaving != self._count_leaving(self._leaving):
+            raise RuntimeError("the count of blocks that all holders are about to release is wrong")
         if not self._cached.keys() <= self._hash_of.keys() or not self._hash_of.keys().isdisjoint(self._free):
             raise RuntimeError("a cached block is not published, or a free one is")
+
+    def _count_leaving(self, blocks: Iterable[BlockId]) -> int:
+        """How many of the blocks all holders are expected to release."""
+        return sum(self._leaving.get(block) == self._refs[block] for block in blocks)
 
     def _take_over(self, source: BlockId) -> BlockId:
         """Take a block that has the holders and the prefix of `source` from now on."""
         [target] = self.allocate(1)
         self._refs[target] = self._refs[source]
+        if source in self._leaving:
+            self._leaving[target] = self._leaving.pop(source)
         if source in self._hash_of:
             self._hash_of[target] = self._hash_of.pop(source)
             self._by_hash[self._hash_of[target]] = target

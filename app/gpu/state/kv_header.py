@@ -7,13 +7,13 @@ a file that is accepted.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from math import prod
 from typing import Any
 
 from app.domain.limits import MAX_LABEL_BYTES
 
 FORMAT = "djinn-kv"
-VERSION = "2"
 SHOWN = 12
 """Digits of a fingerprint in an error: enough to tell two models apart."""
 
@@ -24,9 +24,27 @@ SCALE_BYTES = 4
 """Of a row of float8; see `attention.pool_rows`."""
 LENGTH_BYTES = 8
 TOKEN_BYTES = 4
-DIGEST_BYTES = 32
 MAX_TOKENS = 1 << 24
 """Of a file of the server's own, whatever its sessions may have by now."""
+
+
+class Checksum(StrEnum):
+    """How the last tensor of a file, which has this name, guards all bytes before it."""
+
+    SHA256 = "sha256"
+    """In files that go out and come in, and in all of older servers."""
+    CRC32 = "crc32"
+    """In files that a server writes for itself: it takes less than half of the time when one is read."""
+
+    @property
+    def bytes(self) -> int:
+        """Its length."""
+        return 32 if self is Checksum.SHA256 else 4
+
+    @property
+    def version(self) -> str:
+        """The version of the format that files with it are of."""
+        return "2" if self is Checksum.SHA256 else "3"
 
 
 class KVFileError(Exception):
@@ -96,6 +114,7 @@ class KVFileHeader:
     computed_tokens: int
     namespace: bytes = b""
     about_bytes: int = 0
+    checksum: Checksum = Checksum.SHA256
 
     @property
     def blocks(self) -> int:
@@ -120,7 +139,7 @@ def encode_header(header: KVFileHeader) -> bytes:
     fields: dict[str, Any] = {
         "__metadata__": {
             "format": FORMAT,
-            "version": VERSION,
+            "version": header.checksum.version,
             "fingerprint": header.identity.fingerprint,
             "computed_tokens": str(header.computed_tokens),
             "namespace": header.namespace.hex(),
@@ -128,10 +147,10 @@ def encode_header(header: KVFileHeader) -> bytes:
         "token_ids": {"dtype": "I32", "shape": [len(header.token_ids)]},
         "about": {"dtype": "U8", "shape": [header.about_bytes]},
         "kv": {"dtype": dtype, "shape": [header.blocks, *layout.block_shape]},
-        "sha256": {"dtype": "U8", "shape": [DIGEST_BYTES]},
+        header.checksum: {"dtype": "U8", "shape": [header.checksum.bytes]},
     }
     offset = 0
-    for name, length in zip(("token_ids", "about", "kv", "sha256"), _tensor_bytes(header), strict=True):
+    for name, length in zip(("token_ids", "about", "kv", header.checksum), _tensor_bytes(header), strict=True):
         fields[name]["data_offsets"] = [offset, offset + length]
         offset += length
     return encode_safetensors(fields, align=8)
@@ -149,7 +168,7 @@ def encode_safetensors(fields: Mapping[str, Any], *, align: int) -> bytes:
 
 def _tensor_bytes(header: KVFileHeader) -> tuple[int, int, int, int]:
     kv = header.blocks * header.identity.layout.block_bytes
-    return len(header.token_ids) * TOKEN_BYTES, header.about_bytes, kv, DIGEST_BYTES
+    return len(header.token_ids) * TOKEN_BYTES, header.about_bytes, kv, header.checksum.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +182,7 @@ class HeaderFields:
     computed_tokens: int
     namespace: bytes
     about_bytes: int
+    checksum: Checksum
 
 
 def parse_header(text: bytes, max_tokens: int) -> HeaderFields:
@@ -174,8 +194,10 @@ def parse_header(text: bytes, max_tokens: int) -> HeaderFields:
         metadata = fields["__metadata__"]
         if metadata["format"] != FORMAT:
             raise ValueError
-        if metadata["version"] != VERSION:
-            raise KVFileMismatch(f"it is of version {metadata['version']} of the format, not {VERSION}")
+        checksums = {checksum.version: checksum for checksum in Checksum}
+        if metadata["version"] not in checksums:
+            known = " or ".join(checksums)
+            raise KVFileMismatch(f"it is of version {metadata['version']} of the format, not {known}")
         [tokens], computed_tokens = fields["token_ids"]["shape"], int(metadata["computed_tokens"])
         [about_bytes] = fields["about"]["shape"]
         _check_count("token_ids", tokens, max_tokens)
@@ -190,6 +212,7 @@ def parse_header(text: bytes, max_tokens: int) -> HeaderFields:
             computed_tokens=computed_tokens,
             namespace=bytes.fromhex(metadata["namespace"]),
             about_bytes=about_bytes,
+            checksum=checksums[metadata["version"]],
         )
     except (ValueError, TypeError, LookupError, RecursionError):
         raise KVFileDamaged("its header is not that of a session of Djinn") from None
@@ -222,7 +245,14 @@ def match_header(fields: HeaderFields, expected: KVIdentity) -> KVFileHeader:
             f"its KV blocks are {fields.dtype} {fields.block_shape}, this server's are "
             f"{dtype} {expected.layout.block_shape} (layers, keys and values, heads, tokens, elements)"
         )
-    return KVFileHeader(expected, range(fields.tokens), fields.computed_tokens, fields.namespace, fields.about_bytes)
+    return KVFileHeader(
+        expected,
+        range(fields.tokens),
+        fields.computed_tokens,
+        fields.namespace,
+        fields.about_bytes,
+        fields.checksum,
+    )
 
 
 def check_tokens(token_ids: Sequence[int], expected: KVIdentity) -> None:

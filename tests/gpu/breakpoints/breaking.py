@@ -95,9 +95,9 @@ class BreakDriver(Driver):
     def check(self) -> None:
         """Raise an error unless every block of every tier is accounted for, and every checkpoint and capture."""
         scheduler, sequences = self.scheduler, self.handler.sequences
-        cache, ledger = scheduler.cache, self.placement.tiers.ledger
-        cache.pool.check_integrity([*(s.blocks for s in sequences), *ledger.held(cache.pool)])
-        cache.host.check_integrity([*(s.host_blocks for s in sequences), *ledger.held(cache.host)])
+        cache, tiers = scheduler.cache, self.placement.tiers
+        cache.pool.check_integrity([*(s.blocks for s in sequences), *tiers.held(cache.pool)])
+        cache.host.check_integrity([*(s.host_blocks for s in sequences), *tiers.held(cache.host)])
         scheduler.check_integrity()
         checkpoints = [s.checkpoint.hidden.nbytes for s in sequences if s.checkpoint is not None]
         captures = {s.session: s.captures.nbytes for s in sequences if s.captures.nbytes}

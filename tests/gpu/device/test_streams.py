@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import app.gpu.kv.host_pool
+import app.gpu.kv.pools
 import app.gpu.startup.running
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp
 from app.domain.errors import FieldOutOfRange
@@ -29,8 +29,7 @@ from app.gpu.engine import Engine
 from app.gpu.forward.activations import HostTensor
 from app.gpu.forward.graph_recorder import waiting_forbidden
 from app.gpu.kernels.attention import attention_for
-from app.gpu.kv.device_pool import KVPool
-from app.gpu.kv.host_pool import HostPool
+from app.gpu.kv.pools import HostPool, KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.sampling import triton_draw
@@ -76,7 +75,7 @@ def defer(model: TinyModel, device: DeferredDevice, patch: pytest.MonkeyPatch) -
         patch.setattr(HostPool, "late_bytes", 2 * pool.data[0].nbytes)
         return pool
 
-    patch.setattr(app.gpu.kv.host_pool, "PIECE_BYTES", 1)
+    patch.setattr(app.gpu.kv.pools, "PIECE_BYTES", 1)
     for name in ("draw", "draw_any"):  # Triton's kernels are no operators of PyTorch
         patch.setattr(triton_draw, name, device.deferred_draw(getattr(triton_draw, name)))
     patch.setattr(app.gpu.startup.running, "KVPool", make_pool)
@@ -222,7 +221,7 @@ def test_blocks_go_out_and_come_back_in_pieces_that_leave_gaps_for_others(
     pool, (streams, counting) = KVPool(tiny_llama.stack, 24, 4), counting_streams()
     pool.data.normal_(generator=torch.Generator().manual_seed(0))
     block_bytes = pool.data[0].nbytes
-    monkeypatch.setattr(app.gpu.kv.host_pool, "PIECE_BYTES", 3 * block_bytes + 1)
+    monkeypatch.setattr(app.gpu.kv.pools, "PIECE_BYTES", 3 * block_bytes + 1)
     host, before = HostPool(pool, 40, streams), pool.data.clone()
     host.copy_out(range(24), range(5, 29), PASSED)
     pool.data.zero_()

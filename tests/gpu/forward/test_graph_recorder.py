@@ -19,7 +19,7 @@ from app.gpu.forward.program_run import layer_by_layer
 from app.gpu.forward.walk import whole_pass
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.batch import Batch, make_batch
-from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import TOLERANCE, LayerStack
 from app.model_store.resolve import resolve

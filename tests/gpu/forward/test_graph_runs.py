@@ -21,7 +21,7 @@ from app.gpu.forward.graph_pieces import RECORD_AFTER, KeptGraphs, Piece, cut_ru
 from app.gpu.forward.graph_recording import record_graphs
 from app.gpu.forward.graph_runs import RunGraphs, run_buckets
 from app.gpu.forward.program_run import layer_by_layer
-from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.messages import Disarm
 from app.model_store.resolve import resolve

@@ -21,7 +21,7 @@ from app.gpu.kernels.attention.cpu.paged import PAGED_TOKENS, PagedCpuAttention
 from app.gpu.kernels.attention.pool_rows import to_rows
 from app.gpu.kernels.cpu.program import Program
 from app.gpu.kernels.linear.base import Products
-from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.model_store.resolve import resolve

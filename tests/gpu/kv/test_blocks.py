@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -20,6 +22,8 @@ class ElasticPoolMachine(RuleBasedStateMachine):
         self.memory: dict[BlockId, int] = {}
         self.held: list[tuple[list[BlockId], list[int]]] = []
         """Blocks and what their holder expects in them."""
+        self.leaving: list[list[BlockId]] = []
+        """Those of `held` whose holders are about to release them."""
         self.written = 0
 
     def hash_of(self, content: int) -> bytes:
@@ -58,7 +62,23 @@ class ElasticPoolMachine(RuleBasedStateMachine):
     @rule(choice=st.floats(0, 0.999))
     def release(self, choice: float) -> None:
         blocks, _ = self.held.pop(int(choice * len(self.held)))
+        self.stay(blocks)
         self.pool.release(blocks)
+
+    @precondition(lambda self: self.held)
+    @rule(choice=st.floats(0, 0.999))
+    def leave_or_stay(self, choice: float) -> None:
+        blocks, _ = self.held[int(choice * len(self.held))]
+        if not self.stay(blocks):
+            self.pool.expect_release(blocks)
+            self.leaving.append(blocks)
+
+    def stay(self, blocks: list[BlockId]) -> bool:
+        before = len(self.leaving)
+        self.leaving = [each for each in self.leaving if each is not blocks]
+        if len(self.leaving) < before:
+            self.pool.cancel_release(blocks)
+        return len(self.leaving) < before
 
     @rule(count=st.integers(0, 5))
     def grow(self, count: int) -> None:
@@ -89,6 +109,12 @@ class ElasticPoolMachine(RuleBasedStateMachine):
         self.pool.check_integrity([blocks for blocks, _ in self.held])
         for blocks, contents in self.held:
             assert [self.memory[block] for block in blocks] == contents
+
+    @invariant()
+    def blocks_leave_when_all_their_holders_do(self) -> None:
+        holders = Counter(block for blocks, _ in self.held for block in blocks)
+        leaving = Counter(block for blocks in self.leaving for block in blocks)
+        assert self.pool.leaving == sum(count == leaving[block] for block, count in holders.items())
 
     @invariant()
     def what_is_published_is_what_it_says(self) -> None:

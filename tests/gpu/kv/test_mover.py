@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -14,17 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import app.gpu.kv.host_pool
+import app.gpu.kv.pools
 from app.domain.values import SessionId
 from app.gpu.device.choice import streams_of
 from app.gpu.device.streams import PASSED, CpuStreams, DeviceStreams
 from app.gpu.kernels.attention import attention_for
-from app.gpu.kv.device_pool import KVPool
-from app.gpu.kv.disk import DiskStore
-from app.gpu.kv.host_pool import HostPool
-from app.gpu.kv.move_queue import Orders
-from app.gpu.kv.mover import KVMover
-from app.gpu.kv.shared_pool import Part, SharedHostPool, open_slab
+from app.gpu.kv.file import DiskStore
+from app.gpu.kv.mover import KVMover, MoveQueue
+from app.gpu.kv.pools import HostPool, KVPool, Part, SharedHostPool, open_slab
 from app.gpu.kv.stream import send_kv
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
@@ -33,18 +31,19 @@ from app.gpu.state.moves import HalfPass, Move, Moved, MoveKind
 from tests.gpu.breakpoints.breaking_models import TinyModel
 from tests.gpu.device.deferring import DeferredDevice
 from tests.gpu.driving import tcp_pair
+from tests.gpu.kv.tiering import calls_of
 
 READ, WRITE, DELETE = MoveKind.FROM_DISK, MoveKind.TO_DISK, MoveKind.DELETE
 
 
 def order_of(given: list[tuple[MoveKind, str]]) -> list[Move]:
-    orders = Orders[Move, None]()
+    queue = MoveQueue()
     for number, (kind, session) in enumerate(given):
-        orders.put(Move(number, kind, SessionId(session)), None)
-    orders.close()
+        queue.put(Move(number, kind, SessionId(session)), PASSED)
+    queue.close()
     done = []
-    while (order := orders.get()) is not None:
-        done.append(order[0])
+    while (found := queue.get()) is not None:
+        done.append(found[0])
     return done
 
 
@@ -63,6 +62,18 @@ def test_what_is_ordered_for_one_session_is_done_in_its_order_and_reads_that_dep
         if kind is READ and all(kind is READ for kind, other in given[:number] if other == session)
     ]
     assert [move.number for move in done[: len(free)]] == free
+
+
+def test_the_next_move_costs_no_more_in_a_queue_of_ten_times_as_many() -> None:
+    counts = []
+    for number in (100, 1000):
+        queue = MoveQueue()
+        for each in range(number):
+            queue.put(Move(each, DELETE, SessionId(f"s{each}")), PASSED)
+        queue.close()
+        counts.append(calls_of(partial(list, iter(queue.get, None))))
+    few, many = counts
+    assert many < 12 * few
 
 
 ID = SessionId("ses_a_1")
@@ -133,7 +144,7 @@ def test_a_file_waits_for_the_device_that_reads_the_blocks_it_goes_to(
 ) -> None:
     """The last two blocks of a move are told of before the device has read them, and then are another's."""
     device = DeferredDevice(0, late="to_device")
-    monkeypatch.setattr(app.gpu.kv.host_pool, "PIECE_BYTES", 1)
+    monkeypatch.setattr(app.gpu.kv.pools, "PIECE_BYTES", 1)
     pool, host, identity = make_pools(tiny_llama, device)
     monkeypatch.setattr(HostPool, "late_bytes", 2 * pool.data[0].nbytes)
     for block, memory in enumerate(host.views(range(10))):
@@ -189,7 +200,7 @@ def test_a_half_pass_is_copied_up_to_its_layer(
     tiny_llama: TinyModel, ranks: int, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = fresh_pool(tiny_llama.stack, dtype)
-    monkeypatch.setattr(app.gpu.kv.host_pool, "PIECE_BYTES", 2 * pool.data[0].nbytes)
+    monkeypatch.setattr(app.gpu.kv.pools, "PIECE_BYTES", 2 * pool.data[0].nbytes)
     slab = open_slab()
     host = HostPool(pool, BLOCKS, CpuStreams())
     if ranks:
@@ -224,7 +235,7 @@ def test_a_large_move_is_told_of_before_its_last_blocks_have_come(
     tiny_llama: TinyModel, blocks: int, halves: int, early: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, pool = DeferredDevice(0, late="to_device"), fresh_pool(tiny_llama.stack, None)
-    monkeypatch.setattr(app.gpu.kv.host_pool, "PIECE_BYTES", 1)
+    monkeypatch.setattr(app.gpu.kv.pools, "PIECE_BYTES", 1)
     monkeypatch.setattr(HostPool, "late_bytes", 2 * pool.data[0].nbytes)
     host, before = HostPool(pool, BLOCKS, device), bytes_of(pool)
     half = pool.data.shape[1] // 2

@@ -9,8 +9,8 @@ from itertools import product
 import pytest
 
 from app.domain.values import Phase, Tier
-from app.gpu.kv.keeping import Keeping
-from app.gpu.kv.moving import KVTiers
+from app.gpu.kv.shutdown import ShutdownFlush
+from app.gpu.kv.tiers import KVTiers
 from app.gpu.state.moves import Move, Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence
 from tests.gpu.kv.tiering import BLOCK_BYTES, BLOCK_SIZE, LAYERS, LENGTH, Bench, paused_on_host, tier_of
@@ -18,9 +18,9 @@ from tests.gpu.kv.tiering import BLOCK_BYTES, BLOCK_SIZE, LAYERS, LENGTH, Bench,
 OPERATIONS: dict[str, Callable[[KVTiers, TokenSequence], object]] = {
     "park": KVTiers.park,
     "restore": KVTiers.restore,
-    "save": lambda tiers, sequence: tiers.files.save(sequence),
-    "load": lambda tiers, sequence: tiers.files.load(sequence),
-    "turn_round": KVTiers.turn_round,
+    "save": lambda tiers, sequence: tiers.save(sequence),
+    "load": lambda tiers, sequence: tiers.load(sequence),
+    "cancel_move": KVTiers.cancel_move,
     "head_back": KVTiers.head_back,
     "drop": KVTiers.drop,
 }
@@ -29,13 +29,13 @@ LEADS_TO = {
     ("host", "restore"): "to_device",
     ("host", "save"): "to_disk",
     ("disk", "load"): "to_host",
-    ("to_host", "turn_round"): "device",
-    ("to_device", "turn_round"): "host",
-    ("to_disk", "turn_round"): "host",
+    ("to_host", "cancel_move"): "device",
+    ("to_device", "cancel_move"): "host",
+    ("to_disk", "cancel_move"): "host",
     ("to_host", "head_back"): "device",
     ("to_disk", "head_back"): "host",
 }
-HARMLESS = ("turn_round", "head_back")
+HARMLESS = ("cancel_move", "head_back")
 
 
 @pytest.mark.parametrize(("tier", "operation"), list(product(Tier, OPERATIONS)))
@@ -57,7 +57,7 @@ def test_every_operation_in_every_tier_leads_where_it_should_or_is_refused(tier:
     bench.finish()
     bench.close(sequence)
     bench.finish()
-    assert bench.device.owned == bench.host.owned == bench.placement.lower.disk_used == 0
+    assert bench.device.owned == bench.host.owned == bench.tiers.file_blocks == 0
 
 
 BLOCKS = LENGTH // BLOCK_SIZE
@@ -120,13 +120,13 @@ def test_half_a_pass_takes_no_room_on_disk_from_anybody(computed: int, disk: int
     older = bench.placed(4, Tier.DISK)
     paused = paused_on_host(bench, computed)
     assert len(paused.host_blocks) == LENGTH // BLOCK_SIZE
-    assert bench.placement.lower.save(paused)
+    assert bench.placement.save(paused)
     moves = bench.finish()
     assert [move.kind for move in moves] == [MoveKind.TO_DISK] * bool(computed)
     assert tier_of(older) is Tier.DISK
     assert bench.placement.counts().dropped == 0
     assert bench.host.owned == 0
-    assert bench.placement.lower.disk_used == 4 + computed // BLOCK_SIZE
+    assert bench.tiers.file_blocks == 4 + computed // BLOCK_SIZE
     assert tier_of(paused) is (Tier.DISK if computed else None)
 
 
@@ -136,12 +136,11 @@ def test_files_give_way_to_what_must_have_the_disk_copies_and_the_oldest_first()
     copied = bench.placed(2, Tier.DISK)
     promised.guaranteed = True
     bench.load(copied)
-    lower = bench.placement.lower
-    assert lower.disk_used == 14
+    assert bench.tiers.file_blocks == 14
     for blocks, left in ((1, 12), (3, 8), (1, 4), (100, 4), (1, 4)):
-        lower.give_way(blocks)
+        bench.placement.give_way(blocks)
         assert {move.kind for move in bench.finish()} <= {MoveKind.DELETE}
-        assert lower.disk_used == left
+        assert bench.tiers.file_blocks == left
     assert [tier_of(each) for each in (copied, older, newer, promised)] == [Tier.HOST, None, None, Tier.DISK]
     assert bench.placement.counts().dropped == 2
 
@@ -151,10 +150,10 @@ def test_kv_of_a_turn_that_waits_goes_to_disk_for_a_turn_only() -> None:
     waiting, returning, turn = bench.session(6 * BLOCK_SIZE), bench.placed(4, Tier.DISK), bench.placed(4, Tier.DISK)
     bench.park(waiting)
     bench.begin_turn(waiting)
-    assert not bench.placement.eviction.make_host_room(4, returning)
+    assert not bench.placement.make_host_room(4, returning)
     assert waiting.moving is None
     bench.begin_turn(turn)
-    bench.placement.eviction.make_host_room(4, turn)
+    bench.placement.make_host_room(4, turn)
     assert waiting.moving is Tier.TO_DISK
 
 
@@ -167,11 +166,11 @@ def test_a_save_that_is_turned_round_is_no_room_to_wait_for() -> None:
     turn = bench.session(0)
     bench.begin_turn(turn)
     needed = bench.device.available + 4
-    bench.placement.eviction.make_room(needed, turn)
+    bench.placement.make_room(needed, turn)
     assert (first.moving, second.moving) == (Tier.TO_DISK, None)
     bench.begin_turn(first)
     bench.placement.forget_order()
-    bench.placement.eviction.make_room(needed, turn)
+    bench.placement.make_room(needed, turn)
     assert (first.moving, second.moving) == (None, Tier.TO_DISK)
     assert [tier_of(each) for each in resident] == [Tier.DEVICE] * 2
     assert bench.placement.counts().dropped == 0
@@ -189,12 +188,12 @@ def run(
     choose: random.Random | None = None,
     meanwhile: Callable[[int], None] = lambda moves: None,
     fails: Callable[[MoveKind], bool] = lambda kind: False,
-) -> Keeping:
+) -> ShutdownFlush:
     """To the end. Moves end in their order, or as `choose` has it; each takes as long as is expected. `meanwhile` is
     called with the number of moves that have ended.
     """
     bench.phases.rest()
-    keeping = Keeping(bench.placement, sequences, bench.now + within_s)
+    keeping = ShutdownFlush(bench.placement, sequences, bench.now + within_s)
     keeping.tick()
     ordered, ended = bench.orders(), 0
     while not keeping.is_over:
@@ -218,7 +217,7 @@ def test_the_first_ones_have_the_room_on_disk(seed: int) -> None:
     sequences: list[TokenSequence] = []
     for number in range(8):
         blocks = choose.randint(1, 6)
-        on_disk = bench.placement.lower.disk_used + blocks <= 12 and bench.host.available >= blocks
+        on_disk = bench.tiers.file_blocks + blocks <= 12 and bench.host.available >= blocks
         tier = choose.choice([Tier.DEVICE, Tier.DISK] if on_disk else [Tier.DEVICE])
         sequences.append(bench.placed(blocks, tier, first_token=number))
     choose.shuffle(sequences)
@@ -229,7 +228,7 @@ def test_the_first_ones_have_the_room_on_disk(seed: int) -> None:
             room -= blocks
     keeping = run(bench, sequences, choose=choose)
     assert [each for each in keeping.kept if each in expected] == expected
-    assert bench.placement.lower.disk_used <= 12
+    assert bench.tiers.file_blocks <= 12
 
 
 def test_what_is_on_disk_already_is_not_written_again() -> None:
@@ -273,7 +272,7 @@ def test_a_session_that_closes_meanwhile_is_neither_kept_nor_lost() -> None:
     closing, other = bench.placed(3, Tier.DEVICE), bench.placed(3, Tier.DEVICE)
     keeping = run(bench, [closing, other], meanwhile=lambda ended: bench.close(closing) if ended == 1 else None)
     assert (keeping.kept, keeping.lost) == ([other], [])
-    assert bench.placement.lower.disk_used == 3
+    assert bench.tiers.file_blocks == 3
 
 
 @pytest.mark.parametrize("kind", [MoveKind.OUT, MoveKind.TO_DISK])
@@ -307,5 +306,5 @@ def test_turns_that_still_run_push_no_kept_file_out() -> None:
     first, second = bench.placed(4, Tier.HOST), bench.placed(4, Tier.HOST)
     run(bench, [first, second])
     late = bench.placed(4, Tier.HOST)
-    assert not bench.placement.lower.save(late)
+    assert not bench.placement.save(late)
     assert [tier_of(each) for each in (first, second, late)] == [Tier.DISK, Tier.DISK, Tier.HOST]

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from app.domain.values import Phase, SessionId, Tier
 from app.gpu.kv.phases import BLOCKS_A_LOOK, TRIED
-from app.gpu.kv.prefetch import PrefetchOrder
-from app.gpu.kv.victims import LAPSE_S, Victims
+from app.gpu.kv.ranking import LAPSE_S, ReturnOrder, Victims, rank
 from app.gpu.state.sequence import TokenSequence
 from tests.gpu.kv.tiering import BLOCK_SIZE, Bench, calls_of, tier_of
 
@@ -35,7 +34,7 @@ def test_each_prefetch_begins_early_enough_for_all_that_return_no_later(
 ) -> None:
     sequences = [sequence(number, float(at)) for number, (at, _, _) in enumerate(times)]
     blocks = {each.session: (disk, link) for each, (_, disk, link) in zip(sequences, times, strict=True)}
-    order = PrefetchOrder(lambda each: blocks[each.session])
+    order = ReturnOrder(lambda each: blocks[each.session])
     for each in sequences:
         order.add(each)
     in_order = sorted(sequences, key=lambda each: (each.return_time, each.session))
@@ -50,7 +49,7 @@ def test_each_prefetch_begins_early_enough_for_all_that_return_no_later(
 
 
 def test_only_the_last_word_of_a_session_counts() -> None:
-    order = PrefetchOrder(lambda _: (0, 1))
+    order = ReturnOrder(lambda _: (0, 1))
     moves, stays = sequence(1, 10.0), sequence(2, 50.0)
     order.add(moves)
     order.add(stays)
@@ -77,7 +76,7 @@ def make(sessions: list[tuple[Phase, float | None, int]]) -> list[TokenSequence]
     ]
 
 
-def rank(sequence: TokenSequence) -> tuple[int, float]:
+def rule(sequence: TokenSequence) -> tuple[int, float]:
     """From the documented rule, one session at a time."""
     late_s = NOW - sequence.return_time
     if late_s >= LAPSE_S:
@@ -90,8 +89,8 @@ def rank(sequence: TokenSequence) -> tuple[int, float]:
 @given(sessions=SESSIONS)
 def test_the_later_a_session_returns_the_sooner_it_gives_way(sessions: list[tuple[Phase, float | None, int]]) -> None:
     sequences = make(sessions)
-    victims = Victims.by_return(sequences, NOW, MARGIN_S)
-    assert [rank(each) for each in victims.in_order()] == sorted(map(rank, sequences))
+    victims = Victims((rank(each, NOW, MARGIN_S), each) for each in sequences)
+    assert [rule(each) for each in victims.in_order()] == sorted(map(rule, sequences))
     assert victims.blocks() == sum(len(each.blocks) for each in sequences)
 
 
@@ -100,10 +99,10 @@ def test_a_prefetch_takes_room_only_from_those_that_return_later(
     sessions: list[tuple[Phase, float | None, int]], back_at: float, gone: int
 ) -> None:
     sequences = make(sessions)
-    victims = Victims.by_return(sequences, NOW, MARGIN_S)
+    victims = Victims((rank(each, NOW, MARGIN_S), each) for each in sequences)
     for victim in [each for each, _ in zip(victims.in_order(back_at), range(gone), strict=False)]:
         victim.blocks = []
-    may = [each for each in sequences if each.blocks and rank(each)[0] < 3 and -rank(each)[1] > back_at]
+    may = [each for each in sequences if each.blocks and rule(each)[0] < 3 and -rule(each)[1] > back_at]
     assert victims.blocks(back_at) == sum(len(each.blocks) for each in may)
     assert set(victims.in_order(back_at)) == set(may)
 
@@ -179,6 +178,33 @@ def test_a_look_begins_a_part_of_many_prefetches_and_the_next_goes_on() -> None:
     assert {tier_of(each) for each in sessions} == {Tier.DEVICE}
 
 
+def test_a_drain_of_ten_times_as_many_sessions_costs_no_more_for_each() -> None:
+    counts = []
+    for number in (40, 400):
+        bench = Bench(device=2 * number, host=2 * number)
+        sessions = [bench.session(2 * BLOCK_SIZE, first_token=each) for each in range(number)]
+        for sequence in sessions:
+            bench.phases.signal(sequence, Phase.IO_WAIT, 1000.0)
+        counts.append(calls_of(bench.finish))
+        assert {tier_of(each) for each in sessions} == {Tier.HOST}
+    few, many = counts
+    assert many < 12 * few
+
+
+def test_room_for_one_prompt_costs_no_more_for_each_of_ten_times_as_many_that_leave() -> None:
+    counts = []
+    for number in (60, 600):
+        bench = Bench(device=2 * number, host=2 * number)
+        sessions = [bench.session(2 * BLOCK_SIZE, first_token=each) for each in range(number)]
+        turn = bench.session(0)
+        bench.begin_turn(turn)
+        counts.append(calls_of(partial(bench.placement.make_room, 2 * number, turn)))
+        assert {tier_of(each) for each in sessions} == {Tier.TO_HOST}
+        assert bench.tiers.freeing == 2 * number
+    few, many = counts
+    assert many < 12 * few
+
+
 def test_those_who_give_way_look_for_room_on_a_full_host_once() -> None:
     counts = []
     for number in (20, 200):
@@ -189,7 +215,7 @@ def test_those_who_give_way_look_for_room_on_a_full_host_once() -> None:
             bench.session(2 * BLOCK_SIZE, first_token=-1 - each)
         turn = bench.session(0)
         bench.begin_turn(turn)
-        counts.append(calls_of(partial(bench.placement.eviction.make_room, 2 * number, turn)))
+        counts.append(calls_of(partial(bench.placement.make_room, 2 * number, turn)))
         assert bench.orders()
     few, many = counts
     assert many < 15 * few

@@ -7,7 +7,7 @@ import heapq
 import pytest
 
 from app.domain.values import KVPolicy, Phase, Tier
-from app.gpu.kv.victims import LAPSE_S
+from app.gpu.kv.ranking import LAPSE_S
 from app.gpu.state.moves import Moved, MoveKind
 from tests.gpu.kv.tiering import BLOCK_SIZE, Bench, tier_of
 
@@ -41,7 +41,7 @@ def test_nobody_loses_kv_for_one_that_nobody_waits_for_yet() -> None:
     bench.now = 105.0
     bench.tick()
     assert tier_of(stays) is Tier.DEVICE
-    assert (tier_of(returns), bench.placement.lower.dropped) == (Tier.HOST, 0)
+    assert (tier_of(returns), bench.placement.counts().dropped) == (Tier.HOST, 0)
 
 
 @pytest.mark.parametrize("policy", [KVPolicy.LRU, KVPolicy.NONE])
@@ -92,7 +92,7 @@ def test_who_finds_no_room_on_the_host_leaves_when_there_is_some() -> None:
 def test_after_a_failed_write_the_disk_rests_for_ten_seconds() -> None:
     bench = Bench(device=16, host=3)
     away, stays = bench.session(12, Phase.IO_WAIT), bench.session(12, first_token=1)
-    bench.placement.lower.save(away)
+    bench.placement.save(away)
     bench.finish(error="No space left on device")
     bench.signal(stays, Phase.IO_WAIT)
     assert (tier_of(away), tier_of(stays)) == (Tier.HOST, Tier.DEVICE)
@@ -109,7 +109,7 @@ def test_making_room_for_a_session_never_takes_from_that_session() -> None:
     bench.session(12, Phase.IO_WAIT)
     gives_way = bench.session(24)
     bench.overwrite_device()
-    assert bench.placement.eviction.make_room(2, returning)
+    assert bench.placement.make_room(2, returning)
     assert tier_of(returning) is Tier.HOST
     assert tier_of(gives_way) is None
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import Bundle, MultipleResults, invariant, multiple, ru
 from app.domain.errors import Busy
 from app.domain.memory_map import SessionMemory
 from app.domain.values import KVPolicy, Phase, Residency, SessionId, Ticket, Tier
-from app.gpu.kv.lower import DISK_REST_S
+from app.gpu.kv.placement import DISK_REST_S
 from app.gpu.state.moves import Move, Moved, MoveKind
 from app.messages import (
     Done,
@@ -74,7 +74,7 @@ class TierMachine(PlanningMachine):
             computed = found.computed if self.DISK_BLOCKS else 0
             report = Moved(move.number, 0.001, token_ids=found.token_ids, computed=computed)
         if error is None and (self.DISK_BLOCKS or move.kind is not MoveKind.IMPORT):
-            self.model.move(move, self.ledger.find(move.number)[1].namespace)
+            self.model.move(move, self.tiers.in_flight[move.number][1].namespace)
         self.take(self.handler.moved(report))
         self.collect()
 
@@ -190,7 +190,15 @@ class TierMachine(PlanningMachine):
     @invariant()
     def the_disk_holds_no_more_than_its_budget(self) -> None:
         used = sum(sequence.disk_blocks for sequence in self.handler.sequences)
-        assert used == self.placement.lower.disk_used <= self.DISK_BLOCKS
+        assert used == self.tiers.file_blocks <= self.DISK_BLOCKS
+
+    @invariant()
+    def the_tiers_know_who_moves(self) -> None:
+        moving = [each for each in self.handler.sequences if each.moving is not None]
+        parking = [each for each in moving if each.blocks]
+        assert {each.session for each in moving if each not in parking} == set(self.tiers.moving)
+        assert all(each.moving is Tier.TO_HOST for each in parking)
+        assert self.tiers.saving == sum(len(each.host_blocks) for each in moving if each.moving is Tier.TO_DISK)
 
 
 class LruMachine(TierMachine):

@@ -17,10 +17,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.gpu.kv import transport
-from app.gpu.kv.nixl_agent import WINDOW_BYTES, NixlAgent
-from app.gpu.kv.nixl_transport import AGENT, HEAD, MEMORY, NixlTransport
-from app.gpu.kv.transport import OpenWay, SocketTransport, Transport
+from app.gpu.kv import stream
+from app.gpu.kv.nixl import AGENT, HEAD, MEMORY, WINDOW_BYTES, NixlAgent, NixlTransport
+from app.gpu.kv.stream import OpenWay, SocketTransport
 from tests.gpu.driving import tcp_pair
 from tests.nixl import NEEDS_NIXL, needs_nixl
 from tests.waiting import wait_until
@@ -42,7 +41,7 @@ def receives(kind: str) -> OpenWay:
 
 
 @contextmanager
-def ways(kind: str) -> Iterator[tuple[Transport, Transport]]:
+def ways(kind: str) -> Iterator[tuple[SocketTransport, SocketTransport]]:
     there, here = tcp_pair()
     sender, receiver = sends(kind)(closing(there)), receives(kind)(closing(here))
     try:
@@ -115,7 +114,7 @@ def says_of_memory(agent: NixlAgent, address: int) -> bytes:
 
 
 @contextmanager
-def after(said: bytes) -> Iterator[Transport]:
+def after(said: bytes) -> Iterator[SocketTransport]:
     """The end that receives over NIXL from a sender that has said this, and then is silent."""
     ours, theirs = tcp_pair()
     receiver = receives("nixl")(closing(theirs))
@@ -174,7 +173,7 @@ def test_no_address_outside_the_senders_pool_is_asked_for() -> None:
 
 @needs_nixl
 def test_a_sender_that_is_frozen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(stream, "PATIENCE_S", 0.3)
     agent = NixlAgent(POOL)
     with (
         after(says_of_memory(agent, POOL.data_ptr())) as receiver,

@@ -14,9 +14,9 @@ from app.gpu.device.streams import CpuStreams
 from app.gpu.forward.activations import HostTensor
 from app.gpu.kv.cache import KVCache
 from app.gpu.kv.loan import lend_nothing
-from app.gpu.kv.moving import KVTiers
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
+from app.gpu.kv.tiers import KVTiers
 from app.gpu.state.blocks import BlockPool
 from app.gpu.state.checkpoints import Checkpoint
 from app.gpu.state.moves import Move, Moved
@@ -101,7 +101,7 @@ class Bench:
         return self.finish()
 
     def load(self, sequence: TokenSequence) -> None:
-        self.tiers.files.load(sequence)
+        self.tiers.load(sequence)
         self.finish()
 
     def restore(self, sequence: TokenSequence) -> list[Move]:
@@ -114,7 +114,7 @@ class Bench:
         return self.finish()
 
     def make_room(self, blocks: int, *, or_some: bool = False) -> bool:
-        return self.placement.eviction.make_room(blocks, TokenSequence(SessionId("asks"), b""), or_some=or_some)
+        return self.placement.make_room(blocks, TokenSequence(SessionId("asks"), b""), or_some=or_some)
 
     def begin_turn(self, sequence: TokenSequence) -> TurnState:
         turn = TurnState(Ticket(1), SamplingParams(seed=0), StopRule(1), len(sequence.tokens), 0)
@@ -156,7 +156,7 @@ class Bench:
             self.overwrite_device()
             self.tiers.restore(sequence)
         elif tier in (Tier.TO_DISK, Tier.DISK):
-            self.placement.lower.save(sequence)
+            self.placement.save(sequence)
             if tier is Tier.DISK:
                 self.finish()
 

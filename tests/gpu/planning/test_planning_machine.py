@@ -28,10 +28,10 @@ from app.gpu.commands.saved_files import FilesFound
 from app.gpu.commands.whitebox.checkpoints import CheckpointHandler
 from app.gpu.kv.cache import KVCache
 from app.gpu.kv.loan import lend_nothing
-from app.gpu.kv.moving import KVTiers
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
-from app.gpu.kv.transport import Ways
+from app.gpu.kv.stream import PromptStreams
+from app.gpu.kv.tiers import KVTiers
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.planning.scheduler import Scheduler
@@ -89,7 +89,7 @@ class PlanningMachine(RuleBasedStateMachine):
         cache = KVCache(self.pool, self.host)
         tiers = KVTiers(cache, 1, 2)
         self.placement = Placement(tiers, self.POLICY, self.DISK_BLOCKS, lambda: self.now, self.borrow)
-        self.ledger = tiers.ledger
+        self.tiers = tiers
         drafting = Drafting(cache, max_tokens=self.DRAFT_TOKENS, num_layers=2, max_model_len=self.MAX_LEN)
         self.scheduler = Scheduler(
             self.placement,
@@ -114,7 +114,7 @@ class PlanningMachine(RuleBasedStateMachine):
             inspector=inspector,
             files=FilesFound(),
             discard=nobody_asks,
-            ways=cast("Ways", nobody_asks),
+            ways=cast("PromptStreams", nobody_asks),
         )
         self.model = KVModel(BLOCK_SIZE)
         self.tickets = map(Ticket, itertools.count(1))
@@ -197,8 +197,8 @@ class PlanningMachine(RuleBasedStateMachine):
         plan = self.scheduler.plan()
         self.placement.write_behind(active.sequence for active in self.scheduler.queue.running.values())
         # Making room can cost a step, when the sequence that it was for gave way to disk itself; but never two.
-        plan = plan if plan.rows or self.ledger.in_flight else self.scheduler.plan()
-        assert plan.rows or self.ledger.in_flight, "work waits, yet the step is empty"
+        plan = plan if plan.rows or self.tiers.in_flight else self.scheduler.plan()
+        assert plan.rows or self.tiers.in_flight, "work waits, yet the step is empty"
         assert len({row.sequence.session for row in plan.rows}) == len(plan.rows), "a sequence has two rows"
         assert sum(row.length for row in plan.rows) <= MAX_STEP_TOKENS
         assert len(plan.rows) <= MAX_RUNNING
@@ -269,8 +269,8 @@ class PlanningMachine(RuleBasedStateMachine):
     @invariant()
     def every_block_is_accounted_for(self) -> None:
         sequences = self.handler.sequences
-        self.pool.check_integrity([*(s.blocks for s in sequences), *self.ledger.held(self.pool)])
-        self.host.check_integrity([*(s.host_blocks for s in sequences), *self.ledger.held(self.host)])
+        self.pool.check_integrity([*(s.blocks for s in sequences), *self.tiers.held(self.pool)])
+        self.host.check_integrity([*(s.host_blocks for s in sequences), *self.tiers.held(self.host)])
         self.scheduler.check_integrity()
 
     @invariant()

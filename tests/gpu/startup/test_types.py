@@ -20,7 +20,7 @@ from app.gpu.forward.walk import whole_pass
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.batch import make_batch
 from app.gpu.kernels.linear.base import Products
-from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.startup import products

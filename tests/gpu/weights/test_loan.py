@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
 from app.domain.values import KVPolicy, Phase, Tier
-from app.gpu.kv.loan import PATIENCE_STEPS, Borrower, KVLoans, LoanBook
+from app.gpu.kv.loan import PATIENCE_STEPS, Borrower, KVLoans
 from app.gpu.planning.step_plan import StepPlan
 from app.gpu.state.blocks import BlockId
 from app.gpu.state.sequence import TokenSequence
@@ -28,45 +28,6 @@ LAYER = 10 * 256
 def arena_of(kv_blocks: int, kept: int) -> Arena:
     """Bundles of 2.56 blocks each, of which `kept` can be lent."""
     return lay_out(plan_weights([LAYER] * (kept + 3), (kept + 2) * LAYER), kv_blocks, BLOCK_BYTES)
-
-
-@given(needs=st.lists(st.integers(0, 60), max_size=120), kept=st.integers(0, 12))
-def test_whatever_the_load_a_bundle_stays_lent_for_some_steps_and_no_longer_than_that(
-    needs: list[int], kept: int
-) -> None:
-    arena = arena_of(20, kept)
-    book = LoanBook(arena)
-    lent_for: list[int] = []
-    """For how many steps each bundle has been lent."""
-    without = 0
-    for needed in [*needs, *[0] * (PATIENCE_STEPS + kept)]:
-        lent = book.lend(needed - book.blocks) if needed > book.blocks else ()
-        lent_for += [0] * len(lent)
-        assert book.blocks >= needed or needed > arena.most_blocks
-        assert book.lent == len(lent_for)
-        without = without + 1 if needed <= arena.blocks(max(0, book.lent - 1)) else 0
-        lent_for = [steps + 1 for steps in lent_for]
-        surplus = book.surplus(needed, idle=False) if book.lent else None
-        if surplus is not None:
-            before = book.blocks
-            assert lent_for.pop() >= PATIENCE_STEPS
-            assert arena.lendable[len(lent_for)] == book.take_back()
-            assert book.blocks == before - surplus >= needed
-        else:
-            assert not book.lent or without < PATIENCE_STEPS
-    assert book.lent == 0
-    assert book.blocks == 20
-
-
-def test_no_more_is_lent_than_is_needed_and_an_idle_engine_takes_it_back_at_once() -> None:
-    book = LoanBook(arena_of(20, 4))
-    assert len(book.lend(3)) == 2
-    assert book.blocks == 25
-    assert not book.lend(6), "nothing where it would not be enough"
-    assert book.blocks == 25
-    assert book.surplus(23, idle=True) is None
-    assert book.surplus(20, idle=True) == 3
-    assert len(book.lend(5)) == 2
 
 
 class FakeWeights:
@@ -89,6 +50,49 @@ class FakeWeights:
                 self.memory[block, offset] = ("weights",)
 
 
+@given(needs=st.lists(st.integers(0, 60), max_size=120), kept=st.integers(0, 12))
+def test_whatever_the_load_a_bundle_stays_lent_for_some_steps_and_no_longer_than_that(
+    needs: list[int], kept: int
+) -> None:
+    arena = arena_of(20, kept)
+    weights = FakeWeights(arena, {})
+    borrower = Borrower(arena, weights)
+    lent_for: list[int] = []
+    """For how many steps each bundle has been lent."""
+    without = 0
+    for needed in [*needs, *[0] * (PATIENCE_STEPS + kept)]:
+        if needed > borrower.blocks:
+            borrower.borrow(needed - borrower.blocks)
+        lent_for += [0] * (borrower.lent - len(lent_for))
+        assert borrower.blocks >= needed or needed > arena.most_blocks
+        assert borrower.lent == len(lent_for)
+        without = without + 1 if needed <= arena.blocks(max(0, borrower.lent - 1)) else 0
+        lent_for = [steps + 1 for steps in lent_for]
+        surplus = borrower.surplus(needed, idle=False) if borrower.lent else None
+        if surplus is not None:
+            before = borrower.blocks
+            assert lent_for.pop() >= PATIENCE_STEPS
+            borrower.give_back()
+            assert weights.kept == set(arena.places) - set(arena.lendable[: len(lent_for)])
+            assert borrower.blocks == before - surplus >= needed
+        else:
+            assert not borrower.lent or without < PATIENCE_STEPS
+    assert borrower.lent == 0
+    assert borrower.blocks == 20
+
+
+def test_no_more_is_lent_than_is_needed_and_an_idle_engine_takes_it_back_at_once() -> None:
+    arena = arena_of(20, 4)
+    borrower = Borrower(arena, FakeWeights(arena, {}))
+    assert (borrower.borrow(3), borrower.lent) == (5, 2)
+    assert borrower.blocks == 25
+    assert not borrower.borrow(6), "nothing where it would not be enough"
+    assert borrower.blocks == 25
+    assert borrower.surplus(23, idle=True) is None
+    assert borrower.surplus(20, idle=True) == 3
+    assert (borrower.borrow(5), borrower.lent) == (5, 4)
+
+
 @pytest.mark.parametrize(
     ("policy", "phase", "gives_way"),
     [
@@ -99,8 +103,8 @@ class FakeWeights:
     ],
 )
 def test_what_rests_in_borrowed_memory_gives_way_to_weights(policy: KVPolicy, phase: Phase, gives_way: bool) -> None:
-    book = LoanBook(arena_of(16, 4))
-    borrower = Borrower(book, FakeWeights(arena_of(16, 4), {}))
+    arena = arena_of(16, 4)
+    borrower = Borrower(arena, FakeWeights(arena, {}))
     bench = Bench(policy=policy, borrow=borrower.borrow)
     loans = KVLoans(borrower, bench.placement, lambda: 0, lambda copies: None)
     turns = list[TokenSequence]()
@@ -114,15 +118,15 @@ def test_what_rests_in_borrowed_memory_gives_way_to_weights(policy: KVPolicy, ph
     first.phase = phase
     for _ in range(PATIENCE_STEPS - 1):
         loans.settle(idle=False)
-    assert book.lent == 2
+    assert borrower.lent == 2
     loans.settle(idle=False)
     assert first.tier is (Tier.TO_HOST if gives_way else Tier.DEVICE)
     bench.finish()
     for _ in range(PATIENCE_STEPS):
         loans.settle(idle=False)
-    assert book.lent == (0 if gives_way else 2)
+    assert borrower.lent == (0 if gives_way else 2)
     assert second.tier is Tier.DEVICE
-    assert max(second.blocks) < book.blocks
+    assert max(second.blocks) < borrower.blocks
 
 
 class LendingMachine(TierMachine):
@@ -133,9 +137,8 @@ class LendingMachine(TierMachine):
     def __init__(self) -> None:
         super().__init__()
         self.arena = arena_of(self.DEVICE_BLOCKS, 4)
-        self.book = LoanBook(self.arena)
         self.weights = FakeWeights(self.arena, self.model.device)
-        self.borrower = Borrower(self.book, self.weights)
+        self.borrower = Borrower(self.arena, self.weights)
         self.loans = KVLoans(self.borrower, self.placement, self.scheduler.headroom, self.copy)
 
     def borrow(self, missing: int) -> int:
@@ -151,15 +154,15 @@ class LendingMachine(TierMachine):
 
     @invariant()
     def the_boundary_is_where_both_sides_think(self) -> None:
-        assert self.pool.num_blocks == self.book.blocks
-        assert self.weights.kept == set(self.arena.places) - set(self.arena.lendable[: self.book.lent])
+        assert self.pool.num_blocks == self.borrower.blocks
+        assert self.weights.kept == set(self.arena.places) - set(self.arena.lendable[: self.borrower.lent])
 
     def teardown(self) -> None:
         """What has been lent comes back when nobody is left."""
         super().teardown()
         while self.loans.settle(idle=True):
             pass
-        assert self.book.lent == 0
+        assert self.borrower.lent == 0
 
 
 TestLending = LendingMachine.TestCase

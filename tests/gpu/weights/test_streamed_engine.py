@@ -20,7 +20,7 @@ from app.gpu.forward.program_run import layer_by_layer
 from app.gpu.forward.walk import whole_pass
 from app.gpu.kernels.attention import attention_for, attention_named
 from app.gpu.kernels.attention.batch import make_batch
-from app.gpu.kv.device_pool import KVPool
+from app.gpu.kv.pools import KVPool
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.weights.file import BundleFile
 from app.gpu.weights.pinned_store import PinnedStore

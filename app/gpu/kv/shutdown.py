@@ -14,24 +14,24 @@ PARKS = 2
 """So often a session begins to leave the device: the first time, the host may get full behind a copy under way."""
 
 
-class Keeping:
+class ShutdownFlush:
     """Takes sessions to disk, the first ones first, until `until` on the placement's clock.
 
-    Room on disk is promised in their order, so none loses its file for one that comes after it. A session with a turn
+    Room on disk is promised in their order, so none loses its file for a later session. A session with a turn
     waits for the turn's end. KV goes over the host, which may be smaller than the device: as files are written, the
     host gets room for the next ones.
     """
 
     def __init__(self, placement: Placement, sequences: Sequence[TokenSequence], until: float) -> None:
         self._placement = placement
-        self._tiers, self._lower = placement.tiers, placement.lower
+        self._tiers = placement.tiers
         self._until = until
         self._sequences = sequences
         self._promised: dict[TokenSequence, None] = {}
         """Those that have room on disk, also once they are closed."""
         self._unpromised: list[TokenSequence] = []
         self._promise()
-        self._lower.promised = self._promised
+        placement.promised = self._promised
         self._waiting = deque(each for each in self._promised if each.turn is None and not _is_kept(each))
         self._in_turns = [each for each in self._promised if each.turn is not None]
         self._begun: list[TokenSequence] = []
@@ -72,7 +72,7 @@ class Keeping:
 
     def _promise(self) -> None:
         """Choose the sessions whose files fit together."""
-        room, pool = self._lower.disk_blocks, self._tiers.cache.pool
+        room, pool = self._placement.disk_blocks, self._tiers.cache.pool
         for sequence in self._sequences:
             tokens = sequence.computed if sequence.turn is None else len(sequence.tokens)
             blocks = max(pool.blocks_for(tokens), sequence.disk_blocks)
@@ -84,7 +84,7 @@ class Keeping:
 
     def _next(self) -> TokenSequence | None:
         """The next to begin, if not too much is under way. While one waits for room on the host, that is one which will
-        give it some. If there is none and nothing moves, the one that waits is set aside.
+        give it some. If there is none and nothing moves, the waiting session is set aside.
         """
         under_way = sum(self._blocks(each) for each in self._begun if each.moving) * self._tiers.block_bytes
         if not self._waiting or under_way >= UNDER_WAY_BYTES:
@@ -95,7 +95,7 @@ class Keeping:
             following = next((each for each in self._waiting if each.tier is Tier.HOST), None)
         if following is not None:
             self._waiting.remove(following)
-        elif self._begun and not self._tiers.ledger.in_flight:
+        elif self._begun and not self._tiers.in_flight:
             self._aside += self._begun
             self._begun.clear()
             return self._next()
@@ -107,10 +107,10 @@ class Keeping:
 
     def _has_time(self, sequence: TokenSequence) -> bool:
         seconds, left = self._placement.meter.seconds, self._until - self._placement.clock()
-        written = seconds(MoveKind.TO_DISK, sum(self._blocks(each) for each in (*self._begun, sequence)))
+        written = seconds(sum(self._blocks(each) for each in (*self._begun, sequence)), MoveKind.TO_DISK)
         if sequence.sent:
-            return written + seconds(MoveKind.FROM_DISK, sequence.disk_blocks) <= left
-        return written + seconds(MoveKind.OUT, max(0, len(sequence.blocks) - len(sequence.host_blocks))) <= left
+            return written + seconds(sequence.disk_blocks, MoveKind.FROM_DISK) <= left
+        return written + seconds(max(0, len(sequence.blocks) - len(sequence.host_blocks)), MoveKind.OUT) <= left
 
     def _goes_on(self, sequence: TokenSequence) -> bool:
         """Take it one tier down, if it does not move already; a file that a client has sent first comes back up. False:
@@ -121,13 +121,13 @@ class Keeping:
         if sequence.moving is None and self._placement.clock() >= self._until:
             return False
         if sequence.moving is Tier.TO_DEVICE:
-            self._tiers.turn_round(sequence)
-        if sequence.tier is Tier.DISK and not self._tiers.files.load(sequence):
+            self._tiers.cancel_move(sequence)
+        if sequence.tier is Tier.DISK and not self._tiers.load(sequence):
             self._make_host_room(sequence, sequence.disk_blocks)
-            self._tiers.files.load(sequence)
+            self._tiers.load(sequence)
         if sequence.tier is Tier.DEVICE and not self._park(sequence):
             return False
-        if sequence.tier is Tier.HOST and not self._lower.save(sequence):
+        if sequence.tier is Tier.HOST and not self._placement.save(sequence):
             return False
         self._placement.refile(sequence)
         return not _is_kept(sequence)
@@ -153,11 +153,11 @@ class Keeping:
                 self._placement.note_placed(other)
         for other in self._sequences:
             if host.available < missing and other.tier is Tier.HOST and other.moving is None and _is_kept(other):
-                self._lower.save(other)
+                self._placement.save(other)
         while self._unpromised and host.available < missing:
             other = self._unpromised.pop()
             if other.tier is Tier.HOST and other.turn is None:
-                self._lower.drop(other)
+                self._placement.drop(other)
 
     def _blocks(self, sequence: TokenSequence) -> int:
         return self._tiers.cache.pool.blocks_for(sequence.computed)

@@ -1,16 +1,22 @@
-"""The host tier's memory: as many blocks as the budget pays for, and copies between it and the device pool."""
+"""Memory of KV on the device and on the host, and copies between the two."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from app.gpu.device.memory import zeroed
 from app.gpu.device.streams import PASSED, DeviceStreams, Event, Run, Stream
-from app.gpu.kv.device_pool import KVPool
+from app.gpu.kernels.attention.pool_rows import columns_of
+from app.gpu.models.base import LayerStack
 from app.gpu.state.moves import WHOLE_PASSES, HalfPass
 
 PIECE_BYTES = 16 << 20
@@ -22,6 +28,43 @@ LATE_S = 0.0025
 that long until it has launched something that reads them; an H200's took 1.7 ms."""
 FORGETS = 0.9
 """Of the best rate that was seen, with each long move: what else uses the link changes."""
+
+
+class KVPool:
+    """Block-major storage, `[blocks, layers, 2, kv_heads, block_size, columns]`: one block is one run of bytes. A
+    row of `columns` elements is a head's key or value (`attention.pool_rows`).
+    """
+
+    def __init__(
+        self,
+        stack: LayerStack,
+        num_blocks: int,
+        block_size: int,
+        memory: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """`memory`, uint8 zeros on the device, has the blocks at its start; None: they get new memory. Their
+        elements are of `dtype`; None: as the stack computes.
+        """
+        dtype = dtype or stack.dtype
+        columns = columns_of(stack.head_dim, dtype)
+        shape = (num_blocks, stack.num_layers, 2, stack.kv_heads, block_size, columns)
+        if memory is None:
+            self.data = zeroed(shape, dtype, stack.device)
+        else:
+            size = torch.Size(shape).numel() * dtype.itemsize
+            self.data = memory[:size].view(dtype).view(shape)
+        self.block_size = block_size
+
+    def layer(self, index: int) -> Tensor:
+        """Layer `index` of every block: `[blocks, 2, kv_heads, block_size, columns]`, a view."""
+        return self.data[:, index]
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, `(source, target)` each, in order."""
+        for source, target in copies:
+            self.data[target].copy_(self.data[source])
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +160,7 @@ class HostPool:
         self, source: Sequence[int], target: Sequence[int], half: HalfPass
     ) -> Iterator[tuple[Iterator[Run], int]]:
         """The runs of whole blocks, and those of the blocks of a half pass, with the bytes of each block to copy. The
-        first layers of two blocks are no run of bytes, so each of those blocks is a run of its own.
+        first layers of two blocks are no run of bytes, so each of those blocks is its own run.
         """
         whole = len(source) - half.blocks
         if whole:
@@ -151,3 +194,81 @@ def runs_of(source: Sequence[int], target: Sequence[int], longest: int) -> Itera
             length = index - start
             yield slice(target[start], target[start] + length), slice(source[start], source[start] + length)
             start = index
+
+
+def open_slab() -> int:
+    """A descriptor of memory without a name, which has no bytes yet."""
+    return os.memfd_create("djinn-kv-host")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The heads of `rank` in the blocks at `descriptor`, which have those of all `ranks`."""
+
+    rank: int
+    ranks: int
+    descriptor: int
+
+    def map(self, blocks: int, own_bytes: int) -> Tensor:
+        """The blocks, `[blocks, block_bytes]` uint8, of which `own_bytes` each are this rank's. They begin as zeros;
+        the machine gives memory as it is written.
+        """
+        block_bytes = own_bytes * self.ranks
+        size = blocks * block_bytes
+        if not size:
+            return torch.zeros((blocks, block_bytes), dtype=torch.uint8)
+        if os.fstat(self.descriptor).st_size < size:
+            os.ftruncate(self.descriptor, size)
+        memory = mmap.mmap(self.descriptor, size, flags=mmap.MAP_SHARED)
+        return torch.frombuffer(memory, dtype=torch.uint8).view(blocks, block_bytes)
+
+
+class SharedHostPool(HostPool):
+    """Host blocks that all ranks of a model reach: each copies its own heads to and from blocks that lie there whole,
+    as one process would keep them. So files and moves to other servers, which rank 0 alone sees to, do not depend on
+    the number of ranks.
+
+    A rank's heads are runs of bytes within a host block, which no copy engine takes at once. So they pass through a
+    piece of memory of the rank's own.
+    """
+
+    def __init__(self, device: KVPool, num_blocks: int, streams: DeviceStreams, part: Part) -> None:
+        blocks, layers = device.data.shape[:2]
+        own_bytes = device.data.nbytes // blocks
+        super().__init__(device, num_blocks, streams, part.map(num_blocks, own_bytes))
+        lines = 2 * layers  # the keys of a layer, or its values
+        whole = self.data.numpy().reshape(num_blocks, lines, own_bytes * part.ranks // lines)
+        self._own = np.split(whole, part.ranks, axis=2)[part.rank]
+        self._line_bytes = own_bytes // lines
+        self._going, self._coming = (streams.host_tensor((self._longest_run, own_bytes), torch.uint8) for _ in range(2))
+
+    def copy_out(
+        self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
+    ) -> None:
+        stream = self._streams.to_host
+        stream.wait(ready)
+        for runs, size in self._parts(source, target, half):
+            for write, read in runs:
+                here = slice(0, write.stop - write.start)
+                stream.copy(self._going[:, :size], self._device[:, :size], ((here, read),))
+                stream.record().synchronize()
+                lines = slice(0, size // self._line_bytes)
+                np.copyto(self._own[write, lines], self._lines_of(self._going)[here, lines])
+
+    def copy_in(
+        self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
+    ) -> Landing:
+        stream = self._streams.to_device
+        stream.wait(ready)
+        for runs, size in self._parts(source, target, half):
+            for write, read in runs:
+                here = slice(0, write.stop - write.start)
+                lines = slice(0, size // self._line_bytes)
+                np.copyto(self._lines_of(self._coming)[here, lines], self._own[read, lines])
+                stream.copy(self._device[:, :size], self._coming[:, :size], ((write, here),))
+                stream.record().synchronize()
+        return LANDED
+
+    def _lines_of(self, staging: Tensor) -> NDArray[np.uint8]:
+        """The memory of a piece as this rank's part of host blocks, `[blocks, lines, line bytes]`."""
+        return staging.numpy().reshape(-1, *self._own.shape[1:])
