@@ -199,7 +199,7 @@ class Intervention:
 
     def clip(self, first: int, end: int) -> Intervention | None:
         """The part that concerns positions `[first, end)`; None if that is nothing."""
-        if not self.has_rows and first <= self.first and self.end <= end:
+        if first <= self.first and self.end <= end:
             return self
         runs, edit = clip_runs(self.runs, first, end), self.edit
         if not runs:

@@ -61,14 +61,6 @@ def clip_runs(runs: Runs, first: int, end: int) -> Runs:
     return tuple(run for run in edges if run is not None)
 
 
-def next_position(runs: Runs, first: int) -> int | None:
-    """The lowest position from `first` on; None if there is none."""
-    after = bisect_right(runs, first, key=attrgetter("end"))
-    if after == len(runs):
-        return None
-    return _start(runs[after], first)
-
-
 def join(runs: Runs, more: Runs) -> Runs:
     """`runs`, and behind them `more`. A run that goes on becomes part of the one before it."""
     joined = list(runs)

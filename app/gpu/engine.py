@@ -296,7 +296,7 @@ class Engine:
         return None if isinstance(message, Restored | Inspect | FreeDisk | KeepKV) else message.session
 
     def _until_alarm(self) -> float | None:
-        if self._handler.keeper.is_due:
+        if self._handler.is_due:
             return 0.0
         alarm = self._phases.next_alarm()
         return None if alarm is None else max(0.0, alarm - time.monotonic())

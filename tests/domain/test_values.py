@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from app.domain.histories import common_prefix
 from app.domain.nesting import MAX_NESTING, has_more_values, is_nested_too_deep
-from app.domain.positions import Runs, clip_runs, count, join, multiples, next_position, positions_of, runs_of
+from app.domain.positions import Runs, clip_runs, count, join, multiples, positions_of, runs_of
 from app.domain.session_ids import home_of, home_of_response, new_response_id, new_session_id
 from app.logs.about import session_of
 
@@ -47,12 +47,6 @@ def test_a_part_has_the_positions_that_lie_in_it(chosen: set[int], first: int, e
     assert are_runs(part)
     assert list(positions_of(part)) == [each for each in sorted(chosen) if first <= each < end]
     assert count(part) == len(list(positions_of(part)))
-
-
-@given(chosen=SETS, first=PLACES)
-def test_the_next_position_is_the_lowest_that_is_not_before(chosen: set[int], first: int) -> None:
-    found = next_position(runs_of(sorted(chosen)), first)
-    assert found == min((each for each in chosen if each >= first), default=None)
 
 
 @given(one=st.sets(PLACES, min_size=1), other=st.sets(PLACES, min_size=1))

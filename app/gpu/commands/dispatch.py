@@ -1,24 +1,20 @@
-"""Dispatching each command to the code that carries it out, and answering it."""
+"""Commands: each goes to the code that carries it out, and is answered once."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
-from app.domain.errors import NotFound
-from app.gpu.commands.host_bound import HostBound
+from app.domain.errors import DjinnError
+from app.domain.values import SessionId
 from app.gpu.commands.inspection import Inspector
-from app.gpu.commands.kept_kv import KVKeeper
-from app.gpu.commands.peer_kv import PeerKV
-from app.gpu.commands.prompts_received import PromptReceiver
-from app.gpu.commands.prompts_sent import PromptSender
-from app.gpu.commands.saved_files import FilesFound, SavedFiles
-from app.gpu.commands.session_files import SessionFiles
-from app.gpu.commands.sessions import SessionHandler
-from app.gpu.commands.turns import TurnHandler
-from app.gpu.commands.whitebox.checkpoints import CheckpointHandler
-from app.gpu.commands.whitebox.dispatch import look_inside
+from app.gpu.commands.remote_prefill import PromptReceiver, PromptSender
+from app.gpu.commands.sessions import Sessions
+from app.gpu.commands.transfers import RestartKV, Transfers
+from app.gpu.commands.whitebox import Whitebox
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.stream import PromptStreams
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
+from app.gpu.state.kv_header import KVFileHeader
 from app.gpu.state.moves import Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence
 from app.messages import (
@@ -58,101 +54,89 @@ class CommandHandler:
         scheduler: Scheduler,
         phases: Phases,
         turns: Turns,
-        checkpoints: CheckpointHandler,
-        *,
+        whitebox: Whitebox,
         inspector: Inspector,
-        files: FilesFound,
-        discard: Callable[[int], None],
-        ways: PromptStreams,
+        *,
+        saved: Mapping[SessionId, KVFileHeader],
+        refused: Collection[SessionId],
+        transports: PromptStreams,
     ) -> None:
-        """`discard` closes the connection of that number, which nothing is sent over. `ways` are those of prompts."""
-        self._placement = scheduler.placement
+        """`saved` are the headers of KV files that an earlier server has left, `refused` the files that are of no use.
+        `transports` lead to other servers.
+        """
+        placement = self._placement = scheduler.placement
         self._phases = phases
-        self._ways = ways
-        self._saved = SavedFiles(scheduler.placement, files)
-        self._sessions = SessionHandler(scheduler, phases, turns, self._saved)
-        self._received = PromptReceiver(scheduler.placement, ways)
-        self._sent = PromptSender(scheduler.placement, self._sessions, ways)
-        self._turns = TurnHandler(scheduler, phases, turns, self._received)
-        self._checkpoints = checkpoints
         self._inspector = inspector
-        self._host_bound = HostBound(scheduler.placement)
-        self._session_files = SessionFiles(scheduler.placement, self._host_bound, turns.max_model_len)
-        self._peer_kv = PeerKV(scheduler.placement, self._host_bound, self._sessions, discard)
-        self.keeper = KVKeeper(scheduler.placement, phases)
+        self._transports = transports
+        restarts = self._restarts = RestartKV(placement, phases, saved, refused)
+        sessions = self._sessions = Sessions(scheduler, phases, turns, restarts.claim)
+        sent = self._sent = PromptSender(placement, sessions, transports)
+        received = self._received = PromptReceiver(placement, transports)
+        transfers = self._transfers = Transfers(placement, sessions, turns.max_model_len, transports)
+        self.on_session: dict[type[Command], Callable[[TokenSequence, Any], object]] = {
+            Submit: self._submit,
+            Resume: sessions.resume,
+            Cancel: sessions.cancel,
+            SetPhase: sessions.set_phase,
+            Fork: sessions.fork,
+            Rewind: sessions.rewind,
+            Close: sessions.close,
+            Export: transfers.export,
+            SendKV: transfers.send,
+            SendPrompt: sent.begin,
+            ReceivePrompt: received.receive,
+            PublishKV: lambda sequence, _: placement.tiers.cache.publish_copies(sequence),
+            FreeHost: lambda sequence, _: placement.free_host(sequence),
+            **whitebox.handlers,
+        }
+        """What carries out a command about one session, which is given with it."""
+        self.on_engine: dict[type[Command], Callable[[Any], object]] = {
+            Open: sessions.open,
+            Import: transfers.import_,
+            ReceiveKV: transfers.receive,
+            ComputePrompt: lambda command: received.compute(command, sessions.find_all([command.session])),
+            KeepKV: lambda command: restarts.keep(command, sessions.find_all(command.sessions)),
+            Restored: lambda _: restarts.delete_rest(),
+            FreeDisk: lambda command: placement.give_way(-(-command.count // placement.tiers.block_bytes)),
+            Inspect: lambda _: inspector.memory(self.sequences),
+        }
+        """What carries out any other command."""
 
     @property
     def sequences(self) -> Collection[TokenSequence]:
         """Every open session's sequence."""
         return self._sessions.sequences
 
+    @property
+    def is_due(self) -> bool:
+        """Whether `tick` can go on although no move has ended."""
+        return self._restarts.is_due
+
     def handle(self, command: Command) -> list[Event]:
         """Carry out one command and answer it, or begin to. Raises DjinnError if the session or its state does not
         allow it.
-        """
-        sessions = self._sessions
-        value: object = None
-        match command:
-            case Submit():
-                return self._turns.submit(sessions.find(command.session), command)
-            case Resume():
-                return self._turns.resume(sessions.find(command.session), command)
-            case Cancel():
-                return self._turns.cancel(sessions.find(command.session), command)
-            case Export():
-                return self._session_files.export(sessions.find_resting(command.session), command)
-            case Import():
-                return self._session_files.import_(command)
-            case SendKV():
-                return self._peer_kv.send(command)
-            case ReceiveKV():
-                return self._peer_kv.receive(command)
-            case PublishKV():
-                self._placement.tiers.cache.publish_copies(sessions.find(command.session))
-            case ReceivePrompt():
-                return self._received.receive(self._whose(command), command)
-            case ComputePrompt():
-                if command.session in sessions:
-                    self._received.compute(sessions.find(command.session), command)
-            case SendPrompt():
-                return self._sent.begin(self._whose(command), command)
-            case KeepKV():
-                found = (sessions.find(each) for each in command.sessions if each in sessions)
-                self.keeper.begin(command.ticket, found, command.within_s)
-                return []
-            case Close():
-                return [*sessions.close(command), Done(command.ticket)]
-            case Open():
-                sessions.open(command)
-            case Fork():
-                value = sessions.fork(command)
-            case Rewind():
-                value = sessions.rewind(command)
-            case SetPhase():
-                sessions.set_phase(command)
-            case FreeHost():
-                self._placement.free_host(sessions.find(command.session))
-            case Restored():
-                self._saved.delete_rest()
-            case FreeDisk():
-                self._placement.give_way(-(-command.count // self._placement.tiers.block_bytes))
-            case Inspect():
-                value = self._inspector.memory(self.sequences)
-            case _:
-                value = look_inside(sessions.find(command.session), command, self._checkpoints)
-        return [Done(command.ticket, value)]
 
-    def _whose(self, command: ReceivePrompt | SendPrompt) -> TokenSequence:
-        """The session that a prompt is for. Raises `NotFound`; then what arrives for it is dropped."""
+        A handler returns what `Done` answers. If it returns events instead, they hold the answer, or it comes later.
+        """
+        on_session = self.on_session.get(type(command))
         try:
-            return self._sessions.find(command.session)
-        except NotFound:
-            self._ways.end(command.connection)
+            if on_session is not None:
+                value = on_session(self._sessions.find(command.session), command)  # type: ignore[union-attr]
+            else:
+                value = self.on_engine[type(command)](command)
+        except DjinnError:
+            if isinstance(command, SendKV | ReceiveKV | SendPrompt | ReceivePrompt):
+                self._transports.end(command.connection)  # nothing is sent over it, and nothing that comes is taken
             raise
+        return value if isinstance(value, list) else [Done(command.ticket, value)]
+
+    def _submit(self, sequence: TokenSequence, command: Submit) -> list[Event]:
+        self._sessions.submit(sequence, command)
+        return self._received.hold(sequence, command)
 
     def tick(self) -> list[Event]:
         """Go on with what goes on between steps."""
-        return [*self.keeper.tick(), *self._received.go_on(), *self._sent.go_on()]
+        return [*self._restarts.tick(), *self._received.go_on(), *self._sent.go_on()]
 
     def placed(self) -> list[Event]:
         """Sessions whose KV has changed its place or size since the last call."""
@@ -164,15 +148,11 @@ class CommandHandler:
         move = self._placement.complete(report)
         self._phases.tick()
         events: list[Event] = []
-        if move.kind in (MoveKind.EXPORT, MoveKind.IMPORT):
-            events, imported = self._session_files.finish(move, report)
-            if imported is not None:
-                self._sessions.add(imported)
-        if move.kind in (MoveKind.SEND, MoveKind.RECEIVE):
-            events = self._peer_kv.finish(move, report)
-        if move.kind is MoveKind.SEND_PROMPT:
-            events = self._sent.finish(move, report)
-        if move.kind is MoveKind.RECEIVE_PROMPT:
-            events = self._received.finish(move, report)
-        self._host_bound.go_on()
-        return [*events, *self._peer_kv.go_on()]
+        match move.kind:
+            case MoveKind.SEND_PROMPT:
+                events = self._sent.finish(move, report)
+            case MoveKind.RECEIVE_PROMPT:
+                events = self._received.finish(move, report)
+            case MoveKind.EXPORT | MoveKind.IMPORT | MoveKind.SEND | MoveKind.RECEIVE:
+                events = self._transfers.finish(move, report)
+        return [*events, *self._transfers.go_on()]

@@ -1,31 +1,35 @@
-"""Carrying out commands about a whole session."""
+"""Carrying out commands about a whole session, and about its turn."""
 
 import hashlib
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 
-from app.domain.errors import Busy, FieldOutOfRange, NotFound, WrongState
+from app.domain.errors import Busy, ContextTooLong, FieldOutOfRange, MalformedRequest, NotFound, WrongState
+from app.domain.histories import common_prefix
 from app.domain.values import FinishReason, Residency, SessionId
-from app.gpu.commands.saved_files import SavedFiles
 from app.gpu.kv.phases import Phases
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence
-from app.messages import Close, Event, Fork, Open, Rewind, SetPhase
+from app.messages import Cancel, Close, Done, Event, Fork, Open, ReceiveKV, Resume, Rewind, SetPhase, Submit
 
 RETRY_AFTER_S = 1
 
 
-class SessionHandler:
+class Sessions:
     """Knows every open session's sequence. A command either is carried out whole or raises and changes nothing."""
 
-    def __init__(self, scheduler: Scheduler, phases: Phases, turns: Turns, saved: SavedFiles) -> None:
+    def __init__(
+        self, scheduler: Scheduler, phases: Phases, turns: Turns, claim: Callable[[TokenSequence], None]
+    ) -> None:
+        """`claim` gives a session that is opened the KV that an earlier server has left of it."""
         self._scheduler = scheduler
         self._placement = scheduler.placement
         self._phases = phases
         self._turns = turns
         self._activations = turns.activations
-        self._saved = saved
+        self._claim = claim
         self._sequences: dict[SessionId, TokenSequence] = {}
         self._own_blocks = scheduler.cache.pool.num_blocks
         """Device blocks without those that weights lend, and take back."""
@@ -44,29 +48,17 @@ class SessionHandler:
             raise NotFound(f"there is no session {session}")
         return self._sequences[session]
 
-    def find_resting(self, session: SessionId) -> TokenSequence:
-        """The session of that id, idle or paused. Raises `NotFound`, `WrongState`."""
-        sequence = self.find(session)
-        if sequence.busy:
-            raise WrongState(f"session {session} is running a turn")
-        return sequence
+    def find_all(self, sessions: Iterable[SessionId]) -> Iterator[TokenSequence]:
+        """Those of these sessions that are open."""
+        return (self._sequences[session] for session in sessions if session in self._sequences)
 
     def open(self, command: Open) -> None:
         """Make a session known, with the KV of its file. Raises `Busy` if no more residency can be guaranteed."""
-        guaranteed = command.residency is Residency.GUARANTEED
-        if guaranteed:
+        if command.residency is Residency.GUARANTEED:
             self._check_reserve()
-        sequence = TokenSequence(
-            command.session,
-            namespace_hash(command.tenant if command.namespace is None else command.namespace),
-            guaranteed,
-            list(command.token_ids),
-            tenant=command.tenant,
-            breakpoints={each.id: each for each in command.breakpoints},
-            interventions=InterventionLog(command.interventions),
-        )
-        sequence.assume_computed()
-        self._saved.claim(sequence)
+        sequence = make_sequence(command)
+        sequence.breakpoints = {each.id: each for each in command.breakpoints}
+        self._claim(sequence)
         self.add(sequence)
 
     def add(self, sequence: TokenSequence) -> None:
@@ -74,24 +66,24 @@ class SessionHandler:
         self._placement.end_turn(sequence)
         self._sequences[sequence.session] = sequence
 
-    def require_place(self, session: SessionId, *, guaranteed: bool) -> None:
+    def require_place(self, command: ReceiveKV) -> None:
         """Raise `WrongState` if the session is here already, and what `open` raises if its residency cannot be
         guaranteed.
         """
-        if session in self._sequences:
-            raise WrongState(f"session {session} is here already")
-        if guaranteed:
+        if command.session in self._sequences:
+            raise WrongState(f"session {command.session} is here already")
+        if command.residency is Residency.GUARANTEED:
             self._check_reserve()
 
-    def set_phase(self, command: SetPhase) -> None:
-        """Note what the client says of its session. Raises `NotFound`, `WrongState`."""
-        sequence = self.find_resting(command.session)
+    def set_phase(self, sequence: TokenSequence, command: SetPhase) -> None:
+        """Note what the client says of its session. Raises `WrongState`."""
+        require_rest(sequence)
         resume_in_s = None if command.resume_in_ms is None else command.resume_in_ms / 1000
         self._phases.signal(sequence, command.phase, resume_in_s)
 
-    def fork(self, command: Fork) -> int:
-        """Open the child; returns the number of its tokens. Raises `NotFound`, `WrongState`, `ActivationsFull`."""
-        parent = self.find_resting(command.session)
+    def fork(self, parent: TokenSequence, command: Fork) -> int:
+        """Open the child; returns the number of its tokens. Raises `WrongState`, `ActivationsFull`."""
+        require_rest(parent)
         if (parent.turn is None) != (command.turn is None):
             raise WrongState(f"session {command.session} is {'idle' if parent.turn is None else 'paused'}")
         if parent.checkpoint is not None:
@@ -103,9 +95,9 @@ class SessionHandler:
         self.add(child)
         return len(child.tokens)
 
-    def rewind(self, command: Rewind) -> int:
-        """Cut the history; returns the number of tokens left. Raises `NotFound`, `WrongState`, `FieldOutOfRange`."""
-        sequence = self.find_resting(command.session)
+    def rewind(self, sequence: TokenSequence, command: Rewind) -> int:
+        """Cut the history; returns the number of tokens left. Raises `WrongState`, `FieldOutOfRange`."""
+        require_rest(sequence)
         if sequence.turn is not None:
             raise WrongState(f"session {command.session} is paused")
         if not 0 <= command.to_token <= len(sequence.tokens):
@@ -117,17 +109,59 @@ class SessionHandler:
         self._phases.repeat(sequence)
         return len(sequence.tokens)
 
-    def close(self, command: Close) -> list[Event]:
-        """Forget the session; returns the end of its turn if it has one. Raises `NotFound`."""
-        sequence = self.find(command.session)
+    def close(self, sequence: TokenSequence, command: Close) -> list[Event]:
+        """Forget the session, and end its turn if it has one."""
         events: list[Event] = []
         if sequence.turn is not None:
             events.append(self._turns.end(sequence, sequence.turn, FinishReason.CANCELLED))
         self._phases.forget(sequence)
         self._activations.forget(sequence)
         self._placement.close(sequence)
-        del self._sequences[command.session]
-        return events
+        del self._sequences[sequence.session]
+        return [*events, Done(command.ticket)]
+
+    def submit(self, sequence: TokenSequence, command: Submit) -> None:
+        """Begin a turn, whose end is the answer. Raises `WrongState`, `MalformedRequest`, `ContextTooLong`."""
+        if sequence.turn is not None:
+            doing = "paused" if sequence.turn.paused else "running a turn"
+            raise WrongState(f"session {command.session} is {doing}")
+        if command.replace:
+            keep, length = common_prefix(tuple(sequence.tokens), command.token_ids), len(command.token_ids)
+        else:
+            keep, length = len(sequence.tokens), len(sequence.tokens) + len(command.token_ids)
+        if length == 0:
+            raise MalformedRequest("the session has no tokens yet and the request brings none")
+        limit = self._turns.max_model_len
+        if length + min(1, command.stop.max_tokens) > limit:
+            raise ContextTooLong(f"the context would have {length} tokens; at most {limit} fit, one of them generated")
+        self._phases.forget(sequence)
+        self._turns.begin(sequence, command, keep)
+
+    def resume(self, sequence: TokenSequence, command: Resume) -> list[Event]:
+        """Let a paused turn go on; its end is the answer. Raises `WrongState`, `FieldOutOfRange`."""
+        turn, checkpoint = sequence.turn, sequence.checkpoint
+        if turn is None or checkpoint is None or not turn.paused:
+            raise WrongState(f"session {command.session} is not paused")
+        began = time.perf_counter()
+        self._turns.resume(sequence, turn, checkpoint, command.ticket, command.until)
+        self._phases.forget(sequence)
+        checkpoint.dispatch_ms = (time.perf_counter() - began) * 1000
+        return []
+
+    def cancel(self, sequence: TokenSequence, command: Cancel) -> list[Event]:
+        """End the turn. If it has just ended by itself, only cut the history."""
+        turn, events = sequence.turn, list[Event]()
+        if turn is not None and turn.ticket == command.turn:
+            self._keep(sequence, turn.prompt_tokens, command.keep)
+            events.append(self._turns.end(sequence, turn, command.reason))
+        elif turn is None and sequence.last_turn is not None and sequence.last_turn[0] == command.turn:
+            self._keep(sequence, sequence.last_turn[1], command.keep)
+            self._scheduler.retire(sequence)
+        return [*events, Done(command.ticket, len(sequence.tokens))]
+
+    def _keep(self, sequence: TokenSequence, prompt_tokens: int, keep: int | None) -> None:
+        if keep is not None:
+            self._placement.tiers.truncate(sequence, prompt_tokens + keep)
 
     def _check_reserve(self) -> None:
         """Raise `Busy` unless one more session can have a full context set aside, and one context be left for all
@@ -149,6 +183,26 @@ class SessionHandler:
                 retry_after_s=RETRY_AFTER_S,
                 param="residency",
             )
+
+
+def require_rest(sequence: TokenSequence) -> None:
+    """Raise `WrongState` unless the session is idle or paused."""
+    if sequence.busy:
+        raise WrongState(f"session {sequence.session} is running a turn")
+
+
+def make_sequence(command: Open | ReceiveKV) -> TokenSequence:
+    """The session that a command tells of. All of its history has had its KV elsewhere."""
+    sequence = TokenSequence(
+        command.session,
+        namespace_hash(command.tenant if command.namespace is None else command.namespace),
+        command.residency is Residency.GUARANTEED,
+        list(command.token_ids),
+        tenant=command.tenant,
+        interventions=InterventionLog(command.interventions),
+    )
+    sequence.assume_computed()
+    return sequence
 
 
 def namespace_hash(name: str) -> bytes:

@@ -10,7 +10,7 @@ from torch import Tensor
 from app.domain.breakpoints import Intervention
 from app.domain.positions import Runs, positions_of
 from app.gpu.device.staging import Put
-from app.gpu.state.pass_plan import Record
+from app.gpu.state.paths import Record
 from app.gpu.state.segments import Row
 
 
@@ -23,7 +23,7 @@ class Chosen:
         self._indices: dict[tuple[Row, Runs], Tensor] = {}
         self._tokens: dict[tuple[Row, Runs], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         for row in rows:
-            for step in (step for mark in row.way.marks for step in mark.steps):
+            for step in row.path.steps:
                 if not isinstance(step, Intervention | Record) or len(step.runs) == 1:
                     continue
                 if (row, step.runs) not in self._indices:

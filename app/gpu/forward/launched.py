@@ -9,7 +9,7 @@ from torch import Tensor
 from app.gpu.forward.activations import HostTensor
 from app.gpu.forward.results import PendingResult, StepResult
 from app.gpu.state.checkpoints import Captured
-from app.gpu.state.pass_plan import Record
+from app.gpu.state.paths import Record
 from app.gpu.state.segments import Row
 
 
@@ -104,7 +104,7 @@ def _join_captures(row: Row, captured: Sequence[Captured]) -> list[Captured]:
     found: dict[tuple[str, int], list[Captured]] = {}
     for each in captured:
         found.setdefault((each.breakpoint, each.layer), []).append(each)
-    records = (step for mark in row.way.marks for step in mark.steps if isinstance(step, Record))
+    records = (step for step in row.path.steps if isinstance(step, Record))
     wanted = ((record.breakpoint, record.boundary - 1) for record in records)
     return [_join(found[key]) for key in wanted if key in found]
 

@@ -87,12 +87,12 @@ class ReplayedWalk:
                 members = segment.rows
                 self._runs.take(token_ids, self._batch, self._absent[members])
             for place in members:
-                if 0 < segment.lo == self._rows[place].way.lo:
+                if 0 < segment.lo == self._rows[place].path.lo:
                     self._load_checkpoint(place)
             self.replayed &= self._runs.run(segment.lo, segment.hi)
             self._act(members, segment.hi)
         for place, row in enumerate(self._rows):
-            if row.way.lo == row.way.hi:  # it has paused after the last layer
+            if row.path.lo == row.path.hi:  # it has paused after the last layer
                 self._load_checkpoint(place)
         if not self._has_outputs:
             return self._runs.hidden.new_empty(0, self._vocab_size)
@@ -104,9 +104,9 @@ class ReplayedWalk:
         """Do what is marked here. A row that pauses is copied: the layers above run in its place too."""
         for first, end in find_alike(self._rows, members, boundary):
             row = self._rows[first]
-            if row.way.marks:
+            if row.path.steps:
                 self._watch.act(row, boundary, self._runs.hidden[first:end])
-            if row.way.pauses and row.way.hi == boundary:
+            if row.path.pauses and row.path.hi == boundary:
                 self._watch.stop(row, self._hidden_of(first).clone())
 
     def _load_checkpoint(self, place: int) -> None:

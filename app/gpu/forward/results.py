@@ -104,7 +104,7 @@ class PendingResult:
         self._rows, self._requests, self._streams = rows, requests, streams
         self._done: Event = PASSED
         scoring = [row for row in rows if row.scores_prompt]
-        self._edited = [row for row in rows if (row.way.new_edits or row.sequence.interventions) and row.outputs]
+        self._edited = [row for row in rows if (row.path.new_edits or row.sequence.interventions) and row.outputs]
         self._spans = _spans(rows) if scoring or self._edited else {}
         index = [at for row in rows for at in _choosing(self._spans[row], row)] if scoring else None
         mask = masks.begin(requests, vocab_size, streams, put)

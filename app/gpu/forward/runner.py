@@ -29,9 +29,8 @@ from app.gpu.models.base import LayerStack
 from app.gpu.sampling.logprobs import log_probabilities
 from app.gpu.sampling.masks import MaskThread
 from app.gpu.sampling.requests import SampleRequest
-from app.gpu.state.activation_map import Rows
-from app.gpu.state.segments import Row
-from app.gpu.state.split import GROW_AFTER, SplitSize, split_off, without_draft
+from app.gpu.state.checkpoints import Rows
+from app.gpu.state.segments import GROW_AFTER, Row, SplitSize, split_off, without_draft
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +191,7 @@ class Runner:
     def _are_plain(self, rows: Sequence[Row], *, ahead: bool) -> bool:
         """Whether all rows are plain. Of a step that is launched `ahead` each has one token that runs all layers."""
         if ahead:
-            return not [row for row in rows if row.way.marks]
+            return not [row for row in rows if row.path.steps]
         return all(row.is_plain(self.stack.num_layers) for row in rows)
 
     def _make_walk(self, rows: list[Row], token_ids: TokenIds, put: Put) -> Walk | ReplayedWalk:

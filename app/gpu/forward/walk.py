@@ -50,7 +50,7 @@ class Walk:
         for row in rows:
             self._starts[row] = total
             total += row.length
-        self._embeds = not all(row.way.lo for row in rows)
+        self._embeds = not all(row.path.lo for row in rows)
         if not self._embeds:
             self._begin(torch.empty(total, stack.hidden_size, dtype=stack.dtype, device=stack.device))
         positions = np.concatenate([np.arange(row.first, row.first + row.length) for row in rows])
@@ -75,7 +75,7 @@ class Walk:
         """Take this as the rows' residual stream, with the checkpoints of those that have one in place."""
         self.hidden = hidden
         for row in self._rows:
-            if row.way.lo:
+            if row.path.lo:
                 self._watch.load_checkpoint(row, self.hidden_of(row))
 
     def hidden_of(self, row: Row) -> Tensor:
@@ -89,7 +89,7 @@ class Walk:
         self.hidden[index] = self._run_layers(segment.lo, segment.hi, self.hidden[index], batch)
         for row in (self._rows[number] for number in segment.rows):
             self._watch.act(row, segment.hi, self.hidden_of(row))
-            if row.way.pauses and row.way.hi == segment.hi:
+            if row.path.pauses and row.path.hi == segment.hi:
                 self._watch.stop(row, self.hidden_of(row))
 
     def _place_segments(self, put: Put) -> list[Place]:

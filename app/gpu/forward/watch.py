@@ -11,7 +11,7 @@ from app.gpu.forward.activations import HostTensor
 from app.gpu.forward.chosen import Chosen
 from app.gpu.forward.edits import DeviceVectors, apply_edit
 from app.gpu.state.checkpoints import Captured
-from app.gpu.state.pass_plan import LoadCheckpoint, Record
+from app.gpu.state.paths import LoadCheckpoint, Record
 from app.gpu.state.segments import Row
 
 
@@ -44,20 +44,17 @@ class Watch:
         """Do what is marked at the boundary that the row has reached. `hidden` may go on behind a row of one token with
         the neighbours that `find_alike` finds: they are edited at once.
         """
-        for mark in row.way.marks:
-            if mark.boundary != boundary:
-                continue
-            for step in mark.steps:
-                match step:
-                    case Intervention() if row.length == 1:
-                        apply_edit(hidden, step.edit, self._vectors.place)
-                    case Intervention():
-                        with self._chosen.changing(row, step.runs, hidden) as chosen:
-                            apply_edit(chosen, step.edit, self._vectors.place)
-                    case Record():
-                        self.captured.setdefault(row, []).append(self._capture(row, step, hidden))
-                    case LoadCheckpoint():
-                        self.load_checkpoint(row, hidden)
+        for step in row.path.at(boundary):
+            match step:
+                case Intervention() if row.length == 1:
+                    apply_edit(hidden, step.edit, self._vectors.place)
+                case Intervention():
+                    with self._chosen.changing(row, step.runs, hidden) as chosen:
+                        apply_edit(chosen, step.edit, self._vectors.place)
+                case Record():
+                    self.captured.setdefault(row, []).append(self._capture(row, step, hidden))
+                case LoadCheckpoint():
+                    self.load_checkpoint(row, hidden)
 
     def stop(self, row: Row, hidden: Tensor) -> None:
         """Save a row that pauses here; nothing may write to `hidden` any more."""

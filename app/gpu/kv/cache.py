@@ -10,8 +10,8 @@ from copy import copy
 from app.domain.values import SessionId
 from app.gpu.state.blocks import BlockHash, BlockId, BlockPool, chain_hash
 from app.gpu.state.interventions import InterventionLog
+from app.gpu.state.paths import NO_EDITS, expected_edits
 from app.gpu.state.sequence import TokenSequence
-from app.gpu.state.ways import NO_EDITS, expected_edits
 
 
 class KVCache:

@@ -41,8 +41,7 @@ from app.gpu.state.kv_header import (
     check_tokens,
     encode_header,
     file_bytes,
-    match_header,
-    parse_header,
+    read_header,
 )
 from app.machine.disk import DiskRoom
 from app.machine.files import make_writable
@@ -176,21 +175,13 @@ def _read_lead(file: io.BufferedReader, expected: KVIdentity, max_tokens: int) -
     if not 0 < header_bytes <= min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
         raise KVFileDamaged("it is no exported session, which begins with the length of its header")
     lead = start + file.read(header_bytes)
-    header = check_header(lead, expected, max_tokens)
+    header = read_header(lead, expected, max_tokens)
     if file_bytes(header) != size:
         raise KVFileDamaged(f"it has {size} bytes, its header says {file_bytes(header)}")
     token_bytes = file.read(len(header.token_ids) * TOKEN_BYTES)
     token_ids = array("i", token_bytes)
     check_tokens(token_ids, expected)
     return replace(header, token_ids=token_ids), lead + token_bytes
-
-
-def check_header(lead: bytes, expected: KVIdentity, max_tokens: int) -> KVFileHeader:
-    """The header that these bytes are, with as many tokens as it claims, but not which. Raises any `KVFileError`."""
-    header = match_header(parse_header(lead[LENGTH_BYTES:], max_tokens), expected)
-    if encode_header(header) != lead:
-        raise KVFileDamaged("its header is not as Djinn writes it")
-    return header
 
 
 def _pass_over(file: io.BufferedReader, count: int, digest: _Sum) -> None:

@@ -14,8 +14,7 @@ from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.gpu.kv.ranking import ANY_TIME, MoveMeter, Victims, rank
 from app.gpu.kv.tiers import KVTiers
 from app.gpu.state.moves import Move, Moved, MoveKind
-from app.gpu.state.sequence import TokenSequence
-from app.gpu.state.turn import TurnState
+from app.gpu.state.sequence import TokenSequence, TurnState
 
 WRITE_BEHIND_BLOCKS = 8
 """Blocks in one early copy: so few that a park hardly waits for it."""

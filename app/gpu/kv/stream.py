@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from app.gpu.kv.file import MAX_HEADER_BYTES, check_header, zero_after
+from app.gpu.kv.file import MAX_HEADER_BYTES, zero_after
 from app.gpu.state.kv_header import (
     LENGTH_BYTES,
     TOKEN_BYTES,
@@ -39,6 +39,7 @@ from app.gpu.state.kv_header import (
     KVLayout,
     check_tokens,
     encode_header,
+    read_header,
 )
 from app.gpu.state.moves import Move, Moved
 from app.machine.handover import SocketTable
@@ -96,7 +97,7 @@ def receive_lead(connection: socket.socket, expected: KVIdentity, *, max_tokens:
     header_bytes = int.from_bytes(start, "little")
     if not 0 < header_bytes <= MAX_HEADER_BYTES:
         raise KVFileDamaged("it does not begin with the length of its header")
-    header = check_header(start + receive(connection, header_bytes), expected, max_tokens)
+    header = read_header(start + receive(connection, header_bytes), expected, max_tokens)
     token_ids = array("i", receive(connection, len(header.token_ids) * TOKEN_BYTES))
     check_tokens(token_ids, expected)
     return replace(header, token_ids=token_ids)

@@ -7,8 +7,7 @@ from app.domain.values import Tier
 from app.gpu.kv.placement import Placement
 from app.gpu.planning.queue import ActiveTurn, TurnQueue
 from app.gpu.planning.room import RoomShares
-from app.gpu.state.sequence import TokenSequence
-from app.gpu.state.turn import TurnState
+from app.gpu.state.sequence import TokenSequence, TurnState
 
 
 class Admitted(Enum):

@@ -14,9 +14,9 @@ from app.gpu.kv.cache import KVCache
 from app.gpu.planning.draft_costs import StepCosts
 from app.gpu.planning.step_plan import StepPlan
 from app.gpu.sampling.requests import draws
-from app.gpu.state.drafter import Drafted, Drafter, Guess
+from app.gpu.state.drafts import Drafted, Drafter, Guess
+from app.gpu.state.paths import runs_plainly
 from app.gpu.state.segments import Row
-from app.gpu.state.ways import runs_plainly
 
 _WORTH = 1.2
 """How many times its cost a drafted token must be expected to bring. Both are estimates, and the tokens that are chosen

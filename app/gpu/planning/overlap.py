@@ -13,10 +13,8 @@ from app.gpu.kv.cache import KVCache
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.step_plan import CannotPlan, StepPlan
 from app.gpu.sampling.requests import looks_back
-from app.gpu.state.pass_plan import PassPlan
+from app.gpu.state.paths import PassPlan, plan_ahead, work_of
 from app.gpu.state.segments import Row
-from app.gpu.state.ways import plan_ahead
-from app.gpu.state.work import work_of_way
 
 
 def plan_overlapped(scheduler: Scheduler, rows: Sequence[Row], max_model_len: int) -> list[Row]:
@@ -24,7 +22,7 @@ def plan_overlapped(scheduler: Scheduler, rows: Sequence[Row], max_model_len: in
     are reserved. Rows that sample their turn's last token have none.
 
     No rows if the step has to be planned when the tokens are known: one of the rows is not of a single token, has a
-    way next time that depends on the token, or is sampled from by way of its history; blocks are short; or there are
+    path next time that depends on the token, or is sampled from by way of its history; blocks are short; or there are
     drafts, which follow the tokens. Raises `CannotPlan` for an error at one turn, and any other as it is.
     """
     if scheduler.drafting.max_tokens:
@@ -52,13 +50,13 @@ def _follow(plan: StepPlan, scheduler: Scheduler, rows: Sequence[Row], max_model
             continue
         if looks_back(turn.sampling):
             return []
-        way = row.way
+        path = row.path
         if next_ > sequence.plain_to:
             planned = _plan_next(row, scheduler.num_layers)
             if planned is None:
                 return []
-            way, work = planned, work + work_of_way(planned)
-        following.append(Row(sequence, turn, next_, 1, way, True, False))
+            path, work = planned, work + work_of(planned.reached)
+        following.append(Row(sequence, turn, next_, 1, path, True, False))
         if next_ >= sequence.plain_to:  # once a block, unless something may happen to the session's rows
             growing.append(following[-1])
     plan.looking_at = None
@@ -67,15 +65,15 @@ def _follow(plan: StepPlan, scheduler: Scheduler, rows: Sequence[Row], max_model
 
 def _is_step_of_one(row: Row) -> bool:
     """Whether the row's one token leads to the next, and the breakpoints that meet it stay."""
-    return row.length == 1 and row.samples and not row.scores_prompt and not row.way.spent
+    return row.length == 1 and row.samples and not row.scores_prompt and not row.path.spent
 
 
 def _plan_next(row: Row, num_layers: int) -> PassPlan | None:
-    """The way of the token after the row's. None if it has to be known, or if edits are made to the row's own alone:
+    """The path of the token after the row's. None if it has to be known, or if edits are made to the row's own alone:
     where there are none yet, nobody looks whether they have led to numbers that are not finite.
     """
-    way = plan_ahead(row.sequence, row.turn, row.first + 1, num_layers)
-    return None if way is not None and row.way.new_edits and not way.new_edits else way
+    path = plan_ahead(row.sequence, row.turn, row.first + 1, num_layers)
+    return None if path is not None and row.path.new_edits and not path.new_edits else path
 
 
 def _grow(plan: StepPlan, cache: KVCache, rows: Sequence[Row]) -> bool:

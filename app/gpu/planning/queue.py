@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.domain.values import SessionId
-from app.gpu.state.sequence import TokenSequence
-from app.gpu.state.turn import TurnState
+from app.gpu.state.sequence import TokenSequence, TurnState
 
 AGING_STEPS = 8
 """In so many steps that pass over a turn it comes nearer by the prompts of one step: it waits for about eight times as
@@ -56,14 +55,14 @@ class TurnQueue:
         """
         part = max(1, prompt_tokens // AGING_STEPS)
         return sorted(
-            [*prompts, *(active for active in self.waiting.values() if not active.turn.apart)],
+            [*prompts, *(active for active in self.waiting.values() if not active.turn.awaits_prefill)],
             key=lambda active: active.sequence.pending - active.turn.passed_over * part,
         )
 
     @property
     def waits_for_others(self) -> bool:
         """Whether a turn waits for another server to compute its prompt."""
-        return any(active.turn.apart for active in self.waiting.values())
+        return any(active.turn.awaits_prefill for active in self.waiting.values())
 
     @property
     def tenants_running(self) -> int:

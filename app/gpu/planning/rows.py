@@ -8,11 +8,9 @@ from app.gpu.planning.queue import ActiveTurn, TurnQueue
 from app.gpu.planning.shared_steps import SharedSteps
 from app.gpu.planning.step_plan import StepPlan
 from app.gpu.planning.step_work import StepWork
-from app.gpu.state.pass_plan import PassPlan
+from app.gpu.state.paths import PassPlan, plan_row, work_of
 from app.gpu.state.segments import Row
 from app.gpu.state.sequence import TokenSequence
-from app.gpu.state.ways import RowLimits, plan_row
-from app.gpu.state.work import work_of_way
 
 
 class RowPlanner:
@@ -59,13 +57,13 @@ class RowPlanner:
         A row whose parts a client sees is not cut by the load of others, so it can exceed the budget once in a step.
         """
         sequence, turn = active.sequence, active.turn
-        length, way = min(sequence.pending, budget), self.whole_pass
+        length, path = min(sequence.pending, budget), self.whole_pass
         if self.waits(plan, sequence):
             return 0
         if sequence.watched:
-            limits = RowLimits(self._max_step_tokens, self._shared.crowded_tokens, budget)
-            length, way = plan_row(sequence, turn, self._num_layers, limits)
-            work = work_of_way(way)
+            captured, paused = self._shared.crowded_tokens, self._max_step_tokens
+            length, path = plan_row(sequence, turn, self._num_layers, budget=budget, captured=captured, paused=paused)
+            work = work_of(path.reached)
             if work and not self._work.take(sequence.session, sequence.tenant, work):
                 plan.passed_over = True
                 return 0
@@ -80,7 +78,7 @@ class RowPlanner:
         first = sequence.computed
         if length > 1 or first < turn.prompt_tokens:  # who asks counts the blocks of decoded tokens
             self._placement.note_placed(sequence)
-        samples = not way.pauses and active.samples_at(first + length)
-        scores = not way.pauses and active.scores_prompt
-        plan.rows.append(Row(sequence, turn, first, length, way, samples, scores))
+        samples = not path.pauses and active.samples_at(first + length)
+        scores = not path.pauses and active.scores_prompt
+        plan.rows.append(Row(sequence, turn, first, length, path, samples, scores))
         return length

@@ -31,8 +31,7 @@ from app.gpu.planning.rows import RowPlanner
 from app.gpu.planning.shared_steps import SharedSteps
 from app.gpu.planning.step_plan import CannotPlan, StepPlan
 from app.gpu.state.segments import Row
-from app.gpu.state.sequence import TokenSequence
-from app.gpu.state.turn import TurnState
+from app.gpu.state.sequence import TokenSequence, TurnState
 
 
 class Scheduler:

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 from app.gpu.state.blocks import BlockId
 from app.gpu.state.segments import Row
-from app.gpu.state.sequence import TokenSequence
-from app.gpu.state.turn import TurnState
+from app.gpu.state.sequence import TokenSequence, TurnState
 
 
 @dataclass(slots=True)

@@ -9,12 +9,10 @@ from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, Ticket, TokenLogprobs
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.sampling.requests import Sampled, SampleRequest, looks_back
-from app.gpu.state.activation_room import ActivationRoom
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.segments import Row
-from app.gpu.state.sequence import TokenSequence
-from app.gpu.state.turn import TurnState
+from app.gpu.state.sequence import ActivationRoom, TokenSequence, TurnState
 from app.grammars.matcher import Matcher
 from app.messages import Event, Failed, Paused, PromptScored, Spent, Submit, Token, TurnFinished
 
@@ -69,9 +67,9 @@ class Turns:
         empty while its prompt goes on. A drafted token counts if it was chosen, and the one after it with it.
         """
         sequence, turn, cache = row.sequence, row.turn, self._scheduler.cache
-        if row.way.new_edits and (refusal := self._note_edits(row)) is not None:
+        if row.path.new_edits and (refusal := self._note_edits(row)) is not None:
             return [self.fail(sequence, turn, refusal)]
-        events: list[Event] = self._spend(row) if row.way.spent else []
+        events: list[Event] = self._spend(row) if row.path.spent else []
         if sequence.checkpoint is not None and (resumed := sequence.paused_pass) is not None:
             turn.resumed = resumed.cost()
             sequence.checkpoint = None
@@ -118,12 +116,12 @@ class Turns:
         events: list[Event] = self._spend(row)
         resumed = None if sequence.checkpoint is None else sequence.checkpoint.cost()
         sequence.checkpoint = Checkpoint(
-            boundary=row.way.hi,
+            boundary=row.path.hi,
             first=row.first,
             length=row.length,
             hidden=hidden,
             in_pass=Pass.PREFILL if row.first < turn.prompt_tokens else Pass.DECODE,
-            breakpoint=row.way.breakpoint,
+            breakpoint=row.path.breakpoint,
             created_at=time.time(),
         )
         self.activations.note(sequence)
@@ -180,9 +178,9 @@ class Turns:
     def _note_edits(self, row: Row) -> FieldOutOfRange | None:
         """Note the edits that breakpoints have made in the row; returns why the turn must fail if they are too many."""
         log = row.sequence.interventions
-        if not row.way.new_edits:  # a journal of an earlier version may have more than are taken today
+        if not row.path.new_edits:  # a journal of an earlier version may have more than are taken today
             return None
-        for made in row.way.new_edits:
+        for made in row.path.new_edits:
             log.add(made)
         try:
             log.check("breakpoints")
@@ -203,7 +201,7 @@ class Turns:
     def _spend(self, row: Row) -> list[Event]:
         """Note which breakpoints are spent in the row."""
         armed, session = row.sequence.breakpoints, row.sequence.session
-        return [Spent(session, spent) for spent in row.way.spent if armed.pop(spent, None) is not None]
+        return [Spent(session, spent) for spent in row.path.spent if armed.pop(spent, None) is not None]
 
     def _drop_checkpoint(self, sequence: TokenSequence) -> None:
         """Free the checkpoint, and the KV of its pass, which will not go on."""

@@ -1,13 +1,13 @@
 """KV of an engine: its layout, and memory and files for it, sized to the machine."""
 
 import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from app.domain.values import KVPolicy
-from app.gpu.commands.saved_files import FilesFound, SavedKV
+from app.domain.values import KVPolicy, SessionId
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.device.memory import CudaMemory, allocating
 from app.gpu.forward.graph_decode import DecodeLimits, Recorder
@@ -20,7 +20,7 @@ from app.gpu.ranks.pools import LeadingHostPool, LeadingPool
 from app.gpu.startup.budgets import TierBlocks, budget_blocks
 from app.gpu.startup.profile import MemoryPlan, plan_memory
 from app.gpu.startup.weights import LoadedModel
-from app.gpu.state.kv_header import KVIdentity, KVLayout
+from app.gpu.state.kv_header import KVFileHeader, KVIdentity, KVLayout
 from app.machine.disk import DiskRoom
 from app.machine.units import counted, size
 from app.model_store.fingerprint import fingerprint
@@ -143,17 +143,13 @@ def _log_budgets(budgets: TierBlocks, layout: KVLayout, limit: int, max_model_le
         )
 
 
-def find_files(disk: DiskStore | None) -> FilesFound:
-    """The KV files of an earlier server."""
+def find_files(disk: DiskStore | None) -> tuple[Mapping[SessionId, KVFileHeader], Collection[SessionId]]:
+    """The headers of KV files that an earlier server has left, and the files that are of no use."""
     if disk is None:
-        return FilesFound()
+        return {}, ()
     headers, refused = disk.index()
     if refused:
         logger.warning("KV files that are damaged or of another model or layout: %d", len(refused))
     if headers:
         logger.info("sessions with KV on disk from an earlier server: %d", len(headers))
-    saved = {
-        session: SavedKV(header.token_ids, header.computed_tokens, header.namespace)
-        for session, header in headers.items()
-    }
-    return FilesFound(saved, refused)
+    return headers, refused

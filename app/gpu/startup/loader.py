@@ -8,7 +8,7 @@ from functools import partial
 from app.domain.values import ModelInfo
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.inspection import Inspector
-from app.gpu.commands.whitebox.checkpoints import CheckpointHandler
+from app.gpu.commands.whitebox import Whitebox
 from app.gpu.device.choice import choose_device, choose_dtype, choose_kv_dtype
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.engine import Engine
@@ -36,8 +36,8 @@ from app.gpu.startup.ranks import start_ranks
 from app.gpu.startup.running import make_runner, warm_up
 from app.gpu.startup.scheduling import make_scheduler
 from app.gpu.startup.weights import LoadedModel, load_model
-from app.gpu.state.activation_room import ActivationRoom
 from app.gpu.state.kv_header import KVLayout
+from app.gpu.state.sequence import ActivationRoom
 from app.grammars.compiler import Grammars
 from app.machine.disk import DiskRoom
 from app.model_store.resolve import ResolvedModel
@@ -106,18 +106,19 @@ def build_engine(
     activations = ActivationRoom(settings.max_activation_bytes)
     turns = Turns(scheduler, limit, grammars.match, activations)
     to_host = partial(HostTensor.of, streams=loaded.streams)
-    checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host, grammars.match, activations)
+    whitebox = Whitebox(scheduler.placement, runner.predict, to_host, grammars.match, activations)
     inspector = Inspector(scheduler, loaded.text, runner.counts, activations.use)
     mover = KVMover(kv.host, kv.identity, kv.disk, _open_way(settings, kv.host))
+    saved, refused = find_files(kv.disk)
     handler = CommandHandler(
         scheduler,
         phases,
         turns,
-        checkpoints,
-        inspector=inspector,
-        files=find_files(kv.disk),
-        discard=mover.connections.discard,
-        ways=mover.prompts,
+        whitebox,
+        inspector,
+        saved=saved,
+        refused=refused,
+        transports=mover.prompts,
     )
     return Engine(
         _describe(model.name, stack, limit, kv.identity.layout),

@@ -180,7 +180,7 @@ class BlockPool:
         return self._refs[block]
 
     def is_private(self, block: BlockId) -> bool:
-        """Whether one holds the block, and nobody finds it by its content."""
+        """Whether the block has a single holder, and is not found by its content."""
         return self._refs[block] == 1 and block not in self._hash_of
 
     def unpublish(self, block: BlockId) -> None:

@@ -1,8 +1,10 @@
-"""Checkpoints of paused passes, and captures. Planning only: the tensors are behind a protocol."""
+"""Checkpoints of paused passes, and captures: residual streams that a session keeps. Tensors are behind a protocol."""
 
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,7 +62,7 @@ class Checkpoint:
     dispatch_ms: float = 0.0
     """How long the command to resume took."""
     restore_ms: float = 0.0
-    """See `ResumeCost.restore_ms`."""
+    """How long the engine thread took to put `hidden` back on the device."""
 
     @property
     def end(self) -> int:
@@ -132,3 +134,35 @@ class CaptureLog:
         """Forget all."""
         self.records.clear()
         self.nbytes = self.dropped = 0
+
+
+Cell = tuple[int, int, StoredTensor, int]
+"""One residual stream `[hidden_size]`: its layer and position, and the row of the tensor that it is."""
+Rows = tuple[StoredTensor, int, int]
+"""Rows `[first, end)` of a residual stream."""
+
+
+def kept_rows(
+    log: CaptureLog, checkpoint: Checkpoint | None, layers: Collection[int] | None
+) -> list[tuple[int, Sequence[int], StoredTensor]]:
+    """What a session keeps after `layers` (None: all) of positions that its history still has: the layer, the rising
+    positions, and a row for each. Later ones are newer; the checkpoint, which may have been edited, is the last.
+    """
+    kept: list[tuple[int, Sequence[int], StoredTensor]] = [
+        (record.layer, record.positions[: bisect_left(record.positions, record.current_to)], record.hidden)
+        for record in log.records
+    ]
+    if checkpoint is not None:
+        kept.append((checkpoint.boundary - 1, range(checkpoint.first, checkpoint.end), checkpoint.hidden))
+    return [each for each in kept if each[1] and (layers is None or each[0] in layers)]
+
+
+def join_cells(cells: Iterable[Cell]) -> list[Rows]:
+    """The rows of `cells` in their order, in as few pieces as there can be."""
+    joined: list[Rows] = []
+    for _, _, hidden, row in cells:
+        if joined and joined[-1][0] is hidden and joined[-1][2] == row:
+            joined[-1] = (hidden, joined[-1][1], row + 1)
+        else:
+            joined.append((hidden, row, row + 1))
+    return joined

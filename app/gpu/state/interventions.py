@@ -1,51 +1,52 @@
-"""The edits that a session's KV was computed with, by position. With them KV is recomputed, and kept apart from KV
-that was computed with other edits.
+"""The edits that a session's KV was computed with. With them KV is recomputed, and never serves a session without them.
+
+The log has an entry for each edit at one boundary, with the positions where it was made. The hash of a block
+covers a fingerprint of the edits in it. Most sessions have no edits, and cost nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from app.domain.breakpoint_work import MAX_PASS_EDITS
 from app.domain.breakpoints import MAX_INTERVENTION_BYTES, MAX_INTERVENTIONS, Intervention, TensorData
 from app.domain.errors import FieldOutOfRange
-from app.domain.positions import join
-from app.gpu.state.continuations import Continuations, Entry
-from app.gpu.state.fingerprints import Fingerprints
+from app.domain.positions import Runs, clip_runs, join, positions_of, runs_of
+
+MAX_RUNS = 256
+"""Of one entry. Each turn writes the entries that it has changed to the journal, so none may grow without end."""
 
 
 class InterventionLog:
-    """Edits by position, in the order in which they were made. Most sessions have none, and cost nothing.
+    """Edits in the order in which they were made. What is looked up in them is indexed when it is first needed."""
 
-    A copy shares its entries, and what is looked up in them is found when it is first asked for.
-    """
+    end: int
+    """The position after the last that has an edit."""
+    tensor_bytes: int
+    """Of all vectors, each counted once, and of all written activations."""
+    _runs: int
+    """Of all edits together."""
 
     def __init__(self, made: Iterable[Intervention] = ()) -> None:
         """The log whose `snapshot` is `made`: with the same entries it has the same fingerprints."""
-        self._entries = [Entry(each, each.edit.digest()) for each in made]
-        self._continuations: Continuations | None = None
-        self._prints: Fingerprints | None = None
+        self._continuations: _Continuations | None = None
+        self._prints: _Fingerprints | None = None
         self.changes = 0
         """How often it has changed."""
-        self.end = 0
-        """The position after the last that has an edit."""
-        self._runs = 0
-        """Of all edits together."""
-        self._vectors = set[TensorData]()
-        self.tensor_bytes = 0
-        """Of all vectors, each counted once, and of all written activations."""
-        self._count()
+        self._set(made)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def snapshot(self) -> tuple[Intervention, ...]:
         """All of them."""
-        return tuple([entry.made for entry in self._entries])
+        return tuple(self._entries)
 
     def copy(self) -> InterventionLog:
-        """A log of its own with the same edits."""
+        """Another log with the same edits."""
         log = InterventionLog()
         log._entries, log._prints = list(self._entries), self._prints
         log.end, log._runs, log._vectors, log.tensor_bytes = self.end, self._runs, set(self._vectors), self.tensor_bytes
@@ -81,48 +82,42 @@ class InterventionLog:
             )
 
     def add(self, made: Intervention) -> None:
-        """Note an edit; one that goes on behind where the same one ended becomes part of it."""
-        digest = made.edit.digest()
+        """Note an edit. It becomes part of an entry for the same edit, if it can."""
         if self._continuations is None:
-            self._continuations = Continuations(self._entries)
-        number = self._continuations.find(made, digest)
+            self._continuations = _Continuations(self._entries)
+        number = self._continuations.find(made)
         if number is None:
-            number = len(self._entries)
-            edit = made.edit.everywhere()
-            self._entries.append(Entry(made if edit is made.edit else replace(made, edit=edit), digest))
-            self._runs += len(made.runs)
-            self._count_tensor(edit.vector, made.has_rows)
+            number, edit = len(self._entries), made.edit.everywhere()
+            self._entries.append(made if edit is made.edit else replace(made, edit=edit))
+            self._count(made)
         else:
-            before = self._entries[number].made
+            before = self._entries[number]
             runs = join(before.runs, made.runs)
+            self._entries[number] = Intervention.at(runs, made.boundary, before.edit)
             self._runs += len(runs) - len(before.runs)
-            self._entries[number] = Entry(Intervention.at(runs, made.boundary, before.edit), digest)
-        self._continuations.note(number, made, digest)
+        self._continuations.note(number, made)
         self.end = max(self.end, made.end)
         self._prints = None
         self.changes += 1
 
     def forget(self, boundary: int, first: int, end: int) -> None:
         """Drop the edits of this boundary that concern only positions `[first, end)`: all of them are replaced."""
-        self._keep(
-            entry
-            for entry in self._entries
-            if not (entry.made.boundary == boundary and first <= entry.made.first and entry.made.end <= end)
-        )
+        self._set(e for e in self._entries if e.boundary != boundary or e.first < first or end < e.end)
+        self.changes += 1
 
     def within(self, first: int, end: int) -> list[Intervention]:
         """The parts of all edits that concern positions `[first, end)`."""
-        near = (made for made, _ in self._entries if made.end > first and made.first < end)
+        near = (made for made in self._entries if made.end > first and made.first < end)
         return [part for made in near if (part := made.clip(first, end)) is not None]
 
     def truncate(self, length: int) -> None:
         """Forget what concerns positions from `length` on."""
         if self.end > length:
-            near = (entry for entry in self._entries if entry.made.first < length)
-            self._keep(entry if entry.made.end <= length else _cut(entry, length) for entry in near)
+            self._set(self.within(0, length))
+            self.changes += 1
 
     def until(self, length: int) -> InterventionLog:
-        """A log of its own with what concerns the positions before `length`."""
+        """Another log with what concerns the positions before `length`."""
         log = self.copy()
         log.truncate(length)
         return log
@@ -130,34 +125,135 @@ class InterventionLog:
     def fingerprint(self, first: int, end: int) -> bytes:
         """Differs for KV of positions `[first, end)` that was computed with other edits; empty if there were none."""
         if self._prints is None:
-            self._prints = Fingerprints(self._entries)
-        return self._prints.make(first, end)
+            self._prints = _Fingerprints(self._entries)
+        return self._prints.find(first, end)
 
-    def _keep(self, kept: Iterable[Entry]) -> None:
-        self._entries = list(kept)
+    def _set(self, entries: Iterable[Intervention]) -> None:
+        self._entries = list(entries)
         self._continuations = self._prints = None
-        self.changes += 1
-        self._count()
+        self.end = max((made.end for made in self._entries), default=0)
+        self._runs = self.tensor_bytes = 0
+        self._vectors = set[TensorData]()
+        for made in self._entries:
+            self._count(made)
 
-    def _count(self) -> None:
-        made = [entry.made for entry in self._entries]
-        self.end = max([each.end for each in made], default=0)
-        self._runs = sum([len(each.only) or 1 for each in made])
-        tensors = [(each.edit.vector, each.has_rows) for each in made if each.edit.vector is not None]
-        self._vectors.clear()
-        self.tensor_bytes = sum(len(tensor.data) for tensor, has_rows in tensors if has_rows)
-        for vector in {id(tensor): tensor for tensor, has_rows in tensors if not has_rows}.values():
-            self._count_tensor(vector, has_rows=False)  # to compare each would take long
-
-    def _count_tensor(self, tensor: TensorData | None, has_rows: bool) -> None:
-        if tensor is not None and (has_rows or tensor not in self._vectors):
+    def _count(self, made: Intervention) -> None:
+        """Count one more entry."""
+        self._runs += len(made.only) or 1
+        tensor = made.edit.vector
+        if tensor is not None and (made.has_rows or tensor not in self._vectors):
             self.tensor_bytes += len(tensor.data)
-            if not has_rows:
+            if not made.has_rows:
                 self._vectors.add(tensor)
 
 
-def _cut(entry: Entry, length: int) -> Entry:
-    """The part before position `length`, of which there is at least one."""
-    part = entry.made.clip(0, length)
-    assert part is not None
-    return Entry(part, part.edit.digest())
+class _Continuations:
+    """Finds the entry that an edit goes on in: so an edit of every token is a single entry.
+
+    Only edits at one boundary and one position have an order. An edit may become part of an equal entry if neither
+    that one nor any after it reaches past where the edit begins. It takes the first such entry: so equal edits of a
+    breakpoint, which are made again at every position, find one entry each.
+    """
+
+    def __init__(self, entries: Sequence[Intervention]) -> None:
+        """For a log that has these. `note` tells of each that it gets or changes."""
+        self._entries = entries
+        self._equal: dict[tuple[int, bytes], list[int]] = {}
+        """The numbers of equal entries, by boundary and edit."""
+        self._reach: dict[int, list[tuple[int, int]]] = {}
+        """By boundary, numbers and ends of the entries that reach past all later ones: mostly one."""
+        for number, made in enumerate(entries):
+            self.note(number, made)
+
+    def find(self, made: Intervention) -> int | None:
+        """The number of the entry that goes on with `made`; None: it is a new one."""
+        if made.has_rows:
+            return None
+        equal, after = self._equal.get((made.boundary, made.edit.digest()), []), -1
+        for number, end in self._reach.get(made.boundary, ()):
+            if end > made.first:
+                after = number
+        for number in equal[bisect_right(equal, after) :]:
+            if len(self._entries[number].only) < MAX_RUNS:
+                return number
+        return None
+
+    def note(self, number: int, made: Intervention) -> None:
+        """Entry `number` ends with `made` now."""
+        equal = self._equal.setdefault((made.boundary, made.edit.digest()), [])
+        if not equal or equal[-1] < number:
+            equal.append(number)
+        reach = [(other, end) for other, end in self._reach.get(made.boundary, ()) if other > number or end > made.end]
+        place = bisect_right(reach, (number, made.end))
+        if place == len(reach) or reach[place][1] < made.end:
+            reach.insert(place, (number, made.end))
+        self._reach[made.boundary] = reach
+
+
+class _Fingerprints:
+    """Fingerprints of a log that stays as it is.
+
+    Neighbouring blocks mostly have the same edits at the same places of the block, and then one digest serves them.
+    Blocks are mostly looked up in rising order: edits that end before one are not looked at again.
+    """
+
+    def __init__(self, entries: Sequence[Intervention]) -> None:
+        groups: dict[Runs, list[tuple[int, int, Intervention]]] = {}
+        for number, made in enumerate(entries):
+            groups.setdefault(made.runs, []).append((made.boundary, number, made))
+        self._groups = sorted(groups.items(), key=lambda group: group[0][0].first)
+        """Edits of the same positions, each with its boundary and its number in the log."""
+        self._has_rows = [any(made.has_rows for _, _, made in edits) for _, edits in self._groups]
+        self._asked_from = self._next = 0
+        self._near: list[int] = []
+        """Of the groups before `_next`, those that end after `_asked_from`."""
+        self._found: dict[tuple[int, int], bytes] = {}
+        self._digests: dict[tuple[tuple[int, Runs], ...], bytes] = {}
+
+    def find(self, first: int, end: int) -> bytes:
+        """The fingerprint of positions `[first, end)`."""
+        known = self._found.get((first, end))
+        if known is None:
+            known = self._found[first, end] = self._make(first, end)
+        return known
+
+    def _make(self, first: int, end: int) -> bytes:
+        places = tuple(
+            (group, place) for group in self._near_groups(first, end) if (place := self._place(group, first, end))
+        )
+        if not places:
+            return b""
+        if any(self._has_rows[group] for group, _ in places):
+            return self._digest(places, first, end)
+        if places not in self._digests:
+            self._digests[places] = self._digest(places, first, end)
+        return self._digests[places]
+
+    def _near_groups(self, first: int, end: int) -> list[int]:
+        """Groups that may have a position in `[first, end)`."""
+        if first < self._asked_from:
+            self._next, self._near = 0, []
+        self._asked_from = first
+        while self._next < len(self._groups) and self._groups[self._next][0][0].first < end:
+            self._near.append(self._next)
+            self._next += 1
+        self._near = [group for group in self._near if self._groups[group][0][-1].end > first]
+        return self._near
+
+    def _place(self, group: int, first: int, end: int) -> Runs:
+        """The group's positions in `[first, end)`, counted from `first`: the same runs for the same positions."""
+        inside = clip_runs(self._groups[group][0], first, end)
+        if len(inside) > 1:
+            inside = runs_of(positions_of(inside))
+        return tuple(run._replace(first=run.first - first, end=run.end - first) for run in inside)
+
+    def _digest(self, places: tuple[tuple[int, Runs], ...], first: int, end: int) -> bytes:
+        """Of boundary, place and edit, by boundary and then in the order of the log."""
+        edits = [(*edit, place) for group, place in places for edit in self._groups[group][1]]
+        edits.sort(key=lambda edit: edit[:2])
+        state = hashlib.blake2b(digest_size=16)
+        for boundary, _, made, place in edits:
+            part = made.clip(first, end) if made.has_rows else made
+            assert part is not None
+            state.update(repr((*map(tuple, place), boundary)).encode() + part.edit.digest())
+        return state.digest()

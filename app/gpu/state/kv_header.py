@@ -55,10 +55,6 @@ class KVFileDamaged(KVFileError):
     """The file is not whole, or nothing that Djinn wrote."""
 
 
-class KVFileTooLarge(KVFileError):
-    """The file claims more than a session has."""
-
-
 class KVFileMismatch(KVFileError):
     """The file is of another version, of another model, or its KV is laid out differently."""
 
@@ -106,7 +102,7 @@ class KVIdentity:
 class KVFileHeader:
     """What a file holds: a history, and blocks with the KV of its first `computed_tokens` tokens.
 
-    `namespace` is the one that the session shares prefixes in. `about_bytes` are for whoever exports a session.
+    `namespace` is the one that the session shares prefixes in. `about_bytes` are the length of an export's label.
     """
 
     identity: KVIdentity
@@ -171,26 +167,14 @@ def _tensor_bytes(header: KVFileHeader) -> tuple[int, int, int, int]:
     return len(header.token_ids) * TOKEN_BYTES, header.about_bytes, kv, header.checksum.bytes
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderFields:
-    """What the header of a file claims. The types, the limits and `0 <= computed_tokens <= tokens` hold, no more."""
+def read_header(lead: bytes, expected: KVIdentity, max_tokens: int) -> KVFileHeader:
+    """The header that these first bytes of a file are, with as many tokens as they claim, but not which.
 
-    fingerprint: str
-    dtype: str
-    block_shape: list[object]
-    tokens: int
-    computed_tokens: int
-    namespace: bytes
-    about_bytes: int
-    checksum: Checksum
-
-
-def parse_header(text: bytes, max_tokens: int) -> HeaderFields:
-    """Read the JSON of a header. Raises `KVFileDamaged`, `KVFileMismatch` if it is of another version, and
-    `KVFileTooLarge` for more than `max_tokens` or `MAX_LABEL_BYTES`.
+    Raises `KVFileDamaged`, `KVFileMismatch` unless the `expected` model and layout can use the file, and `KVFileError`
+    if it claims more than `max_tokens` or `MAX_LABEL_BYTES`.
     """
     try:
-        fields = json.loads(text)
+        fields = json.loads(lead[LENGTH_BYTES:])
         metadata = fields["__metadata__"]
         if metadata["format"] != FORMAT:
             raise ValueError
@@ -204,55 +188,42 @@ def parse_header(text: bytes, max_tokens: int) -> HeaderFields:
         _check_count("about", about_bytes, MAX_LABEL_BYTES)
         if not 0 <= computed_tokens <= tokens:
             raise ValueError
-        return HeaderFields(
-            fingerprint=str(metadata["fingerprint"]),
-            dtype=str(fields["kv"]["dtype"]),
-            block_shape=list(fields["kv"]["shape"][1:]),
-            tokens=tokens,
-            computed_tokens=computed_tokens,
-            namespace=bytes.fromhex(metadata["namespace"]),
-            about_bytes=about_bytes,
-            checksum=checksums[metadata["version"]],
-        )
+        namespace, checksum = bytes.fromhex(metadata["namespace"]), checksums[metadata["version"]]
+        _match(str(metadata["fingerprint"]), str(fields["kv"]["dtype"]), list(fields["kv"]["shape"][1:]), expected)
     except (ValueError, TypeError, LookupError, RecursionError):
         raise KVFileDamaged("its header is not that of a session of Djinn") from None
+    header = KVFileHeader(expected, range(tokens), computed_tokens, namespace, about_bytes, checksum)
+    if encode_header(header) != lead:
+        raise KVFileDamaged("its header is not as Djinn writes it")
+    return header
 
 
 def _check_count(name: str, count: object, most: int) -> None:
     if type(count) is not int or count < 0:
         raise ValueError
     if count > most:
-        raise KVFileTooLarge(f"its {name} has too many elements: there may be from 0 to {most}")
+        raise KVFileError(f"its {name} has too many elements: there may be from 0 to {most}")
 
 
-def match_header(fields: HeaderFields, expected: KVIdentity) -> KVFileHeader:
-    """The header that `fields` make, with as many tokens as they claim, but not which.
-
-    Raises `KVFileMismatch` unless the `expected` model and layout can use it.
-    """
-    if fields.fingerprint != expected.fingerprint:
-        theirs, ours = fields.fingerprint[:SHOWN], expected.fingerprint[:SHOWN]
+def _match(fingerprint: str, dtype: str, block_shape: list[object], expected: KVIdentity) -> None:
+    """Raise `KVFileMismatch` if the KV is of another model, or laid out differently."""
+    if fingerprint != expected.fingerprint:
+        theirs, ours = fingerprint[:SHOWN], expected.fingerprint[:SHOWN]
         raise KVFileMismatch(f"it is of another model or other weights: its sum begins with {theirs}, ours with {ours}")
-    dtype, _ = SAFETENSORS_DTYPES[expected.layout.dtype]
-    for name, (short, _) in SAFETENSORS_DTYPES.items():
-        shape = replace(expected.layout, dtype=name).block_shape
-        if name != expected.layout.dtype and (fields.dtype, fields.block_shape) == (short, shape):
+    found = dtype, block_shape
+    layouts = {name: replace(expected.layout, dtype=name) for name in SAFETENSORS_DTYPES}
+    shapes = {name: (SAFETENSORS_DTYPES[name][0], layout.block_shape) for name, layout in layouts.items()}
+    wanted = shapes.pop(expected.layout.dtype)
+    for name, shape in shapes.items():
+        if found == shape:
             raise KVFileMismatch(
                 f"its KV is {name}, and this server keeps KV as {expected.layout.dtype}: see --kv-dtype"
             )
-    if (fields.dtype, fields.block_shape) != (dtype, expected.layout.block_shape):
+    if found != wanted:
         raise KVFileMismatch(
-            f"its KV blocks are {fields.dtype} {fields.block_shape}, this server's are "
-            f"{dtype} {expected.layout.block_shape} (layers, keys and values, heads, tokens, elements)"
+            f"its KV blocks are {dtype} {block_shape}, this server's are {wanted[0]} {wanted[1]} (layers, keys and "
+            "values, heads, tokens, elements)"
         )
-    return KVFileHeader(
-        expected,
-        range(fields.tokens),
-        fields.computed_tokens,
-        fields.namespace,
-        fields.about_bytes,
-        fields.checksum,
-    )
 
 
 def check_tokens(token_ids: Sequence[int], expected: KVIdentity) -> None:

@@ -1,16 +1,131 @@
-"""A session as the engine sees it: its token history, its KV blocks, and its turn."""
+"""A session as the engine sees it: its token history, its KV blocks, and the turn that waits, runs or is paused.
+
+The checkpoints and captures of all sessions share one room in host memory.
+"""
 
 import math
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
-from app.domain.breakpoints import Breakpoint
-from app.domain.values import Phase, SessionId, Ticket, Tier
-from app.gpu.state.activation_map import Cell
+from app.domain.activations import ResumeCost
+from app.domain.breakpoints import Breakpoint, Intervention
+from app.domain.errors import ActivationsFull
+from app.domain.fair_room import leaves_as_much
+from app.domain.memory_map import StackUse
+from app.domain.values import (
+    FinishReason,
+    Phase,
+    SamplingParams,
+    SessionId,
+    StopRule,
+    Ticket,
+    Tier,
+    TokenLogprobs,
+    TurnUsage,
+)
 from app.gpu.state.blocks import BlockHash, BlockId
-from app.gpu.state.checkpoints import CaptureLog, Checkpoint
+from app.gpu.state.checkpoints import Captured, CaptureLog, Cell, Checkpoint
+from app.gpu.state.drafts import Drafter
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.moves import Move
-from app.gpu.state.turn import TurnState
+from app.grammars.matcher import Matcher
+from app.machine.units import size
+
+
+@dataclass(slots=True)
+class TurnState:
+    """One turn in the engine. `prompt_tokens` is the history's length when the turn began."""
+
+    ticket: Ticket
+    sampling: SamplingParams
+    stop: StopRule
+    prompt_tokens: int
+    kept: int
+    """Tokens of the history that the turn began from."""
+    dropped: tuple[int, ...] = ()
+    """Tokens that came after those, which come back if the turn fails, as do the next two."""
+    interventions: tuple[Intervention, ...] = ()
+    """Those of the session when the turn began."""
+    reached: int = 0
+    """The session's when the turn began."""
+    matcher: Matcher | None = None
+    """Where the generated tokens are in the grammar, if the turn has one."""
+    drafter: Drafter | None = None
+    """Guesses the next tokens, once it has been asked to."""
+    pausable: bool = True
+    paused: bool = False
+    pause_at: tuple[int, int] | None = None
+    """A boundary, and the position in whose pass to pause there."""
+    to_end: bool = False
+    """Whether breakpoints that pause are passed."""
+    resumed: ResumeCost | None = None
+    """Cost of the last resume, until the client has been told."""
+    announced: bool = False
+    """Whether a `Started` has been sent since the turn last entered the queue."""
+    cached_tokens: int | None = None
+    """None until the turn has left the queue for the first time."""
+    prefix_hashes: list[BlockHash] = field(default_factory=list)
+    """Chain hashes of the history's first blocks without edits, as far as the turn has looked for them."""
+    expected: tuple[tuple[object, ...], InterventionLog, int] | None = None
+    """What `expected_edits` has found, and what that is based on: while the turn waits, each step needs it."""
+    awaits_prefill: bool = False
+    """Whether it waits for another server to compute its prompt. It has its place in the queue, and nothing more."""
+    coming: Move | None = None
+    """What brings the KV of that."""
+    passed_over: int = 0
+    """Steps that computed prompts of others instead of its own."""
+    slice_began: int = 0
+    """The step in which the turn last began to run, of those that have been planned."""
+    slice_reached: int = 0
+    """How far the session had come then."""
+    tokens_recomputed: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    begun_at: float = 0.0
+    """On the engine's clock."""
+    restore_ms: float = 0.0
+    """How long the turn has waited for KV that was not on the device."""
+
+    def fork(self, ticket: Ticket) -> Self:
+        """The same turn for another session."""
+        return replace(
+            self,
+            ticket=ticket,
+            matcher=None if self.matcher is None else self.matcher.copy(),
+            drafter=None,
+            prompt_logprobs=list(self.prompt_logprobs),
+            prefix_hashes=list(self.prefix_hashes),
+            expected=None,
+            restore_ms=0.0,  # the copy has waited for nothing
+        )
+
+    def generated(self, history_tokens: int) -> int:
+        """Tokens generated so far, given the history's length."""
+        return history_tokens - self.prompt_tokens
+
+    def usage(self, history_tokens: int) -> TurnUsage:
+        """What the turn has cost so far, given the history's length."""
+        return TurnUsage(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens or 0,
+            completion_tokens=self.generated(history_tokens),
+            tokens_recomputed=self.tokens_recomputed,
+        )
+
+    def is_full(self, history_tokens: int, max_model_len: int) -> bool:
+        """Whether the turn has all the tokens that it may have, once the history has so many."""
+        generated = history_tokens - self.prompt_tokens
+        return generated >= self.stop.max_tokens or history_tokens >= max_model_len
+
+    def finish_reason(self, history: Sequence[int], max_model_len: int) -> FinishReason | None:
+        """Why the turn must end now, judged after each token of `history`; None while it may go on."""
+        generated, stop = len(history) - self.prompt_tokens, self.stop
+        if generated > 0 and history[-1] in stop.stop_token_ids and generated >= stop.min_tokens:
+            return FinishReason.STOP
+        if self.matcher is not None and self.matcher.ended:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.is_full(len(history), max_model_len) else None
 
 
 @dataclass(slots=True)
@@ -75,7 +190,7 @@ class TokenSequence:
     interventions: InterventionLog = field(default_factory=InterventionLog)
     """Edits that the positions before `reached`, and those of a paused pass, have been computed with."""
     captures: CaptureLog = field(default_factory=CaptureLog)
-    map: tuple[Cell, ...] | None = None
+    map: Sequence[Cell] | None = None
     """What a client is reading of the captures and the checkpoint, as it was when it began to."""
     checkpoint: Checkpoint | None = None
     """Where the turn has paused, until its pass has ended."""
@@ -143,3 +258,70 @@ class TokenSequence:
     def pending(self) -> int:
         """Tokens of the history that still have to be computed."""
         return len(self.tokens) - self.computed
+
+
+class ActivationRoom:
+    """Counts what each session holds of `max_bytes`. Each change of a session's checkpoint or captures calls `note`.
+
+    Tenants share them as `leaves_as_much` says, where each checkpoint and capture is a thing. Without tenants none
+    leaves room to others.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._checkpoints: dict[SessionId, int] = {}
+        """Bytes of each session that has one; forks count the whole of what they share."""
+        self._captures: dict[SessionId, int] = {}
+        self._taken = 0
+        self._of: Counter[str] = Counter()
+        """By tenant."""
+
+    def check(self, sequence: TokenSequence, checkpoint_bytes: int, *, besides: bool = False) -> None:
+        """Raise `ActivationsFull` unless the session may have a checkpoint of so many bytes in place of its own, or
+        `besides` it its tenant may.
+        """
+        more = checkpoint_bytes - (0 if besides else self._checkpoints.get(sequence.session, 0))
+        if self._has_room(sequence.tenant, more):
+            return
+        own = self._of[sequence.tenant] if sequence.tenant else 0
+        whose = f", {size(own)} of it of this tenant, who leaves others as much" if own else ""
+        raise ActivationsFull(
+            f"checkpoints and captures take {size(self._taken)} of the {size(self._max_bytes)} of max_activation_bytes"
+            f"{whose}; this checkpoint needs {size(checkpoint_bytes)}: end paused turns, or delete captures",
+            retry_after_s=1,
+        )
+
+    def capture(self, sequence: TokenSequence, captured: Captured) -> None:
+        """Keep one more capture of the session, or count it as dropped if there is no room."""
+        if self._has_room(sequence.tenant, captured.hidden.nbytes):
+            sequence.captures.add(captured)
+            self.note(sequence)
+        else:
+            sequence.captures.dropped += 1
+
+    def note(self, sequence: TokenSequence) -> None:
+        """Account for what the session holds now."""
+        checkpoint = sequence.checkpoint
+        self._set(sequence, self._checkpoints, 0 if checkpoint is None else checkpoint.hidden.nbytes)
+        self._set(sequence, self._captures, sequence.captures.nbytes)
+
+    def forget(self, sequence: TokenSequence) -> None:
+        """The session is closed: it holds nothing."""
+        self._set(sequence, self._checkpoints, 0)
+        self._set(sequence, self._captures, 0)
+
+    def use(self) -> StackUse:
+        """What is held now."""
+        checkpoint_bytes = sum(self._checkpoints.values())
+        return StackUse(len(self._checkpoints), checkpoint_bytes, self._taken - checkpoint_bytes, dict(self._captures))
+
+    def _has_room(self, tenant: str, more: int) -> bool:
+        own = self._of[tenant] if tenant else 0
+        return more <= 0 or leaves_as_much(self._max_bytes, taken=self._taken, more=more, besides=own, whole=more)
+
+    def _set(self, sequence: TokenSequence, held: dict[SessionId, int], nbytes: int) -> None:
+        more = nbytes - held.pop(sequence.session, 0)
+        if nbytes:
+            held[sequence.session] = nbytes
+        self._taken += more
+        self._of[sequence.tenant] += more

@@ -15,8 +15,8 @@ from app.domain.memory_map import StackUse
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.engine import Engine
 from app.gpu.planning.step_plan import StepPlan
-from app.gpu.state.activation_room import ActivationRoom
 from app.gpu.state.segments import Segment, cut_segments
+from app.gpu.state.sequence import ActivationRoom
 from app.messages import (
     Arm,
     Cancel,

@@ -12,8 +12,7 @@ from app.domain.breakpoint_work import MAX_WORK, STEP_WORK
 from app.domain.breakpoints import Action, Edit, EditOp, Intervention, When
 from app.domain.values import SessionId
 from app.gpu.planning.step_plan import StepPlan
-from app.gpu.state.pass_plan import Record
-from app.gpu.state.work import work_of_way
+from app.gpu.state.paths import Record, work_of
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
 from tests.gpu.breakpoints.breaking_oracle import change_of, data_of, greedy
@@ -28,14 +27,14 @@ SAME = tuple(Edit(EditOp.SCALE, 1.0) for _ in range(16))
 
 def operations(plan: StepPlan) -> int:
     """Edits and captures that the step makes, whatever number of positions they are for."""
-    steps = [step for row in plan.rows for mark in row.way.marks for step in mark.steps]
+    steps = [step for row in plan.rows for step in row.path.steps]
     return sum(isinstance(step, Intervention | Record) for step in steps)
 
 
 def assert_bounded(driver: BreakDriver) -> None:
     """No step has more than it may, or it has one row with work."""
     for plan in driver.plans:
-        works = [work_of_way(row.way) for row in plan.rows if row.way.marks]
+        works = [work_of(row.path.reached) for row in plan.rows if row.path.steps]
         assert sum(works) <= STEP_WORK or len(works) == 1
         assert operations(plan) <= MAX_WORK
 

@@ -15,10 +15,9 @@ from app.gpu.device.staging import put_each
 from app.gpu.forward.batches import LEAST_ROWS, BlockTables
 from app.gpu.forward.chosen import Chosen
 from app.gpu.forward.edits import apply_edit
-from app.gpu.state.pass_plan import PassPlan, Record, marks_of
+from app.gpu.state.paths import PassPlan, Record
 from app.gpu.state.segments import Row
-from app.gpu.state.sequence import TokenSequence
-from app.gpu.state.turn import TurnState
+from app.gpu.state.sequence import TokenSequence, TurnState
 from tests.gpu.breakpoints.breaking_models import vector
 from tests.gpu.breakpoints.breaking_oracle import data_of
 
@@ -33,8 +32,8 @@ def row_with(step: Intervention | Record) -> Row:
     tokens = list(range(100, 100 + FIRST + LENGTH))
     sequence = TokenSequence(SessionId("ses"), b"", tokens=tokens)
     turn = TurnState(Ticket(1), SamplingParams(seed=0), StopRule(1), len(tokens), 0)
-    way = PassPlan(0, 4, marks_of([step]))
-    return Row(sequence, turn, FIRST, LENGTH, way, samples=False, scores_prompt=False)
+    path = PassPlan(0, 4, (step,))
+    return Row(sequence, turn, FIRST, LENGTH, path, samples=False, scores_prompt=False)
 
 
 @given(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from app.domain.values import SessionId
 from app.gpu.planning.step_plan import StepPlan
-from app.gpu.state.drafter import Drafted
+from app.gpu.state.drafts import Drafted
 from app.gpu.state.moves import Move, MoveKind
 from app.gpu.state.sequence import TokenSequence
 

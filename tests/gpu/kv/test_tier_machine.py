@@ -271,7 +271,7 @@ class EndingMachine(TierMachine):
         self.kept: KeptKV | None = None
 
     def collect(self) -> None:
-        self.take(self.handler.keeper.tick())
+        self.take(self.handler.tick())
         super().collect()
 
     def take(self, events: Iterable[Event]) -> None:

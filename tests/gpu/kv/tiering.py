@@ -20,8 +20,7 @@ from app.gpu.kv.tiers import KVTiers
 from app.gpu.state.blocks import BlockPool
 from app.gpu.state.checkpoints import Checkpoint
 from app.gpu.state.moves import Move, Moved
-from app.gpu.state.sequence import TokenSequence
-from app.gpu.state.turn import TurnState
+from app.gpu.state.sequence import TokenSequence, TurnState
 from tests.gpu.breakpoints.breaking_models import vector
 
 BLOCK_SIZE = 4

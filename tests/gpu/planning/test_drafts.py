@@ -9,15 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.gpu.planning.draft_costs import StepCosts
-from app.gpu.state.drafter import Drafter
-from app.gpu.state.ngrams import LONGEST, ORDERS, NgramIndex, follow
+from app.gpu.state.drafts import LONGEST, ORDERS, Drafter, follow
 
 histories = st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=8)
 """Few different tokens, in pieces: what a history grows by."""
 
 
 def search(tokens: list[int]) -> tuple[int, int]:
-    """See `NgramIndex.find`."""
+    """What `Drafter.find` finds, the slow way."""
     for order in ORDERS:
         for place in range(len(tokens) - 1, order - 1, -1):
             if len(tokens) > order and tokens[place - order : place] == tokens[-order:]:
@@ -28,11 +27,10 @@ def search(tokens: list[int]) -> tuple[int, int]:
 
 @given(histories)
 def test_it_finds_what_a_search_finds_as_the_history_grows(pieces: list[list[int]]) -> None:
-    index, tokens = NgramIndex(), list[int]()
+    drafter, tokens = Drafter(), list[int]()
     for piece in pieces:
         tokens += piece
-        index.extend(tokens)
-        assert index.find(tokens) == search(tokens)
+        assert drafter.find(tokens) == search(tokens)
 
 
 def test_a_history_that_repeats_itself_goes_on_repeating_itself() -> None:

@@ -18,8 +18,7 @@ from app.gpu.engine import Engine
 from app.gpu.forward.launched import LaunchedStep
 from app.gpu.forward.runner import Runner
 from app.gpu.sampling.requests import SampleRequest
-from app.gpu.state.segments import Row
-from app.gpu.state.split import GROW_AFTER
+from app.gpu.state.segments import GROW_AFTER, Row
 from app.messages import Arm, Event, Failed, Open, Submit, Token
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt

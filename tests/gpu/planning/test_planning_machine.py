@@ -24,8 +24,7 @@ from app.domain.memory_map import StepCounts, TextUse
 from app.domain.values import FinishReason, KVPolicy, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.inspection import Inspector
-from app.gpu.commands.saved_files import FilesFound
-from app.gpu.commands.whitebox.checkpoints import CheckpointHandler
+from app.gpu.commands.whitebox import Whitebox
 from app.gpu.kv.cache import KVCache
 from app.gpu.kv.loan import lend_nothing
 from app.gpu.kv.phases import Phases
@@ -38,9 +37,9 @@ from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.step_plan import StepPlan
 from app.gpu.planning.turns import Turns
 from app.gpu.sampling.requests import Sampled
-from app.gpu.state.activation_room import ActivationRoom
 from app.gpu.state.blocks import BlockPool
 from app.gpu.state.segments import Row
+from app.gpu.state.sequence import ActivationRoom
 from app.messages import (
     Cancel,
     Close,
@@ -104,17 +103,17 @@ class PlanningMachine(RuleBasedStateMachine):
         self.phases = Phases(self.placement, self.scheduler.headroom)
         activations = ActivationRoom(0)
         self.turns = Turns(self.scheduler, self.MAX_LEN, nobody_asks, activations)
-        checkpoints = CheckpointHandler(self.placement, nobody_asks, nobody_asks, nobody_asks, activations)
+        whitebox = Whitebox(self.placement, nobody_asks, nobody_asks, nobody_asks, activations)
         inspector = Inspector(self.scheduler, lambda: TextUse(0, 0), StepCounts, activations.use)
         self.handler = CommandHandler(
             self.scheduler,
             self.phases,
             self.turns,
-            checkpoints,
-            inspector=inspector,
-            files=FilesFound(),
-            discard=nobody_asks,
-            ways=cast("PromptStreams", nobody_asks),
+            whitebox,
+            inspector,
+            saved={},
+            refused=(),
+            transports=cast("PromptStreams", nobody_asks),
         )
         self.model = KVModel(BLOCK_SIZE)
         self.tickets = map(Ticket, itertools.count(1))

@@ -13,8 +13,7 @@ from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.planning.queue import ActiveTurn
 from app.gpu.planning.shares import TenantShares
 from app.gpu.planning.step_work import StepWork
-from app.gpu.state.sequence import TokenSequence
-from app.gpu.state.turn import TurnState
+from app.gpu.state.sequence import TokenSequence, TurnState
 
 QUANTUM, STEP_TOKENS = 8, 32
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from app.domain.breakpoints import Edit, EditOp, Intervention, TensorData
 from app.domain.errors import FieldOutOfRange
 from app.domain.positions import Run, positions_of, runs_of
-from app.gpu.state.continuations import MAX_RUNS
-from app.gpu.state.interventions import InterventionLog
+from app.gpu.state.interventions import MAX_RUNS, InterventionLog
 from tests.gpu.kv.tiering import calls_of
 
 POSITIONS = 12

@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Intervention, Pass, When
 from app.domain.positions import Run
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
-from app.gpu.state.pass_plan import LoadCheckpoint, Mark, PassPlan, Record
-from app.gpu.state.segments import Row
-from app.gpu.state.sequence import TokenSequence
-from app.gpu.state.split import SplitSize, split_off
-from app.gpu.state.turn import TurnState
-from app.gpu.state.ways import expected_edits
+from app.gpu.state.paths import LoadCheckpoint, PassPlan, Record, expected_edits
+from app.gpu.state.segments import Row, SplitSize, split_off
+from app.gpu.state.sequence import TokenSequence, TurnState
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.breakpoints.breaking_oracle import greedy
@@ -27,7 +24,7 @@ from tests.gpu.breakpoints.breaking_oracle import greedy
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 COUNT = 12
-WAY = PassPlan(0, 4)
+WHOLE = PassPlan(0, 4)
 
 
 @pytest.fixture
@@ -86,10 +83,10 @@ def test_a_row_leaves_at_its_boundary_and_joins_the_others_there(driver: BreakDr
     assert turn.tokens == greedy(tiny_llama.oracle, prompt(9, 6), 3)
 
 
-def make_row(number: int, first: int, length: int, way: PassPlan = WAY) -> Row:
+def make_row(number: int, first: int, length: int, path: PassPlan = WHOLE) -> Row:
     sequence = TokenSequence(SessionId(f"s{number}"), b"", tokens=[0] * (first + length))
     turn = TurnState(Ticket(number), SamplingParams(seed=0), StopRule(1), first + length, 0)
-    return Row(sequence, turn, first, length, way, samples=True, scores_prompt=False)
+    return Row(sequence, turn, first, length, path, samples=True, scores_prompt=False)
 
 
 def all_pieces(rows: list[Row], limit: int) -> list[list[Row]]:
@@ -135,25 +132,26 @@ def test_pieces_that_are_put_back_are_run_in_order_and_apart(lengths: list[int],
 
 def test_what_happens_to_a_row_happens_to_its_pieces_where_it_should() -> None:
     edit = Edit(EditOp.SCALE, factor=2.0)
-    marks = (
-        Mark(1, (Intervention(10, 16, 1, edit), Record(1, "a", (Run(11, 13), Run(14, 15))))),
-        Mark(2, (LoadCheckpoint(2),)),
-        Mark(3, (Record(3, "b", (Run(10, 11),)),)),
+    steps = (
+        Intervention(10, 16, 1, edit),
+        Record(1, "a", (Run(11, 13), Run(14, 15))),
+        LoadCheckpoint(2),
+        Record(3, "b", (Run(10, 11),)),
     )
-    row = make_row(0, 10, 6, PassPlan(0, 3, marks, pauses=True, breakpoint="c", spent=("a",)))
+    row = make_row(0, 10, 6, PassPlan(0, 3, steps, pauses=True, breakpoint="c", spent=("a",)))
     [left], [right] = all_pieces([row], 3)
-    assert [step for mark in left.way.marks for step in mark.steps] == [
+    assert list(left.path.steps) == [
         Intervention(10, 13, 1, edit),
         Record(1, "a", (Run(11, 13),)),
         LoadCheckpoint(2),
         Record(3, "b", (Run(10, 11),)),
     ]
-    assert [step for mark in right.way.marks for step in mark.steps] == [
+    assert list(right.path.steps) == [
         Intervention(13, 16, 1, edit),
         Record(1, "a", (Run(14, 15),)),
         LoadCheckpoint(2),
     ]
-    assert all(piece.way.pauses and piece.way.hi == 3 for piece in (left, right))
+    assert all(piece.path.pauses and piece.path.hi == 3 for piece in (left, right))
 
 
 HALVE, DOUBLE = Edit(EditOp.SCALE, 0.5), Edit(EditOp.SCALE, 2.0)

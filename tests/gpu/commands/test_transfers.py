@@ -39,15 +39,15 @@ def go_on(driver: Driver, sampling: SamplingParams = GREEDY) -> tuple[list[int],
     return driver.tokens(turn), driver.end(turn).usage.cached_tokens
 
 
-def send(driver: Driver, way: socket.socket) -> SentKV:
-    sent = driver.do(SendKV(driver.ticket(), ID, driver.engine.give(way)))
+def send(driver: Driver, connection: socket.socket) -> SentKV:
+    sent = driver.do(SendKV(driver.ticket(), ID, driver.engine.give(connection)))
     assert isinstance(sent, SentKV)
     return sent
 
 
-def receive(driver: Driver, way: socket.socket, history: list[int], **asked: object) -> ReceivedKV:
+def receive(driver: Driver, connection: socket.socket, history: list[int], **asked: object) -> ReceivedKV:
     fields = {"tenant": "t", "residency": Residency.BEST_EFFORT, "interventions": (), "namespace": None, **asked}
-    command = ReceiveKV(driver.ticket(), ID, driver.engine.give(way), token_ids=tuple(history), **fields)  # type: ignore[arg-type]
+    command = ReceiveKV(driver.ticket(), ID, driver.engine.give(connection), token_ids=tuple(history), **fields)  # type: ignore[arg-type]
     received = driver.do(command)
     assert isinstance(received, ReceivedKV)
     return received

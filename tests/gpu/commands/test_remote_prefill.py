@@ -31,7 +31,7 @@ __all__ = ["model"]
 
 ID, THERE = SessionId("ses_a_1"), SessionId("ses_b_1")
 DRAWN = SamplingParams(seed=7, temperature=1.0)
-Way = Callable[[], tuple[socket.socket, socket.socket]]
+Connect = Callable[[], tuple[socket.socket, socket.socket]]
 PROMPT = prompt(3, 12 * BLOCK + 2)
 
 
@@ -54,11 +54,11 @@ class Decoder(Driver):
         self.take(self.engine.handle(turn))
         return turn.ticket
 
-    def await_prompt(self, way: socket.socket) -> Ticket:
+    def await_prompt(self, connection: socket.socket) -> Ticket:
         """Begin to receive the prompt that the last turn waits for."""
         (asked,) = self.lacking[-1:]
         ticket = self.ticket()
-        number = self.engine.give(way)
+        number = self.engine.give(connection)
         self.take(self.engine.handle(ReceivePrompt(ticket, ID, asked.turn, number, asked.first)))
         return ticket
 
@@ -76,12 +76,12 @@ class Prefiller(Driver):
     def __init__(self, model: ResolvedModel) -> None:
         super().__init__(make_engine(model, host_blocks=100, policy=KVPolicy.SIGNAL))
 
-    def begin(self, token_ids: list[int], way: socket.socket, first: int) -> Ticket:
+    def begin(self, token_ids: list[int], connection: socket.socket, first: int) -> Ticket:
         """Begin to compute the prompt but for its last token, and to send it."""
         self.open("t", THERE)
         self.turn = self.submit(THERE, token_ids[:-1], 0)
         ticket = self.ticket()
-        self.take(self.engine.handle(SendPrompt(ticket, THERE, self.engine.give(way), first)))
+        self.take(self.engine.handle(SendPrompt(ticket, THERE, self.engine.give(connection), first)))
         return ticket
 
     def step(self) -> None:
@@ -91,8 +91,8 @@ class Prefiller(Driver):
             self.take(self.handler.tick())
             self.move()
 
-    def send(self, token_ids: list[int], way: socket.socket, first: int) -> SentKV:
-        ticket = self.begin(token_ids, way, first)
+    def send(self, token_ids: list[int], connection: socket.socket, first: int) -> SentKV:
+        ticket = self.begin(token_ids, connection, first)
         while not self.ended(self.turn):
             self.step()
         self.close(THERE)
@@ -102,7 +102,7 @@ class Prefiller(Driver):
 
 
 @pytest.fixture
-def way() -> Iterator[Way]:
+def connect() -> Iterator[Connect]:
     """Makes connections: the end that sends, and the one that receives."""
     with ExitStack() as ends:
 
@@ -127,11 +127,13 @@ def alone(model: ResolvedModel, *turns: list[int], sampling: SamplingParams = GR
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
-def test_the_turn_goes_on_as_if_the_host_had_had_it(model: ResolvedModel, way: Way, sampling: SamplingParams) -> None:
+def test_the_turn_goes_on_as_if_the_host_had_had_it(
+    model: ResolvedModel, connect: Connect, sampling: SamplingParams
+) -> None:
     here, there = Decoder(model), Prefiller(model)
     turn = here.ask(PROMPT, sampling)
     assert [(each.session, each.turn, each.first) for each in here.lacking] == [(ID, turn, 0)]
-    out, into = way()
+    out, into = connect()
     sent = there.send(PROMPT, out, 0)
     assert sent.computed_tokens == len(PROMPT) - 1
     received = here.received(here.await_prompt(into))
@@ -146,9 +148,9 @@ def test_the_turn_goes_on_as_if_the_host_had_had_it(model: ResolvedModel, way: W
     here.placement.tiers.cache.host.check_integrity([[*each.host_blocks] for each in here.handler.sequences])
 
 
-def test_parts_go_as_they_are_computed(model: ResolvedModel, way: Way) -> None:
+def test_parts_go_as_they_are_computed(model: ResolvedModel, connect: Connect) -> None:
     there = Prefiller(model)
-    out, into = way()
+    out, into = connect()
     into.settimeout(5)
     there.begin(PROMPT, out, 0)
     arrived = []
@@ -163,13 +165,15 @@ def test_parts_go_as_they_are_computed(model: ResolvedModel, way: Way) -> None:
 
 
 @pytest.mark.parametrize("blocks", [0, 5])
-def test_a_prompt_that_breaks_off_is_computed_to_its_end_here(model: ResolvedModel, way: Way, blocks: int) -> None:
+def test_a_prompt_that_breaks_off_is_computed_to_its_end_here(
+    model: ResolvedModel, connect: Connect, blocks: int
+) -> None:
     here, there = Decoder(model), Prefiller(model)
     turn = here.ask(PROMPT)
-    out, into = way()
+    out, into = connect()
     there.send(PROMPT, out, 0)
     whole = into.recv(1 << 22, socket.MSG_WAITALL)
-    out, into = way()
+    out, into = connect()
     out.sendall(whole[: 32 + blocks * there.placement.tiers.block_bytes + 7])
     out.close()
     received = here.received(here.await_prompt(into))
@@ -180,7 +184,7 @@ def test_a_prompt_that_breaks_off_is_computed_to_its_end_here(model: ResolvedMod
     assert [here.tokens(turn)] == alone(model, PROMPT)
 
 
-def test_a_turn_that_nobody_helps_computes_its_prompt(model: ResolvedModel, way: Way) -> None:
+def test_a_turn_that_nobody_helps_computes_its_prompt(model: ResolvedModel, connect: Connect) -> None:
     here = Decoder(model)
     turn = here.ask(PROMPT)
     here.take(here.engine.step())
@@ -191,18 +195,18 @@ def test_a_turn_that_nobody_helps_computes_its_prompt(model: ResolvedModel, way:
     here.do(ComputePrompt(here.ticket(), ID, turn))
     here.finish(turn)
     assert [here.tokens(turn)] == alone(model, PROMPT)
-    _, into = way()
+    _, into = connect()
     with pytest.raises(WrongState, match="waits for no prompt"):
         here.await_prompt(into)
 
 
-def test_without_room_on_the_host_the_turn_goes_on_alone(model: ResolvedModel, way: Way) -> None:
+def test_without_room_on_the_host_the_turn_goes_on_alone(model: ResolvedModel, connect: Connect) -> None:
     here = Decoder(model, host_blocks=14)
     keeper = here.open()
     turn = here.answer(keeper, prompt(8, 6 * BLOCK), 1)
     blocks = here.placement.tiers.cache.host.allocate(8)
     turn = here.ask(PROMPT)
-    _, into = way()
+    _, into = connect()
     with pytest.raises(PeerFull, match="no room"):
         here.await_prompt(into)
     here.finish(turn)
@@ -210,10 +214,10 @@ def test_without_room_on_the_host_the_turn_goes_on_alone(model: ResolvedModel, w
     assert [here.tokens(turn)] == alone(model, PROMPT)
 
 
-def test_a_turn_that_ends_lets_go_of_the_other_engine(model: ResolvedModel, way: Way) -> None:
+def test_a_turn_that_ends_lets_go_of_the_other_engine(model: ResolvedModel, connect: Connect) -> None:
     here, there = Decoder(model), Prefiller(model)
     turn = here.ask(PROMPT)
-    out, into = way()
+    out, into = connect()
     there.begin(PROMPT, out, 0)
     there.step()
     ticket = here.await_prompt(into)

@@ -1,0 +1,332 @@
+"""Carrying out commands that look into the model of a session, or change what it computes there: breakpoints, captures,
+the checkpoint of a paused turn, and maps of all residual streams that a session keeps.
+"""
+
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from app.domain.activations import (
+    MAX_MAP_POSITIONS,
+    Activation,
+    ActivationMap,
+    ActivationNorms,
+    Capture,
+    Captures,
+    CheckpointLens,
+    LensPosition,
+    LensRows,
+    MapLayer,
+    PausedTurn,
+)
+from app.domain.breakpoints import Action, Edit, EditOp, Intervention, Positions, TensorData
+from app.domain.errors import FieldOutOfRange, WrongState
+from app.gpu.kv.placement import Placement
+from app.gpu.planning.turns import Match
+from app.gpu.state.checkpoints import Captured, Cell, Checkpoint, Rows, StoredTensor, join_cells, kept_rows
+from app.gpu.state.interventions import InterventionLog
+from app.gpu.state.paths import Span
+from app.gpu.state.sequence import ActivationRoom, TokenSequence, TurnState
+from app.messages import (
+    Arm,
+    ClearCaptures,
+    CloseMap,
+    Command,
+    Disarm,
+    EditCheckpoint,
+    Lens,
+    MapLens,
+    OpenMap,
+    ReadCaptures,
+    ReadCheckpoint,
+    ReadNorms,
+    ReadPaused,
+    Reinstate,
+    WriteCheckpoint,
+)
+
+Predict = Callable[[Sequence[Rows], int], list[list[tuple[int, float]]]]
+"""For each of the rows, the most likely tokens after the final norm and the head."""
+Handler = Callable[[TokenSequence, Any], object]
+"""Carries out a command on its session; returns what `Done` answers."""
+
+
+class Whitebox:
+    """Reads activations through the model, keeps account of their room, and reinstates turns of other engines."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        predict: Predict,
+        store: Callable[[TensorData], StoredTensor],
+        match: Match,
+        activations: ActivationRoom,
+    ) -> None:
+        self._placement = placement
+        self._predict = predict
+        self._store = store
+        self._match = match
+        self._activations = activations
+
+    @property
+    def handlers(self) -> Mapping[type[Command], Handler]:
+        """What carries out each command. All raise DjinnError if the session's state does not allow it."""
+        return {
+            Arm: arm,
+            Disarm: disarm,
+            ReadCaptures: read_captures,
+            ClearCaptures: self._clear_captures,
+            ReadCheckpoint: read_activation,
+            EditCheckpoint: edit_checkpoint,
+            WriteCheckpoint: write_checkpoint,
+            Lens: self._lens,
+            ReadPaused: read_paused,
+            Reinstate: self._reinstate,
+            OpenMap: open_map,
+            MapLens: self._map_lens,
+            CloseMap: close_map,
+            ReadNorms: read_norms,
+        }
+
+    def _lens(self, sequence: TokenSequence, command: Lens) -> CheckpointLens:
+        """The most likely tokens at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
+        began, (_, checkpoint) = time.perf_counter(), _paused(sequence)
+        first, end = _chosen(checkpoint, command.positions)
+        chosen = (checkpoint.hidden, first - checkpoint.first, end - checkpoint.first)
+        rows = self._predict([chosen], command.top_k)
+        positions = tuple(
+            LensPosition(position, sequence.tokens[position], tuple(top))
+            for position, top in zip(range(first, end), rows, strict=True)
+        )
+        return CheckpointLens(positions, time.perf_counter() - began)
+
+    def _map_lens(self, sequence: TokenSequence, command: MapLens) -> LensRows:
+        """The same for a slice of the session's map. Raises `WrongState` if none is open."""
+        if sequence.map is None:
+            raise WrongState(f"session {command.session} has no map open")
+        began = time.perf_counter()
+        rows = self._predict(join_cells(sequence.map[command.first : command.end]), command.top_k)
+        return LensRows(tuple(map(tuple, rows)), time.perf_counter() - began)
+
+    def _clear_captures(self, sequence: TokenSequence, command: ClearCaptures) -> None:
+        """Forget what has been captured."""
+        sequence.captures.clear()
+        self._activations.note(sequence)
+
+    def _reinstate(self, sequence: TokenSequence, command: Reinstate) -> None:
+        """Give a session that has just been imported what it had when it was exported. Raises `FieldOutOfRange` if what
+        the turn has generated does not match its grammar, `ActivationsFull`.
+        """
+        paused = command.paused
+        if paused is not None:
+            self._activations.check(sequence, len(paused.hidden.data))
+        sequence.breakpoints = {each.id: each for each in command.breakpoints}
+        sequence.interventions = InterventionLog(command.interventions)
+        sequence.assume_computed()
+        if paused is None or command.turn is None:
+            return
+        info, grammar = paused.checkpoint, paused.sampling.grammar
+        generated = sequence.tokens[paused.prompt_tokens :]
+        matcher = None if grammar is None else self._match(grammar, generated)
+        self._placement.cut(sequence, info.first)
+        sequence.interventions = InterventionLog(paused.interventions)
+        sequence.reached = info.first
+        sequence.turn = TurnState(
+            command.turn,
+            paused.sampling,
+            paused.stop,
+            paused.prompt_tokens,
+            kept=paused.prompt_tokens,
+            interventions=command.interventions,
+            matcher=matcher,
+            paused=True,
+            cached_tokens=paused.cached_tokens,
+            tokens_recomputed=paused.tokens_recomputed,
+        )
+        sequence.checkpoint = Checkpoint(
+            info.layer + 1,
+            info.first,
+            info.end - info.first,
+            self._store(paused.hidden),
+            info.in_pass,
+            info.breakpoint,
+            info.created_at,
+            held=False,
+        )
+        self._activations.note(sequence)
+
+
+def arm(sequence: TokenSequence, command: Arm) -> None:
+    """Add a breakpoint. Raises `WrongState` if it would pause a turn that must not."""
+    turn = sequence.turn
+    cannot_pause = turn is not None and not turn.paused and not turn.pausable
+    if command.breakpoint.action is Action.PAUSE and cannot_pause:
+        raise WrongState(f"session {command.session} is running a turn of an API that cannot report a pause")
+    sequence.breakpoints[command.breakpoint.id] = command.breakpoint
+    sequence.plain_to = 0
+
+
+def disarm(sequence: TokenSequence, command: Disarm) -> None:
+    """Take one breakpoint away, or all; one that is gone already is no error."""
+    if command.breakpoint is None:
+        sequence.breakpoints.clear()
+    else:
+        sequence.breakpoints.pop(command.breakpoint, None)
+
+
+def read_captures(sequence: TokenSequence, command: ReadCaptures) -> Callable[[], Captures]:
+    """A function for any thread that copies the captures of now. It waits for their copies to the host."""
+    return partial(_copy_captures, tuple(sequence.captures.records), sequence.captures.dropped)
+
+
+def _copy_captures(captured: Sequence[Captured], dropped: int) -> Captures:
+    records = tuple(
+        Capture(each.breakpoint, each.layer, each.positions, each.token_ids, each.hidden.read(0, len(each.positions)))
+        for each in captured
+    )
+    return Captures(records, dropped)
+
+
+def _paused(sequence: TokenSequence) -> tuple[TurnState, Checkpoint]:
+    """Its paused turn, and where that has stopped. Raises `WrongState` if it has none."""
+    turn, checkpoint = sequence.turn, sequence.checkpoint
+    if turn is None or checkpoint is None or not turn.paused:
+        raise WrongState(f"session {sequence.session} is not paused: there is no checkpoint")
+    return turn, checkpoint
+
+
+def _chosen(checkpoint: Checkpoint, positions: Positions, *, param: str = "positions") -> Span:
+    """The positions of the checkpoint that `positions` chooses; `last` is its own last one. Raises `FieldOutOfRange`
+    with `param`.
+    """
+    first, end = checkpoint.first, checkpoint.end
+    if positions.last:
+        return end - 1, end
+    chosen = max(first, positions.first), end if positions.end is None else min(end, positions.end)
+    wanted = positions.first, positions.end
+    if chosen[0] >= chosen[1] or (positions.end is not None and chosen != wanted):
+        raise FieldOutOfRange(f"{param} must be within {first}:{end}, the positions of the checkpoint", param=param)
+    return chosen
+
+
+def read_activation(sequence: TokenSequence, command: ReadCheckpoint) -> Activation:
+    """The residual stream at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
+    _, checkpoint = _paused(sequence)
+    first, end = _chosen(checkpoint, command.positions)
+    tensor = checkpoint.hidden.read(first - checkpoint.first, end - checkpoint.first)
+    return Activation(checkpoint.boundary - 1, first, end, tensor)
+
+
+def read_paused(sequence: TokenSequence, command: ReadPaused) -> PausedTurn:
+    """Everything that another engine needs to go on with the turn. Raises `WrongState`."""
+    turn, checkpoint = _paused(sequence)
+    return PausedTurn(
+        turn.sampling,
+        turn.stop,
+        turn.prompt_tokens,
+        checkpoint.info(),
+        checkpoint.hidden.read(0, checkpoint.length),
+        sequence.interventions.snapshot(),
+        turn.cached_tokens or 0,
+        turn.tokens_recomputed,
+    )
+
+
+def edit_checkpoint(sequence: TokenSequence, command: EditCheckpoint) -> None:
+    """Apply all edits, or none. Raises `WrongState`, and `FieldOutOfRange` for a field of one of them. They are noted
+    in case the KV is lost and recomputed.
+    """
+    (_, checkpoint), log, edits = _paused(sequence), sequence.interventions, command.edits
+    log.check_pass("edits", checkpoint.first, checkpoint.end, more=len(edits))
+    tensors = {edit.vector for edit in edits if edit.vector is not None}
+    log.check("edits", more=len(edits), more_bytes=sum(len(each.data) for each in tensors))
+    hidden, made = checkpoint.hidden, []
+    for index, edit in enumerate(edits):
+        first, end = _chosen(checkpoint, edit.positions, param=f"edits.{index}.positions")
+        hidden = hidden.edited(first - checkpoint.first, end - checkpoint.first, edit)
+        made.append(Intervention(first, end, checkpoint.boundary, edit))
+    if not hidden.is_finite():
+        raise FieldOutOfRange("the edits lead to values that are not finite numbers", param="edits")
+    checkpoint.hidden = hidden
+    for each in made:
+        log.add(each)
+
+
+def write_checkpoint(sequence: TokenSequence, command: WriteCheckpoint) -> None:
+    """Put a client's activation in the place of the whole checkpoint, and note that. Raises `WrongState`,
+    `FieldOutOfRange`.
+    """
+    (_, checkpoint), log, tensor = _paused(sequence), sequence.interventions, command.tensor
+    if (tensor.dtype, tensor.shape) != (checkpoint.hidden.dtype, checkpoint.hidden.shape):
+        raise FieldOutOfRange(
+            f"the activation must be {checkpoint.hidden.dtype} {list(checkpoint.hidden.shape)}, "
+            f"not {tensor.dtype} {list(tensor.shape)}",
+            param="activation",
+        )
+    log.check_pass("activation", checkpoint.first, checkpoint.end, more=1)
+    log.check("activation", more=1, more_bytes=len(tensor.data))
+    log.forget(checkpoint.boundary, checkpoint.first, checkpoint.end)
+    edit = Edit(EditOp.REPLACE, vector=tensor)
+    checkpoint.hidden = checkpoint.hidden.edited(0, checkpoint.length, edit)
+    log.add(Intervention(checkpoint.first, checkpoint.end, checkpoint.boundary, edit))
+
+
+def open_map(sequence: TokenSequence, command: OpenMap) -> ActivationMap:
+    """Hold on to the cells of now until `CloseMap`, to be read slice by slice between steps. Raises
+    `FieldOutOfRange`.
+    """
+    sequence.map, found = _map(sequence, command)
+    return found
+
+
+def close_map(sequence: TokenSequence, command: CloseMap) -> None:
+    """Let go of the map, if one is open."""
+    sequence.map = None
+
+
+def read_norms(sequence: TokenSequence, command: ReadNorms) -> Callable[[], ActivationNorms]:
+    """A function for any thread that measures the residual streams of now. Raises `FieldOutOfRange`."""
+    return partial(_measure, *_map(sequence, command), command.vector)
+
+
+def _map(sequence: TokenSequence, command: OpenMap | ReadNorms) -> tuple[list[Cell], ActivationMap]:
+    """The cells of these layers and positions, by layer and position, and what a client sees of their places."""
+    kept = kept_rows(sequence.captures, sequence.checkpoint, command.layers)
+    extent = min((at[0] for _, at, _ in kept), default=0), max((at[-1] + 1 for _, at, _ in kept), default=0)
+    first, end = _span_of_map(command.positions, extent, len(sequence.tokens))
+    found: defaultdict[int, dict[int, Cell]] = defaultdict(dict)
+    for layer, positions, hidden in kept:  # the newest last: it takes the place of those before
+        for row in range(bisect_left(positions, first), bisect_left(positions, end)):
+            found[layer][positions[row]] = (layer, positions[row], hidden, row)
+    cells = [found[layer][position] for layer in sorted(found) for position in sorted(found[layer])]
+    layers = tuple(MapLayer(layer, tuple(sorted(found[layer]))) for layer in sorted(found))
+    return cells, ActivationMap(first, end, *extent, tuple(sequence.tokens[first:end]), layers)
+
+
+def _span_of_map(positions: Positions, kept: Span, length: int) -> Span:
+    """The positions of the map: all that are kept, the last of them, or any of the history."""
+    if positions.last:
+        return max(kept[0], kept[1] - 1), kept[1]
+    first, end = kept if positions.end is None else (positions.first, positions.end)
+    if end > length:
+        raise FieldOutOfRange(f"positions must be within 0:{length}, the session's history", param="positions")
+    if end - first > MAX_MAP_POSITIONS:
+        raise FieldOutOfRange(
+            f"positions: a map has at most {MAX_MAP_POSITIONS}, not {end - first}; {kept[0]}:{kept[1]} are kept",
+            param="positions",
+        )
+    return first, end
+
+
+def _measure(cells: Sequence[Cell], found: ActivationMap, vector: TensorData | None) -> ActivationNorms:
+    by_layer = [join_cells(layer) for _, layer in groupby(cells, key=itemgetter(0))]
+    norms = tuple(tuple(n for stored, a, b in rows for n in stored.norms(a, b)) for rows in by_layer)
+    if vector is None:
+        return ActivationNorms(found, norms, None)
+    cosines = tuple(tuple(c for stored, a, b in rows for c in stored.cosines(a, b, vector)) for rows in by_layer)
+    return ActivationNorms(found, norms, cosines)

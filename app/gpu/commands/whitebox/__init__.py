@@ -1,1 +1,0 @@
-"""Carrying out commands that look into the model of a session, or change what it computes there."""

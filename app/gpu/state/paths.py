@@ -1,0 +1,296 @@
+"""A row's path up the layers: where it begins and stops, and what breakpoints do on it. Pure planning: no tensors.
+
+Positions that have had their KV before (`reached`) are recomputed exactly as they were, from the log of
+interventions; only new positions meet breakpoints.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Self
+
+from app.domain.breakpoint_work import OPERATION_WORK, STEP_WORK
+from app.domain.breakpoints import Action, Breakpoint, Intervention, Pass, Positions, When
+from app.domain.positions import Run, Runs, clip_runs, count, multiples, runs_of
+from app.gpu.state.interventions import InterventionLog
+from app.gpu.state.sequence import TokenSequence, TurnState
+
+NO_EDITS = InterventionLog()
+Span = tuple[int, int]
+"""Positions from the first to before the second."""
+Meeting = tuple[Breakpoint, Runs]
+"""A breakpoint, and the positions of a row that it is for: at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Keep the residual stream at these positions for the breakpoint."""
+
+    boundary: int
+    breakpoint: str
+    runs: Runs
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCheckpoint:
+    """Put the sequence's checkpoint in the place of what was recomputed."""
+
+    boundary: int
+
+
+Step = Intervention | Record | LoadCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """A row's layers `[lo, hi)`, and what to do at boundaries before it goes on or stops: `steps`, lowest boundary
+    first, those at one boundary in their order. A row that `pauses` leaves its checkpoint at `hi`.
+    """
+
+    lo: int
+    hi: int
+    steps: tuple[Step, ...] = ()
+    pauses: bool = False
+    breakpoint: str | None = None
+    """Why it pauses."""
+    new_edits: tuple[Intervention, ...] = ()
+    """Those of `steps` that the log does not have yet."""
+    spent: tuple[str, ...] = ()
+    """Breakpoints that act once, and have."""
+
+    def at(self, boundary: int) -> list[Step]:
+        """The steps at this boundary."""
+        return [step for step in self.steps if step.boundary == boundary]
+
+    def clip(self, first: int, end: int) -> Self:
+        """The path of positions `[first, end)` of the row: what happens to them, at the same boundaries."""
+        parts = (_clip_step(step, first, end) for step in self.steps)
+        return replace(self, steps=tuple(part for part in parts if part is not None)) if self.steps else self
+
+    @property
+    def reached(self) -> list[Runs]:
+        """The positions of each edit and capture."""
+        return [step.runs for step in self.steps if not isinstance(step, LoadCheckpoint)]
+
+
+def _clip_step(step: Step, first: int, end: int) -> Step | None:
+    """The part of a step that concerns positions `[first, end)`, if there is one."""
+    match step:
+        case Intervention():
+            return step.clip(first, end)
+        case Record():
+            inside = clip_runs(step.runs, first, end)
+            return replace(step, runs=inside) if inside else None
+        case LoadCheckpoint():
+            return step
+
+
+def work_of(reached: Iterable[Runs]) -> int:
+    """What edits and captures that reach these positions take, in the unit of `STEP_WORK`."""
+    return sum(max(OPERATION_WORK, count(runs)) for runs in reached if runs)
+
+
+def plan_row(
+    sequence: TokenSequence, turn: TurnState, num_layers: int, *, budget: int, captured: int, paused: int
+) -> tuple[int, PassPlan]:
+    """How many of the next tokens of a sequence with breakpoints run, and on which path.
+
+    The row has at most `paused` tokens where it may pause, `captured` where it is captured and cannot pause, and
+    `budget`, which depends on the load of others, where a client does not see where it ends. It ends before breakpoints
+    do more in it than is for a whole step, unless it is the rest of a pass.
+    """
+    length = _longest_row(sequence, turn, budget, captured, paused)
+    path = _plan_pass(sequence, turn, length, num_layers)
+    while length > 1 and sequence.paused_pass is None and work_of(path.reached) > STEP_WORK:
+        # A shorter row may end before a pause, and then have more to do above it.
+        length = _part_within_step(path, sequence.computed, length)
+        path = _plan_pass(sequence, turn, length, num_layers)
+    return length, path
+
+
+def _longest_row(sequence: TokenSequence, turn: TurnState, budget: int, captured: int, paused: int) -> int:
+    """Positions that are new and that are not are never in one row. Edits are the same in any part. A pause is for all
+    of a part, and so is the one action of a breakpoint.
+    """
+    if sequence.paused_pass is not None:
+        return sequence.paused_pass.length
+    left = _context_end(sequence) - sequence.computed
+    if sequence.computed < sequence.reached:
+        return min(left, sequence.reached - sequence.computed, budget)
+    armed = sequence.breakpoints.values()
+    if turn.pause_at is not None or any(each.action is Action.PAUSE or each.once for each in armed):
+        return min(left, paused)
+    return min(left, captured if any(each.action is Action.CAPTURE for each in armed) else budget)
+
+
+def _part_within_step(path: PassPlan, first: int, length: int) -> int:
+    """How many of a row's `length` tokens from position `first` have the work of a step at most; at least 1."""
+    reached = path.reached
+
+    def work(tokens: int) -> int:
+        return work_of(clip_runs(runs, first, first + tokens) for runs in reached)
+
+    return max(1, bisect_right(range(1, length), STEP_WORK, key=work))
+
+
+def _plan_pass(sequence: TokenSequence, turn: TurnState, length: int, num_layers: int) -> PassPlan:
+    """The path of the next `length` tokens of a sequence. They are all new, or have all been computed before."""
+    span, paused = (sequence.computed, sequence.computed + length), sequence.paused_pass
+    if paused is None and sequence.computed < sequence.reached:
+        return PassPlan(0, num_layers, _in_order(sequence.interventions.within(*span)))
+    plan = _plan_new(sequence, turn, span, 0 if paused is None else paused.boundary, num_layers)
+    if paused is None or paused.held:
+        return plan
+    # The KV below the pause has been lost. All of the pass is recomputed, with the checkpoint in its place.
+    below = [made for made in sequence.interventions.within(*span) if made.boundary < paused.boundary]
+    return replace(plan, lo=0, steps=(*_in_order(below), LoadCheckpoint(paused.boundary), *plan.steps))
+
+
+def _plan_new(sequence: TokenSequence, turn: TurnState, span: Span, lo: int, num_layers: int) -> PassPlan:
+    meetings = _meetings(sequence, span)
+    stop = _first_pause(turn, meetings, span, lo)
+    if stop is None and not meetings:
+        return PassPlan(lo, num_layers)
+    hi, stopped_by = (num_layers, None) if stop is None else stop
+    acts = [(each, step) for each, step in _acts(sequence, meetings, lo) if step.boundary <= hi]
+    acted = {each.id for each, _ in acts} | {stopped_by}
+    steps = [step for _, step in acts]
+    return PassPlan(
+        lo,
+        hi,
+        _in_order(steps),
+        pauses=stop is not None,
+        breakpoint=stopped_by,
+        new_edits=tuple(step for step in steps if isinstance(step, Intervention)),
+        spent=tuple(each.id for each in sequence.breakpoints.values() if each.once and each.id in acted),
+    )
+
+
+def _in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
+    return tuple(sorted(steps, key=attrgetter("boundary")))
+
+
+def _first_pause(turn: TurnState, meetings: list[Meeting], span: Span, lo: int) -> tuple[int, str | None] | None:
+    """The lowest boundary above `lo` at which the row pauses, and the breakpoint it does so for."""
+    stops: list[tuple[int, str | None]] = []
+    if turn.pausable and not turn.to_end:
+        pauses = (each for each, _ in meetings if each.action is Action.PAUSE)
+        stops = [(layer + 1, each.id) for each in pauses for layer in each.layers if layer + 1 > lo]
+    if turn.pause_at is not None:
+        boundary, position = turn.pause_at
+        if boundary > lo and span[0] <= position < span[1]:
+            stops.append((boundary, None))
+    return min(stops, key=lambda stop: stop[0], default=None)
+
+
+def _acts(sequence: TokenSequence, meetings: list[Meeting], lo: int) -> list[tuple[Breakpoint, Intervention | Record]]:
+    """What breakpoints do to the positions that they meet at boundaries above `lo`, in the order they were armed in."""
+    acts: list[tuple[Breakpoint, Intervention | Record]] = []
+    for each, runs in meetings:
+        chosen = [(edit, select(edit.positions, runs, sequence.prompt_tokens)) for edit in each.edits]
+        for boundary in (layer + 1 for layer in each.layers if layer + 1 > lo):
+            if each.action is Action.CAPTURE:
+                acts.append((each, Record(boundary, each.id, runs)))
+            acts += [(each, Intervention.at(part, boundary, edit)) for edit, part in chosen if part]
+    return acts
+
+
+def runs_plainly(sequence: TokenSequence, turn: TurnState, position: int) -> bool:
+    """Whether a token that is decoded at `position`, whichever it will be, runs all layers, and nothing is done on its
+    path.
+    """
+    return not _stops(sequence, turn, position) and not _may_meet(sequence, position)
+
+
+def plan_ahead(sequence: TokenSequence, turn: TurnState, position: int, num_layers: int) -> PassPlan | None:
+    """The path of a token that is decoded at `position`, whichever it will be. None where that depends on the token, or
+    more than an edit may be done on it.
+    """
+    unsure = (each.when.token_id is not None or _must_run(each) for each in _may_meet(sequence, position))
+    if _stops(sequence, turn, position) or any(unsure):
+        return None
+    return _plan_new(sequence, turn, (position, position + 1), 0, num_layers)
+
+
+def expected_edits(sequence: TokenSequence) -> tuple[InterventionLog, int]:
+    """The interventions that the sequence's context will be computed with, and up to which position that is certain:
+    from there on a breakpoint wants the pass to be run. A turn keeps them. Callers change nothing of them.
+    """
+    end, turn = _context_end(sequence), sequence.turn
+    if not sequence.watched:
+        return NO_EDITS, end
+    basis = (end, sequence.reached, sequence.interventions.changes, *sequence.breakpoints.values())
+    if turn is not None and turn.expected is not None and turn.expected[0] == basis:
+        return turn.expected[1:]
+    log, limit = sequence.interventions.until(min(end, sequence.reached)), end
+    if sequence.reached < end:
+        wanted = _meetings(sequence, (sequence.reached, end))
+        limit = min((runs[0].first for each, runs in wanted if _must_run(each)), default=end)
+        for _, step in _acts(sequence, _meetings(sequence, (sequence.reached, limit)), 0):
+            if isinstance(step, Intervention):
+                log.add(step)
+    if turn is not None:
+        turn.expected = basis, log, limit
+    return log, limit
+
+
+def _context_end(sequence: TokenSequence) -> int:
+    """Up to where the history is computed before a paused pass goes on."""
+    return len(sequence.tokens) if sequence.checkpoint is None else sequence.checkpoint.first
+
+
+def _stops(sequence: TokenSequence, turn: TurnState, position: int) -> bool:
+    """Whether the turn has stopped, or is to stop at `position`, for no breakpoint's sake."""
+    return sequence.checkpoint is not None or (turn.pause_at is not None and turn.pause_at[1] == position)
+
+
+def _must_run(each: Breakpoint) -> bool:
+    """Whether the pass has to be run where the breakpoint meets it: what an edit makes can also be in the cache."""
+    return each.action is not Action.EDIT or each.once
+
+
+def _may_meet(sequence: TokenSequence, position: int) -> list[Breakpoint]:
+    """The breakpoints that may meet a token that is decoded at `position`, whichever it will be."""
+    return [
+        each
+        for each in sequence.breakpoints.values()
+        if each.when.in_pass is not Pass.PREFILL
+        and each.when.position in (None, position)
+        and (each.when.every is None or position % each.when.every == 0)
+    ]
+
+
+def _meetings(sequence: TokenSequence, span: Span) -> list[Meeting]:
+    """Breakpoints that meet positions of the span, in the order they were armed in."""
+    prompt_tokens = sequence.prompt_tokens
+    found = ((each, met(each.when, span, sequence.tokens, prompt_tokens)) for each in sequence.breakpoints.values())
+    return [(each, runs) for each, runs in found if runs]
+
+
+def met(when: When, span: Span, token_ids: Sequence[int], prompt_tokens: int) -> Runs:
+    """Where in `span` the conditions hold. Positions before `prompt_tokens` belong to the prefill pass."""
+    first, end = span
+    if when.in_pass is Pass.PREFILL:
+        end = min(end, prompt_tokens)
+    elif when.in_pass is Pass.DECODE:
+        first = max(first, prompt_tokens)
+    if when.position is not None:
+        first, end = max(first, when.position), min(end, when.position + 1)
+    if first >= end:
+        return ()
+    found = (Run(first, end),) if when.every is None else multiples(when.every, first, end)
+    if when.token_id is None:
+        return found
+    return runs_of(p for run in found for p in run.positions if token_ids[p] == when.token_id)
+
+
+def select(positions: Positions, runs: Runs, prompt_tokens: int) -> Runs:
+    """The part of `runs`, which are in one pass, that `positions` chooses.
+
+    A decoded token is the last of its pass; in a context it is the one that the next token is sampled from.
+    """
+    if positions.last:
+        last = runs[-1].end - 1 if runs[0].first >= prompt_tokens else prompt_tokens - 1
+        return clip_runs(runs, last, last + 1)
+    return clip_runs(runs, positions.first, runs[-1].end if positions.end is None else positions.end)
