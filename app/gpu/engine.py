@@ -21,7 +21,6 @@ from app.gpu.kv.mover import KVMover
 from app.gpu.kv.phases import Phases
 from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.planning.scheduler import Scheduler
-from app.gpu.planning.step_plan import CannotPlan
 from app.gpu.planning.turns import Turns, sample_requests
 from app.gpu.state.moves import Moved
 from app.gpu.state.segments import Row
@@ -174,25 +173,22 @@ class Engine:
         """
         self._began_at = time.perf_counter()
         self._outdated = False
-        failure: CannotPlan | None = None
         try:
             if self._loans is not None:
                 self._loans.settle(idle=False)
             plan = self._scheduler.plan()
-        except CannotPlan as error:
-            plan, failure = error.plan, error
         except Exception as error:
             logger.exception("a step could not be planned")
             busy = [sequence for sequence in self._handler.sequences if sequence.busy]
             return self._accounting.fail(busy, EngineError(f"the step could not be planned: {error}"))
         events: list[Event] = [Started(turn.ticket, turn.cached_tokens or 0, turn.restore_ms) for turn in plan.started]
-        if failure is not None:
-            events += self._accounting.fail_turn(failure)
+        if plan.failure is not None:
+            events += self._accounting.fail_turn(*plan.failure)
         try:
             self._runner.pool.copy_blocks(plan.copies)
             self._order_moves()  # after the copies: a move may read a block made by one
-            self._stalled = not plan.rows and failure is None and self._waits
-            self._outdated |= plan.gave_way or plan.passed_over
+            self._stalled = not plan.rows and plan.failure is None and self._waits
+            self._outdated |= plan.preempted or plan.skipped
             if plan.rows:
                 self._step = self._runner.launch(plan.rows, sample_requests(plan.rows))
         except Exception as error:
@@ -211,16 +207,16 @@ class Engine:
         if step is None or step.tokens is None or changes:
             return []
         try:
-            rows = plan_overlapped(self._scheduler, step.rows, self._max_model_len)
-            if not rows:
-                return []
-            self._order_moves()
-            self._overlapped = self._runner.launch_overlapped(step, rows, sample_requests(rows))
-        except CannotPlan as failure:
-            return [*self.collect(), *self._accounting.fail_turn(failure)]
+            plan = plan_overlapped(self._scheduler, step.rows, self._max_model_len)
+            rows = plan.rows
+            if rows:
+                self._order_moves()
+                self._overlapped = self._runner.launch_overlapped(step, rows, sample_requests(rows))
         except Exception as error:  # an error of planning has no rows, and ends none: the next step is planned anew
             return [*self.collect(), *self._accounting.fail_step(rows, error)]
-        if self._overlapped is None:  # memory is too short for two steps: release what was reserved
+        if plan.failure is not None:
+            return [*self.collect(), *self._accounting.fail_turn(*plan.failure)]
+        if rows and self._overlapped is None:  # memory is too short for two steps: release what was reserved
             self._scheduler.give_up(rows)
         return []
 

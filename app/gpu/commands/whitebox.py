@@ -168,7 +168,7 @@ def arm(sequence: TokenSequence, command: Arm) -> None:
     if command.breakpoint.action is Action.PAUSE and cannot_pause:
         raise WrongState(f"session {command.session} is running a turn of an API that cannot report a pause")
     sequence.breakpoints[command.breakpoint.id] = command.breakpoint
-    sequence.plain_to = 0
+    sequence.fast_path_until = 0
 
 
 def disarm(sequence: TokenSequence, command: Disarm) -> None:

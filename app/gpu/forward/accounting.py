@@ -8,7 +8,6 @@ import torch
 from app.domain.errors import DjinnError, EngineError, FieldOutOfRange, WeightsLost
 from app.gpu.device.health import check_alive
 from app.gpu.forward.results import StepResult
-from app.gpu.planning.step_plan import CannotPlan
 from app.gpu.planning.turns import Turns
 from app.gpu.state.segments import Row
 from app.gpu.state.sequence import TokenSequence
@@ -49,11 +48,10 @@ class Accounting:
         logger.error("a step of %d rows failed", len(rows), exc_info=error)
         return self.fail((row.sequence for row in rows), EngineError(f"the step failed: {error}"))
 
-    def fail_turn(self, failure: CannotPlan) -> list[Event]:
+    def fail_turn(self, sequence: TokenSequence, error: Exception) -> list[Event]:
         """End the turn that could not be planned, if it has not ended meanwhile."""
-        cause = failure.__cause__
-        logger.error("%s", failure, exc_info=cause)
-        return self.fail([failure.sequence], EngineError(f"the turn could not be planned: {cause}"))
+        logger.error("the turn of session %s could not be planned", sequence.session, exc_info=error)
+        return self.fail([sequence], EngineError(f"the turn could not be planned: {error}"))
 
     def fail(self, sequences: Iterable[TokenSequence], error: DjinnError) -> list[Event]:
         """End the turns that these sequences have."""

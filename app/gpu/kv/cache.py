@@ -129,13 +129,13 @@ class KVCache:
         """Go on with the next block of a turn that has decoded plainly and filled its last one. False: it has to be
         looked at, or no block is available.
         """
-        if not sequence.plain_to:
+        if not sequence.fast_path_until:
             return False
-        if sequence.plain_to == len(sequence.blocks) * self.pool.block_size:
+        if sequence.fast_path_until == len(sequence.blocks) * self.pool.block_size:
             if not self.pool.available:
                 return False
             sequence.blocks += self.pool.allocate(1)
-        sequence.plain_to += self.pool.block_size
+        sequence.fast_path_until += self.pool.block_size
         return True
 
     def commit(self, sequence: TokenSequence, computed: int) -> None:
@@ -178,7 +178,7 @@ class KVCache:
         """A sequence with the same history that shares every block, the partly filled last one included."""
         self.pool.share(sequence.blocks)
         self.host.share(sequence.host_blocks)
-        sequence.plain_to = 0
+        sequence.fast_path_until = 0
         shared = bool(sequence.blocks or sequence.host_blocks)  # a file belongs to one session
         shared_checkpoint = None if sequence.checkpoint is None else copy(sequence.checkpoint)
         if shared_checkpoint is not None and not shared:
@@ -219,7 +219,7 @@ class KVCache:
     def release_blocks(self, sequence: TokenSequence, keep: int) -> None:
         """Give up the sequence's device blocks from index `keep` on."""
         if keep < len(sequence.blocks):
-            sequence.plain_to = 0
+            sequence.fast_path_until = 0
             self.pool.release(sequence.blocks[keep:])
             del sequence.blocks[keep:]
 

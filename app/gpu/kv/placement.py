@@ -77,7 +77,7 @@ class Placement:
     def begin_turn(self, sequence: TokenSequence, turn: TurnState) -> None:
         """Note that the session has a turn: its KV is wanted on the device."""
         self._take_out(sequence)
-        sequence.phase, sequence.resume_at, sequence.plain_to = Phase.COMPUTE, None, 0
+        sequence.phase, sequence.resume_at, sequence.fast_path_until = Phase.COMPUTE, None, 0
         self.tiers.head_back(sequence)
         turn.begun_at = self.clock()
         self.note_placed(sequence)

@@ -141,7 +141,7 @@ class KVTiers:
             source, target = tuple(sequence.blocks[first:end]), tuple(host.allocate(end - first))
             self.cache.pool.share(source)
             self.cache.pool.expect_release(source)
-            sequence.plain_to = 0  # the last block may be among them
+            sequence.fast_path_until = 0  # the last block may be among them
             half = self._half_pass(sequence, first, end)
             sequence.outgoing = self.order(
                 sequence,
@@ -434,7 +434,7 @@ class KVTiers:
             wanted = move.target if unchanged else move.target[: len(move.hashes)]
             host.share(wanted)
             sequence.host_blocks.extend(wanted)
-            sequence.plain_to = 0
+            sequence.fast_path_until = 0
 
     def _apply_in(self, sequence: TokenSequence, move: Move) -> None:
         """Offer the blocks to all, and keep them if the session is still to come back."""

@@ -1,1 +1,1 @@
-"""The queue of turns, the rows of the next step, and the life of a turn."""
+"""Who computes next: the queue of turns, what is fair between tenants, the rows of a step, and a turn's life."""

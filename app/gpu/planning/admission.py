@@ -1,147 +1,243 @@
-"""Which turns get device blocks: whose KV comes to the device, and who gives way. Pure planning: no tensors."""
+"""Which turns get device blocks: whose KV comes to the device, and which turn gives way. Pure planning: no tensors.
+
+Of several tenants, the one whose turns hold the most blocks gives (max-min fairness; Bertsekas and Gallager, *Data
+Networks*, 1992, section 6.5). Guaranteed KV counts for no tenant, and no tenant gives it up.
+"""
 
 import math
-from enum import Enum, auto
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from app.domain.values import Tier
 from app.gpu.kv.placement import Placement
-from app.gpu.planning.queue import ActiveTurn, TurnQueue
-from app.gpu.planning.room import RoomShares
+from app.gpu.planning.queue import ActiveTurn, StepPlan, TurnQueue
 from app.gpu.state.sequence import TokenSequence, TurnState
 
-
-class Admitted(Enum):
-    """How far a waiting turn has come."""
-
-    YES = auto()
-    """It runs."""
-    COMING = auto()
-    """Its KV is on the way; those behind it may pass."""
-    NO_ROOM = auto()
-    """It waits for blocks, and so do those behind it."""
+SLICE_STEPS = 2
+"""A tenant's last turn that runs has so many steps before it gives way: a step of progress for each way that its KV
+moves then."""
 
 
 class Admission:
-    """Takes turns from the queue to the device, and preempts others for want of blocks."""
+    """Takes turns from the queue to the device, and preempts others for want of places or blocks."""
 
-    def __init__(self, placement: Placement, queue: TurnQueue) -> None:
+    def __init__(self, placement: Placement, queue: TurnQueue, max_running: int) -> None:
         self._placement = placement
         self._tiers = placement.tiers
         self._cache = placement.tiers.cache
+        self._pool = placement.tiers.cache.pool
         self._queue = queue
-        self._room = RoomShares(queue, placement.tiers.cache.pool.block_size)
+        self._max_running = max_running
+        self._steps = 0
         self._promised: tuple[TokenSequence, TurnState] | None = None
         """A turn that others have given way to."""
+        self._most_turns = math.inf
+        """Only tenants with fewer that run have turns admitted in this step: one with so many found no room."""
+        self.too_early = False
+        """Whether in this step a turn would have given its blocks, had it run for longer: it may in a later one."""
 
-    def begin_step(self) -> float:
-        """Count a step. Returns how many turns a tenant has at least that has none admitted in it: until a turn runs
-        that others have given way to, the room is not for those who had it.
+    def begin_step(self) -> None:
+        """Count a step. Until a turn runs that others have given way to, the room is not for those who had it."""
+        self._steps, self.too_early, self._most_turns = self._steps + 1, False, math.inf
+        if self._promised is not None:
+            sequence, turn = self._promised
+            if sequence.turn is turn and sequence.session in self._queue.waiting:
+                self._most_turns = self._queue.turns[sequence.tenant]
+            else:
+                self._promised = None
+
+    def admit(self, active: ActiveTurn, plan: StepPlan, headroom: int) -> bool:
+        """Whether a turn runs from now on that has waited. `headroom` blocks are left to those that run. Once there is
+        no room for one turn, none behind it is admitted, but for tenants that have fewer.
         """
-        self._room.begin_step()
-        if self._promised is None:
-            return math.inf
-        sequence, turn = self._promised
-        if sequence.turn is not turn or sequence.session not in self._queue.waiting:
-            self._promised = None
-            return math.inf
-        return self._queue.turns_of(sequence.tenant)
-
-    @property
-    def too_early(self) -> bool:
-        """Whether a turn waits only until another has run for some steps more."""
-        return self._room.too_early
-
-    def is_promised(self, active: ActiveTurn) -> bool:
-        """Whether others have given way to the turn."""
-        return self._promised == (active.sequence, active.turn)
-
-    def admit(self, active: ActiveTurn, headroom: int) -> Admitted:
-        """Take a waiting turn one step nearer to running, and leave `headroom` blocks to those that run."""
-        sequence, blocks_for = active.sequence, self._cache.pool.blocks_for
-        if sequence.tier is None and not active.scores_prompt:
-            self._cache.match_host_prefix(sequence)
-        if sequence.tier is Tier.DISK:
-            # A session that waits on the host for room on the device would keep others from leaving the device.
-            if not self._can_admit(blocks_for(len(sequence.tokens)), self._placement.loading + headroom, sequence):
-                return Admitted.NO_ROOM
-            self._placement.load(sequence)
-        if sequence.tier is Tier.DISK or _is_coming(sequence):
-            return Admitted.COMING
-        if sequence.tier is Tier.TO_DISK:
-            # It leaves the host for another session's KV. Were it to turn round, neither turn might ever run.
-            return Admitted.COMING
-        if sequence.tier is Tier.HOST:
-            growth = blocks_for(len(sequence.tokens)) - blocks_for(sequence.written)
-            if not self._can_admit(len(sequence.host_blocks) + growth, headroom, sequence):
-                return Admitted.NO_ROOM
-            # Making room may have cost the sequence its own on the host, or blocks that it shared with a victim.
-            if sequence.tier is not Tier.HOST or not self._tiers.restore(sequence):
-                return Admitted.NO_ROOM
-            if _is_coming(sequence):
-                return Admitted.COMING
-        return self._start(active, headroom)
+        tenant, queue, above = active.sequence.tenant, self._queue, None
+        turns, queued, is_full = queue.turns[tenant], len(queue.waiting), len(queue.running) >= self._max_running
+        if turns >= self._most_turns and self._promised != (active.sequence, active.turn):
+            return False
+        if is_full or (plan.preempted and turns):
+            above = queue.above_share(tenant)
+            if above is None:
+                return False
+        starts = self._start(active, headroom)
+        if starts is False:
+            self._most_turns = turns
+            plan.preempted |= len(queue.waiting) > queued
+        if not starts:
+            return False
+        self._note_start(active, plan)
+        if is_full and above is not None:
+            queue.preempt(above)  # its KV stays until another session needs the room
+        return True
 
     def make_room(self, needed: int, sequence: TokenSequence) -> bool:
-        """Whether `needed` blocks are available now, after all with a weaker claim than `sequence` have given way."""
-        pool = self._cache.pool
+        """Whether `needed` blocks are available now. If not, sequences with a weaker claim than `sequence` give way."""
         if self._placement.make_room(needed, sequence, or_some=True):
             return True
-        while pool.available + self._tiers.freeing < needed:
-            victim = self._room.weakest(sequence)
+        while self._coming < needed:
+            victim = self._weakest(sequence)
             if victim is None:
                 break
             self._queue.preempt(victim)
             if victim is sequence or not self._placement.evict(victim, sequence):
                 break
-        return pool.available >= needed
+        return self._pool.available >= needed
 
-    def _start(self, active: ActiveTurn, headroom: int) -> Admitted:
-        """Let a turn run whose KV is on the device, or that has none: then it takes the longest prefix that is."""
-        sequence = active.sequence
-        found = sequence.tier is None and not active.scores_prompt
-        if found:
+    def _start(self, active: ActiveTurn, headroom: int) -> bool | None:
+        """Take a waiting turn one step nearer to running; returns whether it runs. False: there is no room for it.
+        None: its KV is on the way, and turns behind it may pass.
+        """
+        sequence, blocks_for = active.sequence, self._pool.blocks_for
+        if sequence.tier is None and not active.scores_prompt:
+            self._cache.match_host_prefix(sequence)
+        if sequence.tier is Tier.DISK:
+            # A session that waits on the host for room on the device would keep others from leaving the device.
+            if not self._has_room(blocks_for(len(sequence.tokens)) + self._placement.loading + headroom, sequence):
+                return False
+            self._placement.load(sequence)
+        # One may leave the host for another session's KV. Were it to turn round, neither turn might ever run.
+        if sequence.tier in (Tier.DISK, Tier.TO_DISK) or _is_coming(sequence):
+            return None
+        if sequence.tier is Tier.HOST:
+            growth = blocks_for(len(sequence.tokens)) - blocks_for(sequence.written)
+            if not self._has_room(len(sequence.host_blocks) + growth + headroom, sequence):
+                return False
+            # Making room may have cost the sequence its own on the host, or blocks that it shared with a victim.
+            if sequence.tier is not Tier.HOST or not self._tiers.restore(sequence):
+                return False
+            if _is_coming(sequence):
+                return None
+        is_new = sequence.tier is None and not active.scores_prompt
+        if is_new:  # it takes the longest prefix that is on the device
             self._cache.match_prefix(sequence)
-        if not self._can_admit(self._cache.missing(sequence, sequence.pending), headroom, sequence):
-            if found:
+        if not self._has_room(self._cache.missing(sequence, sequence.pending) + headroom, sequence):
+            if is_new:
                 self._cache.uncompute(sequence, 0)
-            return Admitted.NO_ROOM
-        if found:
+            return False
+        if is_new:
             self._cache.accept_prefix(sequence)
         self._tiers.cancel_move(sequence)
         self._queue.start(active)
-        self._room.note_start(active)
-        return Admitted.YES
+        return True
 
-    def _can_admit(self, blocks: int, headroom: int, sequence: TokenSequence) -> bool:
-        """Whether a waiting sequence gets its blocks, and leaves `headroom` to others. While others run, sessions
-        without a turn give way to it, and turns of tenants that hold more than its own.
+    def _note_start(self, active: ActiveTurn, plan: StepPlan) -> None:
+        """Note when a turn has left the queue, and how much of its history it recomputes."""
+        sequence, turn = active.sequence, active.turn
+        turn.slice_began, turn.slice_reached = self._steps, sequence.reached
+        if active.scores_prompt:
+            del turn.prompt_logprobs[sequence.computed :]  # it may have lost its KV halfway
+        turn.tokens_recomputed += max(0, min(sequence.reached, len(sequence.tokens) - 1) - sequence.computed)
+        if turn.cached_tokens is None:
+            turn.cached_tokens = sequence.computed
+        if not turn.announced:
+            turn.announced = True
+            plan.started.append(turn)
+
+    def _has_room(self, needed: int, sequence: TokenSequence) -> bool:
+        """Whether a waiting sequence gets its blocks. While others run, sessions without a turn give way to it, and
+        turns of tenants that hold more than its own: none does where all that would is too little.
         """
         if not self._queue.running:
-            return self.make_room(blocks + headroom, sequence)
-        return self._placement.make_room(blocks + headroom, sequence) or self._take_share(blocks, headroom, sequence)
-
-    def _take_share(self, blocks: int, headroom: int, sequence: TokenSequence) -> bool:
-        """Whether there is room after turns of others have given way. None does where all that would is too little."""
-        pool, needed, turn = self._cache.pool, blocks + headroom, sequence.turn
-        givers = self._room.givers(sequence)
+            return self.make_room(needed, sequence)
+        if self._placement.make_room(needed, sequence):
+            return True
+        givers, turn = self._givers(sequence), sequence.turn
         if turn is None or not givers:
             return False
         self._placement.make_room(needed, sequence, or_some=True)
-        # `headroom` has what those of them that run would still have needed.
-        spared = sum(self._room.claim(each) - len(each.blocks) for each in givers)
-        if pool.available + self._tiers.freeing + self._cache.freed(givers) + spared < needed:
+        # What has to be left to those that run has what givers among them would still have needed.
+        spared = sum(self._claim(each) - len(each.blocks) for each in givers)
+        if self._coming + self._cache.freed(givers) + spared < needed:
             return False
         self._promised = sequence, turn
-        coming, chosen = pool.available + self._tiers.freeing, list[TokenSequence]()
+        coming, chosen = self._coming, list[TokenSequence]()
         for giver in givers:
             if coming >= needed:
                 break
             coming += self._cache.freed([giver])
-            needed -= self._room.claim(giver) - len(giver.blocks)
+            needed -= self._claim(giver) - len(giver.blocks)
             self._queue.preempt(giver)
             chosen.append(giver)
         self._placement.evict_together(chosen, sequence)
-        return pool.available >= needed
+        return self._pool.available >= needed
+
+    def _givers(self, asking: TokenSequence) -> list[TokenSequence]:
+        """The sequences that give up their claims for the one that is `asking`, in this order; they may be too few.
+
+        Their tenants claim more than the tenant that asks would then. So no turn takes its room back by the same right.
+        A tenant gives its last turn that runs only to a tenant without any, after some steps of progress. So every turn
+        ends.
+        """
+        if not self._queue.is_shared:
+            return []
+        places, found = self._places(), list[TokenSequence]()
+        held, turns = self._held(places), self._queue.turns[asking.tenant]
+        others = [each for each in places.pop(asking.tenant, ()) if each is not asking]
+        wanted = self._needs(asking) + sum(map(self._claim, others))
+        while richer := [tenant for tenant in places if held[tenant] > wanted]:
+            largest = max(richer, key=held.__getitem__)
+            giver = places[largest].pop()
+            if not places[largest] and self._queue.runs(giver) and (turns or not self._had_slice(giver)):
+                self.too_early |= not turns
+                del places[largest]
+                continue
+            found.append(giver)
+            held[largest] -= self._claim(giver)
+        return found
+
+    def _weakest(self, asking: TokenSequence) -> TokenSequence | None:
+        """The sequence with the weakest claim to its blocks: the last in the queue, then the youngest that runs, which
+        may be the one that asks. Its tenant is the one that holds the most, unless that has only one turn that runs.
+        None: no sequence is left but the one that asks.
+        """
+        running = [active.sequence for active in self._queue.running.values()]
+        waiting = [each for each in self._waiting() if each is not asking]
+        least = 1 if waiting else 2  # so the oldest that runs is never the last of its tenant
+        claims = waiting or [each for each in running if each is asking or not each.guaranteed]
+        if claims in ([], [asking]):
+            return None
+        if self._queue.is_shared:
+            held = self._held(self._places())
+            largest = max(held, key=held.__getitem__, default=asking.tenant)
+            of_largest = [each for each in claims if each.tenant == largest]
+            if len(of_largest) >= least and (largest == asking.tenant or held[largest] > held[asking.tenant]):
+                claims = of_largest
+        return claims[-1]
+
+    @property
+    def _coming(self) -> int:
+        """Blocks that are available, or will be once moves have ended."""
+        return self._pool.available + self._tiers.freeing
+
+    def _needs(self, sequence: TokenSequence) -> int:
+        return len(sequence.tokens) // self._pool.block_size + 1
+
+    def _claim(self, sequence: TokenSequence) -> int:
+        """Blocks that a sequence with a turn has; if it runs, also those that its other tokens and one more need."""
+        return max(len(sequence.blocks), self._needs(sequence) if self._queue.runs(sequence) else 0)
+
+    def _held(self, places: Mapping[str, Iterable[TokenSequence]]) -> Counter[str]:
+        return Counter({tenant: sum(map(self._claim, place)) for tenant, place in places.items()})
+
+    def _places(self) -> dict[str, list[TokenSequence]]:
+        """By tenant, those on the device that can give way: the oldest that runs first, the last that waits last."""
+        places: dict[str, list[TokenSequence]] = {}
+        running = (active.sequence for active in self._queue.running.values())
+        for sequence in (*running, *self._waiting()):
+            if not sequence.guaranteed:
+                places.setdefault(sequence.tenant, []).append(sequence)
+        return places
+
+    def _waiting(self) -> list[TokenSequence]:
+        """Those that wait with their KV on the device, and may give way."""
+        waiting = (active.sequence for active in self._queue.waiting.values())
+        return [each for each in waiting if each.tier is Tier.DEVICE and not each.guaranteed]
+
+    def _had_slice(self, sequence: TokenSequence) -> bool:
+        """Whether a turn that runs has come further than ever, and has run for some steps."""
+        turn = sequence.turn
+        if turn is None:
+            return False
+        return sequence.reached > turn.slice_reached and self._steps >= turn.slice_began + SLICE_STEPS
 
 
 def _is_coming(sequence: TokenSequence) -> bool:

@@ -2,14 +2,16 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.domain.values import SessionId
+from app.gpu.state.blocks import BlockId
+from app.gpu.state.segments import Row
 from app.gpu.state.sequence import TokenSequence, TurnState
 
 AGING_STEPS = 8
-"""In so many steps that pass over a turn it comes nearer by the prompts of one step: it waits for about eight times as
-many tokens of others as it has itself.
+"""So many steps that skip a turn count as the prompts of one step. So a turn waits for about eight times as many tokens
+of others as it has itself.
 """
 
 
@@ -26,9 +28,31 @@ class ActiveTurn:
         turn = self.turn
         return turn.sampling.prompt_logprobs is not None and len(turn.prompt_logprobs) < turn.prompt_tokens - 1
 
-    def samples_at(self, end: int) -> bool:
-        """Whether a row that ends before position `end` yields the next token."""
-        return end == len(self.sequence.tokens) and self.turn.stop.max_tokens > 0
+    def growth(self, block_size: int) -> int:
+        """Blocks that the rest of the sequence's tokens and one more need."""
+        return max(0, len(self.sequence.tokens) // block_size + 1 - len(self.sequence.blocks))
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step: its rows, the shortest first, and the block copies (source, target) to make before it."""
+
+    rows: list[Row] = field(default_factory=list)
+    copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)
+    started: list[TurnState] = field(default_factory=list)
+    """Turns that have left the queue, for the first time or since they were resumed."""
+    preempted: bool = False
+    """Whether a turn was preempted. After it the plan admits turns only for tenants with fewer; the next plan may find
+    room for one.
+    """
+    skipped: bool = False
+    """Whether a later plan has rows that this one skipped, though nothing else changes. Their breakpoints found no
+    `STEP_WORK`, their tenant's prompts rest, or another turn gives its blocks once it has run longer.
+    """
+    looking_at: TokenSequence | None = None
+    """The sequence that is planned now. An error that comes meanwhile ends its turn alone."""
+    failure: tuple[TokenSequence, Exception] | None = None
+    """The sequence whose turn could not be planned, and the error. The rest of the plan holds without it."""
 
 
 class TurnQueue:
@@ -37,37 +61,31 @@ class TurnQueue:
     def __init__(self) -> None:
         self.waiting: OrderedDict[SessionId, ActiveTurn] = OrderedDict()
         self.running: OrderedDict[SessionId, ActiveTurn] = OrderedDict()
-        self._turns: Counter[str] = Counter()
-        """How many of each tenant run."""
+        self.turns: Counter[str] = Counter()
+        """How many of each tenant run, for those that have any."""
         self._tenants: Counter[str] = Counter()
         """How many of each tenant run or wait."""
         self._largest: str | None = None
-        """The tenant with the most; None: to be found anew."""
+        """The tenant with the most turns that run. None: it has to be found again."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running)
 
     def claims(self, prompts: Iterable[ActiveTurn], prompt_tokens: int) -> list[ActiveTurn]:
-        """Turns that run and have `prompts` to compute, and those that wait to compute theirs, in the order of their
-        claims to a step with `prompt_tokens`: the one with the fewest tokens to its next one comes first (shortest
-        remaining time), then who came first. Each step that passes over a turn counts as a part of its tokens, so that
-        none starves.
+        """`prompts`, which run, and the turns that wait, in the order of their claims to a step of `prompt_tokens`.
+        First comes the turn with the fewest tokens before its next one (shortest remaining time), then the oldest.
+        Each step that skips a turn counts as a part of its tokens, so none starves.
         """
         part = max(1, prompt_tokens // AGING_STEPS)
         return sorted(
             [*prompts, *(active for active in self.waiting.values() if not active.turn.awaits_prefill)],
-            key=lambda active: active.sequence.pending - active.turn.passed_over * part,
+            key=lambda active: active.sequence.pending - active.turn.skipped * part,
         )
 
     @property
     def waits_for_others(self) -> bool:
         """Whether a turn waits for another server to compute its prompt."""
         return any(active.turn.awaits_prefill for active in self.waiting.values())
-
-    @property
-    def tenants_running(self) -> int:
-        """How many tenants have turns that run."""
-        return len(self._turns)
 
     @property
     def is_shared(self) -> bool:
@@ -88,7 +106,8 @@ class TurnQueue:
         """Let a waiting turn run."""
         del self.waiting[active.sequence.session]
         self.running[active.sequence.session] = active
-        self._count_running(active, 1)
+        self._largest = None
+        _count(self.turns, active, 1)
 
     def preempt(self, sequence: TokenSequence) -> None:
         """Put the sequence's turn at the front of the queue if it runs."""
@@ -102,39 +121,25 @@ class TurnQueue:
         waiting = self.waiting.pop(sequence.session, None)
         running = self.running.pop(sequence.session, None)
         if running is not None:
-            self._count_running(running, -1)
+            self._largest = None
+            _count(self.turns, running, -1)
         if (active := waiting or running) is not None:
             _count(self._tenants, active, -1)
 
-    def turns_of(self, tenant: str) -> int:
-        """How many turns of the tenant run."""
-        return self._turns[tenant]
+    def runs(self, sequence: TokenSequence) -> bool:
+        """Whether the sequence has a turn that runs."""
+        return sequence.session in self.running
 
     def above_share(self, tenant: str) -> TokenSequence | None:
         """The sequence whose turn stops for one of `tenant`: the youngest that runs, of the tenant with the most turns.
-
-        None unless these are at least two more: so no turn takes its place back by the same right.
+        None unless that tenant has at least two more. So no turn takes its place back by the same right.
         """
         if self._largest is None:
-            self._largest = max(self._turns, key=self._turns.__getitem__, default=tenant)
-        if self._turns[self._largest] < self._turns[tenant] + 2:
+            self._largest = max(self.turns, key=self.turns.__getitem__, default=tenant)
+        if self.turns[self._largest] < self.turns[tenant] + 2:
             return None
         running = (active.sequence for active in reversed(self.running.values()))
         return next(sequence for sequence in running if sequence.tenant == self._largest)
-
-    def _count_running(self, active: ActiveTurn, change: int) -> None:
-        _count(self._turns, active, change)
-        self._largest = None
-
-
-def growth(sequences: Iterable[TokenSequence], block_size: int) -> int:
-    """Blocks that sequences need for the rest of their tokens and one more. Asked of all that run, at every signal."""
-    total = 0
-    for sequence in sequences:
-        missing = len(sequence.tokens) // block_size + 1 - len(sequence.blocks)
-        if missing > 0:
-            total += missing
-    return total
 
 
 def _count(turns: Counter[str], active: ActiveTurn, change: int) -> None:

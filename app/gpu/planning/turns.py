@@ -42,14 +42,7 @@ class Turns:
         sequence.tokens.extend(command.token_ids[keep:] if command.replace else command.token_ids)
         context = len(sequence.tokens)
         turn = sequence.turn = TurnState(
-            command.ticket,
-            command.sampling,
-            command.stop,
-            context,
-            keep,
-            *before,
-            matcher,
-            pausable=command.pausable,
+            command.ticket, command.sampling, command.stop, context, keep, *before, matcher, pausable=command.pausable
         )
         if command.sampling.prompt_logprobs is not None:
             self._tiers.cut(sequence, 0)  # only computing the prompt gives its log-probabilities
@@ -67,8 +60,11 @@ class Turns:
         empty while its prompt goes on. A drafted token counts if it was chosen, and the one after it with it.
         """
         sequence, turn, cache = row.sequence, row.turn, self._scheduler.cache
-        if row.path.new_edits and (refusal := self._note_edits(row)) is not None:
-            return [self.fail(sequence, turn, refusal)]
+        if row.path.new_edits:
+            try:
+                _note_edits(row)
+            except FieldOutOfRange as error:
+                return [self.fail(sequence, turn, error)]
         events: list[Event] = self._spend(row) if row.path.spent else []
         if sequence.checkpoint is not None and (resumed := sequence.paused_pass) is not None:
             turn.resumed = resumed.cost()
@@ -95,10 +91,13 @@ class Turns:
         """Take the turn's next token, which may be its last."""
         sequence.tokens.append(sampled.token_id)
         events.append(Token(turn.ticket, sampled.token_id, sampled.logprobs))
-        if turn.matcher is not None and not turn.matcher.consume((sampled.token_id,)):
-            events.append(self.fail(sequence, turn, _too_complex(sequence, turn, turn.matcher)))
-        else:
+        if turn.matcher is None or turn.matcher.consume((sampled.token_id,)):
             self._end_if_complete(sequence, turn, events)
+            return
+        grammar, number = turn.sampling.grammar, turn.generated(len(sequence.tokens))
+        assert grammar is not None  # it made the matcher
+        what = f"{grammar.field}: the grammar became too complex at token {number} of the answer: {turn.matcher.error}"
+        events.append(self.fail(sequence, turn, GrammarTooComplex(what, param=grammar.field)))
 
     def _end_if_complete(self, sequence: TokenSequence, turn: TurnState, events: list[Event]) -> None:
         reason = turn.finish_reason(sequence.tokens, self.max_model_len)
@@ -111,8 +110,11 @@ class Turns:
         is no room for that.
         """
         sequence, turn = row.sequence, row.turn
-        if (refusal := self._note_edits(row) or self._check_room(sequence, hidden)) is not None:
-            return [self.fail(sequence, turn, refusal)]
+        try:
+            _note_edits(row)
+            self.activations.check(sequence, hidden.nbytes)
+        except (FieldOutOfRange, ActivationsFull) as error:
+            return [self.fail(sequence, turn, error)]
         events: list[Event] = self._spend(row)
         resumed = None if sequence.checkpoint is None else sequence.checkpoint.cost()
         sequence.checkpoint = Checkpoint(
@@ -138,16 +140,14 @@ class Turns:
         """Let a turn that is paused at `checkpoint` go on, under another ticket. Raises `FieldOutOfRange` for a layer
         that it has passed.
         """
-        if until.layer is not None and not checkpoint.boundary <= until.layer < self._scheduler.num_layers:
-            raise FieldOutOfRange(
-                f"until.layer must be from {checkpoint.boundary} to {self._scheduler.num_layers - 1}: the session is "
-                f"paused after layer {checkpoint.boundary - 1}",
-                param="until.layer",
-            )
+        lowest, highest = checkpoint.boundary, self._scheduler.num_layers - 1
+        if until.layer is not None and not lowest <= until.layer <= highest:
+            what = f"until.layer must be from {lowest} to {highest}: the session is paused after layer {lowest - 1}"
+            raise FieldOutOfRange(what, param="until.layer")
         if until.layer is not None:
             turn.pause_at = until.layer + 1, checkpoint.first
         elif until.next_token:
-            turn.pause_at = checkpoint.boundary, len(sequence.tokens)
+            turn.pause_at = lowest, len(sequence.tokens)
         turn.ticket, turn.paused, turn.to_end = ticket, False, until.end
         self._scheduler.requeue(sequence, turn)
 
@@ -175,29 +175,6 @@ class Turns:
         self._scheduler.retire(sequence)
         return Failed(turn.ticket, error)
 
-    def _note_edits(self, row: Row) -> FieldOutOfRange | None:
-        """Note the edits that breakpoints have made in the row; returns why the turn must fail if they are too many."""
-        log = row.sequence.interventions
-        if not row.path.new_edits:  # a journal of an earlier version may have more than are taken today
-            return None
-        for made in row.path.new_edits:
-            log.add(made)
-        try:
-            log.check("breakpoints")
-            if row.sequence.paused_pass is not None:  # another has no more edits than its breakpoints make
-                log.check_pass("breakpoints", row.first, row.end)
-        except FieldOutOfRange as error:
-            return error
-        return None
-
-    def _check_room(self, sequence: TokenSequence, hidden: StoredTensor) -> ActivationsFull | None:
-        """Why the turn must fail if its checkpoint finds no room."""
-        try:
-            self.activations.check(sequence, hidden.nbytes)
-        except ActivationsFull as error:
-            return error
-        return None
-
     def _spend(self, row: Row) -> list[Event]:
         """Note which breakpoints are spent in the row."""
         armed, session = row.sequence.breakpoints, row.sequence.session
@@ -209,6 +186,18 @@ class Turns:
         sequence.checkpoint = None
         self.activations.note(sequence)
         sequence.interventions.truncate(max(sequence.reached, sequence.computed))
+
+
+def _note_edits(row: Row) -> None:
+    """Note the edits that breakpoints have made in the row. Raises `FieldOutOfRange` if they are too many."""
+    log = row.sequence.interventions
+    if not row.path.new_edits:  # a journal of an earlier version may have more than are taken today
+        return
+    for made in row.path.new_edits:
+        log.add(made)
+    log.check("breakpoints")
+    if row.sequence.paused_pass is not None:  # another has no more edits than its breakpoints make
+        log.check_pass("breakpoints", row.first, row.end)
 
 
 def sample_requests(rows: Iterable[Row]) -> list[SampleRequest]:
@@ -230,13 +219,3 @@ def sample_requests(rows: Iterable[Row]) -> list[SampleRequest]:
             forbidden = stop.stop_token_ids if position + 1 - context < stop.min_tokens else _NONE
             requests.append(SampleRequest(params, tokens, context, forbidden, position, matcher))
     return requests
-
-
-def _too_complex(sequence: TokenSequence, turn: TurnState, matcher: Matcher) -> GrammarTooComplex:
-    grammar = turn.sampling.grammar
-    assert grammar is not None  # it made the matcher
-    token = turn.generated(len(sequence.tokens))
-    return GrammarTooComplex(
-        f"{grammar.field}: the grammar became too complex at token {token} of the answer: {matcher.error}",
-        param=grammar.field,
-    )

@@ -74,7 +74,7 @@ class TurnState:
     """Whether it waits for another server to compute its prompt. It has its place in the queue, and nothing more."""
     coming: Move | None = None
     """What brings the KV of that."""
-    passed_over: int = 0
+    skipped: int = 0
     """Steps that computed prompts of others instead of its own."""
     slice_began: int = 0
     """The step in which the turn last began to run, of those that have been planned."""
@@ -167,9 +167,9 @@ class TokenSequence:
     """Whether a client has sent the file: after a restart the engine could not tell what is true of it."""
     computed: int = 0
     reached: int = 0
-    plain_to: int = 0
-    """Before this position the running turn decodes plainly: no breakpoint, edit or pause concerns its rows, and they
-    write to a block that it has to itself. What changes that sets 0; then it is looked at anew.
+    fast_path_until: int = 0
+    """Before this position the running turn is on the fast path: its rows are one token each, no breakpoint, edit or
+    pause concerns them, and they write to a block that no other session holds. What changes that sets 0.
     """
     moving: Tier | None = None
     """Where the KV is moving to: `to_host`, `to_disk` or `to_device`."""

@@ -14,7 +14,7 @@ from app.domain.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edi
 from app.domain.memory_map import StackUse
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.engine import Engine
-from app.gpu.planning.step_plan import StepPlan
+from app.gpu.planning.queue import StepPlan
 from app.gpu.state.segments import Segment, cut_segments
 from app.gpu.state.sequence import ActivationRoom
 from app.messages import (

@@ -101,7 +101,7 @@ class TinyModel:
         else:
             loaded = LoadedModel(self.stack, self.streams or streams_of(self.stack.device), self.streamed)
             engine = build_engine(self.resolved, loaded, settings, recorder)
-        engine._scheduler.shared.prompt_tokens = 2 * max_step_tokens  # a capture has half of it
+        engine._scheduler.fairness.prompt_tokens = 2 * max_step_tokens  # a capture has half of it
         return engine
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.domain.breakpoint_work import MAX_WORK, STEP_WORK
 from app.domain.breakpoints import Action, Edit, EditOp, Intervention, When
 from app.domain.values import SessionId
-from app.gpu.planning.step_plan import StepPlan
+from app.gpu.planning.queue import StepPlan
 from app.gpu.state.paths import Record, work_of
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
@@ -75,7 +75,7 @@ def test_a_prompt_that_only_captures_has_the_parts_of_a_crowded_step(
 ) -> None:
     """Whether others have turns or not. One that may pause has whole steps."""
     driver = BreakDriver(tiny_llama.engine(max_step_tokens=64))
-    driver.scheduler.shared.prompt_tokens = 32
+    driver.scheduler.fairness.prompt_tokens = 32
     session = driver.open_armed(1, action=Action.CAPTURE)
     if pauses:
         driver.arm(session, 3, when=When(token_id=500))  # never

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.domain.values import SessionId
-from app.gpu.planning.step_plan import StepPlan
+from app.gpu.planning.queue import StepPlan
 from app.gpu.state.drafts import Drafted
 from app.gpu.state.moves import Move, MoveKind
 from app.gpu.state.sequence import TokenSequence

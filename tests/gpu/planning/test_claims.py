@@ -97,7 +97,7 @@ def test_prompts_do_not_rest_for_a_turn_whose_kv_is_on_its_way(model: ResolvedMo
             driver.take(driver.engine.step())  # and nothing moves
             assert driver.sequence(one).computed + driver.sequence(two).computed > before
         if session is one:
-            assert not driver.scheduler.queue.running[one].turn.passed_over
+            assert not driver.scheduler.queue.running[one].turn.skipped
     assert not driver.tokens(turn)
     driver.finish(turn)
 
@@ -117,7 +117,7 @@ def test_rows_that_are_not_cut_leave_steps_to_those_who_decode(tiny_llama: TinyM
     """What prompts take beyond their part of a step, they do without in the next."""
     step_tokens, uncut = 64, 60
     driver = BreakDriver(tiny_llama.engine(max_step_tokens=step_tokens))
-    driver.scheduler.shared.prompt_tokens = step_tokens
+    driver.scheduler.fairness.prompt_tokens = step_tokens
     one = driver.submit(driver.open("one"), prompt(0, SHORT), 30)
     driver.steps_until_token(one)
     whole = []
@@ -130,7 +130,7 @@ def test_rows_that_are_not_cut_leave_steps_to_those_who_decode(tiny_llama: TinyM
     rows = [sum(row.length for row in plan.rows if row.length > 1 and not row.draft) for plan in driver.plans]
     assert all(tokens % uncut == 0 for tokens in rows)  # whole, as the client sees them
     # No step may be given to the device before such a one has ended, or prompts wait as long as others decode.
-    assert all(plan.passed_over for plan, tokens in zip(driver.plans, rows, strict=True) if not tokens)
+    assert all(plan.skipped for plan, tokens in zip(driver.plans, rows, strict=True) if not tokens)
     if other == "many":
         assert all(sum(pair) <= uncut for pair in pairwise(rows))
     else:

@@ -157,7 +157,7 @@ def test_a_step_has_no_more_tokens_than_it_may_and_no_draft_takes_a_block_from_a
     others = [calm.begin(calm.open(), repetitive(seed, 9), 14) for seed in range(4)]
     calm.settle(*others)
     assert [turn.tokens for turn in turns] == [turn.tokens for turn in others]
-    assert sum(plan.gave_way for plan in driver.plans) <= sum(plan.gave_way for plan in calm.plans)
+    assert sum(plan.preempted for plan in driver.plans) <= sum(plan.preempted for plan in calm.plans)
     assert accepted(driver)
 
 

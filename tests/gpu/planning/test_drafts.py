@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.gpu.planning.draft_costs import StepCosts
+from app.gpu.planning.drafting import StepCosts
 from app.gpu.state.drafts import LONGEST, ORDERS, Drafter, follow
 
 histories = st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=8)

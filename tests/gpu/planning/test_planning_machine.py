@@ -33,8 +33,8 @@ from app.gpu.kv.stream import PromptStreams
 from app.gpu.kv.tiers import KVTiers
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.overlap import plan_overlapped
+from app.gpu.planning.queue import StepPlan
 from app.gpu.planning.scheduler import Scheduler
-from app.gpu.planning.step_plan import StepPlan
 from app.gpu.planning.turns import Turns
 from app.gpu.sampling.requests import Sampled
 from app.gpu.state.blocks import BlockPool
@@ -205,7 +205,7 @@ class PlanningMachine(RuleBasedStateMachine):
         self.model.run(plan)
         rows = plan.rows
         while rows:
-            going_on = follow and not plan.gave_way and all(row.sequence.turn is row.turn for row in rows)
+            going_on = follow and not plan.preempted and all(row.sequence.turn is row.turn for row in rows)
             overlapped = self.launch_overlapped(rows, token) if going_on else []
             self.account([row for row in rows if row.sequence.turn is row.turn], token)
             self.every_block_is_accounted_for()
@@ -213,7 +213,7 @@ class PlanningMachine(RuleBasedStateMachine):
 
     def launch_overlapped(self, rows: list[Row], token: int) -> list[Row]:
         """Plan and run the rows that follow `rows`, whose token is still on the device."""
-        overlapped = plan_overlapped(self.scheduler, rows, self.MAX_LEN)
+        overlapped = plan_overlapped(self.scheduler, rows, self.MAX_LEN).rows
         for row in overlapped:
             row.sequence.tokens.append(token)
         self.model.run(StepPlan(overlapped))

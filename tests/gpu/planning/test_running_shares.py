@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from app.domain.values import KVPolicy, Ticket, Tier
-from app.gpu.planning import room
+from app.gpu.planning.admission import SLICE_STEPS
+from app.gpu.planning.queue import StepPlan
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_tokens
@@ -86,7 +87,7 @@ def test_turns_of_one_tenant_take_nothing_from_each_other(driver: Driver) -> Non
 
 def test_a_tenant_with_many_turns_does_not_make_the_steps_of_another_long(driver: Driver) -> None:
     """Each of the many has its place in some of the steps. Alone they have all rows."""
-    driver.scheduler.shared.rows = 2
+    driver.scheduler.fairness.rows = 2
     many = turns_of(driver, "many", MAX_RUNNING - 1, 0)
     begin(driver, many, MAX_RUNNING - 1)
     before = sum(len(driver.tokens(turn)) for turn in many)
@@ -164,7 +165,7 @@ def test_a_turn_that_fills_the_device_gives_way_to_a_shorter_one(model: Resolved
         driver.advance()
         steps += 1
     assert not driver.ended(long)
-    assert steps <= room.SLICE_STEPS + 2 * SHORT // (STEP_TOKENS // 4) + 4  # its prompt has each second step
+    assert steps <= SLICE_STEPS + 2 * SHORT // (STEP_TOKENS // 4) + 4  # its prompt has each second step
     driver.finish(long)
     assert driver.tokens(long) == greedy_tokens(oracle, prompt(0, LONG), ANSWER)
 
@@ -212,6 +213,25 @@ def test_nobody_gives_way_in_vain(model: ResolvedModel) -> None:
         driver.advance()
         assert second in running(driver) or driver.ended(second)
     driver.finish(second, own, other)
+
+
+def test_a_plan_in_which_a_turn_gave_way_says_so_whatever_finds_no_room_after_it(
+    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = pooled(model)
+    plans, plan = list[StepPlan](), driver.scheduler.plan
+
+    def noted() -> StepPlan:
+        plans.append(plan())
+        return plans[-1]
+
+    monkeypatch.setattr(driver.scheduler, "plan", noted)
+    for number in range(2):
+        begun(driver, "many", number, (BLOCKS // 2 - 1) * BLOCK, answer=4 * BLOCK)
+    driver.submit(driver.open("one"), prompt(9, BLOCKS * BLOCK - 2), 1)  # more than they hold
+    while len(running(driver)) == 2:
+        driver.advance()
+    assert plans[-1].preempted
 
 
 def test_kv_of_the_tenant_that_holds_the_most_leaves_the_host_first_and_the_device_together(

@@ -83,7 +83,7 @@ def test_answers_match_alone_in_company_and_through_preemption_and_are_the_same(
     with contextlib.closing(full.engine):
         turns = [begin(full, seed, json_grammar(schema)) for seed, schema in enumerate(SCHEMAS)]
         full.settle(*turns)
-    assert any(plan.gave_way for plan in full.plans)
+    assert any(plan.preempted for plan in full.plans)
     for found in (together, turns):
         assert [turn.tokens for turn in found] == alone
     assert sum(check(turn, schema) for turn, schema in zip(together, SCHEMAS, strict=True)) >= 12

@@ -11,7 +11,7 @@ from hypothesis.stateful import invariant
 
 from app.domain.values import KVPolicy, Phase, Tier
 from app.gpu.kv.loan import PATIENCE_STEPS, Borrower, KVLoans
-from app.gpu.planning.step_plan import StepPlan
+from app.gpu.planning.queue import StepPlan
 from app.gpu.state.blocks import BlockId
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.weights.arena import Arena, lay_out
