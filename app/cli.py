@@ -88,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     backup.add_argument("--with-kv", action="store_true", help="KV files too: turns of the copy compute less again")
     _add_settings(backup, ("state-dir", "FOLDER"))
     doctor = _add_command(commands, "doctor", "examine this machine before anything is measured on it")
-    _add_settings(doctor, ("device", "NAME"), ("state-dir", "FOLDER"))
+    _add_settings(doctor, ("device", "NAME"), ("state-dir", "FOLDER"), ("cache-dir", "FOLDER"))
+    doctor.add_argument("--weights", action="store_true", help="read the copies of streamed weights wholly: minutes")
     doctor.add_argument("--json", action="store_true", help="all facts too, for programs")
     keys = _add_command(commands, "keys", "API keys of tenants")
     making = keys.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -152,7 +153,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from app.doctor.command import diagnose  # imports PyTorch
 
     state_dir = None if settings.state_dir is None else settings.state_dir.expanduser()
-    return diagnose(settings.device, state_dir, as_json=arguments.json)
+    weights_dir = settings.engine().weights_dir if arguments.weights else None
+    return diagnose(settings.device, state_dir, weights_dir, as_json=arguments.json)
 
 
 def _back_up(arguments: argparse.Namespace) -> None:

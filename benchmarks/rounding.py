@@ -26,13 +26,11 @@ from app.gpu.kernels.attention.batch import make_batch
 from app.gpu.kernels.linear.base import bias_of, cells
 from app.gpu.kernels.linear.float8 import round_to_float8, widen_float8
 from app.gpu.kernels.linear.matrix import Matrix, dense_of
-from app.gpu.kernels.linear.weight import Weight
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.weights.resident import ResidentText
+from app.gpu.weights.resident import Bundle, ResidentWeights
 from app.gpu.weights.source import weights_of
-from app.gpu.weights.text import Bundle
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import Settings
 from benchmarks.text import TokenSource, read_text_tokens
@@ -71,28 +69,18 @@ class Float8OnCpu:
         return F.linear(widen_float8(*round_to_float8(x), FLOAT32), self.weights[0].tensor, bias_of(self.weights))
 
 
-class _Float8Bundle:
-    """See `Bundle`."""
+class _Float8Weights(ResidentWeights):
+    """Its dense layers are `Float8OnCpu`."""
 
-    def hold(self, tensor: Tensor) -> Weight:
-        return Weight(tensor)
-
-    def linear(self, weight: Matrix, bias: Tensor | None = None) -> Float8OnCpu:
-        return Float8OnCpu(weight, bias)
-
-
-class _Float8Text(ResidentText):
-    """See `Text`: its dense layers are `Float8OnCpu`."""
-
-    def bundle(self) -> AbstractContextManager[Bundle]:  # type: ignore[override]
-        return nullcontext(_Float8Bundle())
+    def bundle(self) -> AbstractContextManager[Bundle]:
+        return nullcontext(Bundle(Float8OnCpu))
 
 
 def load(model: ResolvedModel, weights: WeightsDtype) -> LayerStack:
     """The model, which computes in float32 on weights of that type."""
-    text = (_Float8Text if weights is WeightsDtype.FLOAT8 else ResidentText)(CPU, FLOAT32, batch_invariant=False)
+    kept = (_Float8Weights if weights is WeightsDtype.FLOAT8 else ResidentWeights)(CPU, FLOAT32, batch_invariant=False)
     source = weights_of(replace(model, weights_dtype=weights), CPU, FLOAT32)
-    return build_stack(model, source, text, attention_for(CPU), None)
+    return build_stack(model, source, kept, attention_for(CPU), None)
 
 
 @torch.inference_mode()

@@ -11,9 +11,11 @@ from app.gpu.device.probe import MachineProbe
 FOUND_ERRORS = 1
 
 
-def diagnose(device: str, state_dir: Path | None, *, as_json: bool) -> int:
-    """Examine this machine and print the report; returns the exit status, 1 if anything is an error."""
-    report = examine(device, state_dir, MachineProbe())
+def diagnose(device: str, state_dir: Path | None, weights_dir: Path | None, *, as_json: bool) -> int:
+    """Examine this machine, and the copies of weights in `weights_dir` if it is given, and print the report; returns
+    the exit status, 1 if anything is an error.
+    """
+    report = examine(device, state_dir, MachineProbe(), weights_dir=weights_dir)
     if as_json:
         print(report.to_json())
     else:

@@ -15,18 +15,27 @@ from app.doctor.memory import check_device_memory, check_host_memory
 from app.doctor.numa import check_numa
 from app.doctor.report import Report
 from app.doctor.versions import check_versions
+from app.doctor.weights import check_weights
 from app.gpu.device.facts import DeviceProbe
 
 
-def examine(requested: str, state_dir: Path | None, probe: DeviceProbe, root: Path = Path("/")) -> Report:
+def examine(
+    requested: str,
+    state_dir: Path | None,
+    probe: DeviceProbe,
+    root: Path = Path("/"),
+    weights_dir: Path | None = None,
+) -> Report:
     """Examine the machine for `--device requested --state-dir state_dir`. Takes a second or two, most of it copying.
+    The copies of weights in `weights_dir`, if it is given, are read wholly, which takes minutes for large ones.
 
     Raises `FieldOutOfRange` if `requested` is not the name of a device, there or not.
     """
     build = probe.build()
     device = choose_device(requested, build.gpu_count)
     facts = gather(device, build, state_dir, probe, root)
-    return Report.of(device, judge(requested, device, facts), facts)
+    weights = [] if weights_dir is None else check_weights(weights_dir)
+    return Report.of(device, [*judge(requested, device, facts), *weights], facts)
 
 
 def judge(requested: str, device: str, facts: Facts) -> list[Finding]:

@@ -33,8 +33,7 @@ from app.gpu.models.base import LayerStack
 from app.gpu.sampling.inputs import place_requests
 from app.gpu.sampling.requests import SampleRequest
 from app.gpu.sampling.sampler import choose
-from app.gpu.startup.survey import MetaWeights
-from app.gpu.weights.resident import ResidentText
+from app.gpu.weights.resident import ResidentWeights
 from app.gpu.weights.source import weights_of
 from app.model_store.resolve import resolve
 
@@ -119,9 +118,10 @@ def noting_launches(processors: int) -> Iterator[LaunchLog]:
 def build_on_meta(model: str) -> LayerStack:
     """The model of that shape as it is built for CUDA, in bfloat16, without memory."""
     found = resolve(f"random:{model}", cache_dir=Path())
-    text = ResidentText(CUDA, DTYPE, batch_invariant=False)  # chooses the layers
-    text.device = META
-    return build_stack(found, MetaWeights(weights_of(found, CUDA, DTYPE), DTYPE), text, attention_named("cuda"), None)
+    weights = ResidentWeights(CUDA, DTYPE, batch_invariant=False)  # chooses the layers
+    weights.device = META
+    source = weights_of(found, CUDA, DTYPE, on_meta=True)
+    return build_stack(found, source, weights, attention_named("cuda"), None)
 
 
 @dataclass(frozen=True, slots=True)

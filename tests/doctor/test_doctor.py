@@ -6,6 +6,7 @@ Host memory, the memory lock and the versions are those of the machine that runs
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -30,6 +31,7 @@ from app.gpu.device.probe import MachineProbe
 from app.settings import Settings
 from tests.doctor.conftest import CPU_TORCH, CUDA_TORCH, GIB, H100, FakeProbe, Kernel, copies, healthy_facts
 from tests.doctor.schema import schema_text
+from tests.gpu.weights.bundles import make_model, overwrite
 
 PUBLISHED = Path(__file__).parents[2] / "docs/doctor.schema.json"
 NUMACTL = "numactl --cpunodebind=1 --membind=1 djinn serve --device cuda:0"
@@ -114,6 +116,39 @@ def test_this_machines_cpu_is_examined_for_real(tmp_path: Path) -> None:
     assert measured is not None
     assert 0.1e9 < measured.to_device.slowest <= measured.to_device.median <= measured.to_device.fastest < 1e12
     assert report.facts.host.free_bytes > GIB // 100
+
+
+def test_copies_of_weights_are_read_wholly_if_that_is_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model, folder = make_model(), tmp_path / "weights"
+    asked = ("doctor", "--device", "cpu", "--json", "--weights", "--cache-dir", str(tmp_path))
+
+    def found() -> list[tuple[str, str, str | None]]:
+        main(asked)
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        return [(each["status"], each["summary"], each["remedy"]) for each in findings if each["name"] == "weights"]
+
+    [(status, summary, _)] = found()
+    assert (status, summary) == ("ok", f"there are no copies of streamed weights in {folder}")
+    for name in ("a", "b"):
+        model.write(folder / f"{name}.safetensors").close()
+    assert [status for status, *_ in found()] == ["ok", "ok"]
+    damaged = folder / "b.safetensors"
+    before, section = damaged.stat(), model.sections["bundle.1"]
+    overwrite(damaged, section.offset + section.nbytes - 1)
+    os.utime(damaged, ns=(before.st_atime_ns, before.st_mtime_ns))
+    (folder / "c.safetensors").write_bytes(bytes(1000))
+    [whole, flipped, foreign] = found()
+    assert whole[0] == "ok"
+    assert flipped[:2] == (
+        "error",
+        f"bundle.1 of the weights in {damaged} is lost: its checksum does not match its content",
+    )
+    assert foreign[0] == "error"
+    assert f"{folder / 'c.safetensors'} cannot be used" in foreign[1]
+    assert flipped[2] == foreign[2] == "Delete the file and start the server again: the server then writes it again"
+    assert main(asked) == 1
 
 
 def report_of(facts: Facts) -> Report:

@@ -9,9 +9,8 @@ from app.gpu.kernels.linear.shard import WHOLE, Shard
 from app.gpu.models.base import LayerStack
 from app.gpu.models.gpt2 import Gpt2Stack
 from app.gpu.models.llama import LlamaStack
-from app.gpu.weights.resident import ResidentText
+from app.gpu.weights.resident import ResidentWeights, Weights
 from app.gpu.weights.source import WeightSource, weights_of
-from app.gpu.weights.text import Text
 from app.model_store.resolve import ResolvedModel
 
 _STACKS: dict[str, type[LlamaStack | Gpt2Stack]] = {
@@ -49,8 +48,8 @@ def load_stack(
     if batch_invariant:
         require_row_by_row(model, device)
     if model.config.model_type in _STACKS:
-        text = ResidentText(device, dtype, batch_invariant=batch_invariant, products=products)
-        return build_stack(model, weights_of(model, device, dtype), text, attention, max_model_len, shard)
+        weights = ResidentWeights(device, dtype, batch_invariant=batch_invariant, products=products)
+        return build_stack(model, weights_of(model, device, dtype), weights, attention, max_model_len, shard)
     from app.gpu.models.transformers_modules import load_transformers_stack  # imports much of Transformers
 
     try:
@@ -70,12 +69,12 @@ def load_stack(
 def build_stack(
     model: ResolvedModel,
     source: WeightSource,
-    text: Text,
+    weights: Weights,
     attention: Attention,
     max_model_len: int | None,
     shard: Shard = WHOLE,
 ) -> LayerStack:
-    """The stack of `model` whose weights come from `source` and are kept by `text`. Raises as `load_stack`, and
+    """The stack of `model` whose weights come from `source` and are kept by `weights`. Raises as `load_stack`, and
     FieldOutOfRange for a model type without a stack of its own.
     """
     kind = model.config.model_type
@@ -85,7 +84,7 @@ def build_stack(
             f"Those of {', '.join(sorted(_STACKS))} can",
             param="weights_device",
         )
-    return _STACKS[kind](model.config, source, attention, _length(model, max_model_len), text, shard)
+    return _STACKS[kind](model.config, source, attention, _length(model, max_model_len), weights, shard)
 
 
 def require_shards(model: ResolvedModel, ranks: int) -> None:

@@ -15,8 +15,8 @@ from app.gpu.kernels.linear.matrix import dense_of
 from app.gpu.kernels.linear.shard import WHOLE, Shard
 from app.gpu.models.elementwise import add_, gelu_, layer_norm
 from app.gpu.models.head import Head
+from app.gpu.weights.resident import Bundle, Weights
 from app.gpu.weights.source import WeightSource, take_output_weight
-from app.gpu.weights.text import Bundle, Text
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -114,7 +114,7 @@ class Gpt2Stack:
         source: WeightSource,
         attention: Attention,
         max_model_len: int,
-        text: Text,
+        weights: Weights,
         shard: Shard = WHOLE,
     ) -> None:
         self.num_layers: int = config.num_hidden_layers
@@ -123,29 +123,29 @@ class Gpt2Stack:
         self.kv_heads: int = shard.share(config.num_attention_heads)
         self.head_dim = self.hidden_size // config.num_attention_heads
         self.max_model_len = max_model_len
-        self.dtype, self.device = text.dtype, text.device
-        self._text = text
+        self.dtype, self.device = weights.dtype, weights.device
+        self._weights = weights
         self._layers = []
         for index in range(self.num_layers):
-            with text.bundle() as bundle:
+            with weights.bundle() as bundle:
                 self._layers.append(_Gpt2Layer(index, config, source, attention, bundle, shard))
         layer_bytes = source.nbytes // self.num_layers
         positions = source.take_matrix("transformer.wpe.weight", (config.max_position_embeddings, self.hidden_size))
-        self._positions = text.table(positions)
+        self._positions = weights.table(positions)
         tokens = source.take_matrix("transformer.wte.weight", (self.vocab_size, self.hidden_size))
-        self._tokens = text.table(tokens)
-        with text.bundle() as bundle:
+        self._tokens = weights.table(tokens)
+        with weights.bundle() as bundle:
             norm = _Norm("transformer.ln_f", config, source, bundle)
         output = take_output_weight(source, config, tokens)
-        self._head = Head(norm, output, layer_bytes, text, self.num_layers, shard)
+        self._head = Head(norm, output, layer_bytes, weights, self.num_layers, shard)
         source.finish(_NOT_NEEDED)
         self.parameter_bytes = source.nbytes
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        return self._tokens.rows(token_ids).add_(self._positions.rows(positions))
+        return self._tokens(token_ids).add_(self._positions(positions))
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        with self._text.using(index):
+        with self._weights.using(index):
             return self._layers[index](hidden, batch, kv)
 
     def head(self, hidden: Tensor) -> Tensor:

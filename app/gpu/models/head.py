@@ -12,7 +12,7 @@ from torch import Tensor
 
 from app.gpu.kernels.linear.matrix import Matrix, split, stored_rows
 from app.gpu.kernels.linear.shard import WHOLE, Shard
-from app.gpu.weights.text import Text
+from app.gpu.weights.resident import Weights
 
 Norm = Callable[[Tensor], Tensor]
 """`[rows, hidden]` to the same shape."""
@@ -25,13 +25,13 @@ class Head:
     """The last bundles of a model: the norm is one, and so is every chunk."""
 
     def __init__(
-        self, norm: Norm, weight: Matrix, layer_bytes: int, text: Text, norm_index: int, shard: Shard = WHOLE
+        self, norm: Norm, weight: Matrix, layer_bytes: int, weights: Weights, norm_index: int, shard: Shard = WHOLE
     ) -> None:
         """`norm` is the bundle that has just been made, `norm_index`; `weight` is `[vocab, hidden]`. A chunk of it has
         at most as many bytes as a layer, which has `layer_bytes` in the types of the checkpoint, but not less than 64
         rows. The chunks are those of `shard`'s rows.
         """
-        self._text = text
+        self._weights = weights
         self._norm, self._norm_index = norm, norm_index
         self._vocab, self._beside = weight.shape[0], shard.beside
         row_bytes = stored_rows(weight).nbytes // self._vocab
@@ -39,17 +39,17 @@ class Head:
         self._own = own.shape[0]
         self._chunks = []
         for rows in split(own, max(_TILE, layer_bytes // row_bytes // _TILE * _TILE)):
-            with text.bundle() as bundle:
+            with weights.bundle() as bundle:
                 self._chunks.append(bundle.linear(rows))
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """See `LayerStack.head`."""
-        with self._text.using(self._norm_index):
+        with self._weights.using(self._norm_index):
             normed = self._norm(hidden)
         logits = torch.empty(hidden.shape[0], self._own, dtype=torch.float32, device=hidden.device)
         end = 0
         for index, chunk in enumerate(self._chunks, self._norm_index + 1):
             begin, end = end, end + chunk.out_features
-            with self._text.using(index):
+            with self._weights.using(index):
                 logits[:, begin:end] = chunk(normed)
         return self._beside(logits, self._vocab)

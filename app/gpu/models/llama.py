@@ -14,8 +14,8 @@ from app.gpu.models.head import Head
 from app.gpu.models.llama_layer import LlamaLayer, RmsNorm
 from app.gpu.models.llama_variant import variant_of
 from app.gpu.models.rotary import Rotary
+from app.gpu.weights.resident import Weights
 from app.gpu.weights.source import WeightSource, take_output_weight
-from app.gpu.weights.text import Text
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -33,7 +33,7 @@ class LlamaStack:
         source: WeightSource,
         attention: Attention,
         max_model_len: int,
-        text: Text,
+        weights: Weights,
         shard: Shard = WHOLE,
     ) -> None:
         self.num_layers: int = config.num_hidden_layers
@@ -43,28 +43,28 @@ class LlamaStack:
         variant = variant_of(config)
         self.head_dim = variant.head_dim
         self.max_model_len = max_model_len
-        self.dtype, self.device = text.dtype, text.device
-        self._text = text
+        self.dtype, self.device = weights.dtype, weights.device
+        self._weights = weights
         rotary = Rotary(config, max_model_len, self.device, self.dtype)
         self._layers = []
         for index in range(self.num_layers):
-            with text.bundle() as bundle:
+            with weights.bundle() as bundle:
                 self._layers.append(LlamaLayer(index, config, variant, source, rotary, attention, bundle, shard))
         layer_bytes = source.nbytes // self.num_layers
         embedding = source.take_matrix("model.embed_tokens.weight", (self.vocab_size, self.hidden_size))
-        self._embedding = text.table(embedding)
-        with text.bundle() as bundle:
+        self._embedding = weights.table(embedding)
+        with weights.bundle() as bundle:
             norm = RmsNorm("model.norm", config, source, bundle)
         output = take_output_weight(source, config, embedding)
-        self._head = Head(norm, output, layer_bytes, text, self.num_layers, shard)
+        self._head = Head(norm, output, layer_bytes, weights, self.num_layers, shard)
         source.finish(_NOT_NEEDED)
         self.parameter_bytes = source.nbytes
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        return self._embedding.rows(token_ids)
+        return self._embedding(token_ids)
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        with self._text.using(index):
+        with self._weights.using(index):
             return self._layers[index](hidden, batch, kv)
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from app.gpu.kernels.linear.shard import Shard
 from app.gpu.models.elementwise import add_, add_rms_norm, rms_norm, silu_mul
 from app.gpu.models.llama_variant import LlamaVariant
 from app.gpu.models.rotary import Rotary
+from app.gpu.weights.resident import Bundle
 from app.gpu.weights.source import WeightSource
-from app.gpu.weights.text import Bundle
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

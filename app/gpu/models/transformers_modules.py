@@ -12,8 +12,7 @@ from transformers.initialization import no_init_weights
 from app.gpu.kernels.attention.base import Attention
 from app.gpu.models.rotary import require_fixed_rope
 from app.gpu.models.transformers import TransformersStack
-from app.gpu.weights.form import Form
-from app.gpu.weights.random_weights import RandomWeights
+from app.gpu.weights.source import RandomWeights, TensorFormat
 from app.model_store.errors import BrokenModel
 from app.model_store.resolve import ResolvedModel
 
@@ -43,7 +42,7 @@ def load_transformers_stack(
 def _random_modules(config: PretrainedConfig, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
     with device, no_init_weights():
         modules = _AUTO.from_config(config, dtype=dtype, attn_implementation="eager")
-    source = RandomWeights(seed, config, Form(device, dtype))
+    source = RandomWeights(seed, config, TensorFormat(device, dtype))
     for name, parameter in modules.named_parameters():
         parameter.data = source.take(name, tuple(parameter.shape))
     return modules

@@ -9,7 +9,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVBudget, KVPolicy, WeightsDtype
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.models import can_be_streamed
-from app.gpu.weights.form import Form
+from app.gpu.weights.source import TensorFormat
 from app.machine.disk import DiskRoom
 from app.machine.memory import read_host_memory
 from app.machine.units import size
@@ -86,10 +86,10 @@ def weight_bytes(model: ResolvedModel, device: torch.device, dtype: torch.dtype)
     text = model.config.get_text_config()
     table: tuple[int, int] = (text.vocab_size, text.hidden_size)
     tied = bool(text.tie_word_embeddings) and device.type == "cpu"
-    form = Form(device, dtype, model.weights_dtype if can_be_streamed(model) else WeightsDtype.FLOAT32)
+    tensor_format = TensorFormat(device, dtype, model.weights_dtype if can_be_streamed(model) else WeightsDtype.FLOAT32)
     stored = _random_sizes(model, dtype) if model.folder is None else stored_sizes(model.folder)
-    tables = [form.nbytes(each) for each in stored.values() if each.shape == table]
-    return sum(map(form.nbytes, stored.values())) + (max(tables, default=0) if tied else 0)
+    tables = [tensor_format.nbytes(each) for each in stored.values() if each.shape == table]
+    return sum(map(tensor_format.nbytes, stored.values())) + (max(tables, default=0) if tied else 0)
 
 
 def _random_sizes(model: ResolvedModel, dtype: torch.dtype) -> dict[str, StoredSize]:

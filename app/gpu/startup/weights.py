@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from app.domain.memory_map import TextUse
 from app.gpu.device.choice import streams_of
+from app.gpu.device.dtypes import dtype_name
 from app.gpu.device.memory import allocating, zeroed
 from app.gpu.device.streams import DeviceStreams
 from app.gpu.kernels.attention.base import Attention
 from app.gpu.kernels.linear import linear_maker
-from app.gpu.kernels.linear.base import MakeLinear
 from app.gpu.kernels.linear.shard import WHOLE, Shard
 from app.gpu.models import build_stack, can_be_streamed, load_stack, require_row_by_row
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.leader import Ranks
 from app.gpu.startup.budgets import check_weights_fit, free_bytes, weight_bytes
-from app.gpu.startup.host_copy import make_host_copy
 from app.gpu.startup.products import choose_products
-from app.gpu.startup.survey import MetaWeights, survey
 from app.gpu.startup.weights_dtype import require_weights_dtype
-from app.gpu.weights.arena import Arena, lay_out
-from app.gpu.weights.form import Form
-from app.gpu.weights.residency import WeightPlan, plan_weights
-from app.gpu.weights.source import weights_of
-from app.gpu.weights.streamed import StreamedText
+from app.gpu.weights.arena import Arena, WeightPlan, lay_out, plan_weights
+from app.gpu.weights.file import open_weight_file
+from app.gpu.weights.layout import Write
+from app.gpu.weights.ring import StreamedWeights
+from app.gpu.weights.source import TensorFormat, weights_of
+from app.gpu.weights.stores import BundleStore, FileStore, PinnedStore
 from app.machine.units import size
+from app.model_store.fingerprint import fingerprint
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
 
@@ -58,12 +59,12 @@ class LoadedModel:
     def text(self) -> TextUse:
         """Memory that the weights take now."""
         total = self.stack.parameter_bytes
-        return TextUse(total, total) if self.streamed is None else self.streamed.text.use(total)
+        return TextUse(total, total) if self.streamed is None else self.streamed.weights.use(total)
 
     def close(self) -> None:
         """End the threads and streams that move weights, and the processes of other ranks."""
         if self.streamed is not None:
-            self.streamed.text.close()
+            self.streamed.weights.close()
         if self.ranks is not None:
             self.ranks.close()
 
@@ -72,7 +73,7 @@ class LoadedModel:
 class Streamed:
     """Weights that are streamed to the device, and their plan. `share` moves them beside KV."""
 
-    text: StreamedText
+    weights: StreamedWeights
     plan: WeightPlan
 
     def share(self, kv_blocks: int, block_bytes: int) -> tuple[Arena, Tensor]:
@@ -81,11 +82,11 @@ class Streamed:
         Raises FieldOutOfRange if there is too little, `WeightsLost`.
         """
         arena = lay_out(self.plan, kv_blocks, block_bytes)
-        self.text.vacate()
+        self.weights.vacate()
         larger = "kv_device" if kv_blocks * block_bytes > self.plan.device_bytes else "weights_device"
         with allocating(larger, arena.nbytes):
-            memory = zeroed((arena.nbytes,), torch.uint8, self.text.device)
-        self.text.place(memory, arena.places, arena.ring)
+            memory = zeroed((arena.nbytes,), torch.uint8, self.weights.device)
+        self.weights.place(memory, arena.places, arena.ring)
         return arena, memory
 
 
@@ -104,15 +105,24 @@ def load_model(
     require_weights_dtype(model, device, dtype)
     if ranks is not None:
         return _load_part(model, settings, device, dtype, attention, ranks)
-    free = free_bytes(device)
-    needed = _needed_bytes(model, settings, device, dtype, attention, free)
+    stored, free = weight_bytes(model, device, dtype), free_bytes(device)
+    # Blocks that are laid out anew, or become float32, may take many times what they take in their file. To find out
+    # takes a second, so a small model is counted by its file.
+    may_grow = TensorFormat(device, dtype, model.weights_dtype).keeps_matrices and model.folder is not None
+    built = None
+    if may_grow and stored * MOST_GROWTH >= free and can_be_streamed(model):
+        built = _build_on_meta(model, settings, device, dtype, attention)
+    needed = stored if built is None else built[0].layout.nbytes
     budget = settings.weights_device
     if budget is None:
         fits = needed <= free * RESIDENT_SHARE or not can_be_streamed(model)
         budget = needed if fits else int(free * STREAMED_SHARE)
     check_weights_fit(model, min(needed, budget), device, dtype)
     if needed > budget:
-        return _stream(model, settings, budget, device, dtype, attention)
+        if settings.batch_invariant:
+            require_row_by_row(model, device)
+        weights, stack = built or _build_on_meta(model, settings, device, dtype, attention)
+        return _stream(model, settings, budget, weights, stack, attention)
     stack = _load(model, settings, device, dtype, attention)
     twice = max(0, needed - stack.parameter_bytes)
     copy = f", and {size(twice)} more: the tied output projection, in another layout" if twice else ""
@@ -157,60 +167,54 @@ def _load(
     )
 
 
-def _needed_bytes(
-    model: ResolvedModel,
-    settings: EngineSettings,
-    device: torch.device,
-    dtype: torch.dtype,
-    attention: Attention,
-    free: int,
-) -> int:
-    """Bytes of all weights on the device. Where blocks are laid out anew, or become float32, that may be many times
-    what they take in their file. To find out takes a second, so a small model is counted by its file.
-    """
-    stored = weight_bytes(model, device, dtype)
-    form = Form(device, dtype, model.weights_dtype)
-    if stored * MOST_GROWTH < free or not (form.keeps_matrices and can_be_streamed(model)) or model.folder is None:
-        return stored
-    linear = _streamed_linear(model, settings, device, dtype)
-    found = survey(model, dtype, linear, attention, settings.max_model_len)
-    return sum(layout.nbytes for layout in found.layouts) + sum(table.nbytes for table in found.tables)
+def _build_on_meta(
+    model: ResolvedModel, settings: EngineSettings, device: torch.device, dtype: torch.dtype, attention: Attention
+) -> tuple[StreamedWeights, LayerStack]:
+    """The layers without a weight, and how their weights are laid out where they are streamed."""
+    products = choose_products(settings, model, device, dtype)
+    linear = linear_maker(device, dtype, streamed=True, batch_invariant=settings.batch_invariant, products=products)
+    weights = StreamedWeights(device, dtype, linear)
+    shapes = weights_of(model, torch.device("cpu"), dtype, on_meta=True)
+    return weights, build_stack(model, shapes, weights, attention, settings.max_model_len)
 
 
 def _stream(
     model: ResolvedModel,
     settings: EngineSettings,
     budget: int,
-    device: torch.device,
-    dtype: torch.dtype,
+    weights: StreamedWeights,
+    stack: LayerStack,
     attention: Attention,
 ) -> LoadedModel:
     """Keep as many bundles as `budget` bytes allow. Settings that do not fit are refused before a weight is read."""
-    if settings.batch_invariant:
-        require_row_by_row(model, device)
-    linear = _streamed_linear(model, settings, device, dtype)
-    found = survey(model, dtype, linear, attention, settings.max_model_len)
-    plan = plan_weights([layout.nbytes for layout in found.layouts], budget, from_disk=device.type == "cpu")
+    device, dtype, layout = weights.device, weights.dtype, weights.layout
+    plan = plan_weights([bundle.nbytes for bundle in layout.bundles], budget, from_disk=device.type == "cpu")
+    # Random weights are made where that is fast; stored ones are on the host to begin with.
+    origin = device if model.folder is None else torch.device("cpu")
+
+    def fill(write: Write) -> None:
+        parts = StreamedWeights(torch.device("meta"), dtype, weights.make_linear, write)
+        build_stack(model, weights_of(model, origin, dtype), parts, attention, settings.max_model_len)
+
     streams = streams_of(device)
-    store = make_host_copy(model, found, settings, device, dtype, linear, attention, streams)
-    text = StreamedText(device, dtype, found.layouts, store, streams, linear)
-    loaded = Streamed(text, plan)
+    store: BundleStore
+    if device.type == "cpu":  # the device is host memory itself
+        known = fingerprint(model)
+        path = settings.weights_dir / f"{Path(model.name).name}-{known[:16]}-{dtype_name(dtype)}.safetensors"
+        file = open_weight_file(path, f"{known} in {dtype_name(dtype)}", layout, fill)
+        store = FileStore(file, settings.chunk_bytes)
+    else:
+        store = PinnedStore(layout, streams, settings.chunk_bytes)
+        fill(store.write)
+    weights.stream_from(store, streams)
+    loaded = Streamed(weights, plan)
     try:
-        shapes = MetaWeights(weights_of(model, torch.device("cpu"), dtype), dtype)
-        stack = build_stack(model, shapes, text, attention, settings.max_model_len)
         loaded.share(0, 1)
     except BaseException:
-        text.close()
+        weights.close()
         raise
     _log_plan(plan)
     return LoadedModel(stack, streams, loaded)
-
-
-def _streamed_linear(
-    model: ResolvedModel, settings: EngineSettings, device: torch.device, dtype: torch.dtype
-) -> MakeLinear:
-    products = choose_products(settings, model, device, dtype)
-    return linear_maker(device, dtype, streamed=True, batch_invariant=settings.batch_invariant, products=products)
 
 
 def _log_plan(plan: WeightPlan) -> None:

@@ -16,47 +16,36 @@ if _mincore is not None:
     _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
-class Residency:
-    """Looks at a file by mapping it, and never touches the mapping: nothing is read by asking, nor can a file that
-    somebody truncates end the process.
+def address_of(mapped: mmap.mmap) -> int:
+    """Where the file is mapped."""
+    return int(np.frombuffer(mapped, np.uint8).ctypes.data)
 
-    The other way to ask is a read that is not to wait. The system takes that as a wish, begins to read there, and the
-    reads from first to last beside it, which it reads ahead for, come in between.
+
+def is_in_memory(mapped_at: int, offset: int, nbytes: int) -> bool:
+    """Whether bytes `[offset, offset + nbytes)`, at least 1, of the file that is mapped at the address are in memory,
+    as far as samples tell. False where it is not mapped any more, or a system has no such call; Linux says so of all
+    files that belong to others.
+
+    The mapping is never touched: nothing is read by asking, nor can a file that another program truncates end the
+    process. The other way to ask is a read that is not to wait. The system takes that as a wish and begins to read
+    there, in between the reads from first to last that it reads ahead for.
     """
-
-    def __init__(self, file: int, nbytes: int) -> None:
-        """`file` is the descriptor of a file of `nbytes` bytes, at least 1; it may be closed afterwards. Raises
-        OSError.
-        """
-        self._map = mmap.mmap(file, nbytes, access=mmap.ACCESS_READ)
-        self._start = int(np.frombuffer(self._map, np.uint8).ctypes.data)
-        self._seen = (ctypes.c_ubyte * 1)()
-        self._seen_at = ctypes.addressof(self._seen)
-
-    def holds(self, offset: int, nbytes: int) -> bool:
-        """Whether bytes `[offset, offset + nbytes)`, at least 1, are in memory, as far as samples tell. False where a
-        system has no such call; Linux says so of all files that belong to others.
-        """
-        last = nbytes - 1
-        return all(self._holds(offset + last * number // (_SAMPLES - 1)) for number in range(_SAMPLES))
-
-    def close(self) -> None:
-        """Nothing is asked any more."""
-        self._map.close()
-
-    def _holds(self, offset: int) -> bool:
-        if _mincore is None:
+    if _mincore is None:
+        return False
+    seen, last = ctypes.c_ubyte(), nbytes - 1
+    for number in range(_SAMPLES):
+        page = (offset + last * number // (_SAMPLES - 1)) // mmap.PAGESIZE * mmap.PAGESIZE
+        if _mincore(mapped_at + page, 1, ctypes.byref(seen)) != 0 or not seen.value & 1:
             return False
-        page = self._start + offset // mmap.PAGESIZE * mmap.PAGESIZE
-        return _mincore(page, 1, self._seen_at) == 0 and self._seen[0] & 1 == 1
+    return True
 
 
 def has_writers(file: int) -> bool:
     """Whether a process has the file open for writing, or mapped so, of which `file` is a descriptor for reading.
 
-    Who gets a read lease knows that nobody has (fcntl(2), "Leases"). It is given back at once: whoever opens the file
-    in between waits that long, and we are sent a signal that is ignored. False where there are no leases: not on Linux,
-    on some file systems, on files of others.
+    A read lease is granted only if none has (fcntl(2), "Leases"). It is given back at once: a process that opens the
+    file in between waits that long, and we are sent a signal that is ignored. False where there are no leases: not on
+    Linux, on some file systems, on files of others.
     """
     try:
         fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)

@@ -1,60 +1,252 @@
-"""Where a model's weights come from: a safetensors folder, a GGUF file, or a seed."""
+"""Where a model's weights come from, a safetensors folder, a GGUF file or a seed, and as what they are handed out."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from app.gpu.kernels.linear.matrix import Matrix
-from app.gpu.weights.form import Form
-from app.gpu.weights.gguf_file import GgufFile
-from app.gpu.weights.random_weights import RandomWeights
-from app.gpu.weights.safetensors_folder import SafetensorsFolder
+from app.domain.values import WeightsDtype
+from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, quantize, require_inputs, row_bytes
+from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, stored_rows
+from app.model_store.errors import BrokenModel
 from app.model_store.gguf.index import is_indexed
+from app.model_store.gguf.tensors import GgufTensors
 from app.model_store.resolve import ResolvedModel
+from app.model_store.shards import INDEX, SINGLE, shard_of_tensors
+from app.model_store.sizes import StoredSize
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+_FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""By the names that safetensors and GGUF give them. Safetensors matrices of any other type become float32."""
+_KINDS = {WeightsDtype.INT8: INT8, WeightsDtype.FLOAT8: FLOAT8}
+"""Of blocks."""
 
-class WeightSource(Protocol):
-    """Hands out tensors by the names that Transformers gives them, one at a time, on one device in one dtype."""
 
-    nbytes: int
-    """Bytes of all tensors taken so far."""
+@dataclass(frozen=True, slots=True)
+class TensorFormat:
+    """Tensors are for computation in `dtype` on `device`; `matrices` is for those that need not be in `dtype`."""
+
+    device: torch.device
+    dtype: torch.dtype
+    matrices: WeightsDtype = WeightsDtype.CHECKPOINT
+    on_meta: bool = False
+    """Whether all tensors are on `meta` instead: they have the shapes and types, and nothing is read."""
+
+    @property
+    def place(self) -> torch.device:
+        """Where tensors are handed out."""
+        return torch.device("meta") if self.on_meta else self.device
+
+    @property
+    def keeps_matrices(self) -> bool:
+        """Whether matrices are kept as `matrices` says. A GPU, and a CPU that computes in half precision, multiply
+        matrices in `dtype`, or in blocks of 8 bits.
+        """
+        return self.matrices in _KINDS or (self.device.type == "cpu" and self.dtype is torch.float32)
+
+    def nbytes(self, stored: StoredSize) -> int:
+        """Bytes of a stored tensor as it is handed out, if one with two axes is a matrix."""
+        if len(stored.shape) < 2 or not self.keeps_matrices:
+            return stored.elements * self.dtype.itemsize
+        match self.matrices:
+            case WeightsDtype.CHECKPOINT:
+                return stored.nbytes
+            case WeightsDtype.FLOAT32:
+                return stored.elements * 4
+            case WeightsDtype.BFLOAT16:
+                return stored.elements * 2
+            case WeightsDtype.INT8 | WeightsDtype.FLOAT8:
+                inputs = stored.shape[-1]
+                return stored.elements // inputs * row_bytes(_KINDS[self.matrices], inputs)
+
+    def matrix(self, name: str, stored: Matrix) -> Matrix:
+        """The matrix `name` as `matrices` says. Raises FieldOutOfRange for 8 bits if its rows have no whole blocks."""
+        match self.matrices:
+            case WeightsDtype.CHECKPOINT:
+                known = isinstance(stored, BlockMatrix) or stored.dtype in _FLOATS.values()
+                return stored if known else dense_of(stored).float()
+            case WeightsDtype.FLOAT32:
+                return dense_of(stored).float()
+            case WeightsDtype.BFLOAT16:
+                return dense_of(stored).bfloat16()
+            case WeightsDtype.INT8 | WeightsDtype.FLOAT8:
+                kind, (rows, inputs) = _KINDS[self.matrices], stored.shape
+                if isinstance(stored, BlockMatrix) and stored.kind == kind:
+                    return stored
+                require_inputs(kind, inputs, name)
+                return BlockMatrix(kind, quantize(kind, dense_of(stored)), (rows, inputs))
+
+
+class WeightSource(ABC):
+    """Hands out tensors by the names that Transformers gives them, one at a time, in one format."""
+
+    def __init__(self, tensor_format: TensorFormat, origin: Path | None, names: Iterable[str]) -> None:
+        """`names` are those of the tensors that are stored in `origin`; none if they are made."""
+        self.nbytes = 0
+        """Bytes of all tensors taken so far."""
+        self._format = tensor_format
+        self._origin = origin
+        self._left = set(names)
 
     def holds(self, name: str) -> bool:
-        """Whether a tensor `name` is stored; a source that makes what it is asked for stores none."""
-        ...
+        """Whether a tensor `name` is stored, and not taken yet; a source that makes its tensors stores none."""
+        return name in self._left
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor `name`; `BrokenModel` if it is missing or has another shape."""
-        ...
+        """The tensor `name`; `BrokenModel` if it is missing, has another shape or cannot be read."""
+        stored = dense_of(self._stored(name, shape)).reshape(shape)
+        tensor = stored.to(self._format.place, self._format.dtype)
+        self.nbytes += tensor.nbytes
+        return tensor
 
     def take_matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         """The matrix `name` `[out, in]` of a dense layer or a table, as it is to be kept; raises as `take` does."""
-        ...
-
-    def outline(self, name: str, shape: tuple[int, int]) -> Matrix:
-        """What `take_matrix` would hand out, on `meta`: neither read nor taken. `BrokenModel` if it is missing."""
-        ...
+        if not self._format.keeps_matrices:
+            return self.take(name, shape)
+        matrix = self._format.matrix(name, self._stored(name, shape))
+        self.nbytes += stored_rows(matrix).nbytes
+        return matrix
 
     def finish(self, ignored: re.Pattern[str]) -> None:
         """Say that everything needed was taken; `BrokenModel` if a tensor is left that `ignored` does not match."""
-        ...
+        left = sorted(name for name in self._left if not ignored.search(name))
+        if left:
+            shown = ", ".join(left[:8]) + (", ..." if len(left) > 8 else "")
+            said = f"{self._origin} has {len(left)} tensors the model has no use for: {shown}"
+            raise BrokenModel(said, param="model")
+
+    @abstractmethod
+    def _stored(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        """The tensor `name` as it is stored, in memory that no other tensor shares. Raises as `take` does."""
+
+    def _check_off(self, name: str) -> str:
+        """The name that `name` has there, which is taken now. A checkpoint of the bare decoder lacks the leading
+        `model.` or `transformer.`.
+        """
+        stored = name if name in self._left else name.partition(".")[2]
+        if stored not in self._left:
+            raise BrokenModel(f"{self._origin} has no tensor {name!r}", param="model")
+        self._left.remove(stored)
+        return stored
+
+    def _require_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        if found != shape:
+            raise BrokenModel(f"tensor {name!r} in {self._origin} is {found}, must be {shape}", param="model")
 
 
-def weights_of(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> WeightSource:
-    """The weights of `model`, which arrive on `device`: matrices as the model says, if they are multiplied so there,
-    all others as `dtype`.
+class RandomWeights(WeightSource):
+    """Normal matrices and biases, norms of one. A tensor depends on the seed and its name only, not on the order."""
+
+    def __init__(self, seed: int, config: PretrainedConfig, tensor_format: TensorFormat) -> None:
+        super().__init__(tensor_format, None, ())
+        self._seed = seed
+        self._std: float = getattr(config, "initializer_range", 0.02)
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor is made where it will live."""
+        tensor = torch.empty(shape, device=self._format.place, dtype=self._format.dtype)
+        if tensor.is_meta:
+            return tensor
+        if len(shape) == 1 and not name.endswith("bias"):
+            return tensor.fill_(1.0)
+        digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
+        # manual_seed takes a signed 64-bit integer.
+        generator = torch.Generator(self._format.device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        return tensor.normal_(0.0, self._std, generator=generator)
+
+
+class SafetensorsFolder(WeightSource):
+    """`model.safetensors`, or the shards that `model.safetensors.index.json` lists, as Transformers saves them.
+
+    Tensors are copies: one that lies in the mapped file keeps all of it mapped, and where another program
+    truncates a mapped file, the next look at it ends the process.
     """
-    form = Form(device, dtype, model.weights_dtype)
+
+    def __init__(self, folder: Path, tensor_format: TensorFormat) -> None:
+        super().__init__(tensor_format, folder, ())
+        self._folder = folder
+        self._files: dict[str, Any] = {}
+        listed = shard_of_tensors(folder)
+        if listed is None:
+            if not (folder / SINGLE).exists():
+                raise BrokenModel(f"{folder} has neither {SINGLE} nor {INDEX}", param="model")
+            listed = dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
+        self._file_of = listed
+        self._left = set(listed)
+
+    def finish(self, ignored: re.Pattern[str]) -> None:
+        """As `WeightSource.finish`. Closes the files."""
+        self._files.clear()
+        super().finish(ignored)
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """On the format's device."""
+        stored = self._check_off(name)
+        file = self._open(self._file_of[stored])
+        try:
+            if self._format.on_meta:
+                lazy = file.get_slice(stored)
+                dtype = _FLOATS.get(lazy.get_dtype(), torch.float64)
+                tensor = torch.empty(lazy.get_shape(), dtype=dtype, device="meta")
+            else:
+                tensor = file.get_tensor(stored)
+        except SafetensorError as error:
+            raise BrokenModel(f"cannot read {stored!r} from {self._folder}: {error}", param="model") from error
+        self._require_shape(name, tuple(tensor.shape), shape)
+        return tensor.clone() if tensor.device.type == "cpu" else tensor
+
+    def _open(self, file: str) -> Any:
+        if file not in self._files:
+            try:
+                self._files[file] = safe_open(self._folder / file, framework="pt", device=str(self._format.device))
+            except (OSError, SafetensorError) as error:
+                raise BrokenModel(f"cannot read {self._folder / file}: {error}", param="model") from error
+        return self._files[file]
+
+
+class GgufFile(WeightSource):
+    """The file that the index in a model's folder names, read in place. Blocks arrive on the host."""
+
+    def __init__(self, folder: Path, tensor_format: TensorFormat) -> None:
+        self._tensors = GgufTensors(folder)
+        super().__init__(tensor_format, self._tensors.path, self._tensors.tensors)
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        stored = self._check_off(name)
+        tensor = self._tensors.tensors[stored]
+        self._require_shape(name, tensor.shape, shape)
+        if self._format.on_meta:
+            count = shape[0] if len(shape) > 1 else 1
+            rows = torch.empty((count, tensor.nbytes // count), dtype=torch.uint8, device="meta")
+        else:
+            rows = torch.from_numpy(self._tensors.rows(stored))
+        if tensor.kind in _FLOATS:
+            return rows.view(_FLOATS[tensor.kind]).view(shape)
+        return BlockMatrix(tensor.kind, rows, (len(rows), shape[-1]))
+
+
+def weights_of(
+    model: ResolvedModel, device: torch.device, dtype: torch.dtype, *, on_meta: bool = False
+) -> WeightSource:
+    """The weights of `model`, which arrive on `device`: matrices as the model says, if they are multiplied so there,
+    all others as `dtype`. Or, `on_meta`, their shapes and types: nothing is read.
+    """
+    tensor_format = TensorFormat(device, dtype, model.weights_dtype, on_meta)
     if model.folder is None:
-        return RandomWeights(model.seed, model.config, form)
-    return GgufFile(model.folder, form) if is_indexed(model.folder) else SafetensorsFolder(model.folder, form)
+        return RandomWeights(model.seed, model.config, tensor_format)
+    source = GgufFile if is_indexed(model.folder) else SafetensorsFolder
+    return source(model.folder, tensor_format)
 
 
 def take_output_weight(source: WeightSource, config: PretrainedConfig, embedding: Matrix) -> Matrix:

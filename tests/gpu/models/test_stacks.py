@@ -17,8 +17,7 @@ from app.domain.errors import FieldOutOfRange
 from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.weights.form import Form
-from app.gpu.weights.random_weights import RandomWeights
+from app.gpu.weights.source import RandomWeights, TensorFormat
 from app.model_store.errors import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.models.driving import Drive, assert_agrees
@@ -101,7 +100,7 @@ def test_random_weights_are_those_that_the_source_gives_transformers(case: str) 
     config = tiny_config(case)
     config.initializer_range = 0.2
     oracle = build_model(config)
-    source = RandomWeights(7, config, Form(CPU, torch.float32))
+    source = RandomWeights(7, config, TensorFormat(CPU, torch.float32))
     for name, parameter in oracle.named_parameters():
         parameter.copy_(source.take(name, tuple(parameter.shape)))
     stack = load(config, seed=7)

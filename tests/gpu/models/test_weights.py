@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -19,15 +20,14 @@ from transformers import AutoConfig, PretrainedConfig
 from app.domain.values import WeightsDtype
 from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.kernels.linear import linear_maker
-from app.gpu.kernels.linear.base import Linear, MakeLinear
+from app.gpu.kernels.linear.base import MakeLinear
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, numbers_of
 from app.gpu.kernels.linear.weight import Weight
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.startup.survey import MetaWeights
-from app.gpu.weights.fill import FillText
 from app.gpu.weights.layout import BundleLayout
-from app.gpu.weights.resident import ResidentText
+from app.gpu.weights.resident import Bundle, ResidentWeights, Table
+from app.gpu.weights.ring import StreamedWeights
 from app.gpu.weights.source import WeightSource, weights_of
 from app.model_store.resolve import ResolvedModel, resolve
 from tests.gpu.models.driving import Drive, assert_agrees
@@ -50,15 +50,19 @@ Keep = Callable[[str, Tensor], Matrix]
 
 
 class Shelf:
-    """A `Writer` that keeps copies of the bytes."""
+    """A `Write` that keeps copies of the bytes."""
 
     def __init__(self) -> None:
         self.layouts: list[BundleLayout] = []
         self.bundles: list[Tensor] = []
         self.tables: list[Tensor] = []
 
-    def bundle(self, index: int, tensors: Sequence[Tensor]) -> None:
-        assert index == len(self.bundles)
+    def write(self, name: str, tensors: Sequence[Tensor]) -> None:
+        if name.startswith("table"):
+            assert name == f"table.{len(self.tables)}"
+            self.tables.append(tensors[0].clone())
+            return
+        assert name == f"bundle.{len(self.bundles)}"
         layout = BundleLayout.of(tensors)
         memory = torch.zeros(layout.nbytes, dtype=torch.uint8)
         for view, tensor in zip(layout.views(memory), tensors, strict=True):
@@ -66,13 +70,9 @@ class Shelf:
         self.layouts.append(layout)
         self.bundles.append(memory)
 
-    def table(self, index: int, matrix: Tensor) -> None:
-        assert index == len(self.tables)
-        self.tables.append(matrix.clone())
 
-
-class LendingText:
-    """A `Text` for a model that is built on `meta`. Who uses a weight before or after its bundle's turn fails; who goes
+class LendingWeights:
+    """`Weights` of a model that is built on `meta`. Who uses a weight before or after its bundle's turn fails; who goes
     on with what it was lent finds garbage.
     """
 
@@ -85,15 +85,17 @@ class LendingText:
         self._lent = False
 
     @contextmanager
-    def bundle(self) -> Iterator[_Bundle]:
-        bundle = _Bundle(self._linear)
+    def bundle(self) -> Iterator[Bundle]:
+        bundle = Bundle(self._linear)
         yield bundle
         self._weights.append(bundle.weights)
         for weight in bundle.weights:
+            assert weight.tensor.is_meta
             del weight.tensor
 
-    def table(self, matrix: Matrix) -> _Table:
-        return _Table(matrix, next(self._tables), self.dtype)
+    def table(self, matrix: Matrix) -> Table:
+        stored = next(self._tables)
+        return lambda ids: numbers_of(matrix, stored[ids]).to(self.dtype)
 
     @contextmanager
     def using(self, index: int) -> Iterator[None]:
@@ -110,33 +112,8 @@ class LendingText:
         self._lent = False
 
 
-class _Bundle:
-    def __init__(self, make: MakeLinear) -> None:
-        self.weights: list[Weight] = []
-        self._make = make
-
-    def hold(self, tensor: Tensor) -> Weight:
-        assert tensor.is_meta
-        self.weights.append(Weight(tensor))
-        return self.weights[-1]
-
-    def linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
-        linear = self._make(weight, bias)
-        assert all(weight.tensor.is_meta for weight in linear.weights)
-        self.weights += linear.weights
-        return linear
-
-
-class _Table:
-    def __init__(self, matrix: Matrix, stored: Tensor, dtype: torch.dtype) -> None:
-        self._matrix, self._stored, self._dtype = matrix, stored, dtype
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return numbers_of(self._matrix, self._stored[ids]).to(self._dtype)
-
-
-class Storing:
-    """A `WeightSource` that hands out the matrices of another one as `keep` has them."""
+class Storing(WeightSource):
+    """It hands out the matrices of another one as `keep` has them."""
 
     def __init__(self, source: WeightSource, keep: Keep) -> None:
         self.nbytes = 0
@@ -144,6 +121,9 @@ class Storing:
 
     def holds(self, name: str) -> bool:
         return self._source.holds(name)
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        raise AssertionError(name)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._source.take(name, shape)
@@ -154,9 +134,6 @@ class Storing:
         matrix = self._keep(name, self._source.take(name, shape))
         self.nbytes += matrix.nbytes if isinstance(matrix, Tensor) else matrix.rows.nbytes
         return matrix
-
-    def outline(self, name: str, shape: tuple[int, int]) -> Matrix:
-        return self._keep(name, torch.empty(shape, device="meta"))
 
     def finish(self, ignored: re.Pattern[str]) -> None:
         self._source.finish(ignored)
@@ -208,22 +185,23 @@ def stored(source: WeightSource, keep: Keep | None) -> WeightSource:
 def resident(
     model: ResolvedModel, keep: Keep | None = None, dtype: torch.dtype = FLOAT32, *, batch_invariant: bool = False
 ) -> LayerStack:
-    text = ResidentText(CPU, dtype, batch_invariant=batch_invariant)
-    return build_stack(model, stored(weights_of(model, CPU, dtype), keep), text, ReferenceAttention(), None)
+    weights = ResidentWeights(CPU, dtype, batch_invariant=batch_invariant)
+    return build_stack(model, stored(weights_of(model, CPU, dtype), keep), weights, ReferenceAttention(), None)
 
 
 def lend(
     model: ResolvedModel, keep: Keep | None = None, dtype: torch.dtype = FLOAT32, *, batch_invariant: bool = False
-) -> tuple[LayerStack, LendingText]:
-    """The model, and the text that lends it its weights. What is said of them before they are read is what is read."""
+) -> tuple[LayerStack, LendingWeights]:
+    """The model, and what lends it its weights. What is said of them before they are read is what is read."""
     shelf, linear = Shelf(), linear_maker(CPU, dtype, streamed=True, batch_invariant=batch_invariant)
     read = stored(weights_of(model, CPU, dtype), keep)
-    build_stack(model, read, FillText(shelf, dtype, linear), ReferenceAttention(), None)
-    said = stored(MetaWeights(weights_of(model, CPU, dtype), dtype), keep)
-    text = LendingText(shelf, dtype, linear)
-    stack = build_stack(model, said, text, ReferenceAttention(), None)
+    filling = StreamedWeights(torch.device("meta"), dtype, linear, shelf.write)
+    build_stack(model, read, filling, ReferenceAttention(), None)
+    said = stored(weights_of(model, CPU, dtype, on_meta=True), keep)
+    weights = LendingWeights(shelf, dtype, linear)
+    stack = build_stack(model, said, weights, ReferenceAttention(), None)
     assert said.nbytes == read.nbytes
-    return stack, text
+    return stack, weights
 
 
 def assert_same_bits(found: LayerStack, wanted: LayerStack) -> None:
@@ -253,12 +231,12 @@ def test_lent_weights_give_the_same_bits(
     """In a pass a bundle is used once, and each in its turn."""
     model = saved(case, tmp_path, vocab_size)
     kept = resident(model, None, dtype, batch_invariant=batch_invariant)
-    stack, text = lend(model, None, dtype, batch_invariant=batch_invariant)
+    stack, weights = lend(model, None, dtype, batch_invariant=batch_invariant)
     assert_same_bits(stack, kept)
     assert stack.parameter_bytes == kept.parameter_bytes
-    assert text.used == [*range(max(text.used) + 1)] * len(STEPS)
+    assert weights.used == [*range(max(weights.used) + 1)] * len(STEPS)
     # With a wide vocabulary there are the norm, and more than one part of the output projection.
-    assert max(text.used) > stack.num_layers + (vocab_size == WIDE)
+    assert max(weights.used) > stack.num_layers + (vocab_size == WIDE)
     if dtype is FLOAT32:
         assert_agrees_with(build_model(model.config), kept)
 
@@ -300,8 +278,11 @@ def test_a_checkpoint_that_is_lent_gives_the_bits_of_one_that_is_not(
     assert_same_bits(lend(model)[0], resident(model))
 
 
-def test_a_gguf_file_that_is_lent_gives_the_bits_of_one_that_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights_dtype", WeightsDtype)
+def test_a_gguf_file_that_is_lent_gives_the_bits_of_one_that_is_not(
+    weights_dtype: WeightsDtype, tmp_path: Path
+) -> None:
     tokenizer = tiny_tokenizer()
     write_gguf(tmp_path / "m.gguf", tiny_llama(tokenizer.get_vocab_size()), tokenizer, kind=GGMLQuantizationType.Q4_1)
-    model = resolve(str(tmp_path / "m.gguf"), cache_dir=tmp_path / "cache")
+    model = replace(resolve(str(tmp_path / "m.gguf"), cache_dir=tmp_path / "cache"), weights_dtype=weights_dtype)
     assert_same_bits(lend(model)[0], resident(model))

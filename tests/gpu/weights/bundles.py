@@ -11,11 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.gpu.weights.conversion import open_bundle_file
-from app.gpu.weights.file import BundleFile
-from app.gpu.weights.fill import Writer
-from app.gpu.weights.header import BundleContents
-from app.gpu.weights.layout import BundleLayout, Piece
+from app.gpu.weights.file import WeightFile, open_weight_file
+from app.gpu.weights.layout import BundleLayout, Piece, WeightLayout, Write, sections_of
 
 
 @dataclass(frozen=True)
@@ -24,37 +21,39 @@ class Model:
 
     bundles: Sequence[Sequence[Tensor]]
     tables: Sequence[Tensor]
-    fingerprint: str = "model-a"
+    name: str = "model-a"
 
     @property
-    def contents(self) -> BundleContents:
-        return BundleContents(
-            self.fingerprint,
-            torch.float32,
+    def layout(self) -> WeightLayout:
+        return WeightLayout(
             [BundleLayout.of(tensors) for tensors in self.bundles],
             [Piece(tuple(table.shape), table.dtype, 0) for table in self.tables],
         )
 
-    def fill(self, writer: Writer) -> None:
-        for index, matrix in enumerate(self.tables):
-            writer.table(index, matrix)
-        for number, tensors in enumerate(self.bundles):
-            writer.bundle(number, tensors)
+    @property
+    def sections(self) -> dict[str, Piece]:
+        return sections_of(self.name, self.layout)[0]
 
-    def write(self, path: Path) -> BundleFile:
-        return open_bundle_file(path, self.contents, self.fill)
+    def fill(self, write: Write) -> None:
+        for index, matrix in enumerate(self.tables):
+            write(f"table.{index}", [matrix])
+        for number, tensors in enumerate(self.bundles):
+            write(f"bundle.{number}", tensors)
+
+    def write(self, path: Path) -> WeightFile:
+        return open_weight_file(path, self.name, self.layout, self.fill)
 
     def target(self, index: int) -> Tensor:
         """Memory for a bundle, of which every byte is something else than zero."""
-        return torch.full((self.contents.layouts[index].nbytes,), 0xA5, dtype=torch.uint8)
+        return torch.full((self.layout.bundles[index].nbytes,), 0xA5, dtype=torch.uint8)
 
     def holds(self, index: int, memory: Tensor) -> bool:
         """Whether `memory` holds bundle `index`, bit for bit."""
-        views = self.contents.layouts[index].views(memory)
+        views = self.layout.bundles[index].views(memory)
         return all(map(same_bits, views, self.bundles[index]))
 
 
-def make_model(seed: int = 0, fingerprint: str = "model-a") -> Model:
+def make_model(seed: int = 0) -> Model:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -68,7 +67,6 @@ def make_model(seed: int = 0, fingerprint: str = "model-a") -> Model:
             [normal(0, 8), normal(5)],  # less than a page
         ],
         tables=[normal(40, 24), normal(9, 3, dtype=torch.bfloat16)],
-        fingerprint=fingerprint,
     )
 
 

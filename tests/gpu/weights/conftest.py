@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import app.gpu.weights.file
-from app.gpu.weights.file import BundleFile
+from app.gpu.weights.file import WeightFile
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Where the file's bytes seem to be. What is in memory is used there, or copied by who waits; the rest is read by
     a thread.
     """
-    monkeypatch.setattr(BundleFile, "is_cached", lambda *_: request.param == "memory")
+    monkeypatch.setattr(WeightFile, "is_cached", lambda *_: request.param == "memory")
     return str(request.param)
 
 

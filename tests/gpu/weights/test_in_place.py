@@ -16,12 +16,10 @@ from app.gpu.kernels.linear.base import Linear
 from app.gpu.kernels.linear.cpu.layers import PanelLinear
 from app.gpu.kernels.linear.cpu.packing import to_panels
 from app.gpu.kernels.linear.weight import Weight
-from app.gpu.weights.cached_bundle import CachedBundle
-from app.gpu.weights.file import BundleFile
-from app.gpu.weights.file_store import FileStore
-from app.gpu.weights.header import Section, sections_of
-from app.gpu.weights.ring import Place
-from app.gpu.weights.streamed import StreamedText
+from app.gpu.weights.arena import Place
+from app.gpu.weights.file import WeightFile
+from app.gpu.weights.ring import StreamedWeights
+from app.gpu.weights.stores import FileLoad, FileStore
 from tests.gpu.weights.bundles import Gate, Model, overwrite, same_bits
 
 NORM, WEIGHT = torch.arange(48.0), torch.randn(700, 48, generator=torch.Generator().manual_seed(0))
@@ -33,15 +31,17 @@ pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.parametrize("source
 
 @pytest.fixture
 def store(path: Path, exact_clock: None) -> FileStore:
-    return FileStore(BundleFile(path, MODEL.contents), 1 << 20)
+    file = WeightFile(path)
+    file.check()
+    return FileStore(file, 1 << 20)
 
 
-def lend(store: FileStore, target: Tensor, guard: Gate | None = None) -> tuple[CachedBundle, Weight, Weight]:
+def lend(store: FileStore, target: Tensor, guard: Gate | None = None) -> tuple[FileLoad, Weight, Weight]:
     """The first bundle, on its way to `target`, and its two weights."""
     bundle = store.load(0, target, [] if guard is None else [guard])
-    assert isinstance(bundle, CachedBundle)
+    assert isinstance(bundle, FileLoad)
     weights = []
-    for tensor, piece in zip(MODEL.bundles[0], MODEL.contents.layouts[0].pieces, strict=True):
+    for tensor, piece in zip(MODEL.bundles[0], MODEL.layout.bundles[0].pieces, strict=True):
         weights.append(Weight(tensor.to("meta")))
         weights[-1].place = bundle.tensor(piece)
     return bundle, weights[0], weights[1]
@@ -86,7 +86,7 @@ def test_nothing_is_copied_to_a_place_that_is_still_in_use(store: FileStore) -> 
 
 
 def test_whatever_changes_after_the_start_is_noticed_before_a_result_is_used(path: Path, store: FileStore) -> None:
-    section = sections_of(MODEL.contents)[0]
+    section = MODEL.sections["bundle.0"]
     bundle, norm, weight = lend(store, MODEL.target(0))
     assert bundle.is_intact()
     overwrite(path, section.offset + 4000)
@@ -124,30 +124,33 @@ class Streaming:
     """
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        file, read, layouts = NUMBERED.write(path), BundleFile.read, NUMBERED.contents.layouts
+        file, read, layouts = NUMBERED.write(path), WeightFile.read, NUMBERED.layout.bundles
         self.begun, self.go_on, self.ended = (threading.Event() for _ in range(3))
-        monkeypatch.setattr(BundleFile, "is_cached", lambda _, section: section != file.bundles[SLOW])
+        file.check()
+        monkeypatch.setattr(WeightFile, "is_cached", lambda _, name: name != f"bundle.{SLOW}")
 
-        def read_late(file: BundleFile, section: Section, start: int, into: memoryview) -> None:
+        def read_late(file: WeightFile, name: str, start: int, into: memoryview) -> None:
             late = threading.current_thread().name.startswith("djinn-weights")
             if late:
                 self.begun.set()
                 assert self.go_on.wait(timeout=20)
-            read(file, section, start, into)
+            read(file, name, start, into)
             if late:
                 self.ended.set()
 
         store = FileStore(file, 1 << 20)
-        self.text = StreamedText(ONES.device, torch.float32, layouts, store, CpuStreams(), PanelLinear)
-        monkeypatch.setattr(BundleFile, "read", read_late)
+        self.weights = StreamedWeights(ONES.device, torch.float32, PanelLinear)
+        monkeypatch.setattr(WeightFile, "read", read_late)
         self.norms: list[Weight] = []
         self.layers: list[Linear] = []
         for tensors in NUMBERED.bundles:
-            with self.text.bundle() as bundle:
+            with self.weights.bundle() as bundle:
                 self.norms.append(bundle.hold(tensors[0].to("meta")))
                 self.layers.append(bundle.linear(torch.empty(64, 48, device="meta")))
+        assert self.weights.layout == NUMBERED.layout
+        self.weights.stream_from(store, CpuStreams())
         self.memory = torch.zeros(2 * layouts[0].nbytes, dtype=torch.uint8)
-        self.text.place(self.memory, {}, Place(0, len(self.memory)))
+        self.weights.place(self.memory, {}, Place(0, len(self.memory)))
         assert self.begun.wait(timeout=20)
 
     def end_the_read(self) -> None:
@@ -161,7 +164,7 @@ def streaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact_clock: None
     streaming = Streaming(tmp_path / "model.safetensors", monkeypatch)
     yield streaming
     streaming.go_on.set()
-    streaming.text.close()
+    streaming.weights.close()
 
 
 def all_are(tensor: Tensor, number: float) -> bool:
@@ -171,20 +174,20 @@ def all_are(tensor: Tensor, number: float) -> bool:
 def test_a_place_is_written_to_when_a_read_that_was_given_up_has_ended(streaming: Streaming) -> None:
     """Two bundles are used at that place before, where they are: neither has waited."""
     for index in (2, 3):
-        with streaming.text.using(index):
+        with streaming.weights.using(index):
             assert all_are(streaming.layers[index](ONES), 48.0 * (index + 1))
     threading.Timer(0.1, streaming.go_on.set).start()
-    with streaming.text.using(4):
+    with streaming.weights.using(4):
         norm = streaming.norms[4].tensor
         streaming.end_the_read()
         assert all_are(norm, 5.0)
 
 
 def test_a_ring_is_let_go_of_when_nothing_writes_to_it_any_more(streaming: Streaming) -> None:
-    with streaming.text.using(2):
+    with streaming.weights.using(2):
         assert all_are(streaming.layers[2](ONES), 144.0)
     threading.Timer(0.1, streaming.go_on.set).start()
-    streaming.text.vacate()
+    streaming.weights.vacate()
     seen = streaming.memory.clone()
     streaming.end_the_read()
     assert torch.equal(streaming.memory, seen)

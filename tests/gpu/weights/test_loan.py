@@ -14,8 +14,7 @@ from app.gpu.kv.loan import PATIENCE_STEPS, Borrower, KVLoans
 from app.gpu.planning.queue import StepPlan
 from app.gpu.state.blocks import BlockId
 from app.gpu.state.sequence import TokenSequence
-from app.gpu.weights.arena import Arena, lay_out
-from app.gpu.weights.residency import plan_weights
+from app.gpu.weights.arena import Arena, lay_out, plan_weights
 from tests.gpu.kv.test_tier_machine import TierMachine
 from tests.gpu.kv.tiering import BLOCK_BYTES, BLOCK_SIZE, Bench
 from tests.gpu.planning.test_planning_machine import PlanningMachine

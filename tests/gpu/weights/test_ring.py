@@ -24,16 +24,11 @@ from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.kernels.linear.dense import DenseLinear
 from app.gpu.kernels.linear.weight import Weight
 from app.gpu.models import build_stack
-from app.gpu.startup.survey import Survey, survey
-from app.gpu.weights.alignment import ALIGNMENT
-from app.gpu.weights.arena import lay_out
-from app.gpu.weights.fill import FillText
-from app.gpu.weights.layout import BundleLayout
-from app.gpu.weights.pinned_store import PinnedStore
-from app.gpu.weights.residency import WeightPlan, plan_weights
-from app.gpu.weights.ring import Place, Ring
+from app.gpu.weights.arena import ALIGNMENT, Place, WeightPlan, lay_out, plan_weights
+from app.gpu.weights.layout import WeightLayout
+from app.gpu.weights.ring import Ring, StreamedWeights
 from app.gpu.weights.source import weights_of
-from app.gpu.weights.streamed import StreamedText
+from app.gpu.weights.stores import PinnedStore
 from app.model_store.resolve import ResolvedModel
 from app.model_store.shapes import shape_config
 from tests.gpu.device.deferring import DeferredDevice
@@ -174,27 +169,27 @@ class Toy:
         self.device = device
         generator = torch.Generator().manual_seed(0)
         self.stored = [torch.randn(count, 64, generator=generator) for count in rows]
-        self.layouts = layouts = [BundleLayout.of([tensor]) for tensor in self.stored]
-        sizes = [layout.nbytes for layout in layouts]
-        store = PinnedStore(layouts, [], device, chunk_bytes=512)
-        for index, tensor in enumerate(self.stored):
-            store.bundle(index, [tensor])
-        self.text = StreamedText(CPU, torch.float32, layouts, store, device, DenseLinear)
+        self.streamed = StreamedWeights(CPU, torch.float32, DenseLinear)
         self.weights: list[Weight] = []
         for tensor in self.stored:
-            with self.text.bundle() as bundle:
+            with self.streamed.bundle() as bundle:
                 self.weights.append(bundle.hold(tensor.to("meta")))
+        sizes = [bundle.nbytes for bundle in self.streamed.layout.bundles]
+        store = PinnedStore(self.streamed.layout, device, chunk_bytes=512)
+        for index, tensor in enumerate(self.stored):
+            store.write(f"bundle.{index}", [tensor])
+        self.streamed.stream_from(store, device)
         self.arena = lay_out(plan_weights(sizes, 2 * max(sizes) + spare), 0, 1)
 
     def place(self) -> Tensor:
         """Give it memory that the device has yet to clear, and return that."""
         memory = self.device.adopt(torch.full((self.arena.nbytes,), 77, dtype=torch.uint8)).zero_()
-        self.text.place(memory, self.arena.places, self.arena.ring)
+        self.streamed.place(memory, self.arena.places, self.arena.ring)
         return memory
 
     def run(self, state: Tensor, bundles: Sequence[int]) -> None:
         for index in bundles:
-            with self.text.using(index):
+            with self.streamed.using(index):
                 state.mul_(0.5).add_(self.weights[index].tensor.sum(0))
 
     def expect(self, passes: Sequence[Sequence[int]]) -> Tensor:
@@ -230,32 +225,34 @@ def test_every_pass_finds_its_weights(seed: int, late: str | None, rows: list[in
             toy.run(state, bundles)
             if lend and chance.random() < 0.5 and lent < len(toy.arena.lendable):
                 place = toy.arena.places[toy.arena.lendable[lent]]
-                toy.text.lend(toy.arena.lendable[lent])
+                toy.streamed.lend(toy.arena.lendable[lent])
                 memory[place.start : place.end].fill_(99)  # as KV writes there
                 lent += 1
             elif lent:
                 lent -= 1
-                toy.text.take_back(toy.arena.lendable[lent])
+                toy.streamed.take_back(toy.arena.lendable[lent])
         device.finish()
     assert torch.equal(state, wanted)
 
 
-def surveyed(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16) -> Survey:
-    return survey(ResolvedModel("large", config, None, 0), dtype, DenseLinear, ReferenceAttention(), None)
+def layout_of(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16) -> WeightLayout:
+    model, weights = ResolvedModel("large", config, None, 0), StreamedWeights(CPU, dtype, DenseLinear)
+    build_stack(model, weights_of(model, CPU, dtype, on_meta=True), weights, ReferenceAttention(), None)
+    return weights.layout
 
 
 @pytest.mark.parametrize("shape", ["llama-3-70b", "smollm2-135m", "gpt2"])
 def test_all_parameters_are_there_in_parts_no_larger_than_a_layer(shape: str) -> None:
-    found = surveyed(shape_config(shape))
+    found = layout_of(shape_config(shape))
     with torch.device("meta"):
         oracle = AutoModelForCausalLM.from_config(shape_config(shape))
     parameters = sum(parameter.numel() for parameter in oracle.parameters())
     if oracle.config.tie_word_embeddings:  # a table, and part of every pass
         parameters += oracle.lm_head.weight.numel()
-    in_bundles = sum(piece.nbytes for layout in found.layouts for piece in layout.pieces)
+    in_bundles = sum(piece.nbytes for layout in found.bundles for piece in layout.pieces)
     in_tables = sum(table.nbytes for table in found.tables)
     assert in_bundles + in_tables == parameters * 2
-    sizes = [layout.nbytes for layout in found.layouts]
+    sizes = [layout.nbytes for layout in found.bundles]
     assert max(sizes) == sizes[0], "no part is larger than a layer"
     assert len(sizes) > oracle.config.num_hidden_layers + 2  # the output projection is in parts
 
@@ -263,7 +260,7 @@ def test_all_parameters_are_there_in_parts_no_larger_than_a_layer(shape: str) ->
 def test_parts_of_an_output_projection_that_is_far_larger_than_a_layer_do_not_become_tiny() -> None:
     slim: Any = shape_config("smollm2-135m")
     slim.hidden_size, slim.intermediate_size, slim.head_dim, slim.vocab_size = 36, 4, 4, 10_000
-    parts = surveyed(slim).layouts[31:]
+    parts = layout_of(slim).bundles[31:]
     rows = [layout.pieces[0].shape[0] for layout in parts]
     assert rows[0] == 64 * (rows[0] // 64) >= 64
     assert sum(rows) == 10_000
@@ -272,24 +269,22 @@ def test_parts_of_an_output_projection_that_is_far_larger_than_a_layer_do_not_be
 @pytest.mark.parametrize("case", ["gpt_neox", "gemma", "mixtral"])
 def test_a_model_that_runs_on_transformers_modules_is_refused(case: str) -> None:
     with pytest.raises(FieldOutOfRange, match=f"'{case}' runs on Transformers' modules") as refused:
-        surveyed(tiny_config(case), torch.float32)
+        layout_of(tiny_config(case), torch.float32)
     assert refused.value.param == "weights_device"
     assert "llama, mistral, qwen2" in refused.value.message
 
 
 class _Watch:
-    """A `Writer` that sees what is left of earlier bundles."""
+    """A `Write` that sees what is left of earlier bundles."""
 
     def __init__(self) -> None:
         self._seen: list[weakref.ref[Tensor]] = []
         self.left: list[int] = []
 
-    def bundle(self, index: int, tensors: Sequence[Tensor]) -> None:
-        self.left.append(sum(tensor() is not None for tensor in self._seen))
-        self._seen += map(weakref.ref, tensors)
-
-    def table(self, index: int, matrix: Tensor) -> None:
-        pass
+    def __call__(self, name: str, tensors: Sequence[Tensor]) -> None:
+        if name.startswith("bundle"):
+            self.left.append(sum(tensor() is not None for tensor in self._seen))
+            self._seen += map(weakref.ref, tensors)
 
 
 @pytest.mark.parametrize("case", ["qwen3", "gpt2"])
@@ -297,7 +292,8 @@ def test_one_bundle_is_in_memory_at_a_time(case: str) -> None:
     model = ResolvedModel(case, AutoConfig.for_model(**CASES[case]), None, seed=0)
     watch = _Watch()
     source = weights_of(model, torch.device("cpu"), torch.float32)
-    build_stack(model, source, FillText(watch, torch.float32, DenseLinear), ReferenceAttention(), None)
+    weights = StreamedWeights(torch.device("meta"), torch.float32, DenseLinear, watch)
+    build_stack(model, source, weights, ReferenceAttention(), None)
     assert watch.left == [0] * (3 + 1 + 1)  # layers, norm, output projection
 
 
@@ -314,18 +310,17 @@ class NoSlabs(CpuStreams):
 def test_more_memory_than_is_free_is_refused_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = 3 << 30
     large = [torch.empty(needed // 4, device="meta")]
-    contents = Model([large], []).contents
     free = psutil.virtual_memory()._replace(available=2 << 30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     with pytest.raises(FieldOutOfRange, match=r"no memory for 3\.0 GiB .* 2\.0 GiB of host memory are free") as refused:
-        PinnedStore(contents.layouts, (), NoSlabs(), 1000)
+        PinnedStore(Model([large], []).layout, NoSlabs(), 1000)
     assert refused.value.param == "weights_device"
 
 
 def test_closing_waits_for_what_has_been_launched() -> None:
     device, target = DeferredDevice(0, late="weights"), MODEL.target(0)
-    store = PinnedStore(MODEL.contents.layouts, MODEL.contents.tables, device, 1000)
-    MODEL.fill(store)
+    store = PinnedStore(MODEL.layout, device, 1000)
+    MODEL.fill(store.write)
     store.load(0, target, ())
     store.close()
     assert MODEL.holds(0, target)

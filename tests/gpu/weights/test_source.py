@@ -21,15 +21,11 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
 from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.kernels.linear.cpu.onednn import onednn_multiplies
-from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of
+from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, stored_rows
 from app.gpu.models import build_stack, load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.weights.form import Form, nbytes_of
-from app.gpu.weights.gguf_file import GgufFile
-from app.gpu.weights.random_weights import RandomWeights
-from app.gpu.weights.resident import ResidentText
-from app.gpu.weights.safetensors_folder import SafetensorsFolder
-from app.gpu.weights.source import weights_of
+from app.gpu.weights.resident import ResidentWeights
+from app.gpu.weights.source import GgufFile, RandomWeights, SafetensorsFolder, TensorFormat, weights_of
 from app.model_store.errors import BrokenModel
 from app.model_store.fingerprint import fingerprint
 from app.model_store.gguf.index import weight_files
@@ -129,7 +125,7 @@ def test_a_stored_output_projection_wins_over_a_config_that_ties(tmp_path: Path)
 
 def test_files_that_are_not_there_or_cut_short_are_named(tmp_path: Path) -> None:
     with pytest.raises(BrokenModel, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
-        SafetensorsFolder(tmp_path, Form(CPU, torch.float32))
+        SafetensorsFolder(tmp_path, TensorFormat(CPU, torch.float32))
     folder = save_model(build_model(tiny_config("llama")), tmp_path, max_shard_size="80KB")
     shards = sorted(folder.glob("*.safetensors"))
     shards[1].write_bytes(shards[1].read_bytes()[:-100])
@@ -144,11 +140,11 @@ def test_files_that_are_not_there_or_cut_short_are_named(tmp_path: Path) -> None
 def test_a_broken_index_is_refused(index: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(BrokenModel):
-        SafetensorsFolder(tmp_path, Form(CPU, torch.float32)).take("model.norm.weight", (48,))
+        SafetensorsFolder(tmp_path, TensorFormat(CPU, torch.float32)).take("model.norm.weight", (48,))
 
 
 def test_random_weights_have_unit_norms_and_small_biases() -> None:
-    source = RandomWeights(0, tiny_config("llama"), Form(CPU, torch.float32))
+    source = RandomWeights(0, tiny_config("llama"), TensorFormat(CPU, torch.float32))
     assert torch.equal(source.take("model.norm.weight", (48,)), torch.ones(48))
     for name, shape in (("q_proj.bias", (5000,)), ("q_proj.weight", (100, 50))):
         tensor = source.take(name, shape)
@@ -158,14 +154,14 @@ def test_random_weights_have_unit_norms_and_small_biases() -> None:
 
 
 def test_random_weights_depend_on_seed_and_name_but_not_on_order() -> None:
-    one, other = (RandomWeights(3, tiny_config("llama"), Form(CPU, torch.bfloat16)) for _ in range(2))
+    one, other = (RandomWeights(3, tiny_config("llama"), TensorFormat(CPU, torch.bfloat16)) for _ in range(2))
     first = one.take("a.weight", (4, 4))
     second = one.take("b.weight", (4, 4))
     assert torch.equal(other.take("b.weight", (4, 4)), second)
     assert torch.equal(other.take("a.weight", (4, 4)), first)
     assert not torch.equal(first, second)
     assert not torch.equal(
-        RandomWeights(4, tiny_config("llama"), Form(CPU, torch.bfloat16)).take("a.weight", (4, 4)), first
+        RandomWeights(4, tiny_config("llama"), TensorFormat(CPU, torch.bfloat16)).take("a.weight", (4, 4)), first
     )
 
 
@@ -173,7 +169,7 @@ class _Remembering(RandomWeights):
     """Knows what it has given away."""
 
     def __init__(self, config: PretrainedConfig) -> None:
-        super().__init__(0, config, Form(CPU, torch.bfloat16))
+        super().__init__(0, config, TensorFormat(CPU, torch.bfloat16))
         self.given: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -185,8 +181,8 @@ class _Remembering(RandomWeights):
 @pytest.mark.skipif(onednn_multiplies(torch.bfloat16), reason="this processor has a layout for bfloat16")
 def test_a_tied_output_projection_is_the_embedding_itself_where_weights_stay_as_they_are() -> None:
     config = tiny_config("gpt2")
-    source, text = _Remembering(config), ResidentText(CPU, torch.bfloat16, batch_invariant=False)
-    stack = build_stack(ResolvedModel("tied", config, None, 0), source, text, ReferenceAttention(), None)
+    source, weights = _Remembering(config), ResidentWeights(CPU, torch.bfloat16, batch_invariant=False)
+    stack = build_stack(ResolvedModel("tied", config, None, 0), source, weights, ReferenceAttention(), None)
     hidden = torch.randn(2, 48, dtype=torch.bfloat16)
     assert stack.head(hidden).any()
     source.given["transformer.wte.weight"].zero_()
@@ -200,7 +196,7 @@ STORED = torch.randn(6, 64, generator=torch.Generator().manual_seed(5)).bfloat16
 
 def stored_as(folder: Path, matrices: WeightsDtype, dtype: torch.dtype = torch.float32) -> Matrix:
     save_file({"a.weight": STORED}, folder / "model.safetensors")
-    return SafetensorsFolder(folder, Form(CPU, dtype, matrices)).take_matrix("a.weight", (6, 64))
+    return SafetensorsFolder(folder, TensorFormat(CPU, dtype, matrices)).take_matrix("a.weight", (6, 64))
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:
@@ -229,21 +225,21 @@ def test_bytes_are_known_beforehand(tmp_path: Path, matrices: WeightsDtype) -> N
     for dtype in (torch.float32, torch.float16):
         found = stored_as(tmp_path, matrices, dtype)
         [size] = stored_sizes(tmp_path).values()
-        assert Form(CPU, dtype, matrices).nbytes(size) == nbytes_of(found)
+        assert TensorFormat(CPU, dtype, matrices).nbytes(size) == stored_rows(found).nbytes
 
 
 @pytest.mark.parametrize("matrices", [WeightsDtype.BFLOAT16, WeightsDtype.INT8])
 def test_random_matrices_are_those_of_the_seed_rounded(matrices: WeightsDtype) -> None:
     config, shape = tiny_config("llama"), (8, 64)
-    plain = RandomWeights(3, config, Form(CPU, torch.float32)).take_matrix("a.weight", shape)
-    found = RandomWeights(3, config, Form(CPU, torch.float32, matrices)).take_matrix("a.weight", shape)
+    plain = RandomWeights(3, config, TensorFormat(CPU, torch.float32)).take_matrix("a.weight", shape)
+    found = RandomWeights(3, config, TensorFormat(CPU, torch.float32, matrices)).take_matrix("a.weight", shape)
     expected = dense_of(plain).bfloat16() if matrices is WeightsDtype.BFLOAT16 else rounded(dense_of(plain))
     assert torch.equal(dense_of(found), expected)
 
 
 @pytest.mark.parametrize(("matrices", "step", "inputs"), [(WeightsDtype.INT8, 32, 48), (WeightsDtype.FLOAT8, 16, 24)])
 def test_a_matrix_whose_rows_have_no_whole_blocks_is_named(matrices: WeightsDtype, step: int, inputs: int) -> None:
-    source = RandomWeights(3, tiny_config("llama"), Form(CPU, torch.float32, matrices))
+    source = RandomWeights(3, tiny_config("llama"), TensorFormat(CPU, torch.float32, matrices))
     with pytest.raises(FieldOutOfRange, match=rf"multiple of {step} values; a\.weight has {inputs}") as caught:
         source.take_matrix("a.weight", (8, inputs))
     assert caught.value.param == "weights_dtype"
@@ -331,7 +327,7 @@ def test_a_file_that_is_cut_short_or_gone_and_a_broken_index_are_refused(tmp_pat
         source.take("model.layers.0.input_layernorm.weight", (64,))
     (tmp_path / "gguf.json").write_text('{"file": "m.gguf"}')
     with pytest.raises(BrokenModel, match=r"gguf\.json"):
-        GgufFile(tmp_path, Form(CPU, torch.float32))
+        GgufFile(tmp_path, TensorFormat(CPU, torch.float32))
 
 
 def test_a_tensor_that_is_not_there_or_has_another_shape_is_named(tmp_path: Path) -> None:
@@ -340,7 +336,7 @@ def test_a_tensor_that_is_not_there_or_has_another_shape_is_named(tmp_path: Path
         source.take("lm_head.weight", (64, 64))
     with pytest.raises(BrokenModel, match=r"'model\.norm\.weight' in .* is \(64,\), must be \(48,\)"):
         source.take("model.norm.weight", (48,))
-    with pytest.raises(BrokenModel, match=r"no use for model\.embed_tokens\.weight"):
+    with pytest.raises(BrokenModel, match=r"no use for: model\.embed_tokens\.weight"):
         source.finish(re.compile(r"norm|proj"))
 
 

@@ -22,8 +22,8 @@ from app.gpu.kernels.attention import attention_for, attention_named
 from app.gpu.kernels.attention.batch import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.startup.weights import LoadedModel, load_model
-from app.gpu.weights.file import BundleFile
-from app.gpu.weights.pinned_store import PinnedStore
+from app.gpu.weights.file import WeightFile
+from app.gpu.weights.stores import PinnedStore
 from app.settings import Settings
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
@@ -107,7 +107,7 @@ def test_it_makes_no_difference_what_comes_from_the_disk(
     """What the system has in memory is used where it is, the rest is copied to the ring."""
     chance, expected = random.Random(0), say(tiny_gpt2, seed=1)
     for in_memory in (1, 0, 0.5):
-        monkeypatch.setattr(BundleFile, "is_cached", lambda *_, share=in_memory: chance.random() < share)
+        monkeypatch.setattr(WeightFile, "is_cached", lambda *_, share=in_memory: chance.random() < share)
         with streaming(tiny_gpt2, folder, 0.25) as streamed:
             assert say(streamed, seed=1) == expected
 
@@ -164,7 +164,7 @@ def logits_of(loaded: LoadedModel, *, lend: bool) -> list[torch.Tensor]:
         first += length
         if lend and loaded.streamed is not None and arena is not None:
             for bundle in arena.lendable[:2]:
-                (loaded.streamed.text.take_back if number % 2 else loaded.streamed.text.lend)(bundle)
+                (loaded.streamed.weights.take_back if number % 2 else loaded.streamed.weights.lend)(bundle)
     return found
 
 
@@ -190,8 +190,8 @@ def test_logits_of_a_gpu_are_the_same(
 def test_bundles_arrive_beside_compute_and_behind_their_guards() -> None:
     model = Model([[torch.randn(1 << 20)], [torch.randn(1 << 20, device=CUDA)]], [torch.randn(100, 64)])
     streams = streams_of(CUDA)
-    store = PinnedStore(model.contents.layouts, model.contents.tables, streams, 1 << 20)
-    model.fill(store)
+    store = PinnedStore(model.layout, streams, 1 << 20)
+    model.fill(store.write)
     places = torch.zeros(2, 4 << 20, dtype=torch.uint8, device=CUDA)
     torch.cuda.synchronize()
     torch.cuda._sleep(BUSY_CYCLES)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +18,15 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from app.domain.errors import FieldOutOfRange
-from app.gpu.weights.conversion import open_bundle_file
-from app.gpu.weights.file import BundleFile
-from app.gpu.weights.fill import Writer
-from app.gpu.weights.header import BundleContents, Section, file_bytes
-from app.gpu.weights.layout import BundleLayout
+from app.domain.errors import FieldOutOfRange, WeightsLost
+from app.gpu.weights.file import WeightFile, open_weight_file
+from app.gpu.weights.layout import BundleLayout, WeightLayout, Write, sections_of
+from app.gpu.weights.stores import FileStore
 from app.model_store.errors import StoreFull
-from tests.gpu.weights.bundles import make_model, same_bits
+from tests.gpu.weights.bundles import make_model, overwrite, same_bits
 
 MODEL = make_model()
+HEADER_BYTES = min(section.offset for section in MODEL.sections.values())
 
 
 @pytest.fixture
@@ -34,15 +34,15 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "weights" / "model.safetensors"
 
 
-def refuse(writer: Writer) -> None:
+def refuse(write: Write) -> None:
     raise AssertionError("written again")
 
 
 def test_it_is_written_once_and_the_safetensors_library_reads_it(path: Path) -> None:
     MODEL.write(path).close()
-    open_bundle_file(path, MODEL.contents, refuse).close()
+    open_weight_file(path, MODEL.name, MODEL.layout, refuse).close()
     with safe_open(path, framework="pt") as file:
-        assert file.metadata()["fingerprint"] == "model-a"
+        assert file.metadata()["model"] == "model-a"
         for index in range(len(MODEL.bundles)):
             assert MODEL.holds(index, file.get_tensor(f"bundle.{index}"))
         for index, table in enumerate(MODEL.tables):
@@ -52,13 +52,13 @@ def test_it_is_written_once_and_the_safetensors_library_reads_it(path: Path) -> 
 def test_two_servers_that_start_together_write_it_once(path: Path) -> None:
     written, both = list[int](), threading.Barrier(2)
 
-    def fill(writer: Writer) -> None:
+    def fill(write: Write) -> None:
         written.append(1)
-        MODEL.fill(writer)
+        MODEL.fill(write)
 
     def start() -> None:
         both.wait()
-        open_bundle_file(path, MODEL.contents, fill).close()
+        open_weight_file(path, MODEL.name, MODEL.layout, fill).close()
 
     servers = [threading.Thread(target=start) for _ in range(2)]
     for server in servers:
@@ -68,10 +68,16 @@ def test_two_servers_that_start_together_write_it_once(path: Path) -> None:
     assert written == [1]
 
 
+def _other(digit: re.Match[bytes]) -> bytes:
+    return b"1" if digit[0] == b"0" else b"0"
+
+
 SPOILT: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "of another version": (lambda file: file.replace(b'"version":"2"', b'"version":"0"'), "version 0"),
+    "of another version": (lambda file: file.replace(b'"version":"3"', b'"version":"0"'), "version 0"),
     "of something else": (lambda file: file.replace(b"djinn-weights", b"other-weights"), "not that of weights"),
     "with another header": (lambda file: file.replace(b'"dtype":"U8"', b'"dtype":"I8"', 1), "not as Djinn writes it"),
+    "with another checksum": (lambda file: re.sub(rb'(?<="checksums":").', _other, file), "not as Djinn writes it"),
+    "with another time": (lambda file: re.sub(rb'(?<="written":"0).', b"1", file), "not as Djinn writes it"),
     "shorter": (lambda file: file[:-1], "bytes"),
     "all zeros": (lambda file: bytes(len(file)), "length of its header"),
 }
@@ -92,28 +98,90 @@ def test_a_file_that_cannot_be_used_is_written_anew(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "reason"),
+    ("model", "wanted", "reason"),
     [
-        (replace(MODEL.contents, fingerprint="model-b"), "'model-a', not 'model-b'"),
-        (replace(MODEL.contents, dtype=torch.bfloat16), "float32, not bfloat16"),
-        (replace(MODEL.contents, layouts=[BundleLayout.of([torch.empty(8, 8)])] * 4), "laid out"),
-        (replace(MODEL.contents, tables=MODEL.contents.tables[:1]), "header"),
+        ("model-b", MODEL.layout, "'model-a', not 'model-b'"),
+        ("model-a", replace(MODEL.layout, bundles=[BundleLayout.of([torch.empty(8, 8)])] * 4), "laid out"),
+        ("model-a", replace(MODEL.layout, tables=MODEL.layout.tables[:1]), "laid out"),
     ],
 )
 def test_a_file_for_something_else_is_written_anew(
-    path: Path, wanted: BundleContents, reason: str, caplog: pytest.LogCaptureFixture
+    path: Path, model: str, wanted: WeightLayout, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fill(writer: Writer) -> None:
-        for index, layout in enumerate(wanted.layouts):
-            writer.bundle(index, [torch.ones(piece.shape, dtype=piece.dtype) for piece in layout.pieces])
-        for index, table in enumerate(wanted.tables):
-            writer.table(index, torch.ones(table.shape, dtype=table.dtype))
+    def fill(write: Write) -> None:
+        for name, part in wanted.parts().items():
+            write(name, [torch.ones(piece.shape, dtype=piece.dtype) for piece in part.pieces])
 
     MODEL.write(path).close()
     with caplog.at_level(logging.WARNING):
-        open_bundle_file(path, wanted, fill).close()
+        open_weight_file(path, model, wanted, fill).close()
     assert reason in caplog.text
-    open_bundle_file(path, wanted, refuse).close()
+    open_weight_file(path, model, wanted, refuse).close()
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of every read from a file from now on."""
+    counts, pread, preadv = list[int](), os.pread, os.preadv
+
+    def note(descriptor: int, count: int, offset: int) -> bytes:
+        found = pread(descriptor, count, offset)
+        counts.append(len(found))
+        return found
+
+    def note_into(descriptor: int, into: Sequence[memoryview], offset: int) -> int:
+        counts.append(preadv(descriptor, into, offset))
+        return counts[-1]
+
+    monkeypatch.setattr(os, "pread", note)
+    monkeypatch.setattr(os, "preadv", note_into)
+    return counts
+
+
+def start(path: Path) -> FileStore:
+    """As a server does."""
+    return FileStore(open_weight_file(path, MODEL.name, MODEL.layout, refuse), 1 << 20)
+
+
+def test_a_start_reads_the_header_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    MODEL.write(path).close()
+    read = count_reads(monkeypatch)
+    store = start(path)
+    assert 0 < sum(read) <= HEADER_BYTES < path.stat().st_size // 2
+    target = MODEL.target(0)
+    store.load(0, target, ()).synchronize()
+    assert MODEL.holds(0, target)
+    store.close()
+
+
+def test_a_file_that_bears_another_time_is_read_wholly_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch, exact_clock: None
+) -> None:
+    """As after a copy."""
+    MODEL.write(path).close()
+    os.utime(path, (1, 1))
+    content, read = sum(part.nbytes for part in MODEL.sections.values()), count_reads(monkeypatch)
+    start(path).close()
+    assert sum(read) >= content
+    read.clear()
+    start(path).close()
+    assert sum(read) <= HEADER_BYTES
+
+
+@pytest.mark.parametrize("name", MODEL.sections)
+def test_damage_that_the_time_tells_of_is_found_at_a_start(path: Path, name: str) -> None:
+    MODEL.write(path).close()
+    written, section = path.stat().st_mtime, MODEL.sections[name]
+    for place in {0, section.nbytes // 2, section.nbytes - 1} if section.nbytes else ():
+        overwrite(path, section.offset + place)
+        for _ in range(2):
+            with pytest.raises(WeightsLost, match=re.escape(f"{name} of the weights in {path}")) as refused:
+                start(path)
+            assert refused.value.message.endswith(
+                "Delete the file and start the server again: the server then writes it again"
+            )
+        overwrite(path, section.offset + place)
+    os.utime(path, (written, written))
+    start(path).close()
 
 
 def names_beside(path: Path) -> list[str]:
@@ -123,13 +191,13 @@ def names_beside(path: Path) -> list[str]:
 def test_a_conversion_that_fails_leaves_nothing_and_what_a_killed_one_leaves_is_not_used(path: Path) -> None:
     partial: dict[Path, bytes] = {}
 
-    def fail_after_one(writer: Writer) -> None:
-        writer.bundle(0, MODEL.bundles[0])
+    def fail_after_one(write: Write) -> None:
+        write("bundle.0", MODEL.bundles[0])
         partial.update({each: each.read_bytes() for each in path.parent.iterdir() if each.suffix == ".partial"})
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        open_bundle_file(path, MODEL.contents, fail_after_one)
+        open_weight_file(path, MODEL.name, MODEL.layout, fail_after_one)
     assert names_beside(path) == [".model.safetensors.lock"]
     [(left, content)] = partial.items()
     left.write_bytes(content)
@@ -143,13 +211,13 @@ def test_a_disk_that_is_too_small_or_that_others_fill_meanwhile_is_named(
     def fail(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    needed = file_bytes(MODEL.contents)
+    needed = sections_of(MODEL.name, MODEL.layout)[1]
     found = psutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: found._replace(free=needed - 1))
     with pytest.raises(StoreFull, match=r"0\.0 MiB free, and this needs 0\.0 MiB"):
-        open_bundle_file(path, MODEL.contents, refuse)
+        open_weight_file(path, MODEL.name, MODEL.layout, refuse)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: found._replace(free=needed))
-    monkeypatch.setattr(os, "pwrite", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(StoreFull, match="is full"):
         MODEL.write(path)
     assert names_beside(path) == [".model.safetensors.lock"]
@@ -164,15 +232,15 @@ def test_a_folder_that_cannot_be_made_is_the_cache_dirs_fault(tmp_path: Path) ->
     assert refused.value.param == "cache_dir"
 
 
-def drop(file: BundleFile, section: Section) -> bool:
-    """Have the system forget the file's pages; returns whether it has those of the section. It does when nobody has to
-    do with them any more.
+def drop(file: WeightFile, name: str) -> bool:
+    """Have the system forget the file's pages; returns whether it has forgotten those of the part. It does when no
+    process has to do with them any more.
     """
     os.fsync(file.fileno())
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if not file.is_cached(section):
+        if not file.is_cached(name):
             return True
         time.sleep(0.01)
     return False
@@ -180,13 +248,13 @@ def drop(file: BundleFile, section: Section) -> bool:
 
 def test_what_was_read_is_in_memory_until_the_system_drops_it(path: Path) -> None:
     file = MODEL.write(path)
-    section = file.bundles[1]
-    file.checksum(section)
-    assert file.is_cached(section)
-    if not drop(file, section):
+    name = "bundle.1"
+    file.check()
+    assert file.is_cached(name)
+    if not drop(file, name):
         pytest.skip("the file system of temporary files keeps them in memory")
     time.sleep(0.05)
-    assert not file.is_cached(section), "asking brings nothing there"
-    file.checksum(section)
-    assert file.is_cached(section)
+    assert not file.is_cached(name), "asking brings nothing there"
+    file.check()
+    assert file.is_cached(name)
     file.close()
