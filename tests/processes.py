@@ -30,7 +30,7 @@ IMPORTED = [
     "app.gpu.kernels.cpu.row_kernels",
     "app.gpu.kernels.attention.cpu.paged",
     "app.gpu.kernels.linear.cpu.layers",
-    "app.gpu.forward.program_layers",
+    "app.gpu.forward.programs",
     "transformers.models.llama.modeling_llama",
     "tests.frozen",
 ]

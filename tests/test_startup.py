@@ -60,7 +60,7 @@ def test_a_process_without_pytorch_hears_why_a_file_cannot_be_converted(tmp_path
 RECORD = """
 import sys
 import torch
-from app.gpu.forward.program_recording import Arena, Recording
+from app.gpu.forward.programs import Arena, Recording
 
 with torch.inference_mode(), Recording().within(Arena()):
     torch.empty(3).view(3, 1)

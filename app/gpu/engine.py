@@ -4,7 +4,7 @@ import itertools
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -12,10 +12,9 @@ from app.domain.errors import DjinnError, Draining, EngineError
 from app.domain.values import ModelInfo, SessionId
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.message_queue import Message, MessageQueue
-from app.gpu.forward.accounting import Accounting
-from app.gpu.forward.launched import LaunchedStep
-from app.gpu.forward.progress import Progress
-from app.gpu.forward.runner import Runner
+from app.gpu.forward.accounting import fail_planning, fail_step, fail_turns, finish_step
+from app.gpu.forward.forward import Runner
+from app.gpu.forward.results import LaunchedStep, SplitStep
 from app.gpu.kv.loan import KVLoans
 from app.gpu.kv.mover import KVMover
 from app.gpu.kv.phases import Phases
@@ -32,6 +31,25 @@ logger = logging.getLogger(__name__)
 
 _ENDS = (TurnFinished, Paused, Failed)
 """Events after which a turn has no more rows."""
+
+
+class Progress:
+    """Whether the engine thread gets on. It changes this; another thread, which watches it, may read at any time."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Grows with each message, layer and step: it stands still while the thread is busy with one thing."""
+        self.is_idle = True
+        """Whether the thread waits for messages."""
+
+    def note(self) -> None:
+        """The thread begins something else."""
+        self.count += 1
+        self.is_idle = False
+
+    def rest(self) -> None:
+        """The thread has nothing to do until a message comes."""
+        self.is_idle = True
 
 
 class Engine:
@@ -58,22 +76,15 @@ class Engine:
         self.grammars = grammars
         self.progress = progress
         """Any thread may read it."""
-        self._scheduler = scheduler
-        self._placement = scheduler.placement
-        self._phases = phases
-        self._runner = runner
-        self._max_model_len = turns.max_model_len
-        self._accounting = Accounting(turns, runner.stack.device)
-        self._handler = handler
-        self._mover = mover
-        self._loans = loans
+        self._scheduler, self._turns, self._handler, self._runner = scheduler, turns, handler, runner
+        self._placement, self._phases, self._mover, self._loans = scheduler.placement, phases, mover, loans
         self._close = close
         self.connections = mover.connections
         """Those to other servers, by the number that commands know each by. Any thread may use it."""
         self._messages = MessageQueue()
         self._numbers = itertools.count()
         """Of those that `give` has taken."""
-        self._step: LaunchedStep | None = None
+        self._step: LaunchedStep | SplitStep | None = None
         """The step that the device runs."""
         self._overlapped: LaunchedStep | None = None
         """The step that is launched behind it, if there is one."""
@@ -104,19 +115,15 @@ class Engine:
         """Work until `stop`: commands as they come, steps while any turn has tokens to compute.
 
         `deliver` wakes a thread, which then takes the GIL. A device must not wait for that between two steps, so the
-        events of a step that runs beside this thread are delivered once the next step runs. With streamed weights they
+        events of a step that runs at the same time are delivered once the next step runs. With streamed weights they
         are delivered at once: the launch of a step may wait for most of its copies, and the device has copies to make.
         """
-
-        def tell(events: list[Event]) -> list[Event]:
-            if events:
-                deliver(events)
-            return []
-
         self._mover.start(self._messages.put)
         take_core()
         try:
-            self._work(tell)
+            for events in self._work():
+                if events:
+                    deliver(events)
         finally:
             self._mover.stop()
             self.close()
@@ -126,26 +133,28 @@ class Engine:
         self.grammars.close()
         self._close()
 
-    def _work(self, tell: Callable[[list[Event]], list[Event]]) -> None:
+    def _work(self) -> Iterator[list[Event]]:
+        """Events, when they are to be delivered."""
         events: list[Event] = []
         while not self._messages.closed:
             self._take_messages()
             events += self._handle_messages()
             if self._step is None and self._scheduler.has_work and not self._messages.closed:
                 events += self.launch()
-            runs_beside = self._step is not None and not self._step.done
-            if runs_beside:
+            still_runs = self._step is not None and not self._step.done
+            if still_runs:
                 self._messages.drain()
                 events += self._handle_messages()
-                events += self.overlap()
-                events = tell(events)
+                yield [*events, *self.overlap()]
+                events = []
             if self._step is not None:
                 events += self.collect()
             events += self._handler.placed()
-            if self._loans is not None or not (runs_beside and self._can_compute):
-                events = tell(events)
+            if self._loans is not None or not (still_runs and self._can_compute):
+                yield events
+                events = []
         events += self._handle_messages()  # messages that have waited for the last step
-        tell([*events, *self._accounting.fail(self._handler.sequences, Draining("the server is shutting down"))])
+        yield [*events, *fail_turns(self._turns, self._handler.sequences, Draining("the server is shutting down"))]
 
     def handle(self, command: Message) -> list[Event]:
         """Carry out one command, or account for a move. A command that fails is answered by `Failed`."""
@@ -180,19 +189,21 @@ class Engine:
         except Exception as error:
             logger.exception("a step could not be planned")
             busy = [sequence for sequence in self._handler.sequences if sequence.busy]
-            return self._accounting.fail(busy, EngineError(f"the step could not be planned: {error}"))
+            return fail_turns(self._turns, busy, EngineError(f"the step could not be planned: {error}"))
         events: list[Event] = [Started(turn.ticket, turn.cached_tokens or 0, turn.restore_ms) for turn in plan.started]
         if plan.failure is not None:
-            events += self._accounting.fail_turn(*plan.failure)
+            events += fail_planning(self._turns, *plan.failure)
         try:
             self._runner.pool.copy_blocks(plan.copies)
             self._order_moves()  # after the copies: a move may read a block made by one
-            self._stalled = not plan.rows and plan.failure is None and self._waits
+            # A message will come of a move that is under way, or of a prompt that another server computes.
+            awaited = bool(self._placement.tiers.in_flight) or self._scheduler.queue.waits_for_others
+            self._stalled = not plan.rows and plan.failure is None and awaited
             self._outdated |= plan.preempted or plan.skipped
             if plan.rows:
                 self._step = self._runner.launch(plan.rows, sample_requests(plan.rows))
         except Exception as error:
-            events += self._accounting.fail_step(plan.rows, error)
+            events += self._fail_step(plan.rows, error)
         return events
 
     @torch.inference_mode()
@@ -207,15 +218,15 @@ class Engine:
         if step is None or step.tokens is None or changes:
             return []
         try:
-            plan = plan_overlapped(self._scheduler, step.rows, self._max_model_len)
+            plan = plan_overlapped(self._scheduler, step.rows, self._turns.max_model_len)
             rows = plan.rows
             if rows:
                 self._order_moves()
                 self._overlapped = self._runner.launch_overlapped(step, rows, sample_requests(rows))
         except Exception as error:  # an error of planning has no rows, and ends none: the next step is planned anew
-            return [*self.collect(), *self._accounting.fail_step(rows, error)]
+            return [*self.collect(), *self._fail_step(rows, error)]
         if plan.failure is not None:
-            return [*self.collect(), *self._accounting.fail_turn(*plan.failure)]
+            return [*self.collect(), *fail_planning(self._turns, *plan.failure)]
         if rows and self._overlapped is None:  # memory is too short for two steps: release what was reserved
             self._scheduler.give_up(rows)
         return []
@@ -228,9 +239,9 @@ class Engine:
         if step is None:
             return events
         try:
-            events.extend(self._accounting.finish(step.rows, step.collect()))  # keeps what came before a failure
+            events.extend(finish_step(self._turns, step.rows, step.collect()))  # keeps what came before a failure
         except Exception as error:
-            events += self._accounting.fail_step(step.rows, error)
+            events += self._fail_step(step.rows, error)
         self._outdated |= any(isinstance(event, _ENDS) for event in events)
         now = time.perf_counter()
         self._placement.note_step(now - self._began_at)
@@ -238,35 +249,32 @@ class Engine:
         self._began_at = now
         return events
 
+    def _fail_step(self, rows: Sequence[Row], error: Exception) -> list[Event]:
+        return fail_step(self._turns, self._runner.stack.device, rows, error)
+
     def _order_moves(self) -> None:
         self._placement.write_behind(active.sequence for active in self._scheduler.queue.running.values())
         self._mover.submit(self._placement.take_orders())
-
-    @property
-    def _waits(self) -> bool:
-        """Whether a message will come: of a move that is under way, or of a prompt that another server computes."""
-        return bool(self._placement.tiers.in_flight) or self._scheduler.queue.waits_for_others
 
     @property
     def _can_compute(self) -> bool:
         return self._step is not None or (self._scheduler.has_work and not self._stalled)
 
     def _take_messages(self) -> None:
-        """Take all messages that have come. While nothing can be computed, wait for one or for the next alarm."""
+        """Take all messages that have come. While nothing can be computed, wait for one or for the next alarm; before
+        that, give memory of KV back to weights.
+        """
         if not self._can_compute:
-            self._take_weights_back()
+            loans = None if self._scheduler.has_work else self._loans
+            while loans is not None and self._messages.is_empty and loans.settle(idle=True):
+                self._mover.submit(self._placement.take_orders())
+                self.progress.note()
             self.progress.rest()
-            self._messages.wait(self._until_alarm())
+            alarm = self._phases.next_alarm()
+            seconds = None if alarm is None else max(0.0, alarm - time.monotonic())
+            self._messages.wait(0.0 if self._handler.is_due else seconds)
         self.progress.note()
         self._messages.drain()
-
-    def _take_weights_back(self) -> None:
-        """Give memory back to weights while the engine is idle, until a message comes."""
-        if self._loans is None or self._scheduler.has_work:
-            return
-        while self._messages.is_empty and self._loans.settle(idle=True):
-            self._mover.submit(self._placement.take_orders())
-            self.progress.note()
 
     def _handle_messages(self) -> list[Event]:
         """Handle the messages that have been taken, and order the moves that they and the time lead to.
@@ -290,9 +298,3 @@ class Engine:
         if isinstance(message, Moved):
             return self._placement.tiers.in_flight[message.number][1].session
         return None if isinstance(message, Restored | Inspect | FreeDisk | KeepKV) else message.session
-
-    def _until_alarm(self) -> float | None:
-        if self._handler.is_due:
-            return 0.0
-        alarm = self._phases.next_alarm()
-        return None if alarm is None else max(0.0, alarm - time.monotonic())

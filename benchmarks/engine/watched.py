@@ -7,8 +7,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from app.gpu.forward.graph_runs import RunGraphs
-from app.gpu.forward.runner import Runner
+from app.gpu.forward.forward import Runner
 from app.gpu.kernels.attention.batch import Batch
 from app.gpu.models.base import LayerStack
 
@@ -44,8 +43,8 @@ class WatchedStack:
     def watch_over(self, runner: Runner) -> None:
         """Note also what `runner` runs without calling a layer: programs, and parts of steps that were recorded."""
         runner._run_layers = self._noted(runner._run_layers)
-        if isinstance(runner._runs, RunGraphs):
-            runner._runs.run = self._noted(runner._runs.run)  # type: ignore[method-assign]
+        if runner._graphs is not None:
+            runner._graphs.run = self._noted(runner._graphs.run)  # type: ignore[method-assign]
 
     def _noted(self, run: Callable[P, T]) -> Callable[P, T]:
         def noted(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,9 +21,8 @@ from triton.runtime.jit import KernelInterface
 
 from app.domain.values import SamplingParams
 from app.gpu.device.staging import put_each
-from app.gpu.forward.graph_decode import DecodeGraphs, DecodeLimits
-from app.gpu.forward.program_run import layer_by_layer
-from app.gpu.forward.walk import whole_pass
+from app.gpu.forward.graphs import Graphs
+from app.gpu.forward.pieces import layer_by_layer
 from app.gpu.kernels.attention import attention_named, cuda
 from app.gpu.kernels.attention.batch import make_batch
 from app.gpu.kv.pools import KVPool
@@ -142,18 +140,18 @@ def decode_launches(
     stack: LayerStack, sessions: int, context: int, processors: int, sampling: SamplingParams
 ) -> StepLaunches:
     """What a step launches in which so many sessions decode, each of `context` tokens, all sampled alike."""
-    limits = DecodeLimits(sessions, -(-stack.max_model_len // BLOCK_SIZE), stack.vocab_size)
     blocks = [range(-(-context // BLOCK_SIZE))] * sessions
     batch = make_batch([(context - 1, 1)] * sessions, blocks, BLOCK_SIZE, META)
     request = SampleRequest(sampling, (), 0, frozenset(), context)
     choices = place_requests([request] * sessions, stack.vocab_size, put_each(META))
     with torch.inference_mode():
         token_ids = torch.empty(sessions, dtype=torch.int64, device=META)
-        graphs, pool = DecodeGraphs(limits, META), KVPool(stack, 1, BLOCK_SIZE)
+        run_layers = layer_by_layer(stack, KVPool(stack, 1, BLOCK_SIZE))
+        graphs = Graphs(stack, run_layers, _Once(), sessions, -(-stack.max_model_len // BLOCK_SIZE))
     with noting_launches(processors) as log:
-        graphs.record(sessions, partial(whole_pass, stack, layer_by_layer(stack, pool)), _Once())
+        graphs.record_whole(sessions)
         graph = log.take()
-        logits = graphs(token_ids, batch)
+        logits = graphs.replay_whole(token_ids, batch)
         inputs = log.take()
         choose(logits, choices, on_host=False)
         return StepLaunches(inputs, graph, log.take())
@@ -162,7 +160,7 @@ def decode_launches(
 class _Once:
     """A `Recorder` whose work is noted when it is recorded; a replay does nothing."""
 
-    def record(self, work: Callable[[], None], *, beside: bool = False) -> Callable[[], None]:
+    def record(self, work: Callable[[], None], *, concurrent: bool = False) -> Callable[[], None]:
         work()
         return lambda: None
 

@@ -109,7 +109,7 @@ class NullStack:
 class NullRecorder:
     """See `Recorder`. A replay is a call that does nothing."""
 
-    def record(self, work: Callable[[], None], *, beside: bool = False) -> Callable[[], None]:
+    def record(self, work: Callable[[], None], *, concurrent: bool = False) -> Callable[[], None]:
         work()
         return lambda: None
 

@@ -12,11 +12,9 @@ from typing import Any
 from unittest import mock
 
 from app.gpu import engine
-from app.gpu.forward.accounting import Accounting
-from app.gpu.forward.graph_decode import DecodeGraphs
-from app.gpu.forward.replayed import ReplayedWalk
-from app.gpu.forward.results import PendingResult
-from app.gpu.forward.runner import Runner
+from app.gpu.forward.forward import Forward, Runner
+from app.gpu.forward.graphs import Graphs
+from app.gpu.forward.results import LaunchedStep
 from app.gpu.planning.scheduler import Scheduler
 
 PLAN, INPUTS, LAUNCH, RESULTS, EVENTS, LOOP = STAGES = ("plan", "inputs", "launch", "results", "events", "loop")
@@ -36,11 +34,11 @@ _PARTS: tuple[tuple[Any, str, str], ...] = (
     (engine, "sample_requests", INPUTS),
     (Runner, "launch", INPUTS),
     (Runner, "launch_overlapped", INPUTS),
-    (DecodeGraphs, "__call__", LAUNCH),
-    (ReplayedWalk, "run", LAUNCH),
-    (PendingResult, "launch", LAUNCH),
-    (PendingResult, "read", RESULTS),
-    (Accounting, "finish", RESULTS),
+    (Graphs, "replay_whole", LAUNCH),
+    (Forward, "run", LAUNCH),
+    (LaunchedStep, "launch", LAUNCH),
+    (LaunchedStep, "collect", RESULTS),
+    (engine, "finish_step", RESULTS),
 )
 """Functions of the engine and their stages. What is in none of them is the loop's."""
 

@@ -14,7 +14,7 @@ from app.gpu.device.choice import streams_of
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.device.group import Group
 from app.gpu.device.memory import allocating
-from app.gpu.forward.program_run import layer_by_layer
+from app.gpu.forward.pieces import layer_by_layer
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.batch import make_batch
 from app.gpu.kernels.linear.shard import Shard

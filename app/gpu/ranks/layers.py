@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from app.gpu.forward.program_run import RunLayers
+from app.gpu.forward.pieces import RunLayers
 from app.gpu.kernels.attention.batch import Batch
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.leader import Ranks

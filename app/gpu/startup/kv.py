@@ -10,8 +10,8 @@ import torch
 from app.domain.values import KVPolicy, SessionId
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.device.memory import CudaMemory, allocating
-from app.gpu.forward.graph_decode import DecodeLimits, Recorder
-from app.gpu.forward.graph_recording import estimate_graph_bytes
+from app.gpu.forward.graphs import Recorder
+from app.gpu.forward.recording import estimate_graph_bytes
 from app.gpu.kv.file import DiskStore
 from app.gpu.kv.loan import Borrower
 from app.gpu.kv.pools import HostPool, KVPool
@@ -128,8 +128,8 @@ def _plan_memory(
         return None
     memory, graph_bytes = CudaMemory(stack.device), 0
     if recorder is not None:
-        limits = DecodeLimits(settings.max_running, -(-stack.max_model_len // settings.block_size), stack.vocab_size)
-        graph_bytes = estimate_graph_bytes(stack, settings.block_size, limits, recorder, memory, kv_dtype)
+        rows, blocks = settings.max_running, -(-stack.max_model_len // settings.block_size)
+        graph_bytes = estimate_graph_bytes(stack, settings.block_size, rows, blocks, recorder, memory, kv_dtype)
     return plan_memory(stack, settings, memory, graph_bytes, kv_dtype)
 
 

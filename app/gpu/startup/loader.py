@@ -11,11 +11,10 @@ from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.whitebox import Whitebox
 from app.gpu.device.choice import choose_device, choose_dtype, choose_kv_dtype
 from app.gpu.device.dtypes import dtype_name
-from app.gpu.engine import Engine
-from app.gpu.forward.activations import HostTensor
-from app.gpu.forward.graph_decode import Recorder
-from app.gpu.forward.graph_recorder import choose_recorder
-from app.gpu.forward.progress import Progress
+from app.gpu.engine import Engine, Progress
+from app.gpu.forward.boundary import HostTensor
+from app.gpu.forward.graphs import Recorder
+from app.gpu.forward.recording import choose_recorder
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.pool_rows import require_rows
 from app.gpu.kernels.cpu.compilations import COMPILATIONS

@@ -11,8 +11,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import SamplingParams
 from app.gpu.device.memory import DeviceMemory
 from app.gpu.device.staging import put_each
-from app.gpu.forward.program_run import layer_by_layer
-from app.gpu.forward.walk import whole_pass
+from app.gpu.forward.pieces import layer_by_layer, whole_pass
 from app.gpu.kernels.attention.batch import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack

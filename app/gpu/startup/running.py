@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-from app.gpu.forward.graph_decode import DecodeGraphs, DecodeLimits, Recorder
-from app.gpu.forward.graph_recording import record_graphs
-from app.gpu.forward.graph_runs import RunGraphs
-from app.gpu.forward.program_run import RunLayers, layer_by_layer
-from app.gpu.forward.runner import Runner
+from app.gpu.forward.forward import Runner
+from app.gpu.forward.graphs import Recorder
+from app.gpu.forward.pieces import RunLayers, layer_by_layer
+from app.gpu.forward.recording import record_graphs
 from app.gpu.kernels.attention.batch import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
@@ -26,11 +25,11 @@ def make_runner(
 ) -> Runner:
     """What runs the steps of a loaded model. `on_layer` is called before each layer that may take long."""
     stack, limit = loaded.stack, kv.max_model_len
-    largest = DecodeLimits(settings.max_running, -(-limit // settings.block_size), stack.vocab_size)
-    graphs, runs = _record(stack, kv.pool, largest, recorder)
+    blocks = -(-limit // settings.block_size)
+    graphs = None if recorder is None else record_graphs(stack, kv.pool, settings.max_running, blocks, recorder)
     run_layers = _choose_layers(loaded, settings, kv, on_layer, can_record=recorder is None)
     whole = stack if loaded.ranks is None else LeadingStack(loaded.ranks, stack)
-    return Runner(whole, kv.pool, loaded.streams, run_layers, graphs, runs)
+    return Runner(whole, kv.pool, loaded.streams, run_layers, graphs)
 
 
 def _choose_layers(
@@ -41,20 +40,10 @@ def _choose_layers(
     if loaded.ranks is not None:
         return LeadingLayers(loaded.ranks, layer_by_layer(loaded.stack, pool, on_layer))
     if can_record and loaded.streams.on_host and loaded.streamed is None:
-        from app.gpu.forward.program_layers import RecordedLayers  # imports Numba, which only a CPU needs
+        from app.gpu.forward.programs import RecordedLayers  # imports Numba, which only a CPU needs
 
         return RecordedLayers(loaded.stack, pool, kv.max_model_len, settings.max_step_tokens, on_layer)
     return layer_by_layer(loaded.stack, pool, on_layer)
-
-
-def _record(
-    stack: LayerStack, pool: KVPool, limits: DecodeLimits, recorder: Recorder | None
-) -> tuple[DecodeGraphs | None, RunGraphs | None]:
-    """Whole decode steps, and what will record runs of their layers; None where nothing is to be, or can be."""
-    graphs = None if recorder is None else record_graphs(stack, pool, limits, recorder)
-    if recorder is None or graphs is None:
-        return None, None
-    return graphs, RunGraphs(stack, layer_by_layer(stack, pool), graphs, recorder)
 
 
 @torch.inference_mode()

@@ -248,7 +248,7 @@ class BreakDriver(Driver):
 
     @property
     def activations(self) -> ActivationRoom:
-        return self.engine._accounting._turns.activations
+        return self.engine._turns.activations
 
     def segments(self) -> list[list[Segment]]:
         """Of every step with rows so far."""

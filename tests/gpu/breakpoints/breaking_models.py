@@ -13,7 +13,7 @@ from app.domain.values import KVBudget, KVPolicy
 from app.gpu.device.choice import streams_of
 from app.gpu.device.streams import DeviceStreams
 from app.gpu.engine import Engine
-from app.gpu.forward.graph_decode import Recorder
+from app.gpu.forward.graphs import Recorder
 from app.gpu.kernels.attention import attention_named
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack

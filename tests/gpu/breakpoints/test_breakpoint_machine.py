@@ -18,8 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from app.domain.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, EditOp, Pass, Positions, Until, When
 from app.domain.values import KVPolicy, Phase, SessionId
 from app.gpu.engine import Engine
-from app.gpu.forward.graph_pieces import KeptGraphs
-from app.gpu.forward.graph_runs import RunGraphs
+from app.gpu.forward.pieces import KeptGraphs
 from app.messages import Rewind, SetPhase
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny
@@ -327,9 +326,9 @@ class ReplayedBreakpointMachine(BreakpointMachine):
 
     def engine(self) -> Engine:
         engine = self.model().engine(blocks=13, max_step_tokens=7, recorder=FakeRecorder(), max_draft_tokens=0)
-        runs = engine._runner._runs
-        assert isinstance(runs, RunGraphs)
-        runs._kept = KeptGraphs(most_stages=4, record_after=1)
+        graphs = engine._runner._graphs
+        assert graphs is not None
+        graphs._kept = KeptGraphs(most_stages=4, record_after=1)
         return engine
 
 

@@ -26,8 +26,8 @@ from app.gpu.device.memory import CudaMemory, allocating
 from app.gpu.device.staging import PAGE_BYTES, Staging
 from app.gpu.device.streams import PASSED, WHOLE, CpuStream, CpuStreams, DeviceStreams, Run
 from app.gpu.engine import Engine
-from app.gpu.forward.activations import HostTensor
-from app.gpu.forward.graph_recorder import waiting_forbidden
+from app.gpu.forward.boundary import HostTensor
+from app.gpu.forward.recording import waiting_forbidden
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kv.pools import HostPool, KVPool
 from app.gpu.models import load_stack

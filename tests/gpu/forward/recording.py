@@ -88,19 +88,19 @@ class FakeRecorder:
     - A replay may touch no tensor from outside that was not there when it was recorded.
     - Results are in tensors from outside; nothing else outlasts a replay.
     - The results of a whole step are gone when its next replay begins, and its inputs, which are integers, are spoilt
-      after it. What is recorded `beside` is part of a step: it goes on from the results of another, on the same inputs.
+      after it. A `concurrent` recording is part of a step: it goes on from the results of another, on the same inputs.
     """
 
     def __init__(self, wrong: int = 0) -> None:
-        """The graph that is recorded `beside` as number `wrong` computes other numbers."""
+        """Of the `concurrent` recordings, number `wrong` computes other numbers."""
         self._wrong = wrong
         self.recorded = 0
         """Since it last forgot."""
-        self.beside = 0
+        self.concurrent = 0
         """Those of them that were recorded while others used the device."""
         self.replays = 0
 
-    def record(self, work: Callable[[], None], *, beside: bool = False) -> Callable[[], None]:
+    def record(self, work: Callable[[], None], *, concurrent: bool = False) -> Callable[[], None]:
         with _Watch() as rehearsal:
             work()
         rehearsal.spoil_own()
@@ -109,11 +109,11 @@ class FakeRecorder:
         assert first.outputs, "nothing comes out of it"
         first.spoil_own()
         self.recorded += 1
-        self.beside += beside
-        errs = beside and self.beside == self._wrong
+        self.concurrent += concurrent
+        errs = concurrent and self.concurrent == self._wrong
 
         def replay() -> None:
-            if not beside:
+            if not concurrent:
                 _fill(first.outputs, float("nan"))
             self.replays += 1
             with _Watch() as again:
@@ -123,13 +123,13 @@ class FakeRecorder:
             again.spoil_own()
             for tensor in first.outputs.values() if errs else ():
                 tensor.mul_(1.1)
-            if not beside:
+            if not concurrent:
                 _fill(first.inputs, POISON)
 
         return replay
 
     def forget(self) -> None:
-        self.recorded = self.beside = 0
+        self.recorded = self.concurrent = 0
 
 
 class _Watch(TorchDispatchMode):

@@ -12,9 +12,9 @@ from app.domain.breakpoints import Edit, EditOp, Intervention
 from app.domain.positions import positions_of, runs_of
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.device.staging import put_each
-from app.gpu.forward.batches import LEAST_ROWS, BlockTables
-from app.gpu.forward.chosen import Chosen
-from app.gpu.forward.edits import apply_edit
+from app.gpu.device.streams import CpuStreams
+from app.gpu.forward.boundary import BoundaryActions, HostTensor, apply_edit, as_tensor
+from app.gpu.forward.inputs import LEAST_ROWS, Batches
 from app.gpu.state.paths import PassPlan, Record
 from app.gpu.state.segments import Row
 from app.gpu.state.sequence import TokenSequence, TurnState
@@ -52,8 +52,7 @@ def test_an_indexed_edit_has_the_bits_of_one_position_after_the_other(
     made = Intervention.at(runs_of(sorted(chosen)), 1, edit)
     before = torch.randn(LENGTH, hidden_size, generator=torch.Generator().manual_seed(2)).to(dtype)
     found, wanted, row = before.clone(), before.clone(), row_with(made)
-    with Chosen([row], put_each(CPU)).changing(row, made.runs, found) as there:
-        apply_edit(there, edit)
+    BoundaryActions([row], put_each(CPU), CpuStreams(), as_tensor).act(row, 1, found)
     for position in chosen:
         apply_edit(wanted[position - FIRST : position - FIRST + 1], edit)
     assert torch.equal(found, wanted)
@@ -64,9 +63,12 @@ def test_a_capture_has_the_chosen_positions_and_keeps_them(chosen: set[int]) -> 
     record = Record(1, "bp", runs_of(sorted(chosen)))
     row = row_with(record)
     hidden = torch.arange(LENGTH * 2.0).view(LENGTH, 2)
-    places = Chosen([row], put_each(CPU))
-    seen, (positions, token_ids) = places.copy(row, record.runs, hidden), places.tokens(row, record.runs)
+    actions = BoundaryActions([row], put_each(CPU), CpuStreams(), as_tensor)
+    actions.act(row, 1, hidden)
     hidden.zero_()
+    [captured] = actions.captured[row]
+    assert isinstance(captured.hidden, HostTensor)
+    positions, token_ids, seen = captured.positions, captured.token_ids, captured.hidden.tensor
     assert positions == tuple(sorted(chosen)) == tuple(positions_of(record.runs))
     assert token_ids == tuple(100 + position for position in positions)
     assert seen[:, 0].tolist() == [2.0 * (position - FIRST) for position in positions]
@@ -104,12 +106,12 @@ def test_any_steps_find_the_blocks_of_their_sequences(
     held: list[list[int]], taken: list[tuple[list[int], list[tuple[str, Any]]]]
 ) -> None:
     sequences = [TokenSequence(SessionId(str(n)), b"", blocks=list(each)) for n, each in enumerate(held)]
-    tables = BlockTables()
+    tables = Batches(4)
     for numbers, changed in taken:
         for place, (what, value) in enumerate(changed):
             change(sequences[numbers[place % len(numbers)]], what, value)
         members = [sequences[number] for number in numbers]
-        found = tables.of(members)
+        found = tables.tables_of(members)
         assert found.shape == (len(members), max(len(each.blocks) for each in members))
         for row, member in zip(found.tolist(), members, strict=True):
             assert row == member.blocks + [0] * (len(row) - len(member.blocks))

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from app.domain.breakpoints import Action, When
 from app.domain.errors import FieldOutOfRange
-from app.gpu.forward.graph_decode import DecodeGraphs, DecodeInputs, DecodeLimits, batch_buckets
-from app.gpu.forward.graph_recorder import choose_recorder
+from app.gpu.forward.graphs import GraphInputs, Graphs, batch_buckets
+from app.gpu.forward.recording import choose_recorder
 from app.gpu.kernels.attention.base import Attention, AttentionSpec
 from app.gpu.kernels.attention.batch import Batch, make_batch
 from app.gpu.kernels.attention.reference import ReferenceAttention
@@ -51,15 +51,33 @@ def describe(token_ids: Tensor, batch: Batch) -> Tensor:
     return torch.cat((columns, seen[:, None]), dim=1).float()
 
 
+class Embedding:
+    """A model of one layer, which is what runs it. The embedding of a token is its id, and the head leaves all as it
+    is.
+    """
+
+    num_layers, hidden_size, vocab_size, kv_heads, head_dim, max_model_len, parameter_bytes = 1, 6, 6, 1, 1, 64, 0
+    dtype, device = torch.float32, CPU
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        return token_ids
+
+    def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
 batches = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 99)), min_size=1, max_size=11)
 """Rows of one token: its position, and a token id that also decides which blocks the row has."""
 
 
 @given(st.lists(batches, min_size=1, max_size=5))
 def test_any_steps_one_after_the_other_find_their_own_inputs(steps: list[list[tuple[int, int]]]) -> None:
-    graphs, recorder, sizes = DecodeGraphs(DecodeLimits(11, 16, 6), CPU), FakeRecorder(), []
+    sizes = list[int]()
 
-    def decode(token_ids: Tensor, batch: Batch) -> Tensor:
+    def run_layers(lo: int, hi: int, token_ids: Tensor, batch: Batch) -> Tensor:
         sizes.append(len(token_ids))
         padding = batch.contexts == 0
         assert torch.where(padding, batch.slot_blocks == -1, batch.slot_blocks >= 0).logical_and_(
@@ -67,13 +85,14 @@ def test_any_steps_one_after_the_other_find_their_own_inputs(steps: list[list[tu
         ).numpy().all()  # fmt: skip
         return describe(token_ids, batch)
 
+    graphs = Graphs(Embedding(), run_layers, FakeRecorder(), 11, 16)
     for bucket in reversed(graphs.buckets):
-        graphs.record(bucket, decode, recorder)
+        graphs.record_whole(bucket)
     for rows in steps:
         tables = [[(seed * 31 + place) % 500 for place in range(position // BLOCK + 1)] for position, seed in rows]
         batch = make_batch([(position, 1) for position, _ in rows], tables, BLOCK, CPU)
         token_ids = torch.tensor([seed for _, seed in rows])
-        assert torch.equal(graphs(token_ids, batch), describe(token_ids, batch))
+        assert torch.equal(graphs.replay_whole(token_ids, batch), describe(token_ids, batch))
         assert sizes[-1] == next(bucket for bucket in [1, 2, 4, 8, 11] if bucket >= len(rows))
 
 
@@ -101,7 +120,7 @@ def test_a_step_and_its_padding_are_where_graphs_look(contexts: list[int], rows:
     tables = [[number + 3 * place for place in range(BLOCKS)] for number, _ in enumerate(contexts)]
     token_ids = torch.arange(7, 7 + len(contexts))
     host, batch = (make_batch([(each - 1, 1) for each in contexts], tables, 4, device) for device in (CPU, DEVICE))
-    inputs = DecodeInputs(MOST_ROWS, BLOCKS, CPU)
+    inputs = GraphInputs(MOST_ROWS, BLOCKS, CPU)
     ids, wanted = inputs.first(MOST_ROWS)
     columns = (ids, wanted.positions, wanted.slot_blocks, wanted.slot_offsets)
     for number, tensor in enumerate((*columns, wanted.contexts, wanted.block_tables), 90):

@@ -1,4 +1,4 @@
-"""CUDA graphs on a CUDA device. When the engine records and replays is tested in test_decode.py and test_runs.py."""
+"""CUDA graphs on a CUDA device. When the engine replays is tested in test_graph_decode.py and test_graph_runs.py."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ import torch
 from torch import Tensor
 
 from app.gpu.device.memory import CudaMemory
-from app.gpu.forward.graph_decode import DecodeGraphs, DecodeLimits
-from app.gpu.forward.graph_recorder import CudaRecorder
-from app.gpu.forward.graph_recording import estimate_graph_bytes, record_graphs
-from app.gpu.forward.graph_runs import RunGraphs
-from app.gpu.forward.program_run import layer_by_layer
-from app.gpu.forward.walk import whole_pass
+from app.gpu.forward.graphs import Graphs
+from app.gpu.forward.pieces import layer_by_layer, whole_pass
+from app.gpu.forward.recording import CudaRecorder, estimate_graph_bytes, record_graphs
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.batch import Batch, make_batch
 from app.gpu.kv.pools import KVPool
@@ -39,12 +36,8 @@ def load(dtype: torch.dtype, folder: Path) -> LayerStack:
     return load_stack(model, device=CUDA, dtype=dtype, attention=attention_for(CUDA))
 
 
-def limits(stack: LayerStack) -> DecodeLimits:
-    return DecodeLimits(ROWS, 8, stack.vocab_size)
-
-
-def record(stack: LayerStack, pool: KVPool) -> DecodeGraphs:
-    graphs = record_graphs(stack, pool, limits(stack), CudaRecorder(stack.device))
+def record(stack: LayerStack, pool: KVPool) -> Graphs:
+    graphs = record_graphs(stack, pool, ROWS, 8, CudaRecorder(stack.device))
     assert graphs is not None
     return graphs
 
@@ -72,7 +65,7 @@ def test_a_replay_computes_what_the_step_does(dtype: torch.dtype, tmp_path: Path
         expected = whole_pass(stack, layer_by_layer(stack, pool), token_ids, batch)
         written = pool.data.clone()
         pool.data.copy_(kv)
-        found = graphs(token_ids, batch)
+        found = graphs.replay_whole(token_ids, batch)
         error = ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max()
         assert float(error) < TOLERANCE[dtype]
         torch.testing.assert_close(pool.data, written, rtol=5e-2, atol=5e-2)
@@ -84,26 +77,23 @@ def test_a_replay_computes_what_the_step_does(dtype: torch.dtype, tmp_path: Path
 @torch.inference_mode()
 def test_parts_of_a_step_compute_what_the_step_does(dtype: torch.dtype, tmp_path: Path) -> None:
     stack = load(dtype, tmp_path)
-    pool, recorder, chance = KVPool(stack, BLOCKS, BLOCK), CudaRecorder(stack.device), random.Random(6)
-    whole = record_graphs(stack, pool, limits(stack), recorder)
-    assert whole is not None
+    pool, chance = KVPool(stack, BLOCKS, BLOCK), random.Random(6)
+    graphs, layers = record(stack, pool), stack.num_layers
     run_layers, replayed = layer_by_layer(stack, pool), 0
-    runs = RunGraphs(stack, run_layers, whole, recorder)
     pool.data.normal_(generator=torch.Generator("cuda").manual_seed(1))
     for _ in range(60):
         token_ids, batch = draw_step(chance, stack)
         kv = pool.data.clone()
         expected = whole_pass(stack, run_layers, token_ids, batch)
         pool.data.copy_(kv)
-        runs.take(token_ids, batch, None)
-        parts = [runs.run(0, 1), runs.run(1, stack.num_layers)]
-        found, head = runs.head()
-        error = ((found[: len(token_ids)] - expected).norm(dim=-1) / expected.norm(dim=-1)).max()
+        graphs.take(token_ids, batch, None)
+        parts = [graphs.run(0, 1), graphs.run(1, layers), graphs.run(layers, layers + 1)]
+        error = ((graphs.logits[: len(token_ids)] - expected).norm(dim=-1) / expected.norm(dim=-1)).max()
         assert float(error) < TOLERANCE[dtype]
         written = pool.data.clone()
-        runs.record()
+        graphs.record_due()
         assert torch.equal(pool.data, written)
-        replayed += all([*parts, head])
+        replayed += all(parts)
     assert replayed
 
 
@@ -123,12 +113,12 @@ def test_work_that_waits_or_fails_is_refused_and_leaves_the_device_as_it_was() -
     with pytest.raises(RuntimeError, match="synchronizing"):
         recorder.record(wait)
     with pytest.raises(torch.OutOfMemoryError):
-        recorder.record(fail_later, beside=True)
+        recorder.record(fail_later, concurrent=True)
     assert torch.cuda.current_stream() == stream
     assert torch.cuda.get_sync_debug_mode() == mode
-    for beside in (False, True):
+    for concurrent in (False, True):
         x.fill_(1.0)
-        replay = recorder.record(lambda: _add_one(x), beside=beside)
+        replay = recorder.record(lambda: _add_one(x), concurrent=concurrent)
         x.fill_(5.0)
         replay()
         replay()
@@ -146,7 +136,7 @@ def test_no_capture_begins_within_that_of_another_thread() -> None:
     def record_too() -> None:
         with torch.inference_mode():
             begun.set()
-            second.record(lambda: _add_one(y), beside=True)
+            second.record(lambda: _add_one(y), concurrent=True)
 
     other = threading.Thread(target=record_too)
 
@@ -156,7 +146,7 @@ def test_no_capture_begins_within_that_of_another_thread() -> None:
             other.start()
             assert begun.wait(10)
 
-    replay = first.record(start_other, beside=True)
+    replay = first.record(start_other, concurrent=True)
     other.join(10)
     x.zero_()
     replay()
@@ -185,9 +175,9 @@ def test_smaller_graphs_take_no_tensors_of_their_own() -> None:
 def test_what_graphs_take_is_about_what_was_estimated(tmp_path: Path) -> None:
     stack = load(torch.bfloat16, tmp_path)
     recorder, memory = CudaRecorder(stack.device), CudaMemory(stack.device)
-    estimated = estimate_graph_bytes(stack, BLOCK, limits(stack), recorder, memory, stack.dtype)
+    estimated = estimate_graph_bytes(stack, BLOCK, ROWS, 8, recorder, memory, stack.dtype)
     pool = KVPool(stack, BLOCKS, BLOCK)
     free = memory.free()
-    graphs = record_graphs(stack, pool, limits(stack), recorder)
+    graphs = record_graphs(stack, pool, ROWS, 8, recorder)
     assert graphs is not None
     assert free - memory.free() <= estimated + (64 << 20)

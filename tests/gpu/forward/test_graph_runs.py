@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, TensorData, When
 from app.domain.memory_map import StepCounts
-from app.gpu.forward.graph_decode import DecodeLimits, batch_buckets
-from app.gpu.forward.graph_pieces import RECORD_AFTER, KeptGraphs, Piece, cut_run
-from app.gpu.forward.graph_recording import record_graphs
-from app.gpu.forward.graph_runs import RunGraphs, run_buckets
-from app.gpu.forward.program_run import layer_by_layer
+from app.gpu.forward.graphs import batch_buckets, run_buckets
+from app.gpu.forward.pieces import RECORD_AFTER, KeptGraphs, Piece, cut_run
+from app.gpu.forward.recording import record_graphs
+from app.gpu.kernels.attention.batch import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.messages import Disarm
@@ -90,7 +92,7 @@ def test_a_part_is_recorded_in_the_third_step_that_wants_it_one_in_each_step(tin
     recorded = []
     for _ in range(RECORD_AFTER + 4):
         watching.next_step()
-        recorded.append(watching.recorder.beside)
+        recorded.append(watching.recorder.concurrent)
     assert recorded == [0] * (RECORD_AFTER - 1) + [1, 2, 3, 4, 4]
 
 
@@ -142,7 +144,7 @@ def test_bits_are_those_of_steps_that_run_layer_by_layer(tiny: TinyModel) -> Non
     tokens, seen = look(replayed)
     assert replayed.memory().steps.in_runs > 20
     eager = BreakDriver(tiny.engine(recorder=FakeRecorder(), max_draft_tokens=0))
-    eager.engine._runner._runs = None
+    eager.engine._runner._graphs = None
     wanted_tokens, wanted = look(eager)
     assert tokens == wanted_tokens
     assert len(seen) == len(wanted) > 50
@@ -152,8 +154,8 @@ def test_bits_are_those_of_steps_that_run_layer_by_layer(tiny: TinyModel) -> Non
 class Fails(FakeRecorder):
     """Records whole steps only."""
 
-    def record(self, work: Callable[[], None], *, beside: bool = False) -> Callable[[], None]:
-        if beside:
+    def record(self, work: Callable[[], None], *, concurrent: bool = False) -> Callable[[], None]:
+        if concurrent:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return super().record(work)
 
@@ -187,32 +189,63 @@ def test_every_kind_of_model_can_be_cut_anywhere(case: str, tmp_path: Path) -> N
     sequences, layers = [torch.arange(5, 25), torch.arange(30, 45), torch.arange(40, 58)], stack.num_layers
     drive = Drive(stack, sequences)
     pool, recorder = KVPool(stack, len(drive.pool), BLOCK), FakeRecorder()
-    whole = record_graphs(stack, pool, DecodeLimits(3, 8, stack.vocab_size), recorder)
-    assert whole is not None
-    runs = RunGraphs(stack, layer_by_layer(stack, pool), whole, recorder)
+    graphs = record_graphs(stack, pool, 3, 8, recorder)
+    assert graphs is not None
     drive.pool = pool.data.copy_(drive.pool)
     drive.run([{0: 9, 1: 1, 2: 7}])
     wanted = [expect(oracle, tokens) for tokens in sequences]
     for cut in [*range(1, layers + 1)] * 2:
         _, batch, token_ids = drive.begin({0: 1, 1: 1, 2: 1})
         at = [done - 1 for done in drive.done]
-        runs.take(token_ids, batch, torch.tensor([1]))
-        runs.run(0, cut)
-        hidden = runs.hidden.clone()
+        graphs.take(token_ids, batch, torch.tensor([1]))
+        graphs.run(0, cut)
+        hidden = graphs.hidden.clone()
         for row in (0, 2):
             assert torch.allclose(hidden[row], wanted[row].boundaries[cut][at[row]], atol=1e-3, rtol=1e-4)
-        runs.take(token_ids, batch, torch.tensor([0, 2]))
-        runs.run(0, cut)
-        assert torch.allclose(runs.hidden[1], wanted[1].boundaries[cut][at[1]], atol=1e-3, rtol=1e-4)
-        runs.hidden[0], runs.hidden[2] = hidden[0], hidden[2]
-        runs.take(token_ids, batch, None)
+        graphs.take(token_ids, batch, torch.tensor([0, 2]))
+        graphs.run(0, cut)
+        assert torch.allclose(graphs.hidden[1], wanted[1].boundaries[cut][at[1]], atol=1e-3, rtol=1e-4)
+        graphs.hidden[0], graphs.hidden[2] = hidden[0], hidden[2]
+        graphs.take(token_ids, batch, None)
         if cut < layers:
-            runs.run(cut, layers)
-        logits, _ = runs.head()
+            graphs.run(cut, layers)
+        graphs.run(layers, layers + 1)
         for row in range(3):
-            assert torch.allclose(logits[row], wanted[row].logits[at[row]], atol=1e-3, rtol=1e-4)
-        runs.record()
-    assert recorder.beside
+            assert torch.allclose(graphs.logits[row], wanted[row].logits[at[row]], atol=1e-3, rtol=1e-4)
+        graphs.record_due()
+    assert recorder.concurrent
+
+
+class Copies(TorchDispatchMode):
+    """Counts what is cloned or computed anew, as wide as logits."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = Counter[str]()
+        self._vocab_size = vocab_size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.shape[-1:] == (self._vocab_size,) and not func._schema.is_mutable:
+            self.found[func.name()] += 1
+        return result
+
+
+@torch.inference_mode()
+def test_a_check_of_logits_makes_no_copy_of_them(tiny: TinyModel) -> None:
+    stack, recorder = tiny.stack, FakeRecorder()
+    graphs = record_graphs(stack, KVPool(stack, 4, BLOCK), 2, 1, recorder)
+    assert graphs is not None
+    batch = make_batch([(0, 1), (0, 1)], [[0], [1]], BLOCK, CPU)
+    graphs.take(batch.positions, batch, None)
+    for _ in range(RECORD_AFTER):
+        graphs.run(4, 5)
+    graphs.record_due()
+    graphs.take(batch.positions, batch, None)
+    with Copies(stack.vocab_size) as copies:
+        assert not graphs.run(4, 5)
+    assert graphs.run(4, 5)
+    assert not {"aten::clone", "aten::sub.Tensor"} & copies.found.keys(), copies.found
 
 
 def nothing() -> None:

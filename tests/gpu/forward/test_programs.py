@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoConfig
 
-from app.gpu.forward.program_layers import RecordedLayers
-from app.gpu.forward.program_recording import Arena, NotRecordable, Recording
-from app.gpu.forward.program_run import layer_by_layer
+from app.gpu.forward.pieces import layer_by_layer
+from app.gpu.forward.programs import Arena, NotRecordable, RecordedLayers, Recording
 from app.gpu.kernels.attention.batch import Batch, make_batch
 from app.gpu.kernels.attention.cpu.paged import PAGED_TOKENS, PagedCpuAttention
 from app.gpu.kernels.attention.pool_rows import to_rows

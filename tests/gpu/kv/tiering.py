@@ -11,7 +11,7 @@ from typing import Any
 from app.domain.breakpoints import Pass
 from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId, StopRule, Ticket, Tier
 from app.gpu.device.streams import CpuStreams
-from app.gpu.forward.activations import HostTensor
+from app.gpu.forward.boundary import HostTensor
 from app.gpu.kv.cache import KVCache
 from app.gpu.kv.loan import lend_nothing
 from app.gpu.kv.phases import Phases

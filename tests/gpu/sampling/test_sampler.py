@@ -22,11 +22,11 @@ from transformers.generation.logits_process import (
 )
 
 from app.domain.values import SamplingParams
-from app.gpu.device.staging import Download
 from app.gpu.device.streams import CpuStreams
-from app.gpu.forward.results import Sampling
+from app.gpu.forward.results import LaunchedStep
 from app.gpu.sampling.inputs import Draws, Truncation
 from app.gpu.sampling.logprobs import log_probabilities
+from app.gpu.sampling.masks import MaskThread
 from app.gpu.sampling.philox import uniforms
 from app.gpu.sampling.requests import Sampled, SampleRequest
 from app.gpu.sampling.sampler import CANDIDATES
@@ -51,9 +51,11 @@ def request(
 
 def sample(logits: torch.Tensor, requests: Sequence[SampleRequest], *, on_host: bool = True) -> list[Sampled]:
     """One token per row; `on_host=False` as on a device whose results would have to be waited for."""
-    sampling = Sampling(requests, None, VOCAB, torch.from_numpy)
-    sampling.launch(logits, Download(CpuStreams()), on_host=on_host)
-    return sampling.read()
+    streams = CpuStreams()
+    streams.on_host = on_host
+    step = LaunchedStep([], requests, VOCAB, streams, torch.from_numpy, MaskThread())
+    step.launch(logits)
+    return step.sampled()
 
 
 def draw_many(logits: torch.Tensor, count: int, params: SamplingParams, tokens: list[int]) -> Counter[int]:

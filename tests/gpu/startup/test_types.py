@@ -15,8 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
 from app.gpu.device.choice import choose_kv_dtype
-from app.gpu.forward.program_run import layer_by_layer
-from app.gpu.forward.walk import whole_pass
+from app.gpu.forward.pieces import layer_by_layer, whole_pass
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.batch import make_batch
 from app.gpu.kernels.linear.base import Products

@@ -15,9 +15,8 @@ import torch
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, When
 from app.domain.values import KVPolicy, Phase, SamplingParams
 from app.gpu.device.choice import streams_of
-from app.gpu.forward.launched import WholeStep
-from app.gpu.forward.program_run import layer_by_layer
-from app.gpu.forward.walk import whole_pass
+from app.gpu.forward.pieces import layer_by_layer, whole_pass
+from app.gpu.forward.results import LaunchedStep
 from app.gpu.kernels.attention import attention_for, attention_named
 from app.gpu.kernels.attention.batch import make_batch
 from app.gpu.kv.pools import KVPool
@@ -134,7 +133,7 @@ def test_a_token_is_told_before_the_next_sweep_begins(
     torch_gpt2: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a GPU the launch of a sweep waits for most of its copies."""
-    monkeypatch.setattr(WholeStep, "done", False)  # the step runs beside the engine's thread
+    monkeypatch.setattr(LaunchedStep, "done", False)  # the step runs beside the engine's thread
     with streaming(torch_gpt2, tmp_path, 0.9) as model:
         stack = Begun(model.stack)
         stage = Listening(

@@ -33,7 +33,7 @@ from tests.gpu.kernels.attention.drawing import (
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from app.gpu.forward.graph_recorder import waiting_forbidden
+from app.gpu.forward.recording import waiting_forbidden
 from app.gpu.kernels.attention import attention_for, cuda
 from app.gpu.kernels.attention.base import AttentionSpec
 from app.gpu.kernels.attention.batch import Batch, make_batch

@@ -25,7 +25,7 @@ from numba.core import config
 from numba.np.numpy_support import carray
 
 import app
-from app.gpu.forward.program_recording import Arena, Recording
+from app.gpu.forward.programs import Arena, Recording
 from app.gpu.kernels.cpu import elementwise, openmp
 from app.gpu.kernels.cpu.compilations import COMPILATIONS
 from app.gpu.kernels.cpu.compile import c_function, compiled_features, kernel_folder

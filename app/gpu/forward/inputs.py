@@ -1,4 +1,4 @@
-"""Rows as batches for the layers. Block tables are kept from step to step: few of them change."""
+"""A step's rows as arrays for the device. Block tables are kept from step to step: few of them change."""
 
 from __future__ import annotations
 
@@ -18,33 +18,27 @@ LEAST_ROWS = 16
 
 
 class Batches:
-    """Describes rows to the layers."""
+    """Describes rows to the layers. Blocks of sequences are kept as rows of one array. A row is written when its
+    sequence's blocks are not those that it was written with: to compare lists of the same numbers takes a hundredth of
+    the time that NumPy takes to read one.
+    """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._tables = BlockTables()
-
-    def place(self, rows: Sequence[Row], put: Put) -> Batch:
-        """See `place_batch`."""
-        tables = self._tables.of([row.sequence for row in rows])
-        firsts = np.array([row.first for row in rows], np.int64)
-        lengths = np.array([row.length for row in rows], np.int64)
-        return place_batch(firsts, lengths, tables, self.block_size, put)
-
-
-class BlockTables:
-    """Blocks of sequences as rows of one array. A row is written when its sequence's blocks are not those that it was
-    written with: to compare lists of the same numbers takes a hundredth of the time that NumPy takes to read one.
-    """
-
-    def __init__(self) -> None:
         self._array: NDArray[np.int32] = np.zeros((0, 0), np.int32)
         self._places: dict[SessionId, int] = {}
         self._written: list[list[BlockId]] = []
         """By place."""
         self._free: list[int] = []
 
-    def of(self, sequences: Sequence[TokenSequence]) -> NDArray[np.int32]:
+    def place(self, rows: Sequence[Row], put: Put) -> Batch:
+        """The rows in arrays that `put` takes to the device. Those of one token must come first."""
+        tables = self.tables_of([row.sequence for row in rows])
+        firsts = np.array([row.first for row in rows], np.int64)
+        lengths = np.array([row.length for row in rows], np.int64)
+        return place_batch(firsts, lengths, tables, self.block_size, put)
+
+    def tables_of(self, sequences: Sequence[TokenSequence]) -> NDArray[np.int32]:
         """`[sequences, blocks]`: each one's blocks, and zeros; as wide as the longest."""
         places, known, written = list[int](), self._places, self._written
         width = 0

@@ -1,4 +1,7 @@
-"""Runs of layers as few pieces that others can use too, and which of those are worth a graph. Pure: no tensors.
+"""Pieces of a pass: how one runs layer by layer, how a run is cut into few of them, and which are worth a graph.
+
+A piece is stages `[lo, hi)` of the model over rows that stay the same. The stages are the L layers, and then the head;
+the lowest piece begins with the embedding. So a whole pass is the piece `[0, L + 1)`.
 
 Any boundary may be armed, so any run of layers may be wanted: half the square of their number. Aligned pieces are only
 twice their number, and any run is made of a few.
@@ -6,10 +9,60 @@ twice their number, and any run is made of a few.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+from torch import Tensor
+
+from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kv.pools import KVPool
+from app.gpu.models.base import LayerStack
+
+RunLayers = Callable[[int, int, Tensor, Batch], Tensor]
+"""Runs layers `[lo, hi)`, at least one, on `hidden` `[tokens, hidden_size]` of a batch. Returns the same shape, in
+memory that may be written to again by the next call.
+"""
 RECORD_AFTER = 3
 """How often a piece runs without a graph before it has one: to record it takes about as long as that."""
+
+
+def layer_by_layer(stack: LayerStack, pool: KVPool, on_layer: Callable[[], None] | None = None) -> RunLayers:
+    """Calls one layer after the other, on any device, for any model and batch. `on_layer` is called before each."""
+    return partial(_run_layers, stack, pool, on_layer)
+
+
+def _run_layers(
+    stack: LayerStack,
+    pool: KVPool,
+    on_layer: Callable[[], None] | None,
+    lo: int,
+    hi: int,
+    hidden: Tensor,
+    batch: Batch,
+) -> Tensor:
+    for layer in range(lo, hi):
+        if on_layer is not None:
+            on_layer()
+        hidden = stack.layer(layer, hidden, batch, pool.layer(layer))
+    return hidden
+
+
+def run_piece(stack: LayerStack, run_layers: RunLayers, lo: int, hi: int, given: Tensor, batch: Batch) -> Tensor:
+    """Run stages `[lo, hi)`, at least one, of a batch.
+
+    `given` is `[tokens]` int64 token ids where `lo` is 0, else the residual stream `[tokens, hidden_size]`. Returns the
+    residual stream, or where the head is among the stages, float32 logits `[tokens, vocab_size]`.
+    """
+    layers = stack.num_layers
+    hidden = given if lo else stack.embed(given, batch.positions)
+    if lo < layers:
+        hidden = run_layers(lo, min(hi, layers), hidden, batch)
+    return stack.head(hidden) if hi > layers else hidden
+
+
+def whole_pass(stack: LayerStack, run_layers: RunLayers, token_ids: Tensor, batch: Batch) -> Tensor:
+    """Every stage over a batch of which each token needs logits: from `[tokens]` int64 to `[tokens, vocab_size]`."""
+    return run_piece(stack, run_layers, 0, stack.num_layers + 1, token_ids, batch)
 
 
 class Piece(NamedTuple):
@@ -21,7 +74,7 @@ class Piece(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """How many there are, which its graph's memory goes with."""
+        """How many there are. The memory of a graph grows with them."""
         return self.hi - self.lo
 
 
@@ -66,7 +119,8 @@ class KeptGraphs:
     def due(self) -> Piece | None:
         """The largest piece that has been wanted often enough, and fits."""
         often = [piece for piece, times in self._wanted.items() if times >= self._record_after]
-        return max((piece for piece in often if piece.stages <= self._most_stages), key=_size, default=None)
+        fitting = (piece for piece in often if piece.stages <= self._most_stages)
+        return max(fitting, key=lambda piece: piece.stages, default=None)
 
     def make_room(self, piece: Piece) -> None:
         """Let graphs go until there is room for one more."""
@@ -81,7 +135,3 @@ class KeptGraphs:
     def drop(self, piece: Piece) -> None:
         """Let the graph of a piece go."""
         del self._replays[piece]
-
-
-def _size(piece: Piece) -> int:
-    return piece.stages

@@ -1,0 +1,360 @@
+"""A planned step on its way up the layers: everything is launched, nothing is waited for."""
+
+import logging
+import sys
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from app.domain.memory_map import StepCounts
+from app.gpu.device.memory import is_out_of_memory
+from app.gpu.device.staging import Download, Put, Staging
+from app.gpu.device.streams import DeviceStreams
+from app.gpu.forward.boundary import BoundaryActions, HostTensor, vectors_on
+from app.gpu.forward.graphs import Graphs
+from app.gpu.forward.inputs import Batches
+from app.gpu.forward.pieces import RunLayers, run_piece
+from app.gpu.forward.results import LaunchedStep, SplitStep
+from app.gpu.kv.pools import KVPool
+from app.gpu.models.base import LayerStack
+from app.gpu.sampling.logprobs import log_probabilities
+from app.gpu.sampling.masks import MaskThread
+from app.gpu.sampling.requests import SampleRequest
+from app.gpu.state.checkpoints import Rows
+from app.gpu.state.segments import (
+    GROW_AFTER,
+    Row,
+    Segment,
+    SplitSize,
+    cut_segments,
+    find_alike,
+    split_off,
+    without_draft,
+)
+
+logger = logging.getLogger(__name__)
+
+Members = tuple[int, ...]
+"""The rows of a segment, as indices into the step's rows."""
+
+
+class Runner:
+    """Owns the model and the KV pool's tensor. Called from the engine thread, in inference mode."""
+
+    def __init__(
+        self,
+        stack: LayerStack,
+        pool: KVPool,
+        streams: DeviceStreams,
+        run_layers: RunLayers,
+        graphs: Graphs | None = None,
+    ) -> None:
+        """`graphs` replay steps in which each row has one token; None: every step runs by `run_layers`."""
+        self.stack = stack
+        self.pool = pool
+        self._streams = streams
+        self._staging = Staging(streams, stack.device)
+        self._place_vector = vectors_on(stack.device, streams)
+        self._run_layers, self._graphs = run_layers, graphs
+        self._replayed = self._in_runs = self._eager = self._followed = self._tokens = 0
+        self._split_size = SplitSize()
+        self._batches = Batches(pool.block_size)
+        self._masks = MaskThread()
+        self._alone = 0
+        """Steps to come that none may overlap, as memory was too short for two."""
+
+    def counts(self) -> StepCounts:
+        """The steps that have been launched."""
+        return StepCounts(self._replayed, self._in_runs, self._eager, self._followed, self._tokens)
+
+    @torch.inference_mode()
+    def predict(self, parts: Sequence[Rows], top_k: int) -> list[list[tuple[int, float]]]:
+        """Final norm and head on rows of residual streams: token ids with natural-log probabilities, best first (the
+        logit lens; nostalgebraist, 2020). Waits for the device.
+        """
+        shape = (sum(end - first for _, first, end in parts), self.stack.hidden_size)
+        hidden, begin = torch.empty(shape, dtype=self.stack.dtype, device=self.stack.device), 0
+        for stored, first, end in parts:
+            assert isinstance(stored, HostTensor)
+            stored.load(hidden[begin : begin + end - first], first)
+            begin += end - first
+        best, download = log_probabilities(self.stack.head(hidden)).topk(top_k), Download(self._streams)
+        values, ids = download.fetch(best.values), download.fetch(best.indices)
+        download.finish().synchronize()
+        return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
+
+    def launch(self, rows: list[Row], requests: Sequence[SampleRequest]) -> LaunchedStep | SplitStep:
+        """Launch the layers of at least one row, and then the sampling of those that sample: `requests` are for the
+        `choices` of each row in order.
+
+        Out of memory is a queue: a step that does not fit is split, and its parts run one after the other. An attempt
+        that is given up half-way has left nothing but KV in the slots of its own rows. The next one writes the same
+        values there before it reads them. No other session reads them: blocks are hashed and shared only once their row
+        has been accounted for. Drafts are the first to give way.
+        """
+        self._alone = max(0, self._alone - 1)
+        waiting, parts, unfit = deque[Row](), list[LaunchedStep](), set[Row]()
+        limit = self._split_size.limit
+        if limit == sys.maxsize or sum(row.length for row in rows) <= limit:
+            launched = self._launch(rows, requests)
+            if launched is not None:
+                self._split_size.note_fit()
+                return launched
+            self._give_way(rows, waiting, unfit)
+        else:
+            waiting.extend(_without_drafts(rows))
+        wanted = _by_row(rows, requests)
+        while waiting:
+            part = split_off(waiting, self._split_size.limit)
+            launched = self._launch(part, [each for row in part for each in wanted[row.whole][: row.choices]])
+            if launched is None:
+                self._give_way(part, waiting, unfit)
+            else:
+                self._split_size.note_fit()
+                parts.append(launched)
+        return SplitStep(rows, parts, unfit)
+
+    def _give_way(self, part: list[Row], waiting: deque[Row], unfit: set[Row]) -> None:
+        """Put a part that did not fit back to those that wait, to be tried in smaller ones, or to the `unfit`."""
+        torch.cuda.empty_cache()  # nothing of the attempt is referred to any more
+        tokens = sum(row.length for row in part)
+        if any(row.draft for row in part):
+            waiting.extendleft(reversed(_without_drafts(part)))
+        elif tokens > 1:
+            self._split_size.shrink(tokens)
+            logger.warning("out of memory in %d tokens at once; going on with %d", tokens, self._split_size.limit)
+            waiting.extendleft(reversed(part))
+        else:
+            unfit.add(part[0].whole)
+            while waiting and waiting[0].whole is part[0].whole:
+                waiting.popleft()
+
+    def launch_overlapped(
+        self, before: LaunchedStep | SplitStep, rows: list[Row], requests: Sequence[SampleRequest]
+    ) -> LaunchedStep | None:
+        """Launch rows of one token while the step `before` may still run. Each goes on from the token that its row
+        there samples, and they have the order of those. None if memory is too short for both steps, or was a short
+        while ago.
+        """
+        if self._alone:
+            return None
+        launched = self._launch(rows, requests, before)
+        if launched is None:
+            self._alone = GROW_AFTER
+        return launched
+
+    def _launch(
+        self, rows: list[Row], requests: Sequence[SampleRequest], before: LaunchedStep | SplitStep | None = None
+    ) -> LaunchedStep | None:
+        """None if memory is too short. An exception that was handled further out would keep the tensors of its frames
+        until then.
+        """
+        step: LaunchedStep | None = None
+        try:
+            self._staging.begin()
+            put = self._staging.put
+            step = LaunchedStep(rows, requests, self.stack.vocab_size, self._streams, put, self._masks)
+            token_ids, index = _place_tokens(rows, before, put)
+            if self._are_plain(rows, ahead=before is not None):
+                batch = self._batches.place(rows, put)
+                self._staging.send()
+                token_ids = token_ids if index is None else token_ids[index]
+                if self._graphs is not None:
+                    step.launch(self._graphs.replay_whole(token_ids, batch))
+                    self._replayed += 1
+                else:
+                    stages = self.stack.num_layers + 1
+                    step.launch(run_piece(self.stack, self._run_layers, 0, stages, token_ids, batch))
+                    self._eager += 1
+            else:
+                graphs = None if any(row.length > 1 for row in rows) else self._graphs
+                actions = BoundaryActions(rows, put, self._streams, self._place_vector)
+                forward = Forward(self.stack, self._run_layers, graphs, self._batches, rows, actions, put)
+                self._staging.send()
+                token_ids = token_ids if index is None else token_ids[index]
+                step.launch(forward.run(token_ids), actions)
+                self._in_runs += forward.replayed
+                self._eager += not forward.replayed
+                if self._graphs is not None and not forward.replayed:
+                    self._graphs.record_due()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if step is not None:
+                step.abandon()
+            return None
+        self._followed += before is not None
+        self._tokens += len(token_ids)
+        return step
+
+    def _are_plain(self, rows: Sequence[Row], *, ahead: bool) -> bool:
+        """Whether all rows are plain. Of a step that is launched `ahead` each has one token that runs all layers."""
+        if ahead:
+            return not [row for row in rows if row.path.steps]
+        # What `Row.is_plain` says, without a call for each of hundreds of rows.
+        layers = self.stack.num_layers
+        return not [
+            row
+            for row in rows
+            if row.length > 1 or not row.samples or (path := row.path).steps or path.lo or path.hi != layers
+        ]
+
+
+def _place_tokens(
+    rows: Sequence[Row], before: LaunchedStep | SplitStep | None, put: Put
+) -> tuple[Tensor, Tensor | None]:
+    """The tokens of the rows, `[tokens]` int64: those of the history, or where they are not known yet, those that the
+    rows sample in the step `before`. Where an index comes with them, it tells which, once inputs have been sent.
+    """
+    if before is None:
+        if rows[-1].length == 1:  # and so have all: the longest is last
+            return put(np.array([row.sequence.tokens[row.first] for row in rows], np.int64)), None
+        return put(np.array([token_id for row in rows for token_id in row.token_ids], np.int64)), None
+    assert before.tokens is not None
+    if len(rows) == len(before.rows):  # none has ended, and rows keep their order
+        return before.tokens, None
+    places = {row.sequence.session: place for place, row in enumerate(before.rows)}
+    return before.tokens, put(np.array([places[row.sequence.session] for row in rows], np.int64))
+
+
+def _by_row(rows: Iterable[Row], requests: Iterable[SampleRequest]) -> dict[Row, list[SampleRequest]]:
+    """The requests for the choices of each row."""
+    left = iter(requests)
+    return {row: list(islice(left, row.choices)) for row in rows}
+
+
+def _without_drafts(rows: Iterable[Row]) -> list[Row]:
+    """The rows without their drafts, the shortest first again: those of one token come before short prompts."""
+    return sorted(map(without_draft, rows), key=lambda row: row.length)
+
+
+class Forward:
+    """The rows of a step with their residual streams, packed: each row's part is at the boundary that it has reached.
+
+    Without `graphs` a segment takes the part of its own rows through its layers. With them all rows have one token and
+    stay in their places: those that are not in the segment are padding meanwhile.
+
+    A forward puts its inputs on the device when it is made; they must be there before `run`. Where all rows go on from
+    checkpoints, and nothing is embedded, those are on their way from then on too.
+    """
+
+    def __init__(
+        self,
+        stack: LayerStack,
+        run_layers: RunLayers,
+        graphs: Graphs | None,
+        batches: Batches,
+        rows: list[Row],
+        actions: BoundaryActions,
+        put: Put,
+    ) -> None:
+        self._stack, self._run_layers, self._graphs = stack, run_layers, graphs
+        self._rows, self._actions, self._batches, self._put = rows, actions, batches, put
+        self.replayed = graphs is not None
+        """Whether all that has run was replayed."""
+        self._starts = [0, *accumulate(row.length for row in rows)]
+        self._outputs = self._find_outputs()
+        self._segments = cut_segments(rows)
+        members = dict.fromkeys(segment.rows for segment in self._segments)
+        if graphs is not None:
+            self._hidden, self._batch = graphs.hidden, batches.place(rows, put)
+            self._absent = {each: self._find_absent(each) for each in members}
+            return
+        self._embeds = not all(row.path.lo for row in rows)
+        if self._embeds:
+            self._positions = put(np.concatenate([np.arange(row.first, row.first + row.length) for row in rows]))
+        else:
+            shape = self._starts[-1], stack.hidden_size
+            self._hidden = torch.empty(shape, dtype=stack.dtype, device=stack.device)
+            self._load_checkpoints(range(len(rows)))
+        self._placed = {
+            each: (batches.place([rows[i] for i in each], put), self._find_tokens(each)) for each in members
+        }
+
+    def run(self, token_ids: Tensor) -> Tensor:
+        """Launch all of it, on `[tokens]` int64 token ids. Returns float32 logits `[outputs, vocab_size]`: for each row
+        in order, those of its last `row.outputs` tokens.
+        """
+        if self._graphs is not None:
+            return self._run_in_place(self._graphs, token_ids)
+        if self._embeds:
+            self._hidden = self._stack.embed(token_ids, self._positions)
+            self._load_checkpoints(place for place, row in enumerate(self._rows) if row.path.lo)
+        for segment in self._segments:
+            batch, index = self._placed[segment.rows]
+            self._hidden[index] = self._run_layers(segment.lo, segment.hi, self._hidden[index], batch)
+            self._act(segment)
+        if self._outputs is None:
+            return self._hidden.new_empty(0, self._stack.vocab_size)
+        return self._stack.head(self._hidden[self._outputs])
+
+    def _run_in_place(self, graphs: Graphs, token_ids: Tensor) -> Tensor:
+        taken: Members | None = None
+        if not self._segments:
+            graphs.take(token_ids, self._batch, None)
+        elif self._segments[0].lo:
+            self._hidden.zero_()  # no embedding does: what earlier steps have left there must not grow for ever
+        for segment in self._segments:
+            if segment.rows != taken:
+                taken = segment.rows
+                graphs.take(token_ids, self._batch, self._absent[taken])
+            self._load_checkpoints(place for place in taken if 0 < segment.lo == self._rows[place].path.lo)
+            self.replayed &= graphs.run(segment.lo, segment.hi)
+            self._act(segment)
+        # Rows that have paused after the last layer.
+        self._load_checkpoints(place for place, row in enumerate(self._rows) if row.path.lo == row.path.hi)
+        if self._outputs is None:
+            return self._hidden.new_empty(0, self._stack.vocab_size)
+        layers = self._stack.num_layers
+        self.replayed &= graphs.run(layers, layers + 1)
+        return graphs.logits[self._outputs]
+
+    def _load_checkpoints(self, places: Iterable[int]) -> None:
+        for place in places:
+            self._actions.load_checkpoint(self._rows[place], self._hidden_of(place, place + 1))
+
+    def _hidden_of(self, first: int, end: int) -> Tensor:
+        """The residual stream of rows `[first, end)`; writing to it changes them."""
+        return self._hidden[self._starts[first] : self._starts[end]]
+
+    def _act(self, segment: Segment) -> None:
+        """Do what is marked at the segment's upper end. A row that pauses there is saved before the others go on; where
+        the layers above run in its place too, that is a copy.
+        """
+        rows, boundary = self._rows, segment.hi
+        if self._starts[-1] == len(rows):
+            alike = find_alike(rows, segment.rows, boundary)
+        else:
+            alike = [(place, place + 1) for place in segment.rows]
+        for first, end in alike:
+            row = rows[first]
+            if row.path.steps:
+                self._actions.act(row, boundary, self._hidden_of(first, end))
+            if row.path.pauses and row.path.hi == boundary:
+                hidden = self._hidden_of(first, end)
+                self._actions.stop(row, hidden if self._graphs is None else hidden.clone())
+
+    def _find_outputs(self) -> slice | Tensor | None:
+        """Where the tokens are that need logits; None if there are none."""
+        ends = zip(self._starts[1:], self._rows, strict=True)
+        outputs = [place for end, row in ends for place in range(end - row.outputs, end)]
+        if len(outputs) == self._starts[-1]:
+            return slice(len(outputs))
+        return self._put(np.array(outputs, np.int64)) if outputs else None
+
+    def _find_tokens(self, members: Members) -> slice | Tensor:
+        """Where the rows' tokens are: a slice, which costs no copy, if they are neighbours."""
+        first, end = self._starts[members[0]], self._starts[members[-1] + 1]
+        if end - first == sum(self._rows[place].length for place in members):
+            return slice(first, end)
+        return self._put(np.concatenate([np.arange(self._starts[n], self._starts[n + 1]) for n in members]))
+
+    def _find_absent(self, members: Members) -> Tensor | None:
+        """The places of the other rows; None if there are none."""
+        if len(members) == len(self._rows):
+            return None
+        return self._put(np.array(sorted(set(range(len(self._rows))) - set(members)), np.int64))

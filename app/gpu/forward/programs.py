@@ -1,0 +1,277 @@
+"""Layers on a CPU as programs: what a model launches is recorded once, and then run with one call.
+
+Waking threads for each kernel of a layer of one token, and coming back to Python, takes about as long as the kernels.
+So layers of a resident model are recorded with as many tokens as there may be, and each run tells the kernels how many
+there are. What cannot be recorded runs layer by layer.
+"""
+
+import ctypes
+import logging
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+from weakref import finalize
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from app.gpu.forward.pieces import layer_by_layer
+from app.gpu.kernels.attention.batch import Batch, RowShape
+from app.gpu.kernels.attention.cpu.paged import PAGED_TOKENS, count_short, token_tables
+from app.gpu.kernels.attention.cpu.prompts import PlacedPrompts, PromptArguments
+from app.gpu.kernels.cpu.openmp import recorded_by
+from app.gpu.kernels.cpu.program import Launch, Program
+from app.gpu.kv.pools import KVPool
+from app.gpu.models.base import LayerStack
+
+logger = logging.getLogger(__name__)
+
+MOST_SHORT = 64
+"""Tokens of a program that attend one query at a time: with more, products take most of the time anyway."""
+_aten = torch.ops.aten
+_ALLOCATIONS = {
+    _aten.empty.memory_format,
+    _aten.empty_like.default,
+    _aten.empty_strided.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+}
+_ZEROS = {_aten.zeros.default}
+
+
+class NotRecordable(Exception):
+    """The model computes something on a CPU that is no kernel of ours."""
+
+
+class Arena:
+    """Memory for tensors that live while layers are recorded: what one has given back, another one gets. It grows, and
+    never moves.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []
+        self._free: list[tuple[int, int]] = []
+        """Size and address of each block that is free, the smallest first."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all blocks."""
+        return sum(block.numel() for block in self._blocks)
+
+    def take(self, nbytes: int) -> Tensor:
+        """`[nbytes]` uint8, aligned to a cache line. The memory is free again when no tensor shares it any more."""
+        place = bisect_left(self._free, (nbytes, 0))
+        size, address = self._free.pop(place) if place < len(self._free) else self._grow(nbytes)
+        owner = (ctypes.c_uint8 * size).from_address(address)
+        finalize(owner, insort, self._free, (size, address)).atexit = False
+        return torch.frombuffer(owner, dtype=torch.uint8)[:nbytes]
+
+    def _grow(self, nbytes: int) -> tuple[int, int]:
+        self._blocks.append(torch.empty(max(1, nbytes), dtype=torch.uint8))
+        return self._blocks[-1].numel(), self._blocks[-1].data_ptr()
+
+
+class Recording(TorchDispatchMode):
+    """While it is active, the launches of the thread are kept, not run, and tensors are made in an arena.
+
+    PyTorch's own operators may only make tensors and views: if they compute, or read a value, they raise NotRecordable.
+    `tolist` and `numpy` are no operators, and are not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.launches: list[Launch] = []
+        self.state: list[Tensor] = []
+        """Tensors of zeros: their users leave them so, and find them so in the next replay."""
+        self.starts: list[int] = []
+        """Layer i is launches `[starts[i], starts[i + 1])`."""
+        self.hidden: list[Tensor] = []
+        """Layer i reads `hidden[i]`, and writes `hidden[i + 1]`. Other layers have something else in that memory."""
+        self._arena = Arena()
+
+    def mark_boundary(self, hidden: Tensor) -> None:
+        """What is recorded next is another layer, which reads `hidden` `[tokens, hidden_size]`."""
+        self.starts.append(len(self.launches))
+        self.hidden.append(_outliving(hidden))
+
+    @contextmanager
+    def within(self, arena: Arena) -> Iterator[None]:
+        """Record, with tensors in `arena`."""
+        self._arena = arena
+        with recorded_by(self), self:
+            yield
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch would import its compiler to keep it out of the mode: two seconds within the first decode step."""
+        return False
+
+    def launched(self, function: int, arguments: ctypes.Structure) -> None:
+        """Keep a kernel that the thread would have launched: its address and its arguments."""
+        self.launches.append(Launch(function, arguments))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _ALLOCATIONS:
+            return self._place(result)
+        if func in _ZEROS:
+            self.state.append(result)
+        elif func._schema.is_mutable or not _memory_of(result) or not _memory_of(result) <= _memory_of((args, kwargs)):
+            raise NotRecordable(f"{func} computes")
+        return result
+
+    def _place(self, like: Tensor) -> Tensor:
+        memory = self._arena.take(like.untyped_storage().nbytes()).view(like.dtype)
+        return memory.as_strided(like.shape, like.stride())
+
+
+def _memory_of(values: Any) -> set[int]:
+    """Where the memory of all tensors in `values` begins. A view, and nothing else, has that of its argument. oneDNN's
+    do not tell.
+    """
+    tensors = (each for each in tree_leaves(values) if isinstance(each, Tensor) and not each.is_mkldnn)
+    return {each.untyped_storage().data_ptr() for each in tensors}
+
+
+def _outliving(tensor: Tensor) -> Tensor:
+    """The same dense memory of an arena, which must live on, as a tensor that does not keep it: others may get it."""
+    memory = (ctypes.c_uint8 * (tensor.numel() * tensor.itemsize)).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
+
+
+class ProgramInputs:
+    """Memory for `MOST_SHORT` tokens of short rows, and after them for `prompt_tokens` of prompts. Block tables keep
+    entries of earlier steps past a token's context, where attention does not look.
+    """
+
+    def __init__(self, prompt_tokens: int, blocks: int, hidden_size: int, dtype: torch.dtype) -> None:
+        """`blocks` of a sequence at most."""
+        tokens, prompts = MOST_SHORT + prompt_tokens, -(-prompt_tokens // (PAGED_TOKENS + 1))
+        self._hidden = torch.empty(tokens, hidden_size, dtype=dtype)
+        self._positions, self._blocks, self._offsets = torch.zeros(3, tokens, dtype=torch.int64)
+        self._tables = torch.zeros(MOST_SHORT + prompts, blocks, dtype=torch.int32)
+        self._contexts = torch.zeros(len(self._tables), dtype=torch.int32)
+
+    def short(self) -> tuple[Tensor, Batch]:
+        """The residual stream and the batch of the most short rows, as views."""
+        return self._views(MOST_SHORT, ())
+
+    def mixed(self) -> tuple[Tensor, Batch]:
+        """Those of all tokens: some rows are short, and the rest is one prompt."""
+        tokens = len(self._hidden)
+        rows = [RowShape(token, 1, 1) for token in range(MOST_SHORT)]
+        prompt = RowShape(MOST_SHORT, tokens - MOST_SHORT, tokens - MOST_SHORT)
+        return self._views(tokens, (*rows, prompt))
+
+    def have_room(self, batch: Batch, short: int) -> bool:
+        """Whether the batch, of which the first `short` rows are short, can be copied, and all others are prompts."""
+        prompts = batch.rows[short:]
+        if not prompts:
+            return len(batch.positions) <= MOST_SHORT
+        tokens = sum(row.length for row in prompts)
+        return (
+            len(batch.positions) - tokens <= MOST_SHORT
+            and tokens <= len(self._hidden) - MOST_SHORT
+            and all(row.length > PAGED_TOKENS for row in prompts)
+        )
+
+    def fill(self, batch: Batch, short: int) -> int:
+        """Copy the batch, of which the first `short` rows are short. Returns how many tokens those have."""
+        tokens, tables = len(batch.positions), batch.block_tables
+        first = batch.rows[short].start if short < len(batch.rows) else tokens
+        self._positions[:tokens] = batch.positions
+        self._blocks[:tokens] = batch.slot_blocks
+        self._offsets[:tokens] = batch.slot_offsets
+        self._tables[:first, : tables.shape[1]] = token_tables(batch, short)
+        self._tables[MOST_SHORT : MOST_SHORT + len(tables) - short, : tables.shape[1]] = tables[short:]
+        return first
+
+    def _views(self, tokens: int, rows: tuple[RowShape, ...]) -> tuple[Tensor, Batch]:
+        return self._hidden[:tokens], Batch(
+            rows=rows,
+            decodes=MOST_SHORT,
+            positions=self._positions[:tokens],
+            slot_blocks=self._blocks[:tokens],
+            slot_offsets=self._offsets[:tokens],
+            block_tables=self._tables[: len(rows) or tokens],
+            contexts=self._contexts[: len(rows) or tokens],
+        )
+
+
+class RecordedLayers:
+    """A `RunLayers` on a CPU, in inference mode. It records layers once for short rows, and once for short rows and
+    prompts. Before each run it tells the program how many there are.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        stack: LayerStack,
+        pool: KVPool,
+        max_model_len: int,
+        max_step_tokens: int,
+        on_layer: Callable[[], None] | None = None,
+    ) -> None:
+        """`stack` keeps its weights where they are; `max_model_len` bounds positions, `max_step_tokens` the tokens of a
+        call. `on_layer` is called before each layer of prompts, and before each one that runs without a program.
+        """
+        self._stack, self._pool, self._on_layer = stack, pool, on_layer
+        self._layer_by_layer = layer_by_layer(stack, pool, on_layer)
+        blocks = -(-max_model_len // pool.block_size)
+        self._inputs = ProgramInputs(max_step_tokens, blocks, stack.hidden_size, stack.dtype)
+        self._arena = Arena()
+        # The one with the most tokens first: then the other needs no more memory.
+        self._mixed = self._record("prompts", *self._inputs.mixed())
+        self._short = self._record("decodes", *self._inputs.short())
+
+    def __call__(self, lo: int, hi: int, hidden: Tensor, batch: Batch) -> Tensor:
+        """Run layers `[lo, hi)` on `hidden` `[tokens, hidden_size]`. The next run writes to the result's memory."""
+        short = count_short(batch)
+        has_prompts = short < len(batch.rows)
+        recorded = self._mixed if has_prompts else self._short
+        if recorded is None or not self._inputs.have_room(batch, short):
+            return self._layer_by_layer(lo, hi, hidden, batch)
+        tokens, (program, recording) = len(hidden), recorded
+        recording.hidden[lo][:tokens] = hidden
+        program.set("queries", self._inputs.fill(batch, short))
+        program.set("tokens", tokens)
+        if has_prompts:
+            self._run_prompts(program, recording, lo, hi, batch.rows[short:])
+        else:
+            program.run(recording.starts[lo], recording.starts[hi])
+        return recording.hidden[hi][:tokens]
+
+    def _run_prompts(self, program: Program, recording: Recording, lo: int, hi: int, rows: Sequence[RowShape]) -> None:
+        """Run the layers of the program for prompts one by one: it takes long, and the watch asks how far it is."""
+        launched = (each.arguments for each in recording.launches)
+        placed = PlacedPrompts(
+            rows,
+            range(MOST_SHORT, MOST_SHORT + len(rows)),
+            heads=next((each.heads for each in launched if isinstance(each, PromptArguments)), 0),
+            kv_heads=self._stack.kv_heads,
+            head_dim=self._stack.head_dim,
+        )
+        for field, number in placed.arguments().items():
+            program.set(field, number)
+        for start, end in pairwise(recording.starts[lo : hi + 1]):
+            if self._on_layer is not None:
+                self._on_layer()
+            program.run(start, end)
+
+    def _record(self, what: str, hidden: Tensor, batch: Batch) -> tuple[Program, Recording] | None:
+        """None if the model, or its attention, needs other kernels for that."""
+        recording = Recording()
+        recording.mark_boundary(hidden)
+        try:
+            for layer in range(self._stack.num_layers):
+                with recording.within(self._arena):
+                    hidden = self._stack.layer(layer, hidden, batch, self._pool.layer(layer))
+                recording.mark_boundary(hidden)
+        except NotRecordable as reason:
+            logger.info("%s run without a program: %s", what, reason)
+            return None
+        return Program(recording.launches), recording

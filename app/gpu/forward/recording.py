@@ -1,0 +1,187 @@
+"""Recording CUDA graphs: whether to do so, how, what memory they take, and whether what they replay is right."""
+
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from app.domain.errors import FieldOutOfRange
+from app.gpu.device.memory import DeviceMemory
+from app.gpu.forward.graphs import KEPT_PASSES, Graphs, Recorder
+from app.gpu.forward.pieces import layer_by_layer, whole_pass
+from app.gpu.kernels.attention.batch import Batch, make_batch
+from app.gpu.kv.pools import KVPool
+from app.gpu.models.base import TOLERANCE, LayerStack
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_SECONDS = 2.0
+CHECKED_TOKENS = 2
+"""In the sequence that graphs are checked with: the shortest that has a past."""
+
+
+@contextmanager
+def waiting_forbidden() -> Iterator[None]:
+    """Raise RuntimeError from work that makes the host wait, as far as PyTorch notices. Holds for all threads."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch calls the mode a prototype, once
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+_THREAD_LOCAL = "thread_local"
+_CAPTURING = threading.Lock()
+"""A process may have one capture under way at a time, whichever thread's it is."""
+
+
+class CudaRecorder:
+    """A `Recorder` that captures `torch.cuda.CUDAGraph`s, all of them in one memory pool. A replay runs on the current
+    stream, whichever that is then.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], None], *, concurrent: bool = False) -> Callable[[], None]:
+        """Record as `Recorder` says. Warms up on a side stream and captures on the same, as PyTorch asks for: kernels
+        are compiled, libraries have their handles and workspaces for this stream, and none of that is in the graph.
+        """
+        caller, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
+        self._stream.wait_stream(caller)
+        # A capture that fails to end leaves its stream the current one; this block sets that right.
+        with torch.cuda.stream(self._stream), _CAPTURING:
+            try:
+                work()
+                if not concurrent:
+                    # A capture would not survive work that waits, and up to 2.11 PyTorch's allocator does not survive
+                    # such a capture: it believes for ever that one is under way.
+                    with waiting_forbidden():
+                        work()
+            finally:
+                caller.wait_stream(self._stream)  # work that has failed half-way writes to tensors, too
+            if concurrent:
+                self._capture(graph, work)
+            else:
+                # Another thread's copies are none of this capture's business.
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=_THREAD_LOCAL):
+                    work()
+        return graph.replay
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
+        """Without what `torch.cuda.graph` does first: it waits for all streams, among them those that move KV, and
+        gives back the memory that PyTorch keeps for the next step.
+        """
+        graph.capture_begin(self._pool, capture_error_mode=_THREAD_LOCAL)
+        try:
+            work()
+        finally:
+            graph.capture_end()
+
+    def forget(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+
+def choose_recorder(wanted: bool | None, device: torch.device, *, streamed: bool) -> Recorder | None:
+    """None is yes where it can be. Raises FieldOutOfRange for graphs on a device that has none, or of weights that are
+    streamed: a graph's operations read the same addresses each time.
+    """
+    reason = None
+    if device.type != "cuda":
+        reason = f"the device is {device}, which has no CUDA graphs"
+    elif streamed:
+        reason = "weights_device does not hold all weights, and those that are streamed have no place of their own"
+    if wanted and reason is not None:
+        raise FieldOutOfRange(f"cuda_graphs: {reason}", param="cuda_graphs")
+    return None if wanted is False or reason is not None else CudaRecorder(device)
+
+
+@torch.inference_mode()
+def estimate_graph_bytes(
+    stack: LayerStack,
+    block_size: int,
+    rows: int,
+    blocks: int,
+    recorder: Recorder,
+    memory: DeviceMemory,
+    kv_dtype: torch.dtype,
+) -> int:
+    """Device memory that graphs of steps of up to `rows` rows, each of up to `blocks` KV blocks, will take, known
+    before there is a KV pool: the largest and the smallest are recorded over a pool of one block of `kv_dtype`, and
+    dropped. Each of the others, and of those of pieces, counts as the smallest, because they all find their tensors'
+    memory in what the largest has taken. 0 if the model cannot be recorded.
+    """
+    free = [memory.free()]
+    pool = KVPool(stack, 1, block_size, dtype=kv_dtype)
+    graphs = Graphs(stack, layer_by_layer(stack, pool), recorder, rows, blocks)
+    count = len(graphs.buckets)
+    try:
+        for bucket in (graphs.buckets[-1], graphs.buckets[0]):
+            graphs.record_whole(bucket)
+            free.append(memory.free())
+    except Exception:
+        return 0  # record_graphs meets the same, and says so
+    finally:
+        del graphs
+        recorder.forget()
+    return max(0, free[0] - free[1]) + max(0, free[1] - free[2]) * (count - 1 + KEPT_PASSES)
+
+
+@torch.inference_mode()
+def record_graphs(stack: LayerStack, pool: KVPool, rows: int, blocks: int, recorder: Recorder) -> Graphs | None:
+    """Record whole steps of up to `rows` rows, each of up to `blocks` KV blocks, for every bucket, the largest first,
+    and check each. Writes to block 0 of `pool`, which must be free.
+
+    None, and a warning that says why, if the model cannot be recorded.
+    """
+    graphs = Graphs(stack, layer_by_layer(stack, pool), recorder, rows, blocks)
+    began, count = time.perf_counter(), len(graphs.buckets)
+    logger.info("recording decode steps of up to %d sessions as %d graphs", rows, count)
+    told = began
+    try:
+        for done, bucket in enumerate(reversed(graphs.buckets)):
+            if time.perf_counter() - told > PROGRESS_SECONDS:
+                told = time.perf_counter()
+                logger.info("recorded %d of %d graphs", done, count)
+            graphs.record_whole(bucket)
+        _check(graphs, stack, pool)
+    except Exception as error:
+        # Whatever stands against recording this model, it runs without.
+        logger.warning("decode steps run without CUDA graphs: %s: %s", type(error).__name__, error)
+        del graphs
+        recorder.forget()
+        return None
+    logger.info("recorded and checked %d graphs in %.1f s", count, time.perf_counter() - began)
+    return graphs
+
+
+def _check(graphs: Graphs, stack: LayerStack, pool: KVPool) -> None:
+    """Raise RuntimeError unless every graph gives the logits of layers that are called one by one, in rows before a
+    padding row. A model or an attention that keeps what it has read on the host while it is recorded gives others.
+    """
+    run_layers = layer_by_layer(stack, pool)
+    for position in range(CHECKED_TOKENS):
+        expected = whole_pass(stack, run_layers, *_step(position, 1, pool.block_size, stack.device))
+    for bucket in graphs.buckets:
+        rows = max(1, bucket - 1)
+        found = graphs.replay_whole(*_step(CHECKED_TOKENS - 1, rows, pool.block_size, stack.device))
+        error = float(((found - expected).norm(dim=-1) / expected.norm()).max())
+        if not error < TOLERANCE[stack.dtype]:
+            raise RuntimeError(f"logits of a batch of {rows} are off by {error:.0%} when they are replayed")
+
+
+def _step(position: int, rows: int, block_size: int, device: torch.device) -> tuple[Tensor, Batch]:
+    """Token `position` of `rows` times one sequence, whose token ids are its positions and whose KV is in block 0."""
+    blocks = [0] * (position // block_size + 1)
+    batch = make_batch([(position, 1)] * rows, [blocks] * rows, block_size, device)
+    return batch.positions.clone(), batch
