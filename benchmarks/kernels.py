@@ -15,14 +15,15 @@ from torch import Tensor
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.kernels.attention.base import Attention, AttentionSpec
 from app.gpu.kernels.attention.batch import make_batch
-from app.gpu.kernels.attention.cpu.paged import PagedCpuAttention
+from app.gpu.kernels.attention.cpu import PagedCpuAttention
 from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.kernels.cpu.compile import compiled_features
+from app.gpu.kernels.cpu.tiles import multiplies_pairs
 from app.gpu.kernels.linear import linear_maker
-from app.gpu.kernels.linear.base import Linear, MakeLinear
-from app.gpu.kernels.linear.cpu.onednn import PackedLinear, StoredLinear, onednn_multiplies
+from app.gpu.kernels.linear.base import Linear, MakeLinear, MatmulPrecision
 from app.gpu.kernels.linear.dense import DenseLinear
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix
+from benchmarks.onednn import PackedLinear, StoredLinear, onednn_multiplies
 from loadgen.processes.processor import NO_FLAGS, processor_flags
 
 HIDDEN, INNER, VOCABULARY, LAYERS = 576, 1536, 49152, 30
@@ -71,6 +72,7 @@ def compare_linears(rows: list[int], repeats: int, *, small: bool) -> None:
             stacks[f"{dtype_name(dtype)} {name}"] = [maker(weight) for weight in weights]
     for kind in ("float32", "bfloat16", "float16", *BLOCK_BYTES):
         stacks[f"float32 ours, {kind}"] = [_ours(_matrix(kind, shape)) for shape in shapes]
+    stacks["bfloat16 ours"] = [_ours(_matrix("bfloat16", shape), torch.bfloat16) for shape in shapes]
     print_row("rows", list(stacks))
     for count in rows:
         variants = {name: _step(stack, count, name) for name, stack in stacks.items()}
@@ -87,9 +89,13 @@ def _linear_makers(dtype: torch.dtype) -> dict[str, MakeLinear]:
     return makers
 
 
-def _ours(matrix: Matrix) -> Linear:
-    """Djinn's layer that computes in float32 with weights of any type."""
-    return linear_maker(torch.device("cpu"), torch.float32, streamed=False, batch_invariant=False)(matrix)
+def _ours(matrix: Matrix, dtype: torch.dtype = torch.float32) -> Linear:
+    """Djinn's layer of a model that computes in `dtype`, with weights of any type; bfloat16 has bfloat16's products
+    where the processor has an instruction for them.
+    """
+    in_bfloat16 = dtype is torch.bfloat16 and multiplies_pairs()
+    products = MatmulPrecision.BFLOAT16 if in_bfloat16 else MatmulPrecision.FLOAT32
+    return linear_maker(torch.device("cpu"), dtype, batch_invariant=False, products=products)(matrix)
 
 
 def _matrix(kind: str, shape: tuple[int, int]) -> Matrix:

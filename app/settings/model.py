@@ -34,7 +34,7 @@ class ModelSettings(BaseModel):
     matmul_precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="precision of products on a CPU that computes in float32; auto: bfloat16 for bfloat16 matrices, "
-        "where the processor has instructions for it and --dtype is auto, else float32",
+        "where the processor has instructions for it and --dtype is auto or bfloat16, else float32",
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",

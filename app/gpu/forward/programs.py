@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from app.gpu.forward.pieces import layer_by_layer
 from app.gpu.kernels.attention.batch import Batch, RowShape
-from app.gpu.kernels.attention.cpu.paged import PAGED_TOKENS, count_short, token_tables
+from app.gpu.kernels.attention.cpu import PAGED_TOKENS, count_short, token_tables
 from app.gpu.kernels.attention.cpu.prompts import PlacedPrompts, PromptArguments
-from app.gpu.kernels.cpu.openmp import recorded_by
-from app.gpu.kernels.cpu.program import Launch, Program
+from app.gpu.kernels.cpu import recorded_by
+from app.gpu.kernels.cpu.launch import Launch, Program
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
 
@@ -102,7 +102,7 @@ class Recording(TorchDispatchMode):
     def within(self, arena: Arena) -> Iterator[None]:
         """Record, with tensors in `arena`."""
         self._arena = arena
-        with recorded_by(self), self:
+        with recorded_by(self.launched), self:
             yield
 
     @classmethod

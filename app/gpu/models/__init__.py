@@ -4,7 +4,7 @@ import torch
 
 from app.domain.errors import DjinnError, FieldOutOfRange
 from app.gpu.kernels.attention.base import Attention
-from app.gpu.kernels.linear.base import Products
+from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kernels.linear.shard import WHOLE, Shard
 from app.gpu.models.base import LayerStack
 from app.gpu.models.gpt2 import Gpt2Stack
@@ -34,7 +34,7 @@ def load_stack(
     attention: Attention,
     max_model_len: int | None = None,
     batch_invariant: bool = False,
-    products: Products = Products.FLOAT32,
+    products: MatmulPrecision = MatmulPrecision.FLOAT32,
     shard: Shard = WHOLE,
 ) -> LayerStack:
     """Load all of `model` onto `device` as `dtype`, for sequences of up to `max_model_len` tokens (None: the model's

@@ -12,7 +12,7 @@ import torch
 
 from app.domain.errors import DjinnError
 from app.gpu.kernels.attention.batch import RowShape
-from app.gpu.kernels.linear.base import Products
+from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.state.moves import HalfPass
 from app.logs.formats import Log
 from app.model_store.resolve import ResolvedModel
@@ -27,7 +27,7 @@ class Load:
     ranks: int
     device: torch.device
     dtype: torch.dtype
-    products: Products
+    products: MatmulPrecision
     attend_in_bfloat16: bool
     batch_invariant: bool
     max_model_len: int

@@ -77,7 +77,7 @@ def apply_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     once; `bits` `[masked, words]` int32 has a bit for each token, the lowest of a word first.
     """
     if logits.device.type == "cpu":
-        from app.gpu.kernels.cpu.masks import forbid
+        from app.gpu.kernels.cpu.elementwise import forbid
 
         forbid(logits, rows, bits)
     else:

@@ -14,16 +14,14 @@ from app.settings import DRAFT_TOKENS, EngineSettings
 logger = logging.getLogger(__name__)
 
 
-def choose_draft_tokens(
-    model: ResolvedModel, settings: EngineSettings, device: torch.device, dtype: torch.dtype
-) -> int:
+def choose_draft_tokens(model: ResolvedModel, settings: EngineSettings, device: torch.device) -> int:
     """Most drafted tokens of one row; 0: none. Raises FieldOutOfRange if drafts are asked for where they could change a
     token.
     """
     asked = settings.max_draft_tokens
     if asked == 0:
         return 0
-    reason = _why_not(model, settings, device, dtype)
+    reason = _why_not(model, settings, device)
     if asked is not None and reason is not None:
         raise FieldOutOfRange(
             f"max_draft_tokens must be 0: drafts could change tokens, as {reason}", param="max_draft_tokens"
@@ -36,12 +34,12 @@ def choose_draft_tokens(
     return DRAFT_TOKENS if asked is None else asked
 
 
-def _why_not(model: ResolvedModel, settings: EngineSettings, device: torch.device, dtype: torch.dtype) -> str | None:
+def _why_not(model: ResolvedModel, settings: EngineSettings, device: torch.device) -> str | None:
     """Why a token's bits could depend on the tokens beside it; None: they do not."""
     reason = why_not_row_by_row(model, device)
     if reason is not None:
         return reason
-    if not sums_rows_alike(device, dtype, batch_invariant=settings.batch_invariant):
+    if not sums_rows_alike(device, batch_invariant=settings.batch_invariant):
         return "matrix products depend on the batch; with batch_invariant they do not"
     if tokens_alike(device, batch_invariant=settings.batch_invariant) <= DRAFT_TOKENS:
         return "attention depends on the batch; with batch_invariant it does not"

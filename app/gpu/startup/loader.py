@@ -17,9 +17,8 @@ from app.gpu.forward.graphs import Recorder
 from app.gpu.forward.recording import choose_recorder
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.pool_rows import require_rows
-from app.gpu.kernels.cpu.compilations import COMPILATIONS
-from app.gpu.kernels.cpu.openmp import release_threads
-from app.gpu.kernels.linear.base import Products
+from app.gpu.kernels.cpu import release_threads, telling_of_compilation
+from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.loan import KVLoans
 from app.gpu.kv.mover import KVMover
 from app.gpu.kv.phases import Phases
@@ -58,11 +57,11 @@ def load_engine(
     began = time.perf_counter()
     products = choose_products(settings, model, device, dtype)
     in_bfloat16 = not settings.batch_invariant and attends_in_bfloat16(model, products)
-    if products is not Products.FLOAT32:
+    if products is not MatmulPrecision.FLOAT32:
         logger.info("multiplied in bfloat16: %s", "all" if in_bfloat16 else "matrices that are kept in bfloat16")
     attention = attention_for(device, batch_invariant=settings.batch_invariant, in_bfloat16=in_bfloat16)
     ranks = start_ranks(model, settings, device, dtype, die)
-    with COMPILATIONS.telling(), ExitStack() as undo:
+    with telling_of_compilation(), ExitStack() as undo:
         if ranks is not None:
             undo.callback(ranks.close)
         loaded = load_model(model, settings, device, dtype, attention, ranks)
@@ -96,7 +95,7 @@ def build_engine(
     warm_up(stack, settings.block_size, kv_dtype)
     kv = make_kv(model, loaded, settings, kv_dtype, recorder, room)
     borrower, limit = kv.borrower, kv.max_model_len
-    draft_tokens = choose_draft_tokens(model, settings, stack.device, stack.dtype)
+    draft_tokens = choose_draft_tokens(model, settings, stack.device)
     scheduler = make_scheduler(stack, settings, kv, draft_tokens)
     phases = Phases(scheduler.placement, scheduler.headroom)
     progress = Progress()

@@ -172,7 +172,7 @@ def _build_on_meta(
 ) -> tuple[StreamedWeights, LayerStack]:
     """The layers without a weight, and how their weights are laid out where they are streamed."""
     products = choose_products(settings, model, device, dtype)
-    linear = linear_maker(device, dtype, streamed=True, batch_invariant=settings.batch_invariant, products=products)
+    linear = linear_maker(device, dtype, batch_invariant=settings.batch_invariant, products=products)
     weights = StreamedWeights(device, dtype, linear)
     shapes = weights_of(model, torch.device("cpu"), dtype, on_meta=True)
     return weights, build_stack(model, shapes, weights, attention, settings.max_model_len)

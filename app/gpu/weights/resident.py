@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.kernels.linear import linear_maker
-from app.gpu.kernels.linear.base import Linear, MakeLinear, Products
+from app.gpu.kernels.linear.base import Linear, MakeLinear, MatmulPrecision
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, look_up
 from app.gpu.kernels.linear.weight import Weight
 
@@ -78,10 +78,10 @@ class ResidentWeights:
         dtype: torch.dtype,
         *,
         batch_invariant: bool,
-        products: Products = Products.FLOAT32,
+        products: MatmulPrecision = MatmulPrecision.FLOAT32,
     ) -> None:
         self.device, self.dtype = device, dtype
-        self._linear = linear_maker(device, dtype, streamed=False, batch_invariant=batch_invariant, products=products)
+        self._linear = linear_maker(device, dtype, batch_invariant=batch_invariant, products=products)
 
     def bundle(self) -> AbstractContextManager[Bundle]:
         return nullcontext(Bundle(lambda weight, bias=None: self._linear(self._here(weight), bias)))

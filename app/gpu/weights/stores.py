@@ -231,7 +231,7 @@ class FileLoad:
 
 
 def _read_on_torch_threads(file: int, offset: int, target: Tensor) -> bool:
-    from app.gpu.kernels.cpu.reading import read_on_torch_threads  # imports Numba, which only a CPU needs
+    from app.gpu.kernels.linear.cpu.products import read_on_torch_threads
 
     return read_on_torch_threads(file, offset, target)
 

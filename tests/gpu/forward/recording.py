@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from app.gpu.kernels.attention.base import Attention, AttentionSpec
 from app.gpu.kernels.attention.batch import Batch
-from app.gpu.kernels.attention.cpu.paged import PagedCpuAttention
+from app.gpu.kernels.attention.cpu import PagedCpuAttention
 from app.gpu.models import load_stack
 from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny
 

@@ -16,10 +16,10 @@ from transformers import AutoConfig
 from app.gpu.forward.pieces import layer_by_layer
 from app.gpu.forward.programs import Arena, NotRecordable, RecordedLayers, Recording
 from app.gpu.kernels.attention.batch import Batch, make_batch
-from app.gpu.kernels.attention.cpu.paged import PAGED_TOKENS, PagedCpuAttention
+from app.gpu.kernels.attention.cpu import PAGED_TOKENS, PagedCpuAttention
 from app.gpu.kernels.attention.pool_rows import to_rows
-from app.gpu.kernels.cpu.program import Program
-from app.gpu.kernels.linear.base import Products
+from app.gpu.kernels.cpu.launch import Program
+from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
@@ -46,7 +46,7 @@ def load(case: str, dtype: torch.dtype = torch.float32, *, in_bfloat16: bool = F
         dtype=dtype,
         attention=PagedCpuAttention(in_bfloat16=in_bfloat16),
         max_model_len=POSITIONS,
-        products=Products.BFLOAT16 if in_bfloat16 else Products.FLOAT32,
+        products=MatmulPrecision.BFLOAT16 if in_bfloat16 else MatmulPrecision.FLOAT32,
     )
 
 

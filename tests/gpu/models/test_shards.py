@@ -16,7 +16,7 @@ from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.gpu.kernels.attention.reference import ReferenceAttention
-from app.gpu.kernels.linear.base import Products
+from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kernels.linear.eight_bits import FLOAT8, quantize
 from app.gpu.kernels.linear.matrix import BlockMatrix, dense_of
 from app.gpu.kernels.linear.shard import Shard
@@ -68,7 +68,7 @@ def load_shard(model: ResolvedModel, shard: Shard) -> LayerStack:
         device=CPU,
         dtype=torch.float32,
         attention=ReferenceAttention(),
-        products=Products.FLOAT32,
+        products=MatmulPrecision.FLOAT32,
         shard=shard,
     )
 

@@ -193,7 +193,7 @@ def lend(
     model: ResolvedModel, keep: Keep | None = None, dtype: torch.dtype = FLOAT32, *, batch_invariant: bool = False
 ) -> tuple[LayerStack, LendingWeights]:
     """The model, and what lends it its weights. What is said of them before they are read is what is read."""
-    shelf, linear = Shelf(), linear_maker(CPU, dtype, streamed=True, batch_invariant=batch_invariant)
+    shelf, linear = Shelf(), linear_maker(CPU, dtype, batch_invariant=batch_invariant)
     read = stored(weights_of(model, CPU, dtype), keep)
     filling = StreamedWeights(torch.device("meta"), dtype, linear, shelf.write)
     build_stack(model, read, filling, ReferenceAttention(), None)

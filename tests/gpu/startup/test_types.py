@@ -18,7 +18,7 @@ from app.gpu.device.choice import choose_kv_dtype
 from app.gpu.forward.pieces import layer_by_layer, whole_pass
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.batch import make_batch
-from app.gpu.kernels.linear.base import Products
+from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
@@ -81,18 +81,18 @@ def test_streamed_weights_give_the_same_tokens(model: ResolvedModel, tmp_path: P
 @pytest.mark.parametrize(
     ("given", "has_instruction", "expected"),
     [
-        ({}, True, Products.AS_KEPT),
-        ({}, False, Products.FLOAT32),
-        ({"dtype": "float32"}, True, Products.FLOAT32),
-        ({"matmul_precision": "float32"}, True, Products.FLOAT32),
-        ({"matmul_precision": "bfloat16"}, False, Products.BFLOAT16),
-        ({"matmul_precision": "bfloat16", "dtype": "float32"}, True, Products.BFLOAT16),
+        ({}, True, MatmulPrecision.AS_KEPT),
+        ({}, False, MatmulPrecision.FLOAT32),
+        ({"dtype": "float32"}, True, MatmulPrecision.FLOAT32),
+        ({"matmul_precision": "float32"}, True, MatmulPrecision.FLOAT32),
+        ({"matmul_precision": "bfloat16"}, False, MatmulPrecision.BFLOAT16),
+        ({"matmul_precision": "bfloat16", "dtype": "float32"}, True, MatmulPrecision.BFLOAT16),
     ],
 )
 def test_auto_looks_at_the_processor_unless_a_type_is_asked_for(
     given: dict[str, Any],
     has_instruction: bool,
-    expected: Products,
+    expected: MatmulPrecision,
     model: ResolvedModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -101,29 +101,53 @@ def test_auto_looks_at_the_processor_unless_a_type_is_asked_for(
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.bfloat16), ("cuda", torch.float32)])
-def test_bfloat16_is_refused_where_pytorch_multiplies(device: str, dtype: torch.dtype, model: ResolvedModel) -> None:
+def test_bfloat16_is_refused_beside_another_type(
+    device: str, dtype: torch.dtype, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "_has_instruction", lambda: False)
     asked = Settings(matmul_precision="bfloat16").engine()
     with pytest.raises(FieldOutOfRange, match="matmul_precision must be auto or float32") as refused:
         choose_products(asked, model, torch.device(device), dtype)
     assert refused.value.param == "matmul_precision"
-    assert choose_products(Settings().engine(), model, torch.device(device), dtype) is Products.FLOAT32
+    assert choose_products(Settings().engine(), model, torch.device(device), dtype) is MatmulPrecision.FLOAT32
+
+
+@pytest.mark.parametrize(
+    ("given", "has_instruction", "dtype", "expected"),
+    [
+        ({"dtype": "bfloat16"}, True, torch.bfloat16, MatmulPrecision.BFLOAT16),
+        ({"dtype": "bfloat16"}, False, torch.bfloat16, MatmulPrecision.FLOAT32),
+        ({"dtype": "bfloat16", "matmul_precision": "float32"}, True, torch.bfloat16, MatmulPrecision.FLOAT32),
+        ({"dtype": "float16"}, True, torch.float16, MatmulPrecision.FLOAT32),
+    ],
+)
+def test_a_model_in_bfloat16_is_multiplied_in_it_where_the_processor_can(
+    given: dict[str, Any],
+    has_instruction: bool,
+    dtype: torch.dtype,
+    expected: MatmulPrecision,
+    model: ResolvedModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "_has_instruction", lambda: has_instruction)
+    assert choose_products(Settings(**given).engine(), model, CPU, dtype) is expected
 
 
 @pytest.mark.parametrize(
     ("multiplied", "stored", "kept", "expected"),
     [
-        (Products.FLOAT32, {"dtype": torch.bfloat16}, WeightsDtype.CHECKPOINT, False),
-        (Products.BFLOAT16, {"dtype": torch.float32}, WeightsDtype.CHECKPOINT, True),
-        (Products.AS_KEPT, {"dtype": torch.bfloat16}, WeightsDtype.CHECKPOINT, True),
-        (Products.AS_KEPT, {"dtype": "bfloat16"}, WeightsDtype.CHECKPOINT, True),
-        (Products.AS_KEPT, {"dtype": "float32"}, WeightsDtype.CHECKPOINT, False),
-        (Products.AS_KEPT, {}, WeightsDtype.CHECKPOINT, False),
-        (Products.AS_KEPT, {"dtype": torch.float32}, WeightsDtype.BFLOAT16, True),
-        (Products.AS_KEPT, {"dtype": torch.bfloat16}, WeightsDtype.INT8, False),
+        (MatmulPrecision.FLOAT32, {"dtype": torch.bfloat16}, WeightsDtype.CHECKPOINT, False),
+        (MatmulPrecision.BFLOAT16, {"dtype": torch.float32}, WeightsDtype.CHECKPOINT, True),
+        (MatmulPrecision.AS_KEPT, {"dtype": torch.bfloat16}, WeightsDtype.CHECKPOINT, True),
+        (MatmulPrecision.AS_KEPT, {"dtype": "bfloat16"}, WeightsDtype.CHECKPOINT, True),
+        (MatmulPrecision.AS_KEPT, {"dtype": "float32"}, WeightsDtype.CHECKPOINT, False),
+        (MatmulPrecision.AS_KEPT, {}, WeightsDtype.CHECKPOINT, False),
+        (MatmulPrecision.AS_KEPT, {"dtype": torch.float32}, WeightsDtype.BFLOAT16, True),
+        (MatmulPrecision.AS_KEPT, {"dtype": torch.bfloat16}, WeightsDtype.INT8, False),
     ],
 )
 def test_prompts_attend_in_bfloat16_where_all_matrices_are_multiplied_in_it(
-    multiplied: Products, stored: dict[str, Any], kept: WeightsDtype, expected: bool
+    multiplied: MatmulPrecision, stored: dict[str, Any], kept: WeightsDtype, expected: bool
 ) -> None:
     """A config that was read once says the type in a word or not at all."""
     config: Any = SimpleNamespace(**stored)
@@ -201,7 +225,6 @@ def test_a_type_that_is_no_smaller_is_refused(name: str, computes: str) -> None:
 
 SINGLE, HALF = torch.float32, torch.bfloat16
 BLOCK = 4
-Place = tuple[torch.device, torch.dtype]
 
 
 def make_model(case: str, folder: Path) -> ResolvedModel:
@@ -209,45 +232,44 @@ def make_model(case: str, folder: Path) -> ResolvedModel:
         return resolve(str(save_model(build_model(tiny_config(case)), folder)), cache_dir=folder)
 
 
-def choose(model: ResolvedModel, place: Place, asked: int | None = None, *, batch_invariant: bool = False) -> int:
+def choose(
+    model: ResolvedModel, place: torch.device, asked: int | None = None, *, batch_invariant: bool = False
+) -> int:
     settings = replace(Settings().engine(), max_draft_tokens=asked, batch_invariant=batch_invariant)
-    return choose_draft_tokens(model, settings, *place)
+    return choose_draft_tokens(model, settings, place)
 
 
 def test_drafts_are_on_where_they_change_nothing(tmp_path: Path) -> None:
     llama = make_model("llama", tmp_path)
-    assert choose(llama, (CPU, SINGLE)) == DRAFT_TOKENS
-    assert choose(llama, (CPU, HALF)) == 0
-    assert choose(llama, (CPU, HALF), batch_invariant=True) == DRAFT_TOKENS
-    assert choose(llama, (CPU, SINGLE), 3) == 3
-    assert choose(llama, (CPU, SINGLE), 0) == 0
+    assert choose(llama, CPU) == DRAFT_TOKENS
+    assert choose(llama, CPU, 3) == 3
+    assert choose(llama, CPU, 0) == 0
 
 
 def test_a_gpu_drafts_only_when_it_is_told_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Drafts would cost it the overlap of steps and the recorded ones."""
     llama = make_model("llama", tmp_path)
     with caplog.at_level("INFO", logger="app.gpu.startup.drafts"):
-        assert choose(llama, (CUDA, HALF), batch_invariant=True) == 0
+        assert choose(llama, CUDA, batch_invariant=True) == 0
     assert "max_draft_tokens turns them on" in caplog.text
-    assert choose(llama, (CUDA, HALF), 5, batch_invariant=True) == 5
+    assert choose(llama, CUDA, 5, batch_invariant=True) == 5
 
 
 @pytest.mark.parametrize(
     ("case", "place", "why"),
     [
-        ("gpt2-relu", (CPU, SINGLE), "the activation of 'gpt2'"),
-        ("gpt_neox", (CPU, SINGLE), "Transformers' modules"),
-        ("llama", (CPU, HALF), "matrix products depend on the batch; with batch_invariant"),
-        ("llama", (CUDA, HALF), "matrix products depend on the batch; with batch_invariant"),
+        ("gpt2-relu", CPU, "the activation of 'gpt2'"),
+        ("gpt_neox", CPU, "Transformers' modules"),
+        ("llama", CUDA, "matrix products depend on the batch; with batch_invariant"),
     ],
 )
-def test_drafts_that_could_change_a_token_are_refused(case: str, place: Place, why: str, tmp_path: Path) -> None:
+def test_drafts_that_could_change_a_token_are_refused(case: str, place: torch.device, why: str, tmp_path: Path) -> None:
     model = make_model(case, tmp_path)
     assert choose(model, place) == choose(model, place, 0) == 0
     with pytest.raises(FieldOutOfRange, match=why) as refused:
         choose(model, place, 4)
     assert refused.value.param == "max_draft_tokens"
-    if place == (CPU, SINGLE):
+    if place == CPU:
         with pytest.raises(FieldOutOfRange, match="max_draft_tokens must be 0"):
             load_engine(model, replace(Settings(device="cpu", state_dir=None).engine(), max_draft_tokens=1))
 
@@ -289,7 +311,7 @@ def test_eight_tokens_at_once_have_the_bits_that_each_has_alone(
 ) -> None:
     """In any company. In half types only with `batch_invariant`."""
     model, batch_invariant = make_model(case, tmp_path), dtype is HALF
-    assert choose(model, (CPU, dtype), batch_invariant=batch_invariant) == DRAFT_TOKENS
+    assert choose(model, CPU, batch_invariant=batch_invariant) == DRAFT_TOKENS
     attention = attention_for(CPU, batch_invariant=batch_invariant)
     stack = load_stack(model, device=CPU, dtype=dtype, attention=attention, batch_invariant=batch_invariant)
     for context in (5, 90):

@@ -13,8 +13,8 @@ from torch import Tensor
 from app.domain.errors import WeightsLost
 from app.gpu.device.streams import CpuStreams
 from app.gpu.kernels.linear.base import Linear
-from app.gpu.kernels.linear.cpu.layers import PanelLinear
-from app.gpu.kernels.linear.cpu.packing import to_panels
+from app.gpu.kernels.linear.cpu import PanelLinear
+from app.gpu.kernels.linear.cpu.formats import to_panels
 from app.gpu.kernels.linear.weight import Weight
 from app.gpu.weights.arena import Place
 from app.gpu.weights.file import WeightFile

@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM, GgufConfig, LlamaForCausalLM, Pre
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
 from app.gpu.kernels.attention.reference import ReferenceAttention
-from app.gpu.kernels.linear.cpu.onednn import onednn_multiplies
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, stored_rows
 from app.gpu.models import build_stack, load_stack
 from app.gpu.models.base import LayerStack
@@ -169,7 +168,7 @@ class _Remembering(RandomWeights):
     """Knows what it has given away."""
 
     def __init__(self, config: PretrainedConfig) -> None:
-        super().__init__(0, config, TensorFormat(CPU, torch.bfloat16))
+        super().__init__(0, config, TensorFormat(torch.device("cuda"), torch.bfloat16))
         self.given: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -178,12 +177,14 @@ class _Remembering(RandomWeights):
 
 
 @torch.no_grad()
-@pytest.mark.skipif(onednn_multiplies(torch.bfloat16), reason="this processor has a layout for bfloat16")
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_tied_output_projection_is_the_embedding_itself_where_weights_stay_as_they_are() -> None:
     config = tiny_config("gpt2")
-    source, weights = _Remembering(config), ResidentWeights(CPU, torch.bfloat16, batch_invariant=False)
+    cuda = torch.device("cuda")
+    source, weights = _Remembering(config), ResidentWeights(cuda, torch.bfloat16, batch_invariant=False)
     stack = build_stack(ResolvedModel("tied", config, None, 0), source, weights, ReferenceAttention(), None)
-    hidden = torch.randn(2, 48, dtype=torch.bfloat16)
+    hidden = torch.randn(2, 48, dtype=torch.bfloat16, device=cuda)
     assert stack.head(hidden).any()
     source.given["transformer.wte.weight"].zero_()
     assert not stack.head(hidden).any()

@@ -11,9 +11,9 @@ from app.gpu.kernels.attention.base import Attention
 
 _BACKENDS = {
     "reference": "app.gpu.kernels.attention.reference:ReferenceAttention",
-    "cpu": "app.gpu.kernels.attention.cpu.paged:PagedCpuAttention",
-    "cpu-bfloat16": "app.gpu.kernels.attention.cpu.paged:bfloat16_attention",
-    "cpu-batch-invariant": "app.gpu.kernels.attention.cpu.paged:batch_invariant_attention",
+    "cpu": "app.gpu.kernels.attention.cpu:PagedCpuAttention",
+    "cpu-bfloat16": "app.gpu.kernels.attention.cpu:bfloat16_attention",
+    "cpu-batch-invariant": "app.gpu.kernels.attention.cpu:batch_invariant_attention",
     "cuda": "app.gpu.kernels.attention.cuda:CudaAttention",
     "cuda-batch-invariant": "app.gpu.kernels.attention.cuda:batch_invariant_attention",
 }
@@ -49,6 +49,6 @@ def tokens_alike(device: torch.device, *, batch_invariant: bool) -> int:
         return sys.maxsize
     if device.type != "cpu":
         return 1
-    from app.gpu.kernels.attention.cpu.paged import PAGED_TOKENS  # imports Numba, which only a CPU needs
+    from app.gpu.kernels.attention.cpu import PAGED_TOKENS  # imports Numba, which only a CPU needs
 
     return PAGED_TOKENS

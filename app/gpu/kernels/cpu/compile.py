@@ -1,4 +1,4 @@
-"""How the CPU kernels are compiled, and what several of them use."""
+"""How the CPU kernels are compiled, and where their machine code is kept."""
 
 import functools
 import hashlib
@@ -19,8 +19,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 import llvmlite
 import llvmlite.binding as llvm
 import numba
-import numpy as np
-import torch
 from numba import njit, types
 from numba.core import config
 from numba.core.ccallback import CFunc
@@ -28,19 +26,13 @@ from numba.core.compiler import CompileResult
 from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
-from app.gpu.kernels.cpu.compilations import COMPILATIONS
+from app.gpu.kernels.cpu import compiling
 from app.machine.files import make_private_folder
 
 logger = logging.getLogger(__name__)
 
-ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}
-"""What stands for a tensor's dtype inside a kernel; see `intrinsics.widen`."""
-
-POOL_ELEMENTS = {**ELEMENTS, torch.float8_e4m3fn: np.uint8}
-"""The same of a pool of KV."""
-
 _ROOT = Path(__file__).parents[3]
-_IMPORT = re.compile(r"^ *from (app\.gpu[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
+_IMPORT = re.compile(r"^ *from (app\.gpu\.kernels[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
 _KEPT_DAYS = 60
 _STARTED = time.time()
 """Of this process. A file that has changed since may not be what it has imported."""
@@ -66,14 +58,14 @@ def inlined(function: Callable[P, R]) -> Callable[P, R]:
     return cast("Callable[P, R]", compiled)
 
 
-def c_function(kernel: Callable[[int], None]) -> Any:
-    """Compile `kernel`, which takes the address of its arguments; the result's `address` is a C function.
+def c_function(kernel: Callable[[int], None], *parts: Any) -> Any:
+    """Compile `kernel`, which takes the address of its arguments; the result's `address` is a C function. `parts` tell
+    it from other kernels of the same closure.
 
     Compiling takes up to some seconds. The machine code is kept in `kernel_folder()`, for every checkout and process of
     this user. Where that folder cannot be written to, each start compiles anew.
     """
-    compiled = _Kernel(kernel, ((types.int64,), types.void), locals={}, options=dict(_OPTIONS))
-    compiled._cache = _KernelCache(kernel)  # type: ignore[attr-defined]
+    compiled = _Kernel(kernel, parts)
     compiled.compile()
     return compiled
 
@@ -84,26 +76,25 @@ def kernel_folder() -> Path:
 
 
 class _Kernel(CFunc):
-    """A kernel that counts its compilation, unless the machine code is in the cache."""
-
-    def _compile_uncached(self) -> Any:
-        untyped: Any = super()
-        with COMPILATIONS.counting():
-            return untyped._compile_uncached()
-
-
-class _KernelCache:
-    """Machine code of one kernel, in a file whose name is a digest of all that it depends on.
+    """A kernel and its cache: machine code in a file whose name is a digest of all that it depends on.
 
     Numba's own cache lies next to the source, so that each checkout compiles for itself. And it does not notice when
     another file changes whose functions are compiled into the kernel.
     """
 
-    def __init__(self, kernel: Callable[[int], None]) -> None:
+    def __init__(self, kernel: Callable[[int], None], parts: tuple[Any, ...]) -> None:
+        untyped: Any = super()
+        untyped.__init__(kernel, ((types.int64,), types.void), locals={}, options=dict(_OPTIONS))
+        self._cache = self
         modules = {kernel.__module__}
-        self._identity = _identity(kernel, modules)
+        self._identity = _identity((kernel, parts), modules)
         self._files = sorted(imported_files(frozenset(modules)), key=_module_path)
         self._name = kernel.__qualname__.split(".")[0].strip("_")
+
+    def _compile_uncached(self) -> Any:
+        untyped: Any = super()
+        with compiling():
+            return untyped._compile_uncached()
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """The compiled kernel, or None. Prepares Numba's runtime alone: the compiler takes half a second."""
@@ -178,21 +169,23 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _identity(value: Any, modules: set[str]) -> Any:
-    """What tells `value`, a kernel or part of its closure, from others, the same in each process. Adds to `modules`
-    those whose code goes into it.
+    """What tells `value`, a kernel or a part of one, from others, the same in each process. Adds to `modules` those
+    whose code goes into it.
     """
+    if isinstance(value, tuple):
+        return [_identity(part, modules) for part in value]
     function = getattr(value, "py_func", value)
     if not isinstance(function, FunctionType):
         return repr(value)
     modules.add(function.__module__)
     cells = (cell.cell_contents for cell in function.__closure__ or ())
-    place = function.__module__, function.__qualname__, function.__code__.co_firstlineno, repr(function.__defaults__)
-    return place, [_identity(cell, modules) for cell in cells]
+    place = function.__module__, function.__qualname__, function.__code__.co_firstlineno
+    return place, [_identity(part, modules) for part in (*(function.__defaults__ or ()), *cells)]
 
 
 @functools.cache
 def imported_files(modules: frozenset[str]) -> frozenset[Path]:
-    """The files of these modules, of those of the engine that they import, and so on. Kernels take nothing from other
+    """The files of these modules, of those of this room that they import, and so on. Kernels take nothing from other
     rooms that changes their code.
     """
     waiting, found = list(modules), set[Path]()
@@ -217,18 +210,3 @@ def _file_of(module: str) -> Path | None:
 
 def _module_path(path: Path) -> str:
     return str(path.relative_to(_ROOT)) if path.is_relative_to(_ROOT) else path.name
-
-
-@inlined
-def exp2(x: Any) -> Any:
-    """2 to the `x`, for `-126 <= x <= 127`, to about 2e-7 (Cephes' exp2f)."""
-    whole = np.rint(x)
-    part = x - whole
-    y = np.float32(1.535336188319500e-4)
-    y = y * part + np.float32(1.339887440266574e-3)
-    y = y * part + np.float32(9.618437357674640e-3)
-    y = y * part + np.float32(5.550332471162809e-2)
-    y = y * part + np.float32(2.402264791363012e-1)
-    y = y * part + np.float32(6.931472028550421e-1)
-    y = y * part + np.float32(1)
-    return y * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)

@@ -1,209 +1,272 @@
-"""Machine instructions that Numba has no function for, as intrinsics of its compiled functions."""
+"""What Numba has no functions for, written in LLVM's instructions: atomics, addresses, numbers of small types."""
 
+import inspect
 import platform
 from collections.abc import Callable
-from typing import Any
+from functools import reduce
+from typing import Any, cast
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.typing.templates import Signature
 from numba.extending import intrinsic
 
-_INT64, _INT32, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
+INT64, INT32, FLOAT, HALF = ir.IntType(64), ir.IntType(32), ir.FloatType(), ir.HalfType()
+_INT16, _INT8 = ir.IntType(16), ir.IntType(8)
+LEAST_EXPONENT = np.float32(-126)
+"""Of the least normal float32."""
+LOG2_E = np.float32(1.4426950408889634)
+_EXP2 = (
+    1.535336188319500e-4,
+    1.339887440266574e-3,
+    9.618437357674640e-3,
+    5.550332471162809e-2,
+    2.402264791363012e-1,
+    6.931472028550421e-1,
+    1.0,
+)
+"""Of the polynomial for 2 to the x, -0.5 <= x <= 0.5, from the highest power down (Cephes' exp2f)."""
+_TO_READ, _SECOND_LEVEL, _DATA = 0, 2, 1
+"""As `llvm.prefetch` takes them."""
+CACHE_LINE = 64
 
 
-def _pointer(typing: Any, address: Any) -> Any:
+def instruction(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function for Numba's of one that writes its code: it gets llvmlite's builder and the values of its
+    arguments, and returns that of the result, or None.
+
+    `signature` is Numba's; or it makes one of the arguments' types, which are then given in a tuple after the builder.
+    """
+
+    def decorate(write: Callable[..., Any]) -> Any:
+        is_generic = not isinstance(signature, Signature)
+
+        def typed(typing: Any, *kinds: Any) -> Any:
+            def generate(context: Any, builder: Any, signed: Any, values: Any) -> Any:
+                made = write(builder, kinds, *values) if is_generic else write(builder, *values)
+                return context.get_dummy_value() if made is None else made
+
+            return signature(*kinds) if is_generic else signature, generate
+
+        names = list(inspect.signature(write).parameters)[2 if is_generic else 1 :]
+        positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(name, positional) for name in ("typing", *names)]
+        cast("Any", typed).__signature__ = inspect.Signature(parameters)
+        typed.__name__, typed.__doc__ = write.__name__, write.__doc__
+        return intrinsic(typed)
+
+    return decorate
+
+
+class Lanes:
+    """Writes code for `lanes` float32 at a time, in a vector; or for one number, if that is 1."""
+
+    def __init__(self, builder: Any, lanes: int = 1) -> None:
+        self.builder, self.lanes = builder, lanes
+        self.floats, self.integers = self.of(FLOAT), self.of(INT32)
+
+    def of(self, scalar: Any) -> Any:
+        """The type of as many numbers of LLVM's type `scalar`."""
+        return scalar if self.lanes == 1 else ir.VectorType(scalar, self.lanes)
+
+    def constant(self, kind: Any, number: Any) -> Any:
+        """`number` in each lane of the type `kind`."""
+        return ir.Constant(kind, number if self.lanes == 1 else [number] * self.lanes)
+
+    def call(self, name: str, result: Any, *values: Any) -> Any:
+        """What LLVM's own function `name` makes of values."""
+        kind = ir.FunctionType(result, [value.type for value in values])
+        return self.builder.call(
+            cgutils.get_or_insert_function(self.builder.module, kind, name),  # type: ignore[no-untyped-call]
+            values,
+        )
+
+    def place(self, start: Any, scalar: Any, index: Any, offset: int = 0) -> Any:
+        """Of the numbers from `index + offset` on, among those of LLVM's type `scalar` at address `start`."""
+        at = self.builder.gep(self.builder.inttoptr(start, scalar.as_pointer()), [index])
+        at = self.builder.gep(at, [INT64(offset)]) if offset else at
+        return self.builder.bitcast(at, self.of(scalar).as_pointer())
+
+    def load(self, start: Any, scalar: Any, index: Any, offset: int = 0) -> Any:
+        """The numbers there."""
+        return self.builder.load(self.place(start, scalar, index, offset), align=1)
+
+    def store(self, numbers: Any, start: Any, scalar: Any, index: Any, offset: int = 0) -> None:
+        """Put numbers, of any type of four bytes, there."""
+        place = self.place(start, scalar, index, offset)
+        self.builder.store(self.builder.bitcast(numbers, place.type.pointee), place, align=4)
+
+    def spread(self, value: Any) -> Any:
+        """`value` in each lane."""
+        if self.lanes == 1:
+            return value
+        empty = ir.Constant(self.of(value.type), ir.Undefined)
+        first = self.builder.insert_element(empty, value, INT32(0))
+        return self.builder.shuffle_vector(first, empty, self.constant(self.integers, 0))
+
+    def multiply_add(self, left: Any, right: Any, addend: Any) -> Any:
+        """`left * right + addend`, rounded once."""
+        suffix = "f32" if self.lanes == 1 else f"v{self.lanes}f32"
+        return self.call(f"llvm.fma.{suffix}", self.floats, left, right, addend)
+
+    def maximum(self, left: Any, right: Any) -> Any:
+        """The larger number of each lane."""
+        return self.builder.select(self.builder.fcmp_ordered(">", left, right), left, right)
+
+    def exp2(self, x: Any) -> Any:
+        """2 to the `x`, for `-126 <= x <= 127`, to about 2e-7."""
+        builder = self.builder
+        whole = self.call("llvm.rint." + ("f32" if self.lanes == 1 else f"v{self.lanes}f32"), self.floats, x)
+        part = builder.fsub(x, whole)
+        first, *others = (self.constant(self.floats, each) for each in _EXP2)
+        y = reduce(lambda y, coefficient: self.multiply_add(y, part, coefficient), others, first)
+        exponent = builder.add(builder.fptosi(whole, self.integers), self.constant(self.integers, 127))
+        return builder.fmul(y, builder.bitcast(builder.shl(exponent, self.constant(self.integers, 23)), self.floats))
+
+    def widen(self, kind: Any, numbers: Any) -> Any:
+        """Numbers of Numba's type `kind`, see `widen`, as float32."""
+        builder = self.builder
+        if kind == types.uint16:
+            wide = builder.zext(numbers, self.integers)
+            return builder.bitcast(builder.shl(wide, self.constant(self.integers, 16)), self.floats)
+        if kind == types.int16:
+            return builder.fpext(builder.bitcast(numbers, self.of(HALF)), self.floats)
+        if kind == types.uint8:  # as float16 the same bits stand for the number over 256
+            bits = self.of(_INT16)
+            wide = builder.zext(numbers, bits)
+            sign = builder.shl(builder.and_(wide, self.constant(bits, 0x80)), self.constant(bits, 8))
+            size = builder.shl(builder.and_(wide, self.constant(bits, 0x7F)), self.constant(bits, 7))
+            halves = builder.bitcast(builder.or_(sign, size), self.of(HALF))
+            return builder.fmul(builder.fpext(halves, self.floats), self.constant(self.floats, 256.0))
+        return numbers
+
+    def rounded_up(self, numbers: Any) -> Any:
+        """The bits of float32 numbers, of which the first 16 are those of the nearest bfloat16."""
+        builder = self.builder
+        bits = builder.bitcast(numbers, self.integers)
+        odd = builder.and_(builder.lshr(bits, self.constant(self.integers, 16)), self.constant(self.integers, 1))
+        return builder.add(bits, builder.add(odd, self.constant(self.integers, 0x7FFF)))
+
+
+def prefetch_line(builder: Any, pointer: Any) -> None:
+    """Ask for the cache line there, for reading, into the second-level cache."""
+    line = builder.bitcast(pointer, _INT8.as_pointer())
+    hints = (INT32(_TO_READ), INT32(_SECOND_LEVEL), INT32(_DATA))
+    Lanes(builder).call("llvm.prefetch.p0", ir.VoidType(), line, *hints)
+
+
+def _counter(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, INT64.as_pointer())
+
+
+@instruction(types.voidptr(types.int64))
+def pointer(builder: Any, address: Any) -> Any:
     """`pointer(address)`: an int64 as the pointer that `carray` takes."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
-
-    return types.voidptr(types.int64), generate
+    return builder.inttoptr(address, _INT8.as_pointer())
 
 
-def _fetch_add(typing: Any, address: Any) -> Any:
+@instruction(lambda record: types.int64(record))
+def address_of(builder: Any, kinds: Any, record: Any) -> Any:
+    """`address_of(record)`: where in memory it is."""
+    return builder.ptrtoint(record, INT64)
+
+
+@instruction(types.int64(types.int64))
+def fetch_add(builder: Any, address: Any) -> Any:
     """`fetch_add(address)`: add one to the int64 there; returns what it was. Orders memory as a mutex would."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], _INT64.as_pointer())
-        return builder.atomic_rmw("add", pointer, ir.Constant(_INT64, 1), "acq_rel")
-
-    return types.int64(types.int64), generate
+    return builder.atomic_rmw("add", _counter(builder, address), INT64(1), "acq_rel")
 
 
-def _fetch_subtract(typing: Any, address: Any) -> Any:
+@instruction(types.int64(types.int64))
+def fetch_subtract(builder: Any, address: Any) -> Any:
     """`fetch_subtract(address)`: take one from the int64 there, as `fetch_add` adds one."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], _INT64.as_pointer())
-        return builder.atomic_rmw("sub", pointer, ir.Constant(_INT64, 1), "acq_rel")
-
-    return types.int64(types.int64), generate
+    return builder.atomic_rmw("sub", _counter(builder, address), INT64(1), "acq_rel")
 
 
-def _load(typing: Any, address: Any) -> Any:
+@instruction(types.int64(types.int64))
+def load(builder: Any, address: Any) -> Any:
     """`load(address)`: the int64 there, as other threads have left it; what they wrote before is seen after it."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load_atomic(builder.inttoptr(arguments[0], _INT64.as_pointer()), "acquire", 8)
-
-    return types.int64(types.int64), generate
+    return builder.load_atomic(_counter(builder, address), "acquire", 8)
 
 
-def _store(typing: Any, address: Any, value: Any) -> Any:
+@instruction(types.void(types.int64, types.int64))
+def store(builder: Any, address: Any, value: Any) -> None:
     """`store(address, value)`: an int64 for other threads; with it they see what was written before."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store_atomic(arguments[1], builder.inttoptr(arguments[0], _INT64.as_pointer()), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    builder.store_atomic(value, _counter(builder, address), "release", 8)
 
 
-def _call(typing: Any, function: Any, argument: Any) -> Any:
+@instruction(types.void(types.int64, types.int64))
+def call(builder: Any, function: Any, argument: Any) -> None:
     """`call(function, argument)`: call the C function `void f(void *)` at that address."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        function_type = ir.FunctionType(ir.VoidType(), [_INT64])
-        builder.call(builder.inttoptr(arguments[0], function_type.as_pointer()), [arguments[1]])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    kind = ir.FunctionType(ir.VoidType(), [INT64])
+    builder.call(builder.inttoptr(function, kind.as_pointer()), [argument])
 
 
-def _relax(typing: Any) -> Any:
+@instruction(types.void())
+def relax(builder: Any) -> None:
     """`relax()`: tell an x86 core that it spins, which saves power and leaves more to its other thread."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if platform.machine() in ("x86_64", "AMD64"):
-            pause = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
-                builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause"
-            )
-            builder.call(pause, [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    if platform.machine() in ("x86_64", "AMD64"):
+        Lanes(builder).call("llvm.x86.sse2.pause", ir.VoidType())
 
 
-def _prefetch(typing: Any, array: Any, index: Any) -> Any:
+@instruction(lambda array, index: types.void(array, index))
+def prefetch(builder: Any, kinds: Any, array: Any, index: Any) -> None:
     """`prefetch(array, index)`: ask for the cache line of that element, for reading, into the second-level cache."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(array)(context, builder, arguments[0]).data
-        byte = ir.IntType(8).as_pointer()
-        function_type = ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
-        name = "llvm.prefetch.p0"
-        function = cgutils.get_or_insert_function(builder.module, function_type, name)  # type: ignore[no-untyped-call]
-        line = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
-        builder.call(function, [line, _INT32(0), _INT32(2), _INT32(1)])  # read, level 2, data
-        return context.get_dummy_value()
-
-    return types.void(array, index), generate
+    prefetch_line(builder, _element(builder, array, index))
 
 
-def _widen(typing: Any, element: Any) -> Any:
+@instruction(types.float32(types.float32))
+def exp2(builder: Any, x: Any) -> Any:
+    """`exp2(x)`: 2 to the `x`, for `-126 <= x <= 127`, to about 2e-7."""
+    return Lanes(builder).exp2(x)
+
+
+@instruction(lambda element: types.float32(element))
+def widen(builder: Any, kinds: Any, element: Any) -> Any:
     """`widen(element)`: float32 of a float32, of a bfloat16 as uint16, of a float16 as int16, or of a float8 as uint8,
     without its scale.
     """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _widened(builder, element, arguments[0])
-
-    return types.float32(element), generate
+    return Lanes(builder).widen(kinds[0], element)
 
 
-def _widened(builder: Any, element: Any, value: Any) -> Any:
-    if element == types.uint16:
-        bits = builder.shl(builder.zext(value, _INT32), ir.Constant(_INT32, 16))
-        return builder.bitcast(bits, _FLOAT)
-    if element == types.int16:
-        return builder.fpext(builder.bitcast(value, ir.HalfType()), _FLOAT)
-    if element == types.uint8:
-        return widened_float8(builder, value, lambda kind: kind)
-    return value
-
-
-def widened_float8(builder: Any, codes: Any, shaped: Callable[[Any], Any]) -> Any:
-    """Float32 of codes of float8 E4M3: as float16 the same bits stand for the number over 256. `shaped` makes the type
-    of one the type of as many as there are.
+@instruction(lambda element, like: like(_narrowest(element), like))
+def convert(builder: Any, kinds: Any, element: Any, like: Any) -> Any:
+    """`convert(element, like)`: an element as one of the kind of `like` (see `widen`), to nearest even; NaN stays. One
+    of the same kind keeps its bits.
     """
-    bits = shaped(ir.IntType(16))
+    lanes, kind, wanted = Lanes(builder), _narrowest(kinds[0]), kinds[1]
+    if kind == wanted:
+        return element
+    number = lanes.widen(kind, element)
+    if wanted == types.int16:
+        return builder.bitcast(builder.fptrunc(number, HALF), _INT16)
+    if wanted == types.float32:
+        return number
+    bits, shift = builder.bitcast(number, INT32), INT32(16)
+    kept = builder.or_(builder.lshr(bits, shift), INT32(0x40))
+    is_nan = builder.icmp_unsigned(">", builder.and_(bits, INT32(0x7FFFFFFF)), INT32(0x7F800000))
+    rounded = builder.lshr(lanes.rounded_up(number), shift)
+    return builder.trunc(builder.select(is_nan, kept, rounded), _INT16)
 
-    def constant(kind: Any, number: Any) -> Any:
-        return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
 
-    wide = builder.zext(codes, bits)
-    sign = builder.shl(builder.and_(wide, constant(bits, 0x80)), constant(bits, 8))
-    size = builder.shl(builder.and_(wide, constant(bits, 0x7F)), constant(bits, 7))
-    halves = builder.bitcast(builder.or_(sign, size), shaped(ir.HalfType()))
-    floats = shaped(_FLOAT)
-    return builder.fmul(builder.fpext(halves, floats), constant(floats, 256.0))
+def _narrowest(kind: Any) -> Any:
+    """What Numba's type `kind` is cast to before it is converted."""
+    return types.float32 if isinstance(kind, types.Float) else kind
 
 
-def _scale_of(typing: Any, array: Any, index: Any) -> Any:
+@instruction(lambda array, index: types.float32(array, index))
+def scale_of(builder: Any, kinds: Any, array: Any, index: Any) -> Any:
     """`scale_of(array, index)`: the scale, float32, that begins at that element of an array of float8; 1 in any other
     array.
     """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if array.dtype != types.uint8:
-            return ir.Constant(_FLOAT, 1.0)
-        data = context.make_array(array)(context, builder, arguments[0]).data
-        place = builder.bitcast(builder.gep(data, [arguments[1]]), _FLOAT.as_pointer())
-        return builder.load(place, align=1)
-
-    return types.float32(array, index), generate
+    if kinds[0].dtype != types.uint8:
+        return FLOAT(1.0)
+    return builder.load(builder.bitcast(_element(builder, array, index), FLOAT.as_pointer()), align=1)
 
 
-def _narrow(typing: Any, value: Any, like: Any) -> Any:
-    """`narrow(value, like)`: a float32 as an element of the kind of `like` (see `widen`), to nearest even; NaN
-    stays.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _narrowed(builder, like, arguments[0])
-
-    return like(types.float32, like), generate
-
-
-def _narrowed(builder: Any, like: Any, number: Any) -> Any:
-    if like == types.uint16:
-        bits = builder.bitcast(number, _INT32)
-        shift = ir.Constant(_INT32, 16)
-        odd = builder.and_(builder.lshr(bits, shift), ir.Constant(_INT32, 1))
-        rounded = builder.lshr(builder.add(bits, builder.add(odd, ir.Constant(_INT32, 0x7FFF))), shift)
-        kept = builder.or_(builder.lshr(bits, shift), ir.Constant(_INT32, 0x40))
-        is_nan = builder.icmp_unsigned(
-            ">", builder.and_(bits, ir.Constant(_INT32, 0x7FFFFFFF)), ir.Constant(_INT32, 0x7F800000)
-        )
-        return builder.trunc(builder.select(is_nan, kept, rounded), ir.IntType(16))
-    if like == types.int16:
-        return builder.bitcast(builder.fptrunc(number, ir.HalfType()), ir.IntType(16))
-    return number
-
-
-def _convert(typing: Any, value: Any, like: Any) -> Any:
-    """`convert(value, like)`: an element as one of the kind of `like` (see `widen`), to nearest even. One of the same
-    kind keeps its bits.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if value == like:
-            return arguments[0]
-        return _narrowed(builder, like, _widened(builder, value, arguments[0]))
-
-    return like(value, like), generate
-
-
-pointer: Any = intrinsic(_pointer)
-fetch_add: Any = intrinsic(_fetch_add)
-fetch_subtract: Any = intrinsic(_fetch_subtract)
-load: Any = intrinsic(_load)
-store: Any = intrinsic(_store)
-call: Any = intrinsic(_call)
-relax: Any = intrinsic(_relax)
-prefetch: Any = intrinsic(_prefetch)
-widen: Any = intrinsic(_widen)
-scale_of: Any = intrinsic(_scale_of)
-narrow: Any = intrinsic(_narrow)
-convert: Any = intrinsic(_convert)
+def _element(builder: Any, array: Any, index: Any) -> Any:
+    """Where that element of one of Numba's arrays is."""
+    data = builder.extract_value(array, 4)  # after two owners, the number of items and their size
+    return builder.gep(data, [index])

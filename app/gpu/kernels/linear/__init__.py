@@ -1,56 +1,42 @@
-"""Dense layers: which kind a device multiplies fastest, and keeps a row's bits where that is asked for."""
+"""Dense layers: which kind a device multiplies fastest, and keeps a row's bits where that is wanted."""
 
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from app.gpu.kernels.linear.base import Linear, MakeLinear, Products
-from app.gpu.kernels.linear.cpu.onednn import PackedLinear, StoredLinear, onednn_multiplies
+from app.gpu.kernels.linear.base import Linear, MakeLinear, MatmulPrecision
 from app.gpu.kernels.linear.cuda.eight_bits_linear import Float8Linear, Int8Linear
 from app.gpu.kernels.linear.dense import DenseLinear, TritonLinear
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of
-from app.gpu.kernels.linear.tiled import tiled_maker
 
 
-def sums_rows_alike(device: torch.device, dtype: torch.dtype, *, batch_invariant: bool) -> bool:
+def sums_rows_alike(device: torch.device, *, batch_invariant: bool) -> bool:
     """Whether layers of `linear_maker` give a row the same bits in any batch: panels do so by themselves."""
-    return batch_invariant or (device.type == "cpu" and dtype is torch.float32)
+    return batch_invariant or device.type == "cpu"
 
 
 def linear_maker(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    streamed: bool,
     batch_invariant: bool,
-    products: Products = Products.FLOAT32,
+    products: MatmulPrecision = MatmulPrecision.FLOAT32,
 ) -> MakeLinear:
-    """The fastest layers that compute in `dtype` with weights that stay on `device`, or are `streamed` to it. Their
-    results have the same bits in either case. Weights of another type are multiplied as they are where the layers can,
-    and converted when the layer is made where they cannot.
+    """The fastest layers that compute in `dtype` on `device`, with the same bits whether weights stay there or are
+    streamed to it. Weights of another type are multiplied as they are where the layers can, and converted when the
+    layer is made where they cannot.
 
-    With `batch_invariant` they give a row the same bits in any batch; making one raises FieldOutOfRange where that
-    cannot be. `products` matters on a CPU that computes in float32.
+    With `batch_invariant` they give a row the same bits in any batch. `products` matters on a CPU.
     """
     if device.type == "cuda":
         return partial(_make_on_cuda, dtype, batch_invariant)
-    if dtype is torch.float32:
-        # They import Numba, which only a CPU needs.
-        from app.gpu.kernels.linear.cpu.layers import PanelLinear, multiply_as_kept, multiply_in_bfloat16
+    if device.type == "cpu":
+        from app.gpu.kernels.linear.cpu import panel_maker  # imports Numba, which only a CPU needs
 
-        match products:
-            case Products.FLOAT32:
-                return PanelLinear
-            case Products.AS_KEPT:
-                return multiply_as_kept
-            case Products.BFLOAT16:
-                return multiply_in_bfloat16
-    fastest: MakeLinear = DenseLinear
-    if onednn_multiplies(dtype):
-        fastest = StoredLinear if streamed else PackedLinear
-    return partial(_convert, tiled_maker(fastest) if batch_invariant else fastest, dtype)
+        return panel_maker(dtype, products)
+    return partial(_convert, DenseLinear, dtype)
 
 
 def _make_on_cuda(dtype: torch.dtype, batch_invariant: bool, weight: Matrix, bias: Tensor | None = None) -> Linear:

@@ -10,7 +10,7 @@ from app.gpu.kernels.linear.matrix import Matrix
 from app.gpu.kernels.linear.weight import Weight
 
 
-class Products(Enum):
+class MatmulPrecision(Enum):
     """In which type inputs meet weights. All is summed in float32."""
 
     FLOAT32 = auto()

@@ -17,8 +17,7 @@ from app.domain.errors import FieldOutOfRange
 from app.gpu.kernels.attention import attention_for, attention_named
 from app.gpu.kernels.attention.base import AttentionSpec
 from app.gpu.kernels.attention.batch import make_batch
-from app.gpu.kernels.attention.cpu.paged import PagedCpuAttention, batch_invariant_attention, bfloat16_attention
-from app.gpu.kernels.attention.cpu.store import store
+from app.gpu.kernels.attention.cpu import PagedCpuAttention, batch_invariant_attention, bfloat16_attention, store
 from app.gpu.kernels.attention.pool_rows import from_rows
 from app.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.kernels.attention.drawing import (

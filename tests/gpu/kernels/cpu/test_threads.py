@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -26,13 +26,13 @@ from numba.np.numpy_support import carray
 
 import app
 from app.gpu.forward.programs import Arena, Recording
-from app.gpu.kernels.cpu import elementwise, openmp
-from app.gpu.kernels.cpu.compilations import COMPILATIONS
+from app.gpu.kernels import cpu
+from app.gpu.kernels.cpu import elementwise, telling_of_compilation
 from app.gpu.kernels.cpu.compile import c_function, compiled_features, kernel_folder
-from app.gpu.kernels.cpu.intrinsics import pointer
-from app.gpu.kernels.cpu.masks import forbid
-from app.gpu.kernels.cpu.program import Program
-from app.gpu.kernels.cpu.reading import PART_BYTES, read_on_torch_threads
+from app.gpu.kernels.cpu.elementwise import forbid
+from app.gpu.kernels.cpu.intrinsics import convert, pointer, widen
+from app.gpu.kernels.cpu.launch import Program, draw, parallel
+from app.gpu.kernels.linear.cpu.products import PART_BYTES, read_on_torch_threads
 from app.gpu.sampling.masks import forbid_on_device
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # which puts back how many there were
@@ -56,7 +56,7 @@ def record_calls(argument: int) -> list[tuple[int, int]]:
     callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(record)
     address = ctypes.cast(callback, ctypes.c_void_p).value
     assert address is not None
-    openmp.run_on_torch_threads(address, arguments)
+    cpu.run_on_torch_threads(address, arguments)
     return calls
 
 
@@ -77,7 +77,7 @@ def test_every_thread_of_pytorch_is_called_once_with_the_argument() -> None:
 
 
 def test_without_openmp_the_calling_thread_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openmp, "_parallel", None)
+    monkeypatch.setattr(cpu, "_parallel", None)
     assert record_calls(5) == [(threading.get_native_id(), 5)]
     tensor = torch.ones(ROWS, WIDTH)
     doublings(tensor).run(0, 2)
@@ -96,6 +96,28 @@ def test_a_kernel_of_a_program_finds_what_the_one_before_it_has_left(count: int)
         tensor.fill_(1)
         program.run(0, TIMES)
         assert torch.equal(tensor, torch.full_like(tensor, 2.0**TIMES))
+
+
+@parallel
+def _fill(
+    a: Any, count: int, to: torch.Tensor, of: Annotated[torch.Tensor, ("step",), ("width",)], scale: float, *, plus: int
+) -> None:
+    while True:
+        row = draw(a)
+        if row >= count:
+            return
+        to[row * a.to_stride] = convert(widen(of[row * a.step]) * scale + np.float32(a.width + plus), to[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_kernel_gets_what_its_signature_says(dtype: torch.dtype) -> None:
+    torch.set_num_threads(3)
+    to, of = torch.zeros(50, 3, dtype=dtype), torch.arange(100.0).view(50, 2)
+    for plus in (1, 2):
+        left = _fill(count=50, to=to, of=of, scale=0.5, plus=plus)
+        assert torch.equal(to[:, 0], torch.arange(50.0).add(2 + plus).to(dtype))
+        assert not to[:, 1:].any()
+        assert left.next_item == 50 + 3, "each thread asks until nothing is left"
 
 
 @given(
@@ -141,8 +163,10 @@ def test_only_forbidden_tokens_of_masked_rows_change(vocab_size: int, share: flo
 ROOT = Path(app.__path__[0]).parent
 COMPILE = """
 import torch
-from app.gpu.kernels.cpu.row_kernels import compiled
-print(compiled("add", torch.float32).cache_hits)
+from app.gpu.kernels.cpu import elementwise
+elementwise.add_(torch.ones(1, 1), torch.ones(1, 1))
+[compiled] = elementwise._each_row._compiled.values()
+print(compiled.cache_hits)
 """
 
 
@@ -208,19 +232,19 @@ def test_a_checkout_uses_what_another_has_compiled_until_a_file_of_the_kernel_ch
     shutil.copytree(ROOT / "app", other / "app", ignore=shutil.ignore_patterns("__pycache__"))
     assert hits(other) == 1
     assert hits(other, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="") == 0
-    for name, expected in (("attention/triton_attend.py", 1), ("cpu/intrinsics.py", 0)):
-        with (other / "app/gpu" / name).open("a") as file:
+    for name, expected in (("linear/cpu/products.py", 1), ("cpu/intrinsics.py", 0)):
+        with (other / "app/gpu/kernels" / name).open("a") as file:
             file.write("# A comment.\n")
         assert hits(other) == expected, name
 
 
 def test_a_start_tells_of_the_kernels_that_it_compiles(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="app.gpu.kernels.cpu.compilations"):
-        with COMPILATIONS.telling():
+    with caplog.at_level(logging.INFO, logger="app.gpu.kernels.cpu"):
+        with telling_of_compilation():
             c_function(_kernel)
         assert [each.split()[0] for each in caplog.messages] == ["compiling", "compiled"]
         caplog.clear()
-        with COMPILATIONS.telling():
+        with telling_of_compilation():
             c_function(_kernel)  # from the cache
         shutil.rmtree(folder)
         c_function(_kernel)  # after the start

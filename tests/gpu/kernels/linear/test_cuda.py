@@ -1,4 +1,4 @@
-"""Products on CUDA against those in float64, in Triton's interpreter where there is no GPU."""
+"""MatmulPrecision on CUDA against those in float64, in Triton's interpreter where there is no GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def blocks(kind: str, outputs: int, inputs: int) -> BlockMatrix:
 
 
 def layer(weight: BlockMatrix, bias: Tensor | None, dtype: torch.dtype, *, invariant: bool = False) -> Linear:
-    maker = linear_maker(torch.device("cuda"), dtype, streamed=False, batch_invariant=invariant)
+    maker = linear_maker(torch.device("cuda"), dtype, batch_invariant=invariant)
     return maker(weight, bias)
 
 

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import gguf
 import numpy as np
@@ -17,18 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.domain.errors import FieldOutOfRange
+from app.gpu.kernels.cpu.tiles import PANEL, ROWS
 from app.gpu.kernels.linear import linear_maker
-from app.gpu.kernels.linear.base import Linear
-from app.gpu.kernels.linear.cpu.layers import PairLinear, PanelLinear, multiply_as_kept, multiply_in_bfloat16
-from app.gpu.kernels.linear.cpu.packing import to_pairs, to_panels
-from app.gpu.kernels.linear.cpu.panels import PanelShape, multiply, multiply_from_file
-from app.gpu.kernels.linear.cpu.tile import ROWS
-from app.gpu.kernels.linear.cpu.weights import PANEL
-from app.gpu.kernels.linear.dense import DenseLinear
+from app.gpu.kernels.linear.base import Linear, MatmulPrecision
+from app.gpu.kernels.linear.cpu import PanelLinear
+from app.gpu.kernels.linear.cpu.formats import to_panels
+from app.gpu.kernels.linear.cpu.products import PanelShape, multiply, multiply_from_file
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, dequantize, float8_parts, quantize
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, look_up, split, stack
-from app.gpu.kernels.linear.tiled import tiled_maker
 from app.gpu.weights.layout import host_bytes
 from tests.gpu.kernels.linear.blocks import EXTREME, HALVES, draw_blocks
 
@@ -41,9 +38,12 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
+PairLinear = partial(PanelLinear, in_bfloat16=True)
+
+
 def make(weight: Tensor, bias: Tensor | None = None, *, streamed: bool = False, invariant: bool = False) -> Linear:
     """The layer of a weight that stays, or of one that has come after the layer was made."""
-    maker = linear_maker(CPU, weight.dtype, streamed=streamed, batch_invariant=invariant)
+    maker = linear_maker(CPU, weight.dtype, batch_invariant=invariant)
     made = maker(weight, bias)
     if not streamed:
         return made
@@ -87,15 +87,6 @@ def test_a_row_has_the_same_bits_in_any_batch(outputs: int, inputs: int, dtype: 
         for first in range(0, 70 - batch, 9):
             found = linear(x[first : first + batch])
             torch.testing.assert_close(found, alone[first : first + batch], rtol=0, atol=0)
-
-
-def test_a_product_in_which_places_differ_is_found_out_when_it_is_made() -> None:
-    class Uneven(DenseLinear):
-        def __call__(self, x: Tensor) -> Tensor:
-            return super().__call__(x) + torch.arange(len(x))[:, None]
-
-    with pytest.raises(FieldOutOfRange, match="batch_invariant"):
-        tiled_maker(Uneven)(torch.empty(3, 4, device="meta"))
 
 
 def draw_uneven(rows: int, inputs: int) -> Tensor:
@@ -175,7 +166,7 @@ def kept(kind: str, outputs: int, inputs: int) -> tuple[Tensor, PanelShape]:
         matrix = draw_blocks(kind, outputs, -(-inputs // 32))
     else:
         matrix = draw(outputs, inputs).to(getattr(torch, kind))
-    panels, format = to_pairs(matrix) if kind == "pairs" else to_panels(matrix)
+    panels, format = to_panels(matrix, in_bfloat16=kind == "pairs")
     return panels, PanelShape(len(panels), matrix.shape[1], format)
 
 
@@ -194,7 +185,7 @@ def test_a_product_from_a_file_has_the_bits_of_one_from_memory(
 ) -> None:
     torch.set_num_threads(threads)
     panels, shape = kept(kind, outputs, inputs)
-    shape.part, shape.part_bytes = part, part * shape.panel_bytes
+    shape.part = part
     x = draw(rows, shape.inputs).to(shape.dtype)
     with tempfile.TemporaryFile() as file:
         file.write(bytes(offset) + host_bytes(panels).tobytes())
@@ -274,11 +265,27 @@ def test_a_row_has_the_same_bits_in_any_company(layer: Callable[..., Linear], in
 
 def test_what_is_rounded_to_bfloat16() -> None:
     """Inputs for weights of bfloat16 where products are as weights are kept; nothing where there are no pairs."""
+    as_kept, rounding = (
+        linear_maker(CPU, torch.float32, batch_invariant=False, products=products)
+        for products in (MatmulPrecision.AS_KEPT, MatmulPrecision.BFLOAT16)
+    )
     x, weight = draw(4, 32), draw(6, 32)
-    assert torch.equal(multiply_as_kept(weight.bfloat16())(x), PairLinear(weight)(x))
-    assert torch.equal(multiply_as_kept(weight)(x), PanelLinear(weight)(x))
-    assert torch.equal(multiply_as_kept(weight.half())(x), PanelLinear(weight.half())(x))
-    assert torch.equal(multiply_in_bfloat16(weight[:, :9])(x[:, :9]), PanelLinear(weight[:, :9])(x[:, :9]))
+    assert torch.equal(as_kept(weight.bfloat16())(x), PairLinear(weight)(x))
+    assert torch.equal(as_kept(weight)(x), PanelLinear(weight)(x))
+    assert torch.equal(as_kept(weight.half())(x), PanelLinear(weight.half())(x))
+    assert torch.equal(rounding(weight)(x), PairLinear(weight)(x))
+    assert torch.equal(rounding(weight[:, :9])(x[:, :9]), PanelLinear(weight[:, :9])(x[:, :9]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("products", MatmulPrecision)
+def test_half_types_are_summed_in_float32_and_rounded_once(dtype: torch.dtype, products: MatmulPrecision) -> None:
+    x, weight, bias = (draw(*shape, dtype=dtype) for shape in ((20, 64), (40, 64), (40,)))
+    found = linear_maker(CPU, dtype, batch_invariant=False, products=products)(weight, bias)(x)
+    in_bfloat16 = products is MatmulPrecision.BFLOAT16 or (
+        products is MatmulPrecision.AS_KEPT and dtype is torch.bfloat16
+    )
+    assert torch.equal(found, PanelLinear(weight, bias, in_bfloat16=in_bfloat16)(x.float()).to(dtype))
 
 
 @given(rows=st.integers(1, 20), first=st.integers(0, 5), streamed=st.booleans())

@@ -1,75 +1,58 @@
-"""A Numba kernel: attention of prompts over paged keys and values, with the tiles that linear layers are made of.
+"""A kernel of CPUs: attention of prompts over paged keys and values, with the tiles that linear layers are made of.
 
-A work item is a run of queries of one prompt with one key-value head. It goes through the keys in tiles (see
-`tiles`), with a state of its own for each `SPLIT` of them, which are folded in order. A prompt that is one run has
-an item for each split, and the thread that finishes the last folds them all (flash-decoding). Threads draw items from
-an atomic counter.
+A work item is a run of queries of one prompt with one key-value head. It goes through the keys in tiles,
+with one state for each `SPLIT` of them; these are folded in order. A prompt that is one run has an item for each split,
+and the thread that finishes the last folds them all (flash-decoding). Threads draw items from an atomic counter.
 
 Splits and tiles begin at multiples of their lengths, each sum goes from its first term to its last, and no query
 depends on those beside it. So what a query gets has the same bits however its prompt is cut into parts, as long as all
 of them come here, and on any number of threads.
+
+A tile is `KEYS` keys and values, and some queries as lanes. Scores and results lie transposed, lanes beside each other.
+So keys and values are used as they are, and whatever is done to a query is done to a vector of queries. No lane depends
+on another, so it does not matter which it is.
+
+The state of queries is `[width + 2, lanes]` float32: sums of weighted values, the peak of the scores, and the total of
+the weights (Milakov and Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135). `width` is the head's dimension,
+rounded up to whole strips. `kind` is float32, or `HALVES`: then what is multiplied is rounded to bfloat16 and lies in
+pairs. All is summed in float32 in either case.
 """
 
-import ctypes
-import functools
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
-import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
 from numba.np.numpy_support import carray
 from torch import Tensor
 
 from app.gpu.kernels.attention.base import AttentionSpec
 from app.gpu.kernels.attention.batch import RowShape
-from app.gpu.kernels.attention.cpu.tiles import (
-    KEYS,
-    UNBOUNDED,
-    add_values,
-    begin,
-    fold,
-    give_output,
-    round_keys,
-    round_queries,
-    score,
-    take_keys,
-    take_queries,
-    weigh,
+from app.gpu.kernels.attention.cpu.queries import (
+    LOWEST,
+    NO_WINDOW,
+    ONE,
+    ZERO,
+    PoolLayer,
+    Queries,
+    bounded,
+    query_scale,
 )
-from app.gpu.kernels.cpu.compile import POOL_ELEMENTS, c_function, inlined
-from app.gpu.kernels.cpu.intrinsics import fetch_add, pointer
-from app.gpu.kernels.cpu.openmp import run_on_torch_threads
-from app.gpu.kernels.linear.cpu.pairs import HALVES
-from app.gpu.kernels.linear.cpu.product import takes_bfloat16
-from app.gpu.kernels.linear.cpu.tile import LANES, ROWS
-from app.gpu.kernels.linear.cpu.weights import PANEL
+from app.gpu.kernels.cpu.compile import inlined
+from app.gpu.kernels.cpu.intrinsics import FLOAT, INT64, LEAST_EXPONENT, Lanes, exp2, fetch_add, instruction, pointer
+from app.gpu.kernels.cpu.launch import draw, parallel
+from app.gpu.kernels.cpu.tiles import COLUMNS, HALVES, LANES, PANEL, ROWS, make_tile, round_to_pairs, takes_bfloat16
 
+KEYS = 48
+"""In a tile: whole strips."""
 SPLIT = 10 * KEYS
 """Keys of one state: enough to pay for the fold, few enough to spread one long context over the cores."""
 RUN_LANES = 192
 """Queries of a run times the query heads that share its key-value head, at most, unless one query has more."""
 
-
-class PromptArguments(ctypes.Structure):
-    """What the kernel reads. Tensors are given by address; strides and offsets count elements.
-
-    query: `[tokens, heads, head_dim]` float32. prompts, spans, states, folded: see `PlacedPrompts`. A prompt is one run
-    if it has at most `run` queries. pool: one layer's `[blocks, 2, kv_heads, block_size, columns]`, with all keys
-    and values. tables: `[rows, blocks]` int32. output: as `query`, dense. `window` is at least 1, `softcap` 0 is off,
-    `next_item` is 0.
-    """
-
-    _fields_: ClassVar = [
-        *((name, ctypes.c_int64) for name in ("next_item", "prompts", "spans", "states", "folded", "run", "window")),
-        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "block_size", "columns")),
-        *((name, ctypes.c_int64) for name in ("query", "query_stride", "output")),
-        *((name, ctypes.c_int64) for name in ("pool", "block_stride", "value_offset", "head_stride")),
-        *((name, ctypes.c_int64) for name in ("tables", "table_stride")),
-        *((name, ctypes.c_float) for name in ("scale", "softcap")),
-    ]
-
-
-_ARGUMENTS = np.dtype(PromptArguments)
+_tile, _narrow_tile = make_tile(ROWS, COLUMNS), make_tile(ROWS, LANES)
 
 
 class PlacedPrompts:
@@ -96,12 +79,13 @@ class PlacedPrompts:
         self.folded = np.zeros((len(rows), kv_heads), np.int64)
 
     def arguments(self) -> dict[str, int]:
-        """Fields of `PromptArguments`."""
+        """Of the kernel."""
         return {
             "prompts": len(self.spans),
             "spans": self.spans.ctypes.data,
             "states": self.states.ctypes.data,
             "folded": self.folded.ctypes.data,
+            "run": self.run,
         }
 
 
@@ -121,93 +105,95 @@ def attend_prompts(
     With `in_bfloat16` queries, keys, values and their weights are rounded to it before they are multiplied, unless the
     head dimension is odd: numbers are multiplied in pairs.
     """
-    _, heads, head_dim = query.shape
-    _, _, kv_heads, block_size, columns = kv.shape
-    block_stride, value_offset, head_stride, *_ = kv.stride()
-    arguments = PromptArguments(
+    head_dim = query.shape[2]
+    _attend(
         **prompts.arguments(),
-        run=prompts.run,
-        window=spec.window or UNBOUNDED,
-        heads=heads,
-        kv_heads=kv_heads,
-        block_size=block_size,
-        columns=columns,
-        query=query.data_ptr(),
-        query_stride=query.stride(0),
-        output=output.data_ptr(),
-        pool=kv.data_ptr(),
-        block_stride=block_stride,
-        value_offset=value_offset,
-        head_stride=head_stride,
-        tables=tables.data_ptr(),
-        table_stride=tables.stride(0),
+        window=spec.window or NO_WINDOW,
+        query=query,
+        output=output,
+        pool=kv,
+        tables=tables,
         scale=spec.scale,
         softcap=spec.softcap or 0.0,
+        kind=HALVES if in_bfloat16 and head_dim % 2 == 0 else np.float32,
+        head_dim=head_dim,
     )
-    run_on_torch_threads(_compiled(kv.dtype, head_dim, in_bfloat16 and head_dim % 2 == 0).address, arguments)
 
 
-@functools.cache
-def _compiled(dtype: torch.dtype, head_dim: int, in_bfloat16: bool) -> Any:
-    """The kernel for a pool of `dtype`, as a C function of the address of `PromptArguments`."""
-    element, kind = POOL_ELEMENTS[dtype], HALVES if in_bfloat16 else np.float32
-
-    def attend(arguments: int) -> None:
-        _attend(arguments, element, kind, head_dim)
-
-    return c_function(attend)
-
-
-@inlined
-def _attend(arguments: int, element: Any, kind: Any, head_dim: int) -> None:
+@parallel
+def _attend(
+    a: Any,
+    prompts: int,
+    spans: int,
+    states: int,
+    folded: int,
+    run: int,
+    window: int,
+    query: Queries,
+    output: Tensor,
+    pool: PoolLayer,
+    tables: Tensor,
+    scale: float,
+    softcap: float,
+    *,
+    kind: Any,
+    head_dim: int,
+) -> None:
     """Draw work items until none is left: of a prompt, those with the most keys first, which leaves the least to wait
     for.
+
+    prompts, spans, states, folded: see `PlacedPrompts`. A prompt is one run if it has at most `run` queries. `window`
+    is at least 1, `softcap` 0 is off.
     """
-    a = carray(pointer(arguments), 1, _ARGUMENTS)[0]
-    spans = carray(pointer(a.spans), (a.prompts, 5), np.int64)
-    folded = carray(pointer(a.folded), (a.prompts, a.kv_heads), np.int64)
-    lines, lanes = -(-head_dim // ROWS) * ROWS + 2, _lanes(a, a.run)
-    query = np.zeros((-(-lanes // PANEL), head_dim, PANEL), np.float32)
+    kv_heads = a.kv_heads
+    places = carray(pointer(spans), (prompts, 5), np.int64)
+    counts = carray(pointer(folded), (prompts, kv_heads), np.int64)
+    lines, lanes = -(-head_dim // ROWS) * ROWS + 2, _lanes(a, run)
+    panels = np.zeros((-(-lanes // PANEL), head_dim, PANEL), np.float32)
     keys, values = np.zeros(KEYS * head_dim, np.float32), np.zeros(KEYS * head_dim + ROWS, np.float32)
     scores, factors = np.zeros((KEYS, PANEL), np.float32), np.empty((2, LANES), np.float32)
     own, results = np.empty(lines * lanes, np.float32), np.empty(lines * lanes, np.float32)
     while True:
-        item, row = fetch_add(arguments), 0
-        while row < a.prompts and item >= _items(a, spans[row]):
-            item -= _items(a, spans[row])
+        item, row = draw(a), 0
+        while row < prompts and item >= _items(a, places[row]):
+            item -= _items(a, places[row])
             row += 1
-        if row == a.prompts:
+        if row == prompts:
             break
-        head, part, token, count = item % a.kv_heads, item // a.kv_heads, spans[row, 0], spans[row, 1]
-        first = spans[row, 2] - count
-        one_run = count <= a.run
+        head, part, token, count = item % kv_heads, item // kv_heads, places[row, 0], places[row, 1]
+        first = places[row, 2] - count
+        one_run = count <= run
         if not one_run:
-            start = (-(-count // a.run) - 1 - part) * a.run
-            token, first, count = token + start, first + start, min(a.run, count - start)
-        take_queries(a, token, count, head, query, head_dim)
+            skipped = (-(-count // run) - 1 - part) * run
+            token, first, count = token + skipped, first + skipped, min(run, count - skipped)
+        _take_queries(a, query, token, count, head, panels, head_dim)
         if takes_bfloat16(kind):
-            round_queries(query, head_dim)
+            _round_queries(panels, head_dim)
         merged = _states(results.ctypes.data, 0, lines, _lanes(a, count))
-        begin(merged)
+        _begin(merged)
         lo, splits = _splits(a, first, count)
-        states = own.ctypes.data
+        start = own.ctypes.data
         if one_run:
-            states = a.states + (spans[row, 4] + head * splits * merged.size) * 4
-        table = carray(pointer(a.tables + spans[row, 3] * a.table_stride * 4), UNBOUNDED, np.int32)
+            start = states + (places[row, 4] + head * splits * merged.size) * 4
+        table = tables[places[row, 3] * a.tables_stride :]
         done = 0
         for split in range(part, part + 1) if one_run else range(splits):
-            state = _states(states, split if one_run else 0, lines, merged.shape[1])
-            begin(state)
+            state = _states(start, split if one_run else 0, lines, merged.shape[1])
+            _begin(state)
             _attend_split(
-                a, element, kind, table, head, lo + split, first, count, query, keys, values, scores, state, head_dim
+                a, pool, kind, table, head, lo + split, first, count, panels, keys, values, scores, state, head_dim
             )
-            whole = not one_run or fetch_add(a.folded + (row * a.kv_heads + head) * 8) == splits - 1
+            whole = not one_run or fetch_add(folded + (row * kv_heads + head) * 8) == splits - 1
             for index in range(splits if one_run else 1) if whole else range(0):
-                fold(merged, _states(states, index, lines, merged.shape[1]), factors)
+                _fold(merged, _states(start, index, lines, merged.shape[1]), factors)
                 done += 1
         if done == splits:
-            give_output(a, token, count, head, merged, head_dim)
-            folded[row, head] = 0
+            _give_output(a, output, token, count, head, merged, head_dim)
+            counts[row, head] = 0
+
+
+PromptArguments = _attend.arguments
+"""Of a launch of prompts."""
 
 
 @inlined
@@ -241,14 +227,14 @@ def _states(start: int, index: int, lines: int, lanes: int) -> Any:
 @inlined
 def _attend_split(
     a: Any,
-    element: Any,
+    pool: Any,
     kind: Any,
     table: Any,
     head: int,
     split: int,
     first: int,
     count: int,
-    query: Any,
+    panels: Any,
     keys: Any,
     values: Any,
     scores: Any,
@@ -259,12 +245,265 @@ def _attend_split(
     lanes, group = state.shape[1], a.heads // a.kv_heads
     oldest, end = max(0, first + 1 - a.window), min((split + 1) * SPLIT, first + count)
     for tile in range(max(split * SPLIT, oldest // KEYS * KEYS), end, KEYS):
-        take_keys(a, element, table, head, tile, min(tile + KEYS, end), keys, values, head_dim)
+        _take_keys(a, pool, table, head, tile, min(tile + KEYS, end), keys, values, head_dim)
         if takes_bfloat16(kind):
-            round_keys(keys, values, head_dim)
+            _round_keys(keys, values, head_dim)
         for lane in range(0, lanes, PANEL):
             beside = min(PANEL, lanes - lane)
             if tile <= first + (lane + beside - 1) // group:
-                score(kind, keys, head_dim, query[lane // PANEL], beside, scores)
-                weigh(kind, a, scores, first + lane // group, lane % group, tile, state, lane, beside)
-                add_values(kind, values, head_dim, scores, beside, state, lane)
+                _score(kind, keys, head_dim, panels[lane // PANEL], beside, scores)
+                _weigh(kind, a, scores, first + lane // group, lane % group, tile, state, lane, beside)
+                _add_values(kind, values, head_dim, scores, beside, state, lane)
+
+
+@inlined
+def _take_queries(a: Any, query: Any, token: int, count: int, head: int, panels: Any, head_dim: int) -> None:
+    """`count` queries from `token` on, scaled, as `[panels, head_dim, PANEL]`: each with all heads that share the
+    key-value head `head` side by side.
+    """
+    group = a.heads // a.kv_heads
+    scale = query_scale(a.scale, a.softcap)
+    for index in range(count * group):
+        at = (token + index // group) * a.query_stride + (head * group + index % group) * head_dim
+        for i in range(head_dim):
+            panels[index // PANEL, i, index % PANEL] = query[at + i] * scale
+
+
+@inlined
+def _take_keys(
+    a: Any, pool: Any, table: Any, head: int, first: int, end: int, keys: Any, values: Any, head_dim: int
+) -> None:
+    """Keys and values at positions `[first, end)`, `[KEYS, head_dim]` each. Those past the end are zero."""
+    block, offset = first // a.block_size, first % a.block_size
+    for key in range(end - first):
+        at = a.pool + (head * a.head_stride + table[block] * a.block_stride + offset * a.columns) * pool.itemsize
+        line = key * head_dim * 4
+        _widen_run(pool, at, keys.ctypes.data + line, head_dim)
+        _widen_run(pool, at + a.value_offset * pool.itemsize, values.ctypes.data + line, head_dim)
+        offset += 1
+        if offset == a.block_size:
+            block, offset = block + 1, 0
+    for i in range((end - first) * head_dim, KEYS * head_dim):
+        keys[i] = values[i] = ZERO
+
+
+@inlined
+def _round_queries(panels: Any, head_dim: int) -> None:
+    """Make pairs of bfloat16 of what `_take_queries` has left: the first half of a query's numbers, each with one of
+    the second.
+    """
+    for panel in range(len(panels)):
+        start = panels.ctypes.data + panel * head_dim * PANEL * 4
+        for i in range(head_dim // 2):
+            line = start + i * PANEL * 4
+            _round_run(line, line + head_dim // 2 * PANEL * 4, line, PANEL)
+
+
+@inlined
+def _round_keys(keys: Any, values: Any, head_dim: int) -> None:
+    """Make pairs of bfloat16 of what `_take_keys` has left: keys as `_round_queries` does, values of two keys each."""
+    for key in range(KEYS):
+        line = keys.ctypes.data + key * head_dim * 4
+        _round_run(line, line + head_dim // 2 * 4, line, head_dim // 2)
+    for pair in range(KEYS // 2):
+        line = values.ctypes.data + pair * head_dim * 8
+        _round_run(line, line + head_dim * 4, values.ctypes.data + pair * head_dim * 4, head_dim)
+
+
+@inlined
+def _begin(state: Any) -> None:
+    """No query has seen a key: its peak is the lowest, its total and its sums are zero."""
+    width = len(state) - 2
+    for i in range(width + 2):
+        for lane in range(state.shape[1]):
+            state[i, lane] = LOWEST if i == width else ZERO
+
+
+@inlined
+def _score(kind: Any, keys: Any, head_dim: int, panel: Any, lanes: int, scores: Any) -> None:
+    """Scores of a tile's keys with `lanes` queries of a panel, into `scores` `[KEYS, PANEL]`."""
+    x, line, weights, out = keys.ctypes.data, head_dim * 4, panel.ctypes.data, scores.ctypes.data
+    for row in range(0, KEYS, ROWS):
+        at, to = x + row * line, out + row * PANEL * 4
+        column = 0
+        while column + COLUMNS <= lanes:
+            _tile(kind, at, line, 1, weights, column, head_dim, to + column * 4, PANEL * 4, 0)
+            column += COLUMNS
+        while column < lanes:
+            _narrow_tile(kind, at, line, 1, weights, column, head_dim, to + column * 4, PANEL * 4, 0)
+            column += LANES
+
+
+@inlined
+def _add_values(kind: Any, values: Any, head_dim: int, scores: Any, lanes: int, state: Any, lane: int) -> None:
+    """Add the values of a tile, weighted by `scores`, to the sums of `lanes` queries from `lane` on."""
+    weights, line = scores.ctypes.data, state.shape[1] * 4
+    for row in range(0, len(state) - 2, ROWS):
+        at, to = values.ctypes.data + row * 4, state.ctypes.data + row * line + lane * 4
+        column = 0
+        while column + COLUMNS <= lanes:
+            _tile(kind, at, 4, head_dim, weights, column, KEYS, to + column * 4, line, 1)
+            column += COLUMNS
+        while column < lanes:
+            _narrow_tile(kind, at, 4, head_dim, weights, column, KEYS, to + column * 4, line, 1)
+            column += LANES
+
+
+@inlined
+def _weigh(
+    kind: Any, a: Any, scores: Any, first: int, head: int, tile: int, state: Any, begin: int, lanes: int
+) -> None:
+    """Turn the scores of a panel into weights, zero for keys that a query does not see, and make the earlier sums fit.
+
+    The panel's lanes are `[begin, begin + lanes)` of `state`. Its first query stands at `first`, with head `head` of
+    the group; the keys begin at position `tile`.
+    """
+    group = a.heads // a.kv_heads
+    last = first + (head + lanes - 1) // group
+    if tile + KEYS > first + 1 or last + 1 - a.window > tile:
+        _hide(scores, first, head, group, tile, a.window, lanes)
+    if a.softcap != 0:
+        for key in range(KEYS):
+            for lane in range(lanes):
+                if scores[key, lane] > LOWEST:
+                    scores[key, lane] = bounded(scores[key, lane], a.softcap)
+    line = state.shape[1] * 4
+    for vector in range(0, lanes, LANES):
+        at = state.ctypes.data + (begin + vector) * 4
+        start = scores.ctypes.data + vector * 4
+        if takes_bfloat16(kind):
+            _rounded_softmax(start, PANEL * 4, at, line, len(state) - 2)
+        else:
+            _softmax(start, PANEL * 4, at, line, len(state) - 2)
+
+
+@inlined
+def _hide(scores: Any, first: int, head: int, group: int, tile: int, window: int, lanes: int) -> None:
+    for lane in range(lanes):
+        position = first + (head + lane) // group
+        for key in range(KEYS):
+            if tile + key > position or tile + key <= position - window:
+                scores[key, lane] = LOWEST
+
+
+@inlined
+def _fold(merged: Any, state: Any, factors: Any) -> None:
+    """Take the state of later keys into that of earlier ones. One without keys changes no bit."""
+    width = len(state) - 2
+    earlier, later = factors[0], factors[1]
+    for vector in range(0, state.shape[1], LANES):
+        for lane in range(LANES):
+            at = vector + lane
+            peak = max(merged[width, at], state[width, at])
+            earlier[lane] = exp2(max(merged[width, at] - peak, LEAST_EXPONENT))
+            later[lane] = exp2(max(state[width, at] - peak, LEAST_EXPONENT))
+            merged[width, at] = peak
+            merged[width + 1, at] = merged[width + 1, at] * earlier[lane] + state[width + 1, at] * later[lane]
+        for i in range(width):
+            for lane in range(LANES):
+                at = vector + lane
+                merged[i, at] = merged[i, at] * earlier[lane] + state[i, at] * later[lane]
+
+
+@inlined
+def _give_output(a: Any, output: Any, token: int, count: int, head: int, state: Any, head_dim: int) -> None:
+    """Write the results of the queries that `_take_queries` takes."""
+    group = a.heads // a.kv_heads
+    total = len(state) - 1
+    for lane in range(count * group):
+        at = ((token + lane // group) * a.heads + head * group + lane % group) * head_dim
+        scale = ONE / state[total, lane]
+        for i in range(head_dim):
+            output[at + i] = state[i, lane] * scale
+
+
+@instruction(lambda array, *_: types.void(array, *[types.int64] * 3))
+def _widen_run(builder: Any, kinds: Any, array: Any, source: Any, target: Any, count: Any) -> None:
+    """`_widen_run(array, source, target, count)`: `count` numbers of the array's type (see `widen`) at address `source`
+    as float32 at address `target`. Those of float8 are followed by their scale, and multiplied by it.
+
+    LLVM cannot know that two arrays do not overlap: it would take one number after the other.
+    """
+    dtype = kinds[0].dtype
+    scalar = FLOAT if dtype == types.float32 else ir.IntType(dtype.bitwidth)
+    scale = Lanes(builder).load(builder.add(source, count), FLOAT, INT64(0)) if dtype == types.uint8 else None
+    for code, index in _runs(builder, count):
+        numbers = code.widen(dtype, code.load(source, scalar, index))
+        code.store(numbers if scale is None else builder.fmul(numbers, code.spread(scale)), target, FLOAT, index)
+
+
+@instruction(types.void(*[types.int64] * 4))
+def _round_run(builder: Any, first: Any, second: Any, target: Any, count: Any) -> None:
+    """`_round_run(first, second, target, count)`: the `count` float32 at address `first`, each with the one of
+    `second`, as pairs of bfloat16 at address `target`, which may be that of the numbers.
+    """
+    for code, index in _runs(builder, count):
+        left, right = (code.load(start, FLOAT, index) for start in (first, second))
+        code.store(round_to_pairs(code, left, right), target, FLOAT, index)
+
+
+def _runs(builder: Any, count: Any) -> Iterator[tuple[Lanes, Any]]:
+    """Write loops over `count` numbers: what is done with a vector from an index on, and then with a single one."""
+    whole = builder.and_(count, INT64(-LANES))
+    for lanes, begin, end in ((LANES, INT64(0), whole), (1, whole, count)):
+        with cgutils.for_range_slice(builder, begin, end, INT64(lanes)) as (index, _):
+            yield Lanes(builder, lanes), index
+
+
+def _make_softmax(*, rounded: bool) -> Any:
+    """`softmax(scores, scores_bytes, state, state_bytes, width)`, for `LANES` queries and `KEYS` keys.
+
+    At address `scores` are `KEYS` vectors, `scores_bytes` apart; they become weights, relative to the highest score so
+    far: 0 for `LOWEST`. If they are `rounded`, the first half of the vectors becomes pairs of bfloat16, of two keys
+    each. At address `state`, `state_bytes` apart, are `width` vectors of sums, one of peaks and one of totals; all are
+    made to fit the new peaks, and the weights, as they were before rounding, are added to the totals.
+    """
+
+    @instruction(types.void(*[types.int64] * 5))
+    def softmax(builder: Any, scores: Any, scores_bytes: Any, state: Any, state_bytes: Any, width: Any) -> None:
+        code = Lanes(builder, LANES)
+
+        def line(start: Any, stride: Any, index: Any) -> Any:
+            return builder.inttoptr(builder.add(start, builder.mul(stride, index)), code.floats.as_pointer())
+
+        def load(place: Any) -> Any:
+            return builder.load(place, align=4)
+
+        def power(x: Any) -> Any:
+            return code.exp2(code.maximum(x, code.constant(code.floats, float(LEAST_EXPONENT))))
+
+        lines = [line(scores, scores_bytes, INT64(key)) for key in range(KEYS)]
+        peaks, totals = (line(state, state_bytes, builder.add(width, INT64(after))) for after in (0, 1))
+        earlier = load(peaks)
+        highest = [earlier, *(load(each) for each in lines)]
+        while len(highest) > 1:  # in pairs, so that no maximum waits for all before it
+            pairs = [code.maximum(*highest[i : i + 2]) for i in range(0, len(highest) - 1, 2)]
+            highest = [*pairs, *highest[len(highest) // 2 * 2 :]]
+        [peak] = highest
+        shrink = power(builder.fsub(earlier, peak))
+        total = builder.fmul(load(totals), shrink)
+        weights: list[Any] = []
+        for place in lines:
+            score = load(place)
+            seen = builder.fcmp_ordered(">", score, code.constant(code.floats, float(LOWEST)))
+            weight = builder.select(seen, power(builder.fsub(score, peak)), code.constant(code.floats, 0.0))
+            weights.append(weight)
+            total = builder.fadd(total, weight)
+            if not rounded:
+                builder.store(weight, place, align=4)
+            elif len(weights) % 2 == 0:
+                pair = builder.bitcast(round_to_pairs(code, *weights[-2:]), code.floats)
+                builder.store(pair, lines[len(weights) // 2 - 1], align=4)
+        builder.store(peak, peaks, align=4)
+        builder.store(total, totals, align=4)
+        changed = builder.fcmp_ordered("<", shrink, code.constant(code.floats, 1.0))
+        bits = ir.IntType(LANES)
+        is_any = builder.icmp_unsigned("!=", builder.bitcast(changed, bits), bits(0))
+        with builder.if_then(is_any), cgutils.for_range(builder, width) as loop:
+            sums = line(state, state_bytes, loop.index)
+            builder.store(builder.fmul(load(sums), shrink), sums, align=4)
+
+    return softmax
+
+
+_softmax, _rounded_softmax = _make_softmax(rounded=False), _make_softmax(rounded=True)

@@ -1,4 +1,4 @@
-"""A Numba kernel: attention of single queries over paged keys and values, read where they are.
+"""A kernel of CPUs: attention of single queries over paged keys and values, read where they are.
 
 The keys of a query are cut into splits of `SPLIT` tokens; a work item is one split of one query, for all heads. It
 walks its blocks once, in tiles of `TILE` tokens, with an online softmax (Milakov and Gimelshein, arXiv:1805.02867); the
@@ -10,18 +10,27 @@ Blocks of one sequence lie anywhere in the pool, which defeats the hardware pref
 tile's cache lines while it computes on this one. That alone is worth a factor of 1.6 to 1.8.
 """
 
-import ctypes
-import functools
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numba.np.numpy_support import carray
+from torch import Tensor
 
-from app.gpu.kernels.attention.cpu.scores import LEAST_EXPONENT, LOWEST, ZERO, bounded, query_scale
-from app.gpu.kernels.attention.pool_rows import columns_of
-from app.gpu.kernels.cpu.compile import POOL_ELEMENTS, c_function, exp2, inlined
-from app.gpu.kernels.cpu.intrinsics import fetch_add, pointer, prefetch, scale_of, widen
+from app.gpu.kernels.attention.base import AttentionSpec
+from app.gpu.kernels.cpu.compile import inlined
+from app.gpu.kernels.cpu.intrinsics import (
+    CACHE_LINE,
+    LEAST_EXPONENT,
+    LOG2_E,
+    exp2,
+    fetch_add,
+    pointer,
+    prefetch,
+    scale_of,
+    widen,
+)
+from app.gpu.kernels.cpu.launch import draw, parallel
 
 SPLIT = 256
 """Tokens in one work item: enough to pay for the merge, few enough to spread one long context over the cores."""
@@ -29,94 +38,122 @@ PADDING = 16
 """Floats after each head's accumulator in the workspace: its peak, its total, and the rest of a cache line."""
 TILE = 16
 """Tokens whose scores are computed before they are weighed."""
+NO_WINDOW = 1 << 40
+"""More keys than any query sees."""
+LOWEST = np.float32(-3e38)
+"""Of no key."""
+ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 
 
-class Arguments(ctypes.Structure):
-    """What a kernel reads. Tensors are given by address; strides and offsets count elements.
+PoolLayer = Annotated[Tensor, ("block_stride", "value_offset", "head_stride"), ("kv_heads", "block_size", "columns")]
+"""One layer's `[blocks, 2, kv_heads, block_size, columns]`, for a kernel's signature; see `parallel`."""
+Queries = Annotated[Tensor, ("query_stride",), ("heads", "head_dim")]
+"""`[tokens, heads, head_dim]` float32, of which the heads of a token are one run of memory."""
 
-    query: `[queries, heads, head_dim]` float32. pool: one layer's `[blocks, 2, kv_heads, block_size, columns]`, which
-    has the queries' own keys and values. tables: `[queries, blocks]` int32 (stride 0: one for all). positions:
-    `[queries]` int64. output: `[queries, heads, head_dim]` float32. workspace: `[queries, splits, heads, head_dim +
-    PADDING]` float32, for as many splits as the longest context has at least. finished: `[queries]` int64 zeros, which
-    the kernel leaves so. `window` is at least 1, `softcap` 0 is off, `next_item` starts at 0.
+
+def attend_queries(
+    query: Tensor, kv: Tensor, tables: Tensor, positions: Tensor, spec: AttentionSpec, output: Tensor
+) -> None:
+    """Attend with `Queries` at `positions`, `[queries]` int64, over blocks of `tables` `[queries, blocks]` int32 of a
+    `PoolLayer`, which has the queries' own keys and values. `output`: as `query`, dense.
     """
+    queries, heads, head_dim = query.shape
+    window = spec.window or NO_WINDOW
+    splits = -(-min(tables.shape[1] * kv.shape[3], window) // SPLIT)
+    _attend(
+        queries=queries,
+        window=window,
+        query=query,
+        pool=kv,
+        tables=tables,
+        positions=positions,
+        workspace=torch.empty(queries * splits * heads * (head_dim + PADDING)),
+        finished=torch.zeros(queries, dtype=torch.int64),
+        output=output,
+        scale=spec.scale,
+        softcap=spec.softcap or 0.0,
+        head_dim=head_dim,
+        columns=kv.shape[4],
+    )
 
-    _fields_: ClassVar = [
-        *((name, ctypes.c_int64) for name in ("next_item", "queries", "window")),
-        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "block_size")),
-        *((name, ctypes.c_int64) for name in ("query", "query_stride")),
-        *((name, ctypes.c_int64) for name in ("pool", "block_stride", "value_offset", "head_stride")),
-        *((name, ctypes.c_int64) for name in ("tables", "table_stride", "positions")),
-        *((name, ctypes.c_int64) for name in ("workspace", "finished", "output")),
-        *((name, ctypes.c_float) for name in ("scale", "softcap")),
-    ]
 
+@parallel
+def _attend(
+    a: Any,
+    queries: int,
+    window: int,
+    query: Queries,
+    pool: PoolLayer,
+    tables: Tensor,
+    positions: Tensor,
+    workspace: Tensor,
+    finished: Tensor,
+    output: Tensor,
+    scale: float,
+    softcap: float,
+    *,
+    head_dim: int,
+    columns: int,
+) -> None:
+    """Draw work items until none is left.
 
-_ARGUMENTS = np.dtype(Arguments)
-_UNBOUNDED = 1 << 60
-_CACHE_LINE = 64
-
-
-@functools.cache
-def attend_kernel(dtype: torch.dtype, head_dim: int) -> Any:
-    """The kernel for a pool of `dtype`; its `address` is a C function that takes the address of an `Arguments`.
-
-    Any number of threads may run it on the same arguments at once, and share the work. See `c_function`.
+    tables: stride 0: one for all. workspace: `[queries, splits, heads, head_dim + PADDING]`, for as many splits as the
+    longest context has at least. finished: `[queries]` zeros, which the kernel leaves so. `window` is at least 1,
+    `softcap` 0 is off.
     """
-    element, columns = POOL_ELEMENTS[dtype], columns_of(head_dim, dtype)
-
-    def attend(arguments: int) -> None:
-        _attend(arguments, element, head_dim, columns)
-
-    return c_function(attend)
-
-
-@inlined
-def _attend(arguments: int, element: Any, head_dim: int, columns: int) -> None:
-    """Draw work items until none is left."""
-    a = carray(pointer(arguments), 1, _ARGUMENTS)[0]
-    pool = carray(pointer(a.pool), _UNBOUNDED, element)
-    tables = carray(pointer(a.tables), _UNBOUNDED, np.int32)
-    queries = carray(pointer(a.query), _UNBOUNDED, np.float32)
-    positions = carray(pointer(a.positions), a.queries, np.int64)
-    splits = _most_splits(positions, a.window)
-    workspace = carray(pointer(a.workspace), (a.queries, splits, a.heads, head_dim + PADDING), np.float32)
-    finished = carray(pointer(a.finished), a.queries, np.int64)
-    output = carray(pointer(a.output), (a.queries, a.heads, head_dim), np.float32)
-    query = np.empty((a.heads, head_dim), np.float32)
+    heads = a.heads
+    splits = _most_splits(positions, queries, window)
+    states = carray(pointer(a.workspace), (queries, splits, heads, head_dim + PADDING), np.float32)
+    outputs = carray(pointer(a.output), (queries, heads, head_dim), np.float32)
+    scaled = np.empty((heads, head_dim), np.float32)
     scores = np.empty(TILE, np.float32)
-    scale = query_scale(a.scale, a.softcap)
+    factor = query_scale(scale, softcap)
     while True:
-        item = fetch_add(arguments)
-        if item >= a.queries * splits:
+        item = draw(a)
+        if item >= queries * splits:
             break
-        row, split = item % a.queries, item // a.queries  # queries of one context find its split in the cache
+        row, split = item % queries, item // queries  # queries of one context find its split in the cache
         context = positions[row] + 1
-        oldest = max(0, context - a.window)
+        oldest = max(0, context - window)
         first = oldest + split * SPLIT
         if first >= context:
             continue
         end = min(first + SPLIT, context)
-        table = tables[row * a.table_stride :]
-        for head in range(a.heads):
+        table = tables[row * a.tables_stride :]
+        for head in range(heads):
             for i in range(head_dim):
-                query[head, i] = queries[row * a.query_stride + head * head_dim + i] * scale
-        _attend_split(a, pool, table, first, end, query, scores, workspace[row, split], head_dim, columns)
-        own_splits = _splits(context, a.window)
+                scaled[head, i] = query[row * a.query_stride + head * head_dim + i] * factor
+        _attend_split(a, pool, table, first, end, scaled, scores, states[row, split], head_dim, columns)
+        own_splits = _splits(context, window)
         if fetch_add(a.finished + row * 8) == own_splits - 1:
-            _merge(workspace[row], own_splits, output[row], head_dim)
+            _merge(states[row], own_splits, outputs[row], head_dim)
             finished[row] = 0
 
 
 @inlined
-def _splits(context: int, window: int) -> Any:
+def query_scale(scale: Any, softcap: Any) -> Any:
+    """What a query is multiplied by, so that `bounded` takes its scores."""
+    return scale * LOG2_E if softcap == 0 else scale / softcap
+
+
+@inlined
+def bounded(score: Any, softcap: Any) -> Any:
+    """`softcap * tanh(score)` as a power of 2, or the score as it is if there is no cap."""
+    if softcap == 0:
+        return score
+    power = min(max(TWO * LOG2_E * score, LEAST_EXPONENT), -LEAST_EXPONENT)
+    return softcap * LOG2_E * (ONE - TWO / (ONE + exp2(power)))
+
+
+@inlined
+def _splits(context: Any, window: int) -> Any:
     return -(-min(context, window) // SPLIT)
 
 
 @inlined
-def _most_splits(positions: Any, window: int) -> Any:
+def _most_splits(positions: Any, queries: int, window: int) -> Any:
     most = 1
-    for row in range(len(positions)):
+    for row in range(queries):
         most = max(most, _splits(positions[row] + 1, window))
     return most
 
@@ -139,57 +176,39 @@ def _attend_split(
         for i in range(head_dim + 2):
             state[head, i] = ZERO
         state[head, head_dim] = LOWEST
-    position = first
+    position, group = first, a.heads // a.kv_heads
     while position < end:
         offset = position % a.block_size
         count = min(min(a.block_size - offset, TILE), end - position)
         at = table[position // a.block_size] * a.block_stride + offset * columns
         following = min(position + count, end - 1)
         ahead = table[following // a.block_size] * a.block_stride + following % a.block_size * columns
-        _attend_tile(a, pool, at, ahead, count, query, scores, state, head_dim, columns)
+        for head in range(a.heads):
+            keys = head // group * a.head_stride
+            values = keys + a.value_offset
+            # Each query head of a group asks for its share of the next tile: in one burst they would stall the core.
+            part = head % group
+            share = part * count // group * columns
+            length = (part + 1) * count // group * columns - share
+            own = state[head]
+            _prefetch_run(pool, ahead + keys + share, length)
+            tile_peak = _score(query[head], pool[at + keys :], count, a.softcap, scores, head_dim, columns)
+            _prefetch_run(pool, ahead + values + share, length)
+            peak = max(own[head_dim], tile_peak)
+            if peak > own[head_dim]:
+                shrink = exp2(max(own[head_dim] - peak, LEAST_EXPONENT))
+                for i in range(head_dim):
+                    own[i] *= shrink
+                own[head_dim] = peak
+                own[head_dim + 1] *= shrink
+            own[head_dim + 1] += _exponentiate(scores, peak)
+            _weigh(scores, pool[at + values :], count, own, head_dim, columns)
         position += count
 
 
 @inlined
-def _attend_tile(
-    a: Any,
-    pool: Any,
-    at: int,
-    ahead: int,
-    count: int,
-    query: Any,
-    scores: Any,
-    state: Any,
-    head_dim: int,
-    columns: int,
-) -> None:
-    """Fold `count` tokens, whose first key is at `pool[at]`, into `state`, all heads; the next tile is at `ahead`."""
-    group = a.heads // a.kv_heads
-    for head in range(a.heads):
-        keys = head // group * a.head_stride
-        values = keys + a.value_offset
-        # Each query head of a group asks for its share of the next tile: in one burst they would stall the core.
-        part = head % group
-        share = part * count // group * columns
-        length = (part + 1) * count // group * columns - share
-        own = state[head]
-        _prefetch_run(pool, ahead + keys + share, length)
-        block_peak = _score(query[head], pool[at + keys :], count, a.softcap, scores, head_dim, columns)
-        _prefetch_run(pool, ahead + values + share, length)
-        peak = max(own[head_dim], block_peak)
-        if peak > own[head_dim]:
-            shrink = exp2(max(own[head_dim] - peak, LEAST_EXPONENT))
-            for i in range(head_dim):
-                own[i] *= shrink
-            own[head_dim] = peak
-            own[head_dim + 1] *= shrink
-        own[head_dim + 1] += _exponentiate(scores, peak)
-        _weigh(scores, pool[at + values :], count, own, head_dim, columns)
-
-
-@inlined
 def _prefetch_run(pool: Any, start: int, length: int) -> None:
-    for i in range(0, length, _CACHE_LINE // pool.itemsize):
+    for i in range(0, length, CACHE_LINE // pool.itemsize):
         prefetch(pool, start + i)
 
 

@@ -1,4 +1,4 @@
-"""oneDNN's products on a CPU of half types, for which it uses instructions that our own kernels have no access to.
+"""oneDNN's products on a CPU, beside which ours are measured.
 
 A weight that stays is reordered once into its blocked layout, and multiplied in three quarters of the time: measured in
 bfloat16 over the linears of a 135M Llama on an AVX-512 machine, up to 16 rows (`python -m benchmarks.kernels linear`).

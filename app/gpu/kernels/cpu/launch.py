@@ -1,0 +1,273 @@
+"""Kernels that all of PyTorch's threads run at once: how one is declared, and programs of several.
+
+To wake PyTorch's threads and to come back to Python costs more than a kernel that works on one token. So a program runs
+many launches with one call: the threads stay between them, and spin where they wait. At the end of a kernel a thread
+waits for those that have drawn a part of it, but for no others: one whose core does something else is not missed, and
+finds its way when it comes back.
+"""
+
+import ctypes
+import inspect
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Annotated, Any, Concatenate, Generic, NamedTuple, ParamSpec, cast, get_args, get_origin
+
+import numpy as np
+import torch
+from numba import types
+from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
+from numba.np.numpy_support import carray, from_dtype
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app.gpu.kernels.cpu import run_on_torch_threads
+from app.gpu.kernels.cpu.compile import c_function, inlined
+from app.gpu.kernels.cpu.intrinsics import (
+    INT64,
+    address_of,
+    call,
+    fetch_add,
+    fetch_subtract,
+    load,
+    pointer,
+    relax,
+    store,
+)
+
+P = ParamSpec("P")
+
+ELEMENTS: dict[torch.dtype | None, Any] = {
+    None: np.uint8,
+    torch.float32: np.float32,
+    torch.bfloat16: np.uint16,
+    torch.float16: np.int16,
+    torch.float8_e4m3fn: np.uint8,
+    torch.uint8: np.uint8,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+}
+"""What stands for a tensor's dtype inside a kernel; see `intrinsics.widen`. A tensor that is None has any."""
+UNBOUNDED = 1 << 60
+"""Elements of an array that is only known by its address."""
+
+
+class ParallelKernel(Generic[P]):
+    """A function of Numba's whose calls run it on each of PyTorch's threads; see `parallel`."""
+
+    def __init__(self, body: Callable[Concatenate[Any, P], None]) -> None:
+        _, *parameters = inspect.signature(body, eval_str=True).parameters.values()
+        self._name, self._body = body.__qualname__, cast("FunctionType", body)
+        given = [each for each in parameters if each.kind is not inspect.Parameter.KEYWORD_ONLY]
+        self._order = [each.name for each in given]
+        self._constants = [each.name for each in parameters[len(given) :]]
+        self._tensors: list[str] = []
+        fields: dict[str, Any] = {"next_item": ctypes.c_int64}
+        values, key = ["0"], list(self._constants)
+        for each in given:
+            kinds, source = _fields_of(each)
+            fields |= kinds
+            values.append(source)
+            if len(kinds) > 1:
+                self._tensors.append(each.name)
+                key.append(f"None if {each.name} is None else {each.name}.dtype")
+        taken = (each.name if each.default is each.empty else f"{each.name}={each.default}" for each in parameters)
+        source = f"lambda *, {', '.join(taken)}: (({''.join(each + ', ' for each in key)}), ({', '.join(values)},))"
+        self._read: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]] = eval(source)
+        """Makes what it is compiled for, and the fields of its arguments, of those given. A loop takes 2 us longer."""
+        self.arguments: type[ctypes.Structure] = type(self._name, (ctypes.Structure,), {"_fields_": [*fields.items()]})
+        """What a launch reads: its parameters by name, tensors as addresses, and `next_item`, see `draw`."""
+        self._compiled: dict[tuple[Any, ...], Any] = {}
+
+    def __call__(self, *args: P.args, **given: P.kwargs) -> ctypes.Structure:
+        """Run it with arguments given by name. Returns them as the kernel has left them."""
+        key, fields = self._read(**given)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compiled[key] = self._compile(key)
+        arguments = self.arguments(*fields)
+        run_on_torch_threads(compiled.address, arguments)
+        return arguments
+
+    def _compile(self, key: tuple[Any, ...]) -> Any:
+        """For constants and dtypes of tensors, as a C function of the address of `arguments`."""
+        count = len(self._constants)
+        elements = {name: ELEMENTS[dtype] for name, dtype in zip(self._tensors, key[count:], strict=True)}
+        unpacked = _unpack(self.arguments, {name: elements.get(name) for name in self._order})
+        body: Any = inlined(_with_constants(self._body, key[:count]))
+
+        def kernel(address: int) -> None:
+            body(*unpacked(address))
+
+        kernel.__qualname__ = self._name
+        return c_function(kernel, *key[:count], *elements.values())
+
+
+def parallel(body: Callable[Concatenate[Any, P], None]) -> ParallelKernel[P]:
+    """Have calls of a function run it on all of PyTorch's threads at once, which share the work with `draw`.
+
+    Its signature says what a launch takes: tensors, of which the function gets one-dimensional arrays of what stands
+    for their elements, without bounds; ints and floats, which become int64 and float32; and, by keyword only, constants
+    such as types and functions of Numba's. It is compiled once for each combination of dtypes and constants.
+
+    The first parameter is a record of all arguments under their names, for functions that take many; there a tensor is
+    an address. The record has a tensor's first stride too, in elements, as `NAME_stride`; or strides and last sizes
+    under the names in its annotation. The kernel trusts what it is given.
+    """
+    return ParallelKernel(body)
+
+
+def _fields_of(parameter: inspect.Parameter) -> tuple[dict[str, Any], str]:
+    """Names and types of the fields that a parameter fills, several for a tensor, and the source of their values."""
+    name, (kind, *named) = parameter.name, get_args(parameter.annotation) or (parameter.annotation,)
+    if kind is not Tensor:
+        return {name: ctypes.c_float if kind is float else ctypes.c_int64}, name
+    values, fields = f"{name}.data_ptr(), {name}.stride(0)", [name, f"{name}_stride"]
+    if get_origin(parameter.annotation) is Annotated:
+        strides, sizes = named
+        values = f"{name}.data_ptr(), *{name}.stride()[:{len(strides)}], *{name}.shape[-{len(sizes)}:]"
+        fields = [name, *strides, *sizes]
+    if parameter.default is None:
+        values = f"*((0, 0) if {name} is None else ({values}))"
+    return dict.fromkeys(fields, ctypes.c_int64), values
+
+
+@inlined
+def draw(a: Any) -> Any:
+    """The number of the next item of a kernel's work, from 0 on; no other thread gets it. `a` is its record."""
+    return fetch_add(address_of(a))
+
+
+def _with_constants(body: FunctionType, constants: tuple[Any, ...]) -> FunctionType:
+    """The function with constants for what it takes by keyword only, as defaults of its last parameters. Numba makes
+    LLVM's constants of those in the function itself, before its loops are vectorized.
+    """
+    code = body.__code__
+    code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
+    return FunctionType(code, body.__globals__, body.__name__, constants, body.__closure__)
+
+
+def _unpack(layout: Any, elements: dict[str, Any]) -> Any:
+    """`unpacked(address)`: a tuple of the record of type `layout` at the address, and of its fields of these names. One
+    with an element is the address of an array of those.
+    """
+    tuple_of: Any = types.Tuple
+    record = from_dtype(np.dtype(layout))
+    fields: list[tuple[Any, int, Any]] = []
+    for name, element in elements.items():
+        array = None if element is None else types.Array(from_dtype(np.dtype(element)), 1, "C")
+        fields.append((record.typeof(name), getattr(layout, name).offset, array))
+    result = tuple_of([record, *(array or number for number, _, array in fields)])
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        [address] = values
+        loaded = [builder.inttoptr(address, context.get_value_type(record))]
+        for number, offset, array in fields:
+            pointer = context.get_value_type(number).as_pointer()
+            value = builder.load(builder.inttoptr(builder.add(address, INT64(offset)), pointer))
+            loaded.append(value if array is None else _array_at(context, builder, array, value))
+        return context.make_tuple(builder, result, loaded)
+
+    def unpacked(typing: Any, address: Any) -> Any:
+        return result(types.int64), generate
+
+    return intrinsic(unpacked)
+
+
+def _array_at(context: Any, builder: Any, kind: Any, address: Any) -> Any:
+    array = context.make_array(kind)(context, builder)
+    element = context.get_data_type(kind.dtype)
+    size = INT64(context.get_abi_sizeof(element))
+    data = builder.inttoptr(address, element.as_pointer())
+    populate_array(array, data, [INT64(UNBOUNDED)], [size], size, None)  # type: ignore[no-untyped-call]
+    return array._getvalue()
+
+
+class Launch(NamedTuple):
+    """A kernel's address, and its arguments as it finds them."""
+
+    function: int
+    arguments: ctypes.Structure
+
+
+_ALIGNMENT = 64
+"""Bytes: arguments of two kernels share no cache line."""
+_SPINS = 2048
+"""Looks at another thread, some 50 us, until a thread offers it the core: there may be more threads than cores."""
+_sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
+"""POSIX `sched_yield`."""
+
+
+class Program:
+    """Launches in their order. The owner keeps the memory that they work on."""
+
+    def __init__(self, launches: Sequence[Launch]) -> None:
+        self._kinds = [type(each.arguments) for each in launches]
+        sizes = [-(-ctypes.sizeof(each.arguments) // _ALIGNMENT) * _ALIGNMENT for each in launches]
+        self._starts = np.cumsum([0, *sizes])
+        self._fresh = np.zeros(self._starts[-1], np.uint8)
+        for start, each in zip(self._starts.tolist(), launches, strict=False):
+            self._fresh[start : start + ctypes.sizeof(each.arguments)] = np.frombuffer(bytes(each.arguments), np.uint8)
+        self._fields: dict[str, NDArray[np.int64]] = {}
+        """Where in the arguments of all launches a field is, counted in int64."""
+        memory = np.empty(len(self._fresh) + _ALIGNMENT, np.uint8)
+        self._used = memory[-memory.ctypes.data % _ALIGNMENT :][: len(self._fresh)]
+        places = self._used.ctypes.data + self._starts[:-1]
+        functions = np.array([each.function for each in launches], np.int64)
+        self._operations = np.ascontiguousarray(np.stack((functions, places), axis=1))
+        self._inside = np.zeros((len(launches), _ALIGNMENT // 8), np.int64)
+
+    def set(self, field: str, number: int) -> None:
+        """Have all launches whose arguments have an int64 of that name find `number` there from now on."""
+        if field not in self._fields:
+            places = [
+                start + getattr(kind, field).offset
+                for start, kind in zip(self._starts.tolist(), self._kinds, strict=False)
+                if hasattr(kind, field)
+            ]
+            self._fields[field] = np.array(places, np.int64) // 8
+        self._fresh.view(np.int64)[self._fields[field]] = number
+
+    def run(self, first: int, end: int) -> None:
+        """Run launches `[first, end)` on PyTorch's threads, each when the one before it is done. A thread may come to a
+        launch of which nothing is left, or not at all.
+        """
+        span = slice(self._starts[first], self._starts[end])
+        self._used[span] = self._fresh[span]
+        _run_operations(
+            operations=self._operations[first:].ctypes.data, inside=self._inside[first:].ctypes.data, count=end - first
+        )
+
+
+@parallel
+def _run_operations(a: Any, operations: int, inside: int, count: int) -> None:
+    """`operations` is the address of `[count, 2]` int64: addresses of a function and of its arguments. `inside` is that
+    of `[count, 8]` int64, a cache line each, whose first number says how many threads are in the operation. What others
+    call `next_item` is at most the number of operations that are done.
+    """
+    address = address_of(a)
+    each = carray(pointer(operations), (count, 2), np.int64)
+    index = 0
+    while index < count:
+        own = inside + index * _ALIGNMENT
+        fetch_add(own)
+        call(each[index, 0], each[index, 1])  # all that is to be done has been drawn when it returns
+        fetch_subtract(own)
+        _wait_until_left(own)
+        index += 1
+        done = load(address)
+        if done > index:
+            index = done
+        else:
+            store(address, index)  # another thread may have stored more: then the next to look goes a longer way
+
+
+@inlined
+def _wait_until_left(inside: Any) -> None:
+    spins = 0
+    while load(inside) > 0:
+        relax()
+        spins += 1
+        if spins == _SPINS:
+            spins = 0
+            _sched_yield()

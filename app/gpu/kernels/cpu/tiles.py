@@ -1,0 +1,284 @@
+"""The innermost loops of products, as functions of Numba's: tiles of sums that stay in registers.
+
+Weights are read in panels: of each input, `PANEL` outputs lie beside each other. They are in one of three ways there,
+and `load_weights` unpacks each to registers, input by input.
+
+- Dense, `[inputs, PANEL]`: float32, or half types as `intrinsics.widen` has them.
+- In pairs, `HALVES`: bfloat16, two inputs of each output at a time.
+- In blocks: a run of records, one for each group of inputs, see `linear.cpu.formats`. A weight is
+  `scale * quant + offset`, rounded once.
+
+What stands for a weight's type is `element`, in Numba's code and here. Numba has no vectors: what LLVM makes of scalar
+loops keeps one sum in many parts, which depend on how it unrolls.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from app.gpu.kernels.cpu.compile import compiled_features
+from app.gpu.kernels.cpu.intrinsics import CACHE_LINE, FLOAT, HALF, INT32, INT64, Lanes, instruction, prefetch_line
+
+PANEL = 32
+"""Outputs whose weights lie beside each other for each input: the cache lines of one load or two."""
+HALVES = np.dtype([("halves", np.uint16, (PANEL, 2))])
+"""A record of a panel: two bfloat16 of each output, of two inputs that follow each other."""
+ROUNDED, PAIRS = "rounded_", "pairs"
+"""What the name of the quants, the last field of a block, begins with if weights are rounded to bfloat16, and what it
+ends with if a byte has two quants.
+"""
+_DOT_LANES = 16
+_AHEAD = 32768
+"""Bytes. Measured over the linears of a 135M Llama on AVX512_BF16, two cores: 0.75 of the time at 16 and 32 rows, 0.87
+at 256. With up to four rows the processor's own prefetcher is faster, which ours disturbs."""
+_INT8, _INT16 = ir.IntType(8), ir.IntType(16)
+
+Terms = Iterator[tuple[Any, list[Any]]]
+"""Writes a loop over terms of a product, from the first to the last: its number, an int64, and the vectors of weights
+that it meets. What is written before the next one is asked for is inside the loop. A term is an input, and weights are
+float32; or for `takes_pairs` it is a pair of inputs, and weights are bfloat16 in pairs.
+"""
+
+
+def _shape_of_tiles() -> tuple[int, int, int]:
+    """Rows of a tile, vectors of a row, lanes of a vector: as many sums as there are registers for."""
+    features = compiled_features()
+    if "avx512f" in features:
+        return 12, 2, 16
+    return (6, 2, 8) if "avx2" in features else (6, 2, 4)
+
+
+ROWS, _VECTORS, LANES = _shape_of_tiles()
+COLUMNS = _VECTORS * LANES
+"""Outputs of a tile; they divide a panel."""
+
+
+def multiplies_pairs() -> bool:
+    """Whether kernels are compiled for a processor with an instruction for it: else they are slower than float32.
+
+    `vdpbf16ps` of AVX512_BF16 multiplies two pairs and adds both products to a float32 sum, twice as much as a
+    multiply-add of float32 does (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2). A processor
+    without it makes the same sums of float32 multiply-adds; their last bits may differ.
+    """
+    return "avx512bf16" in compiled_features()
+
+
+def takes_pairs(element: Any) -> bool:
+    """Whether inputs are bfloat16, in pairs, where they meet weights of Numba's type `element`."""
+    return _is_paired(element.dtype) or _quants_of(element.dtype).startswith(ROUNDED)
+
+
+def _is_paired(dtype: Any) -> bool:
+    return isinstance(dtype, types.Record) and "halves" in dtype.fields
+
+
+def _quants_of(dtype: Any) -> str:
+    """The name of the last field of a block, or nothing."""
+    return str([*dtype.fields][-1]) if isinstance(dtype, types.Record) else ""
+
+
+def load_weights(
+    code: Lanes, element: Any, vectors: int, weight: Any, column: Any, inputs: Any, *, ahead: bool
+) -> Terms:
+    """Unpack the panel at address `weight` to registers: `vectors` vectors of outputs, from `column` on. `element` is
+    Numba's type of the weights. `ahead`: whether to prefetch what is used later.
+    """
+    builder, dtype = code.builder, element.dtype
+    if _is_paired(dtype):
+        with cgutils.for_range(builder, builder.sdiv(inputs, INT64(2))) as loop:
+            line = builder.add(weight, builder.mul(loop.index, INT64(PANEL * 4)))
+            if ahead:
+                _prefetch_run(builder, builder.add(line, INT64(_AHEAD)), PANEL * 4)
+            yield loop.index, _load(code, vectors, line, INT32, column)
+    elif isinstance(dtype, types.Record):
+        yield from _load_blocks(code, dtype, vectors, weight, column, inputs, ahead)
+    else:
+        scalar = FLOAT if dtype == types.float32 else ir.IntType(dtype.bitwidth)
+        with cgutils.for_range(builder, inputs) as loop:
+            line = builder.add(weight, builder.mul(loop.index, INT64(PANEL * dtype.bitwidth // 8)))
+            yield loop.index, [code.widen(dtype, each) for each in _load(code, vectors, line, scalar, column)]
+
+
+def _load_blocks(code: Lanes, dtype: Any, vectors: int, weight: Any, column: Any, inputs: Any, ahead: bool) -> Terms:
+    builder, name = code.builder, _quants_of(dtype)
+    quants = dtype.typeof(name)
+    in_pairs, signed = name.endswith(PAIRS), quants.dtype.signed
+    pairs, lines = (quants.shape[0], 1) if in_pairs else (quants.shape[0] // 2, 2)
+    groups = builder.sdiv(inputs, INT64(2 * pairs))
+    with cgutils.for_range(builder, groups) as group:
+        record = builder.add(weight, builder.mul(group.index, INT64(dtype.size)))
+        scales = _load_scales(code, dtype, vectors, record, "scales", column)
+        offsets = _load_scales(code, dtype, vectors, record, "offsets", column)
+        if ahead:
+            _prefetch_run(builder, builder.add(record, builder.mul(groups, INT64(dtype.size))), dtype.size)
+        first = builder.mul(group.index, INT64(pairs))
+        begin = builder.add(record, INT64(dtype.fields[name].offset))
+        with cgutils.for_range(builder, INT64(pairs)) as loop:
+            place = builder.add(begin, builder.mul(loop.index, INT64(lines * PANEL)))
+            loaded: list[list[Any]] = []
+            for line in range(lines):
+                run = _load(code, vectors, builder.add(place, INT64(line * PANEL)), _INT8, column)
+                loaded += _split(code, run, signed) if in_pairs else [_extend(code, run, signed)]
+            left, right = (
+                [
+                    code.multiply_add(scale, builder.sitofp(quant, code.floats), offset)
+                    for scale, quant, offset in zip(scales, each, offsets, strict=True)
+                ]
+                for each in loaded
+            )
+            pair = builder.add(first, loop.index)
+            if name.startswith(ROUNDED):
+                yield pair, [round_to_pairs(code, *each) for each in zip(left, right, strict=True)]
+            else:
+                term = builder.mul(pair, INT64(2))
+                yield term, left
+                yield builder.add(term, INT64(1)), right
+
+
+def _load_scales(code: Lanes, dtype: Any, vectors: int, record: Any, name: str, column: Any) -> list[Any]:
+    """One vector for each of the outputs', as float32. Where there are no offsets, -0.0 stands for them: it changes
+    nothing, not even the sign of a zero.
+    """
+    if name not in dtype.fields:
+        return [code.constant(code.floats, -0.0)] * vectors
+    scalar = HALF if dtype.typeof(name).dtype == types.float16 else FLOAT
+    start = code.builder.add(record, INT64(dtype.fields[name].offset))
+    loaded = _load(code, vectors, start, scalar, column)
+    return loaded if scalar is FLOAT else [code.builder.fpext(each, code.floats) for each in loaded]
+
+
+def _extend(code: Lanes, run: list[Any], signed: bool) -> list[Any]:
+    extend = code.builder.sext if signed else code.builder.zext
+    return [extend(each, code.integers) for each in run]
+
+
+def _split(code: Lanes, run: list[Any], signed: bool) -> list[list[Any]]:
+    """The quants of two inputs, which share bytes."""
+    builder, wide = code.builder, _extend(code, run, signed)
+    four, top, mask = (code.constant(code.integers, number) for number in (4, 28, 15))
+    if signed:
+        return [
+            [builder.ashr(builder.shl(each, top), top) for each in wide],
+            [builder.ashr(each, four) for each in wide],
+        ]
+    return [[builder.and_(each, mask) for each in wide], [builder.lshr(each, four) for each in wide]]
+
+
+def _load(code: Lanes, vectors: int, start: Any, scalar: Any, column: Any) -> list[Any]:
+    return [code.load(start, scalar, column, place * code.lanes) for place in range(vectors)]
+
+
+def _prefetch_run(builder: Any, address: Any, nbytes: int) -> None:
+    for place in range(0, nbytes, CACHE_LINE):
+        prefetch_line(builder, builder.inttoptr(builder.add(address, INT64(place)), _INT8.as_pointer()))
+
+
+def round_to_pairs(code: Lanes, first: Any, second: Any) -> Any:
+    """Two vectors of floats as one of pairs of bfloat16, to nearest even."""
+    builder, lanes = code.builder, code.lanes
+    if multiplies_pairs() and lanes == _DOT_LANES:
+        halves = ir.VectorType(_INT16, 2 * lanes)
+        rounded = code.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", halves, second, first)
+        order = [place for lane in range(lanes) for place in (lane, lanes + lane)]
+        mixed = builder.shuffle_vector(rounded, rounded, ir.Constant(ir.VectorType(INT32, 2 * lanes), order))
+        return builder.bitcast(mixed, code.integers)
+    low = builder.lshr(code.rounded_up(first), code.constant(code.integers, 16))
+    return builder.or_(low, builder.and_(code.rounded_up(second), code.constant(code.integers, -65536)))
+
+
+def _multiply_pairs(code: Lanes, left: Any, right: Any, addend: Any) -> Any:
+    """`addend`, a vector of floats, and the products of both halves of the vectors `left` and `right`."""
+    builder = code.builder
+    if multiplies_pairs() and code.lanes == _DOT_LANES:
+        return code.call("llvm.x86.avx512bf16.dpbf16ps.512", code.floats, addend, left, right)
+    halves: list[tuple[Any, int]] = [(builder.shl, 16), (builder.and_, -65536)]
+    for take, number in halves:
+        one, other = (take(pairs, code.constant(code.integers, number)) for pairs in (left, right))
+        addend = code.multiply_add(builder.bitcast(one, code.floats), builder.bitcast(other, code.floats), addend)
+    return addend
+
+
+def make_tile(rows: int, columns: int, *, ahead: bool = False) -> Any:
+    """`tile(element, x, x_bytes, step, weight, column, inputs, out, out_bytes, carry)`, for `rows` rows and `columns`
+    outputs of a panel, from `column` on.
+
+    Addresses are those of `x` `[rows, inputs]`, of a panel of weights of the type `element`, and of `out`
+    `[rows, columns]`; rows of `x` and `out` are `x_bytes` and `out_bytes` apart, and terms of `x` are `step` floats
+    apart. `x` is bfloat16 in pairs for weights that `takes_pairs`, all else float32. Each sum begins with zero if
+    `carry` is 0, else with the number in `out`, and is made with fused multiply-adds from its first term to its last:
+    its bits are those of any other tile, and of any type of weights with the same values that is not in pairs. `ahead`:
+    whether weights are prefetched where that pays.
+    """
+
+    @instruction(lambda element, *_: types.void(element, *[types.int64] * 9))
+    def tile(
+        builder: Any,
+        kinds: Any,
+        element: Any,
+        x: Any,
+        x_bytes: Any,
+        step: Any,
+        weight: Any,
+        column: Any,
+        inputs: Any,
+        out: Any,
+        out_bytes: Any,
+        carry: Any,
+    ) -> None:
+        code, vectors, paired = Lanes(builder, LANES), columns // LANES, takes_pairs(kinds[0])
+        starts = [builder.add(x, builder.mul(x_bytes, INT64(row))) for row in range(rows)]
+        lines = [builder.inttoptr(start, (INT32 if paired else FLOAT).as_pointer()) for start in starts]
+        targets = [builder.add(out, builder.mul(out_bytes, INT64(row))) for row in range(rows)]
+        places = [code.place(target, FLOAT, INT64(0), at * LANES) for target in targets for at in range(vectors)]
+        with builder.goto_entry_block():
+            sums = [builder.alloca(code.floats) for _ in places]
+        for total in sums:
+            builder.store(code.constant(code.floats, 0.0), total)
+        with builder.if_then(builder.icmp_signed("!=", carry, INT64(0))):
+            for place, total in zip(places, sums, strict=True):
+                builder.store(builder.load(place, align=4), total)
+
+        for term, weights in load_weights(code, kinds[0], vectors, weight, column, inputs, ahead=ahead):
+            at = builder.mul(term, step)
+            for row, line in enumerate(lines):
+                value = code.spread(builder.load(builder.gep(line, [at])))
+                for each, total in zip(weights, sums[row * vectors : (row + 1) * vectors], strict=True):
+                    terms = value, each, builder.load(total)
+                    builder.store(_multiply_pairs(code, *terms) if paired else code.multiply_add(*terms), total)
+        for place, total in zip(places, sums, strict=True):
+            builder.store(builder.load(total), place, align=4)
+
+    return tile
+
+
+@instruction(lambda element, *_: types.int64(element, *[types.int64] * 3))
+def unpack(builder: Any, kinds: Any, element: Any, weight: Any, inputs: Any, out: Any) -> Any:
+    """`unpack(element, weight, inputs, out)`: the address at which the panel at `weight` is float32 `[inputs, PANEL]`,
+    or pairs of bfloat16 for weights that are multiplied so: its own, or else `out`.
+    """
+    code, dtype = Lanes(builder, LANES), kinds[0].dtype
+    if dtype == types.float32 or _is_paired(dtype):
+        return weight
+    scalar = INT32 if takes_pairs(kinds[0]) else FLOAT
+
+    for term, loaded in load_weights(code, kinds[0], PANEL // LANES, weight, INT64(0), inputs, ahead=True):
+        line = builder.mul(term, INT64(PANEL))
+        for place, values in enumerate(loaded):
+            code.store(values, out, scalar, line, place * LANES)
+    return out
+
+
+@instruction(lambda element: types.boolean(element))
+def takes_bfloat16(builder: Any, kinds: Any, element: Any) -> Any:
+    """`takes_bfloat16(element)`: whether `x` is bfloat16 for weights of that type."""
+    return ir.IntType(1)(takes_pairs(kinds[0]))
+
+
+@instruction(lambda element: types.boolean(element))
+def is_in_pairs(builder: Any, kinds: Any, element: Any) -> Any:
+    """`is_in_pairs(element)`: whether weights of that type are in blocks with two quants in a byte."""
+    return ir.IntType(1)(_quants_of(kinds[0].dtype).endswith(PAIRS))
