@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from triton.testing import do_bench_cudagraph
 
-from app.gpu.kernels.attention.base import AttentionSpec
-from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.attention.base import AttentionSpec, make_batch
 from app.gpu.kernels.attention.cuda import CudaAttention
 
 BLOCK_SIZE = 16

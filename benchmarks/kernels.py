@@ -12,16 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from app.gpu.device.dtypes import dtype_name
-from app.gpu.kernels.attention.base import Attention, AttentionSpec
-from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.device.choice import dtype_name
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, make_batch
 from app.gpu.kernels.attention.cpu import PagedCpuAttention
 from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.kernels.cpu.compile import compiled_features
 from app.gpu.kernels.cpu.tiles import multiplies_pairs
 from app.gpu.kernels.linear import linear_maker
 from app.gpu.kernels.linear.base import Linear, MakeLinear, MatmulPrecision
-from app.gpu.kernels.linear.dense import DenseLinear
+from app.gpu.kernels.linear.layers import DenseLinear
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix
 from benchmarks.onednn import PackedLinear, StoredLinear, onednn_multiplies
 from loadgen.processes.processor import NO_FLAGS, processor_flags

@@ -22,9 +22,9 @@ from torch import Tensor
 from app.domain.values import WeightsDtype
 from app.gpu.device.choice import choose_kv_dtype
 from app.gpu.kernels.attention import attention_for
-from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kernels.linear.base import bias_of, cells
-from app.gpu.kernels.linear.float8 import round_to_float8, widen_float8
+from app.gpu.kernels.linear.eight_bits import FLOAT8, dequantize, quantize
 from app.gpu.kernels.linear.matrix import Matrix, dense_of
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
@@ -66,7 +66,7 @@ class Float8OnCpu:
         self.weights = cells(dense_of(weight), bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(widen_float8(*round_to_float8(x), FLOAT32), self.weights[0].tensor, bias_of(self.weights))
+        return F.linear(dequantize(FLOAT8, quantize(FLOAT8, x)), self.weights[0].tensor, bias_of(self.weights))
 
 
 class _Float8Weights(ResidentWeights):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.doctor.findings import Finding, error, ok, warning
 from app.domain.errors import FieldOutOfRange
-from app.gpu.device.facts import GPU, TorchBuild
+from app.gpu.device.probe import GPU, TorchBuild
 from app.machine.files import read, read_field
 
 NAME = "device"

@@ -16,13 +16,13 @@ from app.doctor.numa import check_numa
 from app.doctor.report import Report
 from app.doctor.versions import check_versions
 from app.doctor.weights import check_weights
-from app.gpu.device.facts import DeviceProbe
+from app.gpu.device.probe import MachineProbe
 
 
 def examine(
     requested: str,
     state_dir: Path | None,
-    probe: DeviceProbe,
+    probe: MachineProbe,
     root: Path = Path("/"),
     weights_dir: Path | None = None,
 ) -> Report:

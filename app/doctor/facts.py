@@ -12,7 +12,7 @@ from app.doctor.link import Link, read_link
 from app.doctor.memlock import Pinned, read_memlock
 from app.doctor.numa import Numa, read_numa
 from app.doctor.versions import Versions, read_versions
-from app.gpu.device.facts import GPU, Copies, DeviceProbe, ProbeFailed, TorchBuild
+from app.gpu.device.probe import GPU, Copies, MachineProbe, ProbeFailed, TorchBuild
 from app.machine.memory import HostMemory, read_host_memory
 from app.machine.units import size
 
@@ -52,7 +52,7 @@ class Facts:
     versions: Versions
 
 
-def gather(device: str, build: TorchBuild, state_dir: Path | None, probe: DeviceProbe, root: Path) -> Facts:
+def gather(device: str, build: TorchBuild, state_dir: Path | None, probe: MachineProbe, root: Path) -> Facts:
     """`device`: `cpu` or `cuda:N`. `root`: where the kernel's `sys` and `proc` are."""
     host = read_host_memory(root)
     found = _ask_device(device, build, host.free_bytes, probe, root)
@@ -71,7 +71,7 @@ def gather(device: str, build: TorchBuild, state_dir: Path | None, probe: Device
     )
 
 
-def _ask_device(device: str, build: TorchBuild, host_free: int, probe: DeviceProbe, root: Path) -> DeviceFacts:
+def _ask_device(device: str, build: TorchBuild, host_free: int, probe: MachineProbe, root: Path) -> DeviceFacts:
     if device == "cpu":
         copies, problem = _measure(probe, None, buffer_bytes(host_free, host_free))
         return DeviceFacts(copies=copies, copies_problem=problem)
@@ -96,7 +96,7 @@ def _true_link(link: Link | None, copies: Copies | None) -> Link | None:
     return None if fastest > link.bytes_per_second else link
 
 
-def _pin(probe: DeviceProbe, index: int, num_bytes: int) -> str | None:
+def _pin(probe: MachineProbe, index: int, num_bytes: int) -> str | None:
     try:
         probe.pin(index, num_bytes)
     except ProbeFailed as failure:
@@ -104,7 +104,7 @@ def _pin(probe: DeviceProbe, index: int, num_bytes: int) -> str | None:
     return None
 
 
-def _measure(probe: DeviceProbe, index: int | None, num_bytes: int) -> tuple[Copies | None, str | None]:
+def _measure(probe: MachineProbe, index: int | None, num_bytes: int) -> tuple[Copies | None, str | None]:
     """`index`: of the GPU, None for a CPU."""
     if num_bytes < LEAST_BYTES:
         return None, f"there is room for buffers of {size(num_bytes)} only"

@@ -3,7 +3,7 @@
 from app.doctor.device import choose_device
 from app.doctor.versions import TORCH, read_versions
 from app.domain.values import AUTO_DTYPES
-from app.gpu.device.driver import newest_cuda
+from app.gpu.device.probe import newest_cuda
 from app.settings import Settings
 
 

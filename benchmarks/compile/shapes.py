@@ -7,19 +7,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
+from torch import Tensor
 
 from app.gpu.forward.graph_triton_inputs import fill_inputs
-from app.gpu.kernels.attention.base import AttentionSpec
-from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.attention.base import FLOAT8, AttentionSpec, make_batch, to_rows
 from app.gpu.kernels.attention.cuda import PROMPT_ROWS
-from app.gpu.kernels.attention.pool_rows import FLOAT8, to_rows
-from app.gpu.kernels.attention.triton_attend import LEAST_ROWS, Sequences, attend
-from app.gpu.kernels.attention.triton_store import store
-from app.gpu.kernels.linear.cuda.triton_float8 import matmul_float8, round_rows
-from app.gpu.kernels.linear.cuda.triton_int8 import matmul_int8
-from app.gpu.kernels.linear.cuda.triton_matmul import matmul
-from app.gpu.kernels.linear.cuda.triton_vector import matvec
+from app.gpu.kernels.attention.triton_paged import LEAST_ROWS, attend, store
 from app.gpu.kernels.linear.eight_bits import INT8_BLOCK
+from app.gpu.kernels.linear.triton_float8 import round_rows
+from app.gpu.kernels.linear.triton_matmul import matmul, matvec
 from app.gpu.models.triton_elementwise import add_rms_norm, rms_norm, rotate, silu_mul
 from app.gpu.sampling.inputs import Draws, Truncation
 from app.gpu.sampling.triton_draw import draw, draw_any
@@ -75,24 +71,32 @@ def launches(shape: Shape) -> Iterator[tuple[str, Launch]]:
     query, key, value = fused.split((heads, KV_HEADS, KV_HEADS), dim=1)
     output = torch.empty(PROMPT, heads, shape.head_dim, dtype=dtype)
     tables, slots = torch.zeros(SEQUENCES, 5, dtype=torch.int32), torch.zeros(PROMPT, dtype=torch.int64)
-    contexts = torch.ones(SEQUENCES, dtype=torch.int32)
+    contexts, starts = torch.ones(SEQUENCES, dtype=torch.int32), torch.zeros(SEQUENCES + 1, dtype=torch.int32)
     plain = AttentionSpec(shape.head_dim**-0.5)
-    decodes = Sequences(query[:SEQUENCES], tables, contexts, length=1)
-    prompt = Sequences(query, tables[:1], contexts[:1], length=PROMPT)
-    tall = PROMPT_ROWS if shape.dtype != "float32" else LEAST_ROWS
     capped = AttentionSpec(plain.scale, window=30, softcap=50.0)
     table = torch.zeros(8, shape.head_dim, dtype=dtype)
+
+    def decode(pool: Tensor, spec: AttentionSpec, splits: int = 1) -> None:
+        rows = query[:SEQUENCES], tables, contexts, None
+        attend(*rows, pool, spec, output[:SEQUENCES], rows=LEAST_ROWS, splits=splits)
+
+    def prompts(pool: Tensor, spec: AttentionSpec, splits: int = 1) -> None:
+        tall = PROMPT_ROWS if shape.dtype != "float32" else LEAST_ROWS
+        attend(query, tables, contexts, starts, pool, spec, output, rows=tall, splits=splits)
+
     yield "rotate", lambda: rotate(fused[:, : heads + KV_HEADS], table, slots)
     yield "store", lambda: store(key, value, pool, slots, slots)
-    yield "decode", lambda: attend(decodes, pool, plain, output[:SEQUENCES], rows=LEAST_ROWS, splits=1)
-    yield "split decode", lambda: attend(decodes, pool, plain, output[:SEQUENCES], rows=LEAST_ROWS, splits=SPLITS)
-    yield "prompt", lambda: attend(prompt, pool, plain, output, rows=tall, splits=1)
-    yield "capped window", lambda: attend(decodes, pool, capped, output[:SEQUENCES], rows=LEAST_ROWS, splits=1)
+    yield "decode", lambda: decode(pool, plain)
+    yield "split decode", lambda: decode(pool, plain, SPLITS)
+    yield "prompts", lambda: prompts(pool, plain)
+    yield "split prompts", lambda: prompts(pool, plain, SPLITS)
+    yield "capped window", lambda: decode(pool, capped)
+    yield "prompts, capped window", lambda: prompts(pool, capped)
     if shape.dtype == "bfloat16":
         rounded = to_rows(pool, FLOAT8)
         yield "store float8", lambda: store(key, value, rounded, slots, slots)
-        yield "float8 decode", lambda: attend(decodes, rounded, plain, output[:SEQUENCES], rows=LEAST_ROWS, splits=1)
-        yield "float8 prompt", lambda: attend(prompt, rounded, plain, output, rows=tall, splits=1)
+        yield "float8 decode", lambda: decode(rounded, plain)
+        yield "float8 prompts", lambda: prompts(rounded, plain)
 
 
 def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
@@ -105,11 +109,11 @@ def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
     yield "product of one row", lambda: matvec(inputs[0], weight, None)
     if weight.dtype is not torch.float32:  # which is refused beside them
         numbers, scales = weight.to(torch.int8), torch.zeros(INPUTS // INT8_BLOCK, OUTPUTS, dtype=torch.float16)
-        yield "product of int8", lambda: [matmul_int8(each, numbers, scales, None) for each in inputs]
+        yield "product of int8", lambda: [matmul(each, numbers, None, scales) for each in inputs]
     if capability >= FLOAT8_CAPABILITY and weight.dtype is torch.bfloat16:
         yield "rounding to float8", lambda: round_rows(inputs[-1])
         float8, ones = weight.to(torch.float8_e4m3fn), torch.ones(OUTPUTS, 1)
-        yield "product of float8", lambda: matmul_float8(float8[:17], ones[:17], float8, ones, None, weight.dtype)
+        yield "product of float8", lambda: matmul(float8[:17], float8, None, ones, ones[:17], weight.dtype)
     yield "norm", lambda: rms_norm(inputs[-1], weight[0], 1e-5)
     yield "add and norm", lambda: add_rms_norm(inputs[-1], inputs[-1], weight[0], 1e-5)
     yield "silu and product", lambda: silu_mul(inputs[-1])

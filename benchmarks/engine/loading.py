@@ -7,7 +7,8 @@ from typing import Protocol, cast
 
 from torch.profiler import ProfilerActivity, profile
 
-from app.gpu.device.choice import choose_device, choose_dtype, streams_of
+from app.gpu.device.choice import choose_device, choose_dtype
+from app.gpu.device.streams import streams_of
 from app.gpu.engine import Engine
 from app.gpu.kernels.attention import attention_for
 from app.gpu.models import load_stack

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.forward.forward import Runner
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
 
 P = ParamSpec("P")

@@ -4,7 +4,8 @@ import time
 
 import torch
 
-from app.gpu.device.choice import choose_device, choose_dtype, streams_of
+from app.gpu.device.choice import choose_device, choose_dtype
+from app.gpu.device.streams import streams_of
 from app.gpu.startup.budgets import weight_bytes
 from app.machine.memory import read_host_memory
 from app.model_store.resolve import ResolvedModel

@@ -24,7 +24,7 @@ from app.gpu.device.staging import put_each
 from app.gpu.forward.graphs import Graphs
 from app.gpu.forward.pieces import layer_by_layer
 from app.gpu.kernels.attention import attention_named, cuda
-from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack

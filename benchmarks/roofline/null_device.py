@@ -16,7 +16,7 @@ from torch import Tensor
 
 from app.gpu.device.streams import PASSED, WHOLE, CpuStream, Event, Run, Stream
 from app.gpu.engine import Engine
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Batch
 from app.gpu.sampling import triton_draw
 from app.gpu.startup.loader import build_engine
 from app.gpu.startup.weights import LoadedModel

@@ -14,7 +14,7 @@ from app.doctor.link import Link
 from app.doctor.memlock import Pinned
 from app.doctor.numa import Numa
 from app.doctor.versions import Package, Versions
-from app.gpu.device.facts import GPU, Copies, CopyRates, ProbeFailed, TorchBuild
+from app.gpu.device.probe import GPU, Copies, CopyRates, MachineProbe, ProbeFailed, TorchBuild
 from app.machine.memory import HostMemory
 
 GIB = 1 << 30
@@ -36,7 +36,7 @@ def copies(to_device: float = 55.0, from_device: float = 54.0) -> Copies:
 
 
 @dataclass
-class FakeProbe:
+class FakeProbe(MachineProbe):
     """`gpu_says`, `pin_says`, `copies_say`: with which error the device refuses that."""
 
     torch: TorchBuild = CUDA_TORCH

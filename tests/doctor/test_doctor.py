@@ -26,8 +26,7 @@ from app.doctor.findings import Status, error, ok, warning
 from app.doctor.installation import describe_installation
 from app.doctor.report import Report
 from app.gpu.device import probe
-from app.gpu.device.facts import TorchBuild
-from app.gpu.device.probe import MachineProbe
+from app.gpu.device.probe import MachineProbe, TorchBuild
 from app.settings import Settings
 from tests.doctor.conftest import CPU_TORCH, CUDA_TORCH, GIB, H100, FakeProbe, Kernel, copies, healthy_facts
 from tests.doctor.schema import schema_text

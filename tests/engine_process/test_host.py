@@ -26,7 +26,7 @@ from app.engine_process.engine import EngineProcess
 from app.engine_process.frames import Beat, Loaded
 from app.engine_process.host import _Host
 from app.engine_process.loading import load_frame
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
 from app.messages import Back, Event, Lost, Open, Replacement, Submit, TurnFinished
 from app.model_store.shapes import shape_config

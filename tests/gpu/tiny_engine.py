@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from app.domain.values import KVBudget, KVPolicy
 from app.gpu.engine import Engine
-from app.gpu.kernels.attention.pool_rows import columns_of
+from app.gpu.kernels.attention.base import columns_of
 from app.gpu.startup.loader import load_engine
 from app.model_store.resolve import ResolvedModel, resolve
 from app.model_store.shapes import shape_config

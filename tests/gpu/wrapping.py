@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
 
 

@@ -1,12 +1,13 @@
-"""Where a model runs, in what data type, and with which streams: the settings ask, the machine decides."""
+"""On which device a model runs, in what data type, and whether that device still works after an error.
+
+Some errors of CUDA stay: an illegal address, a failed assertion or a memory error leaves the process's context broken,
+and each later call fails with the same error (CUDA runtime API, "sticky" errors). Only another process can go on.
+"""
 
 import torch
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import AUTO_DTYPES
-from app.gpu.device.cuda import CudaStreams
-from app.gpu.device.dtypes import dtype_name
-from app.gpu.device.streams import CpuStreams, DeviceStreams
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _KV_DTYPES = {**_DTYPES, "float8": torch.float8_e4m3fn}
@@ -46,9 +47,25 @@ def choose_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     )
 
 
-def streams_of(device: torch.device) -> DeviceStreams:
-    """The streams of `device`."""
-    if device.type == "cpu":
-        return CpuStreams()
+def dtype_name(dtype: torch.dtype) -> str:
+    """As it is written outside of PyTorch: "bfloat16", "float8"."""
+    return str(dtype).removeprefix("torch.").removesuffix("_e4m3fn")
 
-    return CudaStreams(device)
+
+class DeviceLost(RuntimeError):
+    """The device answers no more in this process."""
+
+
+def check_alive(device: torch.device, error: Exception) -> None:
+    """Raise DeviceLost if `error` is the device's and a trivial computation fails too."""
+    if not isinstance(error, torch.AcceleratorError):
+        return
+    try:
+        probe(device)
+    except RuntimeError as still:
+        raise DeviceLost(f"{device} has failed and does not recover: {still}") from error
+
+
+def probe(device: torch.device) -> None:
+    """Compute something, and wait for it."""
+    torch.ones(1, device=device).add_(1).item()

@@ -6,7 +6,6 @@ import mmap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,58 +14,39 @@ from app.domain.errors import FieldOutOfRange
 from app.machine.memory import read_host_memory
 from app.machine.units import size
 
+logger = logging.getLogger(__name__)
 
-class DeviceMemory(Protocol):
-    """A device's memory, in bytes."""
-
-    def total(self) -> int:
-        """All of it, used or free."""
-        ...
-
-    def free(self) -> int:
-        """What nobody has: other processes, and the device's own modules and contexts, count as somebody."""
-        ...
-
-    def reset_peak(self) -> None:
-        """Begin to look for the most that is held at once."""
-        ...
-
-    def peak(self) -> int:
-        """The most that has been held at once since `reset_peak`, less what is still held now."""
-        ...
+TOUCHED_AT_ONCE = 1 << 30
+PROGRESS_SECONDS = 2.0
 
 
-class CudaMemory:
-    """See `DeviceMemory`. What PyTorch keeps cached goes back to the device before each answer.
-
-    The peak is that of the memory which the allocator has reserved, not of the tensors in it: the difference, what
-    rounding and fragments cost, is as little to be had for KV.
-    """
+class DeviceMemory:
+    """A CUDA device's memory, in bytes. What PyTorch keeps cached goes back to the device before each answer."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def total(self) -> int:
+        """All of it, used or free."""
         return torch.cuda.mem_get_info(self._device)[1]
 
     def free(self) -> int:
+        """What no process uses, nor the device's own modules and contexts."""
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._device)[0]
 
     def reset_peak(self) -> None:
+        """Begin to look for the most that is held at once."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
+        """The most that has been held at once since `reset_peak`, less what is still held now. Held is what the
+        allocator has reserved, not the tensors in it: what rounding and fragments cost is as little to be had for KV.
+        """
         most = torch.cuda.max_memory_reserved(self._device)
         torch.cuda.empty_cache()
         return most - torch.cuda.memory_reserved(self._device)
-
-
-logger = logging.getLogger(__name__)
-
-TOUCHED_AT_ONCE = 1 << 30
-PROGRESS_SECONDS = 2.0
 
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

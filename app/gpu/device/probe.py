@@ -1,21 +1,90 @@
-"""Asking PyTorch and the driver about this machine's devices."""
+"""What the doctor asks PyTorch and the driver about this machine's devices, and their answers as plain values.
 
+PyTorch takes seconds to load, so it is imported by the questions that need it: the answers are judged without it, and a
+machine without a driver is told apart without it.
+"""
+
+import ctypes
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
-import torch
+import numpy as np
 
-from app.gpu.device.copies import measure_memory_copies, measure_pinned_copies
-from app.gpu.device.driver import newest_cuda
-from app.gpu.device.facts import GPU, Copies, ProbeFailed, TorchBuild
+REPEATS = 10
+LIBRARY = "libcuda.so.1"
+"""The driver's own, which also answers where PyTorch can use no GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """The PyTorch that is installed, and what it makes of this machine's GPUs.
+
+    cuda: the CUDA version it is built for, None without CUDA. architectures: what it has kernels for, such as "sm_90".
+    problem: why it can use no GPU, in its own words; None if it can.
+    """
+
+    version: str
+    cuda: str | None
+    architectures: tuple[str, ...]
+    gpu_count: int
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """One CUDA device. major, minor: its compute capability. pci_address: as sysfs writes it, "0000:41:00.0"."""
+
+    index: int
+    name: str
+    major: int
+    minor: int
+    total_bytes: int
+    free_bytes: int
+    pci_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRates:
+    """Bytes per second of repeated copies in one direction."""
+
+    median: float
+    slowest: float
+    fastest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies of `buffer_bytes` between host and device memory; on a CPU both are the same memory."""
+
+    buffer_bytes: int
+    to_device: CopyRates
+    from_device: CopyRates
+
+
+class ProbeFailed(Exception):
+    """The device refused; the message is its own, in one line."""
 
 
 class MachineProbe:
-    """The `DeviceProbe` of this machine."""
+    """The questions. `gpu`, `pin` and `gpu_copies` raise `ProbeFailed`."""
 
     def build(self) -> TorchBuild:
-        problem = _why_no_gpu()
+        """The installed PyTorch."""
+        import torch
+
+        problem = None if torch.version.cuda else "PyTorch is built without CUDA"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of cards that are too old for it, which is judged from the facts
+                if problem is None:
+                    torch.cuda.init()
+        except RuntimeError as error:
+            problem = _first_line(error)
         return TorchBuild(
             version=torch.__version__,
             cuda=torch.version.cuda,
@@ -25,9 +94,13 @@ class MachineProbe:
         )
 
     def driver_cuda(self) -> str | None:
+        """The newest CUDA version that the driver can run; None without a driver."""
         return newest_cuda()
 
     def gpu(self, index: int) -> GPU:
+        """One of the `gpu_count` devices."""
+        import torch
+
         with _failures():
             properties = torch.cuda.get_device_properties(index)
             free, total = torch.cuda.mem_get_info(index)
@@ -43,27 +116,64 @@ class MachineProbe:
         )
 
     def pin(self, index: int, num_bytes: int) -> None:
+        """Allocate pinned host memory for a device, and let it go."""
+        import torch
+
         with _failures(), torch.cuda.device(index):
             torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def gpu_copies(self, index: int, buffer_bytes: int) -> Copies:
-        with _failures():
-            return measure_pinned_copies(torch.device("cuda", index), buffer_bytes)
+        """Copies between pinned host memory and a device, timed by the device."""
+        import torch
+
+        def copy(source: torch.Tensor, target: torch.Tensor) -> float:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            target.copy_(source, non_blocking=True)
+            end.record()
+            end.synchronize()
+            milliseconds: float = begin.elapsed_time(end)
+            return milliseconds / 1000
+
+        with _failures(), torch.cuda.device(index):
+            host = torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=True)
+            there = torch.empty(buffer_bytes, dtype=torch.uint8, device="cuda")
+            return _measure(host, there, copy)
 
     def cpu_copies(self, buffer_bytes: int) -> Copies:
-        return measure_memory_copies(buffer_bytes)
+        """Copies within host memory on the calling thread, as KV moves are where the device is a CPU."""
+
+        def copy(source: Any, target: Any) -> float:
+            begin = time.perf_counter()
+            np.copyto(target, source)
+            return time.perf_counter() - begin
+
+        # Written, so that the memory is really there.
+        return _measure(np.ones(buffer_bytes, np.uint8), np.ones(buffer_bytes, np.uint8), copy)
 
 
-def _why_no_gpu() -> str | None:
-    if torch.version.cuda is None:
-        return "PyTorch is built without CUDA"
+def newest_cuda(load: Callable[[str], Any] = ctypes.CDLL) -> str | None:
+    """The newest CUDA version that the driver can run, such as "13.0"; None without a driver.
+
+    `cuDriverGetVersion` of the CUDA driver API gives 1000 x major + 10 x minor.
+    """
+    number = ctypes.c_int()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of cards that are too old for it, which is judged from the facts
-            torch.cuda.init()
-    except RuntimeError as error:
-        return _first_line(error)
-    return None
+        failed = load(LIBRARY).cuDriverGetVersion(ctypes.byref(number))
+    except OSError:
+        return None
+    return None if failed else f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+
+def _measure(host: Any, device: Any, copy: Callable[[Any, Any], float]) -> Copies:
+    """Copies of all of one buffer of bytes to the other, and back; `copy` gives the seconds of one."""
+
+    def rates(source: Any, target: Any) -> CopyRates:
+        copy(source, target)  # not kept: the first copy finds links asleep and pages unmapped
+        seconds = [copy(source, target) for _ in range(REPEATS)]
+        return CopyRates(*(host.nbytes / each for each in (median(seconds), max(seconds), min(seconds))))
+
+    return Copies(host.nbytes, to_device=rates(host, device), from_device=rates(device, host))
 
 
 @contextmanager

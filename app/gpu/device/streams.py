@@ -5,21 +5,26 @@
 they queue behind `weights`, where those that are streamed come to the device. Streams know nothing of each other;
 a stream that needs the work of another one waits for its event.
 
-On a CPU an operation has been done when its call returns, so every event that a stream records has passed.
+On a CPU an operation has been done when its call returns, so every event that a stream records has passed. Nothing
+else in the engine asks CUDA for streams or for pinned memory.
 """
 
+import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from app.gpu.device.memory import zeroed
+from app.gpu.device.memory import touch, zeroed
+from app.machine.memory import read_host_memory
 
 Run = tuple[slice, slice]
 """Rows of one tensor, and as many of another."""
 WHOLE: tuple[Run] = ((slice(None), slice(None)),)
+_PORTABLE = 1
+"""`cudaHostRegisterPortable` of the CUDA runtime API: pinned for every device."""
 
 
 class Event(Protocol):
@@ -27,11 +32,9 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """Whether the stream has passed it."""
-        ...
 
     def synchronize(self) -> None:
         """Block the calling thread until the stream has passed it; the GIL is released meanwhile."""
-        ...
 
 
 class Stream(Protocol):
@@ -39,18 +42,15 @@ class Stream(Protocol):
 
     def record(self) -> Event:
         """The point after everything that has been launched until now."""
-        ...
 
     def wait(self, event: Event) -> None:
         """What is launched from now on runs after `event`, of whatever stream."""
-        ...
 
     def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
         """Launch copies of rows `runs[i][1]` of `source` to rows `runs[i][0]` of `target`: tensors of one dtype and one
         shape of rows, each dense. Host memory must come from `DeviceStreams`. The memory of neither is given to another
         tensor before the copies have been done.
         """
-        ...
 
 
 class DeviceStreams(Protocol):
@@ -66,11 +66,14 @@ class DeviceStreams(Protocol):
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Uninitialised host memory that copies to and from the device overlap with other work; small and often."""
-        ...
 
     def host_slab(self, shape: tuple[int, ...]) -> Tensor:
         """The same as bytes, zeros: large, once. Raises MemoryError where the machine does not grant it."""
-        ...
+
+
+def streams_of(device: torch.device) -> DeviceStreams:
+    """The streams of `device`."""
+    return CpuStreams() if device.type == "cpu" else CudaStreams(device)
 
 
 class _Passed:
@@ -81,36 +84,37 @@ class _Passed:
         pass
 
 
+PASSED: Event = _Passed()
+"""For work that is done when its call returns."""
+
+
 class CpuStream:
-    """See `Stream`."""
+    """A stream of the calling thread, on which all its work is done."""
 
     def record(self) -> Event:
         return PASSED
 
     def wait(self, event: Event) -> None:
-        """See `Stream.wait`. The calling thread does this stream's work, so it is the one that waits: an event of the
-        thread that reads weights from a file need not have passed.
-        """
+        """The calling thread waits: an event of the thread that reads weights from a file need not have passed."""
         event.synchronize()
 
     def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
-        """See `Stream.copy`. On the calling thread, as PyTorch's own are busy with the model, and without the GIL."""
-        goal, origin = _bytes(target), _bytes(source)
+        """On the calling thread, as PyTorch's own are busy with the model, and without the GIL. As bytes: NumPy has no
+        bfloat16.
+        """
+        goal, origin = (tensor.view(torch.uint8).numpy() for tensor in (target, source))
         for write, read in runs:
             np.copyto(goal[write], origin[read])
 
 
 class CpuStreams:
-    """See `DeviceStreams`."""
+    """The streams of a CPU."""
 
     on_host = True
 
     def __init__(self) -> None:
-        self.compute: Stream = CpuStream()
-        self.to_host: Stream = CpuStream()
-        self.to_device: Stream = CpuStream()
-        self.saves: Stream = CpuStream()
-        self.weights: Stream = CpuStream()
+        own: Stream = CpuStream()
+        self.compute = self.to_host = self.to_device = self.saves = self.weights = own
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
@@ -119,10 +123,60 @@ class CpuStreams:
         return zeroed(shape, torch.uint8, torch.device("cpu"))
 
 
-PASSED: Event = _Passed()
-"""For work that is done when its call returns."""
+class CudaStream:
+    """A stream of CUDA. A `patient` one is waited for asleep, which costs microseconds but no core."""
+
+    def __init__(self, stream: torch.cuda.Stream, *, patient: bool) -> None:
+        self._stream = stream
+        self._patient = patient
+
+    def record(self) -> Event:
+        event = torch.cuda.Event(blocking=self._patient)
+        event.record(self._stream)
+        return event
+
+    def wait(self, event: Event) -> None:
+        if event is not PASSED:
+            self._stream.wait_event(cast("torch.cuda.Event", event))
+
+    def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
+        """PyTorch keeps pinned memory of its own until the copies that it has launched are done. For device memory that
+        has been allocated on another stream it must be told.
+        """
+        with torch.cuda.stream(self._stream):
+            for write, read in runs:
+                target[write].copy_(source[read], non_blocking=True)
+        for tensor in (target, source):
+            if tensor.is_cuda:
+                tensor.record_stream(self._stream)
 
 
-def _bytes(tensor: Tensor) -> Any:
-    """The tensor's memory as NumPy sees it, which has no bfloat16."""
-    return tensor.view(torch.uint8).numpy()
+class CudaStreams:
+    """The engine computes on the default stream; the others do not synchronise with it."""
+
+    on_host = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.compute: Stream = CudaStream(torch.cuda.default_stream(device), patient=False)
+        self.to_host: Stream = CudaStream(torch.cuda.Stream(device), patient=True)
+        self.to_device: Stream = CudaStream(torch.cuda.Stream(device), patient=True)
+        self.saves: Stream = CudaStream(torch.cuda.Stream(device), patient=True)
+        self.weights: Stream = CudaStream(torch.cuda.Stream(device), patient=True)
+
+    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Pinned. PyTorch keeps what is freed for the next of its size."""
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def host_slab(self, shape: tuple[int, ...]) -> Tensor:
+        """Pinned where it is: PyTorch's own pinned memory comes in powers of two."""
+        slab = zeroed(shape, torch.uint8, torch.device("cpu"))
+        if slab.numel():
+            if slab.nbytes > read_host_memory().free_bytes:
+                raise MemoryError("more than is free")  # the system would end the process, not refuse
+            touch(slab)
+            cudart: Any = torch.cuda.cudart()
+            code = int(cudart.cudaHostRegister(slab.data_ptr(), slab.nbytes, _PORTABLE))
+            if code:
+                raise MemoryError(f"CUDA error {code}")
+            weakref.finalize(slab, cudart.cudaHostUnregister, slab.data_ptr()).atexit = False
+        return slab

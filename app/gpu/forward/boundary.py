@@ -12,7 +12,7 @@ from torch import Tensor
 
 from app.domain.breakpoints import Edit, EditOp, Intervention, TensorData
 from app.domain.positions import Runs, positions_of
-from app.gpu.device.dtypes import dtype_name
+from app.gpu.device.choice import dtype_name
 from app.gpu.device.staging import Put
 from app.gpu.device.streams import PASSED, DeviceStreams, Event
 from app.gpu.state.checkpoints import Captured, StoredTensor

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.forward.pieces import KeptGraphs, Piece, RunLayers, cut_run, run_piece
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import TOLERANCE, LayerStack
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from app.domain.values import SessionId
 from app.gpu.device.staging import Put
-from app.gpu.kernels.attention.batch import Batch, place_batch
+from app.gpu.kernels.attention.base import Batch, place_batch
 from app.gpu.state.blocks import BlockId
 from app.gpu.state.segments import Row
 from app.gpu.state.sequence import TokenSequence

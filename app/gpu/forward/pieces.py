@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from app.gpu.forward.pieces import layer_by_layer
-from app.gpu.kernels.attention.batch import Batch, RowShape
+from app.gpu.kernels.attention.base import Batch, RowShape
 from app.gpu.kernels.attention.cpu import PAGED_TOKENS, count_short, token_tables
 from app.gpu.kernels.attention.cpu.prompts import PlacedPrompts, PromptArguments
 from app.gpu.kernels.cpu import recorded_by

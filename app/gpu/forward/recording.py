@@ -14,7 +14,7 @@ from app.domain.errors import FieldOutOfRange
 from app.gpu.device.memory import DeviceMemory
 from app.gpu.forward.graphs import KEPT_PASSES, Graphs, Recorder
 from app.gpu.forward.pieces import layer_by_layer, whole_pass
-from app.gpu.kernels.attention.batch import Batch, make_batch
+from app.gpu.kernels.attention.base import Batch, make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import TOLERANCE, LayerStack
 

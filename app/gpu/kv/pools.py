@@ -15,7 +15,7 @@ from torch import Tensor
 
 from app.gpu.device.memory import zeroed
 from app.gpu.device.streams import PASSED, DeviceStreams, Event, Run, Stream
-from app.gpu.kernels.attention.pool_rows import columns_of
+from app.gpu.kernels.attention.base import columns_of
 from app.gpu.models.base import LayerStack
 from app.gpu.state.moves import WHOLE_PASSES, HalfPass
 

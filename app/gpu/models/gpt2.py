@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from app.gpu.kernels.attention.base import Attention, AttentionSpec
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 from app.gpu.kernels.linear.base import Linear
 from app.gpu.kernels.linear.matrix import dense_of
 from app.gpu.kernels.linear.shard import WHOLE, Shard

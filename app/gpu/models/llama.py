@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from app.gpu.kernels.attention.base import Attention
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Attention, Batch
 from app.gpu.kernels.linear.shard import WHOLE, Shard
 from app.gpu.models.head import Head
 from app.gpu.models.llama_layer import LlamaLayer, RmsNorm

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from app.gpu.kernels.attention.base import Attention, AttentionSpec
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 from app.gpu.kernels.linear.base import Linear
 from app.gpu.kernels.linear.matrix import stack
 from app.gpu.kernels.linear.shard import Shard

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from app.gpu.kernels.attention.base import Attention, AttentionSpec
-from app.gpu.kernels.attention.batch import Batch, make_batch
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
 from app.gpu.models.base import TOLERANCE
 from app.gpu.models.transformers_attention import NAME, Paged
 

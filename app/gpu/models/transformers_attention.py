@@ -7,8 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from app.gpu.kernels.attention.base import Attention, AttentionSpec
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 
 NAME = "djinn_paged"
 

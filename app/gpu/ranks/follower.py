@@ -10,13 +10,13 @@ from multiprocessing.connection import Connection
 import torch
 
 from app.domain.errors import DjinnError
-from app.gpu.device.choice import streams_of
-from app.gpu.device.dtypes import dtype_name
+from app.gpu.device.choice import dtype_name
 from app.gpu.device.group import Group
 from app.gpu.device.memory import allocating
+from app.gpu.device.streams import streams_of
 from app.gpu.forward.pieces import layer_by_layer
 from app.gpu.kernels.attention import attention_for
-from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kernels.linear.shard import Shard
 from app.gpu.kv.pools import KVPool, Part, SharedHostPool
 from app.gpu.models import load_stack

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from app.gpu.forward.pieces import RunLayers
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.leader import Ranks
 from app.gpu.ranks.orders import Run, RunHead

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from app.domain.errors import DjinnError
-from app.gpu.kernels.attention.batch import RowShape
+from app.gpu.kernels.attention.base import RowShape
 from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.state.moves import HalfPass
 from app.logs.formats import Log

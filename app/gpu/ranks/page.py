@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Batch
 from app.gpu.ranks.orders import Run
 
 _ALIGNMENT = 64
@@ -27,16 +27,19 @@ class Page:
     def pack(self, hidden: Tensor, batch: Batch) -> Tensor:
         """The page, uint8, on the device of `hidden` `[tokens, hidden_size]`."""
         page = self.empty(hidden.device)
-        given = (batch.positions, batch.slot_blocks, batch.slot_offsets, batch.block_tables, batch.contexts, hidden)
-        for place, tensor in zip(self._places(page), given, strict=True):
-            place.copy_(tensor)
+        given = (batch.positions, batch.slot_blocks, batch.slot_offsets, batch.block_tables, batch.contexts)
+        for place, tensor in zip(self._places(page), (*given, batch.prompt_starts, hidden), strict=True):
+            if tensor is not None:
+                place.copy_(tensor)
         return page
 
     def unpack(self, page: Tensor) -> tuple[Tensor, Batch]:
         """The residual stream and the batch of `page`, as views of it."""
-        positions, slot_blocks, slot_offsets, tables, contexts, hidden = self._places(page)
+        positions, slot_blocks, slot_offsets, tables, contexts, starts, hidden = self._places(page)
         run = self.run
-        return hidden, Batch(run.rows, run.decodes, positions, slot_blocks, slot_offsets, tables, contexts)
+        prompt_starts = starts if len(run.rows) > run.decodes else None
+        placed = positions, slot_blocks, slot_offsets, tables, contexts, prompt_starts
+        return hidden, Batch(run.rows, run.decodes, *placed)
 
     def empty(self, device: torch.device) -> Tensor:
         """A page for the same run, uninitialised."""
@@ -52,6 +55,7 @@ class Page:
             ((run.tokens,), torch.int64),
             ((rows, run.table_blocks), torch.int32),
             ((rows,), torch.int32),
+            ((rows - run.decodes + 1,), torch.int32),
             ((run.tokens, self.hidden_size), self.dtype),
         ]
         laid, begin = [], 0

@@ -7,7 +7,7 @@ import torch
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVBudget, KVPolicy, WeightsDtype
-from app.gpu.device.dtypes import dtype_name
+from app.gpu.device.choice import dtype_name
 from app.gpu.models import can_be_streamed
 from app.gpu.weights.source import TensorFormat
 from app.machine.disk import DiskRoom

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from app.domain.values import KVPolicy, SessionId
-from app.gpu.device.dtypes import dtype_name
-from app.gpu.device.memory import CudaMemory, allocating
+from app.gpu.device.choice import dtype_name
+from app.gpu.device.memory import DeviceMemory, allocating
 from app.gpu.forward.graphs import Recorder
 from app.gpu.forward.recording import estimate_graph_bytes
 from app.gpu.kv.file import DiskStore
@@ -126,7 +126,7 @@ def _plan_memory(
     """None on a CPU, whose memory is taken page by page and by others too."""
     if stack.device.type != "cuda":
         return None
-    memory, graph_bytes = CudaMemory(stack.device), 0
+    memory, graph_bytes = DeviceMemory(stack.device), 0
     if recorder is not None:
         rows, blocks = settings.max_running, -(-stack.max_model_len // settings.block_size)
         graph_bytes = estimate_graph_bytes(stack, settings.block_size, rows, blocks, recorder, memory, kv_dtype)

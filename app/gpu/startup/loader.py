@@ -9,14 +9,13 @@ from app.domain.values import ModelInfo
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.whitebox import Whitebox
-from app.gpu.device.choice import choose_device, choose_dtype, choose_kv_dtype
-from app.gpu.device.dtypes import dtype_name
+from app.gpu.device.choice import choose_device, choose_dtype, choose_kv_dtype, dtype_name
 from app.gpu.engine import Engine, Progress
 from app.gpu.forward.boundary import HostTensor
 from app.gpu.forward.graphs import Recorder
 from app.gpu.forward.recording import choose_recorder
 from app.gpu.kernels.attention import attention_for
-from app.gpu.kernels.attention.pool_rows import require_rows
+from app.gpu.kernels.attention.base import require_rows
 from app.gpu.kernels.cpu import release_threads, telling_of_compilation
 from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.loan import KVLoans

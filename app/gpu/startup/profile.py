@@ -12,7 +12,7 @@ from app.domain.values import SamplingParams
 from app.gpu.device.memory import DeviceMemory
 from app.gpu.device.staging import put_each
 from app.gpu.forward.pieces import layer_by_layer, whole_pass
-from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.sampling.inputs import place_requests

@@ -8,7 +8,7 @@ from app.gpu.forward.forward import Runner
 from app.gpu.forward.graphs import Recorder
 from app.gpu.forward.pieces import RunLayers, layer_by_layer
 from app.gpu.forward.recording import record_graphs
-from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.layers import LeadingLayers, LeadingStack

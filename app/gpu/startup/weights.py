@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from app.domain.memory_map import TextUse
-from app.gpu.device.choice import streams_of
-from app.gpu.device.dtypes import dtype_name
+from app.gpu.device.choice import dtype_name
 from app.gpu.device.memory import allocating, zeroed
-from app.gpu.device.streams import DeviceStreams
+from app.gpu.device.streams import DeviceStreams, streams_of
 from app.gpu.kernels.attention.base import Attention
 from app.gpu.kernels.linear import linear_maker
 from app.gpu.kernels.linear.shard import WHOLE, Shard

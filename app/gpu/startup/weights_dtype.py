@@ -4,7 +4,7 @@ import torch
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
-from app.gpu.device.dtypes import dtype_name
+from app.gpu.device.choice import dtype_name
 from app.gpu.models import can_be_streamed, multiplies_blocks
 from app.model_store.resolve import ResolvedModel
 

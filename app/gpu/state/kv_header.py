@@ -21,7 +21,7 @@ SAFETENSORS_DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16":
 """Name and bytes of an element, by PyTorch's name of the dtype."""
 
 SCALE_BYTES = 4
-"""Of a row of float8; see `attention.pool_rows`."""
+"""Of a row of float8; see `attention.base`."""
 LENGTH_BYTES = 8
 TOKEN_BYTES = 4
 MAX_TOKENS = 1 << 24

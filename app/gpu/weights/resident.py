@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from app.gpu.kernels.linear import linear_maker
-from app.gpu.kernels.linear.base import Linear, MakeLinear, MatmulPrecision
+from app.gpu.kernels.linear.base import Linear, MakeLinear, MatmulPrecision, Weight
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, look_up
-from app.gpu.kernels.linear.weight import Weight
 
 Table = Callable[[Tensor], Tensor]
 """A matrix of which a pass needs some rows: from `ids` `[n]` int64, on the device, to their rows in a tensor of their

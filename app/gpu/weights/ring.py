@@ -18,9 +18,8 @@ from torch import Tensor
 from app.domain.errors import WeightsLost
 from app.domain.memory_map import TextUse
 from app.gpu.device.streams import PASSED, DeviceStreams, Event
-from app.gpu.kernels.linear.base import MakeLinear
+from app.gpu.kernels.linear.base import MakeLinear, Weight
 from app.gpu.kernels.linear.matrix import Matrix, numbers_of, stored_rows
-from app.gpu.kernels.linear.weight import Weight
 from app.gpu.weights.arena import Place
 from app.gpu.weights.layout import BundleLayout, Piece, WeightLayout, Write
 from app.gpu.weights.resident import Bundle, Table

@@ -10,8 +10,7 @@ import torch
 from transformers import AutoConfig
 
 from app.domain.values import KVBudget, KVPolicy
-from app.gpu.device.choice import streams_of
-from app.gpu.device.streams import DeviceStreams
+from app.gpu.device.streams import DeviceStreams, streams_of
 from app.gpu.engine import Engine
 from app.gpu.forward.graphs import Recorder
 from app.gpu.kernels.attention import attention_named

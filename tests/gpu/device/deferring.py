@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from app.gpu.device.streams import PASSED, WHOLE, CpuStreams, Event, Run, Stream
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
 
 aten = torch.ops.aten

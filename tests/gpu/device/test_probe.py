@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.gpu.device.driver import newest_cuda
-from app.gpu.device.facts import ProbeFailed
-from app.gpu.device.probe import MachineProbe
+from app.gpu.device.probe import MachineProbe, ProbeFailed, newest_cuda
 
 MIB = 1 << 20
 

@@ -20,11 +20,9 @@ import app.gpu.startup.running
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import SessionId
-from app.gpu.device.choice import streams_of
-from app.gpu.device.cuda import CudaStreams
-from app.gpu.device.memory import CudaMemory, allocating
+from app.gpu.device.memory import DeviceMemory, allocating
 from app.gpu.device.staging import PAGE_BYTES, Staging
-from app.gpu.device.streams import PASSED, WHOLE, CpuStream, CpuStreams, DeviceStreams, Run
+from app.gpu.device.streams import PASSED, WHOLE, CpuStream, CpuStreams, CudaStreams, DeviceStreams, Run, streams_of
 from app.gpu.engine import Engine
 from app.gpu.forward.boundary import HostTensor
 from app.gpu.forward.recording import waiting_forbidden
@@ -345,7 +343,7 @@ def test_a_saved_tensor_is_what_it_was_although_its_memory_is_given_away(streams
 
 @on_a_gpu
 def test_free_memory_falls_by_what_is_held() -> None:
-    memory = CudaMemory(torch.device("cuda"))
+    memory = DeviceMemory(torch.device("cuda"))
     torch.zeros(1, device="cuda")  # what PyTorch loads for the first one stays
     before, pool = memory.free(), torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):  # not in a gap between tensors that others have left
@@ -358,7 +356,7 @@ def test_free_memory_falls_by_what_is_held() -> None:
 
 @on_a_gpu
 def test_the_peak_is_what_was_held_beyond_what_is_held() -> None:
-    memory = CudaMemory(torch.device("cuda"))
+    memory = DeviceMemory(torch.device("cuda"))
     kept = [torch.zeros(128 * MIB, dtype=torch.uint8, device="cuda")]
     memory.reset_peak()
     kept.append(torch.zeros(32 * MIB, dtype=torch.uint8, device="cuda"))  # first: memory for it alone

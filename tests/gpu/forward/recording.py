@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from app.gpu.kernels.attention.base import Attention, AttentionSpec
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 from app.gpu.kernels.attention.cpu import PagedCpuAttention
 from app.gpu.models import load_stack
 from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny

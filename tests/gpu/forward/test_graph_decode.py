@@ -15,8 +15,7 @@ from app.domain.breakpoints import Action, When
 from app.domain.errors import FieldOutOfRange
 from app.gpu.forward.graphs import GraphInputs, Graphs, batch_buckets
 from app.gpu.forward.recording import choose_recorder
-from app.gpu.kernels.attention.base import Attention, AttentionSpec
-from app.gpu.kernels.attention.batch import Batch, make_batch
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
 from app.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.gpu.device.memory import CudaMemory
+from app.gpu.device.memory import DeviceMemory
 from app.gpu.forward.graphs import Graphs
 from app.gpu.forward.pieces import layer_by_layer, whole_pass
 from app.gpu.forward.recording import CudaRecorder, estimate_graph_bytes, record_graphs
 from app.gpu.kernels.attention import attention_for
-from app.gpu.kernels.attention.batch import Batch, make_batch
+from app.gpu.kernels.attention.base import Batch, make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import TOLERANCE, LayerStack
@@ -154,7 +154,7 @@ def test_no_capture_begins_within_that_of_another_thread() -> None:
 
 
 def test_smaller_graphs_take_no_tensors_of_their_own() -> None:
-    recorder, memory = CudaRecorder(CUDA), CudaMemory(CUDA)
+    recorder, memory = CudaRecorder(CUDA), DeviceMemory(CUDA)
     weight, output = torch.randn(2048, 2048, device=CUDA), torch.empty(2048, 2048, device=CUDA)
     free = [memory.free()]
     replays = []
@@ -174,7 +174,7 @@ def test_smaller_graphs_take_no_tensors_of_their_own() -> None:
 
 def test_what_graphs_take_is_about_what_was_estimated(tmp_path: Path) -> None:
     stack = load(torch.bfloat16, tmp_path)
-    recorder, memory = CudaRecorder(stack.device), CudaMemory(stack.device)
+    recorder, memory = CudaRecorder(stack.device), DeviceMemory(stack.device)
     estimated = estimate_graph_bytes(stack, BLOCK, ROWS, 8, recorder, memory, stack.dtype)
     pool = KVPool(stack, BLOCKS, BLOCK)
     free = memory.free()

@@ -22,7 +22,7 @@ from app.domain.memory_map import StepCounts
 from app.gpu.forward.graphs import batch_buckets, run_buckets
 from app.gpu.forward.pieces import RECORD_AFTER, KeptGraphs, Piece, cut_run
 from app.gpu.forward.recording import record_graphs
-from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.messages import Disarm

@@ -15,9 +15,8 @@ from transformers import AutoConfig
 
 from app.gpu.forward.pieces import layer_by_layer
 from app.gpu.forward.programs import Arena, NotRecordable, RecordedLayers, Recording
-from app.gpu.kernels.attention.batch import Batch, make_batch
+from app.gpu.kernels.attention.base import Batch, make_batch, to_rows
 from app.gpu.kernels.attention.cpu import PAGED_TOKENS, PagedCpuAttention
-from app.gpu.kernels.attention.pool_rows import to_rows
 from app.gpu.kernels.cpu.launch import Program
 from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.pools import KVPool

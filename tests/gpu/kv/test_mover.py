@@ -17,8 +17,7 @@ from torch import Tensor
 
 import app.gpu.kv.pools
 from app.domain.values import SessionId
-from app.gpu.device.choice import streams_of
-from app.gpu.device.streams import PASSED, CpuStreams, DeviceStreams
+from app.gpu.device.streams import PASSED, CpuStreams, DeviceStreams, streams_of
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kv.file import DiskStore
 from app.gpu.kv.mover import KVMover, MoveQueue

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from app.gpu.kernels.attention.batch import Batch, make_batch
-from app.gpu.kernels.attention.pool_rows import to_rows
+from app.gpu.kernels.attention.base import Batch, make_batch, to_rows
 from app.gpu.models.base import LayerStack
 from tests.gpu.models.oracle import Expected
 

@@ -20,9 +20,8 @@ from transformers import AutoConfig, PretrainedConfig
 from app.domain.values import WeightsDtype
 from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.kernels.linear import linear_maker
-from app.gpu.kernels.linear.base import MakeLinear
+from app.gpu.kernels.linear.base import MakeLinear, Weight
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, numbers_of
-from app.gpu.kernels.linear.weight import Weight
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.layout import BundleLayout

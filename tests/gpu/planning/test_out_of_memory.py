@@ -15,7 +15,7 @@ from app.domain.activations import Captures, CheckpointInfo
 from app.domain.breakpoints import Action, Edit, EditOp, When
 from app.domain.errors import EngineError
 from app.domain.values import KVPolicy
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
 from app.messages import Failed, PromptScored
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVBudget, KVPolicy
-from app.gpu.device.memory import allocating
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.device.memory import DeviceMemory, allocating
+from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
 from app.gpu.startup.budgets import DISK_SHARE, budget_blocks
 from app.gpu.startup.profile import KEPT_SHARE, MemoryPlan, largest_step, plan_memory
@@ -30,7 +30,7 @@ from tests.serving import running_services
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class FakeMemory:
+class FakeMemory(DeviceMemory):
     """Memory of `total` bytes, `free` of them; the peaks that are measured are given."""
 
     def __init__(self, total: int, free: int, peaks: Iterator[int]) -> None:

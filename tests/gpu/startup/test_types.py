@@ -17,7 +17,7 @@ from app.domain.values import WeightsDtype
 from app.gpu.device.choice import choose_kv_dtype
 from app.gpu.forward.pieces import layer_by_layer, whole_pass
 from app.gpu.kernels.attention import attention_for
-from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack

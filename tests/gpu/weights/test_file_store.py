@@ -15,7 +15,7 @@ from torch import Tensor
 
 from app.domain.errors import WeightsLost
 from app.gpu.device.streams import PASSED, CpuStreams
-from app.gpu.kernels.linear.dense import DenseLinear
+from app.gpu.kernels.linear.layers import DenseLinear
 from app.gpu.kernels.linear.matrix import BlockMatrix
 from app.gpu.weights.file import WeightFile
 from app.gpu.weights.layout import Piece

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from app.domain.errors import WeightsLost
 from app.gpu.device.streams import CpuStreams
-from app.gpu.kernels.linear.base import Linear
+from app.gpu.kernels.linear.base import Linear, Weight
 from app.gpu.kernels.linear.cpu import PanelLinear
 from app.gpu.kernels.linear.cpu.formats import to_panels
-from app.gpu.kernels.linear.weight import Weight
 from app.gpu.weights.arena import Place
 from app.gpu.weights.file import WeightFile
 from app.gpu.weights.ring import StreamedWeights

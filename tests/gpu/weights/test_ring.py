@@ -21,8 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from app.domain.errors import FieldOutOfRange
 from app.gpu.device.streams import CpuStreams
 from app.gpu.kernels.attention.reference import ReferenceAttention
-from app.gpu.kernels.linear.dense import DenseLinear
-from app.gpu.kernels.linear.weight import Weight
+from app.gpu.kernels.linear.base import Weight
+from app.gpu.kernels.linear.layers import DenseLinear
 from app.gpu.models import build_stack
 from app.gpu.weights.arena import ALIGNMENT, Place, WeightPlan, lay_out, plan_weights
 from app.gpu.weights.layout import WeightLayout

@@ -14,11 +14,11 @@ import torch
 
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, When
 from app.domain.values import KVPolicy, Phase, SamplingParams
-from app.gpu.device.choice import streams_of
+from app.gpu.device.streams import streams_of
 from app.gpu.forward.pieces import layer_by_layer, whole_pass
 from app.gpu.forward.results import LaunchedStep
 from app.gpu.kernels.attention import attention_for, attention_named
-from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.weights.file import WeightFile

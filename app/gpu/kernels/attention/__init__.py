@@ -17,9 +17,6 @@ _BACKENDS = {
     "cuda": "app.gpu.kernels.attention.cuda:CudaAttention",
     "cuda-batch-invariant": "app.gpu.kernels.attention.cuda:batch_invariant_attention",
 }
-_FASTEST = {"cpu": "cpu", "cuda": "cuda"}
-_IN_BFLOAT16 = {"cpu": "cpu-bfloat16"}
-_BATCH_INVARIANT = {"cpu": "cpu-batch-invariant", "cuda": "cuda-batch-invariant"}
 
 
 def attention_named(name: str) -> Attention:
@@ -37,15 +34,14 @@ def attention_for(device: torch.device, *, batch_invariant: bool = False, in_bfl
     it is one under which no token's result depends on the others of its batch, nor on how its prompt is cut into
     chunks: all is float32.
     """
-    name = _FASTEST.get(device.type, "reference")
-    if batch_invariant:
-        return attention_named(_BATCH_INVARIANT.get(name, name))
-    return attention_named(_IN_BFLOAT16.get(name, name) if in_bfloat16 else name)
+    wish = "batch-invariant" if batch_invariant else "bfloat16" if in_bfloat16 else ""
+    names = f"{device.type}-{wish}", device.type, "reference"
+    return attention_named(next(each for each in names if each in _BACKENDS))
 
 
 def tokens_alike(device: torch.device, *, batch_invariant: bool) -> int:
     """The longest row whose tokens each get the bits that they would get alone, from `attention_for` the same."""
-    if batch_invariant and device.type in _BATCH_INVARIANT:
+    if batch_invariant and f"{device.type}-batch-invariant" in _BACKENDS:
         return sys.maxsize
     if device.type != "cpu":
         return 1

@@ -1,11 +1,115 @@
-"""The one attention interface: store this step's keys and values, then attend through the block tables."""
+"""What an attention backend is called with: a segment's rows, their place in the pool of KV, and what a layer asks for.
 
+The keys, or the values, of one head of one token are a row of the pool, of `columns` elements. In float8 it is
+`head_dim` numbers, then their scale as float32. Each row has a scale of its own, so nothing that is stored later can
+change it: its bits are the same however a prompt was cut. It lies inside the block, so whatever copies, keeps or sends
+blocks carries it.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from app.gpu.kernels.attention.batch import Batch
+from app.domain.errors import FieldOutOfRange
+from app.gpu.device.choice import dtype_name
+from app.gpu.device.staging import Put, put_each
+from app.gpu.kernels.linear.eight_bits import float8_parts, float8_rows, widen_float8
+from app.gpu.state.kv_header import SCALE_BYTES, row_columns
+
+FLOAT8 = torch.float8_e4m3fn
+
+
+class RowShape(NamedTuple):
+    """One row as host integers: its tokens are `[start, start + length)` of the batch; they see `context` keys.
+
+    `context` counts the row's own tokens too, so the first of them stands at position `context - length`.
+    """
+
+    start: int
+    length: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one segment, decode rows (one token each) first.
+
+    Tokens of all rows are packed along one axis; nothing is padded except `block_tables`.
+
+    The `cuda` attention also takes padding rows, so that a captured graph can run fewer rows than it was captured with:
+    decode rows whose context is 0, whose slot block is -1 and whose position and block table are 0. Nothing is stored
+    for them and their output is zeros. It reads no `rows` before `decodes`: those of a padded batch may be empty.
+    """
+
+    rows: tuple[RowShape, ...]
+    decodes: int
+    """Rows `[0, decodes)` have exactly one token; token `i` of the batch belongs to row `i` for `i < decodes`."""
+    positions: Tensor
+    """`[tokens]` int64: position of each token in its own sequence."""
+    slot_blocks: Tensor
+    """`[tokens]` int64: pool block that takes each token's key and value."""
+    slot_offsets: Tensor
+    """`[tokens]` int64: place inside that block."""
+    block_tables: Tensor
+    """`[rows, max_blocks]` int32: pool blocks of each row in order. Nobody may look at entries past the row's context:
+    they are 0, or blocks that the row's sequence has for later.
+    """
+    contexts: Tensor
+    """`[rows]` int32: `RowShape.context` on the device."""
+    prompt_starts: Tensor | None = None
+    """`[prompts + 1]` int32: where the tokens of each row behind the decode rows begin, counted from the first of them,
+    and how many there are. None without such rows.
+    """
+
+
+def make_batch(
+    spans: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int, device: torch.device
+) -> Batch:
+    """A batch by itself; see `place_batch`. `spans[i]` is row i's `(first position, token count)`, `tables[i]` the pool
+    blocks of its sequence.
+    """
+    used = [-(-(first + length) // block_size) for first, length in spans]
+    padded = np.zeros((len(spans), max(used)), dtype=np.int32)
+    for row, (table, count) in enumerate(zip(tables, used, strict=True)):
+        padded[row, :count] = table[:count]
+    firsts, lengths = np.array(spans, dtype=np.int64).T
+    return place_batch(firsts, lengths, padded, block_size, put_each(device))
+
+
+def place_batch(
+    firsts: NDArray[np.int64], lengths: NDArray[np.int64], tables: NDArray[np.int32], block_size: int, put: Put
+) -> Batch:
+    """Describe rows to the layers, in arrays that `put` takes to the device.
+
+    Row i has `lengths[i]` tokens from position `firsts[i]` on; `tables[i]` are the pool blocks of its sequence, and
+    whatever follows them. Rows of one token must come first. Built in NumPy: for so few numbers, waking PyTorch's
+    threads costs more than the work.
+    """
+    starts = np.cumsum(lengths) - lengths
+    contexts = firsts + lengths
+    decodes = int((lengths == 1).sum())
+    if (lengths[:decodes] != 1).any():
+        raise ValueError("decode rows must come first")
+    width = -(-int(contexts.max()) // block_size)
+    row_of_token = np.repeat(np.arange(len(lengths)), lengths)
+    positions = np.arange(lengths.sum()) + (firsts - starts)[row_of_token]
+    prompt_starts = np.append(starts[decodes:], len(positions)) - decodes
+    slot_blocks = tables[row_of_token, positions // block_size].astype(np.int64)
+    return Batch(
+        rows=tuple(map(RowShape, starts.tolist(), lengths.tolist(), contexts.tolist())),
+        decodes=decodes,
+        positions=put(positions),
+        slot_blocks=put(slot_blocks),
+        slot_offsets=put(positions % block_size),
+        block_tables=put(tables[:, :width]),
+        contexts=put(contexts.astype(np.int32)),
+        prompt_starts=put(prompt_starts.astype(np.int32)) if len(prompt_starts) > 1 else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +135,35 @@ class Attention(Protocol):
 
         query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`;
         kv: one layer of the pool, `[blocks, 2, kv_heads, block_size, columns]`, any strides with the last two dense.
-        Its dtype is that of the queries, or a half type under float32, or float8; see `pool_rows`. Keys and values are
+        Its dtype is that of the queries, or a half type under float32, or float8; see above. Keys and values are
         rounded to it, to nearest even, and what a query sees is what the pool holds: of its own token and its batch
         too.
         `heads` is a multiple of `kv_heads`; query head h reads key head `h // (heads // kv_heads)`.
         Returns `[tokens, heads, head_dim]`, contiguous.
         """
-        ...
+
+
+def require_rows(dtype: torch.dtype, head_dim: int) -> None:
+    """Raise FieldOutOfRange if rows of such heads cannot be of `dtype`: scales lie on whole words."""
+    if dtype is FLOAT8 and head_dim % SCALE_BYTES:
+        raise FieldOutOfRange(
+            f"kv_dtype: float8 needs heads of a multiple of {SCALE_BYTES} numbers; this model's have {head_dim}",
+            param="kv_dtype",
+        )
+
+
+def columns_of(head_dim: int, dtype: torch.dtype) -> int:
+    """Elements of a row."""
+    return row_columns(head_dim, dtype_name(dtype))
+
+
+def to_rows(states: Tensor, dtype: torch.dtype) -> Tensor:
+    """`[..., head_dim]` of any float type as rows of `dtype`, `[..., columns]`, to nearest even."""
+    return float8_rows(states).view(FLOAT8) if dtype is FLOAT8 else states.to(dtype)
+
+
+def from_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """What rows `[..., columns]` stand for, `[..., head_dim]` of `dtype`."""
+    if rows.dtype is not FLOAT8:
+        return rows.to(dtype)
+    return widen_float8(*float8_parts(rows.view(torch.uint8)), dtype)

@@ -4,9 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from app.gpu.kernels.attention.base import AttentionSpec
-from app.gpu.kernels.attention.batch import Batch, RowShape
-from app.gpu.kernels.attention.pool_rows import from_rows, to_rows
+from app.gpu.kernels.attention.base import AttentionSpec, Batch, RowShape, from_rows, to_rows
 
 
 class ReferenceAttention:

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from app.gpu.kernels.linear.base import Linear, MakeLinear, MatmulPrecision
-from app.gpu.kernels.linear.cuda.eight_bits_linear import Float8Linear, Int8Linear
-from app.gpu.kernels.linear.dense import DenseLinear, TritonLinear
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8
+from app.gpu.kernels.linear.layers import DenseLinear, Float8Linear, TritonLinear
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of
 
 
@@ -42,7 +41,7 @@ def linear_maker(
 def _make_on_cuda(dtype: torch.dtype, batch_invariant: bool, weight: Matrix, bias: Tensor | None = None) -> Linear:
     """The layer of `weight`: as `dtype`, unless it is in blocks of 8 bits."""
     if isinstance(weight, BlockMatrix) and weight.kind == INT8:
-        return Int8Linear(weight, bias)
+        return TritonLinear(weight, bias)
     if isinstance(weight, BlockMatrix) and weight.kind == FLOAT8:
         return Float8Linear(weight, bias, batch_invariant=batch_invariant)
     return _convert(TritonLinear if batch_invariant else DenseLinear, dtype, weight, bias)

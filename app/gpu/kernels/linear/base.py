@@ -7,7 +7,6 @@ from typing import Protocol
 from torch import Tensor
 
 from app.gpu.kernels.linear.matrix import Matrix
-from app.gpu.kernels.linear.weight import Weight
 
 
 class MatmulPrecision(Enum):
@@ -17,6 +16,55 @@ class MatmulPrecision(Enum):
     AS_KEPT = auto()
     """bfloat16 for matrices that are kept in it, else float32."""
     BFLOAT16 = auto()
+
+
+class FilePlace(Protocol):
+    """Where a tensor's bytes are, in an open file, before they have been brought to the tensor's memory."""
+
+    @property
+    def file(self) -> int:
+        """The descriptor."""
+
+    @property
+    def offset(self) -> int:
+        """Bytes from the file's start."""
+
+    def is_intact(self) -> bool:
+        """Whether whatever has been read there until now is what was stored."""
+
+    def bring(self) -> Tensor:
+        """The tensor in its memory, to which its bytes are copied. Raises `WeightsLost`."""
+
+
+class Weight:
+    """A tensor that a model computes with. One that is streamed has a `tensor` only while its bundle is in use; while
+    it has a `place` too, its bytes are there, and come to memory when the tensor is first read.
+    """
+
+    __slots__ = ("_tensor", "place")
+
+    _tensor: Tensor
+    place: FilePlace | None
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    @property
+    def tensor(self) -> Tensor:
+        """Raises AttributeError if it is nowhere, `WeightsLost` if it cannot be brought."""
+        if self.place is not None:
+            self.tensor = self.place.bring()
+        return self._tensor
+
+    @tensor.setter
+    def tensor(self, tensor: Tensor) -> None:
+        self._tensor, self.place = tensor, None
+
+    @tensor.deleter
+    def tensor(self) -> None:
+        if self.place is None:
+            del self._tensor
+        self.place = None
 
 
 class Linear(Protocol):
@@ -30,11 +78,9 @@ class Linear(Protocol):
         """The tensors that the layer computes with, dense, each in the layout in which it multiplies them: whoever
         stores or moves a layer's weights, does so with these.
         """
-        ...
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[tokens, in_features]` to `[tokens, out_features]`, both in the dtype that the model computes in."""
-        ...
 
 
 class MakeLinear(Protocol):
@@ -42,7 +88,6 @@ class MakeLinear(Protocol):
 
     def __call__(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
         """The layer for `weight` `[out, in]` and `bias` `[out]`, which may be on `meta`."""
-        ...
 
 
 def cells(weight: Tensor, bias: Tensor | None) -> list[Weight]:

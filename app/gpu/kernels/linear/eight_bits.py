@@ -4,19 +4,37 @@ Both are rows of bytes, so that they are stacked, split, streamed and looked up 
 
     INT8     blocks of 34 bytes: a scale float16, then 32 integers int8. GGUF's Q8_0, to the bit
     FLOAT8   the row's numbers as float8 E4M3, then its scale float32
+
+The scale of a row of float8 E4M3 (Micikevicius et al., arXiv:2209.05433) is the least power of two with which the row's
+largest number is at most 448, the largest of the type. So it rounds nothing itself: what float8 and scale stand for is
+a number of bfloat16 and float32. The rule looks at bits only, and is the same in every kernel that rounds
+(`triton_float8`, `cpu.intrinsics`). Keys and values in float8 follow it too.
 """
 
 import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.kernels.linear.float8 import round_to_float8, widen_float8
 
 INT8, FLOAT8 = "Q8_0", "F8_E4M3"
 """Kinds of a `BlockMatrix`."""
 INT8_BLOCK, INT8_BYTES = 32, 34
 FLOAT8_STEP, SCALE_BYTES = 16, 4
 """Inputs of a float8 matrix are a multiple of the former: `torch._scaled_mm` takes no others."""
+MAX_CODE = 0x7E
+"""The float8 of the largest number."""
+MAGNITUDE, EXPONENT, INFINITE, NOT_A_NUMBER = 0x7FFFFFFF, 0x7F800000, 0x7F800000, 0x7FC00000
+"""Bits of float32."""
+ABOVE_448 = 0x1FFFFF
+"""Carries into the exponent of a float32 whose significand is above that of 448, 1.75."""
+SHIFT, LEAST_PEAK = 8 << 23, 9 << 23
+"""The exponent of 448, as bits of float32, and that of the least peak whose scale is a normal number."""
+TWO_POWERS = 254 << 23
+"""Bits of float32 from which those of a power of two are taken for its inverse."""
+LEAST_NORMAL = 0x3C800000
+"""Bits of float32 of the least normal number, 2 to the -6. Numbers below it are multiples of 2 to the -9."""
+ROUNDER, ROUNDER_BITS = 16384.0, 0x46800000
+"""A number of float32 whose last place counts steps of 2 to the -9, and its bits."""
 _ROWS = 2048
 """That are rounded at a time: what that takes beside the result is some copies of them."""
 
@@ -39,7 +57,7 @@ def row_bytes(kind: str, inputs: int) -> int:
 def quantize(kind: str, values: Tensor) -> Tensor:
     """`[rows, inputs]` of any float type, rounded to nearest: `[rows, bytes]` uint8 on the same device."""
     rows = values.new_empty((len(values), row_bytes(kind, values.shape[1])), dtype=torch.uint8)
-    round_rows = _round_to_int8 if kind == INT8 else _round_to_float8
+    round_rows = _round_to_int8 if kind == INT8 else float8_rows
     for part, target in zip(values.split(_ROWS), rows.split(_ROWS), strict=True):
         target.copy_(round_rows(part.float()))
     return rows
@@ -60,8 +78,8 @@ def int8_parts(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def float8_parts(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The numbers `[rows, inputs]` float8_e4m3fn and the scales `[rows, 1]` float32: views."""
-    return rows[:, :-SCALE_BYTES].view(torch.float8_e4m3fn), rows[:, -SCALE_BYTES:].view(torch.float32)
+    """The numbers `[..., n]` float8_e4m3fn and the scales `[..., 1]` float32 of rows of bytes: views."""
+    return rows[..., :-SCALE_BYTES].view(torch.float8_e4m3fn), rows[..., -SCALE_BYTES:].view(torch.float32)
 
 
 def _round_to_int8(values: Tensor) -> Tensor:
@@ -75,6 +93,19 @@ def _round_to_int8(values: Tensor) -> Tensor:
     return torch.cat(parts, dim=2).flatten(1)
 
 
-def _round_to_float8(values: Tensor) -> Tensor:
-    numbers, scales = round_to_float8(values)
-    return torch.cat([numbers.view(torch.uint8), scales.view(torch.uint8)], dim=1)
+def float8_rows(values: Tensor) -> Tensor:
+    """`[..., n]` of any float type as rows of bytes `[..., n + 4]`: numbers, to nearest even, then their scale.
+
+    The scale of a row with a number that is not finite is not a number.
+    """
+    wide = values.float()
+    peaks = (wide.view(torch.int32) & MAGNITUDE).amax(-1, keepdim=True)
+    bits = ((peaks + ABOVE_448) & EXPONENT).clamp(min=LEAST_PEAK) - SHIFT
+    scales = torch.where(peaks < INFINITE, bits, NOT_A_NUMBER).to(torch.int32)
+    numbers = (wide / scales.view(torch.float32)).to(torch.float8_e4m3fn)
+    return torch.cat([numbers.view(torch.uint8), scales.view(torch.uint8)], dim=-1)
+
+
+def widen_float8(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `[..., n]` float8_e4m3fn and `[..., 1]` float32 stand for, as `dtype`."""
+    return (numbers.float() * scales).to(dtype)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from app.gpu.kernels.linear.base import Linear
+from app.gpu.kernels.linear.base import Linear, Weight
 from app.gpu.kernels.linear.eight_bits import FLOAT8, FLOAT8_STEP
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, split, stack
-from app.gpu.kernels.linear.weight import Weight
 
 
 @dataclass(frozen=True, slots=True)

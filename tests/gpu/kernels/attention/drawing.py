@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.gpu.kernels.attention import attention_named
-from app.gpu.kernels.attention.base import Attention, AttentionSpec
-from app.gpu.kernels.attention.batch import Batch, make_batch
-from app.gpu.kernels.attention.pool_rows import from_rows, to_rows
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, from_rows, make_batch, to_rows
 from app.gpu.kernels.attention.reference import ReferenceAttention
 
 CUDA = torch.cuda.is_available()

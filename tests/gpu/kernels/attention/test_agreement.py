@@ -15,10 +15,8 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from app.domain.errors import FieldOutOfRange
 from app.gpu.kernels.attention import attention_for, attention_named
-from app.gpu.kernels.attention.base import AttentionSpec
-from app.gpu.kernels.attention.batch import make_batch
+from app.gpu.kernels.attention.base import AttentionSpec, from_rows, make_batch
 from app.gpu.kernels.attention.cpu import PagedCpuAttention, batch_invariant_attention, bfloat16_attention, store
-from app.gpu.kernels.attention.pool_rows import from_rows
 from app.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.kernels.attention.drawing import (
     CUDA,

@@ -34,9 +34,8 @@ from tests.gpu.kernels.attention.drawing import (
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from app.gpu.forward.recording import waiting_forbidden
-from app.gpu.kernels.attention import attention_for, cuda
-from app.gpu.kernels.attention.base import AttentionSpec
-from app.gpu.kernels.attention.batch import Batch, make_batch
+from app.gpu.kernels.attention import attention_for, cuda, triton_paged
+from app.gpu.kernels.attention.base import AttentionSpec, Batch, make_batch
 from app.gpu.kernels.attention.cuda import CudaAttention
 
 DEVICE = DEVICES["cuda"]
@@ -48,7 +47,7 @@ DTYPES = [
 
 
 PLAIN = AttentionSpec(0.3)
-FLASH_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention.default
+FLASH_ATTENTION = torch.ops.aten._flash_attention_forward.default
 
 
 @settings(max_examples=settings().max_examples // 6)  # each takes a second in the interpreter
@@ -70,43 +69,81 @@ class OperatorsSeen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+NEW = [(5, 1), (0, 50), (0, 2), (0, 33)]
+
+
 @pytest.mark.parametrize(
-    ("row", "head_dim", "spec", "takes"),
+    ("rows", "head_dim", "spec", "takes"),
     [
-        ((0, 50), 64, PLAIN, True),
-        ((70, 30), 12, PLAIN, True),
-        ((0, 50), 256, PLAIN, True),
-        ((70, 30), 264, PLAIN, False),
-        ((70, 30), 64, AttentionSpec(0.3, window=100), True),
-        ((0, 50), 64, AttentionSpec(0.3, window=40), False),
-        ((70, 30), 64, AttentionSpec(0.3, softcap=2.0), False),
+        (NEW, 64, PLAIN, True),
+        (NEW, 12, PLAIN, True),
+        (NEW, 256, PLAIN, True),
+        (NEW, 264, PLAIN, False),
+        (NEW, 64, AttentionSpec(0.3, window=20), True),
+        (NEW, 64, AttentionSpec(0.3, softcap=2.0), False),
+        ([*NEW, (70, 30)], 64, PLAIN, False),
     ],
 )
-def test_prompts_run_in_flash_attention_where_it_takes_them(
-    row: tuple[int, int], head_dim: int, spec: AttentionSpec, takes: bool
+def test_new_prompts_run_in_flash_attention_together_where_it_takes_them(
+    rows: list[tuple[int, int]], head_dim: int, spec: AttentionSpec, takes: bool
 ) -> None:
-    shape = Shape([row], head_dim=head_dim, dtype=torch.float16, pool_dtype=torch.float16, spec=spec)
+    shape = Shape(rows, head_dim=head_dim, dtype=torch.float16, pool_dtype=torch.float16, spec=spec)
     with OperatorsSeen() as operators:
         assert_agrees("cuda", shape, tolerance=0.02)
     assert operators.seen.count(FLASH_ATTENTION) == takes
 
 
+PROMPTS = [(0, 2), (0, 100), (17, 3), (64, 33), (300, 2), (1, 16), (129, 47)]
+"""Chunks of several lengths, with and without a context, whose tiles end in the middle of others'."""
+
+
+@pytest.mark.parametrize("decodes", [0, 3])
+@pytest.mark.parametrize(
+    ("heads", "dtype", "pool_dtype", "spec"),
+    [
+        (2, torch.float32, torch.float32, PLAIN),
+        (10, torch.float16, torch.float16, AttentionSpec(0.3, window=20)),
+        (40, torch.float16, torch.float8_e4m3fn, AttentionSpec(0.3, window=100, softcap=2.0)),
+    ],
+)
+def test_prompts_of_all_rows_run_in_one_launch(
+    heads: int,
+    dtype: torch.dtype,
+    pool_dtype: torch.dtype,
+    spec: AttentionSpec,
+    decodes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched = list[object]()
+
+    def attend(*given: Any, **options: Any) -> None:
+        launched.append(given)
+        triton_paged.attend(*given, **options)
+
+    monkeypatch.setattr(cuda, "attend", attend)
+    rows = [(n, 1) for n in range(decodes)] + PROMPTS
+    shape = Shape(rows, heads, 2, head_dim=12, dtype=dtype, pool_dtype=pool_dtype, spec=spec)
+    assert_agrees("cuda", shape, tolerance=1e-4 if dtype is torch.float32 else 0.02)
+    assert len(launched) == (2 if decodes else 1)
+
+
 @pytest.fixture(params=[1, 132], ids=["keys whole", "keys split"])
 def processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Multiprocessors of the device, for all of which decode rows are cut into parts."""
+    """Multiprocessors of the device, for all of which keys are cut into parts."""
     count: int = request.param
-    monkeypatch.setattr(cuda, "_processors", lambda device: count)
+    monkeypatch.setattr(triton_paged, "_processors", lambda device: count)
     return count
 
 
 @pytest.mark.parametrize("spec", [PLAIN, AttentionSpec(0.3, window=300, softcap=2.0)], ids=["plain", "limited"])
 def test_splitting_the_keys_changes_no_result(processors: int, spec: AttentionSpec) -> None:
-    shape = Shape([(0, 1), (128, 1), (500, 1)], head_dim=12, spec=spec)
-    assert_agrees("cuda", shape)
-    whole, found = (
-        draw_inputs(shape, device=DEVICE).run(CudaAttention(batch_invariant=each)) for each in (True, False)
-    )
-    assert torch.equal(found, whole) == (processors == 1), "whether they are split"
+    for rows in ([(0, 1), (128, 1), (500, 1)], [(0, 5), (500, 30)]):
+        shape = Shape(rows, head_dim=12, spec=spec)
+        assert_agrees("cuda", shape)
+        whole, found = (
+            draw_inputs(shape, device=DEVICE).run(CudaAttention(batch_invariant=each)) for each in (True, False)
+        )
+        assert torch.equal(found, whole) == (processors == 1), "whether they are split"
 
 
 @pytest.mark.usefixtures("processors")
@@ -226,8 +263,10 @@ SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """That one program may take. Of compute capability 8.x, what the consumer devices have, which run the same binaries
 (CUDA C++ Programming Guide, table of technical specifications)."""
 
-MULTIPLY = {"_attend", "_matmul", "_matmul_int8", "_matmul_float8"}
+MULTIPLY = {"_attend", "_matmul"}
 """Kernels that are for tensor cores, which multiply no float32."""
+PRODUCTS = {"product", "product of int8", "product of float8"}
+"""What `_matmul` is for."""
 
 
 @pytest.mark.long
@@ -246,7 +285,9 @@ def test_the_kernels_compile_fit_and_spill_no_registers(capability: int, shapes:
         assert kernel["stack_bytes"] <= 16, kernel
         assert kernel["programs"] >= 1, kernel
     products = [each for each in kernels if each["kernel"] in MULTIPLY and each["dtype"] != "float32"]
-    assert {each["kernel"] for each in products} == MULTIPLY - ({"_matmul_float8"} if capability < 89 else set())
+    assert {each["kernel"] for each in products} == MULTIPLY
+    wanted = PRODUCTS - ({"product of float8"} if capability < 89 else set())
+    assert {each["purpose"] for each in products if each["kernel"] == "_matmul"} == wanted
     assert [each for each in products if not each["mma"] + each["wgmma"]] == [], "these use no tensor cores"
 
 

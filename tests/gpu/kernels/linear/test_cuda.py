@@ -13,11 +13,18 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from app.gpu.kernels.linear import linear_maker
 from app.gpu.kernels.linear.base import Linear
-from app.gpu.kernels.linear.cuda.triton_float8 import ROW_TILE, round_rows
-from app.gpu.kernels.linear.cuda.triton_matmul import TILE_INPUTS, TILE_OUTPUTS, TILE_ROWS, matmul
-from app.gpu.kernels.linear.cuda.triton_vector import TILE, WIDE_TILE, matvec
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, float8_parts, quantize
 from app.gpu.kernels.linear.matrix import BlockMatrix, dense_of
+from app.gpu.kernels.linear.triton_float8 import ROW_TILE, round_rows
+from app.gpu.kernels.linear.triton_matmul import (
+    TILE_INPUTS,
+    TILE_OUTPUTS,
+    TILE_ROWS,
+    VECTOR_TILE,
+    WIDE_VECTOR_TILE,
+    matmul,
+    matvec,
+)
 from tests.gpu.oracle import rounded
 
 ON_GPU = torch.cuda.is_available()
@@ -65,7 +72,9 @@ def test_dense_products(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (7, 5), (3, TILE), (2, 2 * WIDE_TILE), (2, 2 * TILE + 3)])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(1, 1), (7, 5), (3, VECTOR_TILE), (2, 2 * WIDE_VECTOR_TILE), (2, 2 * VECTOR_TILE + 3)]
+)
 def test_products_of_one_row(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     x, weight = draw(1, inputs, dtype=dtype), draw(outputs, inputs, dtype=dtype)
     for bias in (None, draw(outputs, dtype=dtype)):

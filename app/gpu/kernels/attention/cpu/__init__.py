@@ -10,16 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.gpu.kernels.attention.base import AttentionSpec
-from app.gpu.kernels.attention.batch import Batch
+from app.gpu.kernels.attention.base import FLOAT8, AttentionSpec, Batch
 from app.gpu.kernels.attention.cpu.prompts import PlacedPrompts, attend_prompts
 from app.gpu.kernels.attention.cpu.queries import PoolLayer, attend_queries
-from app.gpu.kernels.attention.pool_rows import FLOAT8
 from app.gpu.kernels.cpu.compile import inlined
 from app.gpu.kernels.cpu.elementwise import rounded
 from app.gpu.kernels.cpu.intrinsics import convert, widen
 from app.gpu.kernels.cpu.launch import draw, parallel
-from app.gpu.kernels.linear.float8 import (
+from app.gpu.kernels.linear.eight_bits import (
     ABOVE_448,
     EXPONENT,
     INFINITE,

@@ -28,8 +28,7 @@ from numba.core import cgutils
 from numba.np.numpy_support import carray
 from torch import Tensor
 
-from app.gpu.kernels.attention.base import AttentionSpec
-from app.gpu.kernels.attention.batch import RowShape
+from app.gpu.kernels.attention.base import AttentionSpec, RowShape
 from app.gpu.kernels.attention.cpu.queries import (
     LOWEST,
     NO_WINDOW,

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from app.gpu.kernels.cpu.elementwise import add_, rounded
-from app.gpu.kernels.linear.base import Linear, MakeLinear, MatmulPrecision, bias_of, cells
+from app.gpu.kernels.linear.base import Linear, MakeLinear, MatmulPrecision, Weight, bias_of, cells
 from app.gpu.kernels.linear.cpu.formats import to_panels
 from app.gpu.kernels.linear.cpu.products import PanelShape, multiply, multiply_from_file
 from app.gpu.kernels.linear.matrix import Matrix, dense_of
-from app.gpu.kernels.linear.weight import Weight
 
 
 class PanelLinear:

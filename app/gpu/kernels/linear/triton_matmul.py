@@ -1,0 +1,179 @@
+"""Triton kernels for products with a weight: of any rows in tiles of one size, and of a single row.
+
+cuBLAS picks its kernel, and with it the order of the sum over the inputs, by the number of rows. In `matmul` every
+product is made of tiles of one size, each of them sums its inputs from first to last, and none is split between
+programs. So a row has the same bits alone and in any batch, at any place in it (He, "Defeating Nondeterminism in LLM
+Inference", 2025). This rests on tensor cores that treat the rows of a tile alike, which they do.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from app.gpu.kernels.linear.eight_bits import INT8_BLOCK
+
+TILE_ROWS, TILE_OUTPUTS, TILE_INPUTS = 64, 64, 64
+"""One size for every product of one type. 64 rows are the fewest that Hopper's tensor cores take without waste; a
+decode step that has fewer reads its weights once all the same, and those take longer than the sums.
+"""
+FLOAT8_INPUTS, EIGHT_BITS_STAGES = 128, 4
+"""Inputs of a tile in float8, and tiles in flight of it and of integers: chosen by reasoning, not tuned on a device."""
+VECTOR_TILE, WIDE_VECTOR_TILE = 1024, 2048
+"""Inputs of a single row that a program reads at a time; the latter where it divides them."""
+
+
+def matmul(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scales: Tensor | None = None,
+    x_scales: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`x` `[rows, inputs]` times `weight` `[outputs, inputs]` transposed, plus `bias` `[outputs]`: `[rows, outputs]` of
+    `dtype`, by default that of `x`. CUDA tensors, or CPU tensors in Triton's interpreter. Sums are float32.
+
+    - `x` and `weight` of one of float32, bfloat16 and float16, the last axis dense;
+    - `x` in bfloat16 or float16 (of float32 Triton makes TF32 on some devices) and `weight` int8, dense, with `scales`
+      `[inputs / 32, outputs]` float16 for its blocks. The integers become the type of `x` in registers: exactly, as
+      both types have 8 significant bits or more. The sum of each block is multiplied by the block's scale in float32,
+      so that what the weights stand for is not rounded again;
+    - `x` and `weight` float8_e4m3fn, dense, with `x_scales` `[rows, 1]` and `scales` `[outputs, 1]` float32.
+    """
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    y = torch.empty(rows, outputs, dtype=dtype or x.dtype, device=x.device)
+    tile_inputs, stages = TILE_INPUTS, 8 // x.element_size()  # 64 KiB of shared memory
+    if scales is not None:
+        tile_inputs, stages = INT8_BLOCK if x_scales is None else FLOAT8_INPUTS, EIGHT_BITS_STAGES
+    if not rows:
+        return y
+    with torch.cuda.device_of(x):
+        _matmul[triton.cdiv(rows, TILE_ROWS), triton.cdiv(outputs, TILE_OUTPUTS)](
+            x,
+            x_scales,
+            weight,
+            scales,
+            bias,
+            y,
+            rows,
+            x.stride(0),
+            weight.stride(0),
+            outputs=outputs,
+            inputs=inputs,
+            tile_rows=TILE_ROWS,
+            tile_outputs=TILE_OUTPUTS,
+            tile_inputs=tile_inputs,
+            num_warps=4,
+            num_stages=stages,
+        )
+    return y
+
+
+def matvec(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`x` `[1, inputs]` times `weight` `[outputs, inputs]` transposed, plus `bias` `[outputs]`: `[1, outputs]`.
+
+    All of one float type, the last axis dense; sums are float32. CUDA tensors, or CPU tensors in Triton's interpreter.
+
+    Such a product takes as long as its weights take to be read. cuBLAS computes a whole tile of rows, and for a small
+    matrix it splits the sums, which a second kernel joins: on an H200 it reads at 58 to 93 % of a copy's rate. Here
+    each program has one output, and the rate is 78 to 100 %.
+    """
+    outputs, inputs = weight.shape
+    y = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
+    tile = VECTOR_TILE if inputs % WIDE_VECTOR_TILE else WIDE_VECTOR_TILE
+    with torch.cuda.device_of(x):
+        _matvec[(outputs,)](
+            x,
+            weight,
+            bias,
+            y,
+            weight.stride(0),
+            inputs=inputs,
+            tile=min(tile, triton.next_power_of_2(inputs)),
+            num_warps=4,
+            num_stages=3,
+        )
+    return y
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _matmul(
+    x: tl.tensor,
+    x_scales: tl.tensor,
+    weight: tl.tensor,
+    scales: tl.tensor,
+    bias: tl.tensor,
+    y: tl.tensor,
+    rows: tl.tensor,
+    x_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    outputs: tl.constexpr,
+    inputs: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_outputs: tl.constexpr,
+    tile_inputs: tl.constexpr,
+) -> None:
+    """One program computes one tile of `y`, transposed: integers become floats in registers, from which tensor cores
+    take the left operand only. Rows that share a tile of weights run side by side, so that it is read once.
+
+    `rows` is not specialised: a kernel of its own for one row, or for a multiple of 16, might sum in another order.
+    """
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows).to(tl.int64)
+    output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs).to(tl.int64)
+    total = tl.zeros((tile_outputs, tile_rows), dtype=tl.float32)
+    for first in range(0, inputs, tile_inputs):
+        step = first + tl.arange(0, tile_inputs)
+        left = tl.load(
+            weight + output[:, None] * weight_stride + step[None, :],
+            mask=(output[:, None] < outputs) & (step[None, :] < inputs),
+            other=0.0,
+        )
+        right = tl.load(
+            x + row[None, :] * x_stride + step[:, None],
+            mask=(row[None, :] < rows) & (step[:, None] < inputs),
+            other=0.0,
+        )
+        if scales is None:
+            total = tl.dot(left, right, total, input_precision="ieee")
+        elif x_scales is None:  # a tile has the inputs of one block
+            scale = tl.load(scales + first // tile_inputs * outputs + output, mask=output < outputs, other=0.0)
+            product = tl.dot(left.to(right.dtype), right, input_precision="ieee")
+            total += product * scale.to(tl.float32)[:, None]
+        else:  # Hopper's tensor cores sum float8 in fewer bits than float32 has: each tile is added in registers
+            total = tl.dot(left, right, total, max_num_imprecise_acc=tile_inputs)
+    if x_scales is not None:
+        total *= tl.load(x_scales + row, mask=row < rows, other=0.0)[None, :]
+        total *= tl.load(scales + output, mask=output < outputs, other=0.0)[:, None]
+    if bias is not None:
+        total += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[:, None]
+    tl.store(
+        y + row[None, :] * outputs + output[:, None],
+        total.to(y.dtype.element_ty),
+        mask=(row[None, :] < rows) & (output[:, None] < outputs),
+    )
+
+
+@triton.jit
+def _matvec(
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    y: tl.tensor,
+    weight_stride: tl.tensor,
+    inputs: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
+    """One program computes one output."""
+    output = tl.program_id(0).to(tl.int64)
+    total = tl.zeros((tile,), dtype=tl.float32)
+    for first in range(0, inputs, tile):
+        at = first + tl.arange(0, tile)
+        left = tl.load(x + at, mask=at < inputs, other=0.0).to(tl.float32)
+        right = tl.load(weight + output * weight_stride + at, mask=at < inputs, other=0.0).to(tl.float32)
+        total += left * right
+    y_value = tl.sum(total, 0)
+    if bias is not None:
+        y_value += tl.load(bias + output).to(tl.float32)
+    tl.store(y + output, y_value.to(y.dtype.element_ty))
