@@ -131,6 +131,7 @@ class Engine:
     def close(self) -> None:
         """Release what outlives the engine's tensors; `run` does this when it ends."""
         self.grammars.close()
+        self._runner.close()
         self._close()
 
     def _work(self) -> Iterator[list[Event]]:

@@ -17,7 +17,6 @@ from app.gpu.kernels.linear.eight_bits import INT8_BLOCK
 from app.gpu.kernels.linear.triton_float8 import round_rows
 from app.gpu.kernels.linear.triton_matmul import matmul, matvec
 from app.gpu.models.triton_elementwise import add_rms_norm, rms_norm, rotate, silu_mul
-from app.gpu.sampling.inputs import Draws, Truncation
 from app.gpu.sampling.triton_draw import draw, draw_any
 
 HEAD_DIMS, GROUPS, BLOCK_SIZES = (64, 80, 96, 128), range(1, 9), (16, 32, 64)
@@ -123,6 +122,6 @@ def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
         yield "inputs of graphs", lambda: fill_inputs(given, batch, columns, batch.contexts, tables, 8)
     if weight.dtype is torch.float32:  # as all probabilities are
         column = torch.zeros(1, 1)
-        draws, limits = Draws(column[0].long(), column.double(), column), Truncation(column.long(), column, column)
-        yield "draw", lambda: draw_any(weight[:1], draws)
-        yield "limited draw", lambda: draw(weight[:1], draws, limits)
+        uniforms, limits = column.double(), (column.long(), column, column)
+        yield "draw", lambda: draw_any(weight[:1], uniforms)
+        yield "limited draw", lambda: draw(weight[:1], uniforms, *limits)

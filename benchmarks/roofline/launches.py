@@ -28,9 +28,8 @@ from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.sampling.inputs import place_requests
 from app.gpu.sampling.requests import SampleRequest
-from app.gpu.sampling.sampler import choose
+from app.gpu.sampling.sampler import choose, place_requests
 from app.gpu.weights.resident import ResidentWeights
 from app.gpu.weights.source import weights_of
 from app.model_store.resolve import resolve
@@ -142,7 +141,7 @@ def decode_launches(
     """What a step launches in which so many sessions decode, each of `context` tokens, all sampled alike."""
     blocks = [range(-(-context // BLOCK_SIZE))] * sessions
     batch = make_batch([(context - 1, 1)] * sessions, blocks, BLOCK_SIZE, META)
-    request = SampleRequest(sampling, (), 0, frozenset(), context)
+    request = SampleRequest(sampling, frozenset(), context)
     choices = place_requests([request] * sessions, stack.vocab_size, put_each(META))
     with torch.inference_mode():
         token_ids = torch.empty(sessions, dtype=torch.int64, device=META)

@@ -21,9 +21,9 @@ from app.gpu.forward.pieces import RunLayers, run_piece
 from app.gpu.forward.results import LaunchedStep, SplitStep
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
-from app.gpu.sampling.logprobs import log_probabilities
 from app.gpu.sampling.masks import MaskThread
 from app.gpu.sampling.requests import SampleRequest
+from app.gpu.sampling.sampler import log_probabilities
 from app.gpu.state.checkpoints import Rows
 from app.gpu.state.segments import (
     GROW_AFTER,
@@ -86,6 +86,10 @@ class Runner:
         values, ids = download.fetch(best.values), download.fetch(best.indices)
         download.finish().synchronize()
         return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
+
+    def close(self) -> None:
+        """Join the thread of grammars' masks; no step is launched afterwards."""
+        self._masks.close()
 
     def launch(self, rows: list[Row], requests: Sequence[SampleRequest]) -> LaunchedStep | SplitStep:
         """Launch the layers of at least one row, and then the sampling of those that sample: `requests` are for the

@@ -15,11 +15,9 @@ from app.domain.values import TokenLogprobs
 from app.gpu.device.staging import Download, Put
 from app.gpu.device.streams import PASSED, DeviceStreams, Event
 from app.gpu.forward.boundary import BoundaryActions, HostTensor
-from app.gpu.sampling.inputs import place_requests
-from app.gpu.sampling.logprobs import Report, log_probabilities
 from app.gpu.sampling.masks import MaskThread
 from app.gpu.sampling.requests import Sampled, SampleRequest
-from app.gpu.sampling.sampler import choose
+from app.gpu.sampling.sampler import Report, choose, log_probabilities, place_requests
 from app.gpu.state.checkpoints import Captured
 from app.gpu.state.paths import Record
 from app.gpu.state.segments import Row

@@ -7,23 +7,16 @@ from app.gpu.kernels.attention.base import Attention
 from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kernels.linear.shard import WHOLE, Shard
 from app.gpu.models.base import LayerStack
-from app.gpu.models.gpt2 import Gpt2Stack
-from app.gpu.models.llama import LlamaStack
+from app.gpu.models.family import OwnStack
+from app.gpu.models.gpt2 import GPT2
+from app.gpu.models.llama import LLAMA, VARIANTS
 from app.gpu.weights.resident import ResidentWeights, Weights
 from app.gpu.weights.source import WeightSource, weights_of
 from app.model_store.resolve import ResolvedModel
 
-_STACKS: dict[str, type[LlamaStack | Gpt2Stack]] = {
-    "llama": LlamaStack,
-    "mistral": LlamaStack,
-    "qwen2": LlamaStack,
-    "qwen3": LlamaStack,
-    "smollm3": LlamaStack,
-    "gpt2": Gpt2Stack,
-}
-
-_OWN_ACTIVATIONS: dict[type[LlamaStack | Gpt2Stack], str] = {LlamaStack: "silu", Gpt2Stack: "gelu_new"}
-"""Those that a stack has a kernel of ours for on a CPU."""
+_FAMILIES = {**dict.fromkeys(VARIANTS, LLAMA), "gpt2": GPT2}
+"""Those that run on kernels of ours, by `model_type`."""
+_KNOWN = ", ".join(sorted(_FAMILIES))
 
 
 def load_stack(
@@ -40,17 +33,16 @@ def load_stack(
     """Load all of `model` onto `device` as `dtype`, for sequences of up to `max_model_len` tokens (None: the model's
     own). Of layers and head only what `shard` has, which `require_shards` must have allowed.
 
-    A model type without a stack of its own runs on Transformers' modules. Raises FieldOutOfRange for an architecture
-    that cannot, or a length the model was not made for; BrokenModel if the weights do not fit the config.
-    `batch_invariant`, if the attention is so too: a token's bits do not depend on the batch. FieldOutOfRange where they
-    would.
+    A model type without a family of ours runs on Transformers' modules. Raises FieldOutOfRange for an architecture that
+    cannot, or a length the model was not made for; BrokenModel if the weights do not fit the config. `batch_invariant`,
+    if the attention is so too: a token's bits do not depend on the batch. FieldOutOfRange where they would.
     """
     if batch_invariant:
         require_row_by_row(model, device)
-    if model.config.model_type in _STACKS:
+    if can_be_streamed(model):
         weights = ResidentWeights(device, dtype, batch_invariant=batch_invariant, products=products)
         return build_stack(model, weights_of(model, device, dtype), weights, attention, max_model_len, shard)
-    from app.gpu.models.transformers_modules import load_transformers_stack  # imports much of Transformers
+    from app.gpu.models.transformers import load_transformers_stack  # imports much of Transformers
 
     try:
         return load_transformers_stack(model, device, dtype, attention, _length(model, max_model_len))
@@ -60,7 +52,7 @@ def load_stack(
         # Whatever a foreign architecture trips over, it is this architecture that cannot be run.
         raise FieldOutOfRange(
             f"Djinn cannot run model type {model.config.model_type!r} layer by layer: {error}. "
-            f"Known are {', '.join(sorted(_STACKS))}, and decoders whose Transformers modules use its attention "
+            f"Known are {_KNOWN}, and decoders whose Transformers modules use its attention "
             "interface with full or sliding causal attention, such as gpt_neox, gemma, gemma2, phi3, olmo2 and mixtral",
             param="model",
         ) from error
@@ -75,32 +67,33 @@ def build_stack(
     shard: Shard = WHOLE,
 ) -> LayerStack:
     """The stack of `model` whose weights come from `source` and are kept by `weights`. Raises as `load_stack`, and
-    FieldOutOfRange for a model type without a stack of its own.
+    FieldOutOfRange for a model type without a family of ours.
     """
     kind = model.config.model_type
-    if kind not in _STACKS:
+    if kind not in _FAMILIES:
         raise FieldOutOfRange(
             f"weights_device: {kind!r} runs on Transformers' modules, and Djinn cannot stream their weights. "
-            f"Those of {', '.join(sorted(_STACKS))} can",
+            f"Those of {_KNOWN} can",
             param="weights_device",
         )
-    return _STACKS[kind](model.config, source, attention, _length(model, max_model_len), weights, shard)
+    length = _length(model, max_model_len)
+    return OwnStack(_FAMILIES[kind], model.config, source, attention, length, weights, shard)
 
 
 def require_shards(model: ResolvedModel, ranks: int) -> None:
     """Raise FieldOutOfRange unless the layers of `model` can be cut into `ranks` equal parts."""
-    kind, config = model.config.model_type, model.config
-    if kind not in _STACKS:
+    kind, vocab = model.config.model_type, model.config.vocab_size
+    if kind not in _FAMILIES:
         raise FieldOutOfRange(
-            f"tensor_parallel must be 1 for {kind!r}, which runs on Transformers' modules; those of "
-            f"{', '.join(sorted(_STACKS))} can be more",
+            f"tensor_parallel must be 1 for {kind!r}, which runs on Transformers' modules; those of {_KNOWN} can be "
+            "more",
             param="tensor_parallel",
         )
-    if kind == "gpt2":
-        counts = [config.num_attention_heads, config.n_inner or 4 * config.hidden_size]
-    else:
-        counts = [config.num_attention_heads, config.num_key_value_heads, config.intermediate_size]
-    vocab: int = config.vocab_size
+    counts = _FAMILIES[kind].divided(model.config)
+    if not counts:
+        raise FieldOutOfRange(
+            f"tensor_parallel must be 1 for {kind!r}, whose layers cannot be cut", param="tensor_parallel"
+        )
     allowed = [
         n
         for n in range(1, min(counts) + 1)
@@ -116,12 +109,13 @@ def require_shards(model: ResolvedModel, ranks: int) -> None:
 
 def can_be_streamed(model: ResolvedModel) -> bool:
     """Whether `build_stack` takes the model."""
-    return model.config.model_type in _STACKS
+    return model.config.model_type in _FAMILIES
 
 
 def multiplies_blocks(model: ResolvedModel) -> bool:
-    """Whether matrices reach the model's layers in the blocks in which they are stored: GPT-2's are turned over."""
-    return _STACKS.get(model.config.model_type) is LlamaStack
+    """Whether matrices reach the model's layers in the blocks in which they are stored: turned ones do not."""
+    family = _FAMILIES.get(model.config.model_type)
+    return family is not None and not family.turned
 
 
 def _length(model: ResolvedModel, wanted: int | None) -> int:
@@ -148,9 +142,9 @@ def why_not_row_by_row(model: ResolvedModel, device: torch.device) -> str | None
     have a kernel of ours do not.
     """
     kind = model.config.model_type
-    if kind not in _STACKS:
+    if kind not in _FAMILIES:
         return f"{kind!r} runs on Transformers' modules, whose products depend on the batch"
-    activation = model.config.activation_function if kind == "gpt2" else model.config.hidden_act
-    if device.type == "cpu" and activation != _OWN_ACTIVATIONS[_STACKS[kind]]:
+    family = _FAMILIES[kind]
+    if device.type == "cpu" and getattr(model.config, family.activation) != family.own_activation:
         return f"the activation of {kind!r} depends on the batch on a CPU"
     return None

@@ -1,14 +1,21 @@
 """What the runner needs of a model: a stack of layers that can be entered and left at any boundary."""
 
-from typing import Protocol
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from app.domain.errors import FieldOutOfRange
 from app.gpu.kernels.attention.base import Batch
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Relative L2 error of the logits that rounding may cause; a misread architecture or a wrong graph is far above it."""
+_LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
 class LayerStack(Protocol):
@@ -42,3 +49,18 @@ class LayerStack(Protocol):
     def head(self, hidden: Tensor) -> Tensor:
         """Final norm and output projection: `[rows, hidden_size]` to float32 logits `[rows, vocab_size]`."""
         ...
+
+
+def require_fixed_rope(config: PretrainedConfig) -> None:
+    """Raise FieldOutOfRange for rotary frequencies that change with the sequence's length.
+
+    Sessions of other lengths share the batch, and keys in the KV cache keep the frequency they were written with.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    per_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
+    for entry in per_layer_type or [parameters]:
+        if entry.get("rope_type") in _LENGTH_DEPENDENT:
+            raise FieldOutOfRange(
+                f"rope_type {entry['rope_type']!r} is not supported: its frequencies depend on the sequence length",
+                param="model",
+            )

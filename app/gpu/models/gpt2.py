@@ -3,66 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
-from app.gpu.kernels.linear.base import Linear
-from app.gpu.kernels.linear.matrix import dense_of
-from app.gpu.kernels.linear.shard import WHOLE, Shard
 from app.gpu.models.elementwise import add_, gelu_, layer_norm
-from app.gpu.models.head import Head
-from app.gpu.weights.resident import Bundle, Weights
-from app.gpu.weights.source import WeightSource, take_output_weight
+from app.gpu.models.family import Elementwise, Family, Parts, activation_of, head_dim_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Old checkpoints store the causal mask.
-_NOT_NEEDED = re.compile(r"\.attn\.(masked_)?bias$")
 
-
-class _Norm:
+def _norm(parts: Parts, name: str) -> Elementwise:
     """LayerNorm with weight and bias over the last axis."""
-
-    def __init__(self, name: str, config: PretrainedConfig, source: WeightSource, bundle: Bundle) -> None:
-        self._eps = config.layer_norm_epsilon
-        self._weight = bundle.hold(source.take(f"{name}.weight", (config.hidden_size,)))
-        self._bias = bundle.hold(source.take(f"{name}.bias", (config.hidden_size,)))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return layer_norm(x, self._weight.tensor, self._bias.tensor, self._eps)
+    weight, bias = (parts.hold(f"{name}.{each}", parts.config.hidden_size) for each in ("weight", "bias"))
+    eps = parts.config.layer_norm_epsilon
+    return lambda x: layer_norm(x, weight.tensor, bias.tensor, eps)
 
 
 class _Gpt2Layer:
     """One layer: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`."""
 
-    def __init__(
-        self,
-        index: int,
-        config: PretrainedConfig,
-        source: WeightSource,
-        attention: Attention,
-        bundle: Bundle,
-        shard: Shard,
-    ) -> None:
-        name, hidden = f"transformer.h.{index}", config.hidden_size
-        inner = config.n_inner or 4 * hidden
-        self._heads = shard.share(config.num_attention_heads)
+    def __init__(self, attention: Attention, index: int, parts: Parts) -> None:
+        config, name = parts.config, f"transformer.h.{index}"
+        hidden, inner = config.hidden_size, _inner(config)
+        self._heads = parts.shard.share(config.num_attention_heads)
         self._attention = attention
-        self._spec = AttentionSpec(scale=_scale(index, config))
-        self._activation = _activation(config.activation_function)
-        self._input_norm = _Norm(f"{name}.ln_1", config, source, bundle)
-        self._qkv = _cut(source, f"{name}.attn.c_attn", hidden, 3 * hidden, bundle, shard, parts=3)
-        self._output = _summed(source, f"{name}.attn.c_proj", hidden, hidden, bundle, shard)
-        self._mlp_norm = _Norm(f"{name}.ln_2", config, source, bundle)
-        self._up = _cut(source, f"{name}.mlp.c_fc", hidden, inner, bundle, shard)
-        self._down = _summed(source, f"{name}.mlp.c_proj", inner, hidden, bundle, shard)
+        scale = float(head_dim_of(config) ** -0.5) if config.scale_attn_weights else 1.0
+        self._spec = AttentionSpec(scale / (index + 1) if config.scale_attn_by_inverse_layer_idx else scale)
+        self._activation = (
+            gelu_ if config.activation_function == "gelu_new" else activation_of(config.activation_function)
+        )
+        self._input_norm = _norm(parts, f"{name}.ln_1")
+        self._qkv = parts.cut({f"{name}.attn.c_attn": [hidden] * 3}, hidden, bias=True)
+        self._output = parts.summed(f"{name}.attn.c_proj", hidden, hidden, bias=True)
+        self._mlp_norm = _norm(parts, f"{name}.ln_2")
+        self._up = parts.cut({f"{name}.mlp.c_fc": [inner]}, hidden, bias=True)
+        self._down = parts.summed(f"{name}.mlp.c_proj", hidden, inner, bias=True)
 
     def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        """See `LayerStack.layer`."""
         qkv = self._qkv(self._input_norm(hidden))
         query, key, value = qkv.view(hidden.shape[0], 3, self._heads, -1).unbind(1)
         attended = self._attention(query, key, value, kv, batch, self._spec)
@@ -70,82 +51,21 @@ class _Gpt2Layer:
         return add_(self._down(self._activation(self._up(self._mlp_norm(hidden)))), hidden)
 
 
-def _cut(
-    source: WeightSource, name: str, inputs: int, outputs: int, bundle: Bundle, shard: Shard, parts: int = 1
-) -> Linear:
-    """The layer with the shard's share of each of the `parts` that its output features are made of."""
-    weight = shard.rows(_conv1d(source, name, inputs, outputs), parts)
-    return bundle.linear(weight, shard.values(source.take(f"{name}.bias", (outputs,)), parts))
+def _inner(config: PretrainedConfig) -> int:
+    """The MLP's width."""
+    width: int = config.n_inner or 4 * config.hidden_size
+    return width
 
 
-def _summed(source: WeightSource, name: str, inputs: int, outputs: int, bundle: Bundle, shard: Shard) -> Linear:
-    """The layer that takes what each shard has of `inputs`."""
-    weight = shard.columns(_conv1d(source, name, inputs, outputs))
-    return shard.summed(bundle.linear(weight, shard.once(source.take(f"{name}.bias", (outputs,)))))
-
-
-def _conv1d(source: WeightSource, name: str, inputs: int, outputs: int) -> Tensor:
-    """GPT-2 stores `[in, out]` (Transformers' `Conv1D`): here `[out, in]`."""
-    return dense_of(source.take_matrix(f"{name}.weight", (inputs, outputs))).t().contiguous()
-
-
-def _scale(index: int, config: PretrainedConfig) -> float:
-    head_dim = config.hidden_size // config.num_attention_heads
-    scale = float(head_dim**-0.5) if config.scale_attn_weights else 1.0
-    return scale / (index + 1) if config.scale_attn_by_inverse_layer_idx else scale
-
-
-def _activation(name: str) -> Callable[[Tensor], Tensor]:
-    if name == "gelu_new":
-        return gelu_
-    from transformers.activations import ACT2FN  # imports much of Transformers
-
-    activation: Callable[[Tensor], Tensor] = ACT2FN[name]
-    return activation
-
-
-class Gpt2Stack:
-    """A `LayerStack` for `gpt2`."""
-
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        source: WeightSource,
-        attention: Attention,
-        max_model_len: int,
-        weights: Weights,
-        shard: Shard = WHOLE,
-    ) -> None:
-        self.num_layers: int = config.num_hidden_layers
-        self.hidden_size: int = config.hidden_size
-        self.vocab_size: int = config.vocab_size
-        self.kv_heads: int = shard.share(config.num_attention_heads)
-        self.head_dim = self.hidden_size // config.num_attention_heads
-        self.max_model_len = max_model_len
-        self.dtype, self.device = weights.dtype, weights.device
-        self._weights = weights
-        self._layers = []
-        for index in range(self.num_layers):
-            with weights.bundle() as bundle:
-                self._layers.append(_Gpt2Layer(index, config, source, attention, bundle, shard))
-        layer_bytes = source.nbytes // self.num_layers
-        positions = source.take_matrix("transformer.wpe.weight", (config.max_position_embeddings, self.hidden_size))
-        self._positions = weights.table(positions)
-        tokens = source.take_matrix("transformer.wte.weight", (self.vocab_size, self.hidden_size))
-        self._tokens = weights.table(tokens)
-        with weights.bundle() as bundle:
-            norm = _Norm("transformer.ln_f", config, source, bundle)
-        output = take_output_weight(source, config, tokens)
-        self._head = Head(norm, output, layer_bytes, weights, self.num_layers, shard)
-        source.finish(_NOT_NEEDED)
-        self.parameter_bytes = source.nbytes
-
-    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        return self._tokens(token_ids).add_(self._positions(positions))
-
-    def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        with self._weights.using(index):
-            return self._layers[index](hidden, batch, kv)
-
-    def head(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden)
+GPT2 = Family(
+    layers=lambda config, attention, max_model_len, weights: partial(_Gpt2Layer, attention),
+    norm=_norm,
+    tokens="transformer.wte.weight",
+    positions="transformer.wpe.weight",
+    final_norm="transformer.ln_f",
+    divided=lambda config: (config.num_attention_heads, _inner(config)),
+    activation="activation_function",
+    own_activation="gelu_new",
+    turned=True,
+    unused=re.compile(r"\.attn\.(masked_)?bias$"),  # the causal mask
+)

@@ -1,70 +1,159 @@
-"""Llama and the families that differ from it in details: Mistral, Qwen2, Qwen3, SmolLM, TinyLlama."""
+"""Llama and the families that differ from it in details. A new one is a line of `VARIANTS`."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 
-from app.gpu.kernels.attention.base import Attention, Batch
-from app.gpu.kernels.linear.shard import WHOLE, Shard
-from app.gpu.models.head import Head
-from app.gpu.models.llama_layer import LlamaLayer, RmsNorm
-from app.gpu.models.llama_variant import variant_of
-from app.gpu.models.rotary import Rotary
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
+from app.gpu.models.base import require_fixed_rope
+from app.gpu.models.elementwise import add_, add_rms_norm, rms_norm, rotate, silu_mul
+from app.gpu.models.family import Elementwise, Family, Layer, Parts, activation_of, head_dim_of
 from app.gpu.weights.resident import Weights
-from app.gpu.weights.source import WeightSource, take_output_weight
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Old checkpoints store the rotary frequencies.
-_NOT_NEEDED = re.compile(r"rotary_emb\.inv_freq$")
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What sets a family apart. Of the fields in which configs differ only those count that it `reads`, as in
+    Transformers' module of that name; without `layer_types`, a window is that of all layers.
+    """
+
+    reads: frozenset[str]
+    qkv_bias: bool = False
+    """Whether queries, keys and values have a bias whatever the config says."""
+    qk_norm: bool = False
+    """Whether each head of queries and keys is normed."""
 
 
-class LlamaStack:
-    """A `LayerStack` for `llama`, `mistral`, `qwen2`, `qwen3` and `smollm3`."""
+def _variant(*reads: str, **others: bool) -> Variant:
+    return Variant(frozenset(reads), **others)
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        source: WeightSource,
-        attention: Attention,
-        max_model_len: int,
-        weights: Weights,
-        shard: Shard = WHOLE,
-    ) -> None:
-        self.num_layers: int = config.num_hidden_layers
-        self.hidden_size: int = config.hidden_size
-        self.vocab_size: int = config.vocab_size
-        self.kv_heads: int = shard.share(config.num_key_value_heads)
-        variant = variant_of(config)
-        self.head_dim = variant.head_dim
-        self.max_model_len = max_model_len
-        self.dtype, self.device = weights.dtype, weights.device
-        self._weights = weights
-        rotary = Rotary(config, max_model_len, self.device, self.dtype)
-        self._layers = []
-        for index in range(self.num_layers):
-            with weights.bundle() as bundle:
-                self._layers.append(LlamaLayer(index, config, variant, source, rotary, attention, bundle, shard))
-        layer_bytes = source.nbytes // self.num_layers
-        embedding = source.take_matrix("model.embed_tokens.weight", (self.vocab_size, self.hidden_size))
-        self._embedding = weights.table(embedding)
-        with weights.bundle() as bundle:
-            norm = RmsNorm("model.norm", config, source, bundle)
-        output = take_output_weight(source, config, embedding)
-        self._head = Head(norm, output, layer_bytes, weights, self.num_layers, shard)
-        source.finish(_NOT_NEEDED)
-        self.parameter_bytes = source.nbytes
 
-    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        return self._embedding(token_ids)
+VARIANTS = {
+    "llama": _variant("attention_bias", "mlp_bias"),
+    "mistral": _variant("sliding_window"),
+    "qwen2": _variant("layer_types", qkv_bias=True),
+    "qwen3": _variant("attention_bias", "layer_types", qk_norm=True),
+    "smollm3": _variant("attention_bias", "mlp_bias", "layer_types", "no_rope_layers"),
+}
+"""By `model_type`."""
 
-    def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        with self._weights.using(index):
-            return self._layers[index](hidden, batch, kv)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden)
+def rotary_table(config: PretrainedConfig, positions: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Cosines, then sines, of half a head each, `[positions, head_dim]`, for rotary position embedding (Su et al.,
+    arXiv:2104.09864) with Transformers' own frequencies and scaling. Raises as `require_fixed_rope`.
+    """
+    require_fixed_rope(config)
+    kind, scale = config.rope_parameters["rope_type"], 1.0
+    if kind == "default":
+        width = head_dim_of(config)
+        exponents = torch.arange(0, width, 2, dtype=torch.float) / width
+        frequencies = 1.0 / (config.rope_parameters["rope_theta"] ** exponents)
+    else:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](cast("Any", config))
+    angles = torch.arange(positions, device=device)[:, None].float() * frequencies.to(device, torch.float32)
+    return torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1).to(dtype)
+
+
+class LlamaLayer:
+    """`h = x + attention(norm(x))`, then `h + mlp(norm(h))`, each sum in the tensor that the last projection has made.
+
+    Grouped-query attention with one projection to queries, keys and values, of which the first two are rotated
+    together; the MLP is `down(activation(gate(x)) * up(x))`, gate and up in one projection.
+    """
+
+    def __init__(self, attention: Attention, table: Tensor, index: int, parts: Parts) -> None:
+        """`table` is the `rotary_table`."""
+        config, variant = parts.config, VARIANTS[parts.config.model_type]
+        name, hidden, inner = f"model.layers.{index}", config.hidden_size, config.intermediate_size
+        heads, kv_heads, self._head_dim = config.num_attention_heads, config.num_key_value_heads, head_dim_of(config)
+        self._heads, self._kv_heads = parts.shard.share(heads), parts.shard.share(kv_heads)
+        self._eps = config.rms_norm_eps
+        self._attention, self._spec = attention, AttentionSpec(self._head_dim**-0.5, _window(config, index))
+        self._table = table if "no_rope_layers" not in variant.reads or config.no_rope_layers[index] else None
+        self._activation = None if config.hidden_act == "silu" else activation_of(config.hidden_act)
+        bias = "attention_bias" in variant.reads and config.attention_bias
+        mlp_bias = "mlp_bias" in variant.reads and config.mlp_bias
+        sizes = {"q": heads * self._head_dim, "k": kv_heads * self._head_dim, "v": kv_heads * self._head_dim}
+        qkv = {f"{name}.self_attn.{each}_proj": [size] for each, size in sizes.items()}
+        gate_up = {f"{name}.mlp.gate_proj": [inner], f"{name}.mlp.up_proj": [inner]}
+        self._input_norm = parts.hold(f"{name}.input_layernorm.weight", hidden)
+        self._qkv = parts.cut(qkv, hidden, bias=bias or variant.qkv_bias)
+        self._output = parts.summed(f"{name}.self_attn.o_proj", hidden, sizes["q"], bias=bias)
+        self._qk_norm = parts.bundle.hold(self._take_qk_norm(f"{name}.self_attn", parts)) if variant.qk_norm else None
+        self._mlp_norm = parts.hold(f"{name}.post_attention_layernorm.weight", hidden)
+        self._gate_up = parts.cut(gate_up, hidden, bias=mlp_bias)
+        self._down = parts.summed(f"{name}.mlp.down_proj", hidden, inner, bias=mlp_bias)
+
+    def _take_qk_norm(self, name: str, parts: Parts) -> Tensor:
+        """`[heads + kv_heads, head_dim]`: the weight of every query and key head's norm."""
+        query = parts.source.take(f"{name}.q_norm.weight", (self._head_dim,)).expand(self._heads, -1)
+        key = parts.source.take(f"{name}.k_norm.weight", (self._head_dim,)).expand(self._kv_heads, -1)
+        return torch.cat((query, key))
+
+    def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        attended = self._attend(rms_norm(hidden, self._input_norm.tensor, self._eps), batch, kv)
+        hidden, normed = add_rms_norm(attended, hidden, self._mlp_norm.tensor, self._eps)
+        return add_(self._mlp(normed), hidden)
+
+    def _attend(self, normed: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        rotated = self._heads + self._kv_heads
+        qkv = self._qkv(normed).view(-1, rotated + self._kv_heads, self._head_dim)
+        qk, value = torch.split(qkv, [rotated, self._kv_heads], dim=1)
+        if self._qk_norm is not None:
+            qk = rms_norm(qk, self._qk_norm.tensor, self._eps)
+        if self._table is not None:
+            qk = rotate(qk, self._table, batch.positions)
+        query, key = torch.split(qk, [self._heads, self._kv_heads], dim=1)
+        attended = self._attention(query, key, value, kv, batch, self._spec)
+        return self._output(attended.view(-1, self._heads * self._head_dim))
+
+    def _mlp(self, normed: Tensor) -> Tensor:
+        gate_up = self._gate_up(normed)
+        if self._activation is None:
+            return self._down(silu_mul(gate_up))
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self._down(self._activation(gate).mul_(up))
+
+
+def _window(config: PretrainedConfig, index: int) -> int | None:
+    """How many keys a query of the layer sees; None: all."""
+    reads = VARIANTS[config.model_type].reads
+    in_layer = "layer_types" in reads and config.layer_types[index] == "sliding_attention"
+    window: int | None = config.sliding_window if in_layer or "sliding_window" in reads else None
+    return window
+
+
+def _layers(
+    config: PretrainedConfig, attention: Attention, max_model_len: int, weights: Weights
+) -> Callable[[int, Parts], Layer]:
+    return partial(LlamaLayer, attention, rotary_table(config, max_model_len, weights.device, weights.dtype))
+
+
+def _norm(parts: Parts, name: str) -> Elementwise:
+    """Root-mean-square norm over the last axis."""
+    weight, eps = parts.hold(f"{name}.weight", parts.config.hidden_size), parts.config.rms_norm_eps
+    return lambda x: rms_norm(x, weight.tensor, eps)
+
+
+LLAMA = Family(
+    layers=_layers,
+    norm=_norm,
+    tokens="model.embed_tokens.weight",
+    final_norm="model.norm",
+    divided=lambda config: (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size),
+    activation="hidden_act",
+    own_activation="silu",
+    unused=re.compile(r"rotary_emb\.inv_freq$"),
+)

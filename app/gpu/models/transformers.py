@@ -1,26 +1,130 @@
-"""Any other decoder, driven through its own Transformers modules: general, and slower than a stack of its own.
+"""Any other decoder, driven through its own Transformers modules: general, and slower than a family of ours.
 
 The decoder's layers are taken out and replaced by recorders. The model's own forward then does all that lies around the
 layers (embedding and its scale, rotary tables, final norm, logit scaling) and hands each recorder the arguments that
-its layer wants. Whether that is all there is to the architecture is not assumed but proved when it is loaded.
+its layer wants. Djinn's attention stands behind Transformers' attention interface. Whether that is all there is to the
+architecture is not assumed but proved when it is loaded: for the first tokens of a sequence, and for some that come
+after thousands, whose keys and values are random.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from types import EllipsisType
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AutoModelForCausalLM, Cache, DynamicLayer, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
-from app.gpu.models.base import TOLERANCE
-from app.gpu.models.transformers_attention import NAME, Paged
+from app.gpu.models.base import TOLERANCE, require_fixed_rope
+from app.gpu.weights.source import RandomWeights, TensorFormat
+from app.model_store.errors import BrokenModel
+from app.model_store.resolve import ResolvedModel
 
+Attend = Callable[[Tensor, Tensor, Tensor, AttentionSpec], Tensor]
+"""`Attention` over the batch and the KV of one layer's call: of queries, keys, values and a spec."""
+_NAME = "djinn_paged"
+_WITHOUT_EFFECT = {"cache_position", "dropout", "is_causal", "position_ids", "use_cache"}
+"""Keywords that reach attention and change nothing here: positions are in the batch, there is no dropout outside
+training, no cache but the pool, and causality is implied."""
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _PROOF_TOKENS = 8
 _PREFILL = 4
+_PROOF_LENGTH = 8192 + 2 * _PROOF_TOKENS
+"""Past the windows of most models, and the lengths that most were made for before their frequencies were scaled."""
+_PROOF_BLOCK = 16
+
+
+def load_transformers_stack(
+    model: ResolvedModel, device: torch.device, dtype: torch.dtype, attention: Attention, max_model_len: int
+) -> TransformersStack:
+    """Raises ValueError, with the reason, for an architecture that cannot be run layer by layer."""
+    text = model.config.get_text_config()
+    require_fixed_rope(text)
+    others = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
+    if others:
+        raise ValueError(f"it has layers of type {', '.join(sorted(others))}")
+    modules = _load_modules(model, device, dtype).eval().requires_grad_(False)
+    return TransformersStack(modules, attention, max_model_len)
+
+
+def _load_modules(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> Any:
+    """With random weights, or through Transformers' own loader: it knows the checkpoints whose names differ from the
+    modules'.
+    """
+    auto: Any = AutoModelForCausalLM  # annotated only in part
+    config, folder = deepcopy(model.config), model.folder  # Transformers keeps the choice of attention in the config
+    if folder is None:
+        with device, no_init_weights():
+            modules = auto.from_config(config, dtype=dtype, attn_implementation="eager")
+        source = RandomWeights(model.seed, config, TensorFormat(device, dtype))
+        for name, parameter in modules.named_parameters():
+            parameter.data = source.take(name, tuple(parameter.shape))
+        return modules
+    try:
+        modules, report = auto.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation="eager",
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise BrokenModel(f"cannot read the weights in {folder}: {error}", param="model") from error
+    wrong = {kind: sorted(map(str, names)) for kind, names in report.items() if names}
+    if wrong:
+        raise BrokenModel(f"the weights in {folder} do not fit the model: {wrong}", param="model")
+    return modules.to(device)
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    attend: Attend | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sliding_window: int | EllipsisType | None = ...,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The function Transformers calls: query `[1, heads, tokens, head_dim]`, result `[1, tokens, heads, head_dim]`.
+    `attend` has travelled through the layer's keyword arguments.
+
+    Raises ValueError for a model that asks of attention what `AttentionSpec` cannot say.
+    """
+    if attend is None:
+        raise ValueError("its layers do not pass keyword arguments on to attention")
+    extra = sorted(name for name, given in others.items() if given is not None and name not in _WITHOUT_EFFECT)
+    if extra:
+        raise ValueError(f"its attention takes {', '.join(extra)}")
+    if isinstance(sliding_window, EllipsisType):
+        if getattr(module.config, "sliding_window", None) is not None:
+            raise ValueError("it has a sliding window and does not pass it on to attention")
+        sliding_window = None
+    if attention_mask is not None or not getattr(module, "is_causal", True):
+        raise ValueError("its attention is not causal")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attend(query, key, value, AttentionSpec(scale, sliding_window, softcap))[None], None
+
+
+AttentionInterface.register(_NAME, paged_attention)
 
 
 class _Recorder(nn.Module):
-    """Stands in for a layer: keeps what it was called with, and passes `answer`, or else its input, on."""
+    """Stands in for a layer: keeps what it was called with, and passes `answer`, or else its input, on. While it is
+    `transparent` it passes on what the layer answers.
+    """
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -28,9 +132,12 @@ class _Recorder(nn.Module):
         self.received: Tensor
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]]
         self.answer: Tensor | None = None
+        self.transparent = True
 
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.received, self.arguments = hidden_states, (args, kwargs)
+        if self.transparent:
+            return self.layer(hidden_states, *args, **kwargs)
         return hidden_states if self.answer is None else self.answer
 
     def __getattr__(self, name: str) -> Any:
@@ -39,6 +146,34 @@ class _Recorder(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("layer"), name)
+
+
+class _Past(DynamicLayer):
+    """Random keys and values of a sequence's first `length` tokens, which every layer sees before its own.
+
+    Values are large enough that their mean weighs as much as one key's would.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.length = length
+        self.states: list[Tensor] = []
+        """Keys and values, `[1, heads, length, head_dim]`, once their shapes are known."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        new = key_states, value_states
+        if not self.states:
+            generator = torch.Generator(key_states.device).manual_seed(0)
+            for states, std in zip(new, (1.0, self.length**0.5), strict=True):
+                past = states.new_empty(*states.shape[:2], self.length, states.shape[3])
+                self.states.append(past.normal_(0, std, generator=generator))
+        if any(past.shape[1::2] != states.shape[1::2] for past, states in zip(self.states, new, strict=True)):
+            raise ValueError("its layers have keys and values of several shapes")
+        keys, values = (torch.cat(pair, 2) for pair in zip(self.states, new, strict=True))
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return self.length
 
 
 class TransformersStack:
@@ -54,15 +189,24 @@ class TransformersStack:
         self.parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
         self._attention = attention
         self._model = model
-        self._decoder = _decoder_of(model)
-        tokens = torch.arange(_PROOF_TOKENS, device=self.device)
-        expected = model(input_ids=tokens[None], use_cache=False).logits[0]
-        self.vocab_size: int = expected.shape[-1]
-        model.set_attn_implementation(NAME)
+        self._decoder: Any = model.get_decoder()
         self._recorders = _take_out_layers(self._decoder, self.num_layers)
+        tokens = torch.arange(_PROOF_TOKENS, device=self.device)
+        expected = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+        self.vocab_size: int = expected.shape[-1]
+        past = _Past(max(0, min(max_model_len, _PROOF_LENGTH) - _PROOF_TOKENS))
+        cache = Cache(layers=[past] * self.num_layers)
+        after_past = model(input_ids=tokens[None], past_key_values=cache, use_cache=True).logits[0].float()
+        masks = [recorder.arguments[1].get("attention_mask") for recorder in self._recorders]
+        for recorder in self._recorders:
+            recorder.transparent = False
+        model.set_attn_implementation(_NAME)
         self._recorded: Batch | None = None
-        self.kv_heads, self.head_dim = self._measure()
+        self.kv_heads, self.head_dim, windows = self._measure()
+        for mask, window in zip(masks, windows, strict=True):
+            _require_window(mask, window)
         self._prove(tokens, expected)
+        self._prove_far(past, tokens, torch.cat((after_past, expected)))
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         self._recorded = None
@@ -70,17 +214,19 @@ class TransformersStack:
         return self._recorders[0].received[0]
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        return self._run_layer(index, hidden, Paged(self._attention, batch, kv))
+        attention = self._attention
+        return self._run_layer(
+            index, hidden, batch, lambda query, key, value, spec: attention(query, key, value, kv, batch, spec)
+        )
 
-    def _run_layer(self, index: int, hidden: Tensor, paged: Paged) -> Tensor:
-        batch = paged.batch
+    def _run_layer(self, index: int, hidden: Tensor, batch: Batch, attend: Attend) -> Tensor:
         if self._recorded is not batch:
             # The arguments depend on the positions only, so one recording serves every layer of the batch.
             self.embed(torch.zeros_like(batch.positions), batch.positions)
             self._recorded = batch
         recorder = self._recorders[index]
         args, kwargs = recorder.arguments
-        output = recorder.layer(hidden[None], *args, **kwargs, paged=paged)
+        output = recorder.layer(hidden[None], *args, **kwargs, attend=attend)
         if not isinstance(output, Tensor):
             raise ValueError(f"its layers return {type(output).__name__}, not one tensor")
         return output[0]
@@ -95,46 +241,69 @@ class TransformersStack:
             self._recorders[-1].answer = None
         return logits[0].float()
 
-    def _measure(self) -> tuple[int, int]:
-        """`kv_heads` and `head_dim`, from what every layer gives to attention: configs name them in many ways."""
+    def _measure(self) -> tuple[int, int, list[int | None]]:
+        """`kv_heads`, `head_dim` and each layer's window, from what every layer gives to attention: configs name them
+        in many ways.
+        """
         shapes: set[tuple[int, ...]] = set()
+        windows: list[int | None] = [None] * self.num_layers
 
-        def measure(query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec) -> Tensor:
+        def measure(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
             shapes.update((tuple(key.shape[1:]), tuple(value.shape[1:])))
+            windows[index] = spec.window
             return value.new_zeros(*query.shape[:2], value.shape[2])
 
         batch = make_batch([(0, 1)], [[0]], 1, self.device)
         hidden = self.embed(torch.zeros_like(batch.positions), batch.positions)
         for index in range(self.num_layers):
-            self._run_layer(index, hidden, Paged(measure, batch, hidden))
+            self._run_layer(index, hidden, batch, measure)
         if len(shapes) != 1:
             raise ValueError(f"its layers have keys and values of several shapes: {sorted(shapes)}")
         kv_heads, head_dim = shapes.pop()
-        return kv_heads, head_dim
+        return kv_heads, head_dim, windows
 
     def _prove(self, tokens: Tensor, expected: Tensor) -> None:
         """Compare a prefill and some decode steps with the logits that the untouched model gave for `tokens`.
 
         Finds layers that depend on more than their arguments: token ids, state of their own, each other.
         """
-        pool = torch.zeros(
-            1, self.num_layers, 2, self.kv_heads, 16, self.head_dim, dtype=self.dtype, device=self.device
-        )
-        logits = []
+        pool, logits = self._empty_pool(1, self.num_layers), []
         for span in [(0, _PREFILL), *((position, 1) for position in range(_PREFILL, _PROOF_TOKENS))]:
-            batch = make_batch([span], [[0]], 16, self.device)
-            hidden = self.embed(tokens[batch.positions], batch.positions)
-            for index in range(self.num_layers):
-                hidden = self.layer(index, hidden, batch, pool[:, index])
-            logits.append(self.head(hidden))
-        error = float(torch.dist(torch.cat(logits), expected.float()) / expected.float().norm())
+            batch = make_batch([span], [[0]], _PROOF_BLOCK, self.device)
+            logits.append(self._run(tokens[batch.positions], batch, pool))
+        self._require_same(torch.cat(logits), expected, "")
+
+    def _prove_far(self, past: _Past, tokens: Tensor, expected: Tensor) -> None:
+        """Compare a step of two sequences, of which one has had `past` before `tokens` and the other nothing, with the
+        logits of the untouched model.
+
+        Finds what depends on a sequence's length, or on that of another one: windows, frequencies, scales.
+        """
+        blocks = -(-(past.length + len(tokens)) // _PROOF_BLOCK)
+        pool = self._empty_pool(blocks + 1, 1)  # every layer has the same past, and leaves its own tokens to the next
+        places = torch.arange(past.length, device=self.device)
+        for kind, states in enumerate(past.states):
+            heads = states[0].repeat(self.kv_heads // states.shape[1], 1, 1)  # a cache may have some once
+            pool[places // _PROOF_BLOCK, 0, kind, :, places % _PROOF_BLOCK] = heads.transpose(0, 1)
+        spans, tables = [(past.length, len(tokens)), (0, len(tokens))], [list(range(blocks)), [blocks]]
+        batch = make_batch(spans, tables, _PROOF_BLOCK, self.device)
+        self._require_same(self._run(tokens.repeat(2), batch, pool), expected, f" after {past.length} tokens")
+
+    def _empty_pool(self, blocks: int, layers: int) -> Tensor:
+        shape = (blocks, layers, 2, self.kv_heads, _PROOF_BLOCK, self.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def _run(self, token_ids: Tensor, batch: Batch, pool: Tensor) -> Tensor:
+        """The logits of all tokens of a batch."""
+        hidden = self.embed(token_ids, batch.positions)
+        for index in range(self.num_layers):
+            hidden = self.layer(index, hidden, batch, pool[:, index % pool.shape[1]])
+        return self.head(hidden)
+
+    def _require_same(self, logits: Tensor, expected: Tensor, where: str) -> None:
+        error = float(torch.dist(logits, expected) / expected.norm())
         if not error < TOLERANCE[self.dtype]:
-            raise ValueError(f"run layer by layer, its logits are off by {error:.0%}")
-
-
-def _decoder_of(model: Any) -> nn.Module:
-    decoder: nn.Module = model.get_decoder()
-    return decoder
+            raise ValueError(f"run layer by layer, its logits are off by {error:.0%}{where}")
 
 
 def _take_out_layers(decoder: nn.Module, count: int) -> list[_Recorder]:
@@ -145,3 +314,16 @@ def _take_out_layers(decoder: nn.Module, count: int) -> list[_Recorder]:
             setattr(decoder, name, nn.ModuleList(recorders))
             return recorders
     raise ValueError(f"its decoder has no list of {count} layers")
+
+
+def _require_window(mask: Tensor | None, window: int | None) -> None:
+    """Raise ValueError if a layer's `mask` `[1, 1, queries, keys]` is another than that of its `window`; the queries
+    are the last keys.
+    """
+    if mask is None:
+        return
+    queries, keys = mask.shape[2:]
+    behind = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
+    expected = (behind >= 0) & (behind < (keys if window is None else window))
+    if not torch.equal(mask[0, 0].cpu() == 0, expected):
+        raise ValueError(f"its mask is not that of a window of {window} tokens" if window else "its mask is not causal")

@@ -8,11 +8,12 @@ from app.domain.errors import ActivationsFull, DjinnError, FieldOutOfRange, Gram
 from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, Ticket, TokenLogprobs
 from app.gpu.planning.scheduler import Scheduler
-from app.gpu.sampling.requests import Sampled, SampleRequest, looks_back
+from app.gpu.sampling.requests import Sampled, SampleRequest, penalise
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.segments import Row
 from app.gpu.state.sequence import ActivationRoom, TokenSequence, TurnState
+from app.gpu.state.token_counts import Seen, TokenCounts
 from app.grammars.matcher import Matcher
 from app.messages import Event, Failed, Paused, PromptScored, Spent, Submit, Token, TurnFinished
 
@@ -208,14 +209,19 @@ def sample_requests(rows: Iterable[Row]) -> list[SampleRequest]:
     for row in rows:
         if not row.samples:
             continue
-        turn, tokens = row.turn, row.sequence.tokens
-        params, stop, context = turn.sampling, turn.stop, turn.prompt_tokens
+        turn, params, stop, context = row.turn, row.turn.sampling, row.turn.stop, row.turn.prompt_tokens
         matcher, position = turn.matcher, row.first + row.length - len(row.draft)
         for number in range(1 + len(row.draft)):
             if number:
                 matcher, position = row.draft[number - 1].matcher, position + 1
-                if looks_back(params):
-                    tokens = [*tokens, row.draft[number - 1].token_id]
             forbidden = stop.stop_token_ids if position + 1 - context < stop.min_tokens else _NONE
-            requests.append(SampleRequest(params, tokens, context, forbidden, position, matcher))
+            seen = _seen(row, number) if penalise(params) else None
+            requests.append(SampleRequest(params, forbidden, position, matcher, seen))
     return requests
+
+
+def _seen(row: Row, drafted: int) -> Seen:
+    """The tokens of the history and the first `drafted` of the row's draft."""
+    turn = row.turn
+    turn.counts = turn.counts or TokenCounts(turn.prompt_tokens)
+    return turn.counts.seen(row.sequence.tokens, [each.token_id for each in row.draft[:drafted]])

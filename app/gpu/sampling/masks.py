@@ -26,6 +26,10 @@ class MaskThread:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "djinn-masks", free_from_core)
 
+    def close(self) -> None:
+        """Join the thread. Masks that have not begun are dropped."""
+        self._thread.shutdown(cancel_futures=True)
+
     def begin(
         self, requests: Sequence[SampleRequest], vocab_size: int, streams: DeviceStreams, put: Put
     ) -> Mask | None:

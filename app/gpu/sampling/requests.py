@@ -1,10 +1,10 @@
 """Requests to the sampler, and its answers. No torch, so that planning can use both."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from app.domain.values import SamplingParams, TokenLogprobs
+from app.gpu.state.token_counts import Seen
 from app.grammars.matcher import Matcher
 
 GREEDY_BELOW = 1e-5
@@ -13,18 +13,15 @@ GREEDY_BELOW = 1e-5
 
 @dataclass(slots=True)  # not frozen: hundreds are made a step, and that would take twice as long
 class SampleRequest:
-    """One row's wish: its parameters, its history, where the generated part begins, and tokens not allowed yet.
-
-    `position` is that of the new token. The history may not reach up to it if nothing `looks_back`.
-    """
+    """One row's wish: its parameters, tokens not allowed yet, and the position of the new token."""
 
     params: SamplingParams
-    tokens: Sequence[int]
-    prompt_tokens: int
     forbidden: frozenset[int]
     position: int
     matcher: Matcher | None = None
     """Tells which tokens the grammar allows."""
+    seen: Seen | None = None
+    """The tokens before the new one, if the parameters `penalise` some."""
 
 
 def draws(params: SamplingParams) -> bool:
@@ -32,10 +29,14 @@ def draws(params: SamplingParams) -> bool:
     return params.temperature >= GREEDY_BELOW
 
 
+def penalise(params: SamplingParams) -> bool:
+    """Whether the logits of tokens change with how often they were seen."""
+    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+
+
 def looks_back(params: SamplingParams) -> bool:
     """Whether a token depends on those before it other than through the logits."""
-    penalises = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
-    return params.grammar is not None or bool(penalises)
+    return params.grammar is not None or penalise(params)
 
 
 class Sampled(NamedTuple):

@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from app.gpu.sampling.inputs import Draws, Truncation
-
 TILE, WARPS = 1024, 8
 """Tokens that a program looks at together. Each thread counts for every value of a digit."""
 WHOLE = tl.constexpr(2.0**60)
@@ -24,31 +22,23 @@ DIGITS = tl.constexpr(10)
 """Of the bits of a float32 from 0 to 1."""
 
 
-def draw_any(probabilities: Tensor, draws: Draws) -> Tensor:
-    """One token for each row, `[draws]` int64. `probabilities` `[draws, vocab_size]` is float32, dense."""
+def draw_any(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """One token for each row, `[draws]` int64. `probabilities` `[draws, vocab_size]` is float32, dense; `uniforms`
+    `[draws, 1]` float64 are from 0 to below 1.
+    """
     rows, vocab_size = probabilities.shape
     chosen = torch.empty(rows, dtype=torch.int64, device=probabilities.device)
     with torch.cuda.device_of(probabilities):
-        _draw_any[(rows,)](probabilities, draws.uniforms, chosen, vocab_size, tile=TILE, num_warps=WARPS)
+        _draw_any[(rows,)](probabilities, uniforms, chosen, vocab_size, tile=TILE, num_warps=WARPS)
     return chosen
 
 
-def draw(probabilities: Tensor, draws: Draws, limits: Truncation) -> Tensor:
-    """The same of the tokens that the limits leave."""
+def draw(probabilities: Tensor, uniforms: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """The same of the tokens that the limits leave, each `[draws, 1]`: `top_k` int64, the others float32."""
     rows, vocab_size = probabilities.shape
     chosen = torch.empty(rows, dtype=torch.int64, device=probabilities.device)
     with torch.cuda.device_of(probabilities):
-        _draw[(rows,)](
-            probabilities,
-            draws.uniforms,
-            limits.top_k,
-            limits.top_p,
-            limits.min_p,
-            chosen,
-            vocab_size,
-            tile=TILE,
-            num_warps=WARPS,
-        )
+        _draw[(rows,)](probabilities, uniforms, top_k, top_p, min_p, chosen, vocab_size, tile=TILE, num_warps=WARPS)
     return chosen
 
 

@@ -15,10 +15,8 @@ from app.gpu.forward.pieces import layer_by_layer, whole_pass
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
-from app.gpu.sampling.inputs import place_requests
-from app.gpu.sampling.logprobs import log_probabilities
 from app.gpu.sampling.requests import SampleRequest
-from app.gpu.sampling.sampler import choose
+from app.gpu.sampling.sampler import choose, log_probabilities, place_requests
 from app.machine.units import size
 from app.settings import EngineSettings
 
@@ -115,7 +113,7 @@ def largest_step(stack: LayerStack, settings: EngineSettings, memory: DeviceMemo
 
     def decode() -> None:
         logits = _run(stack, pool, decodes)
-        request = SampleRequest(SamplingParams(seed=0, top_p=0.5), [0], 1, frozenset(), position=1)
+        request = SampleRequest(SamplingParams(seed=0, top_p=0.5), frozenset(), position=1)
         raw = log_probabilities(logits)  # reported once the token has been chosen
         inputs = place_requests([request] * len(decodes), stack.vocab_size, put_each(stack.device))
         choose(logits, inputs, on_host=stack.device.type == "cpu")

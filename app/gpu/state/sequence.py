@@ -30,6 +30,7 @@ from app.gpu.state.checkpoints import Captured, CaptureLog, Cell, Checkpoint
 from app.gpu.state.drafts import Drafter
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.moves import Move
+from app.gpu.state.token_counts import TokenCounts
 from app.grammars.matcher import Matcher
 from app.machine.units import size
 
@@ -54,6 +55,8 @@ class TurnState:
     """Where the generated tokens are in the grammar, if the turn has one."""
     drafter: Drafter | None = None
     """Guesses the next tokens, once it has been asked to."""
+    counts: TokenCounts | None = None
+    """Of the history, once a penalty has looked at them."""
     pausable: bool = True
     paused: bool = False
     pause_at: tuple[int, int] | None = None
@@ -94,6 +97,7 @@ class TurnState:
             ticket=ticket,
             matcher=None if self.matcher is None else self.matcher.copy(),
             drafter=None,
+            counts=None,
             prompt_logprobs=list(self.prompt_logprobs),
             prefix_hashes=list(self.prefix_hashes),
             expected=None,

@@ -4,14 +4,20 @@ and what is said of those that cannot run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, masking_utils
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_neox import modeling_gpt_neox
+from transformers.models.mixtral import modeling_mixtral
 
 from app.domain.errors import FieldOutOfRange
 from app.gpu.kernels.attention.reference import ReferenceAttention
@@ -139,6 +145,61 @@ def test_an_architecture_that_cannot_run_is_refused_with_the_reason_and_the_know
         load(AutoConfig.for_model(**{**CASES["llama"], **fields}))
     assert caught.value.param == "model"
     assert "llama, mistral, qwen2" in caught.value.message
+
+
+def _shrink_far_positions(monkeypatch: pytest.MonkeyPatch) -> str:
+    """All frequencies of a batch change with its longest sequence."""
+    rotary = modeling_gpt_neox.GPTNeoXRotaryEmbedding
+    forward = rotary.forward
+
+    def changed(self: Any, x: Tensor, position_ids: Tensor) -> Any:
+        return forward(self, x, position_ids * 0.5 if position_ids.max() >= 32 else position_ids)
+
+    monkeypatch.setattr(rotary, "forward", changed)
+    return "gpt_neox"
+
+
+def _hide_a_window(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A window that the layers do not pass on to attention."""
+    create = masking_utils.create_causal_mask
+    windowed = partial(create, and_mask_function=lambda batch, head, query, key: key > query - 40)
+    monkeypatch.setattr(modeling_mixtral, "create_causal_mask", windowed)
+    return "mixtral"
+
+
+def _widen_a_window(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A window that is one token wider than the one that the layers pass on."""
+    create = masking_utils.create_sliding_window_causal_mask
+
+    def widened(config: Any, **arguments: Any) -> Any:
+        wider = deepcopy(config)
+        wider.sliding_window += 1
+        return create(wider, **arguments)
+
+    monkeypatch.setattr(modeling_gemma2, "create_sliding_window_causal_mask", widened)
+    return "gemma2"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_shrink_far_positions, "off by .* after 120 tokens"),
+        (_hide_a_window, "its mask is not causal"),
+        (_widen_a_window, "not that of a window of 9 tokens"),
+    ],
+)
+def test_what_shows_only_in_long_sequences_is_refused(
+    change: Callable[[pytest.MonkeyPatch], str],
+    reason: str,
+    dtype: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = change(monkeypatch)
+    folder = save_model(build_model(tiny_config(case)), tmp_path)
+    with pytest.raises(FieldOutOfRange, match=reason):
+        load(tiny_config(case), folder, dtype)
 
 
 @pytest.mark.parametrize(("model_type", "rope_type"), [("llama", "longrope"), ("olmo2", "dynamic")])

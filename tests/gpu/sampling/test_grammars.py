@@ -126,6 +126,15 @@ def test_a_mask_that_takes_too_long_fails_its_turn_and_no_other(
     assert len(good.tokens) == 40
 
 
+def test_the_end_of_the_engine_joins_the_thread_of_its_masks() -> None:
+    before, driver = set(threading.enumerate()), make_driver()
+    with contextlib.closing(driver.engine):
+        driver.turn(driver.open(), prompt(0, 9), 0, under(regex("abc")), stop=StopRule(5))
+        began = set(threading.enumerate()) - before
+        assert any(thread.name.startswith("djinn-masks") for thread in began)
+    assert not [thread for thread in began if thread.name.startswith("djinn-masks") and thread.is_alive()]
+
+
 class Slow:
     """A matcher whose masks take until it may go on."""
 
@@ -144,7 +153,7 @@ def test_the_masks_of_an_abandoned_step_do_not_run_on() -> None:
     masks, held, waiting = MaskThread(), Slow(), Slow()
 
     def begin(matcher: Any) -> Mask:
-        requests = [SampleRequest(under(None), [1], 1, frozenset(), 1, matcher)]
+        requests = [SampleRequest(under(None), frozenset(), 1, matcher)]
         mask = masks.begin(requests, 512, CpuStreams(), torch.from_numpy)
         assert mask is not None
         return mask
@@ -160,3 +169,4 @@ def test_the_masks_of_an_abandoned_step_do_not_run_on() -> None:
     begin(last)
     assert last.ended.wait(20)
     assert not waiting.begun.is_set()
+    masks.close()

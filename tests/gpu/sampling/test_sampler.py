@@ -24,12 +24,10 @@ from transformers.generation.logits_process import (
 from app.domain.values import SamplingParams
 from app.gpu.device.streams import CpuStreams
 from app.gpu.forward.results import LaunchedStep
-from app.gpu.sampling.inputs import Draws, Truncation
-from app.gpu.sampling.logprobs import log_probabilities
 from app.gpu.sampling.masks import MaskThread
-from app.gpu.sampling.philox import uniforms
 from app.gpu.sampling.requests import Sampled, SampleRequest
-from app.gpu.sampling.sampler import CANDIDATES
+from app.gpu.sampling.sampler import CANDIDATES, log_probabilities, uniforms
+from app.gpu.state.token_counts import TokenCounts
 from tests.gpu.kernels.attention.drawing import needs_triton
 
 VOCAB = 2000
@@ -46,7 +44,8 @@ def request(
     forbidden: frozenset[int] = frozenset(),
 ) -> SampleRequest:
     prompt_length = len(tokens) if prompt_tokens is None else prompt_tokens
-    return SampleRequest(params, tokens, prompt_length, forbidden, position=len(tokens))
+    seen = TokenCounts(prompt_length).seen(tokens)
+    return SampleRequest(params, forbidden, position=len(tokens), seen=seen)
 
 
 def sample(logits: torch.Tensor, requests: Sequence[SampleRequest], *, on_host: bool = True) -> list[Sampled]:
@@ -211,11 +210,13 @@ def drawn(rows: torch.Tensor, uniforms: list[float], limits: list[tuple[int, flo
         return torch.tensor(values, dtype=dtype)[:, None]
 
     top_k, top_p, min_p = zip(*limits, strict=True)
-    draws = Draws(torch.arange(len(rows)), column(uniforms, torch.float64), column([1.0] * len(rows), torch.float32))
-    truncation = Truncation(
-        column(list(top_k), torch.int64), column(list(top_p), torch.float32), column(list(min_p), torch.float32)
-    )
-    return draw(rows, draws, truncation).tolist()
+    return draw(
+        rows,
+        column(uniforms, torch.float64),
+        column(list(top_k), torch.int64),
+        column(list(top_p), torch.float32),
+        column(list(min_p), torch.float32),
+    ).tolist()
 
 
 @needs_triton
@@ -265,8 +266,8 @@ def test_a_free_draw_goes_through_the_tokens_by_their_ids(
     probabilities = torch.softmax(logits, -1)
     masses = np.cumsum([int(value * 2.0**60) for value in probabilities[0].tolist()])
     target = min(int(uniform * float(masses[-1])), int(masses[-1]) - 1)
-    draws = Draws(torch.arange(1), torch.tensor([[uniform]], dtype=torch.float64), torch.ones(1, 1))
-    assert draw_any(probabilities, draws).tolist() == [np.searchsorted(masses, target, side="right")]
+    uniforms = torch.tensor([[uniform]], dtype=torch.float64)
+    assert draw_any(probabilities, uniforms).tolist() == [np.searchsorted(masses, target, side="right")]
 
 
 @needs_triton
@@ -275,7 +276,6 @@ def test_a_row_without_numbers_draws_a_token_of_the_vocabulary(vocab_size: int) 
     from app.gpu.sampling.triton_draw import draw_any
 
     rows = torch.full((1, vocab_size), torch.nan)
-    draws = Draws(torch.arange(1), torch.full((1, 1), 0.7, dtype=torch.float64), torch.ones(1, 1))
-    assert 0 <= draw_any(rows, draws).item() < vocab_size
+    assert 0 <= draw_any(rows, torch.full((1, 1), 0.7, dtype=torch.float64)).item() < vocab_size
     for limits in ((vocab_size, 1.0, 0.0), (1, 0.5, 0.5), (vocab_size, 0.9, 0.0)):
         assert 0 <= drawn(rows, [0.7], [limits])[0] < vocab_size

@@ -60,8 +60,8 @@ def stack(parts: Sequence[Matrix]) -> Matrix:
     return torch.cat(dense if same else [each.float() for each in dense])
 
 
-def split(matrix: Matrix, rows: int) -> list[Matrix]:
-    """The matrix in parts of `rows` rows, the last of which may have fewer: views of it."""
+def split(matrix: Matrix, rows: int | list[int]) -> list[Matrix]:
+    """The matrix in parts of `rows` rows, the last of which may have fewer, or of so many each: views of it."""
     if isinstance(matrix, BlockMatrix):
         parts = matrix.rows.split(rows)
         return [BlockMatrix(matrix.kind, part, (len(part), matrix.shape[1])) for part in parts]

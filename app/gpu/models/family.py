@@ -1,0 +1,185 @@
+"""Model families that run on kernels of ours: a family is a mapping of names and a description of its layers.
+
+One stack serves them all. Its bundles of weights are the layers, the final norm, and chunks of the output projection.
+That is a model's largest matrix, often larger than a layer: in chunks it does not decide how much of a device a model
+takes whose weights are streamed. Chunks follow from the model's shape and types, so that logits are the same wherever
+its weights are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from app.gpu.kernels.attention.base import Attention, Batch
+from app.gpu.kernels.linear.base import Linear, Weight
+from app.gpu.kernels.linear.matrix import Matrix, dense_of, split, stack, stored_rows
+from app.gpu.kernels.linear.shard import WHOLE, Shard
+from app.gpu.weights.resident import Bundle, Weights
+from app.gpu.weights.source import WeightSource, take_output_weight
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Layer = Callable[[Tensor, Batch, Tensor], Tensor]
+"""`LayerStack.layer` of one layer: of a residual stream, a batch and the layer's part of the pool."""
+Elementwise = Callable[[Tensor], Tensor]
+"""`[tokens, width]` to the same shape."""
+_TILE = 64
+"""A chunk has a multiple of this many rows: whole tiles of a library's products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What sets the models of one family apart."""
+
+    layers: Callable[[PretrainedConfig, Attention, int, Weights], Callable[[int, Parts], Layer]]
+    """Of a config, an attention, the longest sequence and the weights: what makes each layer, by its number."""
+    norm: Callable[[Parts, str], Elementwise]
+    """Makes the norm of that name."""
+    tokens: str
+    """The table of embeddings."""
+    final_norm: str
+    divided: Callable[[PretrainedConfig], Sequence[int]]
+    """What the number of ranks must divide, at the least the KV heads; empty if layers cannot be cut."""
+    activation: str
+    """The field of the config that names the MLP's."""
+    own_activation: str
+    """The one that has a kernel of ours on a CPU."""
+    unused: re.Pattern[str]
+    """Tensors of old checkpoints that nothing needs."""
+    positions: str | None = None
+    """The table of learned positions, if there is one."""
+    turned: bool = False
+    """Whether layers' matrices are stored `[in, out]` (Transformers' `Conv1D`), not `[out, in]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Takes from a checkpoint what one bundle is made of: of each matrix the share of a shard."""
+
+    family: Family
+    config: PretrainedConfig
+    source: WeightSource
+    shard: Shard
+    bundle: Bundle
+
+    def hold(self, name: str, *shape: int) -> Weight:
+        """The tensor `name`, whole."""
+        return self.bundle.hold(self.source.take(name, shape))
+
+    def cut(self, modules: Mapping[str, Sequence[int]], inputs: int, *, bias: bool) -> Linear:
+        """One layer of the output features of all `modules`, in their order. Each name has the sizes of the parts that
+        its features are made of: of every part the shard has its share.
+        """
+        weights, biases = list[Matrix](), list[Tensor]()
+        for name, sizes in modules.items():
+            weights += [self.shard.rows(part) for part in split(self._matrix(name, sum(sizes), inputs), list(sizes))]
+            if bias:
+                taken = self.source.take(f"{name}.bias", (sum(sizes),))
+                biases += [self.shard.values(part) for part in taken.split(list(sizes))]
+        return self.bundle.linear(stack(weights), torch.cat(biases) if bias else None)
+
+    def summed(self, name: str, outputs: int, inputs: int, *, bias: bool) -> Linear:
+        """The layer that takes what each shard has of `inputs`."""
+        weight = self.shard.columns(self._matrix(name, outputs, inputs))
+        taken = self.shard.once(self.source.take(f"{name}.bias", (outputs,))) if bias else None
+        return self.shard.summed(self.bundle.linear(weight, taken))
+
+    def _matrix(self, name: str, outputs: int, inputs: int) -> Matrix:
+        if not self.family.turned:
+            return self.source.take_matrix(f"{name}.weight", (outputs, inputs))
+        return dense_of(self.source.take_matrix(f"{name}.weight", (inputs, outputs))).t().contiguous()
+
+
+class OwnStack:
+    """A `LayerStack` of any family."""
+
+    def __init__(
+        self,
+        family: Family,
+        config: PretrainedConfig,
+        source: WeightSource,
+        attention: Attention,
+        max_model_len: int,
+        weights: Weights,
+        shard: Shard = WHOLE,
+    ) -> None:
+        self.num_layers: int = config.num_hidden_layers
+        self.hidden_size: int = config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        self.kv_heads = shard.share(kv_heads_of(config))
+        self.head_dim = head_dim_of(config)
+        self.max_model_len = max_model_len
+        self.dtype, self.device = weights.dtype, weights.device
+        self._weights, self._shard = weights, shard
+        make, self._layers = family.layers(config, attention, max_model_len, weights), list[Layer]()
+        for index in range(self.num_layers):
+            with weights.bundle() as bundle:
+                self._layers.append(make(index, Parts(family, config, source, shard, bundle)))
+        layer_bytes = source.nbytes // self.num_layers
+        self._positions = None
+        if family.positions is not None:
+            shape = (config.max_position_embeddings, self.hidden_size)
+            self._positions = weights.table(source.take_matrix(family.positions, shape))
+        tokens = source.take_matrix(family.tokens, (self.vocab_size, self.hidden_size))
+        self._tokens = weights.table(tokens)
+        with weights.bundle() as bundle:
+            self._norm = family.norm(Parts(family, config, source, shard, bundle), family.final_norm)
+        self._output = self._chunk(take_output_weight(source, config, tokens), layer_bytes)
+        source.finish(family.unused)
+        self.parameter_bytes = source.nbytes
+
+    def _chunk(self, weight: Matrix, layer_bytes: int) -> list[Linear]:
+        """The shard's rows of an output projection `[vocab, hidden]`, in chunks. Each has at most as many bytes as a
+        layer, which has `layer_bytes` in the types of the checkpoint, but not less than 64 rows.
+        """
+        row_bytes, chunks = stored_rows(weight).nbytes // weight.shape[0], list[Linear]()
+        for rows in split(self._shard.vocabulary(weight), max(_TILE, layer_bytes // row_bytes // _TILE * _TILE)):
+            with self._weights.bundle() as bundle:
+                chunks.append(bundle.linear(rows))
+        return chunks
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        embedded = self._tokens(token_ids)
+        return embedded if self._positions is None else embedded.add_(self._positions(positions))
+
+    def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        with self._weights.using(index):
+            return self._layers[index](hidden, batch, kv)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        with self._weights.using(self.num_layers):
+            normed = self._norm(hidden)
+        width, end = sum(chunk.out_features for chunk in self._output), 0
+        logits = torch.empty(hidden.shape[0], width, dtype=torch.float32, device=hidden.device)
+        for index, chunk in enumerate(self._output, self.num_layers + 1):
+            begin, end = end, end + chunk.out_features
+            with self._weights.using(index):
+                logits[:, begin:end] = chunk(normed)
+        return self._shard.beside(logits, self.vocab_size)
+
+
+def head_dim_of(config: PretrainedConfig) -> int:
+    """The width of an attention head."""
+    own: int | None = getattr(config, "head_dim", None)
+    return own or config.hidden_size // config.num_attention_heads
+
+
+def kv_heads_of(config: PretrainedConfig) -> int:
+    """Heads of keys and values: as many as of queries where a config says nothing."""
+    heads: int = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    return heads
+
+
+def activation_of(name: str) -> Elementwise:
+    """The activation that Transformers has under that name."""
+    from transformers.activations import ACT2FN  # imports much of Transformers
+
+    activation: Elementwise = ACT2FN[name]
+    return activation
