@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -32,6 +32,10 @@ class Variant:
     """Whether queries, keys and values have a bias whatever the config says."""
     qk_norm: bool = False
     """Whether each head of queries and keys is normed."""
+    wide_qk_norm: bool = False
+    """Whether all heads of queries are normed together, and those of keys."""
+    norms_after: bool = False
+    """Whether what attention and the MLP give is normed, not what they take."""
 
 
 def _variant(*reads: str, **others: bool) -> Variant:
@@ -44,6 +48,7 @@ VARIANTS = {
     "qwen2": _variant("layer_types", qkv_bias=True),
     "qwen3": _variant("attention_bias", "layer_types", qk_norm=True),
     "smollm3": _variant("attention_bias", "mlp_bias", "layer_types", "no_rope_layers"),
+    "olmo2": _variant("attention_bias", wide_qk_norm=True, norms_after=True),
 }
 """By `model_type`."""
 
@@ -67,7 +72,8 @@ def rotary_table(config: PretrainedConfig, positions: int, device: torch.device,
 
 
 class LlamaLayer:
-    """`h = x + attention(norm(x))`, then `h + mlp(norm(h))`, each sum in the tensor that the last projection has made.
+    """`h = x + attention(norm(x))`, then `h + mlp(norm(h))`, each sum in the tensor that the last projection has made;
+    or `h = x + norm(attention(x))`, then `h + norm(mlp(h))`.
 
     Grouped-query attention with one projection to queries, keys and values, of which the first two are rotated
     together; the MLP is `down(activation(gate(x)) * up(x))`, gate and up in one projection.
@@ -88,11 +94,16 @@ class LlamaLayer:
         sizes = {"q": heads * self._head_dim, "k": kv_heads * self._head_dim, "v": kv_heads * self._head_dim}
         qkv = {f"{name}.self_attn.{each}_proj": [size] for each, size in sizes.items()}
         gate_up = {f"{name}.mlp.gate_proj": [inner], f"{name}.mlp.up_proj": [inner]}
-        self._input_norm = parts.hold(f"{name}.input_layernorm.weight", hidden)
+        self._norms_after, norms = variant.norms_after, ["input_layernorm", "post_attention_layernorm"]
+        if variant.norms_after:
+            norms = ["post_attention_layernorm", "post_feedforward_layernorm"]
+        self._attention_norm = parts.hold(f"{name}.{norms[0]}.weight", hidden)
         self._qkv = parts.cut(qkv, hidden, bias=bias or variant.qkv_bias)
         self._output = parts.summed(f"{name}.self_attn.o_proj", hidden, sizes["q"], bias=bias)
         self._qk_norm = parts.bundle.hold(self._take_qk_norm(f"{name}.self_attn", parts)) if variant.qk_norm else None
-        self._mlp_norm = parts.hold(f"{name}.post_attention_layernorm.weight", hidden)
+        wide = ("q", "k") if variant.wide_qk_norm else ()
+        self._wide_norms = [parts.hold(f"{name}.self_attn.{each}_norm.weight", sizes[each]) for each in wide]
+        self._mlp_norm = parts.hold(f"{name}.{norms[1]}.weight", hidden)
         self._gate_up = parts.cut(gate_up, hidden, bias=mlp_bias)
         self._down = parts.summed(f"{name}.mlp.down_proj", hidden, inner, bias=mlp_bias)
 
@@ -103,7 +114,11 @@ class LlamaLayer:
         return torch.cat((query, key))
 
     def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        attended = self._attend(rms_norm(hidden, self._input_norm.tensor, self._eps), batch, kv)
+        if self._norms_after:
+            attended = rms_norm(self._attend(hidden, batch, kv), self._attention_norm.tensor, self._eps)
+            hidden = add_(attended, hidden)
+            return add_(rms_norm(self._mlp(hidden), self._mlp_norm.tensor, self._eps), hidden)
+        attended = self._attend(rms_norm(hidden, self._attention_norm.tensor, self._eps), batch, kv)
         hidden, normed = add_rms_norm(attended, hidden, self._mlp_norm.tensor, self._eps)
         return add_(self._mlp(normed), hidden)
 
@@ -113,11 +128,19 @@ class LlamaLayer:
         qk, value = torch.split(qkv, [rotated, self._kv_heads], dim=1)
         if self._qk_norm is not None:
             qk = rms_norm(qk, self._qk_norm.tensor, self._eps)
-        if self._table is not None:
-            qk = rotate(qk, self._table, batch.positions)
+        if not self._wide_norms:
+            qk = self._rotate(qk, batch)
         query, key = torch.split(qk, [self._heads, self._kv_heads], dim=1)
+        if self._wide_norms:
+            query, key = (
+                self._rotate(rms_norm(each.flatten(1), norm.tensor, self._eps).view(each.shape), batch)
+                for each, norm in zip((query, key), self._wide_norms, strict=True)
+            )
         attended = self._attention(query, key, value, kv, batch, self._spec)
         return self._output(attended.view(-1, self._heads * self._head_dim))
+
+    def _rotate(self, heads: Tensor, batch: Batch) -> Tensor:
+        return heads if self._table is None else rotate(heads, self._table, batch.positions)
 
     def _mlp(self, normed: Tensor) -> Tensor:
         gate_up = self._gate_up(normed)
@@ -141,6 +164,12 @@ def _layers(
     return partial(LlamaLayer, attention, rotary_table(config, max_model_len, weights.device, weights.dtype))
 
 
+def _divided(config: PretrainedConfig) -> Sequence[int]:
+    if VARIANTS[config.model_type].wide_qk_norm:
+        return ()
+    return config.num_attention_heads, config.num_key_value_heads, config.intermediate_size
+
+
 def _norm(parts: Parts, name: str) -> Elementwise:
     """Root-mean-square norm over the last axis."""
     weight, eps = parts.hold(f"{name}.weight", parts.config.hidden_size), parts.config.rms_norm_eps
@@ -152,7 +181,7 @@ LLAMA = Family(
     norm=_norm,
     tokens="model.embed_tokens.weight",
     final_norm="model.norm",
-    divided=lambda config: (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size),
+    divided=_divided,
     activation="hidden_act",
     own_activation="silu",
     unused=re.compile(r"rotary_emb\.inv_freq$"),

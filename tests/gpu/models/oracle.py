@@ -59,6 +59,13 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"model_type": "qwen3", **_GQA, "head_dim": 16},
     "smollm3": {"model_type": "smollm3", **_GQA, "no_rope_layer_interval": 2},
+    "olmo2": {"model_type": "olmo2", **_GQA},
+    "olmo2-biased-llama3-rope": {
+        "model_type": "olmo2",
+        **_GQA,
+        "attention_bias": True,
+        "rope_parameters": _LLAMA3_ROPE,
+    },
     "gpt2": {"model_type": "gpt2", **_GPT2},
     "gpt2-relu": {"model_type": "gpt2", **_GPT2, "activation_function": "relu"},
     "gpt2-scaled-by-layer": {"model_type": "gpt2", **_GPT2, "scale_attn_by_inverse_layer_idx": True, "n_inner": 72},
@@ -67,7 +74,6 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma2": {"model_type": "gemma2", **_GQA, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _MIXED},
     "gemma3": {"model_type": "gemma3_text", **_GQA, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _MIXED},
     "phi3": {"model_type": "phi3", **_GQA},
-    "olmo2": {"model_type": "olmo2", **_GQA},
     "mixtral": {"model_type": "mixtral", **_GQA, "num_local_experts": 4},
 }
 

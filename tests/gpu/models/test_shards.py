@@ -118,7 +118,7 @@ def test_rows_of_float8_keep_their_scales() -> None:
         torch.testing.assert_close(found, numbers, rtol=2**-4, atol=0)
 
 
-@pytest.mark.parametrize(("case", "ranks"), [("llama", 4), ("llama", 3), ("gpt2", 8), ("gemma", 2)])
+@pytest.mark.parametrize(("case", "ranks"), [("llama", 4), ("llama", 3), ("gpt2", 8), ("gemma", 2), ("olmo2", 2)])
 def test_heads_that_cannot_be_divided_are_refused(case: str, ranks: int) -> None:
     model = ResolvedModel(case, tiny_config(case), None, seed=0)
     with pytest.raises(FieldOutOfRange, match="tensor_parallel must") as refused:
