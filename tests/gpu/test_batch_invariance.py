@@ -25,7 +25,7 @@ START = prompt(40, 37)
 COUNT = 12
 CPU = torch.device("cpu")
 needs_cuda = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-FAMILY = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2")
+FAMILY = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "phi3")
 REPORTING = replace(GREEDY, logprobs=3)
 Bits = dict[tuple[int, int], bytes]
 """By layer and position: the residual stream after that layer."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from app.domain.errors import FieldOutOfRange
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 from app.gpu.models.base import require_fixed_rope
 from app.gpu.models.elementwise import add_, add_rms_norm, rms_norm, rotate, silu_mul
@@ -36,6 +37,8 @@ class Variant:
     """Whether all heads of queries are normed together, and those of keys."""
     norms_after: bool = False
     """Whether what attention and the MLP give is normed, not what they take."""
+    fused: bool = False
+    """Whether the checkpoint has one matrix for queries, keys and values, and one for gate and up."""
 
 
 def _variant(*reads: str, **others: bool) -> Variant:
@@ -49,15 +52,20 @@ VARIANTS = {
     "qwen3": _variant("attention_bias", "layer_types", qk_norm=True),
     "smollm3": _variant("attention_bias", "mlp_bias", "layer_types", "no_rope_layers"),
     "olmo2": _variant("attention_bias", wide_qk_norm=True, norms_after=True),
+    "phi3": _variant("sliding_window", "partial_rotary_factor", fused=True),
 }
 """By `model_type`."""
 
 
 def rotary_table(config: PretrainedConfig, positions: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Cosines, then sines, of half a head each, `[positions, head_dim]`, for rotary position embedding (Su et al.,
-    arXiv:2104.09864) with Transformers' own frequencies and scaling. Raises as `require_fixed_rope`.
+    arXiv:2104.09864) with Transformers' own frequencies and scaling. Raises as `require_fixed_rope`,
+    and for heads that are rotated in part.
     """
     require_fixed_rope(config)
+    rotated = config.rope_parameters.get("partial_rotary_factor", 1.0)
+    if "partial_rotary_factor" in VARIANTS[config.model_type].reads and rotated != 1:
+        raise FieldOutOfRange(f"partial_rotary_factor must be 1; {rotated} is not supported", param="model")
     kind, scale = config.rope_parameters["rope_type"], 1.0
     if kind == "default":
         width = head_dim_of(config)
@@ -94,6 +102,9 @@ class LlamaLayer:
         sizes = {"q": heads * self._head_dim, "k": kv_heads * self._head_dim, "v": kv_heads * self._head_dim}
         qkv = {f"{name}.self_attn.{each}_proj": [size] for each, size in sizes.items()}
         gate_up = {f"{name}.mlp.gate_proj": [inner], f"{name}.mlp.up_proj": [inner]}
+        if variant.fused:
+            qkv = {f"{name}.self_attn.qkv_proj": list(sizes.values())}
+            gate_up = {f"{name}.mlp.gate_up_proj": [inner, inner]}
         self._norms_after, norms = variant.norms_after, ["input_layernorm", "post_attention_layernorm"]
         if variant.norms_after:
             norms = ["post_attention_layernorm", "post_feedforward_layernorm"]

@@ -66,6 +66,8 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "rope_parameters": _LLAMA3_ROPE,
     },
+    "phi3": {"model_type": "phi3", **_GQA},
+    "phi3-window": {"model_type": "phi3", **_GQA, "sliding_window": _WINDOW},
     "gpt2": {"model_type": "gpt2", **_GPT2},
     "gpt2-relu": {"model_type": "gpt2", **_GPT2, "activation_function": "relu"},
     "gpt2-scaled-by-layer": {"model_type": "gpt2", **_GPT2, "scale_attn_by_inverse_layer_idx": True, "n_inner": 72},
@@ -73,7 +75,6 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma": {"model_type": "gemma", **_GQA, "head_dim": 16},
     "gemma2": {"model_type": "gemma2", **_GQA, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _MIXED},
     "gemma3": {"model_type": "gemma3_text", **_GQA, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _MIXED},
-    "phi3": {"model_type": "phi3", **_GQA},
     "mixtral": {"model_type": "mixtral", **_GQA, "num_local_experts": 4},
 }
 

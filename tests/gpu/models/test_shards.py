@@ -29,7 +29,7 @@ from tests.gpu.models.oracle import CASES, build_model, expect, save_model, tiny
 from tests.gpu.models.test_stacks import sequence
 
 CPU = torch.device("cpu")
-OWN = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gpt2")
+OWN = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gpt2")
 SHARDED = [case for case, shape in CASES.items() if shape["model_type"] in OWN]
 
 

@@ -202,12 +202,20 @@ def test_what_shows_only_in_long_sequences_is_refused(
         load(tiny_config(case), folder, dtype)
 
 
-@pytest.mark.parametrize(("model_type", "rope_type"), [("llama", "longrope"), ("olmo2", "dynamic")])
+@pytest.mark.parametrize(
+    ("model_type", "rope_type"), [("llama", "longrope"), ("phi3", "longrope"), ("olmo2", "dynamic")]
+)
 def test_rope_that_depends_on_the_sequence_length_is_refused(model_type: str, rope_type: str) -> None:
     factors = {"factor": 2.0, "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
     rope = {"rope_type": rope_type, "rope_theta": 100.0, "original_max_position_embeddings": 64, **factors}
     with pytest.raises(FieldOutOfRange, match=rope_type):
         load(AutoConfig.for_model(**{**CASES["llama"], "model_type": model_type, "rope_parameters": rope}))
+
+
+def test_heads_that_are_rotated_in_part_are_refused() -> None:
+    rope = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
+    with pytest.raises(FieldOutOfRange, match=r"partial_rotary_factor must be 1; 0\.5"):
+        load(AutoConfig.for_model(**{**CASES["phi3"], "rope_parameters": rope}))
 
 
 def test_transformers_modules_need_all_their_weights_and_no_others(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ from tests.gpu.models.oracle import CASES, VOCAB, build_model, expect, save_mode
 from tests.model_store.tiny_gguf import tiny_llama, tiny_tokenizer, write_gguf
 
 CPU = torch.device("cpu")
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gpt2")
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "phi3", "gpt2")
 OWN = [case for case, fields in CASES.items() if fields["model_type"] in _FAMILIES]
-STORED = ["llama", "llama-tied-biased-wide-heads", "qwen2", "qwen3", "olmo2", "gpt2"]
+STORED = ["llama", "llama-tied-biased-wide-heads", "qwen2", "qwen3", "olmo2", "phi3", "gpt2"]
 WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "n_embd": 64}
 """Whole blocks."""
 WIDE = 1000
