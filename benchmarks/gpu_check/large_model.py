@@ -6,7 +6,7 @@ import torch
 
 from app.gpu.device.choice import choose_device, choose_dtype
 from app.gpu.device.streams import streams_of
-from app.gpu.startup.budgets import weight_bytes
+from app.gpu.startup.memory import weight_bytes
 from app.machine.memory import read_host_memory
 from app.model_store.resolve import ResolvedModel
 from benchmarks.engine.loading import find_model

@@ -34,6 +34,10 @@ class VirtualTime:
         """All claims by the virtual time at which each begins. Claims of one tenant keep their order, and each begins
         when the one before it ends. Claims that the next steps cannot reach follow as they are.
         """
+        if not claims:  # no tenant waits, so none is behind
+            self._had.clear()
+            self._wanted.clear()
+            return []
         tenants = list(map(tenant, claims))
         wanted = self._wanted = self._join(tenants)
         soon, near, far = min(wanted.values(), default=0.0) + 2 * self._most_behind, list[tuple[float, T]](), list[T]()

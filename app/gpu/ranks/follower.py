@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 
 import torch
@@ -21,19 +22,20 @@ from app.gpu.kernels.linear.shard import Shard
 from app.gpu.kv.pools import KVPool, Part, SharedHostPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.ranks.ending import ending_with_it
-from app.gpu.ranks.orders import CopyAcross, CopyBlocks, Join, Load, Loaded, NotLoaded, Order, Run, RunHead
-from app.gpu.ranks.page import Page
+from app.gpu.ranks.orders import CopyAcross, CopyBlocks, Join, Load, Order, Page, Run, RunHead
 from app.gpu.state.kv_header import KVLayout
 from app.logs.formats import configure
 
 logger = logging.getLogger(__name__)
 
 Copy = Callable[[CopyAcross], None]
+Ending = Callable[[], AbstractContextManager[None]]
 
 
-def follow(orders: Connection, copies: tuple[Connection, Connection], slab: int) -> None:
-    """Serve rank 0 until it closes the sockets, which raises `EOFError`. `copies` are those out and in."""
+def follow(orders: Connection, copies: tuple[Connection, Connection], slab: int, ending_with_it: Ending) -> None:
+    """Serve rank 0 until it closes the sockets, which raises `EOFError`. `copies` are those out and in, and the process
+    ends with the first thread that leaves `ending_with_it`.
+    """
     load: Load = orders.recv()
     configure(load.log)
     torch.set_num_threads(load.threads)
@@ -42,16 +44,17 @@ def follow(orders: Connection, copies: tuple[Connection, Connection], slab: int)
     group = Group(load.rank, load.ranks, load.device)
     try:
         stack = load_part(load, group)
-        orders.send(Loaded())
+        orders.send(None)
         join: Join = orders.recv()
         follower = Follower(load, stack, group, join, slab)
     except DjinnError as error:
-        orders.send(NotLoaded(error))
+        orders.send(error)
         return
-    orders.send(Loaded())
+    orders.send(None)
     group.join(join.store)
     for connection, copy in zip(copies, (follower.copy_out, follower.copy_in), strict=True):
-        threading.Thread(target=_serve_copies, args=(connection, copy), name="djinn-copy", daemon=True).start()
+        given = (connection, copy, ending_with_it)
+        threading.Thread(target=_serve_copies, args=given, name="djinn-copy", daemon=True).start()
     with torch.inference_mode():
         while True:
             follower.carry_out(orders.recv())
@@ -137,7 +140,7 @@ class Follower:
             self._came.wait_for(lambda: self._done >= orders)
 
 
-def _serve_copies(connection: Connection, copy: Copy) -> None:
+def _serve_copies(connection: Connection, copy: Copy, ending_with_it: Ending) -> None:
     with ending_with_it():
         while True:
             copy(connection.recv())

@@ -16,16 +16,16 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from app.domain.errors import EngineError
+from app.domain.errors import DjinnError, EngineError
 from app.gpu.device.group import Group
 from app.gpu.kernels.linear.shard import Shard
 from app.gpu.kv.pools import open_slab
-from app.gpu.ranks.orders import CopyAcross, Join, Load, NotLoaded, Order
+from app.gpu.ranks.orders import CopyAcross, Join, Load, Order
 from app.machine.cores import free_from_core, without_binding
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ Die = Callable[[str], None]
 """Ends this process, with the reason: ranks that are no longer in step cannot go on."""
 
 
-class Way(Enum):
+class Direction(Enum):
     """Of a copy of blocks, as seen from the device."""
 
     OUT = 0
@@ -66,7 +66,7 @@ class _Rank:
                 their.close()
         self.rank = rank
         self.orders, *copies = (Connection(ours.detach()) for ours, _ in pairs)
-        self.copies = dict(zip(Way, copies, strict=True))
+        self.copies = dict(zip(Direction, copies, strict=True))
 
     def end(self) -> str:
         """How the process has ended; waits for it."""
@@ -79,12 +79,13 @@ class _Rank:
         with suppress(OSError):  # `answer` says how it has ended
             self.orders.send(message)
 
-    def answer(self) -> Any:
-        """What it says next. Raises EngineError if it has ended."""
+    def answer(self) -> DjinnError | None:
+        """What is wrong, if anything is. Raises EngineError if it has ended."""
         try:
-            return self.orders.recv()
+            answer: DjinnError | None = self.orders.recv()
         except (EOFError, OSError):
             raise EngineError(f"the engine could not be started: {self.end()}") from None
+        return answer
 
 
 class Ranks:
@@ -154,14 +155,14 @@ class Ranks:
             self.fail(error)
 
     @contextmanager
-    def copying(self, way: Way, order: CopyAcross) -> Iterator[None]:
+    def copying(self, direction: Direction, order: CopyAcross) -> Iterator[None]:
         """Have all copy blocks while the context lasts; it ends when they have. As with `run`, there is no way back."""
         try:
             for other in self._others:
-                other.copies[way].send(order)
+                other.copies[direction].send(order)
             yield
             for other in self._others:
-                other.copies[way].recv()
+                other.copies[direction].recv()
         except Exception as error:
             self.fail(error)
 
@@ -193,9 +194,8 @@ class Ranks:
 
     def _wait(self) -> None:
         for other in self._others:
-            answer = other.answer()
-            if isinstance(answer, NotLoaded):
-                raise answer.error
+            if (wrong := other.answer()) is not None:
+                raise wrong
 
     def _watch(self, other: _Rank) -> None:
         free_from_core()

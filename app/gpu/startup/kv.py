@@ -16,9 +16,8 @@ from app.gpu.kv.file import DiskStore
 from app.gpu.kv.loan import Borrower
 from app.gpu.kv.pools import HostPool, KVPool
 from app.gpu.models.base import LayerStack
-from app.gpu.ranks.pools import LeadingHostPool, LeadingPool
-from app.gpu.startup.budgets import TierBlocks, budget_blocks
-from app.gpu.startup.profile import MemoryPlan, plan_memory
+from app.gpu.ranks.leading import LeadingHostPool, LeadingPool
+from app.gpu.startup.memory import MemoryPlan, TierBlocks, budget_blocks, plan_memory
 from app.gpu.startup.weights import LoadedModel
 from app.gpu.state.kv_header import KVFileHeader, KVIdentity, KVLayout
 from app.machine.disk import DiskRoom

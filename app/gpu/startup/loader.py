@@ -2,9 +2,13 @@
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
+import torch
+
+from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.inspection import Inspector
@@ -12,30 +16,39 @@ from app.gpu.commands.whitebox import Whitebox
 from app.gpu.device.choice import choose_device, choose_dtype, choose_kv_dtype, dtype_name
 from app.gpu.engine import Engine, Progress
 from app.gpu.forward.boundary import HostTensor
+from app.gpu.forward.forward import Runner
 from app.gpu.forward.graphs import Recorder
-from app.gpu.forward.recording import choose_recorder
+from app.gpu.forward.pieces import RunLayers, layer_by_layer
+from app.gpu.forward.recording import choose_recorder, record_graphs
 from app.gpu.kernels.attention import attention_for
-from app.gpu.kernels.attention.base import require_rows
+from app.gpu.kernels.attention.base import make_batch, require_rows
 from app.gpu.kernels.cpu import release_threads, telling_of_compilation
 from app.gpu.kernels.linear.base import MatmulPrecision
-from app.gpu.kv.loan import KVLoans
+from app.gpu.kv.cache import KVCache
+from app.gpu.kv.loan import Borrower, KVLoans, lend_nothing
 from app.gpu.kv.mover import KVMover
 from app.gpu.kv.phases import Phases
-from app.gpu.kv.pools import HostPool
+from app.gpu.kv.placement import Placement
+from app.gpu.kv.pools import HostPool, KVPool
 from app.gpu.kv.stream import OpenWay, SocketTransport
+from app.gpu.kv.tiers import KVTiers
+from app.gpu.models import require_shards
 from app.gpu.models.base import LayerStack
+from app.gpu.planning.drafting import Drafting
+from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
-from app.gpu.ranks.leader import Die, end_process
-from app.gpu.startup.drafts import choose_draft_tokens
-from app.gpu.startup.kv import find_files, make_kv
-from app.gpu.startup.products import attends_in_bfloat16, choose_products
-from app.gpu.startup.ranks import start_ranks
-from app.gpu.startup.running import make_runner, warm_up
-from app.gpu.startup.scheduling import make_scheduler
+from app.gpu.ranks.leader import Die, Ranks, end_process
+from app.gpu.ranks.leading import LeadingStack, leading_layers
+from app.gpu.ranks.orders import Load
+from app.gpu.sampling.masks import WORD, apply_mask
+from app.gpu.startup.kv import KV, find_files, make_kv
+from app.gpu.startup.precision import attends_in_bfloat16, choose_draft_tokens, choose_products
 from app.gpu.startup.weights import LoadedModel, load_model
+from app.gpu.state.blocks import BlockPool
 from app.gpu.state.kv_header import KVLayout
 from app.gpu.state.sequence import ActivationRoom
 from app.grammars.compiler import Grammars
+from app.logs.formats import configured
 from app.machine.disk import DiskRoom
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
@@ -156,3 +169,161 @@ def _describe(name: str, stack: LayerStack, max_model_len: int, layout: KVLayout
         kv_bytes_per_token=layout.block_bytes // layout.block_size,
         kv_dtype=layout.dtype,
     )
+
+
+def make_scheduler(stack: LayerStack, settings: EngineSettings, kv: KV, draft_tokens: int) -> Scheduler:
+    """The scheduler, with the placement and the block pools that it plans with. A row has at most `draft_tokens`
+    drafted ones.
+    """
+    budgets, borrower = kv.budgets, kv.borrower
+    cache = KVCache(BlockPool(budgets.device, settings.block_size), BlockPool(budgets.host, settings.block_size))
+    tiers = KVTiers(cache, kv.identity.layout.block_bytes, stack.num_layers)
+    borrow = lend_nothing if borrower is None else borrower.borrow
+    drafting = Drafting(
+        cache,
+        max_tokens=draft_tokens,
+        num_layers=stack.num_layers,
+        max_model_len=kv.max_model_len,
+        exact_draws=stack.device.type == "cpu",
+    )
+    return Scheduler(
+        Placement(tiers, settings.kv_policy, budgets.disk, time.monotonic, borrow),
+        drafting,
+        num_layers=stack.num_layers,
+        max_step_tokens=settings.max_step_tokens,
+        max_running=settings.max_running,
+        shared_prompt_tokens=-(-settings.max_step_tokens // _steps_shared(stack, borrower)),
+        shared_rows=_shared_rows(settings, stack, borrower),
+        prompts_rest=stack.device.type == "cpu" and borrower is None,  # elsewhere a step costs much without them too
+    )
+
+
+def _steps_shared(stack: LayerStack, borrower: Borrower | None) -> int:
+    """What part of a step prompts have while there are other turns: the inverse. On a CPU nearly all of a step's time
+    goes with its tokens. On a GPU the weights are read in each. Streamed weights are a sweep, whatever it computes.
+    """
+    if borrower is not None:
+        return 1
+    return 4 if stack.device.type == "cpu" else 2
+
+
+def _shared_rows(settings: EngineSettings, stack: LayerStack, borrower: Borrower | None) -> int:
+    """How many turns of one tenant decode in a step while others have turns: fewer than it may have, where each row
+    makes the step longer.
+    """
+    if borrower is not None or stack.device.type != "cpu":
+        return settings.max_running
+    return max(16, settings.max_step_tokens // 16)
+
+
+WARM_UP_TOKENS = 32
+
+
+def make_runner(
+    loaded: LoadedModel, settings: EngineSettings, kv: KV, recorder: Recorder | None, on_layer: Callable[[], None]
+) -> Runner:
+    """What runs the steps of a loaded model. `on_layer` is called before each layer that may take long."""
+    stack, limit = loaded.stack, kv.max_model_len
+    blocks = -(-limit // settings.block_size)
+    graphs = None if recorder is None else record_graphs(stack, kv.pool, settings.max_running, blocks, recorder)
+    run_layers = _choose_layers(loaded, settings, kv, on_layer, can_record=recorder is None)
+    whole = stack if loaded.ranks is None else LeadingStack(loaded.ranks, stack)
+    return Runner(whole, kv.pool, loaded.streams, run_layers, graphs)
+
+
+def _choose_layers(
+    loaded: LoadedModel, settings: EngineSettings, kv: KV, on_layer: Callable[[], None], *, can_record: bool
+) -> RunLayers:
+    """How layers run: recorded where that saves time and their weights stay where they are, and here."""
+    pool = kv.pool
+    if loaded.ranks is not None:
+        return leading_layers(loaded.ranks, layer_by_layer(loaded.stack, pool, on_layer))
+    if can_record and loaded.streams.on_host and loaded.streamed is None:
+        from app.gpu.forward.programs import RecordedLayers  # imports Numba, which only a CPU needs
+
+        return RecordedLayers(loaded.stack, pool, kv.max_model_len, settings.max_step_tokens, on_layer)
+    return layer_by_layer(loaded.stack, pool, on_layer)
+
+
+@torch.inference_mode()
+def warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
+    """Run a decode row, alone and beside a prompt, through one layer, and mask logits. Then no client waits for kernels
+    to be compiled, and the memory of loaded kernels is not counted as that of a step or a graph.
+    """
+    blocks = -(-WARM_UP_TOKENS // block_size)
+    both = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)
+    pool = KVPool(stack, blocks + 1, block_size, dtype=kv_dtype).layer(0)
+    for batch in (both, make_batch([(0, 1)], [[0]], block_size, stack.device)):
+        hidden = stack.embed(torch.zeros_like(batch.positions), batch.positions)
+        logits = stack.head(stack.layer(0, hidden, batch, pool))
+    apply_mask(
+        logits,
+        torch.zeros(1, dtype=torch.int64, device=stack.device),
+        torch.zeros((1, -(-stack.vocab_size // WORD)), dtype=torch.int32, device=stack.device),
+    )
+
+
+def start_ranks(
+    model: ResolvedModel, settings: EngineSettings, device: torch.device, dtype: torch.dtype, die: Die
+) -> Ranks | None:
+    """The other ranks, which begin to load their parts; None if the setting is 1. Raises FieldOutOfRange for a model or
+    a setting that ranks are not for.
+    """
+    count = settings.tensor_parallel
+    if count == 1:
+        return None
+    require_shards(model, count)
+    _require_settings(settings)
+    devices = _devices(device, count)
+    threads = max(1, torch.get_num_threads() // count)
+    if device.type == "cpu":
+        torch.set_num_threads(threads)
+    products, kv_dtype = choose_products(settings, model, device, dtype), choose_kv_dtype(settings.kv_dtype, dtype)
+    own: int = model.config.get_text_config().max_position_embeddings
+    ranks = Ranks(count, device, die)
+    ranks.load(
+        lambda rank: Load(
+            model=model,
+            rank=rank,
+            ranks=count,
+            device=devices[rank],
+            dtype=dtype,
+            products=products,
+            attend_in_bfloat16=attends_in_bfloat16(model, products),
+            batch_invariant=settings.batch_invariant,
+            max_model_len=settings.max_model_len or own,
+            block_size=settings.block_size,
+            kv_dtype=kv_dtype,
+            threads=threads,
+            log=configured(),
+        )
+    )
+    return ranks
+
+
+def _require_settings(settings: EngineSettings) -> None:
+    """Raise FieldOutOfRange for what needs all of the model in one process."""
+    if settings.weights_device is not None:
+        raise FieldOutOfRange(
+            "weights_device must be auto with tensor_parallel: each rank keeps its part of the weights",
+            param="weights_device",
+        )
+    if settings.cuda_graphs:
+        raise FieldOutOfRange(
+            "cuda_graphs must not be set with tensor_parallel: steps of several ranks are not recorded",
+            param="cuda_graphs",
+        )
+
+
+def _devices(device: torch.device, count: int) -> list[torch.device]:
+    """That of each rank: from `device` on. Raises FieldOutOfRange if there are too few."""
+    if device.type == "cpu":
+        return [device] * count
+    first, found = device.index or 0, torch.cuda.device_count()
+    if first + count > found:
+        raise FieldOutOfRange(
+            f"tensor_parallel must be between 1 and {found - first}: this machine has {found} CUDA devices, and the "
+            f"first of the ranks has cuda:{first}; got {count}",
+            param="tensor_parallel",
+        )
+    return [torch.device("cuda", first + rank) for rank in range(count)]

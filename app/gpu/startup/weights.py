@@ -19,9 +19,8 @@ from app.gpu.kernels.linear.shard import WHOLE, Shard
 from app.gpu.models import build_stack, can_be_streamed, load_stack, require_row_by_row
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.leader import Ranks
-from app.gpu.startup.budgets import check_weights_fit, free_bytes, weight_bytes
-from app.gpu.startup.products import choose_products
-from app.gpu.startup.weights_dtype import require_weights_dtype
+from app.gpu.startup.memory import check_weights_fit, free_bytes, weight_bytes
+from app.gpu.startup.precision import choose_products, require_weights_dtype
 from app.gpu.weights.arena import Arena, WeightPlan, lay_out, plan_weights
 from app.gpu.weights.file import open_weight_file
 from app.gpu.weights.layout import Write

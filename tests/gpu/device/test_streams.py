@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import app.gpu.kv.pools
-import app.gpu.startup.running
+import app.gpu.startup.loader
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import SessionId
@@ -76,7 +76,7 @@ def defer(model: TinyModel, device: DeferredDevice, patch: pytest.MonkeyPatch) -
     patch.setattr(app.gpu.kv.pools, "PIECE_BYTES", 1)
     for name in ("draw", "draw_any"):  # Triton's kernels are no operators of PyTorch
         patch.setattr(triton_draw, name, device.deferred_draw(getattr(triton_draw, name)))
-    patch.setattr(app.gpu.startup.running, "KVPool", make_pool)
+    patch.setattr(app.gpu.startup.loader, "KVPool", make_pool)
     return replace(model, stack=cast("LayerStack", DeferredStack(model.stack, device)), streams=device)
 
 

@@ -155,10 +155,11 @@ def test_an_operator_that_computes_is_never_recorded() -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), [("gpt2-relu", torch.float32), ("llama", torch.bfloat16)])
 @torch.inference_mode()
-def test_a_model_that_needs_other_kernels_runs_without(name: str, dtype: torch.dtype) -> None:
+def test_half_types_and_models_that_need_other_kernels_have_the_same_bits(name: str, dtype: torch.dtype) -> None:
     stack = load(name, dtype)
     one, other = pools(stack)
-    hidden, batch = make_step(stack, [(20, 1), (40, 3)], seed=1)
-    found = RecordedLayers(stack, one, POSITIONS, STEP_TOKENS)(0, stack.num_layers, hidden, batch)
+    hidden, batch = make_step(stack, [(20, 1), (40, 3), (0, 30)], seed=1)
+    recorded = RecordedLayers(stack, one, POSITIONS, STEP_TOKENS)
+    found = recorded(0, stack.num_layers, hidden, batch)
     assert torch.equal(found, layer_by_layer(stack, other)(0, stack.num_layers, hidden, batch))
     assert torch.equal(one.data, other.data)

@@ -215,17 +215,17 @@ def test_nobody_gives_way_in_vain(model: ResolvedModel) -> None:
     driver.finish(second, own, other)
 
 
-def test_a_plan_in_which_a_turn_gave_way_says_so_whatever_finds_no_room_after_it(
+def test_a_plan_that_preempted_a_turn_says_so_whatever_finds_no_room_after_it(
     model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = pooled(model)
     plans, plan = list[StepPlan](), driver.scheduler.plan
 
-    def noted() -> StepPlan:
+    def note_plan() -> StepPlan:
         plans.append(plan())
         return plans[-1]
 
-    monkeypatch.setattr(driver.scheduler, "plan", noted)
+    monkeypatch.setattr(driver.scheduler, "plan", note_plan)
     for number in range(2):
         begun(driver, "many", number, (BLOCKS // 2 - 1) * BLOCK, answer=4 * BLOCK)
     driver.submit(driver.open("one"), prompt(9, BLOCKS * BLOCK - 2), 1)  # more than they hold

@@ -17,8 +17,7 @@ from app.domain.values import KVBudget, KVPolicy
 from app.gpu.device.memory import DeviceMemory, allocating
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
-from app.gpu.startup.budgets import DISK_SHARE, budget_blocks
-from app.gpu.startup.profile import KEPT_SHARE, MemoryPlan, largest_step, plan_memory
+from app.gpu.startup.memory import DISK_SHARE, KEPT_SHARE, MemoryPlan, budget_blocks, largest_step, plan_memory
 from app.machine import disk
 from app.machine.disk import DiskRoom
 from app.machine.units import GIB

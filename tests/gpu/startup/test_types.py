@@ -22,11 +22,15 @@ from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.startup import products
-from app.gpu.startup.drafts import choose_draft_tokens
+from app.gpu.startup import precision
 from app.gpu.startup.loader import load_engine
-from app.gpu.startup.products import attends_in_bfloat16, choose_products
-from app.gpu.startup.weights_dtype import require_float8, require_weights_dtype
+from app.gpu.startup.precision import (
+    attends_in_bfloat16,
+    choose_draft_tokens,
+    choose_products,
+    require_float8,
+    require_weights_dtype,
+)
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import DRAFT_TOKENS, Settings
 from tests.gpu.driving import Driver
@@ -96,7 +100,7 @@ def test_auto_looks_at_the_processor_unless_a_type_is_asked_for(
     model: ResolvedModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(products, "_has_instruction", lambda: has_instruction)
+    monkeypatch.setattr(precision, "_has_instruction", lambda: has_instruction)
     assert choose_products(Settings(**given).engine(), model, CPU, torch.float32) is expected
 
 
@@ -104,7 +108,7 @@ def test_auto_looks_at_the_processor_unless_a_type_is_asked_for(
 def test_bfloat16_is_refused_beside_another_type(
     device: str, dtype: torch.dtype, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "_has_instruction", lambda: False)
+    monkeypatch.setattr(precision, "_has_instruction", lambda: False)
     asked = Settings(matmul_precision="bfloat16").engine()
     with pytest.raises(FieldOutOfRange, match="matmul_precision must be auto or float32") as refused:
         choose_products(asked, model, torch.device(device), dtype)
@@ -129,7 +133,7 @@ def test_a_model_in_bfloat16_is_multiplied_in_it_where_the_processor_can(
     model: ResolvedModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(products, "_has_instruction", lambda: has_instruction)
+    monkeypatch.setattr(precision, "_has_instruction", lambda: has_instruction)
     assert choose_products(Settings(**given).engine(), model, CPU, dtype) is expected
 
 
@@ -249,7 +253,7 @@ def test_drafts_are_on_where_they_change_nothing(tmp_path: Path) -> None:
 def test_a_gpu_drafts_only_when_it_is_told_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Drafts would cost it the overlap of steps and the recorded ones."""
     llama = make_model("llama", tmp_path)
-    with caplog.at_level("INFO", logger="app.gpu.startup.drafts"):
+    with caplog.at_level("INFO", logger="app.gpu.startup.precision"):
         assert choose(llama, CUDA, batch_invariant=True) == 0
     assert "max_draft_tokens turns them on" in caplog.text
     assert choose(llama, CUDA, 5, batch_invariant=True) == 5

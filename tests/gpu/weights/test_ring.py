@@ -141,6 +141,7 @@ def test_a_reader_that_holds_one_bundle_is_never_stuck(sizes: list[int], more: i
             ahead.append(room[0])
             loaded += 1
             assert len(room[1]) <= ring.size, "guards of places that have been used again are kept"
+            assert sum(place.end - place.start for place in ahead) <= ring.size, "a place in use is given out again"
         place = ahead.popleft()
         assert place.end - place.start == sizes[step % len(sizes)]
         ring.release(place, step)

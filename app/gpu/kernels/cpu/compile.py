@@ -31,7 +31,7 @@ from app.machine.files import make_private_folder
 
 logger = logging.getLogger(__name__)
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[__name__.count(".")]
 _IMPORT = re.compile(r"^ *from (app\.gpu\.kernels[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
 _KEPT_DAYS = 60
 _STARTED = time.time()

@@ -28,7 +28,7 @@ import app
 from app.gpu.forward.programs import Arena, Recording
 from app.gpu.kernels import cpu
 from app.gpu.kernels.cpu import elementwise, telling_of_compilation
-from app.gpu.kernels.cpu.compile import c_function, compiled_features, kernel_folder
+from app.gpu.kernels.cpu.compile import c_function, compiled_features, imported_files, kernel_folder
 from app.gpu.kernels.cpu.elementwise import forbid
 from app.gpu.kernels.cpu.intrinsics import convert, pointer, widen
 from app.gpu.kernels.cpu.launch import Program, draw, parallel
@@ -216,6 +216,11 @@ def test_machine_code_that_was_not_used_for_long_is_removed(folder: Path) -> Non
 def test_features_are_those_that_numba_is_told_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "CPU_FEATURES", "+avx2,+avx512f,-amx-bf16")
     assert compiled_features() == {"avx2", "avx512f"}
+
+
+def test_a_kernel_depends_on_the_files_of_its_room_that_its_own_imports() -> None:
+    found = {path.name for path in imported_files(frozenset({elementwise.__name__}))}
+    assert found == {"elementwise.py", "launch.py", "intrinsics.py", "compile.py", "__init__.py"}
 
 
 @pytest.mark.long

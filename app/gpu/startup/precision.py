@@ -1,0 +1,139 @@
+"""In which type a CPU multiplies."""
+
+import logging
+
+import torch
+
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import WeightsDtype
+from app.gpu.device.choice import dtype_name
+from app.gpu.kernels.attention import tokens_alike
+from app.gpu.kernels.linear import sums_rows_alike
+from app.gpu.kernels.linear.base import MatmulPrecision
+from app.gpu.models import can_be_streamed, multiplies_blocks, why_not_row_by_row
+from app.model_store.resolve import ResolvedModel
+from app.settings import DRAFT_TOKENS, EngineSettings
+
+logger = logging.getLogger(__name__)
+
+AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
+
+
+def choose_products(
+    settings: EngineSettings, model: ResolvedModel, device: torch.device, dtype: torch.dtype
+) -> MatmulPrecision:
+    """What `settings.matmul_precision` comes to on this machine. `auto` keeps float32, unless the processor has an
+    instruction for bfloat16, and no data type was requested or just that.
+
+    Raises FieldOutOfRange for bfloat16 where another part of PyTorch multiplies.
+    """
+    asked = settings.matmul_precision
+    ours = device.type == "cpu" and can_be_streamed(model)
+    if asked == AUTO and ours and dtype is torch.bfloat16 and _has_instruction():
+        return MatmulPrecision.BFLOAT16
+    ours = ours and dtype is torch.float32
+    if asked == BFLOAT16 and not ours:
+        raise FieldOutOfRange(
+            "matmul_precision must be auto or float32; got bfloat16: it is for models of the Llama family and GPT-2 on "
+            f"a CPU that computes in float32; {model.config.model_type!r} runs in {dtype_name(dtype)} on {device}",
+            param="matmul_precision",
+        )
+    if not ours or asked == FLOAT32 or (asked == AUTO and (settings.dtype != AUTO or not _has_instruction())):
+        return MatmulPrecision.FLOAT32
+    return MatmulPrecision.BFLOAT16 if asked == BFLOAT16 else MatmulPrecision.AS_KEPT
+
+
+def attends_in_bfloat16(model: ResolvedModel, products: MatmulPrecision) -> bool:
+    """Whether prompts attend in bfloat16: those of a model whose matrices are all multiplied in it. Its config says in
+    which type a checkpoint has them.
+    """
+    if products is not MatmulPrecision.AS_KEPT:
+        return products is MatmulPrecision.BFLOAT16
+    if model.weights_dtype is WeightsDtype.CHECKPOINT:
+        said = getattr(model.config, "dtype", None)  # of a GGUF file a word, or nothing
+        return str(said).removeprefix("torch.") == BFLOAT16
+    return model.weights_dtype is WeightsDtype.BFLOAT16
+
+
+def _has_instruction() -> bool:
+    from app.gpu.kernels.cpu.tiles import multiplies_pairs  # imports Numba, which only a CPU needs
+
+    return multiplies_pairs()
+
+
+FLOAT8_CAPABILITY = (8, 9)
+"""Devices have instructions for float8 from this one on."""
+
+
+def require_weights_dtype(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise FieldOutOfRange unless matrices are multiplied as the model's `weights_dtype` by layers that compute in
+    `dtype` on `device`.
+    """
+    asked = model.weights_dtype
+    if asked in (WeightsDtype.CHECKPOINT, dtype_name(dtype)):
+        return
+    if asked is WeightsDtype.FLOAT8:
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+        require_float8(device, dtype, capability)
+    if not can_be_streamed(model):
+        why = f"{model.config.model_type!r} runs on Transformers' modules, which multiply as {dtype_name(dtype)}"
+    elif device.type == "cpu" and dtype is torch.float32:
+        return
+    elif device.type == "cpu" or asked not in (WeightsDtype.INT8, WeightsDtype.FLOAT8):
+        why = f"{device} multiplies matrices as {dtype_name(dtype)}"
+    elif dtype is torch.float32:
+        why = f"{device} multiplies float32 with float32"
+    elif not multiplies_blocks(model):
+        why = f"the matrices of {model.config.model_type!r} are stored with their inputs as rows"
+    else:
+        return
+    raise FieldOutOfRange(
+        f"weights_dtype must be checkpoint or {dtype_name(dtype)}; got {asked}: {why}", param="weights_dtype"
+    )
+
+
+def require_float8(device: torch.device, dtype: torch.dtype, capability: tuple[int, int] | None) -> None:
+    """Raise FieldOutOfRange unless a device of that compute capability, None for a CPU, multiplies float8 for layers
+    that compute in `dtype`. PyTorch scales rows on every such device for results in bfloat16.
+    """
+    least = ".".join(map(str, FLOAT8_CAPABILITY))
+    if capability is None or capability < FLOAT8_CAPABILITY:
+        found = device if capability is None else f"{device} has {'.'.join(map(str, capability))}"
+        why = f"a GPU of compute capability {least} or newer; {found}"
+    elif dtype is not torch.bfloat16:
+        why = f"dtype bfloat16; got {dtype_name(dtype)}"
+    else:
+        return
+    raise FieldOutOfRange(f"weights_dtype: float8 needs {why}", param="weights_dtype")
+
+
+def choose_draft_tokens(model: ResolvedModel, settings: EngineSettings, device: torch.device) -> int:
+    """Most drafted tokens of one row; 0: none. Raises FieldOutOfRange if drafts are asked for where they could change a
+    token.
+    """
+    asked = settings.max_draft_tokens
+    if asked == 0:
+        return 0
+    reason = _why_not(model, settings, device)
+    if asked is not None and reason is not None:
+        raise FieldOutOfRange(
+            f"max_draft_tokens must be 0: drafts could change tokens, as {reason}", param="max_draft_tokens"
+        )
+    if asked is None and reason is None and device.type != "cpu":
+        reason = f"on {device} they cost the overlap of steps and CUDA graphs; max_draft_tokens turns them on"
+    if reason is not None:
+        logger.info("drafts: none, as %s", reason)
+        return 0
+    return DRAFT_TOKENS if asked is None else asked
+
+
+def _why_not(model: ResolvedModel, settings: EngineSettings, device: torch.device) -> str | None:
+    """Why a token's bits could depend on the tokens beside it; None: they do not."""
+    reason = why_not_row_by_row(model, device)
+    if reason is not None:
+        return reason
+    if not sums_rows_alike(device, batch_invariant=settings.batch_invariant):
+        return "matrix products depend on the batch; with batch_invariant they do not"
+    if tokens_alike(device, batch_invariant=settings.batch_invariant) <= DRAFT_TOKENS:
+        return "attention depends on the batch; with batch_invariant it does not"
+    return None
