@@ -122,17 +122,17 @@ class Whitebox:
         """Give a session that has just been imported what it had when it was exported. Raises `FieldOutOfRange` if what
         the turn has generated does not match its grammar, `ActivationsFull`.
         """
-        paused = command.paused
+        paused, matcher = command.paused, None
         if paused is not None:
             self._activations.check(sequence, len(paused.hidden.data))
+            if paused.sampling.grammar is not None:
+                matcher = self._match(paused.sampling.grammar, sequence.tokens[paused.prompt_tokens :])
         sequence.breakpoints = {each.id: each for each in command.breakpoints}
         sequence.interventions = InterventionLog(command.interventions)
         sequence.assume_computed()
         if paused is None or command.turn is None:
             return
-        info, grammar = paused.checkpoint, paused.sampling.grammar
-        generated = sequence.tokens[paused.prompt_tokens :]
-        matcher = None if grammar is None else self._match(grammar, generated)
+        info = paused.checkpoint
         self._placement.cut(sequence, info.first)
         sequence.interventions = InterventionLog(paused.interventions)
         sequence.reached = info.first

@@ -111,7 +111,8 @@ class Runner:
             self._give_way(rows, waiting, unfit)
         else:
             waiting.extend(_without_drafts(rows))
-        wanted = _by_row(rows, requests)
+        left = iter(requests)
+        wanted = {row: list(islice(left, row.choices)) for row in rows}
         while waiting:
             part = split_off(waiting, self._split_size.limit)
             launched = self._launch(part, [each for row in part for each in wanted[row.whole][: row.choices]])
@@ -163,7 +164,18 @@ class Runner:
             put = self._staging.put
             step = LaunchedStep(rows, requests, self.stack.vocab_size, self._streams, put, self._masks)
             token_ids, index = _place_tokens(rows, before, put)
-            if self._are_plain(rows, ahead=before is not None):
+            # Of a step that is launched ahead, each row has one token that runs all layers. Else a row is plain as
+            # `Row.is_plain` says, without a call for each of hundreds of rows.
+            layers = self.stack.num_layers
+            if before is not None:
+                special = [row for row in rows if row.path.steps]
+            else:
+                special = [
+                    row
+                    for row in rows
+                    if row.length > 1 or not row.samples or (path := row.path).steps or path.lo or path.hi != layers
+                ]
+            if not special:
                 batch = self._batches.place(rows, put)
                 self._staging.send()
                 token_ids = token_ids if index is None else token_ids[index]
@@ -171,8 +183,7 @@ class Runner:
                     step.launch(self._graphs.replay_whole(token_ids, batch))
                     self._replayed += 1
                 else:
-                    stages = self.stack.num_layers + 1
-                    step.launch(run_piece(self.stack, self._run_layers, 0, stages, token_ids, batch))
+                    step.launch(run_piece(self.stack, self._run_layers, 0, layers + 1, token_ids, batch))
                     self._eager += 1
             else:
                 graphs = None if any(row.length > 1 for row in rows) else self._graphs
@@ -195,18 +206,6 @@ class Runner:
         self._tokens += len(token_ids)
         return step
 
-    def _are_plain(self, rows: Sequence[Row], *, ahead: bool) -> bool:
-        """Whether all rows are plain. Of a step that is launched `ahead` each has one token that runs all layers."""
-        if ahead:
-            return not [row for row in rows if row.path.steps]
-        # What `Row.is_plain` says, without a call for each of hundreds of rows.
-        layers = self.stack.num_layers
-        return not [
-            row
-            for row in rows
-            if row.length > 1 or not row.samples or (path := row.path).steps or path.lo or path.hi != layers
-        ]
-
 
 def _place_tokens(
     rows: Sequence[Row], before: LaunchedStep | SplitStep | None, put: Put
@@ -223,12 +222,6 @@ def _place_tokens(
         return before.tokens, None
     places = {row.sequence.session: place for place, row in enumerate(before.rows)}
     return before.tokens, put(np.array([places[row.sequence.session] for row in rows], np.int64))
-
-
-def _by_row(rows: Iterable[Row], requests: Iterable[SampleRequest]) -> dict[Row, list[SampleRequest]]:
-    """The requests for the choices of each row."""
-    left = iter(requests)
-    return {row: list(islice(left, row.choices)) for row in rows}
 
 
 def _without_drafts(rows: Iterable[Row]) -> list[Row]:

@@ -9,7 +9,6 @@ twice their number, and any run is made of a few.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -28,23 +27,15 @@ RECORD_AFTER = 3
 
 def layer_by_layer(stack: LayerStack, pool: KVPool, on_layer: Callable[[], None] | None = None) -> RunLayers:
     """Calls one layer after the other, on any device, for any model and batch. `on_layer` is called before each."""
-    return partial(_run_layers, stack, pool, on_layer)
 
+    def run_layers(lo: int, hi: int, hidden: Tensor, batch: Batch) -> Tensor:
+        for layer in range(lo, hi):
+            if on_layer is not None:
+                on_layer()
+            hidden = stack.layer(layer, hidden, batch, pool.layer(layer))
+        return hidden
 
-def _run_layers(
-    stack: LayerStack,
-    pool: KVPool,
-    on_layer: Callable[[], None] | None,
-    lo: int,
-    hi: int,
-    hidden: Tensor,
-    batch: Batch,
-) -> Tensor:
-    for layer in range(lo, hi):
-        if on_layer is not None:
-            on_layer()
-        hidden = stack.layer(layer, hidden, batch, pool.layer(layer))
-    return hidden
+    return run_layers
 
 
 def run_piece(stack: LayerStack, run_layers: RunLayers, lo: int, hi: int, given: Tensor, batch: Batch) -> Tensor:

@@ -57,22 +57,16 @@ class Arena:
         self._free: list[tuple[int, int]] = []
         """Size and address of each block that is free, the smallest first."""
 
-    @property
-    def nbytes(self) -> int:
-        """Of all blocks."""
-        return sum(block.numel() for block in self._blocks)
-
     def take(self, nbytes: int) -> Tensor:
         """`[nbytes]` uint8, aligned to a cache line. The memory is free again when no tensor shares it any more."""
         place = bisect_left(self._free, (nbytes, 0))
-        size, address = self._free.pop(place) if place < len(self._free) else self._grow(nbytes)
+        if place == len(self._free):
+            self._blocks.append(torch.empty(max(1, nbytes), dtype=torch.uint8))
+            self._free.append((self._blocks[-1].numel(), self._blocks[-1].data_ptr()))
+        size, address = self._free.pop(place)
         owner = (ctypes.c_uint8 * size).from_address(address)
         finalize(owner, insort, self._free, (size, address)).atexit = False
         return torch.frombuffer(owner, dtype=torch.uint8)[:nbytes]
-
-    def _grow(self, nbytes: int) -> tuple[int, int]:
-        self._blocks.append(torch.empty(max(1, nbytes), dtype=torch.uint8))
-        return self._blocks[-1].numel(), self._blocks[-1].data_ptr()
 
 
 class Recording(TorchDispatchMode):
@@ -117,16 +111,13 @@ class Recording(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in _ALLOCATIONS:
-            return self._place(result)
+            memory = self._arena.take(result.untyped_storage().nbytes()).view(result.dtype)
+            return memory.as_strided(result.shape, result.stride())
         if func in _ZEROS:
             self.state.append(result)
         elif func._schema.is_mutable or not _memory_of(result) or not _memory_of(result) <= _memory_of((args, kwargs)):
             raise NotRecordable(f"{func} computes")
         return result
-
-    def _place(self, like: Tensor) -> Tensor:
-        memory = self._arena.take(like.untyped_storage().nbytes()).view(like.dtype)
-        return memory.as_strided(like.shape, like.stride())
 
 
 def _memory_of(values: Any) -> set[int]:
@@ -156,16 +147,24 @@ class ProgramInputs:
         self._tables = torch.zeros(MOST_SHORT + prompts, blocks, dtype=torch.int32)
         self._contexts = torch.zeros(len(self._tables), dtype=torch.int32)
 
-    def short(self) -> tuple[Tensor, Batch]:
-        """The residual stream and the batch of the most short rows, as views."""
-        return self._views(MOST_SHORT, ())
-
-    def mixed(self) -> tuple[Tensor, Batch]:
-        """Those of all tokens: some rows are short, and the rest is one prompt."""
-        tokens = len(self._hidden)
-        rows = [RowShape(token, 1, 1) for token in range(MOST_SHORT)]
-        prompt = RowShape(MOST_SHORT, tokens - MOST_SHORT, tokens - MOST_SHORT)
-        return self._views(tokens, (*rows, prompt))
+    def most(self, *, prompts: bool) -> tuple[Tensor, Batch]:
+        """The residual stream and the batch of the most short rows, as views; with `prompts` all that is left is one
+        prompt.
+        """
+        tokens, rows = MOST_SHORT, list[RowShape]()
+        if prompts:
+            tokens = len(self._hidden)
+            rows = [RowShape(token, 1, 1) for token in range(MOST_SHORT)]
+            rows.append(RowShape(MOST_SHORT, tokens - MOST_SHORT, tokens - MOST_SHORT))
+        return self._hidden[:tokens], Batch(
+            rows=tuple(rows),
+            decodes=MOST_SHORT,
+            positions=self._positions[:tokens],
+            slot_blocks=self._blocks[:tokens],
+            slot_offsets=self._offsets[:tokens],
+            block_tables=self._tables[: len(rows) or tokens],
+            contexts=self._contexts[: len(rows) or tokens],
+        )
 
     def have_room(self, batch: Batch, short: int) -> bool:
         """Whether the batch, of which the first `short` rows are short, can be copied, and all others are prompts."""
@@ -189,17 +188,6 @@ class ProgramInputs:
         self._tables[:first, : tables.shape[1]] = token_tables(batch, short)
         self._tables[MOST_SHORT : MOST_SHORT + len(tables) - short, : tables.shape[1]] = tables[short:]
         return first
-
-    def _views(self, tokens: int, rows: tuple[RowShape, ...]) -> tuple[Tensor, Batch]:
-        return self._hidden[:tokens], Batch(
-            rows=rows,
-            decodes=MOST_SHORT,
-            positions=self._positions[:tokens],
-            slot_blocks=self._blocks[:tokens],
-            slot_offsets=self._offsets[:tokens],
-            block_tables=self._tables[: len(rows) or tokens],
-            contexts=self._contexts[: len(rows) or tokens],
-        )
 
 
 class RecordedLayers:
@@ -225,8 +213,8 @@ class RecordedLayers:
         self._inputs = ProgramInputs(max_step_tokens, blocks, stack.hidden_size, stack.dtype)
         self._arena = Arena()
         # The one with the most tokens first: then the other needs no more memory.
-        self._mixed = self._record("prompts", *self._inputs.mixed())
-        self._short = self._record("decodes", *self._inputs.short())
+        self._mixed = self._record("prompts", *self._inputs.most(prompts=True))
+        self._short = self._record("decodes", *self._inputs.most(prompts=False))
 
     def __call__(self, lo: int, hi: int, hidden: Tensor, batch: Batch) -> Tensor:
         """Run layers `[lo, hi)` on `hidden` `[tokens, hidden_size]`. The next run writes to the result's memory."""

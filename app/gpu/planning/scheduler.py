@@ -145,8 +145,9 @@ class Scheduler:
             if end - first > 1:
                 prompts.append(active)
             elif budget > 0 and sequence.session in running and sequence.session not in resting:
-                until = sequence.fast_path_until
-                if first < until or (first == until and self.cache.extend_plain(sequence)):
+                if first < sequence.fast_path_until or (
+                    first == sequence.fast_path_until and self.cache.extend_plain(sequence)
+                ):
                     rows.append(Row(sequence, active.turn, first, 1, layers, True, False))  # as `_add_row` would
                     budget -= 1
                 elif length := self._add_row(plan, active, budget):

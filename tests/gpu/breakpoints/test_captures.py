@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from app.domain.activations import ActivationMap, ActivationNorms, LensRows, PausedTurn
 from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, Until, When
-from app.domain.errors import ActivationsFull, WrongState
+from app.domain.errors import ActivationsFull, FieldOutOfRange, WrongState
+from app.domain.grammar import Grammar, GrammarKind
 from app.domain.values import KVPolicy, SessionId
+from app.grammars.compiler import Grammars
 from app.messages import (
     ClearCaptures,
     CloseMap,
@@ -274,3 +277,26 @@ def test_copies_of_a_paused_session_need_room(tiny_llama: TinyModel, tmp_path: P
         driver.do(Reinstate(driver.ticket(), imported, paused=read, turn=driver.ticket()))
     driver.cancel(turn)
     driver.do(Reinstate(driver.ticket(), imported, paused=read, turn=driver.ticket()))
+
+
+def test_a_paused_turn_that_its_grammar_refuses_changes_nothing(
+    tiny_llama: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise FieldOutOfRange("the tokens generated so far do not match it", param="regex")
+
+    monkeypatch.setattr(Grammars, "match", refuse)  # the model has no tokenizer to compile a grammar for
+    driver = driver_with(tiny_llama, 100, host_blocks=200, policy=KVPolicy.SIGNAL, kv_dir=tmp_path / "kv")
+    session, imported = driver.open(), SessionId("imported")
+    driver.arm(session, 1, when=When(Pass.DECODE))
+    driver.turn(session, START, COUNT)
+    read, path = driver.do(ReadPaused(driver.ticket(), session)), str(tmp_path / "session.kv")
+    assert isinstance(read, PausedTurn)
+    driver.do(Export(driver.ticket(), session, path, "{}"))
+    driver.do(Import(driver.ticket(), imported, path, ""))
+    grammar = Grammar(GrammarKind.REGEX, "[0-9]{500}", "regex")
+    refused = replace(read, sampling=replace(read.sampling, grammar=grammar))
+    armed = tuple(driver.sequence(session).breakpoints.values())
+    with pytest.raises(FieldOutOfRange, match="do not match"):
+        driver.do(Reinstate(driver.ticket(), imported, armed, paused=refused, turn=driver.ticket()))
+    assert not driver.sequence(imported).breakpoints

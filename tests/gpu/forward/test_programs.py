@@ -33,7 +33,7 @@ Span = tuple[int, int]
 WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "n_embd": 64, "max_position_embeddings": 700}
 """Whole panels."""
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
-RECORDED = ["llama-tied-biased-wide-heads", "mistral-window", "qwen2", "qwen3", "smollm3", "gpt2"]
+RECORDED = ["llama-tied-biased-wide-heads", "mistral-window", "qwen2", "qwen3", "smollm3", "olmo2", "gpt2"]
 
 
 def load(case: str, dtype: torch.dtype = torch.float32, *, in_bfloat16: bool = False) -> LayerStack:

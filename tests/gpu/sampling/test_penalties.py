@@ -48,9 +48,8 @@ def test_a_step_reads_no_more_of_a_history_than_what_is_new() -> None:
     assert history.read <= 1
     assert placed.repetition is not None
     assert placed.counts is not None
-    (repeated, _), (counted, penalties) = placed.repetition, placed.counts
-    assert (len(repeated), len(counted)) == (20_000, 10_001)
-    assert penalties[counted == 7].item() == torch.tensor(0.2 + 3 * 0.1).item()
+    assert (len(placed.repetition[0]), len(placed.counts[0])) == (20_000, 10_001)
+    assert placed.counts[1][placed.counts[0] == 7].item() == torch.tensor(0.2 + 3 * 0.1).item()
 
 
 @given(prompt=TOKENS, steps=st.lists(st.tuples(TOKENS, TOKENS), max_size=5))

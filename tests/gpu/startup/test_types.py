@@ -313,11 +313,10 @@ ALIKE = [
 def test_eight_tokens_at_once_have_the_bits_that_each_has_alone(
     case: str, dtype: torch.dtype, kv_dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """In any company. In half types only with `batch_invariant`."""
-    model, batch_invariant = make_model(case, tmp_path), dtype is HALF
-    assert choose(model, CPU, batch_invariant=batch_invariant) == DRAFT_TOKENS
-    attention = attention_for(CPU, batch_invariant=batch_invariant)
-    stack = load_stack(model, device=CPU, dtype=dtype, attention=attention, batch_invariant=batch_invariant)
+    """In any company."""
+    model = make_model(case, tmp_path)
+    assert choose(model, CPU) == DRAFT_TOKENS
+    stack = load_stack(model, device=CPU, dtype=dtype, attention=attention_for(CPU))
     for context in (5, 90):
         alone = logits_of(stack, context, 1, 0, kv_dtype)
         for length, company in ((2, 0), (4, 3), (8, 0), (8, 5)):
