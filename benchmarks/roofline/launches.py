@@ -23,7 +23,7 @@ from app.domain.values import SamplingParams
 from app.gpu.device.staging import put_each
 from app.gpu.forward.graphs import Graphs
 from app.gpu.forward.pieces import layer_by_layer
-from app.gpu.kernels.attention import attention_named, cuda
+from app.gpu.kernels.attention import attention_named, triton_paged
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
@@ -106,7 +106,7 @@ def noting_launches(processors: int) -> Iterator[LaunchLog]:
     with (
         torch.inference_mode(),
         mock.patch.object(KernelInterface, "__getitem__", lambda kernel, grid: log.launcher(kernel, grid)),
-        mock.patch.object(cuda, "_processors", return_value=processors),
+        mock.patch.object(triton_paged, "_processors", return_value=processors),
         log,
     ):
         yield log

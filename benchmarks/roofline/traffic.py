@@ -67,7 +67,7 @@ def _attend(named: Named, context: int) -> Traffic:
     query, pool = named["query"], named["pool"]
     tokens, heads, head_dim = query.shape
     kv = 2 * tokens * context * pool.shape[2] * head_dim * pool.element_size()
-    written = _bytes(_parts(named) if named["split"] else (named["output"],))
+    written = _bytes(_parts(named) if named["sums"] is not None else (named["output"],))
     return Traffic(query.nbytes + kv, written, 2 * 2 * tokens * heads * head_dim * context)
 
 

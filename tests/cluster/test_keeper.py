@@ -99,7 +99,13 @@ async def _one_with_standby(folder: Path) -> tuple[LocalHost, int]:
 
 
 async def _ended(pid: int) -> None:
-    await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    def has_ended() -> bool:
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:  # its parent has waited for it
+            return True
+
+    await until(has_ended)
 
 
 async def test_a_replica_that_dies_comes_back_from_its_own_folder(tmp_path: Path) -> None:
