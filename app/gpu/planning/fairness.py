@@ -59,7 +59,8 @@ class VirtualTime:
         """Let these tenants wait; returns their times. Times of others are forgotten once these have had as much."""
         had, waiting = self._had, set(tenants)
         going_on = [had[name] for name, wanted in self._wanted.items() if name in waiting and had[name] < wanted]
-        latest = max(going_on or had.values(), default=0.0)
+        # Tenants whose claims are met in each step count too: others must not fall behind those without bound.
+        latest = max([had[name] for name in waiting if name in had] or had.values(), default=0.0)
         least = max(min(going_on, default=latest), latest - self._most_behind)
         joined = {name: max(had.get(name, 0.0), least) for name in waiting}
         self._had = {name: time for name, time in had.items() if time > least} | joined
@@ -158,7 +159,8 @@ class Fairness:
         self.tokens.charge(tenant, tokens)
         beyond = max(tokens - left, int(self._prompts_rest))
         if beyond > 0:
-            self._rests[tenant] = self._steps - (-beyond // self.crowded_tokens)
+            until = self._steps - (-beyond // self.crowded_tokens)
+            self._rests[tenant] = max(until, self._rests.get(tenant, 0))  # it may go on while others wait for KV
 
     def waits_for_work(self, session: SessionId) -> bool:
         """Whether the session's row was skipped and finds no room in this step either, if it needs as much."""

@@ -128,6 +128,34 @@ def test_a_tenant_with_few_prompts_has_saved_nothing_up(meanwhile: int) -> None:
     assert abs(had["a"] - had["b"]) <= STEP_TOKENS
 
 
+def test_a_tenant_that_waits_for_room_is_bounded_behind_one_whose_prompts_are_all_met() -> None:
+    steps = Steps()
+    steps.without = "blocked"
+    for _ in range(200):
+        steps.add("blocked", STEP_TOKENS)
+    for _ in range(100):
+        steps.add("a", STEP_TOKENS // 2)
+        steps.run()
+    steps.without = None
+    others = steps.computed["blocked"]
+    steps.until(steps.add("a", STEP_TOKENS // 2))
+    assert steps.computed["blocked"] - others <= MOST_BEHIND + STEP_TOKENS
+
+
+def test_what_a_tenant_was_charged_while_it_was_alone_is_not_held_against_it() -> None:
+    steps = Steps()
+    for tenant in ("a", "b"):
+        steps.add(tenant, 3 * STEP_TOKENS)
+    steps.run()
+    steps.claims.clear()  # both prompts are cancelled; the order is not looked at again while one tenant is there
+    steps.shares.charge("a", 1000 * STEP_TOKENS)
+    for _ in range(100):
+        steps.add("b", STEP_TOKENS)
+    others = steps.computed["b"]
+    steps.until(steps.add("a", STEP_TOKENS))
+    assert steps.computed["b"] - others <= MOST_BEHIND + STEP_TOKENS
+
+
 def test_a_tenant_that_waits_for_room_saves_nothing_up_and_nor_do_those_that_come_meanwhile() -> None:
     steps = Steps()
     steps.without = "blocked"
