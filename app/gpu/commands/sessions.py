@@ -134,8 +134,8 @@ class Sessions:
         limit = self._turns.max_model_len
         if length + min(1, command.stop.max_tokens) > limit:
             raise ContextTooLong(f"the context would have {length} tokens; at most {limit} fit, one of them generated")
-        self._phases.forget(sequence)
         self._turns.begin(sequence, command, keep)
+        self._phases.forget(sequence)
 
     def resume(self, sequence: TokenSequence, command: Resume) -> list[Event]:
         """Let a paused turn go on; its end is the answer. Raises `WrongState`, `FieldOutOfRange`."""

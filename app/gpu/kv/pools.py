@@ -32,7 +32,7 @@ FORGETS = 0.9
 
 class KVPool:
     """Block-major storage, `[blocks, layers, 2, kv_heads, block_size, columns]`: one block is one run of bytes. A
-    row of `columns` elements is a head's key or value (`attention.pool_rows`).
+    row of `columns` elements is a head's key or value (`attention.base`).
     """
 
     def __init__(

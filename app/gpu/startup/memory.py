@@ -79,7 +79,7 @@ def budget_blocks(
         return TierBlocks(on_device, 0, 0)
     on_host = lower_blocks("kv_host", settings.kv_host, free, HOST_SHARE)
     if disk_room is None or not on_host:
-        if disk_room is not None and settings.kv_disk not in (None, KVBudget()):
+        if disk_room is not None and settings.kv_disk != KVBudget():
             logger.warning("--kv-disk: KV goes to disk over --kv-host, which holds no block, so no KV goes there")
         return TierBlocks(on_device, on_host, 0)
     on_disk = lower_blocks("kv_disk", settings.kv_disk, disk_room.free, DISK_SHARE)

@@ -141,11 +141,10 @@ def test_budgets_that_are_asked_for_are_kept(tmp_path: Path, caplog: pytest.LogC
     asked = settings(kv_device=KVBudget(bytes=1 << 20), kv_host=KVBudget(bytes=1 << 21), kv_dir=None)
     blocks = budget_blocks(asked, 4096, 1 << 40)
     assert (blocks.device, blocks.host, blocks.disk) == (256, 512, 0)
-    without_host = replace(asked, kv_host=KVBudget(), kv_disk=None)
-    assert budget_blocks(without_host, 4096, 1 << 40, DiskRoom(tmp_path)).disk == 0, "KV goes there over the host"
-    assert not caplog.records
-    asked_too = replace(without_host, kv_disk=KVBudget(bytes=1 << 20))
-    assert budget_blocks(asked_too, 4096, 1 << 40, DiskRoom(tmp_path)).disk == 0
+    for on_disk, warnings in ((KVBudget(), 0), (None, 1), (KVBudget(bytes=1 << 20), 2)):
+        without_host = replace(asked, kv_host=KVBudget(), kv_disk=on_disk)
+        assert budget_blocks(without_host, 4096, 1 << 40, DiskRoom(tmp_path)).disk == 0, "KV goes there over the host"
+        assert len(caplog.records) == warnings
     assert "--kv-host" in caplog.text
     assert budget_blocks(replace(asked, kv_host=None, kv_policy=KVPolicy.NONE), 4096, None).host == 0
 
