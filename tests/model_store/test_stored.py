@@ -113,6 +113,8 @@ def test_a_file_that_is_not_there_or_something_else(tmp_path: Path) -> None:
         ({"without": "model.layers.1.mlp.up_proj.weight"}, r"model\.layers\.1\.mlp\.up_proj\.weight"),
         ({"extra": "blk.0.attn_q.bias"}, r"no use for .*blk\.0\.attn_q\.bias"),
         ({"rope_scaling": "yarn"}, "rotary"),
+        ({"extra": "rope_freqs.weight"}, "rotary"),
+        ({"extra": "rope_factors_long.weight"}, "rotary"),
         ({"split": "klingon"}, "klingon"),
     ],
 )
@@ -122,6 +124,19 @@ def test_what_would_be_another_model_is_refused_by_name(
     write_gguf(tmp_path / "m.gguf", tiny.model, tiny.tokenizer, **broken)
     with pytest.raises(ConversionFailed, match=message):
         convert_gguf(tmp_path / "m.gguf", tmp_path)
+
+
+def test_the_window_of_a_phi3_survives_and_heads_that_are_rotated_in_part_are_refused(
+    tiny: TinyModel, tmp_path: Path
+) -> None:
+    model = tiny_model("phi3", tiny.model.config.vocab_size)
+    for name, rotated in (("whole", 16), ("part", 8)):
+        write_gguf(tmp_path / f"{name}.gguf", model, tiny.tokenizer, window=47, rotated=rotated)
+    (tmp_path / "whole").mkdir()
+    convert_gguf(tmp_path / "whole.gguf", tmp_path / "whole")
+    assert AutoConfig.from_pretrained(tmp_path / "whole").sliding_window == 47
+    with pytest.raises(ConversionFailed, match="rotated in part"):
+        convert_gguf(tmp_path / "part.gguf", tmp_path)
 
 
 @pytest.mark.model

@@ -57,6 +57,7 @@ def tiny_model(model_type: str, vocab_size: int) -> Any:
     fields: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     if model_type != "gpt2":
         fields |= {"intermediate_size": 96, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    fields |= {"pad_token_id": None, "eos_token_id": 2}
     config = AutoConfig.for_model(model_type, vocab_size=vocab_size, tie_word_embeddings=True, **fields)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -85,6 +86,8 @@ def write_gguf(
     without: str = "",
     extra: str = "",
     rope_scaling: str | None = None,
+    window: int | None = None,
+    rotated: int | None = None,
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
 ) -> None:
     """Write `model`, its matrices as `kind`. `without` leaves out one tensor and `extra` adds one; the others go into
@@ -110,6 +113,11 @@ def write_gguf(
         writer.add_rope_dimension_count(config.head_dim)
     if rope_scaling is not None:
         writer.add_string("llama.rope.scaling.type", rope_scaling)
+    if window is not None:
+        writer.add_sliding_window(window)
+        writer.add_pad_token_id(0)  # the config's own is of a larger vocabulary
+    if rotated is not None:
+        writer.add_rope_dimension_count(rotated)
     _add_tokenizer(writer, tokenizer, split)
     _add_tensors(writer, model, without, kind)
     if extra:

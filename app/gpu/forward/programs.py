@@ -121,11 +121,8 @@ class Recording(TorchDispatchMode):
 
 
 def _memory_of(values: Any) -> set[int]:
-    """Where the memory of all tensors in `values` begins. A view, and nothing else, has that of its argument. oneDNN's
-    do not tell.
-    """
-    tensors = (each for each in tree_leaves(values) if isinstance(each, Tensor) and not each.is_mkldnn)
-    return {each.untyped_storage().data_ptr() for each in tensors}
+    """Where the memory of all tensors in `values` begins. A view, and nothing else, has that of its argument."""
+    return {each.untyped_storage().data_ptr() for each in tree_leaves(values) if isinstance(each, Tensor)}
 
 
 def _outliving(tensor: Tensor) -> Tensor:

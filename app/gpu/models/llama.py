@@ -172,7 +172,9 @@ def _window(config: PretrainedConfig, index: int) -> int | None:
 def _layers(
     config: PretrainedConfig, attention: Attention, max_model_len: int, weights: Weights
 ) -> Callable[[int, Parts], Layer]:
-    return partial(LlamaLayer, attention, rotary_table(config, max_model_len, weights.device, weights.dtype))
+    # Transformers' module of OLMo 2 rounds once it has rotated, the others round their angles.
+    dtype = torch.float32 if config.model_type == "olmo2" else weights.dtype
+    return partial(LlamaLayer, attention, rotary_table(config, max_model_len, weights.device, dtype))
 
 
 def _divided(config: PretrainedConfig) -> Sequence[int]:

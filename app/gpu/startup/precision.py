@@ -28,14 +28,13 @@ def choose_products(
     Raises FieldOutOfRange for bfloat16 where another part of PyTorch multiplies.
     """
     asked = settings.matmul_precision
-    ours = device.type == "cpu" and can_be_streamed(model)
+    ours = device.type == "cpu" and can_be_streamed(model) and dtype in (torch.float32, torch.bfloat16)
     if asked == AUTO and ours and dtype is torch.bfloat16 and _has_instruction():
         return MatmulPrecision.BFLOAT16
-    ours = ours and dtype is torch.float32
     if asked == BFLOAT16 and not ours:
         raise FieldOutOfRange(
-            "matmul_precision must be auto or float32; got bfloat16: it is for models of the Llama family and GPT-2 on "
-            f"a CPU that computes in float32; {model.config.model_type!r} runs in {dtype_name(dtype)} on {device}",
+            "matmul_precision must be auto or float32; got bfloat16: it is for families of Djinn's own on a CPU that "
+            f"computes in float32 or bfloat16; {model.config.model_type!r} runs in {dtype_name(dtype)} on {device}",
             param="matmul_precision",
         )
     if not ours or asked == FLOAT32 or (asked == AUTO and (settings.dtype != AUTO or not _has_instruction())):

@@ -220,6 +220,7 @@ class FileLoad:
     def _load(self) -> None:
         """Fill `target`: on the store's thread, or on the one that waits and those that PyTorch computes with."""
         wait_for(self._after)
+        self._after = ()  # each has those before it: a chain of all loads since the start
         self._store.require_open()
         file, memory, before = self._file, host_bytes(self._target), self._file.state()
         if not (self._in_memory and _read_on_torch_threads(file.fileno(), self._part.offset, self._target)):

@@ -38,7 +38,8 @@ def convert_gguf(source: Path, folder: Path) -> None:
         convert_tokenizer(source, _text_field(reader, "tokenizer.ggml.pre"), folder)
         if not _index_in_place(reader, architecture, source, folder):
             require_free_space(folder, 4 * sum(int(tensor.n_elements) for tensor in reader.tensors))
-            _convert_weights(source, folder)
+            window = _number_field(reader, "phi3.attention.sliding_window")
+            _convert_weights(source, folder, window if architecture == "phi3" else 0)
     except ModelStoreError:
         raise
     except Exception as error:  # what Transformers raises for wrong metadata has no common kind
@@ -64,7 +65,8 @@ def _index_in_place(reader: GGUFReader, architecture: str, source: Path, folder:
     return True
 
 
-def _convert_weights(source: Path, folder: Path) -> None:
+def _convert_weights(source: Path, folder: Path, window: int) -> None:
+    """`window` is that of all layers, which Transformers does not read; 0: as it reads the file."""
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -79,6 +81,8 @@ def _convert_weights(source: Path, folder: Path) -> None:
         model, report = loaded
         if report["missing_keys"]:
             raise ValueError(f"it lacks {', '.join(sorted(report['missing_keys'])[:5])}")
+        if window:
+            model.config.sliding_window = window
         model.save_pretrained(folder)
 
 
@@ -101,10 +105,16 @@ def _no_progress_bars() -> Iterator[None]:
 
 
 def _refuse_scaled_rope(reader: GGUFReader, architecture: str) -> None:
-    """Transformers reads no rotary scaling from a GGUF file: a Llama 3.1 would go wrong without a word."""
+    """Transformers reads no rotary scaling from a GGUF file, nor how much of a head is rotated: a Llama 3.1 or a
+    Phi-4-mini would go wrong without a word. The tensors are `rope_freqs`, `rope_factors_long` and `_short`.
+    """
     scaled = _text_field(reader, f"{architecture}.rope.scaling.type") not in ("", "none")
-    if scaled or any(tensor.name == "rope_freqs.weight" for tensor in reader.tensors):
+    if scaled or any(tensor.name.startswith("rope_f") for tensor in reader.tensors):
         raise ValueError("its rotary embedding is scaled, which is lost in conversion; use its Transformers folder")
+    names = ("rope.dimension_count", "embedding_length", "attention.head_count")
+    rotated, width, heads = (_number_field(reader, f"{architecture}.{name}") for name in names)
+    if architecture == "phi3" and rotated and heads and rotated != width // heads:
+        raise ValueError("its heads are rotated in part, which is lost in conversion; use its Transformers folder")
 
 
 def _check_layers(reader: GGUFReader, architecture: str) -> None:
@@ -113,6 +123,15 @@ def _check_layers(reader: GGUFReader, architecture: str) -> None:
     layers = 0 if field is None else field.contents()
     if not isinstance(layers, int) or layers > len(reader.tensors):
         raise ValueError(f"{architecture}.block_count is {layers!r}; the file has {len(reader.tensors)} tensors")
+
+
+def _number_field(reader: GGUFReader, name: str) -> int:
+    """A whole number of the file's metadata, or 0 if it is not there."""
+    field: Any = reader.get_field(name)
+    found = 0 if field is None else field.contents()
+    if not isinstance(found, int):
+        raise ValueError(f"{name} is no whole number")
+    return found
 
 
 def _text_field(reader: GGUFReader, name: str) -> str:

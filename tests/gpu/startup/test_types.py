@@ -104,7 +104,7 @@ def test_auto_looks_at_the_processor_unless_a_type_is_asked_for(
     assert choose_products(Settings(**given).engine(), model, CPU, torch.float32) is expected
 
 
-@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.bfloat16), ("cuda", torch.float32)])
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float16), ("cuda", torch.float32)])
 def test_bfloat16_is_refused_beside_another_type(
     device: str, dtype: torch.dtype, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +121,7 @@ def test_bfloat16_is_refused_beside_another_type(
     [
         ({"dtype": "bfloat16"}, True, torch.bfloat16, MatmulPrecision.BFLOAT16),
         ({"dtype": "bfloat16"}, False, torch.bfloat16, MatmulPrecision.FLOAT32),
+        ({"dtype": "bfloat16", "matmul_precision": "bfloat16"}, False, torch.bfloat16, MatmulPrecision.BFLOAT16),
         ({"dtype": "bfloat16", "matmul_precision": "float32"}, True, torch.bfloat16, MatmulPrecision.FLOAT32),
         ({"dtype": "float16"}, True, torch.float16, MatmulPrecision.FLOAT32),
     ],

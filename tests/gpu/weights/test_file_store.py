@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from app.gpu.weights.file import WeightFile
 from app.gpu.weights.layout import Piece
 from app.gpu.weights.page_cache import has_writers
 from app.gpu.weights.ring import StreamedWeights
-from app.gpu.weights.stores import FileStore
+from app.gpu.weights.stores import FileStore, guards_of
 from tests.gpu.kernels.linear.blocks import draw_blocks
 from tests.gpu.weights.bundles import Gate, Model, make_model, overwrite, same_bits
 
@@ -115,6 +117,19 @@ def test_a_copy_is_made_by_who_waits_for_it_and_one_that_nobody_waits_for_is_not
     given_up.synchronize()
     assert MODEL.holds(0, target)
     assert threads_of_stores() == []
+
+
+@pytest.mark.parametrize("source", ["disk"], indirect=True)
+def test_a_load_does_not_keep_those_that_were_in_its_place_before(store: FileStore) -> None:
+    target = MODEL.target(0)
+    load = store.load(0, target, ())
+    first = weakref.ref(load)
+    for _ in range(3):
+        load.synchronize()
+        load = store.load(0, target, guards_of([load]))
+    load.synchronize()
+    gc.collect()
+    assert first() is None
 
 
 def test_a_load_that_failed_does_not_fail_what_comes_to_its_place_next(path: Path, store: FileStore) -> None:

@@ -113,7 +113,7 @@ def _dense_heads(x: Tensor) -> Tensor:
 def store(key: Tensor, value: Tensor, kv: Tensor, blocks: Tensor, offsets: Tensor) -> None:
     """Write token `i` of `key` and `value`, `[tokens, kv_heads, head_dim]` each with dense heads, to place `offsets[i]`
     of block `blocks[i]`, `[tokens]` int64 each, of `kv`: one layer's `[blocks, 2, kv_heads, block_size, columns]`.
-    Each is rounded to the pool's type, to nearest even; see `float8` for that. No two tokens have the same place.
+    Each is rounded to the pool's type, to nearest even; see `eight_bits` for that. No two tokens have the same place.
     """
     tokens, kv_heads, head_dim = key.shape
     chunk = max(1, _CHUNK_ELEMENTS // (kv_heads * head_dim))
@@ -173,7 +173,7 @@ def _round_to_float8(states: Any, row: Any, count: int) -> None:
 
 @inlined
 def _encode(scaled: Any) -> Any:
-    """The code of a float32 between -448 and 448, to nearest even: see `triton_rounding.encode`."""
+    """The code of a float32 between -448 and 448, to nearest even: see `triton_float8.encode`."""
     bits = np.float32(scaled).view(np.int32)
     size = bits & np.int32(MAGNITUDE)
     small = np.float32(abs(scaled) + _ROUNDER).view(np.int32) - ROUNDER_BITS
