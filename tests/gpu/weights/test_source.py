@@ -15,15 +15,14 @@ import torch
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GgufConfig, LlamaForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, GgufConfig, LlamaForCausalLM
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
 from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, stored_rows
-from app.gpu.models import build_stack, load_stack
+from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.weights.resident import ResidentWeights
 from app.gpu.weights.source import GgufFile, RandomWeights, SafetensorsFolder, TensorFormat, weights_of
 from app.model_store.errors import BrokenModel
 from app.model_store.fingerprint import fingerprint
@@ -162,32 +161,6 @@ def test_random_weights_depend_on_seed_and_name_but_not_on_order() -> None:
     assert not torch.equal(
         RandomWeights(4, tiny_config("llama"), TensorFormat(CPU, torch.bfloat16)).take("a.weight", (4, 4)), first
     )
-
-
-class _Remembering(RandomWeights):
-    """Knows what it has given away."""
-
-    def __init__(self, config: PretrainedConfig) -> None:
-        super().__init__(0, config, TensorFormat(torch.device("cuda"), torch.bfloat16))
-        self.given: dict[str, Tensor] = {}
-
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        self.given[name] = super().take(name, shape)
-        return self.given[name]
-
-
-@torch.no_grad()
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_tied_output_projection_is_the_embedding_itself_where_weights_stay_as_they_are() -> None:
-    config = tiny_config("gpt2")
-    cuda = torch.device("cuda")
-    source, weights = _Remembering(config), ResidentWeights(cuda, torch.bfloat16, batch_invariant=False)
-    stack = build_stack(ResolvedModel("tied", config, None, 0), source, weights, ReferenceAttention(), None)
-    hidden = torch.randn(2, 48, dtype=torch.bfloat16, device=cuda)
-    assert stack.head(hidden).any()
-    source.given["transformer.wte.weight"].zero_()
-    assert not stack.head(hidden).any()
 
 
 # Matrices as they are stored, or rounded.

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import PretrainedConfig
 
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, When
 from app.domain.values import KVPolicy, Phase, SamplingParams
@@ -19,15 +21,21 @@ from app.gpu.forward.pieces import layer_by_layer, whole_pass
 from app.gpu.forward.results import LaunchedStep
 from app.gpu.kernels.attention import attention_for, attention_named
 from app.gpu.kernels.attention.base import make_batch
+from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.kv.pools import KVPool
+from app.gpu.models import build_stack
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.weights.file import WeightFile
+from app.gpu.weights.resident import ResidentWeights
+from app.gpu.weights.source import RandomWeights, TensorFormat
 from app.gpu.weights.stores import PinnedStore
+from app.model_store.resolve import ResolvedModel
 from app.settings import Settings
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
 from tests.gpu.breakpoints.breaking_oracle import tensor_of
 from tests.gpu.device.test_streams import Begun, Listening, on_a_gpu
+from tests.gpu.models.oracle import tiny_config
 from tests.gpu.weights.bundles import Model, same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -207,3 +215,28 @@ def test_bundles_arrive_beside_compute_and_behind_their_guards() -> None:
     assert rows.is_pinned()
     assert same_bits(rows, model.tables[0][[99, 0, 99]])
     store.close()
+
+
+class _Remembering(RandomWeights):
+    """Knows what it has given away."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__(0, config, TensorFormat(torch.device("cuda"), torch.bfloat16))
+        self.given: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        self.given[name] = super().take(name, shape)
+        return self.given[name]
+
+
+@torch.no_grad()
+@on_a_gpu
+def test_a_tied_output_projection_is_the_embedding_itself_where_weights_stay_as_they_are() -> None:
+    config = tiny_config("gpt2")
+    cuda = torch.device("cuda")
+    source, weights = _Remembering(config), ResidentWeights(cuda, torch.bfloat16, batch_invariant=False)
+    stack = build_stack(ResolvedModel("tied", config, None, 0), source, weights, ReferenceAttention(), None)
+    hidden = torch.randn(2, 48, dtype=torch.bfloat16, device=cuda)
+    assert stack.head(hidden).any()
+    source.given["transformer.wte.weight"].zero_()
+    assert not stack.head(hidden).any()
