@@ -37,7 +37,8 @@ BIG = bytes(range(256)) * (16 << 10)
 """4 MiB."""
 
 
-async def _quiet_answer(request: object) -> Response:
+async def _quiet_answer(request: Request) -> Response:
+    request.app.state.quiet.release()
     await asyncio.sleep(QUIET_S)
     return Response(b"late")
 
@@ -80,6 +81,8 @@ ROUTES: dict[str, Any] = {
 @dataclass
 class Edge:
     url: str
+    quiet: threading.Semaphore
+    """Released by each request for `/quiet` that the server has."""
     _sockets: ExitStack
     address: tuple[str, int] = field(init=False)
 
@@ -129,6 +132,7 @@ def serving(**changed: Any) -> Iterator[Edge]:
     """A server with these settings, and routes that keep a client waiting."""
     settings = tiny_settings(**changed)
     app = load_app(settings)
+    app.state.quiet = threading.Semaphore(0)
     for path, route in ROUTES.items():
         app.router.routes.append(Route(path, route))
     server = Server(app, Caps.of(settings, descriptors=4096))
@@ -139,7 +143,7 @@ def serving(**changed: Any) -> Iterator[Edge]:
         try:
             wait_until(lambda: server.started or not thread.is_alive())
             assert server.started
-            yield Edge(f"http://{host}:{port}", sockets)
+            yield Edge(f"http://{host}:{port}", app.state.quiet, sockets)
         finally:
             sockets.close()
             server.should_exit = True

@@ -60,6 +60,7 @@ def test_loopback_may_have_all_and_another_address_half(descriptors: int, change
 def test_one_connection_too_many_gets_an_answer_if_all_have_a_request(edge: Serve, cap: str) -> None:
     server = edge(**{cap: 3})
     busy = [server.connect(QUIET) for _ in range(3)]
+    assert all(server.quiet.acquire(timeout=PATIENCE_S) for _ in busy)
     _assert_refused(server)
     assert [read_answer(each).rpartition(b"\r\n\r\n")[2] for each in busy] == [b"late"] * 3
     time.sleep(2 * GRACE_S)
