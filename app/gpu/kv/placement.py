@@ -95,6 +95,8 @@ class Placement:
 
     def refile(self, sequence: TokenSequence) -> None:
         """Move a session without a turn to the list that fits the place of its KV."""
+        if sequence.closed:
+            return
         self.note_placed(sequence)
         session = sequence.session
         if session in self.resident and not sequence.blocks:
@@ -120,6 +122,7 @@ class Placement:
 
     def close(self, sequence: TokenSequence) -> None:
         """Free everything that the session holds in any tier."""
+        sequence.closed = True
         self._take_out(sequence)
         self._free(sequence)
 
@@ -137,7 +140,8 @@ class Placement:
 
     def note_placed(self, sequence: TokenSequence) -> None:
         """Note that the session's KV has changed its place or size."""
-        self._placed[sequence.session] = self._moved[sequence.session] = sequence
+        if not sequence.closed:
+            self._placed[sequence.session] = self._moved[sequence.session] = sequence
 
     def take_placed(self) -> list[TokenSequence]:
         """Sessions whose KV has changed its place or size since the last call."""

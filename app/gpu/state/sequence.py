@@ -202,6 +202,8 @@ class TokenSequence:
     """The turn that waits, runs or is paused; None while the session is idle."""
     last_turn: tuple[Ticket, int] | None = None
     """Ticket and prompt length of the turn that ended last, for a `Cancel` that comes just after the end."""
+    closed: bool = False
+    """Moves of its KV may still end, when another session may have its id already."""
 
     @property
     def tier(self) -> Tier | None:

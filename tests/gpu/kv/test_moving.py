@@ -308,3 +308,23 @@ def test_turns_that_still_run_push_no_kept_file_out() -> None:
     late = bench.placed(4, Tier.HOST)
     assert not bench.placement.save(late)
     assert [tier_of(each) for each in (first, second, late)] == [Tier.DISK, Tier.DISK, Tier.HOST]
+
+
+@pytest.mark.parametrize("tier", [Tier.HOST, Tier.DEVICE])
+def test_a_late_move_of_a_closed_session_leaves_one_that_has_its_id_now_where_it_is(tier: Tier) -> None:
+    """A session that has left for another server, and come back."""
+    bench = Bench()
+    gone = bench.placed(3, Tier.DISK)
+    bench.close(gone)
+    [deleting] = bench.orders()
+    back = TokenSequence(gone.session, b"back", tokens=[0] * 3 * BLOCK_SIZE)
+    bench.cache.reserve(back, len(back.tokens))
+    bench.cache.commit(back, len(back.tokens))
+    bench.placement.end_turn(back)
+    bench.bring_to(back, tier)
+    bench.placement.refile(back)
+    bench.placement.take_placed()
+    bench.complete(Moved(deleting.number, 0.001))
+    lists = bench.placement.away if tier is Tier.HOST else bench.placement.resident
+    assert lists[back.session] is back
+    assert bench.placement.take_placed() == []
