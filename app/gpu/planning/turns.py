@@ -12,8 +12,7 @@ from app.gpu.sampling.requests import Sampled, SampleRequest, penalise
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.segments import Row
-from app.gpu.state.sequence import ActivationRoom, TokenSequence, TurnState
-from app.gpu.state.token_counts import Seen, TokenCounts
+from app.gpu.state.sequence import ActivationRoom, Seen, TokenCounts, TokenSequence, TurnState
 from app.grammars.matcher import Matcher
 from app.messages import Event, Failed, Paused, PromptScored, Spent, Submit, Token, TurnFinished
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from app.domain.values import SamplingParams, TokenLogprobs
-from app.gpu.state.token_counts import Seen
+from app.gpu.state.sequence import Seen
 from app.grammars.matcher import Matcher
 
 GREEDY_BELOW = 1e-5

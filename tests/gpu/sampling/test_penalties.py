@@ -14,8 +14,7 @@ from app.gpu.planning.turns import sample_requests
 from app.gpu.sampling.sampler import place_requests
 from app.gpu.state.paths import PassPlan
 from app.gpu.state.segments import Row
-from app.gpu.state.sequence import TokenSequence, TurnState
-from app.gpu.state.token_counts import TokenCounts
+from app.gpu.state.sequence import TokenCounts, TokenSequence, TurnState
 
 TOKENS = st.lists(st.integers(0, 9), max_size=12)
 

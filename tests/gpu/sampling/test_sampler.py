@@ -27,7 +27,7 @@ from app.gpu.forward.results import LaunchedStep
 from app.gpu.sampling.masks import MaskThread
 from app.gpu.sampling.requests import Sampled, SampleRequest
 from app.gpu.sampling.sampler import CANDIDATES, log_probabilities, uniforms
-from app.gpu.state.token_counts import TokenCounts
+from app.gpu.state.sequence import TokenCounts
 from tests.gpu.kernels.attention.drawing import needs_triton
 
 VOCAB = 2000

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from app.gpu.kernels.linear.base import Linear, Weight
 from app.gpu.kernels.linear.eight_bits import FLOAT8, FLOAT8_STEP
-from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, split, stack
+from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +31,17 @@ class Shard:
         """How many of `count` heads or features are here; the ranks divide them."""
         return count // self.ranks
 
-    def rows(self, matrix: Matrix, parts: int = 1) -> Matrix:
-        """The share of the output features of `matrix` `[out, in]`, of each of its `parts` of as many rows."""
-        if self.ranks == 1:
-            return matrix
-        length = matrix.shape[0] // parts
-        return stack([self._part_of(each, self.share(length)) for each in split(matrix, length)])
+    def rows(self, matrix: Matrix) -> Matrix:
+        """The share of the output features of `matrix` `[out, in]`."""
+        return matrix if self.ranks == 1 else self._part_of(matrix, self.share(matrix.shape[0]))
 
     def vocabulary(self, matrix: Matrix) -> Matrix:
         """The share of the rows of an output projection, whose number the ranks need not divide: the last has fewer."""
         return matrix if self.ranks == 1 else self._part_of(matrix, -(-matrix.shape[0] // self.ranks))
 
-    def values(self, bias: Tensor, parts: int = 1) -> Tensor:
+    def values(self, bias: Tensor) -> Tensor:
         """The same of a bias `[out]`."""
-        if self.ranks == 1:
-            return bias
-        return torch.cat([each.chunk(self.ranks)[self.rank] for each in bias.chunk(parts)])
+        return bias if self.ranks == 1 else bias.chunk(self.ranks)[self.rank]
 
     def columns(self, matrix: Matrix) -> Matrix:
         """The share of the inputs of `matrix` `[out, in]`. Blocks that the cut goes through become float32."""
