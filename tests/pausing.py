@@ -15,7 +15,7 @@ from app.messages import Paused, TurnFinished
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
-from app.text.turn_reader import TextRule, TurnReader
+from app.text.generation import TextRule, TurnReader
 from tests.taking_turns import GREEDY
 
 PROMPT = list(range(5, 45))

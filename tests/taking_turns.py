@@ -14,7 +14,7 @@ from app.messages import TurnFinished
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
-from app.text.turn_reader import TextRule
+from app.text.generation import TextRule
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 LONG = StopRule(max_tokens=900)

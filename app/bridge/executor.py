@@ -155,7 +155,7 @@ class EngineExecutor:
         reply.add_done_callback(let_go)
         await asyncio.shield(reply)  # even if the caller leaves, the turn may come
         if turn.ended.is_set():  # the engine has died since it answered
-            await turn.mailbox.get()
+            await anext(turn)
         return turn
 
     def _expect_turn(self, observe: Callable[[TurnEvent], None]) -> Turn:

@@ -15,7 +15,7 @@ from app.domain.values import NEUTRAL, SamplingParams, StopRule, TokenLogprobs
 from app.exports.tensors import TensorTable
 from app.sessions.paused_turn import PausedPlace, PauseLimit
 from app.sessions.session import Session
-from app.text.turn_reader import TextRule
+from app.text.generation import TextRule
 from app.wire.base import MAX_COUNT, TokenId, WireModel
 from app.wire.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from app.wire.sessions import SessionLabels

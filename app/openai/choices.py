@@ -12,8 +12,7 @@ from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
-from app.text.generation import TextChunk, TextItem
-from app.text.turn_reader import TurnReader
+from app.text.generation import TextChunk, TextItem, TurnReader
 from app.wire.turns import MAX_SEED
 
 STARTED_AT_ONCE = 16
@@ -49,6 +48,8 @@ class Choices:
         self._open_session = open_session
         self._cleanup = cleanup
         self._merged: asyncio.Queue[tuple[int, TextItem | Exception]] = asyncio.Queue(maxsize=1)
+        self._only: TurnReader | None = None
+        """That of the only choice, which is merged with nothing."""
         self._sessions: list[Session] = []
         self._charges = charges
         self._to_finish = len(requests) * n
@@ -70,10 +71,7 @@ class Choices:
         `Draining` if the server did it.
         """
         computed: set[int] = set()
-        while self._to_finish:
-            index, item = await self._merged.get()
-            if isinstance(item, Exception):
-                raise item
+        async for index, item in self._items():
             if index % self._n == 0 and isinstance(item, TextChunk | TurnFinished) and index not in computed:
                 computed.add(index)
                 await self._start_choices(range(index + 1, index + self._n))
@@ -83,6 +81,17 @@ class Choices:
                     raise self._cancelled()
             yield index, item
         await self._cleanup.aclose()  # a client's next call, which its answer lets it make, finds the sessions closed
+
+    async def _items(self) -> AsyncIterator[tuple[int, TextItem]]:
+        if self._only is not None:
+            async for item in self._only:
+                yield 0, item
+            return
+        while self._to_finish:
+            index, merged = await self._merged.get()
+            if isinstance(merged, Exception):
+                raise merged
+            yield index, merged
 
     async def _start_choices(self, indices: Sequence[int]) -> None:
         for count, index in enumerate(indices):
@@ -95,6 +104,9 @@ class Choices:
         request = self._requests[prompt]
         numbered = replace(request, sampling=_sampling_of(request.sampling, number))
         reader = self._registry.turns.start(self._sessions[index], numbered, self._cleanup, self._charges[index])
+        if len(self._sessions) == 1:
+            self._only = reader
+            return
         task = asyncio.create_task(self._pump(index, reader))
         self._cleanup.push_async_callback(_end, task)
 

@@ -11,7 +11,7 @@ from app.routers.prompts import new_token_ids
 from app.routers.turn_answer import TURN_RESPONSES, answer_turn
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
-from app.text.turn_reader import TurnReader
+from app.text.generation import TurnReader
 from app.web.json_body import JsonRoute
 from app.web.sse import unless_disconnected
 from app.wire.turns import GenerateBody, TurnView

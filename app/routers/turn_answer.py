@@ -9,8 +9,7 @@ from fastapi import Request, Response
 from app.domain.errors import NotDurable
 from app.messages import Paused, TurnFinished
 from app.sessions.session import Session
-from app.text.generation import TextChunk
-from app.text.turn_reader import TurnReader
+from app.text.generation import TextChunk, TurnReader
 from app.web.errors.bodies import body_of
 from app.web.openapi.document import component
 from app.web.sse import EventStream, sse_event, unless_disconnected

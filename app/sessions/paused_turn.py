@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from app.domain.activations import CheckpointInfo
 from app.domain.breakpoints import OnTimeout
 from app.domain.values import TokenLogprobs
-from app.text.turn_reader import TextRule
+from app.text.generation import TextRule
 
 
 @dataclass(frozen=True, slots=True)

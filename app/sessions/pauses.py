@@ -15,7 +15,7 @@ from app.sessions.paused_turn import Pause, PauseLimit
 from app.sessions.session import Session
 from app.sessions.table import SessionTable
 from app.sessions.turn_ends import TurnEnds
-from app.text.turn_reader import TurnReader
+from app.text.generation import TurnReader
 
 logger = logging.getLogger(__name__)
 

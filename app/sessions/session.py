@@ -16,7 +16,7 @@ from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.sessions.paused_turn import DEFAULT_LIMIT, Pause, PausedPlace, PauseLimit
 from app.sessions.usage import SessionUsage
 from app.sessions.watcher import NOBODY, Watcher
-from app.text.turn_reader import TurnReader
+from app.text.generation import TurnReader
 from app.traces.base import TurnTrace
 
 UNNAMED = ""

@@ -25,8 +25,8 @@ from app.sessions.pauses import Pauses
 from app.sessions.session import Session
 from app.sessions.table import SessionTable
 from app.sessions.turn_ends import TurnEnds
+from app.text.generation import TextRule, TurnReader
 from app.text.tokenizer import Tokens
-from app.text.turn_reader import TextRule, TurnReader
 from app.traces.base import Traces, TurnStart, TurnTrace
 
 RETRY_AFTER_S = 1

@@ -1,5 +1,6 @@
-"""From a turn's tokens to its text: incremental decoding, and the stop strings that only text can show."""
+"""From a turn's tokens to its text: the stop strings that only text can show, and pauses."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -7,6 +8,7 @@ from app.bridge.turn import TokenRun, Turn
 from app.domain.values import FinishReason, TokenLogprobs
 from app.messages import Paused, PromptScored, Started, TurnFinished
 from app.text.detokenizer import Detokenizer
+from app.text.tokenizer import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,94 +71,149 @@ class StopMatcher:
         return longest
 
 
-class TextTurn:
-    """One turn as text: the items of the `Turn`, with every `TokenRun` as a `TextChunk`.
+@dataclass(frozen=True, slots=True)
+class TextRule:
+    """How a turn is read: the stop strings in its text, and which log-probabilities are kept."""
 
-    Iterate once for each `Submit` or `Resume`, one after the other: up to its `Paused` or the `TurnFinished`. What a
-    pause finds undecided, of a character or a stop string, is decided by the tokens after it.
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+    """No stop string ends the turn before."""
+    logprobs: int | None = None
+    """Alternatives to keep of each token; None: no log-probabilities are kept."""
+    shown: frozenset[int] = frozenset()
+    """Special tokens that are part of the text."""
 
-    When a stop string is complete, `on_stop` is called with the number of generated tokens that stay in the
-    history, the one that completed the match included; it must see to a `Cancel` with that `keep`. The turn then
-    ends as `stop` with that many tokens, even where it had already ended by itself with more. As with stop
-    tokens, none ends the turn before `min_tokens` tokens: earlier text is not searched.
 
-    `settled` is awaited before the `TurnFinished`, so that a finished turn is durable. Its error takes the place of
-    the `TurnFinished`, which `finished` has all the same.
+class TurnReader:
+    """One turn as text, read in stretches: each time it is iterated, from where it was left to its next pause or its
+    end. Of several who iterate it at once, each waits for the one before. It keeps all that was read.
+
+    Its items are those of the `Turn`, with every `TokenRun` as a `TextChunk`. What a pause finds undecided, of a
+    character or a stop string, is decided by the tokens after it.
+
+    A stop string ends the turn as `stop`, with the token that completes it as the last one, even where the turn had
+    already ended by itself with more. As with stop tokens, none ends it before `min_tokens` tokens: earlier text is not
+    searched.
     """
 
     def __init__(
         self,
         turn: Turn,
-        detokenizer: Detokenizer,
-        stop: Sequence[str],
+        tokens: Tokens,
+        rule: TextRule,
         on_stop: Callable[[int], None],
         settled: Callable[[], Awaitable[None]],
-        min_tokens: int = 0,
     ) -> None:
-        self._turn = turn
-        self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stop)
+        """When a stop string is complete, `on_stop` is called with the number of generated tokens that stay in the
+        history; it must see to a `Cancel` with that `keep`. `settled` is awaited before the `TurnFinished`, so that a
+        finished turn is durable. Its error takes the place of the `TurnFinished`, which `finished` has all the same.
+        """
+        self.turn = turn
+        self.rule = rule
+        self.token_ids: list[int] = []
+        """Everything generated so far."""
+        self.logprobs: list[TokenLogprobs] | None = None if rule.logprobs is None else []
+        """One for each of `token_ids`, or None if the turn did not ask for them."""
+        self.written: list[bytes] = []
+        """The first of `logprobs`, in slices, as an answer has told of them: those of a turn that pauses often are told
+        at each pause.
+        """
+        self.finished: TurnFinished | None = None
+        """How the turn has ended; it may have failed to become durable."""
         self._on_stop = on_stop
         self._settled = settled
-        self._min_tokens = min_tokens
-        self._generated = 0
-        self._stopped = False
-        self.finished: TurnFinished | None = None
-        """How the turn has ended, durable or not."""
+        self._text: list[str] = []
+        self._detokenizer = Detokenizer(tokens, after_text=True, shown=rule.shown)
+        self._matcher = StopMatcher(rule.stop)
+        self._reading = asyncio.Lock()
+        self._end: Paused | TurnFinished | None = None
 
-    def replay(self, run: TokenRun) -> TextChunk:
-        """Take tokens that were generated before, in a turn that this one goes on with."""
-        return self._read(run)
+    @property
+    def text(self) -> str:
+        """The text so far, but for what may yet become part of a stop string or of a character."""
+        return "".join(self._text)
+
+    @property
+    def all_logprobs(self) -> list[TokenLogprobs]:
+        """`logprobs`, and those of the tokens that are there but have not been read."""
+        return [*(self.logprobs or ()), *self.turn.unread_logprobs]
 
     async def __aiter__(self) -> AsyncIterator[TextItem]:
-        ticket = self._turn.ticket
-        async for item in self._turn:
-            if isinstance(item, TokenRun):
-                if not self._stopped:
-                    yield self._read(item)
-            elif isinstance(item, Paused):
-                # One of an earlier ticket was for a reader that left without it.
-                if item.ticket == ticket and not self._stopped:
+        async with self._reading:
+            ticket = self.turn.ticket
+            if self._end is not None and self._end.ticket == ticket:
+                yield self._end  # an earlier reader has read this stretch too
+                return
+            async for item in self.turn:
+                if isinstance(item, TokenRun):
+                    if not self._stopped:
+                        yield self._read(item)
+                elif isinstance(item, Paused):
+                    # One of an earlier ticket was for a reader that left without it.
+                    if item.ticket == ticket and not self._stopped:
+                        self._end = item
+                        yield item
+                        return
+                elif isinstance(item, TurnFinished):
+                    already = self._stopped
+                    tail = self._show(self._detokenizer.flush()) + self._matcher.flush()
+                    if tail or self._stopped != already:
+                        yield self._take(TextChunk(tail, stop=None if already else self._matcher.matched))
+                    self.finished = self._finish(item)
+                    await self._settled()
+                    self._end = self.finished
+                    yield self.finished
+                else:
                     yield item
-                    return
-            elif isinstance(item, TurnFinished):
-                already = self._stopped
-                tail = self._show(self._detokenizer.flush()) + self._matcher.flush()
-                if tail or self._stopped != already:
-                    yield TextChunk(tail, stop=None if already else self._matcher.matched)
-                self.finished = self._finish(item)
-                await self._settled()
-                yield self.finished
-            else:
-                yield item
+
+    async def read(self) -> Paused | TurnFinished:
+        """Read one stretch, and return how it ended."""
+        *_, end = [item async for item in self]
+        assert isinstance(end, Paused | TurnFinished)
+        return end
+
+    def replay(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take what was generated before, in a paused turn that this one goes on with."""
+        run = TokenRun()
+        run.token_ids, run.logprobs = list(token_ids), list(logprobs)
+        self._read(run)
+
+    @property
+    def _stopped(self) -> bool:
+        return self._matcher.matched is not None
 
     def _read(self, run: TokenRun) -> TextChunk:
         """Decode `run` up to and including the token that completes a stop string."""
         text: list[str] = []
         for token_id in run.token_ids:
-            self._generated += 1
+            self.token_ids.append(token_id)
             text.append(self._show(self._detokenizer.push((token_id,))))
             if self._stopped:
                 break
         taken = len(text)
         token_ids, logprobs = tuple(run.token_ids[:taken]), tuple(run.logprobs[:taken])
-        return TextChunk("".join(text), token_ids, logprobs, self._matcher.matched)
+        if self.logprobs is not None:
+            self.logprobs += logprobs
+        return self._take(TextChunk("".join(text), token_ids, logprobs, self._matcher.matched))
+
+    def _take(self, chunk: TextChunk) -> TextChunk:
+        self._text.append(chunk.text)
+        return chunk
 
     def _show(self, text: str) -> str:
         """What may be shown now that `text` has come; announces the first match."""
         if self._stopped:
             return ""
-        if self._generated < self._min_tokens:
+        if len(self.token_ids) < self.rule.min_tokens:
             return text
         shown = self._matcher.push(text)
-        self._stopped = self._matcher.matched is not None
         if self._stopped:
-            self._on_stop(self._generated)
+            self._on_stop(len(self.token_ids))
         return shown
 
     def _finish(self, finished: TurnFinished) -> TurnFinished:
         if not self._stopped:
             return finished
-        usage = replace(finished.usage, completion_tokens=self._generated)
-        history = usage.prompt_tokens + self._generated
+        usage = replace(finished.usage, completion_tokens=len(self.token_ids))
+        history = usage.prompt_tokens + len(self.token_ids)
         return replace(finished, reason=FinishReason.STOP, usage=usage, history_tokens=history)

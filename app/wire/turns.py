@@ -11,7 +11,7 @@ from typing_extensions import TypeAliasType
 from app.domain.errors import FieldOutOfRange
 from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, SamplingDefaults, SamplingParams, StopRule
-from app.text.turn_reader import TextRule
+from app.text.generation import TextRule
 from app.wire.base import MAX_COUNT, LongList, TokenId, View, WireModel, check_token_ids
 from app.wire.checkpoint import CheckpointView
 from app.wire.structured import StructuredOutputs

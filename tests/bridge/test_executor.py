@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from app.bridge.executor import Deliver, EngineExecutor
-from app.bridge.turn import SLICE, Mailbox, TokenRun
+from app.bridge.turn import SLICE, TokenRun, Turn
 from app.domain.errors import EngineError, EngineRestarting
 from app.domain.values import (
     FinishReason,
@@ -160,20 +160,17 @@ async def test_an_engine_that_is_lost_for_good_is_no_restart_for_ever(
     await executor.stop()
 
 
-def filled(count: int) -> Mailbox:
-    mailbox = Mailbox()
+def ended(count: int) -> Turn:
+    """A turn that has made `count` tokens, and has no reader yet."""
+    turn = Turn(Ticket(1))
     for number in range(count):
-        mailbox.put(Token(Ticket(1), number, TokenLogprobs(number, -0.5)))
-    return mailbox
+        turn.deliver(Token(Ticket(1), number, TokenLogprobs(number, -0.5)))
+    turn.deliver(FINISHED)
+    return turn
 
 
-async def read(mailbox: Mailbox) -> list[TokenRun]:
-    runs = []
-    while not mailbox.drained:
-        run = await mailbox.get()
-        assert isinstance(run, TokenRun)
-        runs.append(run)
-    return runs
+async def read(turn: Turn) -> list[TokenRun]:
+    return [item async for item in turn if isinstance(item, TokenRun)]
 
 
 FINISHED = TurnFinished(Ticket(1), FinishReason.LENGTH, TurnUsage(), 2, None, None)
@@ -181,30 +178,30 @@ FINISHED = TurnFinished(Ticket(1), FinishReason.LENGTH, TurnUsage(), 2, None, No
 
 @pytest.mark.parametrize("event", [Token(Ticket(1), 5, None), FINISHED], ids=["token", "end"])
 async def test_a_reader_that_waits_gets_what_comes_next(event: TurnEvent) -> None:
-    mailbox = Mailbox()
-    reading = asyncio.create_task(mailbox.get())
+    turn = Turn(Ticket(1))
+    reading = asyncio.ensure_future(anext(turn))
     await asyncio.sleep(0)
-    mailbox.put(event)
+    turn.deliver(event)
     await asyncio.wait_for(reading, 5)
 
 
 async def test_many_tokens_come_in_slices_and_in_order() -> None:
-    runs = await read(filled(10 * SLICE + 1))
+    runs = await read(ended(10 * SLICE + 1))
     assert max(len(run.token_ids) for run in runs) <= SLICE
     assert [token for run in runs for token in run.token_ids] == list(range(10 * SLICE + 1))
     assert [found.token_id for run in runs for found in run.logprobs] == list(range(10 * SLICE + 1))
 
 
 async def test_others_run_between_two_slices() -> None:
-    assert await turns_of_others(read(filled(10 * SLICE))) >= 9
+    assert await turns_of_others(read(ended(10 * SLICE))) >= 9
 
 
 async def test_a_reader_that_leaves_leaves_the_rest() -> None:
-    mailbox = filled(3 * SLICE)
-    await mailbox.get()
-    reading = asyncio.create_task(mailbox.get())
+    turn = ended(3 * SLICE)
+    await anext(turn)
+    reading = asyncio.ensure_future(anext(turn))
     await asyncio.sleep(0)
     reading.cancel()
     await asyncio.wait([reading])
-    assert [found.token_id for found in mailbox.logprobs] == list(range(SLICE, 3 * SLICE))
-    assert [token for run in await read(mailbox) for token in run.token_ids] == list(range(SLICE, 3 * SLICE))
+    assert [found.token_id for found in turn.unread_logprobs] == list(range(SLICE, 3 * SLICE))
+    assert [token for run in await read(turn) for token in run.token_ids] == list(range(SLICE, 3 * SLICE))

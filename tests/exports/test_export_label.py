@@ -40,7 +40,7 @@ from app.exports.label import ExportLabel, PausedTurnLabel, ScoredToken
 from app.exports.label_text import MAX_NAMES, MAX_VALUES, TOKEN_VALUES, check_text, most_values
 from app.sessions.paused_turn import PausedPlace, PauseLimit
 from app.sessions.session import Session
-from app.text.turn_reader import TextRule
+from app.text.generation import TextRule
 from app.wire.tensors import to_float32
 from tests.journal.building import model_info
 

@@ -24,8 +24,7 @@ from app.openai.responses.encoded import to_json
 from app.openai.responses.events import ResponseWriter
 from app.openai.responses.response import ResponseObject
 from app.sessions.turns import TurnRequest
-from app.text.generation import TextChunk
-from app.text.turn_reader import TextRule
+from app.text.generation import TextChunk, TextRule
 from tests.openai.conftest import MODEL
 from tests.openai.responses.asking import GREEDY, LOOK_UP
 from tests.others import turns_of_others

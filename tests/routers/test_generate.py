@@ -19,8 +19,7 @@ from app.routers.dependencies import Services
 from app.routers.turn_answer import turn_events
 from app.sessions.charges.logprob_room import BYTES_EACH
 from app.sessions.guards.side_work import Lane
-from app.text.generation import TextChunk
-from app.text.turn_reader import TextRule, TurnReader
+from app.text.generation import TextChunk, TextRule, TurnReader
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.routers.breakpoints.pausing import arm, generate, open_session, resume

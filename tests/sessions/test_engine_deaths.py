@@ -23,7 +23,7 @@ from app.sessions.guards.journal_room import JournalRoom
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import UNNAMED, Session
 from app.sessions.turns import TurnRequest
-from app.text.turn_reader import TextRule, TurnReader
+from app.text.generation import TextRule, TurnReader
 from tests.bridge.engines import TalkingEngine, app_of
 from tests.file_sizes import free_on_disks
 from tests.taking_turns import GREEDY, LONG

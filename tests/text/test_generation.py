@@ -16,8 +16,7 @@ from app.domain.values import FinishReason, Ticket, TokenLogprobs, TurnUsage
 from app.messages import Failed, Started, Token, TurnFinished
 from app.model_store.byte_tokenizer import byte_tokenizer
 from app.model_store.model_tokenizer import ModelTokenizer
-from app.text.detokenizer import Detokenizer
-from app.text.generation import StopMatcher, TextChunk, TextItem, TextTurn
+from app.text.generation import StopMatcher, TextChunk, TextItem, TextRule, TurnReader
 from app.text.tokenizer import Tokens
 
 TICKET = Ticket(1)
@@ -92,7 +91,7 @@ async def read(
 ) -> tuple[list[TextItem], list[int]]:
     """All items of the turn, and the `keep`s asked for. A slow reader begins when the engine has sent everything."""
     turn, keeps = Turn(TICKET), list[int]()
-    text_turn = TextTurn(turn, Detokenizer(tokens, after_text=True), stop, keeps.append, settled, min_tokens)
+    reader = TurnReader(turn, tokens, TextRule(tuple(stop), min_tokens), keeps.append, settled)
 
     async def send() -> None:
         turn.deliver(Started(TICKET, 0))
@@ -104,9 +103,9 @@ async def read(
     async with asyncio.timeout(10):
         if slow:
             await send()
-            return [item async for item in text_turn], keeps
+            return [item async for item in reader], keeps
         sending = asyncio.create_task(send())
-        items = [item async for item in text_turn]
+        items = [item async for item in reader]
         await sending
         return items, keeps
 
@@ -177,7 +176,7 @@ async def test_a_turn_that_fails_or_cannot_be_settled_has_no_end_but_the_error(
     turn = Turn(TICKET)
     for each in (Token(TICKET, 65), event):
         turn.deliver(each)
-    reader = aiter(TextTurn(turn, Detokenizer(tokens, after_text=True), (), lambda keep: None, settle))
+    reader = aiter(TurnReader(turn, tokens, TextRule(), lambda keep: None, settle))
     assert text_of([await anext(reader)]) == "A"
     with pytest.raises(type(error), match=str(error)):
         await anext(reader)
@@ -191,7 +190,7 @@ async def test_the_end_is_told_only_when_it_is_settled_and_a_stop_has_been_annou
 
     for event in events_of(tokens.encode("abc", add_special_tokens=False)):
         turn.deliver(event)
-    text_turn = TextTurn(turn, Detokenizer(tokens, after_text=True), ["c"], lambda keep: order.append("cut"), settle)
-    async for item in text_turn:
+    reader = TurnReader(turn, tokens, TextRule(("c",)), lambda keep: order.append("cut"), settle)
+    async for item in reader:
         order.append(type(item).__name__)
     assert order == ["cut", "TextChunk", "settled", "TurnFinished"]

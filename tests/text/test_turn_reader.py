@@ -17,9 +17,8 @@ from app.domain.values import FinishReason, Ticket, TokenLogprobs, TurnUsage
 from app.messages import Failed, Paused, Started, Token, TurnFinished
 from app.model_store.byte_tokenizer import byte_tokenizer
 from app.model_store.model_tokenizer import ModelTokenizer
-from app.text.generation import TextChunk
+from app.text.generation import TextChunk, TextRule, TurnReader
 from app.text.tokenizer import Tokens
-from app.text.turn_reader import TextRule, TurnReader
 
 TOKENS = Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset({257}))
 PROMPT_TOKENS = 7

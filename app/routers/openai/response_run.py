@@ -12,8 +12,7 @@ from app.openai.responses.output import Event
 from app.openai.responses.response import ResponseObject
 from app.routers.dependencies import Services
 from app.sessions.session import Session
-from app.text.generation import TextChunk
-from app.text.turn_reader import TurnReader
+from app.text.generation import TextChunk, TurnReader
 
 
 class ResponseRun:
