@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from app.gpu.device.choice import dtype_name
+from app.gpu.device.hardware import dtype_name
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, make_batch
 from app.gpu.kernels.attention.cpu import PagedCpuAttention
 from app.gpu.kernels.attention.reference import ReferenceAttention

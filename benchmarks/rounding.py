@@ -20,7 +20,7 @@ from rich.console import Console
 from torch import Tensor
 
 from app.domain.values import WeightsDtype
-from app.gpu.device.choice import choose_kv_dtype
+from app.gpu.device.hardware import choose_kv_dtype
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kernels.linear.base import bias_of, cells
@@ -29,7 +29,7 @@ from app.gpu.kernels.linear.matrix import Matrix, dense_of
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.weights.resident import Bundle, ResidentWeights
+from app.gpu.weights.bundles import Bundle, ResidentWeights
 from app.gpu.weights.source import weights_of
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import Settings

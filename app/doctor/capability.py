@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from app.doctor.findings import Finding, error, ok, warning
-from app.gpu.device.probe import GPU
+from app.doctor.probe import GPU
 
 NAME = "compute_capability"
 BFLOAT16 = (8, 0)

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from app.doctor.examination import examine
 from app.doctor.findings import Status
-from app.gpu.device.probe import MachineProbe
+from app.doctor.probe import MachineProbe
 
 FOUND_ERRORS = 1
 

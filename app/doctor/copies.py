@@ -2,7 +2,7 @@
 
 from app.doctor.findings import Finding, error, ok, warning
 from app.doctor.link import Link
-from app.gpu.device.probe import Copies, CopyRates
+from app.doctor.probe import Copies, CopyRates
 from app.machine.units import MIB, rate
 
 NAME = "copies"

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from app.doctor.findings import Finding, error, ok, warning
+from app.doctor.probe import GPU, TorchBuild
 from app.domain.errors import FieldOutOfRange
-from app.gpu.device.probe import GPU, TorchBuild
 from app.machine.files import read, read_field
 
 NAME = "device"

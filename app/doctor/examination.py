@@ -13,10 +13,10 @@ from app.doctor.link import check_link
 from app.doctor.memlock import check_memlock, check_pinned
 from app.doctor.memory import check_device_memory, check_host_memory
 from app.doctor.numa import check_numa
+from app.doctor.probe import MachineProbe
 from app.doctor.report import Report
 from app.doctor.versions import check_versions
 from app.doctor.weights import check_weights
-from app.gpu.device.probe import MachineProbe
 
 
 def examine(

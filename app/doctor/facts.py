@@ -11,8 +11,8 @@ from app.doctor.driver import Driver, read_release
 from app.doctor.link import Link, read_link
 from app.doctor.memlock import Pinned, read_memlock
 from app.doctor.numa import Numa, read_numa
+from app.doctor.probe import GPU, Copies, MachineProbe, ProbeFailed, TorchBuild
 from app.doctor.versions import Versions, read_versions
-from app.gpu.device.probe import GPU, Copies, MachineProbe, ProbeFailed, TorchBuild
 from app.machine.memory import HostMemory, read_host_memory
 from app.machine.units import size
 

@@ -1,9 +1,9 @@
 """What `djinn --version` says: what is installed, and what it would serve with."""
 
 from app.doctor.device import choose_device
+from app.doctor.probe import newest_cuda
 from app.doctor.versions import TORCH, read_versions
 from app.domain.values import AUTO_DTYPES
-from app.gpu.device.probe import newest_cuda
 from app.settings import Settings
 
 
@@ -29,6 +29,6 @@ def _count_gpus() -> int:
     """As PyTorch counts them. It takes seconds to load, and finds none where there is no driver."""
     if newest_cuda() is None:
         return 0
-    from app.gpu.device.probe import MachineProbe
+    from app.doctor.probe import MachineProbe
 
     return MachineProbe().build().gpu_count

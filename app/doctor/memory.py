@@ -1,7 +1,7 @@
 """Free memory on the device and in the host tier."""
 
 from app.doctor.findings import Finding, error, ok, warning
-from app.gpu.device.probe import GPU
+from app.doctor.probe import GPU
 from app.machine.memory import HostMemory
 from app.machine.units import GIB, size
 

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 from torch.profiler import ProfilerActivity, profile
 
-from app.gpu.device.choice import choose_device, choose_dtype
+from app.gpu.device.hardware import choose_device, choose_dtype
 from app.gpu.device.streams import streams_of
 from app.gpu.engine import Engine
 from app.gpu.kernels.attention import attention_for

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from app.gpu.device.choice import choose_device, choose_dtype
+from app.gpu.device.hardware import choose_device, choose_dtype
 from app.gpu.device.streams import streams_of
 from app.gpu.startup.memory import weight_bytes
 from app.machine.memory import read_host_memory

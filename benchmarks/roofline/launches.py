@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime.jit import KernelInterface
 
 from app.domain.values import SamplingParams
-from app.gpu.device.staging import put_each
+from app.gpu.device.streams import put_each
 from app.gpu.forward.graphs import Graphs
 from app.gpu.forward.pieces import layer_by_layer
 from app.gpu.kernels.attention import attention_named, triton_paged
@@ -30,7 +30,7 @@ from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.sampling.requests import SampleRequest
 from app.gpu.sampling.sampler import choose, place_requests
-from app.gpu.weights.resident import ResidentWeights
+from app.gpu.weights.bundles import ResidentWeights
 from app.gpu.weights.source import weights_of
 from app.model_store.resolve import resolve
 

@@ -13,8 +13,8 @@ from app.doctor.facts import DeviceFacts, Facts
 from app.doctor.link import Link
 from app.doctor.memlock import Pinned
 from app.doctor.numa import Numa
+from app.doctor.probe import GPU, Copies, CopyRates, MachineProbe, ProbeFailed, TorchBuild
 from app.doctor.versions import Package, Versions
-from app.gpu.device.probe import GPU, Copies, CopyRates, MachineProbe, ProbeFailed, TorchBuild
 from app.machine.memory import HostMemory
 
 GIB = 1 << 30

@@ -19,14 +19,13 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 
 from app.cli import main
-from app.doctor import installation
+from app.doctor import installation, probe
 from app.doctor.examination import examine, judge
 from app.doctor.facts import Facts
 from app.doctor.findings import Status, error, ok, warning
 from app.doctor.installation import describe_installation
+from app.doctor.probe import MachineProbe, TorchBuild
 from app.doctor.report import Report
-from app.gpu.device import probe
-from app.gpu.device.probe import MachineProbe, TorchBuild
 from app.settings import Settings
 from tests.doctor.conftest import CPU_TORCH, CUDA_TORCH, GIB, H100, FakeProbe, Kernel, copies, healthy_facts
 from tests.doctor.schema import schema_text

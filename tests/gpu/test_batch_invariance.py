@@ -11,7 +11,7 @@ import torch
 from app.domain.breakpoints import Action, Pass, When
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVPolicy, Phase, SessionId
-from app.gpu.device.choice import dtype_name
+from app.gpu.device.hardware import dtype_name
 from app.gpu.kernels.attention import attention_for
 from app.gpu.models import load_stack
 from app.messages import PromptScored, Token

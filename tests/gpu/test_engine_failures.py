@@ -10,8 +10,8 @@ import torch
 
 from app.domain.errors import EngineError
 from app.domain.values import SessionId, StopRule, Ticket
-from app.gpu.device import choice
-from app.gpu.device.choice import DeviceLost
+from app.gpu.device import hardware
+from app.gpu.device.hardware import DeviceLost
 from app.messages import Event, Failed, Open, Submit, Token, TurnFinished
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import GREEDY, Driver
@@ -49,7 +49,7 @@ def test_a_step_that_fails_ends_its_turns_and_leaves_the_engine_running(
 def test_a_device_that_does_not_recover_ends_the_engine(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.submit(driver.open(), prompt(3, 6), 4)
     monkeypatch.setattr(driver.runner.stack, "head", raise_cuda_error)
-    monkeypatch.setattr(choice, "probe", raise_cuda_error)
+    monkeypatch.setattr(hardware, "probe", raise_cuda_error)
     with pytest.raises(DeviceLost, match="does not recover: CUDA error: an illegal memory access"):
         driver.engine.step()
 

@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange, MalformedRequest
-from app.gpu.device.choice import dtype_name
+from app.gpu.device.hardware import dtype_name
 from app.wire.tensors import norm, read_one, to_float32, vector_of, write_file
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from app.domain.errors import DjinnError, EngineError, FieldOutOfRange, WeightsLost
-from app.gpu.device.choice import check_alive
+from app.gpu.device.hardware import check_alive
 from app.gpu.forward.results import StepResult
 from app.gpu.planning.turns import Turns
 from app.gpu.state.segments import Row

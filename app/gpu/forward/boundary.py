@@ -12,9 +12,8 @@ from torch import Tensor
 
 from app.domain.breakpoints import Edit, EditOp, Intervention, TensorData
 from app.domain.positions import Runs, positions_of
-from app.gpu.device.choice import dtype_name
-from app.gpu.device.staging import Put
-from app.gpu.device.streams import PASSED, DeviceStreams, Event
+from app.gpu.device.hardware import dtype_name
+from app.gpu.device.streams import PASSED, DeviceStreams, Event, Put
 from app.gpu.state.checkpoints import Captured, StoredTensor
 from app.gpu.state.paths import LoadCheckpoint, Record
 from app.gpu.state.segments import Row

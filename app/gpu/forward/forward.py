@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from app.domain.memory_map import StepCounts
-from app.gpu.device.memory import is_out_of_memory
-from app.gpu.device.staging import Download, Put, Staging
-from app.gpu.device.streams import DeviceStreams
+from app.gpu.device.hardware import is_out_of_memory
+from app.gpu.device.streams import DeviceStreams, Download, Put, Staging
 from app.gpu.forward.boundary import BoundaryActions, HostTensor, vectors_on
 from app.gpu.forward.graphs import Graphs
 from app.gpu.forward.inputs import Batches

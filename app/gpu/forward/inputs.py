@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.domain.values import SessionId
-from app.gpu.device.staging import Put
+from app.gpu.device.streams import Put
 from app.gpu.kernels.attention.base import Batch, place_batch
 from app.gpu.state.blocks import BlockId
 from app.gpu.state.segments import Row

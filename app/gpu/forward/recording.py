@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.device.memory import DeviceMemory
+from app.gpu.device.hardware import DeviceMemory
 from app.gpu.forward.graphs import KEPT_PASSES, Graphs, Recorder
 from app.gpu.forward.pieces import layer_by_layer, whole_pass
 from app.gpu.kernels.attention.base import Batch, make_batch

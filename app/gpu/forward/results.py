@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from app.domain.values import TokenLogprobs
-from app.gpu.device.staging import Download, Put
-from app.gpu.device.streams import PASSED, DeviceStreams, Event
+from app.gpu.device.streams import PASSED, DeviceStreams, Download, Event, Put
 from app.gpu.forward.boundary import BoundaryActions, HostTensor
 from app.gpu.sampling.masks import MaskThread
 from app.gpu.sampling.requests import Sampled, SampleRequest

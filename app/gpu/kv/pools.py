@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.gpu.device.memory import zeroed
+from app.gpu.device.hardware import zeroed
 from app.gpu.device.streams import PASSED, DeviceStreams, Event, Run, Stream
 from app.gpu.kernels.attention.base import columns_of
 from app.gpu.models.base import LayerStack

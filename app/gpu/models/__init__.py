@@ -10,7 +10,7 @@ from app.gpu.models.base import LayerStack
 from app.gpu.models.family import OwnStack
 from app.gpu.models.gpt2 import GPT2
 from app.gpu.models.llama import LLAMA, VARIANTS
-from app.gpu.weights.resident import ResidentWeights, Weights
+from app.gpu.weights.bundles import ResidentWeights, Weights
 from app.gpu.weights.source import WeightSource, weights_of
 from app.model_store.resolve import ResolvedModel
 

@@ -20,7 +20,7 @@ from app.gpu.kernels.attention.base import Attention, Batch
 from app.gpu.kernels.linear.base import Linear, Weight
 from app.gpu.kernels.linear.matrix import Matrix, dense_of, split, stack, stored_rows
 from app.gpu.kernels.linear.shard import WHOLE, Shard
-from app.gpu.weights.resident import Bundle, Weights
+from app.gpu.weights.bundles import Bundle, Weights
 from app.gpu.weights.source import WeightSource, take_output_weight
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 from app.gpu.models.base import require_fixed_rope
 from app.gpu.models.elementwise import add_, add_rms_norm, rms_norm, rotate, silu_mul
 from app.gpu.models.family import Elementwise, Family, Layer, Parts, activation_of, head_dim_of
-from app.gpu.weights.resident import Weights
+from app.gpu.weights.bundles import Weights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

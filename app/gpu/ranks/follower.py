@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from app.domain.errors import DjinnError
-from app.gpu.device.choice import dtype_name
-from app.gpu.device.group import Group
-from app.gpu.device.memory import allocating
+from app.gpu.device.hardware import allocating, dtype_name
 from app.gpu.device.streams import streams_of
 from app.gpu.forward.pieces import layer_by_layer
-from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kernels.linear.shard import Shard
 from app.gpu.kv.pools import KVPool, Part, SharedHostPool
-from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.ranks.orders import CopyAcross, CopyBlocks, Join, Load, Order, Page, Run, RunHead
+from app.gpu.ranks.protocol import Group, Load, Run
 from app.gpu.state.kv_header import KVLayout
 from app.logs.formats import configure
 
 logger = logging.getLogger(__name__)
 
-Copy = Callable[[CopyAcross], None]
 Ending = Callable[[], AbstractContextManager[None]]
 
 
@@ -37,111 +34,95 @@ def follow(orders: Connection, copies: tuple[Connection, Connection], slab: int,
     ends with the first thread that leaves `ending_with_it`.
     """
     load: Load = orders.recv()
+    recipe = load.recipe
     configure(load.log)
     torch.set_num_threads(load.threads)
-    if load.device.type == "cuda":
-        torch.cuda.set_device(load.device)
-    group = Group(load.rank, load.ranks, load.device)
+    if recipe.device.type == "cuda":
+        torch.cuda.set_device(recipe.device)
+    group = Group(load.rank, load.ranks, recipe.device)
+    store: Path
     try:
-        stack = load_part(load, group)
+        stack = recipe.load_stack(Shard(load.rank, load.ranks, group.total, group.beside))
+        with torch.inference_mode():
+            _warm_up(stack, load)
         orders.send(None)
-        join: Join = orders.recv()
-        follower = Follower(load, stack, group, join, slab)
+        device_blocks, host_blocks, store = orders.recv()
+        follower = Follower(load, stack, group, slab, device_blocks, host_blocks)
     except DjinnError as error:
         orders.send(error)
         return
     orders.send(None)
-    group.join(join.store)
-    for connection, copy in zip(copies, (follower.copy_out, follower.copy_in), strict=True):
-        given = (connection, copy, ending_with_it)
-        threading.Thread(target=_serve_copies, args=given, name="djinn-copy", daemon=True).start()
+    group.join(store)
+    for connection, out in zip(copies, (True, False), strict=True):
+        given = (connection, out, ending_with_it)
+        threading.Thread(target=follower.serve_copies, args=given, name="djinn-copy", daemon=True).start()
     with torch.inference_mode():
         while True:
-            follower.carry_out(orders.recv())
-
-
-def load_part(load: Load, group: Group) -> LayerStack:
-    """The part of the model that is this rank's. A layer and the head have run once."""
-    stack = load_stack(
-        load.model,
-        device=load.device,
-        dtype=load.dtype,
-        attention=attention_for(load.device, batch_invariant=load.batch_invariant, in_bfloat16=load.attend_in_bfloat16),
-        max_model_len=load.max_model_len,
-        batch_invariant=load.batch_invariant,
-        products=load.products,
-        shard=Shard(load.rank, load.ranks, group.total, group.beside),
-    )
-    with torch.inference_mode():
-        _warm_up(stack, load)
-    return stack
+            follower.carry_out(*orders.recv())
 
 
 def _warm_up(stack: LayerStack, load: Load) -> None:
     """Compile what a decode row needs, alone and beside a prompt."""
-    both = make_batch([(0, 1), (0, load.block_size)], [[0], [1]], load.block_size, load.device)
-    pool = KVPool(stack, 2, load.block_size, dtype=load.kv_dtype).layer(0)
-    for batch in (both, make_batch([(0, 1)], [[0]], load.block_size, load.device)):
-        hidden = torch.zeros(len(batch.positions), stack.hidden_size, dtype=load.dtype, device=load.device)
+    recipe, block_size = load.recipe, load.recipe.settings.block_size
+    both = make_batch([(0, 1), (0, block_size)], [[0], [1]], block_size, recipe.device)
+    pool = KVPool(stack, 2, block_size, dtype=recipe.kv_dtype).layer(0)
+    for batch in (both, make_batch([(0, 1)], [[0]], block_size, recipe.device)):
+        hidden = torch.zeros(len(batch.positions), stack.hidden_size, dtype=recipe.dtype, device=recipe.device)
         stack.head(stack.layer(0, hidden, batch, pool))
 
 
 class Follower:
     """Carries out orders. The main thread takes those that keep their turn, one thread each way copies."""
 
-    def __init__(self, load: Load, stack: LayerStack, group: Group, join: Join, slab: int) -> None:
+    def __init__(
+        self, load: Load, stack: LayerStack, group: Group, slab: int, device_blocks: int, host_blocks: int
+    ) -> None:
         """Raises FieldOutOfRange if there is no room for the blocks of KV."""
-        self._group, self._stack, self._device = group, stack, load.device
-        kept = dtype_name(load.kv_dtype)
-        layout = KVLayout(stack.num_layers, stack.kv_heads, load.block_size, stack.head_dim, kept)
-        with allocating("kv_device", join.device_blocks * layout.block_bytes):
-            self._pool = KVPool(stack, join.device_blocks, load.block_size, dtype=load.kv_dtype)
+        recipe, block_size = load.recipe, load.recipe.settings.block_size
+        self._group, self._stack, self._device = group, stack, recipe.device
+        kept = dtype_name(recipe.kv_dtype)
+        layout = KVLayout(stack.num_layers, stack.kv_heads, block_size, stack.head_dim, kept)
+        with allocating("kv_device", device_blocks * layout.block_bytes):
+            self._pool = KVPool(stack, device_blocks, block_size, dtype=recipe.kv_dtype)
         part = Part(load.rank, load.ranks, slab)
-        self._host = SharedHostPool(self._pool, join.host_blocks, streams_of(load.device), part)
+        self._host = SharedHostPool(self._pool, host_blocks, streams_of(recipe.device), part)
         self._run_layers = layer_by_layer(stack, self._pool)
         self._done = 0
         self._came = threading.Condition()
 
-    def carry_out(self, order: Order) -> None:
-        """Do what keeps its turn."""
-        match order:
-            case Run():
-                self._run(order)
-            case RunHead(rows):
-                hidden = torch.empty(rows, self._stack.hidden_size, dtype=self._stack.dtype, device=self._device)
-                self._group.broadcast(hidden)
-                self._stack.head(hidden)
-            case CopyBlocks(copies):
-                self._pool.copy_blocks(copies)
+    def carry_out(self, order: str, arguments: tuple[Any, ...]) -> None:
+        """Do what keeps its turn: one of the next three methods."""
+        getattr(self, order)(*arguments)
         with self._came:
             self._done += 1
             self._came.notify_all()
 
-    def copy_out(self, copy: CopyAcross) -> None:
-        """Copy device blocks to the host."""
-        self._wait(copy.after)
-        self._host.copy_out(copy.source, copy.target, self._host.now(), copy.half)
+    def run(self, run: Run) -> None:
+        """Run this rank's part of layers."""
+        page = run.empty(self._device)
+        self._group.broadcast(page)
+        self._run_layers(run.lo, run.hi, *run.unpack(page))
 
-    def copy_in(self, copy: CopyAcross) -> None:
-        """Copy host blocks to the device."""
-        self._wait(copy.after)
-        self._host.copy_in(copy.source, copy.target, self._host.now(), copy.half)
+    def head(self, rows: int) -> None:
+        """Give logits for so many rows of the residual stream, which are broadcast next."""
+        hidden = torch.empty(rows, self._stack.hidden_size, dtype=self._stack.dtype, device=self._device)
+        self._group.broadcast(hidden)
+        self._stack.head(hidden)
 
-    def _run(self, run: Run) -> None:
-        page = Page(run, self._stack.hidden_size, self._stack.dtype)
-        given = page.empty(self._device)
-        self._group.broadcast(given)
-        hidden, batch = page.unpack(given)
-        self._run_layers(run.lo, run.hi, hidden, batch)
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy device blocks, `(source, target)` each, in order."""
+        self._pool.copy_blocks(copies)
+
+    def serve_copies(self, connection: Connection, out: bool, ending_with_it: Ending) -> None:
+        """Copy blocks from the device to the host, or to it, each time once so many orders have been carried out."""
+        copy = self._host.copy_out if out else self._host.copy_in
+        with ending_with_it():
+            while True:
+                orders, source, target, half = connection.recv()
+                self._wait(orders)
+                copy(source, target, self._host.now(), half)
+                connection.send(None)
 
     def _wait(self, orders: int) -> None:
-        """Until so many orders have been carried out."""
         with self._came:
             self._came.wait_for(lambda: self._done >= orders)
-
-
-def _serve_copies(connection: Connection, copy: Copy, ending_with_it: Ending) -> None:
-    with ending_with_it():
-        while True:
-            copy(connection.recv())
-            connection.send(None)

@@ -1,4 +1,8 @@
-"""The other ranks as rank 0 sees them: processes that it starts, orders, and does not outlive."""
+"""Rank 0, which runs the engine: it starts the other ranks, orders each part of a step, and does not outlive them.
+
+The others embed nothing, and see no edit or checkpoint: what rank 0's residual stream is at the lower end of a run is
+all that they need. Within a run each layer's sums make it whole on every rank.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,28 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from enum import Enum
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 
-from app.domain.errors import DjinnError, EngineError
-from app.gpu.device.group import Group
+from app.domain.errors import DjinnError, EngineError, FieldOutOfRange
+from app.gpu.device.streams import DeviceStreams, Event
+from app.gpu.forward.pieces import RunLayers
+from app.gpu.kernels.attention.base import Batch
 from app.gpu.kernels.linear.shard import Shard
-from app.gpu.kv.pools import open_slab
-from app.gpu.ranks.orders import CopyAcross, Join, Load, Order
+from app.gpu.kv.pools import LANDED, KVPool, Landing, Part, SharedHostPool, open_slab
+from app.gpu.models import require_shards
+from app.gpu.models.base import LayerStack
+from app.gpu.models.recipe import Recipe
+from app.gpu.ranks.protocol import Group, Load, Run
+from app.gpu.state.moves import WHOLE_PASSES, HalfPass
+from app.logs.formats import configured
 from app.machine.cores import free_from_core, without_binding
 
 logger = logging.getLogger(__name__)
@@ -37,16 +48,54 @@ NAMED_S = 2.0
 
 Die = Callable[[str], None]
 """Ends this process, with the reason: ranks that are no longer in step cannot go on."""
+Direction = Literal["out", "in"]
+"""Of a copy of blocks, as seen from the device."""
 
 
-class Direction(Enum):
-    """Of a copy of blocks, as seen from the device."""
+def start_ranks(recipe: Recipe, die: Die) -> Ranks | None:
+    """The other ranks, which begin to load their parts; None if the setting is 1. Raises FieldOutOfRange for a model or
+    a setting that ranks are not for.
+    """
+    settings, device = recipe.settings, recipe.device
+    count = settings.tensor_parallel
+    if count == 1:
+        return None
+    require_shards(recipe.model, count)
+    if settings.weights_device is not None:
+        raise FieldOutOfRange(
+            "weights_device must be auto with tensor_parallel: each rank keeps its part of the weights",
+            param="weights_device",
+        )
+    if settings.cuda_graphs:
+        raise FieldOutOfRange(
+            "cuda_graphs must not be set with tensor_parallel: steps of several ranks are not recorded",
+            param="cuda_graphs",
+        )
+    devices = _devices(device, count)
+    threads = max(1, torch.get_num_threads() // count)
+    if device.type == "cpu":
+        torch.set_num_threads(threads)
+    ranks = Ranks(count, device, die)
+    for other in ranks.others:
+        other.tell(Load(replace(recipe, device=devices[other.rank]), other.rank, count, threads, configured()))
+    return ranks
 
-    OUT = 0
-    IN = 1
+
+def _devices(device: torch.device, count: int) -> list[torch.device]:
+    """That of each rank: from `device` on. Raises FieldOutOfRange if there are too few."""
+    if device.type == "cpu":
+        return [device] * count
+    first, found = device.index or 0, torch.cuda.device_count()
+    if first + count > found:
+        raise FieldOutOfRange(
+            f"tensor_parallel must be between 1 and {found - first}: this machine has {found} CUDA devices, and the "
+            f"first of the ranks has cuda:{first}; got {count}",
+            param="tensor_parallel",
+        )
+    return [torch.device("cuda", first + rank) for rank in range(count)]
 
 
-class _Rank:
+class OtherRank:
     """A process that has a part of the model."""
 
     def __init__(self, rank: int, slab: int) -> None:
@@ -66,7 +115,7 @@ class _Rank:
                 their.close()
         self.rank = rank
         self.orders, *copies = (Connection(ours.detach()) for ours, _ in pairs)
-        self.copies = dict(zip(Direction, copies, strict=True))
+        self.copies: dict[Direction, Connection] = dict(zip(("out", "in"), copies, strict=True))
 
     def end(self) -> str:
         """How the process has ended; waits for it."""
@@ -74,8 +123,8 @@ class _Rank:
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return f"the process of rank {self.rank} {how}"
 
-    def tell(self, message: Load | Join) -> None:
-        """Send what it answers."""
+    def tell(self, message: Load | tuple[int, int, Path]) -> None:
+        """Send what it answers: how to load its part, or how to join the others."""
         with suppress(OSError):  # `answer` says how it has ended
             self.orders.send(message)
 
@@ -102,10 +151,10 @@ class Ranks:
         self._closing = False
         self._ended = threading.Event()
         self._failing = threading.Lock()
-        self._others: list[_Rank] = []
+        self.others: list[OtherRank] = []
         try:
             for rank in range(1, count):
-                self._others.append(_Rank(rank, self.slab))
+                self.others.append(OtherRank(rank, self.slab))
         except OSError as error:
             self.close()
             raise EngineError(f"a process of {count} ranks could not be started: {error}") from error
@@ -115,39 +164,34 @@ class Ranks:
         """That of this process."""
         return Shard(0, self.count, self.group.total, self.group.beside)
 
-    def load(self, load_of: Callable[[int], Load]) -> None:
-        """Have each rank load its part, beside this one."""
-        for other in self._others:
-            other.tell(load_of(other.rank))
-
     def join(self, device_blocks: int, host_blocks: int) -> None:
         """Wait until all have loaded, have them make room for KV, and connect. Raises what they say is wrong."""
         folder = Path(tempfile.mkdtemp(prefix="djinn-ranks-"))
         try:
             self._wait()
-            for other in self._others:
-                other.tell(Join(device_blocks, host_blocks, folder / "store"))
+            for other in self.others:
+                other.tell((device_blocks, host_blocks, folder / "store"))
             self._wait()
-            for other in self._others:
+            for other in self.others:
                 threading.Thread(target=self._watch, args=(other,), name="djinn-rank", daemon=True).start()
             self.group.join(folder / "store")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def order(self, order: Order) -> None:
-        """Give an order to all. They carry it out after those before it."""
+    def order(self, name: str, *arguments: Any) -> None:
+        """Give an order to all, by the name of a method of `Follower`. They carry it out after those before it."""
         self.ordered += 1
         try:
-            for other in self._others:
-                other.orders.send(order)
+            for other in self.others:
+                other.orders.send((name, arguments))
         except OSError as error:
             self.fail(error)
 
-    def run(self, order: Order, page: Tensor, own: Callable[[], Tensor]) -> Tensor:
-        """Have all carry out `order` on a page that they get from here, beside `own`, of which this is the result. Once
-        they have it there is no way back: what fails here, for want of memory too, ends the process.
+    def run(self, page: Tensor, own: Callable[[], Tensor], name: str, *arguments: Any) -> Tensor:
+        """Have all carry out an order on a page that they get from here, beside `own`, of which this is the result.
+        Once they have it there is no way back: what fails here, for want of memory too, ends the process.
         """
-        self.order(order)
+        self.order(name, *arguments)
         try:
             self.group.broadcast(page)
             return own()
@@ -155,13 +199,17 @@ class Ranks:
             self.fail(error)
 
     @contextmanager
-    def copying(self, direction: Direction, order: CopyAcross) -> Iterator[None]:
-        """Have all copy blocks while the context lasts; it ends when they have. As with `run`, there is no way back."""
+    def copying(
+        self, direction: Direction, after: int, source: Sequence[int], target: Sequence[int], half: HalfPass
+    ) -> Iterator[None]:
+        """Have all copy blocks, once `after` orders have been carried out, while the context lasts; it ends when they
+        have. As with `run`, there is no way back.
+        """
         try:
-            for other in self._others:
-                other.copies[direction].send(order)
+            for other in self.others:
+                other.copies[direction].send((after, source, target, half))
             yield
-            for other in self._others:
+            for other in self.others:
                 other.copies[direction].recv()
         except Exception as error:
             self.fail(error)
@@ -179,25 +227,25 @@ class Ranks:
         if self._closing:
             return
         self._closing = True
-        for other in self._others:
+        for other in self.others:
             for connection in (other.orders, *other.copies.values()):
                 connection.close()
-        for other in self._others:
+        for other in self.others:
             try:
                 other.process.wait(END_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 other.process.kill()
                 other.process.wait()
-        self._others.clear()
+        self.others.clear()
         self.group.leave()
         os.close(self.slab)
 
     def _wait(self) -> None:
-        for other in self._others:
+        for other in self.others:
             if (wrong := other.answer()) is not None:
                 raise wrong
 
-    def _watch(self, other: _Rank) -> None:
+    def _watch(self, other: OtherRank) -> None:
         free_from_core()
         reason = other.end()
         if not self._closing:
@@ -210,6 +258,85 @@ class Ranks:
 
 
 def end_process(reason: str) -> None:
-    """See `Die`."""
+    """End this process at once, with the reason in the log."""
     logger.critical("the engine has died: %s", reason)
     os._exit(1)
+
+
+def leading_layers(ranks: Ranks, run_layers: RunLayers) -> RunLayers:
+    """Layers of all ranks: `run_layers` runs the part that is here, while the others run theirs."""
+
+    def run_on_all(lo: int, hi: int, hidden: Tensor, batch: Batch) -> Tensor:
+        run = Run.of(lo, hi, hidden, batch)
+        return ranks.run(run.pack(hidden, batch), lambda: run_layers(lo, hi, hidden, batch), "run", run)
+
+    return run_on_all
+
+
+class LeadingStack:
+    """A `LayerStack` whose head is that of all ranks. Its layers are the part that is here, for `leading_layers`."""
+
+    def __init__(self, ranks: Ranks, stack: LayerStack) -> None:
+        self._ranks, self._stack = ranks, stack
+        self.num_layers, self.hidden_size, self.vocab_size = stack.num_layers, stack.hidden_size, stack.vocab_size
+        self.kv_heads, self.head_dim, self.max_model_len = stack.kv_heads, stack.head_dim, stack.max_model_len
+        self.dtype, self.device, self.parameter_bytes = stack.dtype, stack.device, stack.parameter_bytes
+        self.embed, self.layer = stack.embed, stack.layer
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self._ranks.run(hidden.contiguous(), lambda: self._stack.head(hidden), "head", len(hidden))
+
+
+class LeadingPool(KVPool):
+    """A `KVPool` of which each rank has a part."""
+
+    def __init__(
+        self, ranks: Ranks, stack: LayerStack, num_blocks: int, block_size: int, *, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(stack, num_blocks, block_size, dtype=dtype)
+        self._ranks = ranks
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        if copies:
+            self._ranks.order("copy_blocks", copies)
+        super().copy_blocks(copies)
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """An `Event` on this device, and the orders that the others have been given by then."""
+
+    event: Event
+    orders: int
+
+    def query(self) -> bool:
+        return self.event.query()
+
+    def synchronize(self) -> None:
+        self.event.synchronize()
+
+
+class LeadingHostPool(SharedHostPool):
+    """A `HostPool` whose copies are done when all ranks have done theirs."""
+
+    def __init__(self, ranks: Ranks, device: KVPool, num_blocks: int, streams: DeviceStreams) -> None:
+        super().__init__(device, num_blocks, streams, Part(0, ranks.count, ranks.slab))
+        self._ranks = ranks
+
+    def copy_out(
+        self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
+    ) -> None:
+        assert isinstance(ready, _Point)
+        with self._ranks.copying("out", ready.orders, source, target, half):
+            super().copy_out(source, target, ready.event, half)
+
+    def copy_in(
+        self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
+    ) -> Landing:
+        assert isinstance(ready, _Point)
+        with self._ranks.copying("in", ready.orders, source, target, half):
+            super().copy_in(source, target, ready.event, half)
+        return LANDED
+
+    def now(self) -> Event:
+        return _Point(super().now(), self._ranks.ordered)

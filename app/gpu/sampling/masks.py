@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.gpu.device.staging import Put
-from app.gpu.device.streams import DeviceStreams
+from app.gpu.device.streams import DeviceStreams, Put
 from app.gpu.sampling.requests import SampleRequest
 from app.grammars.matcher import Matcher
 from app.machine.cores import free_from_core

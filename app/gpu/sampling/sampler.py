@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from app.domain.values import TokenLogprobs
-from app.gpu.device.staging import Download, Put
+from app.gpu.device.streams import Download, Put
 from app.gpu.sampling.requests import SampleRequest, draws, penalise
 
 CANDIDATES = 1024

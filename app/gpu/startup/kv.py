@@ -8,15 +8,14 @@ from pathlib import Path
 import torch
 
 from app.domain.values import KVPolicy, SessionId
-from app.gpu.device.choice import dtype_name
-from app.gpu.device.memory import DeviceMemory, allocating
+from app.gpu.device.hardware import DeviceMemory, allocating, dtype_name
 from app.gpu.forward.graphs import Recorder
 from app.gpu.forward.recording import estimate_graph_bytes
 from app.gpu.kv.file import DiskStore
 from app.gpu.kv.loan import Borrower
 from app.gpu.kv.pools import HostPool, KVPool
 from app.gpu.models.base import LayerStack
-from app.gpu.ranks.leading import LeadingHostPool, LeadingPool
+from app.gpu.ranks.leader import LeadingHostPool, LeadingPool
 from app.gpu.startup.memory import MemoryPlan, TierBlocks, budget_blocks, plan_memory
 from app.gpu.startup.weights import LoadedModel
 from app.gpu.state.kv_header import KVFileHeader, KVIdentity, KVLayout
@@ -109,7 +108,7 @@ def _allocate_device(
             return KVPool(loaded.stack, blocks, layout.block_size, dtype=dtype), None
     arena, memory = loaded.streamed.share(blocks, layout.block_bytes)
     pool = KVPool(loaded.stack, arena.most_blocks, layout.block_size, memory, dtype=dtype)
-    return pool, Borrower(arena, loaded.streamed.weights)
+    return pool, Borrower(arena, loaded.streamed)
 
 
 def _allocate_host(loaded: LoadedModel, pool: KVPool, blocks: int, layout: KVLayout) -> HostPool:

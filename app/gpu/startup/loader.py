@@ -8,47 +8,41 @@ from functools import partial
 
 import torch
 
-from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.whitebox import Whitebox
-from app.gpu.device.choice import choose_device, choose_dtype, choose_kv_dtype, dtype_name
+from app.gpu.device.hardware import choose_kv_dtype, dtype_name
 from app.gpu.engine import Engine, Progress
 from app.gpu.forward.boundary import HostTensor
 from app.gpu.forward.forward import Runner
 from app.gpu.forward.graphs import Recorder
-from app.gpu.forward.pieces import RunLayers, layer_by_layer
+from app.gpu.forward.pieces import layer_by_layer
 from app.gpu.forward.recording import choose_recorder, record_graphs
-from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.base import make_batch, require_rows
 from app.gpu.kernels.cpu import release_threads, telling_of_compilation
 from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.cache import KVCache
-from app.gpu.kv.loan import Borrower, KVLoans, lend_nothing
+from app.gpu.kv.loan import KVLoans, lend_nothing
 from app.gpu.kv.mover import KVMover
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
 from app.gpu.kv.pools import HostPool, KVPool
 from app.gpu.kv.stream import OpenWay, SocketTransport
 from app.gpu.kv.tiers import KVTiers
-from app.gpu.models import require_shards
 from app.gpu.models.base import LayerStack
+from app.gpu.models.recipe import Recipe, choose_draft_tokens
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
-from app.gpu.ranks.leader import Die, Ranks, end_process
-from app.gpu.ranks.leading import LeadingStack, leading_layers
-from app.gpu.ranks.orders import Load
+from app.gpu.ranks.leader import Die, LeadingStack, end_process, leading_layers, start_ranks
 from app.gpu.sampling.masks import WORD, apply_mask
 from app.gpu.startup.kv import KV, find_files, make_kv
-from app.gpu.startup.precision import attends_in_bfloat16, choose_draft_tokens, choose_products
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.state.blocks import BlockPool
 from app.gpu.state.kv_header import KVLayout
 from app.gpu.state.sequence import ActivationRoom
 from app.grammars.compiler import Grammars
-from app.logs.formats import configured
 from app.machine.disk import DiskRoom
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
@@ -62,21 +56,16 @@ def load_engine(
     """Load the weights and allocate the KV pool. `room` is that for KV files; None: the whole disk. `die` ends this
     process if another rank is lost. Takes seconds; raises DjinnError if the settings do not fit the model.
     """
-    device = choose_device(settings.device)
-    dtype = choose_dtype(settings.dtype, device)
-    choose_kv_dtype(settings.kv_dtype, dtype)  # a mistake is told before the weights are read
-    logger.info("loading %s as %s on %s", model.name, dtype_name(dtype), device)
-    began = time.perf_counter()
-    products = choose_products(settings, model, device, dtype)
-    in_bfloat16 = not settings.batch_invariant and attends_in_bfloat16(model, products)
-    if products is not MatmulPrecision.FLOAT32:
-        logger.info("multiplied in bfloat16: %s", "all" if in_bfloat16 else "matrices that are kept in bfloat16")
-    attention = attention_for(device, batch_invariant=settings.batch_invariant, in_bfloat16=in_bfloat16)
-    ranks = start_ranks(model, settings, device, dtype, die)
+    recipe, began = Recipe.choose(model, settings), time.perf_counter()
+    logger.info("loading %s as %s on %s", model.name, dtype_name(recipe.dtype), recipe.device)
+    if recipe.products is not MatmulPrecision.FLOAT32:
+        which = "all" if recipe.attends_in_bfloat16 else "matrices that are kept in bfloat16"
+        logger.info("multiplied in bfloat16: %s", which)
+    ranks = start_ranks(recipe, die)
     with telling_of_compilation(), ExitStack() as undo:
         if ranks is not None:
             undo.callback(ranks.close)
-        loaded = load_model(model, settings, device, dtype, attention, ranks)
+        loaded = load_model(recipe, ranks)
         undo.pop_all()
         weighed = time.perf_counter()
         try:
@@ -186,34 +175,23 @@ def make_scheduler(stack: LayerStack, settings: EngineSettings, kv: KV, draft_to
         max_model_len=kv.max_model_len,
         exact_draws=stack.device.type == "cpu",
     )
+    on_cpu = stack.device.type == "cpu"
+    # A share of a step is left to prompts while there are other turns. On a CPU nearly all of a step's time goes with
+    # its tokens. On a GPU the weights are read in each. Streamed weights are a sweep, whatever it computes.
+    steps_shared = 1 if borrower is not None else 4 if on_cpu else 2
+    # How many turns of one tenant decode in a step while others have turns: fewer than it may have, where each row
+    # makes the step longer.
+    rows_lengthen = on_cpu and borrower is None
     return Scheduler(
         Placement(tiers, settings.kv_policy, budgets.disk, time.monotonic, borrow),
         drafting,
         num_layers=stack.num_layers,
         max_step_tokens=settings.max_step_tokens,
         max_running=settings.max_running,
-        shared_prompt_tokens=-(-settings.max_step_tokens // _steps_shared(stack, borrower)),
-        shared_rows=_shared_rows(settings, stack, borrower),
-        prompts_rest=stack.device.type == "cpu" and borrower is None,  # elsewhere a step costs much without them too
+        shared_prompt_tokens=-(-settings.max_step_tokens // steps_shared),
+        shared_rows=max(16, settings.max_step_tokens // 16) if rows_lengthen else settings.max_running,
+        prompts_rest=rows_lengthen,  # elsewhere a step costs much without them too
     )
-
-
-def _steps_shared(stack: LayerStack, borrower: Borrower | None) -> int:
-    """What part of a step prompts have while there are other turns: the inverse. On a CPU nearly all of a step's time
-    goes with its tokens. On a GPU the weights are read in each. Streamed weights are a sweep, whatever it computes.
-    """
-    if borrower is not None:
-        return 1
-    return 4 if stack.device.type == "cpu" else 2
-
-
-def _shared_rows(settings: EngineSettings, stack: LayerStack, borrower: Borrower | None) -> int:
-    """How many turns of one tenant decode in a step while others have turns: fewer than it may have, where each row
-    makes the step longer.
-    """
-    if borrower is not None or stack.device.type != "cpu":
-        return settings.max_running
-    return max(16, settings.max_step_tokens // 16)
 
 
 WARM_UP_TOKENS = 32
@@ -226,23 +204,16 @@ def make_runner(
     stack, limit = loaded.stack, kv.max_model_len
     blocks = -(-limit // settings.block_size)
     graphs = None if recorder is None else record_graphs(stack, kv.pool, settings.max_running, blocks, recorder)
-    run_layers = _choose_layers(loaded, settings, kv, on_layer, can_record=recorder is None)
-    whole = stack if loaded.ranks is None else LeadingStack(loaded.ranks, stack)
-    return Runner(whole, kv.pool, loaded.streams, run_layers, graphs)
-
-
-def _choose_layers(
-    loaded: LoadedModel, settings: EngineSettings, kv: KV, on_layer: Callable[[], None], *, can_record: bool
-) -> RunLayers:
-    """How layers run: recorded where that saves time and their weights stay where they are, and here."""
-    pool = kv.pool
+    run_layers = layer_by_layer(stack, kv.pool, on_layer)
     if loaded.ranks is not None:
-        return leading_layers(loaded.ranks, layer_by_layer(loaded.stack, pool, on_layer))
-    if can_record and loaded.streams.on_host and loaded.streamed is None:
+        return Runner(
+            LeadingStack(loaded.ranks, stack), kv.pool, loaded.streams, leading_layers(loaded.ranks, run_layers), graphs
+        )
+    if recorder is None and loaded.streams.on_host and loaded.streamed is None:  # weights stay where they are
         from app.gpu.forward.programs import RecordedLayers  # imports Numba, which only a CPU needs
 
-        return RecordedLayers(loaded.stack, pool, kv.max_model_len, settings.max_step_tokens, on_layer)
-    return layer_by_layer(loaded.stack, pool, on_layer)
+        run_layers = RecordedLayers(stack, kv.pool, limit, settings.max_step_tokens, on_layer)
+    return Runner(stack, kv.pool, loaded.streams, run_layers, graphs)
 
 
 @torch.inference_mode()
@@ -261,69 +232,3 @@ def warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
         torch.zeros(1, dtype=torch.int64, device=stack.device),
         torch.zeros((1, -(-stack.vocab_size // WORD)), dtype=torch.int32, device=stack.device),
     )
-
-
-def start_ranks(
-    model: ResolvedModel, settings: EngineSettings, device: torch.device, dtype: torch.dtype, die: Die
-) -> Ranks | None:
-    """The other ranks, which begin to load their parts; None if the setting is 1. Raises FieldOutOfRange for a model or
-    a setting that ranks are not for.
-    """
-    count = settings.tensor_parallel
-    if count == 1:
-        return None
-    require_shards(model, count)
-    _require_settings(settings)
-    devices = _devices(device, count)
-    threads = max(1, torch.get_num_threads() // count)
-    if device.type == "cpu":
-        torch.set_num_threads(threads)
-    products, kv_dtype = choose_products(settings, model, device, dtype), choose_kv_dtype(settings.kv_dtype, dtype)
-    own: int = model.config.get_text_config().max_position_embeddings
-    ranks = Ranks(count, device, die)
-    ranks.load(
-        lambda rank: Load(
-            model=model,
-            rank=rank,
-            ranks=count,
-            device=devices[rank],
-            dtype=dtype,
-            products=products,
-            attend_in_bfloat16=attends_in_bfloat16(model, products),
-            batch_invariant=settings.batch_invariant,
-            max_model_len=settings.max_model_len or own,
-            block_size=settings.block_size,
-            kv_dtype=kv_dtype,
-            threads=threads,
-            log=configured(),
-        )
-    )
-    return ranks
-
-
-def _require_settings(settings: EngineSettings) -> None:
-    """Raise FieldOutOfRange for what needs all of the model in one process."""
-    if settings.weights_device is not None:
-        raise FieldOutOfRange(
-            "weights_device must be auto with tensor_parallel: each rank keeps its part of the weights",
-            param="weights_device",
-        )
-    if settings.cuda_graphs:
-        raise FieldOutOfRange(
-            "cuda_graphs must not be set with tensor_parallel: steps of several ranks are not recorded",
-            param="cuda_graphs",
-        )
-
-
-def _devices(device: torch.device, count: int) -> list[torch.device]:
-    """That of each rank: from `device` on. Raises FieldOutOfRange if there are too few."""
-    if device.type == "cpu":
-        return [device] * count
-    first, found = device.index or 0, torch.cuda.device_count()
-    if first + count > found:
-        raise FieldOutOfRange(
-            f"tensor_parallel must be between 1 and {found - first}: this machine has {found} CUDA devices, and the "
-            f"first of the ranks has cuda:{first}; got {count}",
-            param="tensor_parallel",
-        )
-    return [torch.device("cuda", first + rank) for rank in range(count)]

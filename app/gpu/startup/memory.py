@@ -9,9 +9,8 @@ from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVBudget, KVPolicy, SamplingParams, WeightsDtype
-from app.gpu.device.choice import dtype_name
-from app.gpu.device.memory import DeviceMemory
-from app.gpu.device.staging import put_each
+from app.gpu.device.hardware import DeviceMemory, dtype_name
+from app.gpu.device.streams import put_each
 from app.gpu.forward.pieces import layer_by_layer, whole_pass
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool

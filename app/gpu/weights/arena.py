@@ -42,10 +42,6 @@ class Place:
     start: int
     end: int
 
-    def touches(self, other: Place) -> bool:
-        """Whether the two have a byte in common."""
-        return self.start < other.end and other.start < self.end
-
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.gpu.device.choice import dtype_name
+from app.gpu.device.hardware import dtype_name
 from app.gpu.state.kv_header import LENGTH_BYTES, SAFETENSORS_DTYPES, encode_safetensors
 from app.gpu.weights.arena import aligned
 

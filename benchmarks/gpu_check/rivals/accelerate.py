@@ -8,7 +8,7 @@ import torch
 from accelerate import cpu_offload, init_empty_weights
 from transformers import AutoModelForCausalLM
 
-from app.gpu.device.choice import choose_device, choose_dtype
+from app.gpu.device.hardware import choose_device, choose_dtype
 from app.model_store.resolve import ResolvedModel
 from benchmarks.engine.away import random_tokens
 from benchmarks.gpu_check.plan import StreamPlan

@@ -3,7 +3,7 @@
 import json
 
 from app.doctor.examination import examine
-from app.gpu.device.probe import MachineProbe
+from app.doctor.probe import MachineProbe
 from benchmarks.gpu_check.context import StageContext
 
 

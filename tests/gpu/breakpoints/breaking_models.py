@@ -17,7 +17,8 @@ from app.gpu.kernels.attention import attention_named
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.startup.loader import build_engine, load_engine
-from app.gpu.startup.weights import LoadedModel, Streamed
+from app.gpu.startup.weights import LoadedModel
+from app.gpu.weights.bundles import StreamedWeights
 from app.model_store.resolve import ResolvedModel, resolve
 from app.model_store.shapes import shape_config
 from tests.gpu.driving import BLOCK as BLOCK
@@ -53,7 +54,7 @@ class TinyModel:
     oracle: Any
     streams: DeviceStreams | None = None
     """None: those of its device."""
-    streamed: Streamed | None = None
+    streamed: StreamedWeights | None = None
     """What moves the weights of `stack`, for one engine at a time; None: they stay."""
     kv_dtype: str = "auto"
     ranks: int = 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from app.domain.breakpoints import Edit, EditOp, TensorData
-from app.gpu.device.choice import dtype_name
+from app.gpu.device.hardware import dtype_name
 from tests.gpu.models.oracle import expect
 from tests.gpu.oracle import greedy_tokens
 

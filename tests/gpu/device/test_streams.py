@@ -20,9 +20,19 @@ import app.gpu.startup.loader
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import SessionId
-from app.gpu.device.memory import DeviceMemory, allocating
-from app.gpu.device.staging import PAGE_BYTES, Staging
-from app.gpu.device.streams import PASSED, WHOLE, CpuStream, CpuStreams, CudaStreams, DeviceStreams, Run, streams_of
+from app.gpu.device.hardware import DeviceMemory, allocating
+from app.gpu.device.streams import (
+    PAGE_BYTES,
+    PASSED,
+    WHOLE,
+    CpuStream,
+    CpuStreams,
+    CudaStreams,
+    DeviceStreams,
+    Run,
+    Staging,
+    streams_of,
+)
 from app.gpu.engine import Engine
 from app.gpu.forward.boundary import HostTensor
 from app.gpu.forward.recording import waiting_forbidden

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from app.domain.breakpoints import Edit, EditOp, Intervention
 from app.domain.positions import positions_of, runs_of
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
-from app.gpu.device.staging import put_each
-from app.gpu.device.streams import CpuStreams
+from app.gpu.device.streams import CpuStreams, put_each
 from app.gpu.forward.boundary import BoundaryActions, HostTensor, apply_edit, as_tensor
 from app.gpu.forward.inputs import LEAST_ROWS, Batches
 from app.gpu.state.paths import PassPlan, Record

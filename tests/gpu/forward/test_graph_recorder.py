@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.gpu.device.memory import DeviceMemory
+from app.gpu.device.hardware import DeviceMemory
 from app.gpu.forward.graphs import Graphs
 from app.gpu.forward.pieces import layer_by_layer, whole_pass
 from app.gpu.forward.recording import CudaRecorder, estimate_graph_bytes, record_graphs

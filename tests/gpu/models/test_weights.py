@@ -24,9 +24,8 @@ from app.gpu.kernels.linear.base import MakeLinear, Weight
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, numbers_of
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
+from app.gpu.weights.bundles import Bundle, ResidentWeights, StreamedWeights, Table
 from app.gpu.weights.layout import BundleLayout
-from app.gpu.weights.resident import Bundle, ResidentWeights, Table
-from app.gpu.weights.ring import StreamedWeights
 from app.gpu.weights.source import WeightSource, weights_of
 from app.model_store.resolve import ResolvedModel, resolve
 from tests.gpu.models.driving import Drive, assert_agrees

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVBudget, KVPolicy
-from app.gpu.device.memory import DeviceMemory, allocating
+from app.gpu.device.hardware import DeviceMemory, allocating
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
 from app.gpu.startup.memory import DISK_SHARE, KEPT_SHARE, MemoryPlan, budget_blocks, largest_step, plan_memory

@@ -14,23 +14,22 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
-from app.gpu.device.choice import choose_kv_dtype
+from app.gpu.device.hardware import choose_kv_dtype
 from app.gpu.forward.pieces import layer_by_layer, whole_pass
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.pools import KVPool
-from app.gpu.models import load_stack
+from app.gpu.models import load_stack, recipe
 from app.gpu.models.base import LayerStack
-from app.gpu.startup import precision
-from app.gpu.startup.loader import load_engine
-from app.gpu.startup.precision import (
+from app.gpu.models.recipe import (
     attends_in_bfloat16,
     choose_draft_tokens,
     choose_products,
     require_float8,
     require_weights_dtype,
 )
+from app.gpu.startup.loader import load_engine
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import DRAFT_TOKENS, Settings
 from tests.gpu.driving import Driver
@@ -100,7 +99,7 @@ def test_auto_looks_at_the_processor_unless_a_type_is_asked_for(
     model: ResolvedModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(precision, "_has_instruction", lambda: has_instruction)
+    monkeypatch.setattr(recipe, "_has_instruction", lambda: has_instruction)
     assert choose_products(Settings(**given).engine(), model, CPU, torch.float32) is expected
 
 
@@ -108,7 +107,7 @@ def test_auto_looks_at_the_processor_unless_a_type_is_asked_for(
 def test_bfloat16_is_refused_beside_another_type(
     device: str, dtype: torch.dtype, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "_has_instruction", lambda: False)
+    monkeypatch.setattr(recipe, "_has_instruction", lambda: False)
     asked = Settings(matmul_precision="bfloat16").engine()
     with pytest.raises(FieldOutOfRange, match="matmul_precision must be auto or float32") as refused:
         choose_products(asked, model, torch.device(device), dtype)
@@ -134,7 +133,7 @@ def test_a_model_in_bfloat16_is_multiplied_in_it_where_the_processor_can(
     model: ResolvedModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(precision, "_has_instruction", lambda: has_instruction)
+    monkeypatch.setattr(recipe, "_has_instruction", lambda: has_instruction)
     assert choose_products(Settings(**given).engine(), model, CPU, dtype) is expected
 
 
@@ -254,7 +253,7 @@ def test_drafts_are_on_where_they_change_nothing(tmp_path: Path) -> None:
 def test_a_gpu_drafts_only_when_it_is_told_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Drafts would cost it the overlap of steps and the recorded ones."""
     llama = make_model("llama", tmp_path)
-    with caplog.at_level("INFO", logger="app.gpu.startup.precision"):
+    with caplog.at_level("INFO", logger="app.gpu.models.recipe"):
         assert choose(llama, CUDA, batch_invariant=True) == 0
     assert "max_draft_tokens turns them on" in caplog.text
     assert choose(llama, CUDA, 5, batch_invariant=True) == 5

@@ -1,13 +1,9 @@
-"""Bundles and rows from a file come in order, behind their guards. Whatever happens to it, no wrong byte is used."""
+"""Bundles and rows come from a file. Whatever happens to it, no wrong byte is used."""
 
 from __future__ import annotations
 
-import gc
 import mmap
 import os
-import threading
-import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,15 +15,14 @@ from app.domain.errors import WeightsLost
 from app.gpu.device.streams import PASSED, CpuStreams
 from app.gpu.kernels.linear.layers import DenseLinear
 from app.gpu.kernels.linear.matrix import BlockMatrix
-from app.gpu.weights.file import WeightFile
+from app.gpu.weights import stores
+from app.gpu.weights.arena import plan_weights
+from app.gpu.weights.bundles import StreamedWeights
+from app.gpu.weights.file import WeightFile, has_writers
 from app.gpu.weights.layout import Piece
-from app.gpu.weights.page_cache import has_writers
-from app.gpu.weights.ring import StreamedWeights
-from app.gpu.weights.stores import FileStore, guards_of
+from app.gpu.weights.stores import FileStore
 from tests.gpu.kernels.linear.blocks import draw_blocks
-from tests.gpu.weights.bundles import Gate, Model, make_model, overwrite, same_bits
-
-pytestmark = pytest.mark.usefixtures("source")
+from tests.gpu.weights.bundles import Model, make_model, overwrite, same_bits
 
 
 @pytest.fixture
@@ -41,13 +36,13 @@ MODEL = make_model()
 SECTIONS = MODEL.sections
 
 
-def open_store(path: Path, chunk_bytes: int = 1000) -> FileStore:
-    return FileStore(WeightFile(path), chunk_bytes)
+def open_store(path: Path) -> FileStore:
+    return FileStore(WeightFile(path))
 
 
 def load(store: FileStore, index: int) -> Tensor:
     target = MODEL.target(index)
-    store.load(index, target, ()).synchronize()
+    store.load(index, target, PASSED).synchronize()
     return target
 
 
@@ -68,99 +63,43 @@ def all_lost(store: FileStore) -> list[str]:
     return lost
 
 
-def threads_of_stores() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("djinn-weights")]
-
-
 def middle(section: Piece) -> int:
     return section.offset + section.nbytes // 2
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 4096, 1 << 30])
-def test_bundles_arrive_whatever_the_chunks(path: Path, chunk_bytes: int) -> None:
-    store = open_store(path, chunk_bytes)
-    targets = [MODEL.target(index) for index in range(len(MODEL.bundles))]
-    events = [store.load(index, target, (PASSED,)) for index, target in enumerate(targets)]
+def test_bundles_arrive_when_they_are_waited_for_and_others_are_not_copied(store: FileStore) -> None:
+    given_up, targets = MODEL.target(0), [MODEL.target(index) for index in range(len(MODEL.bundles))]
+    before = given_up.clone()
+    store.load(0, given_up, PASSED)
+    events = [store.load(index, target, PASSED) for index, target in enumerate(targets)]
     for index, (event, target) in enumerate(zip(events, targets, strict=True)):
         event.synchronize()
         assert event.query()
         assert MODEL.holds(index, target)
+    assert torch.equal(given_up, before)
     with pytest.raises(ValueError, match=r"bundle\.0 has"):
-        store.load(0, torch.empty(256, dtype=torch.uint8), ())
-    store.close()
-
-
-@pytest.mark.parametrize("source", ["disk"], indirect=True)
-def test_a_load_waits_for_its_guards_and_those_behind_it_wait_too(store: FileStore) -> None:
-    gates, first, second = [Gate(), Gate()], MODEL.target(0), MODEL.target(1)
-    before = first.clone()
-    events = [store.load(0, first, gates), store.load(1, second, ())]
-    gates[0].pass_by()
-    time.sleep(0.05)
-    assert not any(event.query() for event in events)
-    assert torch.equal(first, before)
-    gates[1].pass_by()
-    events[1].synchronize()
-    assert events[0].query()
-    assert MODEL.holds(0, first)
-    assert MODEL.holds(1, second)
-
-
-@pytest.mark.parametrize("source", ["memory"], indirect=True)
-def test_a_copy_is_made_by_who_waits_for_it_and_one_that_nobody_waits_for_is_not(store: FileStore) -> None:
-    target, after = MODEL.target(0), MODEL.target(1)
-    before, given_up = target.clone(), store.load(0, target, ())
-    store.load(1, after, (given_up,)).synchronize()
-    assert MODEL.holds(1, after)
-    assert torch.equal(target, before)
-    assert not given_up.query()
-    given_up.synchronize()
-    assert MODEL.holds(0, target)
-    assert threads_of_stores() == []
-
-
-@pytest.mark.parametrize("source", ["disk"], indirect=True)
-def test_a_load_does_not_keep_those_that_were_in_its_place_before(store: FileStore) -> None:
-    target = MODEL.target(0)
-    load = store.load(0, target, ())
-    first = weakref.ref(load)
-    for _ in range(3):
-        load.synchronize()
-        load = store.load(0, target, guards_of([load]))
-    load.synchronize()
-    gc.collect()
-    assert first() is None
+        store.load(0, torch.empty(256, dtype=torch.uint8), PASSED)
 
 
 def test_a_load_that_failed_does_not_fail_what_comes_to_its_place_next(path: Path, store: FileStore) -> None:
     overwrite(path, middle(SECTIONS["bundle.0"]))
-    failed, target = store.load(0, MODEL.target(0), ()), MODEL.target(1)
-    store.load(1, target, (failed,)).synchronize()
+    failed, target = store.load(0, MODEL.target(0), PASSED), MODEL.target(1)
+    store.load(1, target, failed).synchronize()
     assert MODEL.holds(1, target)
     for _ in range(2):
         with pytest.raises(WeightsLost):
             failed.synchronize()
 
 
-def test_closing_ends_the_thread_and_the_loads_that_wait(path: Path) -> None:
-    store, gate = open_store(path), Gate()
-    events = [store.load(index, MODEL.target(index), (gate,)) for index in (0, 1, 3)]
-    targets = [MODEL.target(0)]
-    closing = threading.Thread(target=store.close)
-    closing.start()
-    events.append(store.load(0, targets[0], ()))
-    time.sleep(0.02)
-    gate.pass_by()
-    closing.join()
-    for event in events:
-        with pytest.raises(WeightsLost, match="about to end"):
-            event.synchronize()
-        assert event.query()
-    with pytest.raises(WeightsLost, match="about to end"):
-        store.load(1, MODEL.target(1), ()).synchronize()
-    with pytest.raises(WeightsLost, match="about to end"):
+def test_nothing_is_loaded_once_the_store_is_closed(path: Path) -> None:
+    store = open_store(path)
+    event = store.load(0, MODEL.target(0), PASSED)
+    store.close()
+    for late in (event, store.load(1, MODEL.target(1), PASSED)):
+        with pytest.raises(WeightsLost, match="closed"):
+            late.synchronize()
+    with pytest.raises(WeightsLost, match="closed"):
         store.rows(0, torch.tensor([1]))
-    assert threads_of_stores() == []
     store.close()
 
 
@@ -176,10 +115,10 @@ def test_rows_are_gathered_in_the_order_they_are_asked_for(store: FileStore) -> 
 
 def test_rows_of_blocks_have_the_values_of_the_whole(tmp_path: Path) -> None:
     matrix = draw_blocks("Q8_0", 50, 2)
-    store = FileStore(Model([[torch.ones(4)]], [matrix.rows]).write(tmp_path / "model.safetensors"), 1 << 20)
+    store = FileStore(Model([[torch.ones(4)]], [matrix.rows]).write(tmp_path / "model.safetensors"))
     weights = StreamedWeights(torch.device("cpu"), torch.float32, DenseLinear)
     rows = weights.table(BlockMatrix("Q8_0", matrix.rows.to("meta"), matrix.shape))
-    weights.stream_from(store, CpuStreams())
+    weights.stream_from(store, CpuStreams(), plan_weights([256], 256))
     ids = torch.tensor([7, 49, 0, 7])
     assert torch.equal(rows(ids), matrix.dequantize()[ids])
     weights.close()
@@ -190,7 +129,7 @@ def test_what_went_bad_at_rest_without_a_trace_is_found_when_it_is_first_used(pa
     before = path.stat()
     overwrite(path, middle(SECTIONS[name]))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    store = FileStore(MODEL.write(path), 1000)
+    store = FileStore(MODEL.write(path))
     assert all_lost(store) == [name]
     store.close()
 
@@ -218,17 +157,15 @@ def test_what_is_behind_the_new_end_is_lost(path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("source", ["disk"], indirect=True)
 @pytest.mark.usefixtures("exact_clock")
 def test_a_file_that_changes_while_a_bundle_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, read = open_store(path, 4096), WeightFile.read
+    store, read = open_store(path), stores.read_on_torch_threads
 
-    def spoil_what_comes_next(file: WeightFile, name: str, start: int, into: memoryview) -> None:
-        read(file, name, start, into)
-        if start == 0:
-            overwrite(path, SECTIONS[name].offset + len(into))
+    def spoil_then_read(file: int, offset: int, target: Tensor) -> bool:
+        overwrite(path, offset + len(target) // 2)
+        return read(file, offset, target)
 
-    monkeypatch.setattr(WeightFile, "read", spoil_what_comes_next)
+    monkeypatch.setattr(stores, "read_on_torch_threads", spoil_then_read)
     with pytest.raises(WeightsLost, match="checksum"):
         load(store, 1)
     store.close()

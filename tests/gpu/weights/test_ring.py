@@ -1,11 +1,10 @@
-"""Weights in parts: some stay, a ring streams the others, and KV has the rest. Every pass finds the right weights."""
+"""Weights in parts: some stay, two slots stream the others, and KV has the rest. Every pass finds the right weights."""
 
 from __future__ import annotations
 
 import itertools
 import random
 import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -19,21 +18,21 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.device.streams import CpuStreams
+from app.gpu.device.streams import PASSED, CpuStreams, Event
 from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.kernels.linear.base import Weight
 from app.gpu.kernels.linear.layers import DenseLinear
 from app.gpu.models import build_stack
-from app.gpu.weights.arena import ALIGNMENT, Place, WeightPlan, lay_out, plan_weights
+from app.gpu.weights.arena import ALIGNMENT, WeightPlan, lay_out, plan_weights
+from app.gpu.weights.bundles import LoadAhead, StreamedWeights
 from app.gpu.weights.layout import WeightLayout
-from app.gpu.weights.ring import Ring, StreamedWeights
 from app.gpu.weights.source import weights_of
 from app.gpu.weights.stores import PinnedStore
 from app.model_store.resolve import ResolvedModel
 from app.model_store.shapes import shape_config
 from tests.gpu.device.deferring import DeferredDevice
 from tests.gpu.models.oracle import CASES, tiny_config
-from tests.gpu.weights.bundles import Model, make_model
+from tests.gpu.weights.bundles import Gate, Model, make_model
 
 UNIT = 256
 LAYER = 1000 * UNIT
@@ -131,32 +130,33 @@ def test_only_large_bundles_are_lent_and_none_that_could_not_be_streamed() -> No
     assert resident.most_blocks == 4
 
 
-@given(sizes=st.lists(st.integers(1, 8), min_size=1, max_size=12), more=st.integers(0, 24), laps=st.integers(1, 4))
-def test_a_reader_that_holds_one_bundle_is_never_stuck(sizes: list[int], more: int, laps: int) -> None:
-    ring: Ring[int] = Ring(max(sizes) + more)
-    ahead: deque[Place] = deque()
-    loaded = 0
+class NotingStore:
+    """Loads nothing. `loads` has each bundle that was asked for, where it was to go, and after what."""
+
+    def __init__(self) -> None:
+        self.loads: list[tuple[int, Tensor, Event]] = []
+
+    def load(self, index: int, target: Tensor, after: Event) -> Event:
+        self.loads.append((index, target, after))
+        return Gate()
+
+
+@given(sizes=st.lists(st.integers(1, 8), min_size=2, max_size=12), laps=st.integers(1, 4))
+def test_the_next_bundle_is_on_its_way_while_one_is_in_use_and_waits_for_the_last_use_of_its_place(
+    sizes: list[int], laps: int
+) -> None:
+    store: Any = NotingStore()
+    ahead, used = LoadAhead(sizes, store), dict[int, Event]()
+    ahead.turn(torch.empty(2 * max(sizes), dtype=torch.uint8), range(len(sizes)))
     for step in range(laps * len(sizes)):
-        while (room := ring.reserve(sizes[loaded % len(sizes)])) is not None:
-            ahead.append(room[0])
-            loaded += 1
-            assert len(room[1]) <= ring.size, "guards of places that have been used again are kept"
-            assert sum(place.end - place.start for place in ahead) <= ring.size, "a place in use is given out again"
-        place = ahead.popleft()
-        assert place.end - place.start == sizes[step % len(sizes)]
-        ring.release(place, step)
-
-
-@given(size=st.integers(1, 8), more=st.integers(0, 20), uses=st.integers(2, 40))
-def test_with_room_for_two_of_its_bundles_the_next_one_is_always_on_its_way(size: int, more: int, uses: int) -> None:
-    ring: Ring[int] = Ring(2 * size + more)
-    now = ring.reserve(size)
-    for use in range(uses):
-        assert now is not None
-        following = ring.reserve(size)
-        assert following is not None, "the copy stream would wait for the bundle in use"
-        ring.release(now[0], use)
-        now = following
+        flight = ahead.take(step % len(sizes))
+        index, target, after = store.loads[step + 1]
+        assert index == (step + 1) % len(sizes), "the copy stream would wait for the bundle in use"
+        assert len(target) == sizes[index]
+        assert target.data_ptr() != flight.slot.data_ptr()
+        assert after is used.get(target.data_ptr(), PASSED)
+        used[flight.slot.data_ptr()] = Gate()
+        ahead.give_back(flight, used[flight.slot.data_ptr()])
 
 
 CPU = torch.device("cpu")
@@ -179,13 +179,14 @@ class Toy:
         store = PinnedStore(self.streamed.layout, device, chunk_bytes=512)
         for index, tensor in enumerate(self.stored):
             store.write(f"bundle.{index}", [tensor])
-        self.streamed.stream_from(store, device)
-        self.arena = lay_out(plan_weights(sizes, 2 * max(sizes) + spare), 0, 1)
+        plan = plan_weights(sizes, 2 * max(sizes) + spare)
+        self.streamed.stream_from(store, device, plan)
+        self.arena = lay_out(plan, 0, 1)
 
     def place(self) -> Tensor:
         """Give it memory that the device has yet to clear, and return that."""
         memory = self.device.adopt(torch.full((self.arena.nbytes,), 77, dtype=torch.uint8)).zero_()
-        self.streamed.place(memory, self.arena.places, self.arena.ring)
+        self.streamed.place(memory, self.arena)
         return memory
 
     def run(self, state: Tensor, bundles: Sequence[int]) -> None:
@@ -322,6 +323,6 @@ def test_closing_waits_for_what_has_been_launched() -> None:
     device, target = DeferredDevice(0, late="weights"), MODEL.target(0)
     store = PinnedStore(MODEL.layout, device, 1000)
     MODEL.fill(store.write)
-    store.load(0, target, ())
+    store.load(0, target, PASSED)
     store.close()
     assert MODEL.holds(0, target)

@@ -16,17 +16,18 @@ from transformers import PretrainedConfig
 
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, When
 from app.domain.values import KVPolicy, Phase, SamplingParams
-from app.gpu.device.streams import streams_of
+from app.gpu.device.hardware import dtype_name
+from app.gpu.device.streams import PASSED, streams_of
 from app.gpu.forward.pieces import layer_by_layer, whole_pass
 from app.gpu.forward.results import LaunchedStep
-from app.gpu.kernels.attention import attention_for, attention_named
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
+from app.gpu.models.recipe import Recipe
 from app.gpu.startup.weights import LoadedModel, load_model
+from app.gpu.weights.bundles import ResidentWeights
 from app.gpu.weights.file import WeightFile
-from app.gpu.weights.resident import ResidentWeights
 from app.gpu.weights.source import RandomWeights, TensorFormat
 from app.gpu.weights.stores import PinnedStore
 from app.model_store.resolve import ResolvedModel
@@ -39,15 +40,14 @@ from tests.gpu.models.oracle import tiny_config
 from tests.gpu.weights.bundles import Model, same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CPU = torch.device("cpu")
 SAMPLED = SamplingParams(seed=3, temperature=0.9, top_p=0.9)
 
 
 @contextmanager
 def streaming(model: TinyModel, folder: Path, share: float) -> Iterator[TinyModel]:
     """The same model with room on the device for a `share` of its parameters; its files are kept in `folder`."""
-    settings = Settings(weights_device=int(model.stack.parameter_bytes * share), cache_dir=folder)
-    loaded = load_model(model.resolved, settings.engine(), CPU, torch.float32, attention_named("cpu"))
+    settings = Settings(device="cpu", weights_device=int(model.stack.parameter_bytes * share), cache_dir=folder)
+    loaded = load_model(Recipe.choose(model.resolved, settings.engine()))
     assert loaded.streamed is not None
     try:
         yield replace(model, stack=loaded.stack, streams=loaded.streams, streamed=loaded.streamed)
@@ -108,13 +108,15 @@ def test_tokens_and_activations_are_those_of_an_engine_that_holds_all(
         assert say(streamed, seed=1) == say(model, seed=1)
 
 
-def test_it_makes_no_difference_what_comes_from_the_disk(
+@pytest.mark.usefixtures("exact_clock")
+def test_it_makes_no_difference_whether_weights_are_used_in_the_file_or_copied(
     tiny_gpt2: TinyModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the system has in memory is used where it is, the rest is copied to the ring."""
-    chance, expected = random.Random(0), say(tiny_gpt2, seed=1)
-    for in_memory in (1, 0, 0.5):
-        monkeypatch.setattr(WeightFile, "is_cached", lambda *_, share=in_memory: chance.random() < share)
+    chance, expected, is_intact = random.Random(0), say(tiny_gpt2, seed=1), WeightFile.is_intact
+    for share in (1, 0, 0.5):
+        monkeypatch.setattr(
+            WeightFile, "is_intact", lambda *asked, share=share: chance.random() < share and is_intact(*asked)
+        )
         with streaming(tiny_gpt2, folder, 0.25) as streamed:
             assert say(streamed, seed=1) == expected
 
@@ -171,7 +173,7 @@ def logits_of(loaded: LoadedModel, *, lend: bool) -> list[torch.Tensor]:
         first += length
         if lend and loaded.streamed is not None and arena is not None:
             for bundle in arena.lendable[:2]:
-                (loaded.streamed.weights.take_back if number % 2 else loaded.streamed.weights.lend)(bundle)
+                (loaded.streamed.take_back if number % 2 else loaded.streamed.lend)(bundle)
     return found
 
 
@@ -181,10 +183,10 @@ def logits_of(loaded: LoadedModel, *, lend: bool) -> list[torch.Tensor]:
 def test_logits_of_a_gpu_are_the_same(
     tiny_mistral: TinyModel, tmp_path: Path, dtype: torch.dtype, share: float
 ) -> None:
-    attention = attention_for(CUDA)
     size = tiny_mistral.stack.parameter_bytes * dtype.itemsize // 4
-    settings = [Settings(weights_device=budget, cache_dir=tmp_path) for budget in (None, int(size * share))]
-    everything, part = (load_model(tiny_mistral.resolved, each.engine(), CUDA, dtype, attention) for each in settings)
+    given: dict[str, Any] = {"device": "cuda", "dtype": dtype_name(dtype), "cache_dir": tmp_path}
+    settings = [Settings(weights_device=budget, **given).engine() for budget in (None, int(size * share))]
+    everything, part = (load_model(Recipe.choose(tiny_mistral.resolved, each)) for each in settings)
     assert part.streamed is not None
     try:
         wanted, found = logits_of(everything, lend=False), logits_of(part, lend=True)
@@ -203,9 +205,9 @@ def test_bundles_arrive_beside_compute_and_behind_their_guards() -> None:
     torch.cuda.synchronize()
     torch.cuda._sleep(BUSY_CYCLES)
     computed = streams.compute.record()
-    store.load(0, places[0], ()).synchronize()
+    store.load(0, places[0], PASSED).synchronize()
     assert not computed.query()
-    behind = store.load(1, places[1], (computed,))
+    behind = store.load(1, places[1], computed)
     assert not behind.query()
     behind.synchronize()
     assert computed.query()

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.device.choice import dtype_name
-from app.gpu.device.staging import Put, put_each
+from app.gpu.device.hardware import dtype_name
+from app.gpu.device.streams import Put, put_each
 from app.gpu.kernels.linear.eight_bits import float8_parts, float8_rows, widen_float8
 from app.gpu.state.kv_header import SCALE_BYTES, row_columns
 

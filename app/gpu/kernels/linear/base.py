@@ -1,6 +1,7 @@
 """Dense layers `y = x W^T + b`, whichever type and layout the weight has and wherever it is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
@@ -18,22 +19,18 @@ class MatmulPrecision(Enum):
     BFLOAT16 = auto()
 
 
-class FilePlace(Protocol):
+@dataclass(frozen=True, slots=True)
+class FilePlace:
     """Where a tensor's bytes are, in an open file, before they have been brought to the tensor's memory."""
 
-    @property
-    def file(self) -> int:
-        """The descriptor."""
-
-    @property
-    def offset(self) -> int:
-        """Bytes from the file's start."""
-
-    def is_intact(self) -> bool:
-        """Whether whatever has been read there until now is what was stored."""
-
-    def bring(self) -> Tensor:
-        """The tensor in its memory, to which its bytes are copied. Raises `WeightsLost`."""
+    file: int
+    """The descriptor."""
+    offset: int
+    """Bytes from the file's start."""
+    is_intact: Callable[[], bool]
+    """Whether whatever has been read there until now is what was stored."""
+    bring: Callable[[], Tensor]
+    """Copies the bytes to the tensor's memory, and gives the tensor. Raises `WeightsLost`."""
 
 
 class Weight:

@@ -1,22 +1,80 @@
-"""In which type a CPU multiplies."""
+"""How this machine runs a model: on which device, in which types, with which kernels, with or without drafts."""
+
+from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import torch
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
-from app.gpu.device.choice import dtype_name
-from app.gpu.kernels.attention import tokens_alike
+from app.gpu.device.hardware import choose_device, choose_dtype, choose_kv_dtype, dtype_name
+from app.gpu.kernels.attention import attention_for, tokens_alike
+from app.gpu.kernels.attention.base import Attention
 from app.gpu.kernels.linear import sums_rows_alike
 from app.gpu.kernels.linear.base import MatmulPrecision
-from app.gpu.models import can_be_streamed, multiplies_blocks, why_not_row_by_row
+from app.gpu.kernels.linear.shard import WHOLE, Shard
+from app.gpu.models import build_stack, can_be_streamed, load_stack, multiplies_blocks, why_not_row_by_row
+from app.gpu.models.base import LayerStack
+from app.gpu.weights.bundles import Weights
+from app.gpu.weights.source import WeightSource
 from app.model_store.resolve import ResolvedModel
 from app.settings import DRAFT_TOKENS, EngineSettings
 
 logger = logging.getLogger(__name__)
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A model and all that decides its bits. Every process that runs a part of the model gets the same."""
+
+    model: ResolvedModel
+    settings: EngineSettings
+    device: torch.device
+    dtype: torch.dtype
+    """In which layers compute."""
+    kv_dtype: torch.dtype
+    products: MatmulPrecision
+
+    @staticmethod
+    def choose(model: ResolvedModel, settings: EngineSettings) -> Recipe:
+        """What the settings come to on this machine. Raises FieldOutOfRange for one that does not fit the others."""
+        device = choose_device(settings.device)
+        dtype = choose_dtype(settings.dtype, device)
+        kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
+        require_weights_dtype(model, device, dtype)
+        return Recipe(model, settings, device, dtype, kv_dtype, choose_products(settings, model, device, dtype))
+
+    @property
+    def attends_in_bfloat16(self) -> bool:
+        """Whether prompts are multiplied in bfloat16."""
+        return not self.settings.batch_invariant and attends_in_bfloat16(self.model, self.products)
+
+    @property
+    def attention(self) -> Attention:
+        """The backend."""
+        batch_invariant = self.settings.batch_invariant
+        return attention_for(self.device, batch_invariant=batch_invariant, in_bfloat16=self.attends_in_bfloat16)
+
+    def load_stack(self, shard: Shard = WHOLE) -> LayerStack:
+        """The layers that `shard` has, with their weights on the device. Raises as `models.load_stack`."""
+        return load_stack(
+            self.model,
+            device=self.device,
+            dtype=self.dtype,
+            attention=self.attention,
+            max_model_len=self.settings.max_model_len,
+            batch_invariant=self.settings.batch_invariant,
+            products=self.products,
+            shard=shard,
+        )
+
+    def build_stack(self, source: WeightSource, weights: Weights) -> LayerStack:
+        """The layers with weights from `source`, kept by `weights`. Raises as `models.build_stack`."""
+        return build_stack(self.model, source, weights, self.attention, self.settings.max_model_len)
 
 
 def choose_products(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.gpu.device.probe import MachineProbe, ProbeFailed, newest_cuda
+from app.doctor.probe import MachineProbe, ProbeFailed, newest_cuda
 
 MIB = 1 << 20
 

@@ -1,0 +1,181 @@
+"""What ranks exchange: orders over sockets, and between their devices the input of a run and the sums of its layers.
+
+Each rank but the first has a socket for orders that must keep their turn, and one for copies each way, which run beside
+them. Devices speak over Gloo between CPUs, over NCCL between GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from app.gpu.kernels.attention.base import Batch, RowShape
+from app.gpu.models.recipe import Recipe
+from app.logs.formats import Log
+
+_DIST: Any = torch.distributed  # annotated only in part
+
+PATIENCE = timedelta(days=365)
+"""A peer that ends closes its connections, and one that hangs is for who watches the engine."""
+LOOPBACK = "lo"
+"""Where ranks meet: by themselves the libraries would listen where the machine's name leads."""
+_ALIGNMENT = 64
+"""Bytes: kernels read vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The first message to a rank: load a part of the model. It answers None, or what is wrong: then it ends.
+
+    The second message is `(device_blocks, host_blocks, store)`: make room for so many blocks of KV in each tier, answer
+    in the same way, and meet the others at the file `store`. Then orders follow until the socket closes: the name of a
+    method of `Follower`, and its arguments.
+    """
+
+    recipe: Recipe
+    rank: int
+    ranks: int
+    threads: int
+    """That compute on a CPU."""
+    log: Log
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """An order to run layers `[lo, hi)`. A page with the input, uint8, is broadcast next: each tensor of the batch, and
+    the residual stream `[tokens, hidden_size]` of `dtype`.
+    """
+
+    lo: int
+    hi: int
+    rows: tuple[RowShape, ...]
+    decodes: int
+    tokens: int
+    table_blocks: int
+    """Width of the block tables."""
+    hidden_size: int
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(lo: int, hi: int, hidden: Tensor, batch: Batch) -> Run:
+        """The run of this input."""
+        tokens, hidden_size = hidden.shape
+        return Run(lo, hi, batch.rows, batch.decodes, tokens, batch.block_tables.shape[1], hidden_size, hidden.dtype)
+
+    def pack(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """The page, on the device of `hidden`."""
+        page = self.empty(hidden.device)
+        given = (batch.positions, batch.slot_blocks, batch.slot_offsets, batch.block_tables, batch.contexts)
+        for place, tensor in zip(self._places(page), (*given, batch.prompt_starts, hidden), strict=True):
+            if tensor is not None:
+                place.copy_(tensor)
+        return page
+
+    def unpack(self, page: Tensor) -> tuple[Tensor, Batch]:
+        """The residual stream and the batch of `page`, as views of it."""
+        positions, slot_blocks, slot_offsets, tables, contexts, starts, hidden = self._places(page)
+        prompt_starts = starts if len(self.rows) > self.decodes else None
+        return hidden, Batch(
+            self.rows, self.decodes, positions, slot_blocks, slot_offsets, tables, contexts, prompt_starts
+        )
+
+    def empty(self, device: torch.device) -> Tensor:
+        """A page for the same run, uninitialised."""
+        return torch.empty(self._layout()[-1][2].stop, dtype=torch.uint8, device=device)
+
+    def _layout(self) -> list[tuple[tuple[int, ...], torch.dtype, slice]]:
+        """Shape, dtype and bytes of each tensor."""
+        rows = len(self.rows)
+        each: list[tuple[tuple[int, ...], torch.dtype]] = [
+            *[((self.tokens,), torch.int64)] * 3,
+            ((rows, self.table_blocks), torch.int32),
+            ((rows,), torch.int32),
+            ((rows - self.decodes + 1,), torch.int32),
+            ((self.tokens, self.hidden_size), self.dtype),
+        ]
+        laid, begin = [], 0
+        for shape, dtype in each:
+            nbytes = prod(shape) * dtype.itemsize
+            laid.append((shape, dtype, slice(begin, begin + nbytes)))
+            begin += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        return laid
+
+    def _places(self, page: Tensor) -> list[Tensor]:
+        return [page[where].view(dtype).view(shape) for shape, dtype, where in self._layout()]
+
+
+class Group:
+    """This process among others of the machine, each with a device. All call the same methods in the same order."""
+
+    def __init__(self, rank: int, ranks: int, device: torch.device) -> None:
+        self.rank, self.ranks = rank, ranks
+        self._device = device
+        self._joined: Any = None
+
+    def join(self, store: Path) -> None:
+        """Connect with all the others, who meet at the file `store`. Returns when all have come; then it may go."""
+        meeting = _DIST.FileStore(str(store), self.ranks)
+        make = _gloo if self._device.type == "cpu" else _nccl
+        self._joined = make(meeting, self.rank, self.ranks)
+        self.total(torch.ones(1, 1, device=self._device))  # connections are made by the first call
+
+    def broadcast(self, page: Tensor) -> None:
+        """Give `page`, dense, of rank 0 to all others, who have one of its size."""
+        options = _DIST.BroadcastOptions()
+        options.rootRank = 0
+        self._joined.broadcast([page], options).wait()
+
+    def total(self, part: Tensor) -> Tensor:
+        """The sum of what each rank has, `[tokens, features]`, dense. Parts are added in the order of ranks in float32
+        and rounded once: a row's bits depend neither on its company nor on who comes first. Before `join` it is the
+        part itself: work that no rank reads needs no others.
+        """
+        if self._joined is None:
+            return part
+        parts = torch.empty((self.ranks * len(part), *part.shape[1:]), dtype=part.dtype, device=part.device)
+        self._joined._allgather_base(parts, part).wait()
+        first, *others = parts.chunk(self.ranks)
+        total = first.float()
+        for each in others:
+            total.add_(each)
+        return total.to(part.dtype)
+
+    def beside(self, part: Tensor, width: int) -> Tensor:
+        """Rank 0 gets what all have, `[rows, width]`, from the columns of each, which are as many, but for the last.
+        The others get their own part back. Before `join` all ranks get that, with zeros next to it.
+        """
+        rows, columns = len(part), -(-width // self.ranks)
+        if self._joined is None:
+            return torch.nn.functional.pad(part, (0, width - part.shape[1]))
+        padded = torch.nn.functional.pad(part, (0, columns - part.shape[1]))
+        options = _DIST.GatherOptions()
+        options.rootRank = 0
+        parts = part.new_empty(self.ranks if self.rank == 0 else 0, rows, columns)
+        self._joined.gather([list(parts)] if self.rank == 0 else [], [padded], options).wait()
+        return parts.transpose(0, 1).reshape(rows, -1)[:, :width].contiguous() if self.rank == 0 else part
+
+    def leave(self) -> None:
+        """Close all connections."""
+        self._joined = None
+
+
+def _gloo(store: Any, rank: int, ranks: int) -> Any:
+    options = _DIST.ProcessGroupGloo._Options()
+    options._devices = [_DIST.ProcessGroupGloo.create_device(interface=LOOPBACK)]
+    options._timeout = PATIENCE
+    return _DIST.ProcessGroupGloo(store, rank, ranks, options)
+
+
+def _nccl(store: Any, rank: int, ranks: int) -> Any:
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", LOOPBACK)
+    options = _DIST.ProcessGroupNCCL.Options()
+    options._timeout = PATIENCE
+    return _DIST.ProcessGroupNCCL(store, rank, ranks, options)
