@@ -15,12 +15,10 @@ from torch import Tensor
 from app.gpu.device.hardware import dtype_name
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, make_batch
 from app.gpu.kernels.attention.cpu import PagedCpuAttention
-from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.kernels.cpu.compile import compiled_features
 from app.gpu.kernels.cpu.tiles import multiplies_pairs
-from app.gpu.kernels.linear import linear_maker
-from app.gpu.kernels.linear.base import Linear, MakeLinear, MatmulPrecision
-from app.gpu.kernels.linear.layers import DenseLinear
+from app.gpu.kernels.linear import DenseLinear, MakeLinear, linear_maker
+from app.gpu.kernels.linear.base import Linear, MatmulPrecision
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix
 from benchmarks.onednn import PackedLinear, StoredLinear, onednn_multiplies
 from loadgen.processes.processor import NO_FLAGS, processor_flags
@@ -68,7 +66,7 @@ def compare_linears(rows: list[int], repeats: int, *, small: bool) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         weights = [torch.randn(shape).mul_(0.02).to(dtype) for shape in shapes]
         for name, maker in _linear_makers(dtype).items():
-            stacks[f"{dtype_name(dtype)} {name}"] = [maker(weight) for weight in weights]
+            stacks[f"{dtype_name(dtype)} {name}"] = [maker(weight, None) for weight in weights]
     for kind in ("float32", "bfloat16", "float16", *BLOCK_BYTES):
         stacks[f"float32 ours, {kind}"] = [_ours(_matrix(kind, shape)) for shape in shapes]
     stacks["bfloat16 ours"] = [_ours(_matrix("bfloat16", shape), torch.bfloat16) for shape in shapes]
@@ -94,7 +92,7 @@ def _ours(matrix: Matrix, dtype: torch.dtype = torch.float32) -> Linear:
     """
     in_bfloat16 = dtype is torch.bfloat16 and multiplies_pairs()
     products = MatmulPrecision.BFLOAT16 if in_bfloat16 else MatmulPrecision.FLOAT32
-    return linear_maker(torch.device("cpu"), dtype, batch_invariant=False, products=products)(matrix)
+    return linear_maker(torch.device("cpu"), dtype, batch_invariant=False, products=products)(matrix, None)
 
 
 def _matrix(kind: str, shape: tuple[int, int]) -> Matrix:
@@ -144,6 +142,10 @@ def _attention_variants(rows: int, context: int) -> Variants:
             attention(query, new_in_pool, new_in_pool, pool[:, layer], batch, spec) for layer in range(POOL_LAYERS)
         ]
 
+    def gathered(pool: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = pool[batch.block_tables].permute(2, 0, 3, 1, 4, 5).flatten(3, 4)[..., :context, :]
+        return keys, values
+
     contiguous = torch.randn(POOL_LAYERS, 2, rows, KV_HEADS, context, HEAD_DIM)
     return {
         "paged float32": paged(PagedCpuAttention(), pool),
@@ -152,7 +154,10 @@ def _attention_variants(rows: int, context: int) -> Variants:
         "contiguous SDPA": lambda: [
             F.scaled_dot_product_attention(query[:, :, None], key, value, enable_gqa=True) for key, value in contiguous
         ],
-        "gather and SDPA": paged(ReferenceAttention(), pool),
+        "gather and SDPA": lambda: [
+            F.scaled_dot_product_attention(query[:, :, None], *gathered(pool[:, layer]), enable_gqa=True)
+            for layer in range(POOL_LAYERS)
+        ],
     }
 
 

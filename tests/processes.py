@@ -29,7 +29,7 @@ IMPORTED = [
     "app.gpu.startup.loader",
     "app.gpu.kernels.cpu.elementwise",
     "app.gpu.kernels.attention.cpu",
-    "app.gpu.kernels.linear.cpu",
+    "app.gpu.kernels.linear.panels",
     "app.gpu.forward.programs",
     "transformers.models.llama.modeling_llama",
     "tests.frozen",

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from app.gpu.forward.graph_triton_inputs import fill_inputs
-from app.gpu.kernels.attention.base import FLOAT8, AttentionSpec, make_batch, to_rows
+from app.gpu.kernels.attention.base import FLOAT8, AttentionSpec, make_batch
 from app.gpu.kernels.attention.cuda import PROMPT_ROWS
 from app.gpu.kernels.attention.triton_paged import LEAST_ROWS, attend, store
-from app.gpu.kernels.linear.eight_bits import INT8_BLOCK
-from app.gpu.kernels.linear.triton_float8 import round_rows
-from app.gpu.kernels.linear.triton_matmul import matmul, matvec
+from app.gpu.kernels.linear.eight_bits import INT8_BLOCK, float8_rows
+from app.gpu.kernels.linear.triton_matmul import matmul, matvec, round_rows
 from app.gpu.models.triton_elementwise import add_rms_norm, rms_norm, rotate, silu_mul
 from app.gpu.sampling.triton_draw import draw, draw_any
 
@@ -92,7 +91,7 @@ def launches(shape: Shape) -> Iterator[tuple[str, Launch]]:
     yield "capped window", lambda: decode(pool, capped)
     yield "prompts, capped window", lambda: prompts(pool, capped)
     if shape.dtype == "bfloat16":
-        rounded = to_rows(pool, FLOAT8)
+        rounded = float8_rows(pool).view(FLOAT8)
         yield "store float8", lambda: store(key, value, rounded, slots, slots)
         yield "float8 decode", lambda: decode(rounded, plain)
         yield "float8 prompts", lambda: prompts(rounded, plain)

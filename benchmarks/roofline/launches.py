@@ -23,7 +23,7 @@ from app.domain.values import SamplingParams
 from app.gpu.device.streams import put_each
 from app.gpu.forward.graphs import Graphs
 from app.gpu.forward.pieces import layer_by_layer
-from app.gpu.kernels.attention import attention_named, triton_paged
+from app.gpu.kernels.attention import attention_for, triton_paged
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
@@ -118,7 +118,7 @@ def build_on_meta(model: str) -> LayerStack:
     weights = ResidentWeights(CUDA, DTYPE, batch_invariant=False)  # chooses the layers
     weights.device = META
     source = weights_of(found, CUDA, DTYPE, on_meta=True)
-    return build_stack(found, source, weights, attention_named("cuda"), None)
+    return build_stack(found, source, weights, attention_for(CUDA), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,12 +175,12 @@ def test_the_loss_is_that_of_pytorch() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's kernels take no tensors of a CPU")
 def test_float8_on_a_cpu_is_the_float8_of_a_gpu() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    from app.gpu.kernels.linear.layers import Float8Linear
+    from app.gpu.kernels.linear import DenseLinear
 
     generator = torch.Generator().manual_seed(2)
     values, x = torch.randn(48, 64, generator=generator), torch.randn(5, 64, generator=generator)
     weight, bias = BlockMatrix(FLOAT8, quantize(FLOAT8, values), (48, 64)), torch.randn(48, generator=generator)
-    torch.testing.assert_close(Float8OnCpu(weight, bias)(x), Float8Linear(weight, bias)(x))
+    torch.testing.assert_close(Float8OnCpu(weight, bias)(x), DenseLinear(weight, bias)(x))
 
 
 # What an attack may cost others.

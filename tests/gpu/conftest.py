@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from app.gpu.kernels.attention import attention_for
 from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny
+from tests.gpu.kernels.attention.reference import ReferenceAttention
 
 
 @pytest.fixture
@@ -50,7 +52,11 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 @pytest.fixture(scope="session")
 def invariant_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """The same, whose tokens depend neither on their company nor on how a prompt is cut."""
-    return make_tiny("llama", tmp_path_factory.mktemp("invariant"), attention="cpu-batch-invariant")
+    return make_tiny(
+        "llama",
+        tmp_path_factory.mktemp("invariant"),
+        attention=attention_for(torch.device("cpu"), batch_invariant=True),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +70,7 @@ def torch_gpt2(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """3 layers, all of it in PyTorch: it needs no Numba, and what reads another place than it should reads no foreign
     memory.
     """
-    return make_tiny("gpt2-three-layers", tmp_path_factory.mktemp("gpt2"), attention="reference")
+    return make_tiny("gpt2-three-layers", tmp_path_factory.mktemp("gpt2"), attention=ReferenceAttention())
 
 
 @pytest.fixture(scope="session")

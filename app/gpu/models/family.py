@@ -18,8 +18,7 @@ from torch import Tensor
 
 from app.gpu.kernels.attention.base import Attention, Batch
 from app.gpu.kernels.linear.base import Linear, Weight
-from app.gpu.kernels.linear.matrix import Matrix, dense_of, split, stack, stored_rows
-from app.gpu.kernels.linear.shard import WHOLE, Shard
+from app.gpu.kernels.linear.matrix import WHOLE, Matrix, Shard, dense_of, split, stack, stored_rows
 from app.gpu.weights.bundles import Bundle, Weights
 from app.gpu.weights.source import WeightSource, take_output_weight
 

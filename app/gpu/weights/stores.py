@@ -126,9 +126,9 @@ class FileStore:
 
 def read_on_torch_threads(file: int, offset: int, target: Tensor) -> bool:
     """As the kernel of that name."""
-    from app.gpu.kernels.linear.cpu import products  # imports Numba, which only a CPU needs
+    from app.gpu.kernels.linear import panels  # imports Numba, which only a CPU needs
 
-    return products.read_on_torch_threads(file, offset, target)
+    return panels.read_on_torch_threads(file, offset, target)
 
 
 BundleStore = PinnedStore | FileStore

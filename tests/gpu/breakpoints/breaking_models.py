@@ -13,7 +13,8 @@ from app.domain.values import KVBudget, KVPolicy
 from app.gpu.device.streams import DeviceStreams, streams_of
 from app.gpu.engine import Engine
 from app.gpu.forward.graphs import Recorder
-from app.gpu.kernels.attention import attention_named
+from app.gpu.kernels.attention import attention_for
+from app.gpu.kernels.attention.base import Attention
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.startup.loader import build_engine, load_engine
@@ -105,14 +106,14 @@ class TinyModel:
         return engine
 
 
-def make_tiny(shape: str, folder: Path, attention: str = "cpu") -> TinyModel:
-    """The model of one of `SHAPES`, written to `folder`, on a CPU with the attention of that name."""
+def make_tiny(shape: str, folder: Path, attention: Attention | None = None) -> TinyModel:
+    """The model of one of `SHAPES`, written to `folder`, on a CPU, with its usual attention or another."""
     config = AutoConfig.for_model(**SHAPES[shape])
     with torch.no_grad():
         oracle = build_model(config)
     save_model(oracle, folder)
     resolved, cpu = resolve(str(folder), cache_dir=folder), torch.device("cpu")
-    stack = load_stack(resolved, device=cpu, dtype=torch.float32, attention=attention_named(attention))
+    stack = load_stack(resolved, device=cpu, dtype=torch.float32, attention=attention or attention_for(cpu))
     return TinyModel(resolved, stack, oracle)
 
 

@@ -16,11 +16,11 @@ from app.domain.errors import FieldOutOfRange
 from app.gpu.forward.graphs import GraphInputs, Graphs, batch_buckets
 from app.gpu.forward.recording import choose_recorder
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
-from app.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
 from tests.gpu.forward.recording import CPU, FakeRecorder, PaddedAttention, tiny, with_attention
 from tests.gpu.kernels.attention.drawing import needs_triton
+from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.oracle import greedy_tokens
 
 __all__ = ["tiny"]

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from app.gpu.kernels.attention.base import Batch, make_batch, to_rows
+from app.gpu.kernels.attention.base import Batch, make_batch
 from app.gpu.models.base import LayerStack
+from tests.gpu.kernels.attention.reference import to_rows
 from tests.gpu.models.oracle import Expected
 
 BLOCK_SIZE = 4

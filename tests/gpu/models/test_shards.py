@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kernels.linear.eight_bits import FLOAT8, quantize
-from app.gpu.kernels.linear.matrix import BlockMatrix, dense_of
-from app.gpu.kernels.linear.shard import Shard
+from app.gpu.kernels.linear.matrix import BlockMatrix, Shard, dense_of
 from app.gpu.models import load_stack, require_shards
 from app.gpu.models.base import LayerStack
 from app.model_store.resolve import ResolvedModel
+from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.kernels.linear.blocks import draw_blocks
 from tests.gpu.models.driving import Drive, assert_agrees
 from tests.gpu.models.oracle import CASES, build_model, expect, save_model, tiny_config

@@ -21,12 +21,12 @@ from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.mixtral import modeling_mixtral
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.source import RandomWeights, TensorFormat
 from app.model_store.errors import BrokenModel
 from app.model_store.resolve import ResolvedModel
+from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.driving import Drive, assert_agrees
 from tests.gpu.models.oracle import CASES, VOCAB, build_model, expect, save_model, tiny_config
 from tests.gpu.oracle import RoundingCache

@@ -18,9 +18,8 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from app.domain.values import WeightsDtype
-from app.gpu.kernels.attention.reference import ReferenceAttention
-from app.gpu.kernels.linear import linear_maker
-from app.gpu.kernels.linear.base import MakeLinear, Weight
+from app.gpu.kernels.linear import MakeLinear, linear_maker
+from app.gpu.kernels.linear.base import Weight
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, numbers_of
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
@@ -28,6 +27,7 @@ from app.gpu.weights.bundles import Bundle, ResidentWeights, StreamedWeights, Ta
 from app.gpu.weights.layout import BundleLayout
 from app.gpu.weights.source import WeightSource, weights_of
 from app.model_store.resolve import ResolvedModel, resolve
+from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.driving import Drive, assert_agrees
 from tests.gpu.models.oracle import CASES, VOCAB, build_model, expect, save_model
 from tests.model_store.tiny_gguf import tiny_llama, tiny_tokenizer, write_gguf

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from app.domain.errors import WeightsLost
 from app.gpu.device.streams import PASSED, CpuStreams
-from app.gpu.kernels.linear.layers import DenseLinear
+from app.gpu.kernels.linear import DenseLinear
 from app.gpu.kernels.linear.matrix import BlockMatrix
 from app.gpu.weights import stores
 from app.gpu.weights.arena import plan_weights

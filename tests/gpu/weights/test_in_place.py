@@ -11,8 +11,8 @@ from torch import Tensor
 from app.domain.errors import WeightsLost
 from app.gpu.device.streams import PASSED, CpuStreams
 from app.gpu.kernels.linear.base import Linear, Weight
-from app.gpu.kernels.linear.cpu import PanelLinear
-from app.gpu.kernels.linear.cpu.formats import to_panels
+from app.gpu.kernels.linear.formats import to_panels
+from app.gpu.kernels.linear.panels import PanelLinear
 from app.gpu.weights.arena import lay_out, plan_weights
 from app.gpu.weights.bundles import StreamedWeights
 from app.gpu.weights.file import WeightFile

@@ -19,9 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from app.domain.errors import FieldOutOfRange
 from app.gpu.device.streams import PASSED, CpuStreams, Event
-from app.gpu.kernels.attention.reference import ReferenceAttention
+from app.gpu.kernels.linear import DenseLinear
 from app.gpu.kernels.linear.base import Weight
-from app.gpu.kernels.linear.layers import DenseLinear
 from app.gpu.models import build_stack
 from app.gpu.weights.arena import ALIGNMENT, WeightPlan, lay_out, plan_weights
 from app.gpu.weights.bundles import LoadAhead, StreamedWeights
@@ -31,6 +30,7 @@ from app.gpu.weights.stores import PinnedStore
 from app.model_store.resolve import ResolvedModel
 from app.model_store.shapes import shape_config
 from tests.gpu.device.deferring import DeferredDevice
+from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.oracle import CASES, tiny_config
 from tests.gpu.weights.bundles import Gate, Model, make_model
 

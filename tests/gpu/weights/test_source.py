@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, GgufConfig, LlamaForCausalLM
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
-from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, stored_rows
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
@@ -30,6 +29,7 @@ from app.model_store.gguf.index import weight_files
 from app.model_store.resolve import ResolvedModel, resolve
 from app.model_store.sizes import stored_sizes
 from app.settings import Settings
+from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.driving import Drive, assert_agrees
 from tests.gpu.models.oracle import build_model, expect, save_model, tiny_config
 from tests.model_store.tiny_gguf import tiny_llama, tiny_model, tiny_tokenizer, write_gguf

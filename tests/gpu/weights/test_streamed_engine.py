@@ -21,7 +21,6 @@ from app.gpu.device.streams import PASSED, streams_of
 from app.gpu.forward.pieces import layer_by_layer, whole_pass
 from app.gpu.forward.results import LaunchedStep
 from app.gpu.kernels.attention.base import make_batch
-from app.gpu.kernels.attention.reference import ReferenceAttention
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
 from app.gpu.models.recipe import Recipe
@@ -36,6 +35,7 @@ from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
 from tests.gpu.breakpoints.breaking_oracle import tensor_of
 from tests.gpu.device.test_streams import Begun, Listening, on_a_gpu
+from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.oracle import tiny_config
 from tests.gpu.weights.bundles import Model, same_bits
 

@@ -16,7 +16,7 @@ attention takes: the matrices of float32 or of wider heads would not fit into th
 
 
 class CudaAttention:
-    """See `Attention`. Takes CUDA tensors of compute capability 8.0 or newer, and CPU tensors in Triton's interpreter.
+    """An `Attention`. Takes CUDA tensors of compute capability 8.0 or newer, and CPU tensors in Triton's interpreter.
     The pool has the dtype of the queries, or a half type under float32, or float8; keys and values are widened as they
     are read.
 
@@ -63,11 +63,6 @@ class CudaAttention:
                 height = PROMPT_ROWS if in_flash else LEAST_ROWS
                 attend(*rows, starts, kv, spec, output[decodes:], rows=height, splits=splits)
         return output
-
-
-def batch_invariant_attention() -> CudaAttention:
-    """Registered as `cuda-batch-invariant`."""
-    return CudaAttention(batch_invariant=True)
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -31,8 +31,7 @@ from app.machine.files import make_private_folder
 
 logger = logging.getLogger(__name__)
 
-_ROOT = Path(__file__).parents[__name__.count(".")]
-_IMPORT = re.compile(r"^ *from (app\.gpu\.kernels[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
+_IMPORT = re.compile(r"^from (app\.gpu\.kernels[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
 _KEPT_DAYS = 60
 _STARTED = time.time()
 """Of this process. A file that has changed since may not be what it has imported."""
@@ -88,7 +87,7 @@ class _Kernel(CFunc):
         self._cache = self
         modules = {kernel.__module__}
         self._identity = _identity((kernel, parts), modules)
-        self._files = sorted(imported_files(frozenset(modules)), key=_module_path)
+        self._files = imported_files(frozenset(modules))
         self._name = kernel.__qualname__.split(".")[0].strip("_")
 
     def _compile_uncached(self) -> Any:
@@ -131,13 +130,13 @@ class _Kernel(CFunc):
     def _path(self, signature: Any, target_context: Any) -> Path | None:
         """None where the machine code can be neither kept nor trusted."""
         folder = kernel_folder()
-        if not _is_ours(folder) or any(path.stat().st_mtime > _STARTED for path in self._files):
+        if not _is_ours(folder) or any(path.stat().st_mtime > _STARTED for path in self._files.values()):
             return None
         target = target_context.codegen().magic_tuple()
         versions = numba.__version__, llvmlite.__version__, sys.version_info[:3]
         digest = hashlib.sha256(repr((versions, str(signature), target, self._identity)).encode())
-        for path in self._files:
-            digest.update(_module_path(path).encode() + path.read_bytes())
+        for module, path in self._files.items():
+            digest.update(module.encode() + path.read_bytes())
         return folder / f"{self._name}-{digest.hexdigest()[:40]}"
 
 
@@ -184,29 +183,17 @@ def _identity(value: Any, modules: set[str]) -> Any:
 
 
 @functools.cache
-def imported_files(modules: frozenset[str]) -> frozenset[Path]:
-    """The files of these modules, of those of this room that they import, and so on. Kernels take nothing from other
-    rooms that changes their code.
+def imported_files(modules: frozenset[str]) -> dict[str, Path]:
+    """The files of these modules, of those of this room that they import, and so on, by the module. Kernels take
+    nothing from other rooms that changes their code.
     """
-    waiting, found = list(modules), set[Path]()
+    waiting, found = list(modules), dict[str, Path]()
     while waiting:
-        path = _file_of(waiting.pop())
-        if path is None or path in found:
+        name = waiting.pop()
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if name in found or file is None:  # no module, but something in one
             continue
-        found.add(path)
-        for module, names in _IMPORT.findall(path.read_text()):
-            waiting += [module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))]
-    return frozenset(found)
-
-
-def _file_of(module: str) -> Path | None:
-    """None for a name that is no module of Djinn's."""
-    if not module.startswith("app."):
-        module_here = sys.modules.get(module)  # a kernel of a test
-        return Path(module_here.__file__) if module_here and module_here.__file__ else None
-    path = _ROOT.joinpath(*module.split("."))
-    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
-
-
-def _module_path(path: Path) -> str:
-    return str(path.relative_to(_ROOT)) if path.is_relative_to(_ROOT) else path.name
+        found[name] = Path(file)
+        for module, names in _IMPORT.findall(found[name].read_text()):
+            waiting += [module, *(f"{module}.{each}" for each in re.findall(r"\w+", names))]
+    return dict(sorted(found.items()))

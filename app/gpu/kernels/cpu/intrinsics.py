@@ -173,16 +173,10 @@ def address_of(builder: Any, kinds: Any, record: Any) -> Any:
     return builder.ptrtoint(record, INT64)
 
 
-@instruction(types.int64(types.int64))
-def fetch_add(builder: Any, address: Any) -> Any:
-    """`fetch_add(address)`: add one to the int64 there; returns what it was. Orders memory as a mutex would."""
-    return builder.atomic_rmw("add", _counter(builder, address), INT64(1), "acq_rel")
-
-
-@instruction(types.int64(types.int64))
-def fetch_subtract(builder: Any, address: Any) -> Any:
-    """`fetch_subtract(address)`: take one from the int64 there, as `fetch_add` adds one."""
-    return builder.atomic_rmw("sub", _counter(builder, address), INT64(1), "acq_rel")
+@instruction(types.int64(types.int64, types.int64))
+def fetch_add(builder: Any, address: Any, number: Any) -> Any:
+    """`fetch_add(address, number)`: add to the int64 there; returns what it was. Orders memory as a mutex would."""
+    return builder.atomic_rmw("add", _counter(builder, address), number, "acq_rel")
 
 
 @instruction(types.int64(types.int64))

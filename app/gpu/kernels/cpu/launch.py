@@ -15,25 +15,13 @@ from typing import Annotated, Any, Concatenate, Generic, NamedTuple, ParamSpec, 
 import numpy as np
 import torch
 from numba import types
-from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
-from numba.np.numpy_support import carray, from_dtype
+from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 from torch import Tensor
 
 from app.gpu.kernels.cpu import run_on_torch_threads
 from app.gpu.kernels.cpu.compile import c_function, inlined
-from app.gpu.kernels.cpu.intrinsics import (
-    INT64,
-    address_of,
-    call,
-    fetch_add,
-    fetch_subtract,
-    load,
-    pointer,
-    relax,
-    store,
-)
+from app.gpu.kernels.cpu.intrinsics import address_of, call, fetch_add, load, pointer, relax, store
 
 P = ParamSpec("P")
 
@@ -93,14 +81,20 @@ class ParallelKernel(Generic[P]):
         """For constants and dtypes of tensors, as a C function of the address of `arguments`."""
         count = len(self._constants)
         elements = {name: ELEMENTS[dtype] for name, dtype in zip(self._tensors, key[count:], strict=True)}
-        unpacked = _unpack(self.arguments, {name: elements.get(name) for name in self._order})
         body: Any = inlined(_with_constants(self._body, key[:count]))
-
-        def kernel(address: int) -> None:
-            body(*unpacked(address))
-
-        kernel.__qualname__ = self._name
-        return c_function(kernel, *key[:count], *elements.values())
+        record = np.dtype(self.arguments)
+        given = [
+            f"carray(pointer(a.{name}), {UNBOUNDED}, {name})" if name in elements else f"a.{name}"
+            for name in self._order
+        ]
+        source = (
+            f"def kernel(address):\n    a = carray(pointer(address), 1, record)[0]\n    body(a, {', '.join(given)})"
+        )
+        names = {"carray": carray, "pointer": pointer, "record": record, "body": body, **elements}
+        exec(source, names)
+        kernel: Any = names["kernel"]
+        kernel.__qualname__, kernel.__module__ = self._name, self._body.__module__
+        return c_function(kernel, body, repr(record), *key[:count], *elements.values())
 
 
 def parallel(body: Callable[Concatenate[Any, P], None]) -> ParallelKernel[P]:
@@ -135,7 +129,7 @@ def _fields_of(parameter: inspect.Parameter) -> tuple[dict[str, Any], str]:
 @inlined
 def draw(a: Any) -> Any:
     """The number of the next item of a kernel's work, from 0 on; no other thread gets it. `a` is its record."""
-    return fetch_add(address_of(a))
+    return fetch_add(address_of(a), 1)
 
 
 def _with_constants(body: FunctionType, constants: tuple[Any, ...]) -> FunctionType:
@@ -145,42 +139,6 @@ def _with_constants(body: FunctionType, constants: tuple[Any, ...]) -> FunctionT
     code = body.__code__
     code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
     return FunctionType(code, body.__globals__, body.__name__, constants, body.__closure__)
-
-
-def _unpack(layout: Any, elements: dict[str, Any]) -> Any:
-    """`unpacked(address)`: a tuple of the record of type `layout` at the address, and of its fields of these names. One
-    with an element is the address of an array of those.
-    """
-    tuple_of: Any = types.Tuple
-    record = from_dtype(np.dtype(layout))
-    fields: list[tuple[Any, int, Any]] = []
-    for name, element in elements.items():
-        array = None if element is None else types.Array(from_dtype(np.dtype(element)), 1, "C")
-        fields.append((record.typeof(name), getattr(layout, name).offset, array))
-    result = tuple_of([record, *(array or number for number, _, array in fields)])
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        [address] = values
-        loaded = [builder.inttoptr(address, context.get_value_type(record))]
-        for number, offset, array in fields:
-            pointer = context.get_value_type(number).as_pointer()
-            value = builder.load(builder.inttoptr(builder.add(address, INT64(offset)), pointer))
-            loaded.append(value if array is None else _array_at(context, builder, array, value))
-        return context.make_tuple(builder, result, loaded)
-
-    def unpacked(typing: Any, address: Any) -> Any:
-        return result(types.int64), generate
-
-    return intrinsic(unpacked)
-
-
-def _array_at(context: Any, builder: Any, kind: Any, address: Any) -> Any:
-    array = context.make_array(kind)(context, builder)
-    element = context.get_data_type(kind.dtype)
-    size = INT64(context.get_abi_sizeof(element))
-    data = builder.inttoptr(address, element.as_pointer())
-    populate_array(array, data, [INT64(UNBOUNDED)], [size], size, None)  # type: ignore[no-untyped-call]
-    return array._getvalue()
 
 
 class Launch(NamedTuple):
@@ -250,9 +208,9 @@ def _run_operations(a: Any, operations: int, inside: int, count: int) -> None:
     index = 0
     while index < count:
         own = inside + index * _ALIGNMENT
-        fetch_add(own)
+        fetch_add(own, 1)
         call(each[index, 0], each[index, 1])  # all that is to be done has been drawn when it returns
-        fetch_subtract(own)
+        fetch_add(own, -1)
         _wait_until_left(own)
         index += 1
         done = load(address)

@@ -1,14 +1,18 @@
 """Dense layers: which kind a device multiplies fastest, and keeps a row's bits where that is wanted."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from app.gpu.kernels.linear.base import Linear, MakeLinear, MatmulPrecision
-from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8
-from app.gpu.kernels.linear.layers import DenseLinear, Float8Linear, TritonLinear
+from app.gpu.kernels.linear.base import Linear, MatmulPrecision, Weight
+from app.gpu.kernels.linear.eight_bits import FLOAT8, FLOAT8_STEP, INT8, float8_parts, int8_parts
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of
+
+MakeLinear = Callable[[Matrix, Tensor | None], Linear]
+"""Makes the layer of a weight `[out, in]` and a bias `[out]`, which may be on `meta`."""
 
 
 def sums_rows_alike(device: torch.device, *, batch_invariant: bool) -> bool:
@@ -29,24 +33,75 @@ def linear_maker(
 
     With `batch_invariant` they give a row the same bits in any batch. `products` matters on a CPU.
     """
-    if device.type == "cuda":
-        return partial(_make_on_cuda, dtype, batch_invariant)
     if device.type == "cpu":
-        from app.gpu.kernels.linear.cpu import panel_maker  # imports Numba, which only a CPU needs
+        from app.gpu.kernels.linear.panels import make_panels  # imports Numba, which only a CPU needs
 
-        return panel_maker(dtype, products)
-    return partial(_convert, DenseLinear, dtype)
-
-
-def _make_on_cuda(dtype: torch.dtype, batch_invariant: bool, weight: Matrix, bias: Tensor | None = None) -> Linear:
-    """The layer of `weight`: as `dtype`, unless it is in blocks of 8 bits."""
-    if isinstance(weight, BlockMatrix) and weight.kind == INT8:
-        return TritonLinear(weight, bias)
-    if isinstance(weight, BlockMatrix) and weight.kind == FLOAT8:
-        return Float8Linear(weight, bias, batch_invariant=batch_invariant)
-    return _convert(TritonLinear if batch_invariant else DenseLinear, dtype, weight, bias)
+        return partial(make_panels, dtype, products)
+    return partial(DenseLinear, dtype=dtype, batch_invariant=batch_invariant)
 
 
-def _convert(make: MakeLinear, dtype: torch.dtype, weight: Matrix, bias: Tensor | None = None) -> Linear:
-    """The layer of `weight` as `dtype`, where the bias is."""
-    return make(dense_of(weight).to(dtype), bias)
+class DenseLinear:
+    """A dense layer on CUDA, and of PyTorch on any device. A weight becomes `dtype`, unless it is in 8 bits:
+
+    - `INT8`: integers become the type of the inputs in registers, in a kernel of ours.
+    - `FLOAT8`: inputs become float8 too, with a scale for each row, which depends on nothing but the row. Sums are
+      float32. The products are PyTorch's.
+
+    PyTorch chooses how to sum by the number of rows. With `batch_invariant` all products are our own, in tiles of one
+    size: a row's result has the same bits whatever rows are beside it.
+    """
+
+    def __init__(
+        self,
+        weight: Matrix,
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        batch_invariant: bool = False,
+    ) -> None:
+        """Without `dtype` the weight keeps the type that `dense_of` gives it."""
+        self.out_features, self.in_features = weight.shape
+        kind = weight.kind if isinstance(weight, BlockMatrix) else None
+        self._multiply: Callable[..., Tensor] = _multiply_dense
+        if batch_invariant or kind in (INT8, FLOAT8):
+            from app.gpu.kernels.linear.triton_matmul import matmul
+
+            self._multiply = matmul
+        if isinstance(weight, BlockMatrix) and kind == INT8:
+            numbers, scales = int8_parts(weight.rows)
+            tensors = [numbers.flatten(1).contiguous(), scales.T.contiguous()]
+        elif isinstance(weight, BlockMatrix) and kind == FLOAT8:
+            self._multiply = partial(_multiply_float8, batch_invariant)
+            missing = -self.out_features % FLOAT8_STEP  # PyTorch's outputs are whole steps, as its inputs are
+            tensors = [each.contiguous() for each in float8_parts(F.pad(weight.rows, (0, 0, 0, missing)))]
+            bias = None if bias is None else F.pad(bias, (0, missing))
+        else:
+            dense = dense_of(weight)
+            tensors = [dense if dtype is None else dense.to(dtype)]
+        self._is_scaled = len(tensors) > 1
+        self.weights = [Weight(each) for each in (*tensors, *(() if bias is None else (bias,)))]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight, *rest = (each.tensor for each in self.weights)
+        scales = rest.pop(0) if self._is_scaled else None
+        y = self._multiply(x, weight, rest[0] if rest else None, scales)
+        return y if y.shape[1] == self.out_features else y[:, : self.out_features].contiguous()
+
+
+def _multiply_dense(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> Tensor:
+    """`F.linear`, and our own product of a single row on CUDA."""
+    if x.is_cuda and len(x) == 1:
+        from app.gpu.kernels.linear.triton_matmul import matvec
+
+        return matvec(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def _multiply_float8(own: bool, x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor) -> Tensor:
+    """In `own` products, or PyTorch's."""
+    from app.gpu.kernels.linear.triton_matmul import matmul, round_rows
+
+    rows, row_scales = round_rows(x)
+    if own:
+        return matmul(rows, weight, bias, scales, row_scales, x.dtype)
+    return torch._scaled_mm(rows, weight.T, row_scales, scales.T, bias=bias, out_dtype=x.dtype)

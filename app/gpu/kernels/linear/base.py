@@ -7,8 +7,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from app.gpu.kernels.linear.matrix import Matrix
-
 
 class MatmulPrecision(Enum):
     """In which type inputs meet weights. All is summed in float32."""
@@ -78,13 +76,6 @@ class Linear(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[tokens, in_features]` to `[tokens, out_features]`, both in the dtype that the model computes in."""
-
-
-class MakeLinear(Protocol):
-    """How a model's dense layers are made."""
-
-    def __call__(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
-        """The layer for `weight` `[out, in]` and `bias` `[out]`, which may be on `meta`."""
 
 
 def cells(weight: Tensor, bias: Tensor | None) -> list[Weight]:

@@ -11,9 +11,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.gpu.kernels.attention import attention_named
-from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, from_rows, make_batch, to_rows
-from app.gpu.kernels.attention.reference import ReferenceAttention
+from app.gpu.kernels.attention import attention_for
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
+from tests.gpu.kernels.attention.reference import ReferenceAttention, from_rows, to_rows
 
 CUDA = torch.cuda.is_available()
 _CUDA_OR_CPU = torch.device("cuda" if CUDA else "cpu")
@@ -90,7 +90,11 @@ def assert_agrees(backend: str, shape: Shape, tolerance: float = 2e-5) -> None:
     """Same output as the reference, and the same pool after it: new tokens in their slots, nothing else touched."""
     inputs = draw_inputs(shape, device=DEVICES[backend])
     exact = inputs.exact()
-    output, expected = inputs.run(attention_named(backend)), exact.run(ReferenceAttention())
+    device, _, wish = backend.partition("-")
+    attention = attention_for(
+        torch.device(device), batch_invariant=wish == "batch-invariant", in_bfloat16=wish == "bfloat16"
+    )
+    output, expected = inputs.run(attention), exact.run(ReferenceAttention())
     assert output.is_contiguous()
     assert output.dtype == shape.dtype
     torch.testing.assert_close(output.float(), expected, rtol=tolerance, atol=tolerance)

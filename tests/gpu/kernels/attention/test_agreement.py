@@ -13,11 +13,8 @@ from hypothesis import given
 from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
-from app.domain.errors import FieldOutOfRange
-from app.gpu.kernels.attention import attention_for, attention_named
-from app.gpu.kernels.attention.base import AttentionSpec, from_rows, make_batch
-from app.gpu.kernels.attention.cpu import PagedCpuAttention, batch_invariant_attention, bfloat16_attention, store
-from app.gpu.kernels.attention.reference import ReferenceAttention
+from app.gpu.kernels.attention.base import AttentionSpec, make_batch
+from app.gpu.kernels.attention.cpu import PagedCpuAttention, store
 from tests.gpu.kernels.attention.drawing import (
     CUDA,
     DEVICES,
@@ -32,6 +29,7 @@ from tests.gpu.kernels.attention.drawing import (
     draw_inputs,
     needs_triton,
 )
+from tests.gpu.kernels.attention.reference import ReferenceAttention, from_rows
 from tests.gpu.oracle import rounded
 
 ROWS = [(8, 1), (16, 1), (0, 1), (9, 5), (0, 8), (19, 2)]
@@ -83,12 +81,6 @@ def test_attention_agrees_with_transformers(dtype: torch.dtype, window: int | No
     assert found.dtype == dtype
     tolerance = 1e-5 if dtype is torch.float32 else 0.02
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
-
-
-def test_a_device_without_a_backend_has_the_reference_and_an_unknown_name_is_refused_with_the_known() -> None:
-    assert isinstance(attention_for(torch.device("meta")), ReferenceAttention)
-    with pytest.raises(FieldOutOfRange, match="reference, cpu"):
-        attention_named("flash")
 
 
 @pytest.mark.long
@@ -196,14 +188,16 @@ def test_a_prompt_at_once_in_parts_and_token_by_token_has_the_same_bits_if_that_
     pool_dtype: torch.dtype,
 ) -> None:
     """A query sees the keys and values of its own step as every later one does: rounded."""
-    attention, shape = batch_invariant_attention(), Shape([(0, 70)], pool_dtype=pool_dtype)
+    attention, shape = PagedCpuAttention(batch_invariant=True), Shape([(0, 70)], pool_dtype=pool_dtype)
     expected = draw_inputs(shape).run(attention)
     for cuts in ([(0, 20), (20, 3), (23, 47)], [(position, 1) for position in range(70)]):
         parts = [part.run(attention) for part in chunks(draw_inputs(shape), cuts)]
         assert torch.equal(torch.cat(parts), expected)
 
 
-@pytest.mark.parametrize("attention", [PagedCpuAttention(), bfloat16_attention()], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "attention", [PagedCpuAttention(), PagedCpuAttention(in_bfloat16=True)], ids=["float32", "bfloat16"]
+)
 @pytest.mark.parametrize(("window", "pool_dtype"), [(None, POOLS[0]), (300, POOLS[1]), (37, POOLS[3])])
 def test_where_a_prompt_is_cut_does_not_change_a_bit(
     window: int | None, pool_dtype: torch.dtype, attention: PagedCpuAttention
@@ -229,10 +223,10 @@ def test_prompts_in_bfloat16_agree_with_the_reference_as_far_as_that_rounds(
 def test_keys_and_values_that_round_alike_give_prompts_in_bfloat16_the_same_bits() -> None:
     drawn = draw_inputs(Shape([(0, 70)], head_dim=64))
     alike = replace(drawn, key=rounded(drawn.key, torch.bfloat16), value=rounded(drawn.value, torch.bfloat16))
-    assert torch.equal(drawn.run(bfloat16_attention()), alike.run(bfloat16_attention()))
+    assert torch.equal(drawn.run(PagedCpuAttention(in_bfloat16=True)), alike.run(PagedCpuAttention(in_bfloat16=True)))
     assert not torch.equal(drawn.run(PagedCpuAttention()), alike.run(PagedCpuAttention()))
 
 
 def test_single_queries_stay_in_float32_beside_prompts_in_bfloat16() -> None:
     drawn = draw_inputs(Shape([(300, 1), (20, 1), (0, 50)]))
-    assert torch.equal(drawn.run(bfloat16_attention())[:2], drawn.run(PagedCpuAttention())[:2])
+    assert torch.equal(drawn.run(PagedCpuAttention(in_bfloat16=True))[:2], drawn.run(PagedCpuAttention())[:2])

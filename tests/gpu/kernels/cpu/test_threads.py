@@ -32,7 +32,7 @@ from app.gpu.kernels.cpu.compile import c_function, compiled_features, imported_
 from app.gpu.kernels.cpu.elementwise import forbid
 from app.gpu.kernels.cpu.intrinsics import convert, pointer, widen
 from app.gpu.kernels.cpu.launch import Program, draw, parallel
-from app.gpu.kernels.linear.cpu.products import PART_BYTES, read_on_torch_threads
+from app.gpu.kernels.linear.panels import PART_BYTES, read_on_torch_threads
 from app.gpu.sampling.masks import forbid_on_device
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # which puts back how many there were
@@ -219,7 +219,7 @@ def test_features_are_those_that_numba_is_told_to_use(monkeypatch: pytest.Monkey
 
 
 def test_a_kernel_depends_on_the_files_of_its_room_that_its_own_imports() -> None:
-    found = {path.name for path in imported_files(frozenset({elementwise.__name__}))}
+    found = {path.name for path in imported_files(frozenset({elementwise.__name__})).values()}
     assert found == {"elementwise.py", "launch.py", "intrinsics.py", "compile.py", "__init__.py"}
 
 
@@ -237,7 +237,7 @@ def test_a_checkout_uses_what_another_has_compiled_until_a_file_of_the_kernel_ch
     shutil.copytree(ROOT / "app", other / "app", ignore=shutil.ignore_patterns("__pycache__"))
     assert hits(other) == 1
     assert hits(other, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="") == 0
-    for name, expected in (("linear/cpu/products.py", 1), ("cpu/intrinsics.py", 0)):
+    for name, expected in (("linear/panels.py", 1), ("cpu/intrinsics.py", 0)):
         with (other / "app/gpu/kernels" / name).open("a") as file:
             file.write("# A comment.\n")
         assert hits(other) == expected, name

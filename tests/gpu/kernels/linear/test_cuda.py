@@ -15,8 +15,8 @@ from app.gpu.kernels.linear import linear_maker
 from app.gpu.kernels.linear.base import Linear
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, float8_parts, quantize
 from app.gpu.kernels.linear.matrix import BlockMatrix, dense_of
-from app.gpu.kernels.linear.triton_float8 import ROW_TILE, round_rows
 from app.gpu.kernels.linear.triton_matmul import (
+    ROW_TILE,
     TILE_INPUTS,
     TILE_OUTPUTS,
     TILE_ROWS,
@@ -24,6 +24,7 @@ from app.gpu.kernels.linear.triton_matmul import (
     WIDE_VECTOR_TILE,
     matmul,
     matvec,
+    round_rows,
 )
 from tests.gpu.oracle import rounded
 

@@ -21,11 +21,10 @@ from torch import Tensor
 from app.gpu.kernels.cpu.tiles import PANEL, ROWS
 from app.gpu.kernels.linear import linear_maker
 from app.gpu.kernels.linear.base import Linear, MatmulPrecision
-from app.gpu.kernels.linear.cpu import PanelLinear
-from app.gpu.kernels.linear.cpu.formats import to_panels
-from app.gpu.kernels.linear.cpu.products import PanelShape, multiply, multiply_from_file
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, dequantize, float8_parts, quantize
+from app.gpu.kernels.linear.formats import to_panels
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, look_up, split, stack
+from app.gpu.kernels.linear.panels import PanelLinear
 from app.gpu.weights.layout import host_bytes
 from tests.gpu.kernels.linear.blocks import EXTREME, HALVES, draw_blocks
 
@@ -158,16 +157,32 @@ KINDS = list(HALVES)
 COUNTS = (*range(2 * ROWS + 2), 64)
 
 
-def kept(kind: str, outputs: int, inputs: int) -> tuple[Tensor, PanelShape]:
+def kept(kind: str, outputs: int, inputs: int) -> PanelLinear:
     """Random weights in panels, of about so many inputs."""
     if kind == "pairs":
-        matrix: Matrix = draw(outputs, 2 * inputs)
-    elif kind in KINDS:
-        matrix = draw_blocks(kind, outputs, -(-inputs // 32))
-    else:
-        matrix = draw(outputs, inputs).to(getattr(torch, kind))
-    panels, format = to_panels(matrix, in_bfloat16=kind == "pairs")
-    return panels, PanelShape(len(panels), matrix.shape[1], format)
+        return PairLinear(draw(outputs, 2 * inputs))
+    if kind in KINDS:
+        return PanelLinear(draw_blocks(kind, outputs, -(-inputs // 32)))
+    return PanelLinear(draw(outputs, inputs).to(getattr(torch, kind)))
+
+
+@dataclass
+class InFile:
+    """A place in a file, which changes as soon as anybody has asked whether it still has what was `stored` there."""
+
+    file: int
+    stored: Tensor
+    intact: bool = True
+    offset: int = 0
+    brought: int = 0
+
+    def is_intact(self) -> bool:
+        os.pwrite(self.file, host_bytes(self.stored).tobytes(), 0)
+        return self.intact
+
+    def bring(self) -> Tensor:
+        self.brought += 1
+        return self.stored
 
 
 @pytest.mark.usefixtures("one_thread")  # which puts back how many there were
@@ -184,18 +199,23 @@ def test_a_product_from_a_file_has_the_bits_of_one_from_memory(
     kind: str, rows: int, outputs: int, inputs: int, offset: int, part: int, threads: int
 ) -> None:
     torch.set_num_threads(threads)
-    panels, shape = kept(kind, outputs, inputs)
-    shape.part = part
-    x = draw(rows, shape.inputs).to(shape.dtype)
+    linear = kept(kind, outputs, inputs)
+    linear._part = part
+    [weight] = linear.weights
+    panels, x = weight.tensor, draw(rows, linear.in_features)
+    expected = linear(x)
     with tempfile.TemporaryFile() as file:
         file.write(bytes(offset) + host_bytes(panels).tobytes())
         file.flush()
-        found = multiply_from_file(x, file.fileno(), offset, shape)
-        assert found is not None
-        assert torch.equal(found, multiply(x, panels, shape))
+        weight.place = whole = InFile(file.fileno(), panels, offset=offset)
+        assert torch.equal(linear(x), expected)
         os.ftruncate(file.fileno(), offset + panels.nbytes - 1)
-        assert multiply_from_file(x, file.fileno(), offset, shape) is None
-    assert multiply_from_file(x, -1, 0, shape) is None
+        assert whole.brought == 0
+        assert torch.equal(linear(x), expected)
+        assert whole.brought == 1, "a short file is not used"
+    weight.place = closed = InFile(-1, panels)
+    assert torch.equal(linear(x), expected)
+    assert closed.brought == 1
 
 
 @given(rows=st.integers(0, 3 * ROWS), outputs=st.integers(1, 5 * PANEL), pairs=st.integers(1, 700))
@@ -270,11 +290,11 @@ def test_what_is_rounded_to_bfloat16() -> None:
         for products in (MatmulPrecision.AS_KEPT, MatmulPrecision.BFLOAT16)
     )
     x, weight = draw(4, 32), draw(6, 32)
-    assert torch.equal(as_kept(weight.bfloat16())(x), PairLinear(weight)(x))
-    assert torch.equal(as_kept(weight)(x), PanelLinear(weight)(x))
-    assert torch.equal(as_kept(weight.half())(x), PanelLinear(weight.half())(x))
-    assert torch.equal(rounding(weight)(x), PairLinear(weight)(x))
-    assert torch.equal(rounding(weight[:, :9])(x[:, :9]), PanelLinear(weight[:, :9])(x[:, :9]))
+    assert torch.equal(as_kept(weight.bfloat16(), None)(x), PairLinear(weight)(x))
+    assert torch.equal(as_kept(weight, None)(x), PanelLinear(weight)(x))
+    assert torch.equal(as_kept(weight.half(), None)(x), PanelLinear(weight.half())(x))
+    assert torch.equal(rounding(weight, None)(x), PairLinear(weight)(x))
+    assert torch.equal(rounding(weight[:, :9], None)(x[:, :9]), PanelLinear(weight[:, :9])(x[:, :9]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -296,25 +316,6 @@ def test_rows_may_lie_anywhere(rows: int, first: int, streamed: bool) -> None:
         assert torch.equal(panels(x), panels(x.contiguous()))
     half, x = make(weight.bfloat16(), streamed=streamed), wide.bfloat16()[:, first : first + 20]
     assert torch.equal(half(x), half(x.contiguous()))
-
-
-@dataclass
-class InFile:
-    """A place in a file, which changes as soon as anybody has asked whether it still has what was `stored` there."""
-
-    file: int
-    stored: Tensor
-    intact: bool = True
-    offset: int = 0
-    brought: int = 0
-
-    def is_intact(self) -> bool:
-        os.pwrite(self.file, host_bytes(self.stored).tobytes(), 0)
-        return self.intact
-
-    def bring(self) -> Tensor:
-        self.brought += 1
-        return self.stored
 
 
 def test_a_product_of_what_was_not_stored_is_made_again_from_memory() -> None:

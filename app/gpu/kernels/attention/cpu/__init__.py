@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.kernels.attention.base import FLOAT8, AttentionSpec, Batch
-from app.gpu.kernels.attention.cpu.prompts import PlacedPrompts, attend_prompts
+from app.gpu.kernels.attention.cpu.prompts import attend_prompts
 from app.gpu.kernels.attention.cpu.queries import PoolLayer, attend_queries
 from app.gpu.kernels.cpu.compile import inlined
 from app.gpu.kernels.cpu.elementwise import rounded
@@ -41,7 +41,7 @@ _ROUNDER = np.float32(ROUNDER)
 
 
 class PagedCpuAttention:
-    """See `Attention`. Both kernels compute in float32, over keys and values as the pool has rounded them, those of the
+    """An `Attention`. Both kernels compute in float32, over keys and values as the pool has rounded them, those of the
     batch included. Queries of a half type are widened, and what they get is rounded once.
 
     `in_bfloat16`: what prompts multiply is rounded to bfloat16, and summed in float32.
@@ -75,9 +75,7 @@ class PagedCpuAttention:
             else:
                 prompts.append(index)
         if prompts:
-            rows = [batch.rows[index] for index in prompts]
-            placed = PlacedPrompts(rows, prompts, heads=query.shape[1], kv_heads=kv.shape[2], head_dim=query.shape[2])
-            attend_prompts(wide, kv, placed, batch.block_tables, spec, output, in_bfloat16=self._in_bfloat16)
+            attend_prompts(wide, kv, batch, prompts, spec, output, in_bfloat16=self._in_bfloat16)
         return output if query.dtype is torch.float32 else rounded(output, query.dtype)
 
 
@@ -92,16 +90,6 @@ def token_tables(batch: Batch, rows: int) -> Tensor:
         return batch.block_tables[:rows] if batch.rows else batch.block_tables
     lengths = torch.tensor([row.length for row in batch.rows[:rows]])
     return batch.block_tables[:rows].repeat_interleave(lengths, dim=0)
-
-
-def batch_invariant_attention() -> PagedCpuAttention:
-    """The backend under which a token's result depends on nothing but itself and what it sees."""
-    return PagedCpuAttention(batch_invariant=True)
-
-
-def bfloat16_attention() -> PagedCpuAttention:
-    """The backend of models whose matrices are multiplied in bfloat16."""
-    return PagedCpuAttention(in_bfloat16=True)
 
 
 def _dense_heads(x: Tensor) -> Tensor:
@@ -173,7 +161,7 @@ def _round_to_float8(states: Any, row: Any, count: int) -> None:
 
 @inlined
 def _encode(scaled: Any) -> Any:
-    """The code of a float32 between -448 and 448, to nearest even: see `triton_float8.encode`."""
+    """The code of a float32 between -448 and 448, to nearest even: see `triton_matmul.encode`."""
     bits = np.float32(scaled).view(np.int32)
     size = bits & np.int32(MAGNITUDE)
     small = np.float32(abs(scaled) + _ROUNDER).view(np.int32) - ROUNDER_BITS

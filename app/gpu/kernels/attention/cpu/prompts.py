@@ -25,22 +25,24 @@ import numpy as np
 from numba.np.numpy_support import carray
 from torch import Tensor
 
-from app.gpu.kernels.attention.base import AttentionSpec, RowShape
-from app.gpu.kernels.attention.cpu.queries import (
-    LOWEST,
-    NO_WINDOW,
-    ONE,
-    ZERO,
-    PoolLayer,
-    Queries,
-    bounded,
-    query_scale,
-)
-from app.gpu.kernels.attention.cpu.vectors import make_softmax, round_run, widen_run
+from app.gpu.kernels.attention.base import AttentionSpec, Batch, RowShape
+from app.gpu.kernels.attention.cpu.queries import NO_WINDOW, ONE, ZERO, PoolLayer, Queries, bounded, query_scale
 from app.gpu.kernels.cpu.compile import inlined
 from app.gpu.kernels.cpu.intrinsics import LEAST_EXPONENT, exp2, fetch_add, pointer
 from app.gpu.kernels.cpu.launch import draw, parallel
-from app.gpu.kernels.cpu.tiles import COLUMNS, HALVES, LANES, PANEL, ROWS, make_tile, takes_bfloat16
+from app.gpu.kernels.cpu.tiles import (
+    COLUMNS,
+    HALVES,
+    LANES,
+    LOWEST,
+    PANEL,
+    ROWS,
+    make_softmax,
+    make_tile,
+    round_run,
+    takes_bfloat16,
+    widen_run,
+)
 
 KEYS = 48
 """In a tile: whole strips."""
@@ -90,27 +92,29 @@ class PlacedPrompts:
 def attend_prompts(
     query: Tensor,
     kv: Tensor,
-    prompts: PlacedPrompts,
-    tables: Tensor,
+    batch: Batch,
+    prompts: Sequence[int],
     spec: AttentionSpec,
     output: Tensor,
     *,
     in_bfloat16: bool,
 ) -> None:
-    """Attend with the tokens of `prompts`, whose blocks are in `tables` `[rows, blocks]` int32, over all keys that they
-    see. `query` `[tokens, heads, head_dim]` float32 has dense heads; `output` is dense, of the same shape.
+    """Attend with the tokens of the rows `prompts` of a batch over all keys that they see. `query` `[tokens, heads,
+    head_dim]` float32 has dense heads; `output` is dense, of the same shape.
 
     With `in_bfloat16` queries, keys, values and their weights are rounded to it before they are multiplied, unless the
     head dimension is odd: numbers are multiplied in pairs.
     """
-    head_dim = query.shape[2]
+    _, heads, head_dim = query.shape
+    rows = [batch.rows[index] for index in prompts]
+    placed = PlacedPrompts(rows, prompts, heads=heads, kv_heads=kv.shape[2], head_dim=head_dim)
     _attend(
-        **prompts.arguments(),
+        **placed.arguments(),
         window=spec.window or NO_WINDOW,
         query=query,
         output=output,
         pool=kv,
-        tables=tables,
+        tables=batch.block_tables,
         scale=spec.scale,
         softcap=spec.softcap or 0.0,
         kind=HALVES if in_bfloat16 and head_dim % 2 == 0 else np.float32,
@@ -164,9 +168,7 @@ def _attend(
         if not one_run:
             skipped = (-(-count // run) - 1 - part) * run
             token, first, count = token + skipped, first + skipped, min(run, count - skipped)
-        _take_queries(a, query, token, count, head, panels, head_dim)
-        if takes_bfloat16(kind):
-            _round_queries(panels, head_dim)
+        _take_queries(a, query, kind, token, count, head, panels, head_dim)
         merged = _states(results.ctypes.data, 0, lines, _lanes(a, count))
         _begin(merged)
         lo, splits = _splits(a, first, count)
@@ -181,7 +183,7 @@ def _attend(
             _attend_split(
                 a, pool, kind, table, head, lo + split, first, count, panels, keys, values, scores, state, head_dim
             )
-            whole = not one_run or fetch_add(folded + (row * kv_heads + head) * 8) == splits - 1
+            whole = not one_run or fetch_add(folded + (row * kv_heads + head) * 8, 1) == splits - 1
             for index in range(splits if one_run else 1) if whole else range(0):
                 _fold(merged, _states(start, index, lines, merged.shape[1]), factors)
                 done += 1
@@ -243,21 +245,25 @@ def _attend_split(
     lanes, group = state.shape[1], a.heads // a.kv_heads
     oldest, end = max(0, first + 1 - a.window), min((split + 1) * SPLIT, first + count)
     for tile in range(max(split * SPLIT, oldest // KEYS * KEYS), end, KEYS):
-        _take_keys(a, pool, table, head, tile, min(tile + KEYS, end), keys, values, head_dim)
-        if takes_bfloat16(kind):
-            _round_keys(keys, values, head_dim)
+        _take_keys(a, pool, kind, table, head, tile, min(tile + KEYS, end), keys, values, head_dim)
         for lane in range(0, lanes, PANEL):
             beside = min(PANEL, lanes - lane)
             if tile <= first + (lane + beside - 1) // group:
-                _score(kind, keys, head_dim, panels[lane // PANEL], beside, scores)
+                panel, weights = panels[lane // PANEL].ctypes.data, scores.ctypes.data
+                for row in range(0, KEYS, ROWS):
+                    at, to = keys.ctypes.data + row * head_dim * 4, weights + row * PANEL * 4
+                    _multiply(kind, at, head_dim * 4, 1, panel, beside, head_dim, to, PANEL * 4, 0)
                 _weigh(kind, a, scores, first + lane // group, lane % group, tile, state, lane, beside)
-                _add_values(kind, values, head_dim, scores, beside, state, lane)
+                for row in range(0, len(state) - 2, ROWS):  # add the values to the sums
+                    at, to = values.ctypes.data + row * 4, state.ctypes.data + (row * lanes + lane) * 4
+                    _multiply(kind, at, 4, head_dim, weights, beside, KEYS, to, lanes * 4, 1)
 
 
 @inlined
-def _take_queries(a: Any, query: Any, token: int, count: int, head: int, panels: Any, head_dim: int) -> None:
+def _take_queries(a: Any, query: Any, kind: Any, token: int, count: int, head: int, panels: Any, head_dim: int) -> None:
     """`count` queries from `token` on, scaled, as `[panels, head_dim, PANEL]`: each with all heads that share the
-    key-value head `head` side by side.
+    key-value head `head` side by side. In bfloat16 each number of a query's first half makes a pair with one of its
+    second.
     """
     group = a.heads // a.kv_heads
     scale = query_scale(a.scale, a.softcap)
@@ -265,13 +271,21 @@ def _take_queries(a: Any, query: Any, token: int, count: int, head: int, panels:
         at = (token + index // group) * a.query_stride + (head * group + index % group) * head_dim
         for i in range(head_dim):
             panels[index // PANEL, i, index % PANEL] = query[at + i] * scale
+    if takes_bfloat16(kind):
+        half = head_dim // 2 * PANEL * 4
+        for panel in range(len(panels)):
+            for i in range(head_dim // 2):
+                line = panels.ctypes.data + (panel * head_dim + i) * PANEL * 4
+                round_run(line, line + half, line, PANEL)
 
 
 @inlined
 def _take_keys(
-    a: Any, pool: Any, table: Any, head: int, first: int, end: int, keys: Any, values: Any, head_dim: int
+    a: Any, pool: Any, kind: Any, table: Any, head: int, first: int, end: int, keys: Any, values: Any, head_dim: int
 ) -> None:
-    """Keys and values at positions `[first, end)`, `[KEYS, head_dim]` each. Those past the end are zero."""
+    """Keys and values at positions `[first, end)`, `[KEYS, head_dim]` each. Those past the end are zero. In bfloat16
+    keys are in pairs as `_take_queries` makes them, and values of two keys make a pair.
+    """
     block, offset = first // a.block_size, first % a.block_size
     for key in range(end - first):
         at = a.pool + (head * a.head_stride + table[block] * a.block_stride + offset * a.columns) * pool.itemsize
@@ -283,29 +297,13 @@ def _take_keys(
             block, offset = block + 1, 0
     for i in range((end - first) * head_dim, KEYS * head_dim):
         keys[i] = values[i] = ZERO
-
-
-@inlined
-def _round_queries(panels: Any, head_dim: int) -> None:
-    """Make pairs of bfloat16 of what `_take_queries` has left: the first half of a query's numbers, each with one of
-    the second.
-    """
-    for panel in range(len(panels)):
-        start = panels.ctypes.data + panel * head_dim * PANEL * 4
-        for i in range(head_dim // 2):
-            line = start + i * PANEL * 4
-            round_run(line, line + head_dim // 2 * PANEL * 4, line, PANEL)
-
-
-@inlined
-def _round_keys(keys: Any, values: Any, head_dim: int) -> None:
-    """Make pairs of bfloat16 of what `_take_keys` has left: keys as `_round_queries` does, values of two keys each."""
-    for key in range(KEYS):
-        line = keys.ctypes.data + key * head_dim * 4
-        round_run(line, line + head_dim // 2 * 4, line, head_dim // 2)
-    for pair in range(KEYS // 2):
-        line = values.ctypes.data + pair * head_dim * 8
-        round_run(line, line + head_dim * 4, values.ctypes.data + pair * head_dim * 4, head_dim)
+    if takes_bfloat16(kind):
+        for key in range(KEYS):
+            line = keys.ctypes.data + key * head_dim * 4
+            round_run(line, line + head_dim // 2 * 4, line, head_dim // 2)
+        for pair in range(KEYS // 2):
+            line = values.ctypes.data + pair * head_dim * 8
+            round_run(line, line + head_dim * 4, values.ctypes.data + pair * head_dim * 4, head_dim)
 
 
 @inlined
@@ -318,33 +316,17 @@ def _begin(state: Any) -> None:
 
 
 @inlined
-def _score(kind: Any, keys: Any, head_dim: int, panel: Any, lanes: int, scores: Any) -> None:
-    """Scores of a tile's keys with `lanes` queries of a panel, into `scores` `[KEYS, PANEL]`."""
-    x, line, weights, out = keys.ctypes.data, head_dim * 4, panel.ctypes.data, scores.ctypes.data
-    for row in range(0, KEYS, ROWS):
-        at, to = x + row * line, out + row * PANEL * 4
-        column = 0
-        while column + COLUMNS <= lanes:
-            _tile(kind, at, line, 1, weights, column, head_dim, to + column * 4, PANEL * 4, 0)
-            column += COLUMNS
-        while column < lanes:
-            _narrow_tile(kind, at, line, 1, weights, column, head_dim, to + column * 4, PANEL * 4, 0)
-            column += LANES
-
-
-@inlined
-def _add_values(kind: Any, values: Any, head_dim: int, scores: Any, lanes: int, state: Any, lane: int) -> None:
-    """Add the values of a tile, weighted by `scores`, to the sums of `lanes` queries from `lane` on."""
-    weights, line = scores.ctypes.data, state.shape[1] * 4
-    for row in range(0, len(state) - 2, ROWS):
-        at, to = values.ctypes.data + row * 4, state.ctypes.data + row * line + lane * 4
-        column = 0
-        while column + COLUMNS <= lanes:
-            _tile(kind, at, 4, head_dim, weights, column, KEYS, to + column * 4, line, 1)
-            column += COLUMNS
-        while column < lanes:
-            _narrow_tile(kind, at, 4, head_dim, weights, column, KEYS, to + column * 4, line, 1)
-            column += LANES
+def _multiply(
+    kind: Any, x: int, line: int, step: int, weights: int, lanes: int, inputs: int, out: int, out_line: int, carry: int
+) -> None:
+    """`ROWS` rows of `x` times `lanes` of the `weights`, `[inputs, PANEL]`; the rest is as `make_tile` has it."""
+    column = 0
+    while column + COLUMNS <= lanes:
+        _tile(kind, x, line, step, weights, column, inputs, out + column * 4, out_line, carry)
+        column += COLUMNS
+    while column < lanes:
+        _narrow_tile(kind, x, line, step, weights, column, inputs, out + column * 4, out_line, carry)
+        column += LANES
 
 
 @inlined
@@ -359,7 +341,11 @@ def _weigh(
     group = a.heads // a.kv_heads
     last = first + (head + lanes - 1) // group
     if tile + KEYS > first + 1 or last + 1 - a.window > tile:
-        _hide(scores, first, head, group, tile, a.window, lanes)
+        for lane in range(lanes):
+            position = first + (head + lane) // group
+            for key in range(KEYS):
+                if tile + key > position or tile + key <= position - a.window:
+                    scores[key, lane] = LOWEST
     if a.softcap != 0:
         for key in range(KEYS):
             for lane in range(lanes):
@@ -373,15 +359,6 @@ def _weigh(
             _rounded_softmax(start, PANEL * 4, at, line, len(state) - 2)
         else:
             _softmax(start, PANEL * 4, at, line, len(state) - 2)
-
-
-@inlined
-def _hide(scores: Any, first: int, head: int, group: int, tile: int, window: int, lanes: int) -> None:
-    for lane in range(lanes):
-        position = first + (head + lane) // group
-        for key in range(KEYS):
-            if tile + key > position or tile + key <= position - window:
-                scores[key, lane] = LOWEST
 
 
 @inlined

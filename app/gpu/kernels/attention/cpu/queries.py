@@ -31,6 +31,7 @@ from app.gpu.kernels.cpu.intrinsics import (
     widen,
 )
 from app.gpu.kernels.cpu.launch import draw, parallel
+from app.gpu.kernels.cpu.tiles import LOWEST
 
 SPLIT = 256
 """Tokens in one work item: enough to pay for the merge, few enough to spread one long context over the cores."""
@@ -40,8 +41,6 @@ TILE = 16
 """Tokens whose scores are computed before they are weighed."""
 NO_WINDOW = 1 << 40
 """More keys than any query sees."""
-LOWEST = np.float32(-3e38)
-"""Of no key."""
 ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 
 
@@ -102,7 +101,9 @@ def _attend(
     `softcap` 0 is off.
     """
     heads = a.heads
-    splits = _most_splits(positions, queries, window)
+    splits = 1
+    for row in range(queries):
+        splits = max(splits, _splits(positions[row] + 1, window))
     states = carray(pointer(a.workspace), (queries, splits, heads, head_dim + PADDING), np.float32)
     outputs = carray(pointer(a.output), (queries, heads, head_dim), np.float32)
     scaled = np.empty((heads, head_dim), np.float32)
@@ -125,7 +126,7 @@ def _attend(
                 scaled[head, i] = query[row * a.query_stride + head * head_dim + i] * factor
         _attend_split(a, pool, table, first, end, scaled, scores, states[row, split], head_dim, columns)
         own_splits = _splits(context, window)
-        if fetch_add(a.finished + row * 8) == own_splits - 1:
+        if fetch_add(a.finished + row * 8, 1) == own_splits - 1:
             _merge(states[row], own_splits, outputs[row], head_dim)
             finished[row] = 0
 
@@ -148,14 +149,6 @@ def bounded(score: Any, softcap: Any) -> Any:
 @inlined
 def _splits(context: Any, window: int) -> Any:
     return -(-min(context, window) // SPLIT)
-
-
-@inlined
-def _most_splits(positions: Any, queries: int, window: int) -> Any:
-    most = 1
-    for row in range(queries):
-        most = max(most, _splits(positions[row] + 1, window))
-    return most
 
 
 @inlined
@@ -201,7 +194,11 @@ def _attend_split(
                     own[i] *= shrink
                 own[head_dim] = peak
                 own[head_dim + 1] *= shrink
-            own[head_dim + 1] += _exponentiate(scores, peak)
+            total = ZERO
+            for token in range(TILE):  # scores become weights
+                scores[token] = exp2(max(scores[token] - peak, LEAST_EXPONENT))
+                total += scores[token]
+            own[head_dim + 1] += total
             _weigh(scores, pool[at + values :], count, own, head_dim, columns)
         position += count
 
@@ -240,16 +237,6 @@ def _score(query: Any, keys: Any, count: int, softcap: Any, scores: Any, head_di
     for token in range(count, TILE):
         scores[token] = LOWEST
     return peak
-
-
-@inlined
-def _exponentiate(scores: Any, peak: Any) -> Any:
-    """Turn a tile's scores into weights; returns their sum."""
-    total = ZERO
-    for token in range(TILE):
-        scores[token] = exp2(max(scores[token] - peak, LEAST_EXPONENT))
-        total += scores[token]
-    return total
 
 
 @inlined

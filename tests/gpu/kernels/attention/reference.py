@@ -1,10 +1,23 @@
-"""Attention in plain PyTorch, one row at a time: the oracle for the kernels. Clear, not fast."""
+"""Attention in plain PyTorch, one row at a time: the oracle of the kernels. Clear, not fast."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from app.gpu.kernels.attention.base import AttentionSpec, Batch, RowShape, from_rows, to_rows
+from app.gpu.kernels.attention.base import FLOAT8, AttentionSpec, Batch, RowShape
+from app.gpu.kernels.linear.eight_bits import float8_parts, float8_rows, widen_float8
+
+
+def to_rows(states: Tensor, dtype: torch.dtype) -> Tensor:
+    """`[..., head_dim]` of any float type as rows of `dtype`, `[..., columns]`, to nearest even."""
+    return float8_rows(states).view(FLOAT8) if dtype is FLOAT8 else states.to(dtype)
+
+
+def from_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """What rows `[..., columns]` stand for, `[..., head_dim]` of `dtype`."""
+    if rows.dtype is not FLOAT8:
+        return rows.to(dtype)
+    return widen_float8(*float8_parts(rows.view(torch.uint8)), dtype)
 
 
 class ReferenceAttention:
@@ -15,7 +28,7 @@ class ReferenceAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
     ) -> Tensor:
-        """See `Attention.__call__`."""
+        """As `Attention.__call__` says."""
         kv[batch.slot_blocks, 0, :, batch.slot_offsets] = to_rows(key, kv.dtype)
         kv[batch.slot_blocks, 1, :, batch.slot_offsets] = to_rows(value, kv.dtype)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)

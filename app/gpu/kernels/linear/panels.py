@@ -1,0 +1,266 @@
+"""Dense layers on a CPU, by kernels of our own: products with weights in panels, from memory or straight from a file.
+
+The weights keep the type that the checkpoint has them in, and become float32 as they are multiplied: a layer has the
+bits of one whose weights were converted before.
+
+Measured over the linears of a 135M Llama, AVX-512, two cores (`python -m benchmarks.kernels linear`), beside oneDNN on
+weights in its blocked layout: 0.8 to 1.02 times the time at 1 to 256 rows. What oneDNN cannot do is why they are here:
+
+- They multiply a weight that is still in a file, a part at a time while it is in a core's cache: a pass with streamed
+  weights takes a third longer than one with resident ones, not more than twice as long (`python -m loadgen weights`).
+  All cores copy, and then compute: a thread that copies beside those takes a core from one of them, for which the
+  others then wait at the end of every operator.
+- Each sum is made from its first term to its last, whatever else there is to do. So a row's bits do not depend on its
+  company, nor on where the weight is.
+"""
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from torch import Tensor
+
+from app.gpu.kernels.cpu.compile import inlined
+from app.gpu.kernels.cpu.elementwise import add_, rounded
+from app.gpu.kernels.cpu.intrinsics import INT64, address_of, fetch_add, instruction
+from app.gpu.kernels.cpu.launch import draw, parallel
+from app.gpu.kernels.cpu.tiles import COLUMNS, HALVES, PANEL, ROWS, is_in_pairs, make_tile, takes_bfloat16, unpack
+from app.gpu.kernels.linear.base import MatmulPrecision, Weight, bias_of, cells
+from app.gpu.kernels.linear.formats import to_panels
+from app.gpu.kernels.linear.matrix import Matrix, dense_of
+
+PART_BYTES = 1 << 18
+"""Bytes that a thread reads at a time: a part of its second-level cache."""
+_SHARE = 8
+"""A product is cut into so many parts at least, if it has as many panels: threads do not end at the same time."""
+_SLICE = 512
+"""Inputs of which many rows are multiplied at a time: with a panel's outputs a part of the second-level cache."""
+_SLICED_ROWS, _SLICED_ROWS_OF_PAIRS = 16, 6
+"""From so many rows on a product is made in slices, for which weights of another type than float32 are unpacked to the
+cache; for fewer rows each tile unpacks them in registers. Measured over the linears of a 135M Llama on AVX2, of which
+the tiles have six rows: unpacking two quants from a byte pays from one full tile on, all else from three."""
+_ROWS_TO_PREFETCH = 6
+"""Rows of a tile from which on weights are prefetched; see `tiles`."""
+_pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.uintp, types.uintp, types.int64))
+"""POSIX `pread`."""
+_own = threading.local()
+"""Memory that a thread has its products' parts read into, kept: fresh memory costs a page fault per page."""
+
+
+class PanelLinear:
+    """A dense layer of a weight in panels, which sums in float32. What it is given, and gives, has one float type.
+
+    With `in_bfloat16` it multiplies in bfloat16; inputs must be even. An input is rounded to it just before its
+    product; what lies between products keeps its type.
+    """
+
+    def __init__(self, weight: Matrix, bias: Tensor | None = None, *, in_bfloat16: bool = False) -> None:
+        self.out_features, self.in_features = weight.shape
+        panels, self._element = to_panels(weight, in_bfloat16=in_bfloat16)
+        self._dtype = torch.bfloat16 if in_bfloat16 else torch.float32
+        self._panels, self._panel_bytes = len(panels), panels[0].nbytes
+        self._part = max(1, min(PART_BYTES // self._panel_bytes, self._panels // _SHARE))
+        """Panels that a thread draws at a time."""
+        self.weights = cells(panels, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self._multiply(x if x.dtype is self._dtype else rounded(x, self._dtype), self.weights[0])
+        if y.shape[1] > self.out_features:
+            y = y[:, : self.out_features].contiguous()
+        bias = bias_of(self.weights)
+        y = y if bias is None else add_(y, bias)
+        return y if y.dtype is x.dtype else rounded(y, x.dtype)
+
+    def _multiply(self, x: Tensor, weight: Weight) -> Tensor:
+        """`[tokens, in_features]` to `[tokens, outputs of all panels]` float32. A weight that is in a file is read
+        while it is multiplied; if the file is short, cannot be read, or was changed, it comes to memory.
+        """
+        if x.dim() != 2 or x.shape[1] != self.in_features:
+            raise ValueError(f"x is {list(x.shape)}, not [rows, {self.in_features}]")
+        x = x if x.stride(1) == 1 else x.contiguous()
+        y = x.new_empty(x.shape[0], self._panels * PANEL, dtype=torch.float32)
+        place = weight.place
+        if place is not None:
+            threads, part_bytes = torch.get_num_threads(), self._part * self._panel_bytes
+            scratch = getattr(_own, "scratch", None)
+            if scratch is None or scratch.numel() < threads * part_bytes:
+                scratch = _own.scratch = torch.empty(threads * part_bytes, dtype=torch.uint8)
+            if self._launch(x, y, place.offset, place.file, scratch.data_ptr(), threads) and place.is_intact():
+                return y
+        self._launch(x, y, weight.tensor.data_ptr())
+        return y
+
+    def _launch(self, x: Tensor, y: Tensor, weight: int, file: int = -1, scratch: int = 0, threads: int = 0) -> bool:
+        """See `_multiply`. Returns whether the whole weight was there."""
+        arguments = _multiply(
+            tokens=x.shape[0],
+            inputs=self.in_features,
+            panels=self._panels,
+            part=self._part,
+            panel_bytes=self._panel_bytes,
+            x=x.data_ptr(),
+            x_bytes=x.stride(0) * x.itemsize,
+            out=y.data_ptr(),
+            weight=weight,
+            file=file,
+            scratch=scratch,
+            threads=threads,
+            element=self._element,
+            from_file=threads > 0,
+        )
+        return not arguments.short
+
+
+def make_panels(
+    dtype: torch.dtype, precision: MatmulPrecision, weight: Matrix, bias: Tensor | None = None
+) -> PanelLinear:
+    """The layer of a model that computes in `dtype`. One of a half type has weights of it."""
+    weight = weight if dtype is torch.float32 else dense_of(weight).to(dtype)
+    kept = isinstance(weight, Tensor) and weight.dtype is torch.bfloat16
+    wanted = precision is MatmulPrecision.BFLOAT16 or (precision is MatmulPrecision.AS_KEPT and kept)
+    return PanelLinear(weight, bias, in_bfloat16=wanted and weight.shape[1] % 2 == 0)
+
+
+def read_on_torch_threads(file: int, offset: int, target: Tensor) -> bool:
+    """Fill `target`, `[bytes]` uint8 on the host, with the bytes of the open `file` from `offset` on. Returns whether
+    all of them were there; if not, the next read of them fails with the reason.
+    """
+    arguments = _read_parts(
+        file=file, offset=offset, target=target.data_ptr(), nbytes=target.numel(), part_bytes=PART_BYTES
+    )
+    return not arguments.short
+
+
+@parallel
+def _multiply(
+    a: Any,
+    tokens: int,
+    inputs: int,
+    panels: int,
+    part: int,
+    panel_bytes: int,
+    x: int,
+    x_bytes: int,
+    out: int,
+    weight: int,
+    file: int,
+    scratch: int,
+    threads: int,
+    next_thread: int = 0,
+    short: int = 0,
+    *,
+    element: Any,
+    from_file: bool,
+) -> None:
+    """Draw parts of the product of `x` `[tokens, inputs]`, whose rows are `x_bytes` apart, until none is left.
+
+    The product is `out` `[tokens, panels * PANEL]`, dense, in parts of `part` panels of `panel_bytes`. These are
+    addresses, as is `weight`. Or that is an offset in `file`, and `short` becomes 1 if the file has ended early. Then
+    each thread reads its parts into memory of its own: `next_thread` counts those that have theirs in `scratch`, where
+    there is room for `threads`.
+    """
+    own = 0
+    if from_file:
+        thread = fetch_add(address_of(a) + _NEXT_THREAD, 1)
+        if thread >= threads:
+            return
+        own = scratch + thread * part * panel_bytes
+    while a.short == 0:
+        first = draw(a) * part
+        if first >= panels:
+            return
+        end, at = min(first + part, panels), weight + first * panel_bytes
+        if from_file:
+            if not _read_part(file, at, own, (end - first) * panel_bytes):
+                a.short = 1
+                return
+            at = own
+        for panel in range(first, end):
+            _multiply_panel(element, a, at + (panel - first) * panel_bytes, panel)
+
+
+_NEXT_THREAD: int = _multiply.arguments.next_thread.offset
+
+
+@parallel
+def _read_parts(a: Any, file: int, offset: int, target: int, nbytes: int, part_bytes: int, short: int = 0) -> None:
+    """Draw parts until none is left, or one is short."""
+    while a.short == 0:
+        start = draw(a) * part_bytes
+        if start >= nbytes:
+            return
+        if not _read_part(file, offset + start, target + start, min(part_bytes, nbytes - start)):
+            a.short = 1
+
+
+@inlined
+def _read_part(file: Any, offset: Any, target: Any, nbytes: Any) -> bool:
+    """Read `nbytes` of the open `file` from `offset` on to address `target`. Returns whether they were there."""
+    done = 0
+    while done < nbytes:
+        count = _pread(np.int32(file), np.uintp(target + done), np.uintp(nbytes - done), offset + done)
+        if count <= 0:
+            return False
+        done += count
+    return True
+
+
+@instruction(types.int64())
+def _scratch(builder: Any) -> Any:
+    """`_scratch()`: the address of room for an unpacked slice, on the stack of the function that asks."""
+    with builder.goto_entry_block():
+        memory = builder.alloca(ir.ArrayType(ir.IntType(8), _SLICE * PANEL * 4))
+    memory.align = 64
+    return builder.ptrtoint(memory, INT64)
+
+
+def _with_tiles(size: int, columns: int, rest: Any) -> Any:
+    """`multiply(element, rows, x, x_bytes, weight, inputs, out, out_bytes, carry)`: all outputs of a panel, arguments
+    as in `make_tile`. Rows are multiplied `size` at a time, in tiles of so many `columns`; those left by `rest`.
+    """
+    tile = make_tile(size, columns, ahead=size >= _ROWS_TO_PREFETCH)
+
+    @inlined
+    def multiply(
+        element: Any, rows: Any, x: Any, x_bytes: Any, weight: Any, inputs: Any, out: Any, out_bytes: Any, carry: Any
+    ) -> None:
+        while rows >= size:
+            for column in range(0, PANEL, columns):
+                tile(element, x, x_bytes, 1, weight, column, inputs, out + column * 4, out_bytes, carry)
+            rows, x, out = rows - size, x + size * x_bytes, out + size * out_bytes
+        rest(element, rows, x, x_bytes, weight, inputs, out, out_bytes, carry)
+
+    return multiply
+
+
+@inlined
+def _no_rows(
+    element: Any, rows: Any, x: Any, x_bytes: Any, weight: Any, inputs: Any, out: Any, out_bytes: Any, carry: Any
+) -> None:
+    pass
+
+
+_multiply_rows = _with_tiles(2, PANEL, _with_tiles(1, PANEL, _no_rows))
+for _size in sorted({3, 4, 5, 6, 8, ROWS}):
+    if _size <= ROWS:
+        _multiply_rows = _with_tiles(_size, COLUMNS, _multiply_rows)
+
+
+@inlined
+def _multiply_panel(element: Any, a: Any, weight: Any, panel: Any) -> None:
+    """All rows with the panel at address `weight`."""
+    out, out_bytes = a.out + panel * PANEL * 4, a.panels * PANEL * 4
+    if a.tokens < (_SLICED_ROWS_OF_PAIRS if is_in_pairs(element) else _SLICED_ROWS):
+        _multiply_rows(element, a.tokens, a.x, a.x_bytes, weight, a.inputs, out, out_bytes, 0)
+        return
+    scratch = _scratch()
+    for first in range(0, a.inputs, _SLICE):
+        count = min(_SLICE, a.inputs - first)
+        unpacked = unpack(element, weight + a.panel_bytes * first // a.inputs, count, scratch)
+        if takes_bfloat16(element):
+            _multiply_rows(HALVES, a.tokens, a.x + first * 2, a.x_bytes, unpacked, count, out, out_bytes, first)
+        else:
+            _multiply_rows(np.float32, a.tokens, a.x + first * 4, a.x_bytes, unpacked, count, out, out_bytes, first)
