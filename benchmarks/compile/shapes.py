@@ -9,14 +9,13 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from app.gpu.forward.graph_triton_inputs import fill_inputs
 from app.gpu.kernels.attention.base import FLOAT8, AttentionSpec, make_batch
 from app.gpu.kernels.attention.cuda import PROMPT_ROWS
 from app.gpu.kernels.attention.triton_paged import LEAST_ROWS, attend, store
 from app.gpu.kernels.linear.eight_bits import INT8_BLOCK, float8_rows
 from app.gpu.kernels.linear.triton_matmul import matmul, matvec, round_rows
-from app.gpu.models.triton_elementwise import add_rms_norm, rms_norm, rotate, silu_mul
-from app.gpu.sampling.triton_draw import draw, draw_any
+from app.gpu.models.triton_elementwise import add_rms_norm, fill_inputs, rms_norm, rotate, silu_mul
+from app.gpu.sampling.triton_draw import draw
 
 HEAD_DIMS, GROUPS, BLOCK_SIZES = (64, 80, 96, 128), range(1, 9), (16, 32, 64)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -122,5 +121,5 @@ def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
     if weight.dtype is torch.float32:  # as all probabilities are
         column = torch.zeros(1, 1)
         uniforms, limits = column.double(), (column.long(), column, column)
-        yield "draw", lambda: draw_any(weight[:1], uniforms)
+        yield "draw", lambda: draw(weight[:1], uniforms)
         yield "limited draw", lambda: draw(weight[:1], uniforms, *limits)

@@ -21,14 +21,13 @@ from triton.runtime.jit import KernelInterface
 
 from app.domain.values import SamplingParams
 from app.gpu.device.streams import put_each
-from app.gpu.forward.graphs import Graphs
-from app.gpu.forward.pieces import layer_by_layer
+from app.gpu.forward.graphs import Graphs, layer_by_layer
 from app.gpu.kernels.attention import attention_for, triton_paged
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.sampling.requests import SampleRequest
+from app.gpu.sampling import SampleRequest
 from app.gpu.sampling.sampler import choose, place_requests
 from app.gpu.weights.bundles import ResidentWeights
 from app.gpu.weights.source import weights_of

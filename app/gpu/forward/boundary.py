@@ -102,8 +102,7 @@ class HostTensor:
     @classmethod
     def of(cls, data: TensorData, streams: DeviceStreams) -> HostTensor:
         """A tensor that a client has sent."""
-        brought = as_tensor(data)
-        return cls(_copy(brought, streams), streams)
+        return cls(_copy(as_tensor(data), streams), streams)
 
     @classmethod
     def joined(cls, parts: Sequence[StoredTensor]) -> HostTensor:
@@ -175,11 +174,10 @@ class BoundaryActions:
         self._indices: dict[tuple[Row, Runs], Tensor] = {}
         for row in rows:
             for step in row.path.steps:
-                if not isinstance(step, Intervention | Record) or len(step.runs) == 1:
+                if isinstance(step, LoadCheckpoint) or len(step.runs) == 1 or (row, step.runs) in self._indices:
                     continue
-                if (row, step.runs) not in self._indices:
-                    index = np.fromiter(positions_of(step.runs), np.int64) - row.first
-                    self._indices[row, step.runs] = put(index)
+                index = np.fromiter(positions_of(step.runs), np.int64) - row.first
+                self._indices[row, step.runs] = put(index)
 
     def load_checkpoint(self, row: Row, hidden: Tensor) -> None:
         """Put the sequence's checkpoint in place."""
@@ -196,10 +194,8 @@ class BoundaryActions:
         """
         for step in row.path.at(boundary):
             match step:
-                case Intervention() if row.length == 1:
-                    apply_edit(hidden, step.edit, self._place)
                 case Intervention():
-                    chosen = self._choose(row, step.runs, hidden)
+                    chosen = hidden if row.length == 1 else self._choose(row, step.runs, hidden)
                     apply_edit(chosen, step.edit, self._place)
                     if len(step.runs) > 1:
                         hidden.index_copy_(0, self._indices[row, step.runs], chosen)

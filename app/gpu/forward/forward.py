@@ -4,6 +4,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, islice
 
 import numpy as np
@@ -14,14 +15,12 @@ from app.domain.memory_map import StepCounts
 from app.gpu.device.hardware import is_out_of_memory
 from app.gpu.device.streams import DeviceStreams, Download, Put, Staging
 from app.gpu.forward.boundary import BoundaryActions, HostTensor, vectors_on
-from app.gpu.forward.graphs import Graphs
-from app.gpu.forward.inputs import Batches
-from app.gpu.forward.pieces import RunLayers, run_piece
+from app.gpu.forward.graphs import Graphs, RunLayers, run_piece
+from app.gpu.forward.inputs import Batches, place_runs
 from app.gpu.forward.results import LaunchedStep, SplitStep
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
-from app.gpu.sampling.masks import MaskThread
-from app.gpu.sampling.requests import SampleRequest
+from app.gpu.sampling import SampleRequest
 from app.gpu.sampling.sampler import log_probabilities
 from app.gpu.state.checkpoints import Rows
 from app.gpu.state.segments import (
@@ -34,11 +33,9 @@ from app.gpu.state.segments import (
     split_off,
     without_draft,
 )
+from app.machine.cores import free_from_core
 
 logger = logging.getLogger(__name__)
-
-Members = tuple[int, ...]
-"""The rows of a segment, as indices into the step's rows."""
 
 
 class Runner:
@@ -62,7 +59,7 @@ class Runner:
         self._replayed = self._in_runs = self._eager = self._followed = self._tokens = 0
         self._split_size = SplitSize()
         self._batches = Batches(pool.block_size)
-        self._masks = MaskThread()
+        self._mask_thread = ThreadPoolExecutor(1, "djinn-masks", free_from_core)
         self._alone = 0
         """Steps to come that none may overlap, as memory was too short for two."""
 
@@ -88,16 +85,16 @@ class Runner:
 
     def close(self) -> None:
         """Join the thread of grammars' masks; no step is launched afterwards."""
-        self._masks.close()
+        self._mask_thread.shutdown(cancel_futures=True)
 
     def launch(self, rows: list[Row], requests: Sequence[SampleRequest]) -> LaunchedStep | SplitStep:
         """Launch the layers of at least one row, and then the sampling of those that sample: `requests` are for the
         `choices` of each row in order.
 
-        Out of memory is a queue: a step that does not fit is split, and its parts run one after the other. An attempt
-        that is given up half-way has left nothing but KV in the slots of its own rows. The next one writes the same
+        A step that memory is too short for is split, first from its drafts, and its parts run one after the other. An
+        attempt that fails half-way has only written KV to the slots of its own rows. The next one writes the same
         values there before it reads them. No other session reads them: blocks are hashed and shared only once their row
-        has been accounted for. Drafts are the first to give way.
+        has been accounted for.
         """
         self._alone = max(0, self._alone - 1)
         waiting, parts, unfit = deque[Row](), list[LaunchedStep](), set[Row]()
@@ -107,7 +104,7 @@ class Runner:
             if launched is not None:
                 self._split_size.note_fit()
                 return launched
-            self._give_way(rows, waiting, unfit)
+            self._put_back(rows, waiting, unfit)
         else:
             waiting.extend(_without_drafts(rows))
         left = iter(requests)
@@ -116,13 +113,13 @@ class Runner:
             part = split_off(waiting, self._split_size.limit)
             launched = self._launch(part, [each for row in part for each in wanted[row.whole][: row.choices]])
             if launched is None:
-                self._give_way(part, waiting, unfit)
+                self._put_back(part, waiting, unfit)
             else:
                 self._split_size.note_fit()
                 parts.append(launched)
         return SplitStep(rows, parts, unfit)
 
-    def _give_way(self, part: list[Row], waiting: deque[Row], unfit: set[Row]) -> None:
+    def _put_back(self, part: list[Row], waiting: deque[Row], unfit: set[Row]) -> None:
         """Put a part that did not fit back to those that wait, to be tried in smaller ones, or to the `unfit`."""
         torch.cuda.empty_cache()  # nothing of the attempt is referred to any more
         tokens = sum(row.length for row in part)
@@ -160,41 +157,33 @@ class Runner:
         step: LaunchedStep | None = None
         try:
             self._staging.begin()
-            put = self._staging.put
-            step = LaunchedStep(rows, requests, self.stack.vocab_size, self._streams, put, self._masks)
+            stack, graphs, put = self.stack, self._graphs, self._staging.put
+            layers, decodes = stack.num_layers, rows[-1].length == 1  # and so have all one token: the longest is last
+            step = LaunchedStep(rows, requests, stack.vocab_size, self._streams, put, self._mask_thread)
             token_ids, index = _place_tokens(rows, before, put)
-            # Of a step that is launched ahead, each row has one token that runs all layers. Else a row is plain as
-            # `Row.is_plain` says, without a call for each of hundreds of rows.
-            layers = self.stack.num_layers
-            if before is not None:
-                special = [row for row in rows if row.path.steps]
-            else:
-                special = [
-                    row
-                    for row in rows
-                    if row.length > 1 or not row.samples or (path := row.path).steps or path.lo or path.hi != layers
-                ]
-            if not special:
+            # Whether each row `is_plain`, without a call for each of hundreds.
+            is_plain = decodes and len(requests) == len(rows)
+            if is_plain and not [1 for row in rows if (path := row.path).steps or path.lo or path.hi != layers]:
                 batch = self._batches.place(rows, put)
                 self._staging.send()
                 token_ids = token_ids if index is None else token_ids[index]
-                if self._graphs is not None:
-                    step.launch(self._graphs.replay_whole(token_ids, batch))
+                if graphs is not None:
+                    step.launch(graphs.replay_whole(token_ids, batch))
                     self._replayed += 1
                 else:
-                    step.launch(run_piece(self.stack, self._run_layers, 0, layers + 1, token_ids, batch))
+                    step.launch(run_piece(stack, self._run_layers, 0, layers + 1, token_ids, batch))
                     self._eager += 1
             else:
-                graphs = None if any(row.length > 1 for row in rows) else self._graphs
                 actions = BoundaryActions(rows, put, self._streams, self._place_vector)
-                forward = Forward(self.stack, self._run_layers, graphs, self._batches, rows, actions, put)
+                in_place = graphs if decodes else None
+                forward = Forward(stack, self._run_layers, in_place, self._batches, rows, actions, put)
                 self._staging.send()
                 token_ids = token_ids if index is None else token_ids[index]
                 step.launch(forward.run(token_ids), actions)
                 self._in_runs += forward.replayed
                 self._eager += not forward.replayed
-                if self._graphs is not None and not forward.replayed:
-                    self._graphs.record_due()
+                if graphs is not None and not forward.replayed:
+                    graphs.record_due()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -229,13 +218,13 @@ def _without_drafts(rows: Iterable[Row]) -> list[Row]:
 
 
 class Forward:
-    """The rows of a step with their residual streams, packed: each row's part is at the boundary that it has reached.
+    """The rows of a step with their residual streams. Each row is at the boundary that it has reached.
 
-    Without `graphs` a segment takes the part of its own rows through its layers. With them all rows have one token and
-    stay in their places: those that are not in the segment are padding meanwhile.
+    Without `graphs` the residual streams are packed, and a segment takes the part of its own rows through its layers.
+    With them all rows have one token and stay in their places. Those that are not in the segment are padding meanwhile.
 
-    A forward puts its inputs on the device when it is made; they must be there before `run`. Where all rows go on from
-    checkpoints, and nothing is embedded, those are on their way from then on too.
+    The constructor puts the inputs on the device; they must be there before `run`. Where all rows go on from
+    checkpoints, and nothing is embedded, it launches the copies of those too.
     """
 
     def __init__(
@@ -249,26 +238,32 @@ class Forward:
         put: Put,
     ) -> None:
         self._stack, self._run_layers, self._graphs = stack, run_layers, graphs
-        self._rows, self._actions, self._batches, self._put = rows, actions, batches, put
+        self._rows, self._actions = rows, actions
         self.replayed = graphs is not None
         """Whether all that has run was replayed."""
-        self._starts = [0, *accumulate(row.length for row in rows)]
-        self._outputs = self._find_outputs()
+        self._starts = starts = [0, *accumulate(row.length for row in rows)]
+        ends = zip(starts[1:], rows, strict=True)
+        self._outputs = place_runs([(end - row.outputs, end) for end, row in ends], put)
+        """The tokens that need logits."""
         self._segments = cut_segments(rows)
         members = dict.fromkeys(segment.rows for segment in self._segments)
         if graphs is not None:
             self._hidden, self._batch = graphs.hidden, batches.place(rows, put)
-            self._absent = {each: self._find_absent(each) for each in members}
+            everyone = np.arange(len(rows))
+            self._absent = {each: put(np.delete(everyone, each)) if len(each) < len(rows) else None for each in members}
             return
         self._embeds = not all(row.path.lo for row in rows)
         if self._embeds:
             self._positions = put(np.concatenate([np.arange(row.first, row.first + row.length) for row in rows]))
         else:
-            shape = self._starts[-1], stack.hidden_size
-            self._hidden = torch.empty(shape, dtype=stack.dtype, device=stack.device)
+            self._hidden = torch.empty(starts[-1], stack.hidden_size, dtype=stack.dtype, device=stack.device)
             self._load_checkpoints(range(len(rows)))
         self._placed = {
-            each: (batches.place([rows[i] for i in each], put), self._find_tokens(each)) for each in members
+            each: (
+                batches.place([rows[place] for place in each], put),
+                place_runs([(starts[place], starts[place + 1]) for place in each], put),
+            )
+            for each in members
         }
 
     def run(self, token_ids: Tensor) -> Tensor:
@@ -289,7 +284,7 @@ class Forward:
         return self._stack.head(self._hidden[self._outputs])
 
     def _run_in_place(self, graphs: Graphs, token_ids: Tensor) -> Tensor:
-        taken: Members | None = None
+        taken: tuple[int, ...] | None = None
         if not self._segments:
             graphs.take(token_ids, self._batch, None)
         elif self._segments[0].lo:
@@ -322,10 +317,9 @@ class Forward:
         the layers above run in its place too, that is a copy.
         """
         rows, boundary = self._rows, segment.hi
+        alike = [(place, place + 1) for place in segment.rows]
         if self._starts[-1] == len(rows):
             alike = find_alike(rows, segment.rows, boundary)
-        else:
-            alike = [(place, place + 1) for place in segment.rows]
         for first, end in alike:
             row = rows[first]
             if row.path.steps:
@@ -333,24 +327,3 @@ class Forward:
             if row.path.pauses and row.path.hi == boundary:
                 hidden = self._hidden_of(first, end)
                 self._actions.stop(row, hidden if self._graphs is None else hidden.clone())
-
-    def _find_outputs(self) -> slice | Tensor | None:
-        """Where the tokens are that need logits; None if there are none."""
-        ends = zip(self._starts[1:], self._rows, strict=True)
-        outputs = [place for end, row in ends for place in range(end - row.outputs, end)]
-        if len(outputs) == self._starts[-1]:
-            return slice(len(outputs))
-        return self._put(np.array(outputs, np.int64)) if outputs else None
-
-    def _find_tokens(self, members: Members) -> slice | Tensor:
-        """Where the rows' tokens are: a slice, which costs no copy, if they are neighbours."""
-        first, end = self._starts[members[0]], self._starts[members[-1] + 1]
-        if end - first == sum(self._rows[place].length for place in members):
-            return slice(first, end)
-        return self._put(np.concatenate([np.arange(self._starts[n], self._starts[n + 1]) for n in members]))
-
-    def _find_absent(self, members: Members) -> Tensor | None:
-        """The places of the other rows; None if there are none."""
-        if len(members) == len(self._rows):
-            return None
-        return self._put(np.array(sorted(set(range(len(self._rows))) - set(members)), np.int64))

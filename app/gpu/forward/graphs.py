@@ -1,4 +1,7 @@
-"""Pieces of decode steps as CUDA graphs, each replayed with one launch.
+"""Pieces of a step: run layer by layer, or as CUDA graphs, each replayed with one launch.
+
+A piece is stages `[lo, hi)` of the model over rows that stay the same. The stages are the L layers, and then the head;
+the lowest piece begins with the embedding. So a whole step is the piece `[0, L + 1)`.
 
 A step of a small batch is thousands of short kernels, and the host takes longer to launch them than the device to run
 them. A graph launches them all at once, but at fixed addresses and in fixed sizes. So a step is padded to the next
@@ -6,28 +9,61 @@ bucket and copied into inputs that stay where they are, and its logits come out 
 
 A graph of the whole step has no place where a client could look in or reach in. Where that is wanted, a step replays
 the layers up to that place, does there what is to be done, and replays the others. All rows stay where they are: one
-that has left, or has not joined yet, is padding meanwhile.
+that has left, or has not joined yet, is padding meanwhile. Any boundary may be armed, so any run of layers may be
+wanted: half the square of their number. Aligned pieces are only twice their number, and any run is made of a few.
 """
 
 import logging
 from bisect import bisect_left
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from app.gpu.forward.pieces import KeptGraphs, Piece, RunLayers, cut_run, run_piece
+from app.gpu.forward.inputs import FixedBatch, Places
 from app.gpu.kernels.attention.base import Batch
+from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import TOLERANCE, LayerStack
 
 logger = logging.getLogger(__name__)
 
-PADDING = (0, 0, -1, 0)
-"""Token id, position, slot block and slot offset of a padding row; its context and its block table are 0 (`Batch`)."""
+RunLayers = Callable[[int, int, Tensor, Batch], Tensor]
+"""Runs layers `[lo, hi)`, at least one, on `hidden` `[tokens, hidden_size]` of a batch. Returns the same shape, in
+memory that may be written to again by the next call.
+"""
+RECORD_AFTER = 3
+"""How often a piece runs without a graph before it has one: to record it takes about as long as that."""
 KEPT_PASSES = 8
 """Graphs of pieces are kept with as many layers in all as so many whole steps have: enough for one armed layer at
 batches of any size, or for eight layers at one size."""
+
+
+def layer_by_layer(stack: LayerStack, pool: KVPool, on_layer: Callable[[], None] | None = None) -> RunLayers:
+    """Calls one layer after the other, on any device, for any model and batch. `on_layer` is called before each."""
+
+    def run_layers(lo: int, hi: int, hidden: Tensor, batch: Batch) -> Tensor:
+        for layer in range(lo, hi):
+            if on_layer is not None:
+                on_layer()
+            hidden = stack.layer(layer, hidden, batch, pool.layer(layer))
+        return hidden
+
+    return run_layers
+
+
+def run_piece(stack: LayerStack, run_layers: RunLayers, lo: int, hi: int, given: Tensor, batch: Batch) -> Tensor:
+    """Run stages `[lo, hi)`, at least one, of a batch.
+
+    `given` is `[tokens]` int64 token ids where `lo` is 0, else the residual stream `[tokens, hidden_size]`. Returns the
+    residual stream, or where the head is among the stages, float32 logits `[tokens, vocab_size]`.
+    """
+    layers = stack.num_layers
+    hidden = given if lo else stack.embed(given, batch.positions)
+    if lo < layers:
+        hidden = run_layers(lo, min(hi, layers), hidden, batch)
+    return stack.head(hidden) if hi > layers else hidden
 
 
 def batch_buckets(largest: int) -> list[int]:
@@ -48,61 +84,70 @@ def run_buckets(buckets: list[int]) -> list[int]:
     return [bucket for bucket in buckets if bucket & (bucket - 1) == 0 or bucket == buckets[-1]]
 
 
-class GraphInputs:
-    """Room for `rows` rows of one token, each of at most `blocks` blocks. Graphs recorded with n rows read the first n.
+class Piece(NamedTuple):
+    """Stages `[lo, hi)` over a batch of up to `bucket` rows. The memory of a graph grows with its stages."""
 
-    Block tables keep entries of earlier steps past a row's context, where no attention may look.
+    bucket: int
+    lo: int
+    hi: int
+
+
+def cut_run(bucket: int, lo: int, hi: int) -> list[Piece]:
+    """The pieces of a run, from the lowest up: each has a power of two of stages, and begins at a multiple of that."""
+    pieces = []
+    while lo < hi:
+        size = 1 << ((hi - lo).bit_length() - 1)
+        if lo:
+            size = min(size, lo & -lo)
+        pieces.append(Piece(bucket, lo, lo + size))
+        lo += size
+    return pieces
+
+
+class KeptGraphs:
+    """Graphs of pieces, with at most `most_stages` stages in all. Where they are more, the least recently replayed is
+    evicted.
+
+    One that has been evicted waits as long for a graph as it did at first. So pieces that are too many to be kept cost
+    at most twice what they cost without graphs.
     """
 
-    def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
-        self._padding = torch.tensor(PADDING, device=device)[:, None]
-        self._columns = self._padding.repeat(1, rows)
-        """`[4, rows]` int64: token ids, positions, slot blocks, slot offsets."""
-        self._contexts = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._tables = torch.zeros(rows, blocks, dtype=torch.int32, device=device)
+    def __init__(self, most_stages: int, record_after: int = RECORD_AFTER) -> None:
+        self._most_stages, self._record_after = most_stages, record_after
+        self._replays = OrderedDict[Piece, Callable[[], None]]()
+        self._wanted = Counter[Piece]()
 
-    def first(self, rows: int) -> tuple[Tensor, Batch]:
-        """Token ids and batch of the first `rows` rows, as views. The batch has no rows on the host: whatever reads
-        them cannot be recorded, and must fail rather than keep what it has read.
-        """
-        token_ids, positions, slot_blocks, slot_offsets = (column[:rows] for column in self._columns)
-        return token_ids, Batch(
-            rows=(),
-            decodes=rows,
-            positions=positions,
-            slot_blocks=slot_blocks,
-            slot_offsets=slot_offsets,
-            block_tables=self._tables[:rows],
-            contexts=self._contexts[:rows],
-        )
+    @property
+    def stages(self) -> int:
+        """Of all graphs together."""
+        return sum(piece.hi - piece.lo for piece in self._replays)
 
-    def fill(self, token_ids: Tensor, batch: Batch, rows: int) -> None:
-        """Copy a step in, behind what the device does now, and make padding of what is left of the first `rows`."""
-        if self._columns.is_cuda:
-            from app.gpu.forward.graph_triton_inputs import fill_inputs  # a CPU needs nothing of Triton
+    def find(self, piece: Piece) -> Callable[[], None] | None:
+        """What replays it. None if there is no graph of it, which is noted."""
+        replay = self._replays.get(piece)
+        if replay is None:
+            self._wanted[piece] += 1
+        else:
+            self._replays.move_to_end(piece)
+        return replay
 
-            fill_inputs(token_ids, batch, self._columns, self._contexts, self._tables, rows)
-            return
-        count, width = batch.block_tables.shape
-        given = (token_ids, batch.positions, batch.slot_blocks, batch.slot_offsets)
-        for column, values in enumerate(given):
-            self._columns[column, :count].copy_(values)
-        self._contexts[:count].copy_(batch.contexts)
-        self._tables[:count, :width].copy_(batch.block_tables)
-        if count < rows:
-            self.clear(count, rows)
+    def due(self) -> Piece | None:
+        """The largest piece that has been wanted often enough, and fits. Evicts graphs until there is room for it."""
+        often = (piece for piece, times in self._wanted.items() if times >= self._record_after)
+        fitting = (piece for piece in often if piece.hi - piece.lo <= self._most_stages)
+        due = max(fitting, key=lambda piece: piece.hi - piece.lo, default=None)
+        while due is not None and self._replays and self.stages + due.hi - due.lo > self._most_stages:
+            self._replays.popitem(last=False)
+        return due
 
-    def pad(self, places: Tensor) -> None:
-        """Make padding of the rows at `places`, `[rows]` int64 on the device, until they are filled again."""
-        self._columns.index_copy_(1, places, self._padding.expand(-1, len(places)))
-        self._contexts.index_fill_(0, places, 0)
-        self._tables[:, 0].index_fill_(0, places, 0)
+    def keep(self, piece: Piece, replay: Callable[[], None]) -> None:
+        """Keep the graph of the piece that was due."""
+        self._wanted.pop(piece, None)
+        self._replays[piece] = replay
 
-    def clear(self, first: int, end: int) -> None:
-        """Make padding of rows `[first, end)`."""
-        self._columns[:, first:end] = self._padding
-        self._contexts[first:end] = 0
-        self._tables[first:end, 0] = 0
+    def drop(self, piece: Piece) -> None:
+        """Forget the graph of a piece."""
+        del self._replays[piece]
 
 
 class Recorder(Protocol):
@@ -136,17 +181,18 @@ class Graphs:
     def __init__(self, stack: LayerStack, run_layers: RunLayers, recorder: Recorder, rows: int, blocks: int) -> None:
         """The largest step has so many rows, each of so many KV blocks."""
         self._stack, self._run_layers, self._recorder = stack, run_layers, recorder
-        self.buckets = batch_buckets(rows)
-        self.inputs = GraphInputs(rows, blocks, stack.device)
+        self._inputs = FixedBatch(rows, rows, blocks, stack.device)
         self.hidden = torch.zeros(rows, stack.hidden_size, dtype=stack.dtype, device=stack.device)
         """`[rows, hidden_size]`: the residual stream of the rows that were taken, between two runs."""
         # One output for all: logits that a graph owned would be memory for it alone.
         self.logits = torch.empty(rows, stack.vocab_size, dtype=torch.float32, device=stack.device)
         """`[rows, vocab_size]`, which last until the next step and may be written to."""
-        self._whole: dict[int, Callable[[], None]] = {}
-        """By bucket."""
+        self.buckets = batch_buckets(rows)
         self._run_buckets = run_buckets(self.buckets)
         self._bucket = rows
+        """Of the rows that were taken."""
+        self._whole: dict[int, Callable[[], None]] = {}
+        """By bucket."""
         self._kept = KeptGraphs(KEPT_PASSES * (stack.num_layers + 1))
         self._unchecked = set[Piece]()
         """Pieces that have been recorded and not replayed yet."""
@@ -160,18 +206,18 @@ class Graphs:
         """Logits `[rows, vocab_size]` of a step of one token a row, `[rows]` int64, each of which needs logits."""
         rows = len(token_ids)
         bucket = self.buckets[bisect_left(self.buckets, rows)]
-        self.inputs.fill(token_ids, batch, bucket)
+        self._inputs.fill(token_ids, batch, bucket)
         self._whole[bucket]()
         return self.logits[:rows]
 
-    def take(self, token_ids: Tensor, batch: Batch, absent: Tensor | None) -> None:
-        """The rows that the next runs are for: `[rows]` int64 token ids, and the places, `[absent]` int64, of those
-        that are not there for now. Their part of `hidden` has no meaning.
+    def take(self, token_ids: Tensor, batch: Batch, absent: Places | None) -> None:
+        """The rows that the next runs are for: `[rows]` int64 token ids, and the places of those that are not there for
+        now. Their part of `hidden` has no meaning.
         """
         self._bucket = self._run_buckets[bisect_left(self._run_buckets, len(token_ids))]
-        self.inputs.fill(token_ids, batch, self._bucket)
+        self._inputs.fill(token_ids, batch, self._bucket)
         if absent is not None:
-            self.inputs.pad(absent)
+            self._inputs.clear(absent)
 
     def run(self, lo: int, hi: int) -> bool:
         """Take `hidden` through layers `[lo, hi)`, or, alone, through the head: to `logits`. Returns whether all of it
@@ -180,14 +226,14 @@ class Graphs:
         replayed = True
         for piece in cut_run(self._bucket, lo, hi):
             replay = self._kept.find(piece)
-            if replay is not None and piece in self._unchecked:
-                self._check(piece, replay)
-                replayed = False
-            elif replay is not None:
+            if replay is not None and piece not in self._unchecked:
                 replay()
-            else:
+                continue
+            if replay is None:
                 self._work(piece)()
-                replayed = False
+            else:
+                self._check(piece, replay)
+            replayed = False
         return replayed
 
     def record_due(self) -> None:
@@ -197,13 +243,12 @@ class Graphs:
         piece = self._kept.due() if self._records else None
         if piece is None:
             return
-        self._kept.make_room(piece)
-        self.inputs.clear(0, piece.bucket)
+        self._inputs.clear(slice(piece.bucket))
         try:
             self._kept.keep(piece, self._recorder.record(self._work(piece), concurrent=True))
             self._unchecked.add(piece)
         except Exception as error:
-            # The step that has been launched is none the worse, and those to come run as this one did.
+            # The step that has been launched is not affected. Later steps run as it did.
             self._give_up(f"{type(error).__name__}: {error}")
 
     def _check(self, piece: Piece, replay: Callable[[], None]) -> None:
@@ -212,10 +257,9 @@ class Graphs:
 
         Padding would tell nothing: its attention is zero, whatever the position.
         """
+        (_, lo, hi), (given, out), batch = piece, self._ends(piece), self._inputs.first(piece.bucket, piece.bucket)
         self._kept.drop(piece)
         self._unchecked.discard(piece)
-        (_, lo, hi), out = piece, self._out(piece)
-        given, batch = self._given(piece)
         if out.data_ptr() == given.data_ptr():
             given = given.clone()
         replay()
@@ -232,23 +276,19 @@ class Graphs:
         logger.warning("no more runs of layers are recorded: %s", reason)
         self._records = False
 
-    def _given(self, piece: Piece) -> tuple[Tensor, Batch]:
-        """What a piece begins with, token ids or the residual stream, and its batch. The batch is a new one each time:
-        a stack may keep what it has made of one, and a graph would lack what makes it.
-        """
-        token_ids, batch = self.inputs.first(piece.bucket)
-        return self.hidden[: piece.bucket] if piece.lo else token_ids, batch
-
-    def _out(self, piece: Piece) -> Tensor:
-        """Where a piece leaves its result."""
-        return (self.logits if piece.hi > self._stack.num_layers else self.hidden)[: piece.bucket]
+    def _ends(self, piece: Piece) -> tuple[Tensor, Tensor]:
+        """Where a piece finds token ids or the residual stream, and where it leaves its result."""
+        given = self.hidden if piece.lo else self._inputs.token_ids
+        out = self.logits if piece.hi > self._stack.num_layers else self.hidden
+        return given[: piece.bucket], out[: piece.bucket]
 
     def _work(self, piece: Piece) -> Callable[[], None]:
         """What a piece gives the device."""
-        out = self._out(piece)
+        (bucket, lo, hi), (given, out) = piece, self._ends(piece)
 
         def work() -> None:
-            given, batch = self._given(piece)
-            out.copy_(run_piece(self._stack, self._run_layers, piece.lo, piece.hi, given, batch))
+            # A new batch each time: a stack may keep what it has made of one, and a graph would lack what makes it.
+            batch = self._inputs.first(bucket, bucket)
+            out.copy_(run_piece(self._stack, self._run_layers, lo, hi, given, batch))
 
         return work

@@ -1,20 +1,41 @@
-"""A step's rows as arrays for the device. Block tables are kept from step to step: few of them change."""
+"""A step's rows as arrays for the device. Block tables are kept from step to step: few of them change.
+
+Recorded work finds its rows in a `FixedBatch`, into which each step is copied.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from app.domain.values import SessionId
 from app.gpu.device.streams import Put
-from app.gpu.kernels.attention.base import Batch, place_batch
+from app.gpu.kernels.attention.base import Batch, RowShape, place_batch
 from app.gpu.state.blocks import BlockId
 from app.gpu.state.segments import Row
 from app.gpu.state.sequence import TokenSequence
 
 LEAST_ROWS = 16
+PADDING = (0, 0, -1, 0)
+"""Token id, position, slot block and slot offset of a padding row; its context and its block table are 0 (`Batch`)."""
+Places = slice | Tensor
+"""Of tokens of a step: `[places]` int64 on the device, or a slice, which copies nothing, if they are neighbours."""
+
+
+def place_runs(runs: Iterable[tuple[int, int]], put: Put) -> Places | None:
+    """The places of rising runs of tokens, each from a first one to before an end. None if there are no tokens."""
+    runs = [(first, end) for first, end in runs if first < end]
+    if not runs:
+        return None
+    count = sum([end - first for first, end in runs])
+    if runs[-1][1] - runs[0][0] == count:
+        return slice(runs[0][0], runs[-1][1])
+    firsts, ends = np.array(runs).T
+    return put(np.arange(count) + np.repeat(ends - (ends - firsts).cumsum(), ends - firsts))
 
 
 class Batches:
@@ -24,7 +45,7 @@ class Batches:
     """
 
     def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
+        self._block_size = block_size
         self._array: NDArray[np.int32] = np.zeros((0, 0), np.int32)
         self._places: dict[SessionId, int] = {}
         self._written: list[list[BlockId]] = []
@@ -36,7 +57,7 @@ class Batches:
         tables = self.tables_of([row.sequence for row in rows])
         firsts = np.array([row.first for row in rows], np.int64)
         lengths = np.array([row.length for row in rows], np.int64)
-        return place_batch(firsts, lengths, tables, self.block_size, put)
+        return place_batch(firsts, lengths, tables, self._block_size, put)
 
     def tables_of(self, sequences: Sequence[TokenSequence]) -> NDArray[np.int32]:
         """`[sequences, blocks]`: each one's blocks, and zeros; as wide as the longest."""
@@ -82,3 +103,56 @@ class Batches:
         array = np.zeros((rows, width), np.int32)
         array[: self._array.shape[0], : self._array.shape[1]] = self._array
         self._array = array
+
+
+class FixedBatch:
+    """Memory of a batch that stays where it is. Block tables keep entries of earlier steps past a row's context, where
+    attention does not look.
+    """
+
+    def __init__(self, tokens: int, rows: int, blocks: int, device: torch.device) -> None:
+        """For so many tokens and rows at most, each of at most `blocks` blocks. All is padding."""
+        self._padding = torch.tensor(PADDING, device=device)[:, None]
+        self._columns = self._padding.repeat(1, tokens)
+        self.token_ids, self.positions, self.slot_blocks, self.slot_offsets = self._columns
+        self._contexts = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.tables = torch.zeros(rows, blocks, dtype=torch.int32, device=device)
+
+    def first(self, tokens: int, decodes: int, rows: tuple[RowShape, ...] = ()) -> Batch:
+        """The first `tokens` tokens, in `rows`, as views. No rows: each token is one, and the host knows none of them.
+        Whatever reads them then cannot be recorded, and must fail rather than keep what it has read.
+        """
+        count = len(rows) or tokens
+        return Batch(
+            rows=rows,
+            decodes=decodes,
+            positions=self.positions[:tokens],
+            slot_blocks=self.slot_blocks[:tokens],
+            slot_offsets=self.slot_offsets[:tokens],
+            block_tables=self.tables[:count],
+            contexts=self._contexts[:count],
+        )
+
+    def fill(self, token_ids: Tensor, batch: Batch, rows: int) -> None:
+        """Copy a step of one token a row in, behind what the device does now, and make padding of what is left of the
+        first `rows`.
+        """
+        if self._columns.is_cuda:
+            from app.gpu.models.triton_elementwise import fill_inputs  # a CPU needs nothing of Triton
+
+            fill_inputs(token_ids, batch, self._columns, self._contexts, self.tables, rows)
+            return
+        count, width = batch.block_tables.shape
+        given = (token_ids, batch.positions, batch.slot_blocks, batch.slot_offsets)
+        for column, values in enumerate(given):
+            self._columns[column, :count].copy_(values)
+        self._contexts[:count].copy_(batch.contexts)
+        self.tables[:count, :width].copy_(batch.block_tables)
+        if count < rows:
+            self.clear(slice(count, rows))
+
+    def clear(self, rows: Places) -> None:
+        """Make padding of these rows, until they are filled again."""
+        self._columns[:, rows] = self._padding
+        self._contexts[rows] = 0
+        self.tables[rows, 0] = 0

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from app.gpu.forward.pieces import layer_by_layer
+from app.gpu.forward.graphs import layer_by_layer
+from app.gpu.forward.inputs import FixedBatch
 from app.gpu.kernels.attention.base import Batch, RowShape
 from app.gpu.kernels.attention.cpu import PAGED_TOKENS, count_short, token_tables
 from app.gpu.kernels.attention.cpu.prompts import PlacedPrompts, PromptArguments
@@ -90,23 +91,21 @@ class Recording(TorchDispatchMode):
     def mark_boundary(self, hidden: Tensor) -> None:
         """What is recorded next is another layer, which reads `hidden` `[tokens, hidden_size]`."""
         self.starts.append(len(self.launches))
-        self.hidden.append(_outliving(hidden))
+        # A tensor that does not keep the memory: the arena may give it to others.
+        memory = (ctypes.c_uint8 * (hidden.numel() * hidden.itemsize)).from_address(hidden.data_ptr())
+        self.hidden.append(torch.frombuffer(memory, dtype=hidden.dtype).view(hidden.shape))
 
     @contextmanager
     def within(self, arena: Arena) -> Iterator[None]:
         """Record, with tensors in `arena`."""
         self._arena = arena
-        with recorded_by(self.launched), self:
+        with recorded_by(lambda function, arguments: self.launches.append(Launch(function, arguments))), self:
             yield
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """PyTorch would import its compiler to keep it out of the mode: two seconds within the first decode step."""
         return False
-
-    def launched(self, function: int, arguments: ctypes.Structure) -> None:
-        """Keep a kernel that the thread would have launched: its address and its arguments."""
-        self.launches.append(Launch(function, arguments))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -125,68 +124,6 @@ def _memory_of(values: Any) -> set[int]:
     return {each.untyped_storage().data_ptr() for each in tree_leaves(values) if isinstance(each, Tensor)}
 
 
-def _outliving(tensor: Tensor) -> Tensor:
-    """The same dense memory of an arena, which must live on, as a tensor that does not keep it: others may get it."""
-    memory = (ctypes.c_uint8 * (tensor.numel() * tensor.itemsize)).from_address(tensor.data_ptr())
-    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
-
-
-class ProgramInputs:
-    """Memory for `MOST_SHORT` tokens of short rows, and after them for `prompt_tokens` of prompts. Block tables keep
-    entries of earlier steps past a token's context, where attention does not look.
-    """
-
-    def __init__(self, prompt_tokens: int, blocks: int, hidden_size: int, dtype: torch.dtype) -> None:
-        """`blocks` of a sequence at most."""
-        tokens, prompts = MOST_SHORT + prompt_tokens, -(-prompt_tokens // (PAGED_TOKENS + 1))
-        self._hidden = torch.empty(tokens, hidden_size, dtype=dtype)
-        self._positions, self._blocks, self._offsets = torch.zeros(3, tokens, dtype=torch.int64)
-        self._tables = torch.zeros(MOST_SHORT + prompts, blocks, dtype=torch.int32)
-        self._contexts = torch.zeros(len(self._tables), dtype=torch.int32)
-
-    def most(self, *, prompts: bool) -> tuple[Tensor, Batch]:
-        """The residual stream and the batch of the most short rows, as views; with `prompts` all that is left is one
-        prompt.
-        """
-        tokens, rows = MOST_SHORT, list[RowShape]()
-        if prompts:
-            tokens = len(self._hidden)
-            rows = [RowShape(token, 1, 1) for token in range(MOST_SHORT)]
-            rows.append(RowShape(MOST_SHORT, tokens - MOST_SHORT, tokens - MOST_SHORT))
-        return self._hidden[:tokens], Batch(
-            rows=tuple(rows),
-            decodes=MOST_SHORT,
-            positions=self._positions[:tokens],
-            slot_blocks=self._blocks[:tokens],
-            slot_offsets=self._offsets[:tokens],
-            block_tables=self._tables[: len(rows) or tokens],
-            contexts=self._contexts[: len(rows) or tokens],
-        )
-
-    def have_room(self, batch: Batch, short: int) -> bool:
-        """Whether the batch, of which the first `short` rows are short, can be copied, and all others are prompts."""
-        prompts = batch.rows[short:]
-        if not prompts:
-            return len(batch.positions) <= MOST_SHORT
-        tokens = sum(row.length for row in prompts)
-        return (
-            len(batch.positions) - tokens <= MOST_SHORT
-            and tokens <= len(self._hidden) - MOST_SHORT
-            and all(row.length > PAGED_TOKENS for row in prompts)
-        )
-
-    def fill(self, batch: Batch, short: int) -> int:
-        """Copy the batch, of which the first `short` rows are short. Returns how many tokens those have."""
-        tokens, tables = len(batch.positions), batch.block_tables
-        first = batch.rows[short].start if short < len(batch.rows) else tokens
-        self._positions[:tokens] = batch.positions
-        self._blocks[:tokens] = batch.slot_blocks
-        self._offsets[:tokens] = batch.slot_offsets
-        self._tables[:first, : tables.shape[1]] = token_tables(batch, short)
-        self._tables[MOST_SHORT : MOST_SHORT + len(tables) - short, : tables.shape[1]] = tables[short:]
-        return first
-
-
 class RecordedLayers:
     """A `RunLayers` on a CPU, in inference mode. It records layers once for short rows, and once for short rows and
     prompts. Before each run it tells the program how many there are.
@@ -202,30 +139,45 @@ class RecordedLayers:
         on_layer: Callable[[], None] | None = None,
     ) -> None:
         """`stack` keeps its weights where they are; `max_model_len` bounds positions, `max_step_tokens` the tokens of a
-        call. `on_layer` is called before each layer of prompts, and before each one that runs without a program.
+        call. `on_layer` is called before each layer of a step with prompts, and before each layer that runs without a
+        program.
         """
         self._stack, self._pool, self._on_layer = stack, pool, on_layer
         self._layer_by_layer = layer_by_layer(stack, pool, on_layer)
-        blocks = -(-max_model_len // pool.block_size)
-        self._inputs = ProgramInputs(max_step_tokens, blocks, stack.hidden_size, stack.dtype)
-        self._arena = Arena()
+        self._prompt_tokens, tokens = max_step_tokens, MOST_SHORT + max_step_tokens
+        prompts, blocks = -(-max_step_tokens // (PAGED_TOKENS + 1)), -(-max_model_len // pool.block_size)
+        self._inputs = FixedBatch(tokens, MOST_SHORT + prompts, blocks, stack.device)
+        self._given, self._arena = torch.empty(tokens, stack.hidden_size, dtype=stack.dtype), Arena()
         # The one with the most tokens first: then the other needs no more memory.
-        self._mixed = self._record("prompts", *self._inputs.most(prompts=True))
-        self._short = self._record("decodes", *self._inputs.most(prompts=False))
+        rows = [RowShape(token, 1, 1) for token in range(MOST_SHORT)]
+        rows.append(RowShape(MOST_SHORT, max_step_tokens, max_step_tokens))  # all that is left is one prompt
+        self._mixed = self._record("prompts", self._inputs.first(tokens, MOST_SHORT, tuple(rows)))
+        self._short = self._record("decodes", self._inputs.first(MOST_SHORT, MOST_SHORT))
 
     def __call__(self, lo: int, hi: int, hidden: Tensor, batch: Batch) -> Tensor:
         """Run layers `[lo, hi)` on `hidden` `[tokens, hidden_size]`. The next run writes to the result's memory."""
-        short = count_short(batch)
-        has_prompts = short < len(batch.rows)
-        recorded = self._mixed if has_prompts else self._short
-        if recorded is None or not self._inputs.have_room(batch, short):
+        tokens, short = len(hidden), count_short(batch)
+        prompts = batch.rows[short:]
+        first = prompts[0].start if prompts else tokens
+        recorded = self._mixed if prompts else self._short
+        if (
+            recorded is None
+            or first > MOST_SHORT
+            or tokens - first > self._prompt_tokens
+            or any(row.length <= PAGED_TOKENS for row in prompts)
+        ):
             return self._layer_by_layer(lo, hi, hidden, batch)
-        tokens, (program, recording) = len(hidden), recorded
+        (program, recording), inputs, tables = recorded, self._inputs, batch.block_tables
         recording.hidden[lo][:tokens] = hidden
-        program.set("queries", self._inputs.fill(batch, short))
+        inputs.positions[:tokens] = batch.positions
+        inputs.slot_blocks[:tokens] = batch.slot_blocks
+        inputs.slot_offsets[:tokens] = batch.slot_offsets
+        inputs.tables[:first, : tables.shape[1]] = token_tables(batch, short)
+        inputs.tables[MOST_SHORT : MOST_SHORT + len(prompts), : tables.shape[1]] = tables[short:]
+        program.set("queries", first)
         program.set("tokens", tokens)
-        if has_prompts:
-            self._run_prompts(program, recording, lo, hi, batch.rows[short:])
+        if prompts:
+            self._run_prompts(program, recording, lo, hi, prompts)
         else:
             program.run(recording.starts[lo], recording.starts[hi])
         return recording.hidden[hi][:tokens]
@@ -247,9 +199,9 @@ class RecordedLayers:
                 self._on_layer()
             program.run(start, end)
 
-    def _record(self, what: str, hidden: Tensor, batch: Batch) -> tuple[Program, Recording] | None:
+    def _record(self, what: str, batch: Batch) -> tuple[Program, Recording] | None:
         """None if the model, or its attention, needs other kernels for that."""
-        recording = Recording()
+        recording, hidden = Recording(), self._given[: len(batch.positions)]
         recording.mark_boundary(hidden)
         try:
             for layer in range(self._stack.num_layers):

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.gpu.device.hardware import DeviceMemory
-from app.gpu.forward.graphs import KEPT_PASSES, Graphs, Recorder
-from app.gpu.forward.pieces import layer_by_layer, whole_pass
+from app.gpu.forward.graphs import KEPT_PASSES, Graphs, Recorder, layer_by_layer, run_piece
 from app.gpu.kernels.attention.base import Batch, make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import TOLERANCE, LayerStack
@@ -71,22 +70,18 @@ class CudaRecorder:
             finally:
                 caller.wait_stream(self._stream)  # work that has failed half-way writes to tensors, too
             if concurrent:
-                self._capture(graph, work)
+                # `torch.cuda.graph` would wait for all streams first, among them those that move KV, and give back the
+                # memory that PyTorch keeps for the next step.
+                graph.capture_begin(self._pool, capture_error_mode=_THREAD_LOCAL)
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
             else:
                 # Another thread's copies are none of this capture's business.
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=_THREAD_LOCAL):
                     work()
         return graph.replay
-
-    def _capture(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
-        """Without what `torch.cuda.graph` does first: it waits for all streams, among them those that move KV, and
-        gives back the memory that PyTorch keeps for the next step.
-        """
-        graph.capture_begin(self._pool, capture_error_mode=_THREAD_LOCAL)
-        try:
-            work()
-        finally:
-            graph.capture_end()
 
     def forget(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -156,7 +151,7 @@ def record_graphs(stack: LayerStack, pool: KVPool, rows: int, blocks: int, recor
             graphs.record_whole(bucket)
         _check(graphs, stack, pool)
     except Exception as error:
-        # Whatever stands against recording this model, it runs without.
+        # Whatever the reason is, the model runs without graphs.
         logger.warning("decode steps run without CUDA graphs: %s: %s", type(error).__name__, error)
         del graphs
         recorder.forget()
@@ -169,9 +164,10 @@ def _check(graphs: Graphs, stack: LayerStack, pool: KVPool) -> None:
     """Raise RuntimeError unless every graph gives the logits of layers that are called one by one, in rows before a
     padding row. A model or an attention that keeps what it has read on the host while it is recorded gives others.
     """
-    run_layers = layer_by_layer(stack, pool)
+    run_layers, stages = layer_by_layer(stack, pool), stack.num_layers + 1
     for position in range(CHECKED_TOKENS):
-        expected = whole_pass(stack, run_layers, *_step(position, 1, pool.block_size, stack.device))
+        step = _step(position, 1, pool.block_size, stack.device)
+        expected = run_piece(stack, run_layers, 0, stages, *step)
     for bucket in graphs.buckets:
         rows = max(1, bucket - 1)
         found = graphs.replay_whole(*_step(CHECKED_TOKENS - 1, rows, pool.block_size, stack.device))

@@ -4,7 +4,8 @@ They are computed on the device of the logits, and read on the host when the ste
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,9 +15,9 @@ from torch import Tensor
 from app.domain.values import TokenLogprobs
 from app.gpu.device.streams import PASSED, DeviceStreams, Download, Event, Put
 from app.gpu.forward.boundary import BoundaryActions, HostTensor
-from app.gpu.sampling.masks import MaskThread
-from app.gpu.sampling.requests import Sampled, SampleRequest
-from app.gpu.sampling.sampler import Report, choose, log_probabilities, place_requests
+from app.gpu.forward.inputs import Places, place_runs
+from app.gpu.sampling import Sampled, SampleRequest
+from app.gpu.sampling.sampler import Mask, ReadReport, choose, log_probabilities, place_requests, report
 from app.gpu.state.checkpoints import Captured
 from app.gpu.state.paths import Record
 from app.gpu.state.segments import Row
@@ -41,7 +42,7 @@ class StepResult:
 
 class LaunchedStep:
     """A step of `rows`, all at once. Made before the step is launched: `put` takes to the device what `launch` needs
-    there. `requests` are for the `choices` of each row in order.
+    there. `requests` are for the `choices` of each row in order. Masks of grammars are computed on `mask_thread`.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class LaunchedStep:
         vocab_size: int,
         streams: DeviceStreams,
         put: Put,
-        masks: MaskThread,
+        mask_thread: Executor,
     ) -> None:
         self.rows = rows
         self.tokens: Tensor | None = None
@@ -64,9 +65,9 @@ class LaunchedStep:
         self._edited = [row for row in rows if (row.path.new_edits or row.sequence.interventions) and row.outputs]
         self._next_tokens: dict[Row, Tensor] = {}
         """Of rows that score a prompt: the tokens that follow each of theirs in the history; its last has none."""
-        self._scores: dict[Row, Report | None] = {}
-        self._choosing: Tensor | None = None
-        """Which logits choose a token; None: all."""
+        self._scores: dict[Row, ReadReport] = {}
+        self._choosing: Places | None = None
+        """Which logits choose a token, where some do not."""
         scoring = [row for row in rows if row.scores_prompt]
         if scoring or self._edited:
             ends = np.cumsum([row.outputs for row in rows]).tolist()
@@ -76,13 +77,13 @@ class LaunchedStep:
             following = row.sequence.tokens[row.first + 1 : row.first + row.length + 1]
             self._next_tokens[row] = put(np.array(following, np.int64))
         if scoring:
-            choosing = [range(end - row.choices, end) for row, end in zip(rows, ends, strict=True)]
-            self._choosing = put(np.array([place for places in choosing for place in places], np.int64))
+            self._choosing = place_runs([(end - row.choices, end) for row, end in zip(rows, ends, strict=True)], put)
         self._inputs = place_requests(requests, vocab_size, put)
         self._reporting = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
         self._reported = put(np.array(self._reporting, np.int64)) if self._reporting else None
-        self._report: Report | None = None
-        self._mask = masks.begin(requests, vocab_size, streams, put)
+        self._report: ReadReport = list
+        matchers = {i: request.matcher for i, request in enumerate(requests) if request.matcher is not None}
+        self._mask = Mask(matchers, vocab_size, streams, put, mask_thread) if matchers else None
 
     def abandon(self) -> None:
         """The step will not run: give the matchers of its grammars back."""
@@ -100,23 +101,20 @@ class LaunchedStep:
             self._largest = download.fetch(largest), first
         for row, next_tokens in self._next_tokens.items():
             count, top = len(next_tokens), row.turn.sampling.prompt_logprobs or 0
-            raw = log_probabilities(logits[self._spans[row]][:count])
-            self._scores[row] = Report(raw, next_tokens, [top] * count, download) if count else None
+            scored = log_probabilities(logits[self._spans[row]][:count])
+            self._scores[row] = report(scored, next_tokens, [top] * count, download) if count else list
         if self._requests:
-            self._choose(logits if self._choosing is None else logits[self._choosing], download)
+            logits = logits if self._choosing is None else logits[self._choosing]
+            raw = None if self._reported is None else log_probabilities(logits[self._reported])
+            if self._mask is not None:
+                self._mask.apply(logits)
+            self.tokens = choose(logits, self._inputs, on_host=self._streams.on_host)
+            self._chosen = download.fetch(self.tokens)
+            if raw is not None:
+                tops = [self._requests[i].params.logprobs or 0 for i in self._reporting]
+                self._report = report(raw, self.tokens[self._reported], tops, download)
         if self._edited or self._next_tokens or self._requests:
             self._done = download.finish()
-
-    def _choose(self, wanted: Tensor, download: Download) -> None:
-        """Choose a token by each row of logits, and report the log-probabilities that are asked for."""
-        raw = None if self._reported is None else log_probabilities(wanted[self._reported])
-        if self._mask is not None:
-            self._mask.apply(wanted)
-        self.tokens = choose(wanted, self._inputs, on_host=self._streams.on_host)
-        self._chosen = download.fetch(self.tokens)
-        if raw is not None:
-            tops = [self._requests[i].params.logprobs or 0 for i in self._reporting]
-            self._report = Report(raw, self.tokens[self._reported], tops, download)
 
     @property
     def done(self) -> bool:
@@ -130,9 +128,14 @@ class LaunchedStep:
         if self._actions is not None:
             result.stopped, result.captured = self._actions.stopped, self._actions.captured
         if self._edited:
-            result.broken.update(self._broken())
-        if self._scores:
-            result.scores.update((row, [] if report is None else report.read()) for row, report in self._scores.items())
+            largest, first = self._largest
+            finite = largest.isfinite().numpy()
+            for row in self._edited:
+                span = self._spans[row]
+                if not finite[span.start - first : span.stop - first].all():
+                    result.broken.add(row)
+        for row, read in self._scores.items():
+            result.scores[row] = read()
         if self._requests:
             sampled, end = self.sampled(), 0
             for row in self.rows:
@@ -144,18 +147,9 @@ class LaunchedStep:
     def sampled(self) -> list[Sampled]:
         """One token per request, once the step is over."""
         sampled = [Sampled(token, None) for token in self._chosen.tolist()]
-        for i, logprobs in zip(self._reporting, [] if self._report is None else self._report.read(), strict=True):
+        for i, logprobs in zip(self._reporting, self._report(), strict=True):
             sampled[i] = Sampled(logprobs.token_id, logprobs)
         return sampled
-
-    def _broken(self) -> Iterator[Row]:
-        """The edited rows that have a logit that is not finite."""
-        largest, first = self._largest
-        finite = largest.isfinite().numpy()
-        for row in self._edited:
-            span = self._spans[row]
-            if not finite[span.start - first : span.stop - first].all():
-                yield row
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class LayerStack(Protocol):
         ...
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        """Run layer `index` on `hidden` `[tokens, hidden_size]`; returns the same shape, in a tensor of its own.
+        """Run layer `index` on `hidden` `[tokens, hidden_size]`; returns the same shape, in a new tensor.
 
         `kv` is this layer's part of the pool, `[blocks, 2, kv_heads, block_size, head_dim]`; the batch's keys and
         values are written to it. The result is what Transformers calls `hidden_states[index + 1]` (before the final

@@ -35,10 +35,10 @@ _TILE = 64
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What sets the models of one family apart."""
+    """What differs between families."""
 
-    layers: Callable[[PretrainedConfig, Attention, int, Weights], Callable[[int, Parts], Layer]]
-    """Of a config, an attention, the longest sequence and the weights: what makes each layer, by its number."""
+    layer: Callable[[Attention, Tensor | None, int, Parts], Layer]
+    """Makes a layer: of an attention, the `table`, its number and its parts."""
     norm: Callable[[Parts, str], Elementwise]
     """Makes the norm of that name."""
     tokens: str
@@ -52,6 +52,8 @@ class Family:
     """The one that has a kernel of ours on a CPU."""
     unused: re.Pattern[str]
     """Tensors of old checkpoints that nothing needs."""
+    table: Callable[[PretrainedConfig, int, Weights], Tensor] | None = None
+    """Makes what all layers look up, of a config, the longest sequence and the weights."""
     positions: str | None = None
     """The table of learned positions, if there is one."""
     turned: bool = False
@@ -112,15 +114,18 @@ class OwnStack:
         self.num_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
-        self.kv_heads = shard.share(kv_heads_of(config))
+        kv_heads: int = getattr(config, "num_key_value_heads", config.num_attention_heads)
+        self.kv_heads = shard.share(kv_heads)
         self.head_dim = head_dim_of(config)
         self.max_model_len = max_model_len
         self.dtype, self.device = weights.dtype, weights.device
         self._weights, self._shard = weights, shard
-        make, self._layers = family.layers(config, attention, max_model_len, weights), list[Layer]()
+        table = None if family.table is None else family.table(config, max_model_len, weights)
+        self._layers = list[Layer]()
         for index in range(self.num_layers):
             with weights.bundle() as bundle:
-                self._layers.append(make(index, Parts(family, config, source, shard, bundle)))
+                parts = Parts(family, config, source, shard, bundle)
+                self._layers.append(family.layer(attention, table, index, parts))
         layer_bytes = source.nbytes // self.num_layers
         self._positions = None
         if family.positions is not None:
@@ -168,12 +173,6 @@ def head_dim_of(config: PretrainedConfig) -> int:
     """The width of an attention head."""
     own: int | None = getattr(config, "head_dim", None)
     return own or config.hidden_size // config.num_attention_heads
-
-
-def kv_heads_of(config: PretrainedConfig) -> int:
-    """Heads of keys and values: as many as of queries where a config says nothing."""
-    heads: int = getattr(config, "num_key_value_heads", config.num_attention_heads)
-    return heads
 
 
 def activation_of(name: str) -> Elementwise:

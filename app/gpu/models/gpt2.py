@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 from app.gpu.models.elementwise import add_, gelu_, layer_norm
-from app.gpu.models.family import Elementwise, Family, Parts, activation_of, head_dim_of
+from app.gpu.models.family import Elementwise, Family, Layer, Parts, activation_of, head_dim_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -23,32 +22,27 @@ def _norm(parts: Parts, name: str) -> Elementwise:
     return lambda x: layer_norm(x, weight.tensor, bias.tensor, eps)
 
 
-class _Gpt2Layer:
+def _layer(attention: Attention, _table: Tensor | None, index: int, parts: Parts) -> Layer:
     """One layer: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`."""
+    config, name = parts.config, f"transformer.h.{index}"
+    hidden_size, inner, heads = config.hidden_size, _inner(config), parts.shard.share(config.num_attention_heads)
+    scale = float(head_dim_of(config) ** -0.5) if config.scale_attn_weights else 1.0
+    spec = AttentionSpec(scale / (index + 1) if config.scale_attn_by_inverse_layer_idx else scale)
+    activation = gelu_ if config.activation_function == "gelu_new" else activation_of(config.activation_function)
+    input_norm = _norm(parts, f"{name}.ln_1")
+    to_qkv = parts.cut({f"{name}.attn.c_attn": [hidden_size] * 3}, hidden_size, bias=True)
+    output = parts.summed(f"{name}.attn.c_proj", hidden_size, hidden_size, bias=True)
+    mlp_norm = _norm(parts, f"{name}.ln_2")
+    up = parts.cut({f"{name}.mlp.c_fc": [inner]}, hidden_size, bias=True)
+    down = parts.summed(f"{name}.mlp.c_proj", hidden_size, inner, bias=True)
 
-    def __init__(self, attention: Attention, index: int, parts: Parts) -> None:
-        config, name = parts.config, f"transformer.h.{index}"
-        hidden, inner = config.hidden_size, _inner(config)
-        self._heads = parts.shard.share(config.num_attention_heads)
-        self._attention = attention
-        scale = float(head_dim_of(config) ** -0.5) if config.scale_attn_weights else 1.0
-        self._spec = AttentionSpec(scale / (index + 1) if config.scale_attn_by_inverse_layer_idx else scale)
-        self._activation = (
-            gelu_ if config.activation_function == "gelu_new" else activation_of(config.activation_function)
-        )
-        self._input_norm = _norm(parts, f"{name}.ln_1")
-        self._qkv = parts.cut({f"{name}.attn.c_attn": [hidden] * 3}, hidden, bias=True)
-        self._output = parts.summed(f"{name}.attn.c_proj", hidden, hidden, bias=True)
-        self._mlp_norm = _norm(parts, f"{name}.ln_2")
-        self._up = parts.cut({f"{name}.mlp.c_fc": [inner]}, hidden, bias=True)
-        self._down = parts.summed(f"{name}.mlp.c_proj", hidden, inner, bias=True)
+    def layer(hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        query, key, value = to_qkv(input_norm(hidden)).view(hidden.shape[0], 3, heads, -1).unbind(1)
+        attended = attention(query, key, value, kv, batch, spec)
+        hidden = add_(output(attended.view(hidden.shape[0], -1)), hidden)
+        return add_(down(activation(up(mlp_norm(hidden)))), hidden)
 
-    def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        qkv = self._qkv(self._input_norm(hidden))
-        query, key, value = qkv.view(hidden.shape[0], 3, self._heads, -1).unbind(1)
-        attended = self._attention(query, key, value, kv, batch, self._spec)
-        hidden = add_(self._output(attended.view(hidden.shape[0], -1)), hidden)
-        return add_(self._down(self._activation(self._up(self._mlp_norm(hidden)))), hidden)
+    return layer
 
 
 def _inner(config: PretrainedConfig) -> int:
@@ -58,7 +52,7 @@ def _inner(config: PretrainedConfig) -> int:
 
 
 GPT2 = Family(
-    layers=lambda config, attention, max_model_len, weights: partial(_Gpt2Layer, attention),
+    layer=_layer,
     norm=_norm,
     tokens="transformer.wte.weight",
     positions="transformer.wpe.weight",

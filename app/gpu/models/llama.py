@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,7 +14,7 @@ from app.domain.errors import FieldOutOfRange
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 from app.gpu.models.base import require_fixed_rope
 from app.gpu.models.elementwise import add_, add_rms_norm, rms_norm, rotate, silu_mul
-from app.gpu.models.family import Elementwise, Family, Layer, Parts, activation_of, head_dim_of
+from app.gpu.models.family import Elementwise, Family, Parts, activation_of, head_dim_of
 from app.gpu.weights.bundles import Weights
 
 if TYPE_CHECKING:
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What sets a family apart. Of the fields in which configs differ only those count that it `reads`, as in
+    """What differs between families. Of the fields in which configs differ only those count that it `reads`, as in
     Transformers' module of that name; without `layer_types`, a window is that of all layers.
     """
 
-    reads: frozenset[str]
+    reads: tuple[str, ...]
     qkv_bias: bool = False
     """Whether queries, keys and values have a bias whatever the config says."""
     qk_norm: bool = False
@@ -41,23 +40,19 @@ class Variant:
     """Whether the checkpoint has one matrix for queries, keys and values, and one for gate and up."""
 
 
-def _variant(*reads: str, **others: bool) -> Variant:
-    return Variant(frozenset(reads), **others)
-
-
 VARIANTS = {
-    "llama": _variant("attention_bias", "mlp_bias"),
-    "mistral": _variant("sliding_window"),
-    "qwen2": _variant("layer_types", qkv_bias=True),
-    "qwen3": _variant("attention_bias", "layer_types", qk_norm=True),
-    "smollm3": _variant("attention_bias", "mlp_bias", "layer_types", "no_rope_layers"),
-    "olmo2": _variant("attention_bias", wide_qk_norm=True, norms_after=True),
-    "phi3": _variant("sliding_window", "partial_rotary_factor", fused=True),
+    "llama": Variant(("attention_bias", "mlp_bias")),
+    "mistral": Variant(("sliding_window",)),
+    "qwen2": Variant(("layer_types",), qkv_bias=True),
+    "qwen3": Variant(("attention_bias", "layer_types"), qk_norm=True),
+    "smollm3": Variant(("attention_bias", "mlp_bias", "layer_types", "no_rope_layers")),
+    "olmo2": Variant(("attention_bias",), wide_qk_norm=True, norms_after=True),
+    "phi3": Variant(("sliding_window", "partial_rotary_factor"), fused=True),
 }
 """By `model_type`."""
 
 
-def rotary_table(config: PretrainedConfig, positions: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def rotary_table(config: PretrainedConfig, positions: int, weights: Weights) -> Tensor:
     """Cosines, then sines, of half a head each, `[positions, head_dim]`, for rotary position embedding (Su et al.,
     arXiv:2104.09864) with Transformers' own frequencies and scaling. Raises as `require_fixed_rope`,
     and for heads that are rotated in part.
@@ -75,7 +70,10 @@ def rotary_table(config: PretrainedConfig, positions: int, device: torch.device,
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         frequencies, scale = ROPE_INIT_FUNCTIONS[kind](cast("Any", config))
+    device = weights.device
     angles = torch.arange(positions, device=device)[:, None].float() * frequencies.to(device, torch.float32)
+    # Transformers' module of OLMo 2 rounds once it has rotated, the others round their angles.
+    dtype = torch.float32 if config.model_type == "olmo2" else weights.dtype
     return torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1).to(dtype)
 
 
@@ -87,7 +85,7 @@ class LlamaLayer:
     together; the MLP is `down(activation(gate(x)) * up(x))`, gate and up in one projection.
     """
 
-    def __init__(self, attention: Attention, table: Tensor, index: int, parts: Parts) -> None:
+    def __init__(self, attention: Attention, table: Tensor | None, index: int, parts: Parts) -> None:
         """`table` is the `rotary_table`."""
         config, variant = parts.config, VARIANTS[parts.config.model_type]
         name, hidden, inner = f"model.layers.{index}", config.hidden_size, config.intermediate_size
@@ -169,14 +167,6 @@ def _window(config: PretrainedConfig, index: int) -> int | None:
     return window
 
 
-def _layers(
-    config: PretrainedConfig, attention: Attention, max_model_len: int, weights: Weights
-) -> Callable[[int, Parts], Layer]:
-    # Transformers' module of OLMo 2 rounds once it has rotated, the others round their angles.
-    dtype = torch.float32 if config.model_type == "olmo2" else weights.dtype
-    return partial(LlamaLayer, attention, rotary_table(config, max_model_len, weights.device, dtype))
-
-
 def _divided(config: PretrainedConfig) -> Sequence[int]:
     if VARIANTS[config.model_type].wide_qk_norm:
         return ()
@@ -190,7 +180,8 @@ def _norm(parts: Parts, name: str) -> Elementwise:
 
 
 LLAMA = Family(
-    layers=_layers,
+    layer=LlamaLayer,
+    table=rotary_table,
     norm=_norm,
     tokens="model.embed_tokens.weight",
     final_norm="model.norm",

@@ -265,7 +265,7 @@ class TransformersStack:
     def _prove(self, tokens: Tensor, expected: Tensor) -> None:
         """Compare a prefill and some decode steps with the logits that the untouched model gave for `tokens`.
 
-        Finds layers that depend on more than their arguments: token ids, state of their own, each other.
+        Finds layers that depend on more than their arguments: token ids, their own state, each other.
         """
         pool, logits = self._empty_pool(1, self.num_layers), []
         for span in [(0, _PREFILL), *((position, 1) for position in range(_PREFILL, _PROOF_TOKENS))]:

@@ -1,4 +1,5 @@
-"""Triton kernels for what lies between a layer's matrix products: one launch each, instead of one for each operator.
+"""Triton kernels for what lies between a layer's matrix products, and for a graph's inputs: one launch each, instead of
+one for each operator.
 
 Each computes in float32 and rounds once. A program has a row, or a part of one, to itself: a row's bits depend on no
 other row. Triton compiles another kernel for tensors that begin or step at no multiple of 16, which might sum in
@@ -10,14 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from app.gpu.kernels.attention.base import Batch
+
 TILE = 1024
 """Values of a row that one program of `silu_mul` has."""
 WIDE, WIDE_WARPS, WARPS = 2048, 8, 4
 """From that many values on a row has more warps."""
+BLOCKS = 256
+"""Of a row's block table: so many are copied at once."""
 
 
 def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
-    """See `app.gpu.models.elementwise.rotate`."""
+    """`elementwise.rotate`, a token in each program."""
     tokens, heads, head_dim = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     with torch.cuda.device_of(x):
@@ -36,7 +41,7 @@ def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """See `app.gpu.models.elementwise.silu_mul`."""
+    """`elementwise.silu_mul`, a part of a row in each program."""
     tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(tokens, inner, dtype=gate_up.dtype, device=gate_up.device)
     with torch.cuda.device_of(gate_up):
@@ -45,7 +50,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `app.gpu.models.elementwise.rms_norm`."""
+    """`elementwise.rms_norm`, a row or a head in each program."""
     heads, width = weight.shape if weight.dim() == 2 else (1, weight.shape[0])
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     with torch.cuda.device_of(x):
@@ -57,13 +62,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
             eps,
             width=width,
             tile=triton.next_power_of_2(width),
-            num_warps=_warps(width),
+            num_warps=WIDE_WARPS if width >= WIDE else WARPS,
         )
     return normed
 
 
 def add_rms_norm(x: Tensor, other: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See `app.gpu.models.elementwise.add_rms_norm`."""
+    """`elementwise.add_rms_norm`, a row in each program."""
     tokens, width = x.shape
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     with torch.cuda.device_of(x):
@@ -76,13 +81,38 @@ def add_rms_norm(x: Tensor, other: Tensor, weight: Tensor, eps: float) -> tuple[
             eps,
             width=width,
             tile=triton.next_power_of_2(width),
-            num_warps=_warps(width),
+            num_warps=WIDE_WARPS if width >= WIDE else WARPS,
         )
     return x, normed
 
 
-def _warps(width: int) -> int:
-    return WIDE_WARPS if width >= WIDE else WARPS
+def fill_inputs(token_ids: Tensor, batch: Batch, columns: Tensor, contexts: Tensor, tables: Tensor, rows: int) -> None:
+    """Write a step of one token a row to a graph's inputs, and padding up to `rows`; the rest of each block table stays
+    as it is.
+
+    token_ids: `[count]` int64, of the `batch`, with at most `rows` rows.
+    columns: `[4, most rows]` int64: token ids, positions, slot blocks, slot offsets; contexts: `[most rows]` int32;
+    tables: `[most rows, blocks]` int32, at least as wide as the batch's. Each is dense.
+    """
+    count, width = batch.block_tables.shape
+    with torch.cuda.device_of(columns):
+        _fill[(rows,)](
+            token_ids,
+            batch.positions,
+            batch.slot_blocks,
+            batch.slot_offsets,
+            batch.contexts,
+            batch.block_tables,
+            columns,
+            contexts,
+            tables,
+            count,
+            width,
+            columns.shape[1],
+            tables.shape[1],
+            tile=BLOCKS,
+            num_warps=1,
+        )
 
 
 @triton.jit
@@ -171,3 +201,36 @@ def _add_rms_norm(
     scale = 1 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
     factor = tl.load(weight + at, mask=real, other=0.0).to(tl.float32)
     tl.store(normed + row * width + at, (wide * scale * factor).to(x.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=["count", "width", "most_rows", "table_stride"])
+def _fill(
+    token_ids: tl.tensor,
+    positions: tl.tensor,
+    slot_blocks: tl.tensor,
+    slot_offsets: tl.tensor,
+    given_contexts: tl.tensor,
+    given_tables: tl.tensor,
+    columns: tl.tensor,
+    contexts: tl.tensor,
+    tables: tl.tensor,
+    count: tl.tensor,
+    width: tl.tensor,
+    most_rows: tl.tensor,
+    table_stride: tl.tensor,
+    tile: tl.constexpr,
+) -> None:
+    """One program has one row: a given one, or one of padding."""
+    row = tl.program_id(0)
+    given = row < count
+    tl.store(columns + row, tl.load(token_ids + row, mask=given, other=0))
+    tl.store(columns + most_rows + row, tl.load(positions + row, mask=given, other=0))
+    tl.store(columns + 2 * most_rows + row, tl.load(slot_blocks + row, mask=given, other=-1))
+    tl.store(columns + 3 * most_rows + row, tl.load(slot_offsets + row, mask=given, other=0))
+    tl.store(contexts + row, tl.load(given_contexts + row, mask=given, other=0))
+    source, target = given_tables + row.to(tl.int64) * width, tables + row.to(tl.int64) * table_stride
+    tl.store(target, 0, mask=row >= count)
+    for first in range(0, width, tile):
+        at = first + tl.arange(0, tile)
+        real = given & (at < width)
+        tl.store(target + at, tl.load(source + at, mask=real, other=0), mask=real)

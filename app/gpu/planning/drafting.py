@@ -12,7 +12,7 @@ from dataclasses import replace
 from app.domain.memory_map import DraftCounts
 from app.gpu.kv.cache import KVCache
 from app.gpu.planning.queue import StepPlan
-from app.gpu.sampling.requests import draws
+from app.gpu.sampling import GREEDY_BELOW
 from app.gpu.state.drafts import Drafted, Drafter, Guess
 from app.gpu.state.paths import runs_plainly
 from app.gpu.state.segments import Row
@@ -128,7 +128,7 @@ class Drafting:
         sequence, turn = row.sequence, row.turn
         if not row.is_plain(self._num_layers) or row.scores_prompt or sequence.interventions:
             return 0
-        if draws(turn.sampling) and not self._exact_draws:
+        if turn.sampling.temperature >= GREEDY_BELOW and not self._exact_draws:
             return 0
         length = len(sequence.tokens)
         left = min(turn.stop.max_tokens - turn.generated(length), self._max_model_len - length)

@@ -12,7 +12,7 @@ from app.domain.breakpoint_work import STEP_WORK
 from app.gpu.kv.cache import KVCache
 from app.gpu.planning.queue import StepPlan
 from app.gpu.planning.scheduler import Scheduler
-from app.gpu.sampling.requests import looks_back
+from app.gpu.sampling import penalise
 from app.gpu.state.paths import plan_ahead, work_of
 from app.gpu.state.segments import Row
 
@@ -48,7 +48,7 @@ def _follow(plan: StepPlan, scheduler: Scheduler, rows: Sequence[Row], max_model
                 return []
         if turn.is_full(len(sequence.tokens) + 1, max_model_len):
             continue
-        if looks_back(turn.sampling):
+        if turn.sampling.grammar is not None or penalise(turn.sampling):  # each token depends on the one before
             return []
         if position > sequence.fast_path_until:
             ahead = plan_ahead(sequence, turn, position, scheduler.num_layers)

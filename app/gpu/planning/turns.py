@@ -8,7 +8,7 @@ from app.domain.errors import ActivationsFull, DjinnError, FieldOutOfRange, Gram
 from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, Ticket, TokenLogprobs
 from app.gpu.planning.scheduler import Scheduler
-from app.gpu.sampling.requests import Sampled, SampleRequest, penalise
+from app.gpu.sampling import Sampled, SampleRequest, penalise
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.segments import Row

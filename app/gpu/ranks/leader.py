@@ -27,7 +27,7 @@ from torch import Tensor
 
 from app.domain.errors import DjinnError, EngineError, FieldOutOfRange
 from app.gpu.device.streams import DeviceStreams, Event
-from app.gpu.forward.pieces import RunLayers
+from app.gpu.forward.graphs import RunLayers
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.kernels.linear.matrix import Shard
 from app.gpu.kv.pools import LANDED, KVPool, Landing, Part, SharedHostPool, open_slab

@@ -2,18 +2,18 @@
 
 Order of the steps, as the OpenAI and vLLM servers have it: log-probabilities are reported of the raw logits; then
 bias, the minimum length, and penalties change them; then temperature, `top_k`, `top_p` and `min_p`, each on what the
-one before left, as Transformers chains its warpers; then one draw.
+one before left, as Transformers chains its warpers; then one draw. A grammar's mask comes before all changes.
 
 The draw is a counter-based random number, Philox keyed by the request's seed at the position of the new token
 (Salmon et al., 2011): there is no generator state to keep, so a session that is rewound, forked, preempted or moved
-draws the same. No row's token depends on the rows beside it, but for rounding: on CUDA the order of a sum in a softmax
+draws the same. No row's token depends on other rows, but for rounding: on CUDA the order of a sum in a softmax
 changes with the number of rows, and a token at the very edge of `top_p`, or of what was drawn, may fall on either side.
 """
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 
 import numpy as np
 import torch
@@ -21,13 +21,16 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from app.domain.values import TokenLogprobs
-from app.gpu.device.streams import Download, Put
-from app.gpu.sampling.requests import SampleRequest, draws, penalise
+from app.domain.values import SamplingParams, TokenLogprobs
+from app.gpu.device.streams import DeviceStreams, Download, Put
+from app.gpu.sampling import GREEDY_BELOW, SampleRequest
+from app.grammars.matcher import Matcher
 
 CANDIDATES = 1024
 """Tokens that a CPU sorts first; nearly always enough to reach `top_p`, and 40 times cheaper than sorting a vocabulary.
 A GPU would have to be waited for to see whether they were enough; `triton_draw.py` sorts nothing."""
+WORD = 32
+"""Tokens in one int32 of a mask."""
 _ALIGNED = 4
 """Float32 numbers in 16 bytes."""
 
@@ -39,29 +42,14 @@ Limits = tuple[Tensor, Tensor, Tensor]
 """What draws are limited to, all `[draws, 1]`: `top_k` int64, the vocabulary's size where there is no limit, then
 `top_p` and `min_p`, float32.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """Rows that draw their token: `[draws]` int64 rows, `[draws, 1]` float64 from 0 to 1, `[draws, 1]` float32."""
-
-    rows: Tensor
-    uniforms: Tensor
-    temperatures: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingInputs:
-    """The requests of a step, on the device. A field that no row asks for is None."""
-
-    bias: Changes | None
-    forbidden: Changes | None
-    repetition: Changes | None
-    counts: Changes | None
-    free: Draws | None
-    """Draws from the whole vocabulary."""
-    truncated: tuple[Draws, Limits] | None
-    """Draws from what `top_k`, `top_p` and `min_p` leave."""
+Draws = tuple[Tensor, Tensor, Tensor, Limits | None]
+"""Rows that draw their token: `[draws]` int64 rows, `[draws, 1]` float64 from 0 to 1, `[draws, 1]` float32
+temperatures, and limits, without which they draw from the whole vocabulary.
+"""
+SamplingInputs = tuple[Mapping[str, Changes], Sequence[Draws]]
+"""The requests of a step. Changes are "bias", "forbidden", "repetition" and "counts", where a row asks for them."""
+ReadReport = Callable[[], list[TokenLogprobs]]
+"""Gives one entry per row; to be called when what was fetched has arrived."""
 
 
 def place_requests(requests: Sequence[SampleRequest], vocab_size: int, put: Put) -> SamplingInputs:
@@ -69,31 +57,27 @@ def place_requests(requests: Sequence[SampleRequest], vocab_size: int, put: Put)
     step's other inputs. A row that asks for nothing costs next to nothing.
     """
     found = defaultdict[str, list[tuple[NDArray[np.int64], NDArray[np.float32]]]](list)
-    free, truncated = list[int](), list[int]()
+    free, limited = list[int](), list[int]()
     for row, request in enumerate(requests):
-        for kind, tokens, values in _changes(request):
-            addressed = row * vocab_size + np.asarray(tokens, np.int64)
-            found[kind].append((addressed, np.broadcast_to(np.asarray(values, np.float32), addressed.shape)))
         params = request.params
-        if draws(params):
-            (truncated if params.top_k > 0 or params.top_p < 1 or params.min_p > 0 else free).append(row)
-
-    def changes(kind: str) -> Changes | None:
-        if kind not in found:
-            return None
-        tokens, values = zip(*found[kind], strict=True)
-        return put(np.concatenate(tokens)), put(np.concatenate(values))
-
-    return SamplingInputs(
-        changes("bias"),
-        changes("forbidden"),
-        changes("repetition"),
-        changes("counts"),
-        _place_draws(requests, free, put) if free else None,
-        (_place_draws(requests, truncated, put), _place_limits(requests, truncated, vocab_size, put))
-        if truncated
-        else None,
-    )
+        if params.logit_bias or request.forbidden or request.seen is not None:
+            for kind, tokens, values in _changes(request):
+                addressed = row * vocab_size + np.asarray(tokens, np.int64)
+                found[kind].append((addressed, np.broadcast_to(np.asarray(values, np.float32), addressed.shape)))
+        if params.temperature >= GREEDY_BELOW:
+            (limited if params.top_k > 0 or params.top_p < 1 or params.min_p > 0 else free).append(row)
+    changes, draws = dict[str, Changes](), list[Draws]()
+    for kind, parts in found.items():
+        every_token, every_value = zip(*parts, strict=True)
+        changes[kind] = put(np.concatenate(every_token)), put(np.concatenate(every_value))
+    for rows in filter(None, (free, limited)):
+        chosen = [requests[row] for row in rows]
+        params_of = [each.params for each in chosen]
+        numbers = uniforms([each.seed for each in params_of], [each.position for each in chosen])
+        temperatures = np.array([each.temperature for each in params_of], np.float32)
+        limits = _place_limits(params_of, vocab_size, put) if rows is limited else None
+        draws.append((put(np.array(rows, np.int64)), put(numbers[:, None]), put(temperatures[:, None]), limits))
+    return changes, draws
 
 
 def _changes(request: SampleRequest) -> Iterator[tuple[str, ArrayLike, ArrayLike]]:
@@ -103,9 +87,8 @@ def _changes(request: SampleRequest) -> Iterator[tuple[str, ArrayLike, ArrayLike
         yield "bias", list(params.logit_bias), list(params.logit_bias.values())
     if request.forbidden:
         yield "forbidden", list(request.forbidden), -np.inf
-    if not penalise(params):
+    if seen is None:
         return
-    assert seen is not None
     if params.repetition_penalty != 1 and seen.tokens:
         yield "repetition", seen.tokens, params.repetition_penalty
     times = np.array(seen.generated, np.float64)
@@ -115,15 +98,7 @@ def _changes(request: SampleRequest) -> Iterator[tuple[str, ArrayLike, ArrayLike
         yield "counts", np.array(seen.tokens, np.int64)[is_generated], taken_off
 
 
-def _place_draws(requests: Sequence[SampleRequest], rows: list[int], put: Put) -> Draws:
-    chosen = [requests[row] for row in rows]
-    numbers = uniforms([each.params.seed for each in chosen], [each.position for each in chosen])
-    temperatures = np.array([each.params.temperature for each in chosen], np.float32)
-    return Draws(put(np.array(rows, np.int64)), put(numbers[:, None]), put(temperatures[:, None]))
-
-
-def _place_limits(requests: Sequence[SampleRequest], rows: list[int], vocab_size: int, put: Put) -> Limits:
-    params = [requests[row].params for row in rows]
+def _place_limits(params: Sequence[SamplingParams], vocab_size: int, put: Put) -> Limits:
     top_k = np.array([min(each.top_k or vocab_size, vocab_size) for each in params], np.int64)
     top_p = np.array([each.top_p for each in params], np.float32)
     min_p = np.array([each.min_p for each in params], np.float32)
@@ -172,67 +147,113 @@ def _pack(numbers: Sequence[int]) -> int:
     return int.from_bytes(b"".join([number.to_bytes(_LANE_BYTES, "little") for number in numbers]), "little")
 
 
+class Mask:
+    """Tokens that grammars allow in some rows of a step, found while the device runs it. Until the mask is applied or
+    abandoned, nothing else may use the matchers.
+    """
+
+    def __init__(
+        self, matchers: Mapping[int, Matcher], vocab_size: int, streams: DeviceStreams, put: Put, thread: Executor
+    ) -> None:
+        """Begin with the masks of `matchers`, by row of logits, on `thread`. llguidance releases the GIL meanwhile."""
+        self._streams = streams
+        self._bits = streams.host_tensor((len(matchers), -(-vocab_size // WORD)), torch.int32)
+        self._filled = thread.submit(_fill, list(matchers.values()), self._bits.numpy())
+        self._rows = put(np.array(list(matchers), np.int64))
+
+    def apply(self, logits: Tensor) -> None:
+        """Set the logits of tokens that are not allowed to minus infinity, in place: `[rows, vocab_size]` float32.
+        Waits for the masks.
+        """
+        self._filled.result()
+        bits = self._bits
+        if not self._streams.on_host:
+            bits = torch.empty_like(self._bits, device=logits.device)
+            self._streams.compute.copy(bits, self._bits)
+        apply_mask(logits, self._rows, bits)
+
+    def abandon(self) -> None:
+        """Drop the masks of a step that will not run. Afterwards the matchers may be used again."""
+        if not self._filled.cancel():
+            self._filled.exception()  # waits
+
+
+def apply_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Set logits to minus infinity where a bit is 0, in place. All tensors are on one device.
+
+    `logits` is dense `[rows, vocab_size]` float32. `rows` `[masked]` int64 are the rows of the masks, each at most
+    once; `bits` `[masked, words]` int32 has a bit for each token, the lowest of a word first.
+    """
+    if logits.device.type == "cpu":
+        from app.gpu.kernels.cpu.elementwise import forbid
+
+        forbid(logits, rows, bits)
+    else:
+        forbid_on_device(logits, rows, bits)
+
+
+def forbid_on_device(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """`apply_mask` with PyTorch's operators, which run anywhere."""
+    shifts = torch.arange(WORD, dtype=torch.int32, device=logits.device)
+    allowed = ((bits[:, :, None] >> shifts) & 1).bool().flatten(1)[:, : logits.shape[1]]
+    logits.index_copy_(0, rows, logits[rows].masked_fill(~allowed, -torch.inf))
+
+
+def _fill(matchers: Sequence[Matcher], bits: NDArray[np.int32]) -> None:
+    """Write one row of `bits` for each matcher. A row whose matcher has an error allows all: its turn will fail."""
+    for matcher, row in zip(matchers, bits, strict=True):
+        matcher.fill(row.ctypes.data, row.nbytes)
+        if matcher.error is not None:
+            row.fill(-1)
+
+
 def choose(logits: Tensor, inputs: SamplingInputs, *, on_host: bool) -> Tensor:
     """One token per row, `[rows]` int64. `logits` is float32 `[rows, vocab_size]`, dense; it is changed in place.
 
     `on_host`: the device is the CPU.
     """
-    _adjust(logits.view(-1), inputs)
-    chosen = _argmax(logits, on_host)
-    if inputs.free is not None:
-        chosen.index_copy_(0, inputs.free.rows, _draw_any(logits, inputs.free, on_host))
-    if inputs.truncated is not None:
-        draws, limits = inputs.truncated
-        chosen.index_copy_(0, draws.rows, _draw_some(logits, draws, limits, on_host))
+    (changes, every_draw), flat = inputs, logits.view(-1)
+    if "bias" in changes:
+        flat.index_add_(0, *changes["bias"])
+    if "forbidden" in changes:
+        flat.index_copy_(0, *changes["forbidden"])
+    if "repetition" in changes:
+        tokens, penalty = changes["repetition"]
+        value = flat[tokens]
+        flat.index_copy_(0, tokens, torch.where(value > 0, value / penalty, value * penalty))
+    if "counts" in changes:
+        flat.index_add_(0, *changes["counts"], alpha=-1)
+    # On a CPU through NumPy, which takes a tenth of PyTorch's time for it.
+    chosen = torch.from_numpy(logits.numpy().argmax(axis=-1)) if on_host else logits.argmax(dim=-1)
+    for rows, uniforms, temperatures, limits in every_draw:
+        probabilities = torch.softmax(logits[rows] / temperatures, dim=-1)
+        chosen.index_copy_(0, rows, _draw(probabilities, uniforms, limits, on_host))
     return chosen
 
 
-def _argmax(logits: Tensor, on_host: bool) -> Tensor:
-    """Largest logit of each row. On a CPU through NumPy, which takes a tenth of PyTorch's time for it."""
-    return torch.from_numpy(logits.numpy().argmax(axis=-1)) if on_host else logits.argmax(dim=-1)
-
-
-def _adjust(logits: Tensor, inputs: SamplingInputs) -> None:
-    """Apply bias, minimum length and penalties to the flattened logits, in place."""
-    if inputs.bias is not None:
-        logits.index_add_(0, *inputs.bias)
-    if inputs.forbidden is not None:
-        logits.index_copy_(0, *inputs.forbidden)
-    if inputs.repetition is not None:
-        tokens, penalty = inputs.repetition
-        value = logits[tokens]
-        logits.index_copy_(0, tokens, torch.where(value > 0, value / penalty, value * penalty))
-    if inputs.counts is not None:
-        logits.index_add_(0, *inputs.counts, alpha=-1)
-
-
-def _draw_any(logits: Tensor, draws: Draws, on_host: bool) -> Tensor:
-    """Draw from the whole vocabulary, `[draws]` int64."""
-    probabilities = _probabilities(logits, draws)
+def _draw(probabilities: Tensor, uniforms: Tensor, limits: Limits | None, on_host: bool) -> Tensor:
+    """Draw from the tokens that the limits leave, `[draws]` int64, or from the whole vocabulary."""
     if not on_host:
-        from app.gpu.sampling.triton_draw import draw_any  # imports Triton, which only a GPU needs
+        from app.gpu.sampling.triton_draw import draw  # imports Triton, which only a GPU needs
 
-        return draw_any(probabilities, draws.uniforms)
-    return _invert(probabilities, draws.uniforms).clamp(max=logits.shape[1] - 1)[:, 0]
-
-
-def _draw_some(logits: Tensor, draws: Draws, limits: Limits, on_host: bool) -> Tensor:
-    """Draw from the tokens that the requests' limits leave, `[draws]` int64."""
-    probabilities = _probabilities(logits, draws)
+        return draw(probabilities, uniforms, *(limits or ()))
     vocab_size = probabilities.shape[1]
-    if not on_host:
-        from app.gpu.sampling.triton_draw import draw
-
-        return draw(probabilities, draws.uniforms, *limits)
+    if limits is None:
+        return _invert(probabilities, uniforms).clamp(max=vocab_size - 1)[:, 0]
     if vocab_size <= CANDIDATES:
-        return _draw_sorted(*probabilities.sort(descending=True), draws.uniforms, limits, vocab_size)
+        return _draw_sorted(*probabilities.sort(descending=True), uniforms, limits, vocab_size)
     values, ids = probabilities.topk(CANDIDATES)
-    chosen = _draw_sorted(values, ids, draws.uniforms, limits, vocab_size)
-    short = (~_suffices(values, limits, vocab_size)).nonzero()[:, 0]
+    chosen = _draw_sorted(values, ids, uniforms, limits, vocab_size)
+    top_k, top_p, min_p = limits
+    # Whether no token past the sorted ones could pass the limits.
+    reached_top_p = (top_p < 1) & (values.sum(-1, keepdim=True) >= top_p)
+    below_min_p = values[:, -1:] < min_p * values[:, :1]
+    suffices = ((top_k >= vocab_size) & (reached_top_p | below_min_p)) | (top_k <= CANDIDATES)
+    short = (~suffices[:, 0]).nonzero()[:, 0]
     if len(short):
-        top_k, top_p, min_p = (limit[short] for limit in limits)
         values, ids = probabilities[short].sort(descending=True)
-        chosen[short] = _draw_sorted(values, ids, draws.uniforms[short], (top_k, top_p, min_p), vocab_size)
+        own = top_k[short], top_p[short], min_p[short]
+        chosen[short] = _draw_sorted(values, ids, uniforms[short], own, vocab_size)
     return chosen
 
 
@@ -252,26 +273,14 @@ def _draw_sorted(values: Tensor, ids: Tensor, uniforms: Tensor, limits: Limits, 
     return ids.gather(1, torch.minimum(index, keep.sum(-1, keepdim=True) - 1))[:, 0]
 
 
-def _probabilities(logits: Tensor, draws: Draws) -> Tensor:
-    return torch.softmax(logits[draws.rows] / draws.temperatures, dim=-1)
-
-
 def _invert(values: Tensor, uniforms: Tensor) -> Tensor:
     """Where the running sums of `values` `[draws, candidates]` pass that share of their total: `[draws, 1]` int64."""
     cumulative = values.double().cumsum(dim=-1)
     return torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
 
 
-def _suffices(values: Tensor, limits: Limits, vocab_size: int) -> Tensor:
-    """Whether no token past the sorted ones could pass the limits, `[draws]` bool."""
-    top_k, top_p, min_p = limits
-    reached_top_p = (top_p < 1) & (values.sum(-1, keepdim=True) >= top_p)
-    below_min_p = values[:, -1:] < min_p * values[:, :1]
-    return (((top_k >= vocab_size) & (reached_top_p | below_min_p)) | (top_k <= values.shape[1]))[:, 0]
-
-
 def log_probabilities(logits: Tensor) -> Tensor:
-    """Natural logarithms of the softmax, `[rows, vocab_size]`, in a tensor of their own.
+    """Natural logarithms of the softmax, `[rows, vocab_size]`, in a new tensor.
 
     PyTorch's kernel on CUDA sums a row in an order that depends on how far the row begins from a multiple of 16 bytes.
     It takes dense rows only, so each is filled up with logits that add nothing.
@@ -282,30 +291,19 @@ def log_probabilities(logits: Tensor) -> Tensor:
     return torch.log_softmax(logits, dim=-1)[:, :vocab_size]
 
 
-class Report:
+def report(raw: Tensor, token_ids: Tensor, tops: Sequence[int], download: Download) -> ReadReport:
     """The log-probabilities of one token in each row of `raw` `[rows, vocab_size]`, and the best `tops[i]` of row i.
 
-    `token_ids` is `[rows]` int64 on the device. To be read when what `download` fetches has arrived.
+    `token_ids` is `[rows]` int64 on the device.
     """
+    best, chosen = raw.topk(max(tops)), raw.gather(1, token_ids[:, None])[:, 0]
+    fetched = [download.fetch(each) for each in (token_ids, chosen, best.indices, best.values)]
 
-    def __init__(self, raw: Tensor, token_ids: Tensor, tops: Sequence[int], download: Download) -> None:
-        values, ids = raw.topk(max(tops))
-        self._tops = tops
-        self._token_ids = download.fetch(token_ids)
-        self._logprobs = download.fetch(raw.gather(1, token_ids[:, None])[:, 0])
-        self._values, self._ids = download.fetch(values), download.fetch(ids)
-
-    def read(self) -> list[TokenLogprobs]:
-        """One entry per row."""
-        rows = zip(
-            self._token_ids.tolist(),
-            self._logprobs.tolist(),
-            self._ids.tolist(),
-            self._values.tolist(),
-            self._tops,
-            strict=True,
-        )
+    def read() -> list[TokenLogprobs]:
+        rows = zip(*(each.tolist() for each in fetched), tops, strict=True)
         return [
             TokenLogprobs(token, logprob, tuple(zip(ids[:top], values[:top], strict=True)))
             for token, logprob, ids, values, top in rows
         ]
+
+    return read

@@ -22,23 +22,16 @@ DIGITS = tl.constexpr(10)
 """Of the bits of a float32 from 0 to 1."""
 
 
-def draw_any(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+def draw(probabilities: Tensor, uniforms: Tensor, *limits: Tensor) -> Tensor:
     """One token for each row, `[draws]` int64. `probabilities` `[draws, vocab_size]` is float32, dense; `uniforms`
     `[draws, 1]` float64 are from 0 to below 1.
+
+    `limits` are `top_k` int64, `top_p` and `min_p` float32, each `[draws, 1]`. Without them any token may be drawn.
     """
     rows, vocab_size = probabilities.shape
-    chosen = torch.empty(rows, dtype=torch.int64, device=probabilities.device)
+    kernel, chosen = _draw if limits else _draw_any, torch.empty(rows, dtype=torch.int64, device=probabilities.device)
     with torch.cuda.device_of(probabilities):
-        _draw_any[(rows,)](probabilities, uniforms, chosen, vocab_size, tile=TILE, num_warps=WARPS)
-    return chosen
-
-
-def draw(probabilities: Tensor, uniforms: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """The same of the tokens that the limits leave, each `[draws, 1]`: `top_k` int64, the others float32."""
-    rows, vocab_size = probabilities.shape
-    chosen = torch.empty(rows, dtype=torch.int64, device=probabilities.device)
-    with torch.cuda.device_of(probabilities):
-        _draw[(rows,)](probabilities, uniforms, top_k, top_p, min_p, chosen, vocab_size, tile=TILE, num_warps=WARPS)
+        kernel[(rows,)](probabilities, uniforms, *limits, chosen, vocab_size, tile=TILE, num_warps=WARPS)
     return chosen
 
 
@@ -97,26 +90,14 @@ def _draw(
     least = (tl.load(min_p + number) * highest.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
     ties = tl.where(least > edge, vocab_size, ties)
     edge = tl.maximum(edge, least)
-    tl.store(chosen + number, _pick(row, vocab_size, edge, ties, tl.load(uniforms + number), tile))
-
-
-@triton.jit
-def _pick(
-    row: tl.tensor,
-    vocab_size: tl.tensor,
-    edge: tl.tensor,
-    ties: tl.tensor,
-    uniform: tl.tensor,
-    tile: tl.constexpr,
-) -> tl.tensor:
-    """The token at that share of the mass of those that are left."""
+    # The token at the uniform's share of the mass of those that are left.
     count, mass = _above(row, vocab_size, edge, tile)
     count_to_edge, _mass_to_edge = _above(row, vocab_size, edge - 1, tile)
     total = mass + tl.minimum(ties, count_to_edge - count) * _mass(edge)
-    target = tl.minimum((uniform * total.to(tl.float64)).to(tl.int64), total - 1)
+    target = tl.minimum((tl.load(uniforms + number) * total.to(tl.float64)).to(tl.int64), total - 1)
     found = _search(row, vocab_size, target + 1, True, tile)
     count, mass = _above(row, vocab_size, found, tile)
-    return _nth(row, vocab_size, found, (target - mass) // _mass(found), tile)
+    tl.store(chosen + number, _nth(row, vocab_size, found, (target - mass) // _mass(found), tile))
 
 
 @triton.jit

@@ -16,8 +16,7 @@ from app.gpu.device.hardware import choose_kv_dtype, dtype_name
 from app.gpu.engine import Engine, Progress
 from app.gpu.forward.boundary import HostTensor
 from app.gpu.forward.forward import Runner
-from app.gpu.forward.graphs import Recorder
-from app.gpu.forward.pieces import layer_by_layer
+from app.gpu.forward.graphs import Recorder, layer_by_layer
 from app.gpu.forward.recording import choose_recorder, record_graphs
 from app.gpu.kernels.attention.base import make_batch, require_rows
 from app.gpu.kernels.cpu import release_threads, telling_of_compilation
@@ -36,7 +35,7 @@ from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.ranks.leader import Die, LeadingStack, end_process, leading_layers, start_ranks
-from app.gpu.sampling.masks import WORD, apply_mask
+from app.gpu.sampling.sampler import WORD, apply_mask
 from app.gpu.startup.kv import KV, find_files, make_kv
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.state.blocks import BlockPool

@@ -84,8 +84,8 @@ def defer(model: TinyModel, device: DeferredDevice, patch: pytest.MonkeyPatch) -
         return pool
 
     patch.setattr(app.gpu.kv.pools, "PIECE_BYTES", 1)
-    for name in ("draw", "draw_any"):  # Triton's kernels are no operators of PyTorch
-        patch.setattr(triton_draw, name, device.deferred_draw(getattr(triton_draw, name)))
+    # Triton's kernels are no operators of PyTorch.
+    patch.setattr(triton_draw, "draw", device.deferred_draw(triton_draw.draw))
     patch.setattr(app.gpu.startup.loader, "KVPool", make_pool)
     return replace(model, stack=cast("LayerStack", DeferredStack(model.stack, device)), streams=device)
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from app.domain.breakpoints import Action, When
 from app.domain.errors import FieldOutOfRange
-from app.gpu.forward.graphs import GraphInputs, Graphs, batch_buckets
+from app.gpu.forward.graphs import Graphs, batch_buckets
+from app.gpu.forward.inputs import FixedBatch
 from app.gpu.forward.recording import choose_recorder
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
 from tests.gpu.breakpoints.breaking import BreakDriver
@@ -114,14 +115,14 @@ DEVICE = torch.device("cuda") if torch.cuda.is_available() else CPU
 )
 def test_a_step_and_its_padding_are_where_graphs_look(contexts: list[int], rows: int) -> None:
     """The kernel against PyTorch's copies: on a GPU, else interpreted."""
-    from app.gpu.forward.graph_triton_inputs import fill_inputs
+    from app.gpu.models.triton_elementwise import fill_inputs
 
     tables = [[number + 3 * place for place in range(BLOCKS)] for number, _ in enumerate(contexts)]
     token_ids = torch.arange(7, 7 + len(contexts))
     host, batch = (make_batch([(each - 1, 1) for each in contexts], tables, 4, device) for device in (CPU, DEVICE))
-    inputs = GraphInputs(MOST_ROWS, BLOCKS, CPU)
-    ids, wanted = inputs.first(MOST_ROWS)
-    columns = (ids, wanted.positions, wanted.slot_blocks, wanted.slot_offsets)
+    inputs = FixedBatch(MOST_ROWS, MOST_ROWS, BLOCKS, CPU)
+    wanted = inputs.first(MOST_ROWS, MOST_ROWS)
+    columns = (inputs.token_ids, wanted.positions, wanted.slot_blocks, wanted.slot_offsets)
     for number, tensor in enumerate((*columns, wanted.contexts, wanted.block_tables), 90):
         tensor.fill_(number)  # of an earlier step
     found = (

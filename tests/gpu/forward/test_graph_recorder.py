@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.device.hardware import DeviceMemory
-from app.gpu.forward.graphs import Graphs
-from app.gpu.forward.pieces import layer_by_layer, whole_pass
+from app.gpu.forward.graphs import Graphs, layer_by_layer, run_piece
 from app.gpu.forward.recording import CudaRecorder, estimate_graph_bytes, record_graphs
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.base import Batch, make_batch
@@ -62,7 +61,7 @@ def test_a_replay_computes_what_the_step_does(dtype: torch.dtype, tmp_path: Path
     for _ in range(30):
         token_ids, batch = draw_step(chance, stack)
         kv = pool.data.clone()
-        expected = whole_pass(stack, layer_by_layer(stack, pool), token_ids, batch)
+        expected = run_piece(stack, layer_by_layer(stack, pool), 0, stack.num_layers + 1, token_ids, batch)
         written = pool.data.clone()
         pool.data.copy_(kv)
         found = graphs.replay_whole(token_ids, batch)
@@ -84,7 +83,7 @@ def test_parts_of_a_step_compute_what_the_step_does(dtype: torch.dtype, tmp_path
     for _ in range(60):
         token_ids, batch = draw_step(chance, stack)
         kv = pool.data.clone()
-        expected = whole_pass(stack, run_layers, token_ids, batch)
+        expected = run_piece(stack, run_layers, 0, stack.num_layers + 1, token_ids, batch)
         pool.data.copy_(kv)
         graphs.take(token_ids, batch, None)
         parts = [graphs.run(0, 1), graphs.run(1, layers), graphs.run(layers, layers + 1)]

@@ -19,8 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, TensorData, When
 from app.domain.memory_map import StepCounts
-from app.gpu.forward.graphs import batch_buckets, run_buckets
-from app.gpu.forward.pieces import RECORD_AFTER, KeptGraphs, Piece, cut_run
+from app.gpu.forward.graphs import RECORD_AFTER, KeptGraphs, Piece, batch_buckets, cut_run, run_buckets
 from app.gpu.forward.recording import record_graphs
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
@@ -299,7 +298,6 @@ def test_graphs_never_have_more_stages_than_are_allowed(most: int, wanted: list[
             kept.find(piece)
         due = kept.due()
         if due is not None:
-            kept.make_room(due)
             kept.keep(due, nothing)
             assert kept.find(due) is nothing
         assert kept.stages <= most
@@ -309,11 +307,10 @@ def record(kept: KeptGraphs, piece: Piece) -> None:
     for _ in range(RECORD_AFTER):
         kept.find(piece)
     assert kept.due() == piece
-    kept.make_room(piece)
     kept.keep(piece, nothing)
 
 
-def test_the_graph_that_was_replayed_last_gives_way_last_and_the_other_waits_again() -> None:
+def test_the_graph_that_was_replayed_longest_ago_is_evicted_and_waits_again() -> None:
     kept, first, second, third = KeptGraphs(8), Piece(1, 0, 4), Piece(1, 4, 8), Piece(1, 8, 12)
     record(kept, first)
     record(kept, second)

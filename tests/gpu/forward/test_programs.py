@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoConfig
 
-from app.gpu.forward.pieces import layer_by_layer
+from app.gpu.forward.graphs import layer_by_layer
 from app.gpu.forward.programs import Arena, NotRecordable, RecordedLayers, Recording
 from app.gpu.kernels.attention.base import Batch, make_batch
 from app.gpu.kernels.attention.cpu import PAGED_TOKENS, PagedCpuAttention

@@ -16,7 +16,7 @@ from app.domain.values import SamplingParams, SessionId, StopRule
 from app.gpu.engine import Engine
 from app.gpu.forward.forward import Runner
 from app.gpu.forward.results import LaunchedStep, SplitStep
-from app.gpu.sampling.requests import SampleRequest
+from app.gpu.sampling import SampleRequest
 from app.gpu.state.segments import GROW_AFTER, Row
 from app.messages import Arm, Event, Failed, Open, Submit, Token
 from tests.gpu.breakpoints.breaking import BreakDriver

@@ -36,7 +36,7 @@ from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.planning.queue import StepPlan
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
-from app.gpu.sampling.requests import Sampled
+from app.gpu.sampling import Sampled
 from app.gpu.state.blocks import BlockPool
 from app.gpu.state.segments import Row
 from app.gpu.state.sequence import ActivationRoom

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,7 @@ from app.domain.errors import GrammarTooComplex
 from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, KVPolicy, SamplingParams, StopRule
 from app.gpu.device.streams import CpuStreams
-from app.gpu.sampling.masks import Mask, MaskThread
-from app.gpu.sampling.requests import SampleRequest
+from app.gpu.sampling.sampler import Mask
 from app.grammars import matcher as matchers
 from app.messages import Token
 from app.model_store.byte_tokenizer import EOS_ID, IM_END_ID
@@ -150,13 +150,10 @@ class Slow:
 
 
 def test_the_masks_of_an_abandoned_step_do_not_run_on() -> None:
-    masks, held, waiting = MaskThread(), Slow(), Slow()
+    thread, held, waiting = ThreadPoolExecutor(1), Slow(), Slow()
 
     def begin(matcher: Any) -> Mask:
-        requests = [SampleRequest(under(None), frozenset(), 1, matcher)]
-        mask = masks.begin(requests, 512, CpuStreams(), torch.from_numpy)
-        assert mask is not None
-        return mask
+        return Mask({0: matcher}, 512, CpuStreams(), torch.from_numpy, thread)
 
     first, second = begin(held), begin(waiting)
     assert held.begun.wait(20)
@@ -169,4 +166,4 @@ def test_the_masks_of_an_abandoned_step_do_not_run_on() -> None:
     begin(last)
     assert last.ended.wait(20)
     assert not waiting.begun.is_set()
-    masks.close()
+    thread.shutdown()

@@ -43,12 +43,11 @@ def test_a_step_reads_no_more_of_a_history_than_what_is_new() -> None:
         history.append(7)
         history.read = 0
         row = Row(sequence, turn, len(history) - 1, 1, PassPlan(0, 4), samples=True, scores_prompt=False)
-        placed = place_requests(sample_requests([row]), 50_000, torch.from_numpy)
+        changes, _ = place_requests(sample_requests([row]), 50_000, torch.from_numpy)
     assert history.read <= 1
-    assert placed.repetition is not None
-    assert placed.counts is not None
-    assert (len(placed.repetition[0]), len(placed.counts[0])) == (20_000, 10_001)
-    assert placed.counts[1][placed.counts[0] == 7].item() == torch.tensor(0.2 + 3 * 0.1).item()
+    (repeated, _), (counted, taken_off) = changes["repetition"], changes["counts"]
+    assert (len(repeated), len(counted)) == (20_000, 10_001)
+    assert taken_off[counted == 7].item() == torch.tensor(0.2 + 3 * 0.1).item()
 
 
 @given(prompt=TOKENS, steps=st.lists(st.tuples(TOKENS, TOKENS), max_size=5))

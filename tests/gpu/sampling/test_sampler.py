@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -24,8 +25,7 @@ from transformers.generation.logits_process import (
 from app.domain.values import SamplingParams
 from app.gpu.device.streams import CpuStreams
 from app.gpu.forward.results import LaunchedStep
-from app.gpu.sampling.masks import MaskThread
-from app.gpu.sampling.requests import Sampled, SampleRequest
+from app.gpu.sampling import Sampled, SampleRequest
 from app.gpu.sampling.sampler import CANDIDATES, log_probabilities, uniforms
 from app.gpu.state.sequence import TokenCounts
 from tests.gpu.kernels.attention.drawing import needs_triton
@@ -52,7 +52,7 @@ def sample(logits: torch.Tensor, requests: Sequence[SampleRequest], *, on_host: 
     """One token per row; `on_host=False` as on a device whose results would have to be waited for."""
     streams = CpuStreams()
     streams.on_host = on_host
-    step = LaunchedStep([], requests, VOCAB, streams, torch.from_numpy, MaskThread())
+    step = LaunchedStep([], requests, VOCAB, streams, torch.from_numpy, ThreadPoolExecutor(1))
     step.launch(logits)
     return step.sampled()
 
@@ -260,22 +260,22 @@ def test_it_draws_what_a_sort_would_find(
 def test_a_free_draw_goes_through_the_tokens_by_their_ids(
     seed: int, vocab_size: int, steepness: float, uniform: float
 ) -> None:
-    from app.gpu.sampling.triton_draw import draw_any
+    from app.gpu.sampling.triton_draw import draw
 
     logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(seed)) * steepness
     probabilities = torch.softmax(logits, -1)
     masses = np.cumsum([int(value * 2.0**60) for value in probabilities[0].tolist()])
     target = min(int(uniform * float(masses[-1])), int(masses[-1]) - 1)
     uniforms = torch.tensor([[uniform]], dtype=torch.float64)
-    assert draw_any(probabilities, uniforms).tolist() == [np.searchsorted(masses, target, side="right")]
+    assert draw(probabilities, uniforms).tolist() == [np.searchsorted(masses, target, side="right")]
 
 
 @needs_triton
 @pytest.mark.parametrize("vocab_size", [1, 2500])
 def test_a_row_without_numbers_draws_a_token_of_the_vocabulary(vocab_size: int) -> None:
-    from app.gpu.sampling.triton_draw import draw_any
+    from app.gpu.sampling.triton_draw import draw
 
     rows = torch.full((1, vocab_size), torch.nan)
-    assert 0 <= draw_any(rows, torch.full((1, 1), 0.7, dtype=torch.float64)).item() < vocab_size
+    assert 0 <= draw(rows, torch.full((1, 1), 0.7, dtype=torch.float64)).item() < vocab_size
     for limits in ((vocab_size, 1.0, 0.0), (1, 0.5, 0.5), (vocab_size, 0.9, 0.0)):
         assert 0 <= drawn(rows, [0.7], [limits])[0] < vocab_size

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
 from app.gpu.device.hardware import choose_kv_dtype
-from app.gpu.forward.pieces import layer_by_layer, whole_pass
+from app.gpu.forward.graphs import layer_by_layer, run_piece
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kernels.linear.base import MatmulPrecision
@@ -286,7 +286,7 @@ def logits_of(stack: LayerStack, context: int, length: int, company: int, kv_dty
 
     def run(spans: list[tuple[int, int]], token_ids: Tensor) -> Tensor:
         batch = make_batch(spans, tables[: len(spans)], BLOCK, stack.device)
-        return whole_pass(stack, layer_by_layer(stack, pool), token_ids, batch)
+        return run_piece(stack, layer_by_layer(stack, pool), 0, stack.num_layers + 1, token_ids, batch)
 
     run([(0, context)], tokens[:context])
     found = []

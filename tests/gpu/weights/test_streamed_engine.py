@@ -18,7 +18,7 @@ from app.domain.breakpoints import Action, Edit, EditOp, Pass, When
 from app.domain.values import KVPolicy, Phase, SamplingParams
 from app.gpu.device.hardware import dtype_name
 from app.gpu.device.streams import PASSED, streams_of
-from app.gpu.forward.pieces import layer_by_layer, whole_pass
+from app.gpu.forward.graphs import layer_by_layer, run_piece
 from app.gpu.forward.results import LaunchedStep
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
@@ -169,7 +169,7 @@ def logits_of(loaded: LoadedModel, *, lend: bool) -> list[torch.Tensor]:
     for number, length in enumerate([40, 1, 1, 1, 7, 1, 1]):
         batch = make_batch([(first, length)], [list(range(BLOCKS))], BLOCK, stack.device)
         tokens = torch.arange(first, first + length, device=stack.device) % 90
-        found.append(whole_pass(stack, layer_by_layer(stack, pool), tokens, batch))
+        found.append(run_piece(stack, layer_by_layer(stack, pool), 0, stack.num_layers + 1, tokens, batch))
         first += length
         if lend and loaded.streamed is not None and arena is not None:
             for bundle in arena.lendable[:2]:

@@ -33,7 +33,7 @@ from app.gpu.kernels.cpu.elementwise import forbid
 from app.gpu.kernels.cpu.intrinsics import convert, pointer, widen
 from app.gpu.kernels.cpu.launch import Program, draw, parallel
 from app.gpu.kernels.linear.panels import PART_BYTES, read_on_torch_threads
-from app.gpu.sampling.masks import forbid_on_device
+from app.gpu.sampling.sampler import forbid_on_device
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # which puts back how many there were
 ROWS, WIDTH, TIMES = 100, 512, 40
