@@ -115,10 +115,9 @@ class World:
                 free -= 1
                 sequence.tokens += [self._random.randrange(30_000) for _ in range(16)]
                 stop = StopRule(self._random.randint(1, 2 * TURN_TOKENS))
-                turn = TurnState(next(self._tickets), SamplingParams(seed=0), stop, len(sequence.tokens), 0)
-                sequence.turn = turn
+                sequence.turn = TurnState(next(self._tickets), SamplingParams(seed=0), stop, len(sequence.tokens), 0)
                 self.phases.forget(sequence)
-                self.scheduler.enqueue(sequence, turn)
+                self.scheduler.enqueue(sequence)
 
     def _end_turn(self, sequence: TokenSequence) -> None:
         sequence.turn = None

@@ -1,36 +1,95 @@
 """The engine thread: take commands, plan a step, run it, sample, emit events."""
 
+import contextlib
 import itertools
 import logging
+import queue
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from app.domain.errors import DjinnError, Draining, EngineError
+from app.domain.errors import DjinnError, Draining, EngineError, FieldOutOfRange, WeightsLost
 from app.domain.values import ModelInfo, SessionId
 from app.gpu.commands.dispatch import CommandHandler
-from app.gpu.commands.message_queue import Message, MessageQueue
-from app.gpu.forward.accounting import fail_planning, fail_step, fail_turns, finish_step
+from app.gpu.device.hardware import check_alive
 from app.gpu.forward.forward import Runner
-from app.gpu.forward.results import LaunchedStep, SplitStep
-from app.gpu.kv.loan import KVLoans
+from app.gpu.forward.results import LaunchedStep, SplitStep, StepResult
+from app.gpu.kv.loan import Borrower
 from app.gpu.kv.mover import KVMover
 from app.gpu.kv.phases import Phases
-from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns, sample_requests
 from app.gpu.state.moves import Moved
 from app.gpu.state.segments import Row
+from app.gpu.state.sequence import TokenSequence
 from app.grammars.compiler import Grammars
 from app.machine.cores import take_core
-from app.messages import Command, Event, Failed, FreeDisk, Inspect, KeepKV, Paused, Restored, Started, TurnFinished
+from app.messages import Command, Event, Failed, Paused, ServerCommand, Started, TurnFinished
 
 logger = logging.getLogger(__name__)
 
+Message = Command | Moved
+
 _ENDS = (TurnFinished, Paused, Failed)
 """Events after which a turn has no more rows."""
+
+
+class MessageQueue:
+    """Commands of other threads and reports of the mover. `put` and `close` may be called from any thread, the rest
+    from the engine's.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        """None is the last."""
+        self._taken: deque[Message] = deque()
+        """Messages out of the queue that are not handled yet."""
+        self.closed = False
+        """Whether every message before `close` has been taken."""
+
+    def put(self, message: Message) -> None:
+        """Queue a message."""
+        self._queue.put(message)
+
+    def close(self) -> None:
+        """Take no message that comes from now on."""
+        self._queue.put(None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message waits to be handled; one may come at any moment."""
+        return not self._taken and self._queue.empty()
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether messages have been taken that are not handled yet."""
+        return bool(self._taken)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until there is a message to handle, or the time is over; None: without end."""
+        if not self._taken:
+            with contextlib.suppress(queue.Empty):
+                self._take(self._queue.get(timeout=timeout_s))
+
+    def drain(self) -> None:
+        """Take all messages that have come."""
+        with contextlib.suppress(queue.Empty):
+            while not self.closed:
+                self._take(self._queue.get_nowait())
+
+    def take_while(self, wanted: Callable[[Message], bool]) -> Iterator[Message]:
+        """Hand out the messages that have been taken, up to the first that is not wanted yet."""
+        while self._taken and wanted(self._taken[0]):
+            yield self._taken.popleft()
+
+    def _take(self, message: Message | None) -> None:
+        if message is None:
+            self.closed = True
+        else:
+            self._taken.append(message)
 
 
 class Progress:
@@ -64,12 +123,12 @@ class Engine:
         turns: Turns,
         handler: CommandHandler,
         mover: KVMover,
-        loans: KVLoans | None,
+        borrower: Borrower | None,
         grammars: Grammars,
         progress: Progress,
         close: Callable[[], None],
     ) -> None:
-        """`loans` give memory of KV back to weights; None: weights keep theirs. `progress` is noted by layers too.
+        """`borrower` gives memory of KV back to weights; None: they keep theirs. `progress` is noted by layers too.
         `close` is called when `run` ends.
         """
         self.info = info
@@ -77,7 +136,7 @@ class Engine:
         self.progress = progress
         """Any thread may read it."""
         self._scheduler, self._turns, self._handler, self._runner = scheduler, turns, handler, runner
-        self._placement, self._phases, self._mover, self._loans = scheduler.placement, phases, mover, loans
+        self._placement, self._phases, self._mover, self._borrower = scheduler.placement, phases, mover, borrower
         self._close = close
         self.connections = mover.connections
         """Those to other servers, by the number that commands know each by. Any thread may use it."""
@@ -151,24 +210,18 @@ class Engine:
             if self._step is not None:
                 events += self.collect()
             events += self._handler.placed()
-            if self._loans is not None or not (still_runs and self._can_compute):
+            if self._borrower is not None or not (still_runs and self._can_compute):
                 yield events
                 events = []
         events += self._handle_messages()  # messages that have waited for the last step
-        yield [*events, *fail_turns(self._turns, self._handler.sequences, Draining("the server is shutting down"))]
+        yield [*events, *self._fail(self._handler.sequences, Draining("the server is shutting down"))]
 
     def handle(self, command: Message) -> list[Event]:
         """Carry out one command, or account for a move. A command that fails is answered by `Failed`."""
         if isinstance(command, Moved):
             self._mover.follow(command)
             return self._handler.moved(command)
-        try:
-            return self._handler.handle(command)
-        except DjinnError as error:
-            return [Failed(command.ticket, error)]
-        except Exception as error:
-            logger.exception("command %s failed", type(command).__name__)
-            return [Failed(command.ticket, EngineError(f"the command failed: {error}"))]
+        return self._handler.handle(command)
 
     def step(self) -> list[Event]:
         """One token for every sequence that decodes, and a part of the prompts."""
@@ -184,22 +237,24 @@ class Engine:
         self._began_at = time.perf_counter()
         self._outdated = False
         try:
-            if self._loans is not None:
-                self._loans.settle(idle=False)
+            self._settle_loans(idle=False)
             plan = self._scheduler.plan()
         except Exception as error:
             logger.exception("a step could not be planned")
             busy = [sequence for sequence in self._handler.sequences if sequence.busy]
-            return fail_turns(self._turns, busy, EngineError(f"the step could not be planned: {error}"))
+            return self._fail(busy, EngineError(f"the step could not be planned: {error}"))
         events: list[Event] = [Started(turn.ticket, turn.cached_tokens or 0, turn.restore_ms) for turn in plan.started]
         if plan.failure is not None:
-            events += fail_planning(self._turns, *plan.failure)
+            events += self._fail_planned(*plan.failure)
         try:
             self._runner.pool.copy_blocks(plan.copies)
             self._order_moves()  # after the copies: a move may read a block made by one
             # A message will come of a move that is under way, or of a prompt that another server computes.
-            awaited = bool(self._placement.tiers.in_flight) or self._scheduler.queue.waits_for_others
-            self._stalled = not plan.rows and plan.failure is None and awaited
+            self._stalled = (
+                not plan.rows
+                and plan.failure is None
+                and (bool(self._placement.tiers.in_flight) or self._scheduler.queue.waits_for_others)
+            )
             self._outdated |= plan.preempted or plan.skipped
             if plan.rows:
                 self._step = self._runner.launch(plan.rows, sample_requests(plan.rows))
@@ -215,11 +270,11 @@ class Engine:
         to each other, which they do between steps.
         """
         step, rows = self._step, list[Row]()
-        changes = self._outdated or self._messages.closed or not self._messages.is_empty or self._loans is not None
+        changes = self._outdated or self._messages.closed or not self._messages.is_empty or self._borrower is not None
         if step is None or step.tokens is None or changes:
             return []
         try:
-            plan = plan_overlapped(self._scheduler, step.rows, self._turns.max_model_len)
+            plan = self._scheduler.plan_overlapped(step.rows, self._turns.max_model_len)
             rows = plan.rows
             if rows:
                 self._order_moves()
@@ -227,7 +282,7 @@ class Engine:
         except Exception as error:  # an error of planning has no rows, and ends none: the next step is planned anew
             return [*self.collect(), *self._fail_step(rows, error)]
         if plan.failure is not None:
-            return [*self.collect(), *fail_planning(self._turns, *plan.failure)]
+            return [*self.collect(), *self._fail_planned(*plan.failure)]
         if rows and self._overlapped is None:  # memory is too short for two steps: release what was reserved
             self._scheduler.give_up(rows)
         return []
@@ -251,10 +306,28 @@ class Engine:
         return events
 
     def _fail_step(self, rows: Sequence[Row], error: Exception) -> list[Event]:
-        return fail_step(self._turns, self._runner.stack.device, rows, error)
+        """End the turns of a step that has failed. Raises DeviceLost if all that follow would fail too."""
+        check_alive(self._runner.stack.device, error)
+        known = error if isinstance(error, WeightsLost) else None
+        logger.error("a step of %d rows failed: %s", len(rows), error, exc_info=None if known else error)
+        return self._fail((row.sequence for row in rows), known or EngineError(f"the step failed: {error}"))
+
+    def _fail_planned(self, sequence: TokenSequence, error: Exception) -> list[Event]:
+        """End the turn that could not be planned, if it has not ended meanwhile."""
+        logger.error("the turn of session %s could not be planned", sequence.session, exc_info=error)
+        return self._fail([sequence], EngineError(f"the turn could not be planned: {error}"))
+
+    def _fail(self, sequences: Iterable[TokenSequence], error: DjinnError) -> list[Event]:
+        """End the turns that these sequences have."""
+        return [self._turns.fail(each, error) for each in sequences if each.turn is not None]
+
+    def _settle_loans(self, *, idle: bool) -> bool:
+        """Give memory back to weights, if KV has borrowed more than it needs; returns whether some was given."""
+        borrower = self._borrower
+        return borrower is not None and borrower.settle(self._placement, self._scheduler.headroom, idle=idle)
 
     def _order_moves(self) -> None:
-        self._placement.write_behind(active.sequence for active in self._scheduler.queue.running.values())
+        self._placement.write_behind(self._scheduler.queue.running.values())
         self._mover.submit(self._placement.take_orders())
 
     @property
@@ -266,8 +339,7 @@ class Engine:
         that, give memory of KV back to weights.
         """
         if not self._can_compute:
-            loans = None if self._scheduler.has_work else self._loans
-            while loans is not None and self._messages.is_empty and loans.settle(idle=True):
+            while not self._scheduler.has_work and self._messages.is_empty and self._settle_loans(idle=True):
                 self._mover.submit(self._placement.take_orders())
                 self.progress.note()
             self.progress.rest()
@@ -298,4 +370,30 @@ class Engine:
         """The session that a message changes; None if it changes none."""
         if isinstance(message, Moved):
             return self._placement.tiers.in_flight[message.number][1].session
-        return None if isinstance(message, Restored | Inspect | FreeDisk | KeepKV) else message.session
+        return None if isinstance(message, ServerCommand) else message.session
+
+
+def finish_step(turns: Turns, rows: Sequence[Row], result: StepResult) -> Iterator[Event]:
+    """Account for the rows of a step that has ended: their turns advance, pause, end or fail. What was captured is
+    handed over, and scored prompts are reported. A row whose turn has ended since it was launched is passed over.
+    """
+    for row, captured in result.captured.items():
+        for each in captured:
+            turns.activations.capture(row.sequence, each)
+    failed = result.broken | result.unfit
+    for row, scores in result.scores.items():
+        if row not in failed:
+            yield from turns.score(row, scores)
+    for row in rows:
+        if row.sequence.turn is not row.turn:
+            continue
+        if row not in failed and row not in result.stopped:
+            yield from turns.advance(row, result.sampled.get(row, ()))
+        elif row in result.broken:
+            message = "what the edits made of the residual stream led to logits that are not finite numbers"
+            yield turns.fail(row.sequence, FieldOutOfRange(message, param="edits"))
+        elif row in result.unfit:
+            message = f"memory is too short for one token of a session of {len(row.sequence.tokens)} tokens"
+            yield turns.fail(row.sequence, EngineError(message))
+        else:
+            yield from turns.pause(row, result.stopped[row])

@@ -44,7 +44,7 @@ from app.messages.events import (
     TurnFinished,
 )
 from app.messages.prompt_commands import ComputePrompt, PromptCommand, ReceivePrompt, SendPrompt
-from app.messages.server_commands import FreeDisk, Inspect, KeepKV, Restored
+from app.messages.server_commands import FreeDisk, Inspect, KeepKV, Restored, ServerCommand
 from app.messages.session_commands import (
     Close,
     Export,
@@ -61,17 +61,7 @@ from app.messages.session_commands import (
 )
 from app.messages.turn_commands import Cancel, Resume, Submit, TurnCommand
 
-Command = (
-    TurnCommand
-    | SessionCommand
-    | BreakpointCommand
-    | CheckpointCommand
-    | PromptCommand
-    | Restored
-    | Inspect
-    | FreeDisk
-    | KeepKV
-)
+Command = TurnCommand | SessionCommand | BreakpointCommand | CheckpointCommand | PromptCommand | ServerCommand
 
 __all__ = [
     "Arm",
@@ -127,6 +117,7 @@ __all__ = [
     "SendKV",
     "SendPrompt",
     "SentKV",
+    "ServerCommand",
     "SessionCommand",
     "SetPhase",
     "Spent",

@@ -40,3 +40,6 @@ class KeepKV:
     ticket: Ticket
     sessions: tuple[SessionId, ...]
     within_s: float
+
+
+ServerCommand = Restored | Inspect | FreeDisk | KeepKV

@@ -30,7 +30,7 @@ MEANINGS = {
 }
 _PARTS: tuple[tuple[Any, str, str], ...] = (
     (Scheduler, "plan", PLAN),
-    (engine, "plan_overlapped", PLAN),
+    (Scheduler, "plan_overlapped", PLAN),
     (engine, "sample_requests", INPUTS),
     (Runner, "launch", INPUTS),
     (Runner, "launch_overlapped", INPUTS),

@@ -13,6 +13,7 @@ from app.domain.values import KVBudget, Phase, SamplingParams, SessionId, StopRu
 from app.gpu.device.streams import Event as DeviceEvent
 from app.gpu.engine import Engine
 from app.gpu.kv.mover import KVMover
+from app.gpu.planning.scheduler import Scheduler
 from app.gpu.state.moves import Move, Moved
 from app.gpu.state.sequence import TokenSequence
 from app.messages import (
@@ -82,7 +83,7 @@ class SteppedMover:
         self.pending: list[tuple[Move, DeviceEvent]] = []
 
     def submit(self, moves: Iterable[Move]) -> None:
-        self.pending += [(move, self.threaded.now()) for move in moves]
+        self.pending += [(move, self.threaded._host.now()) for move in moves]
 
     def carry_out(self) -> list[Moved]:
         """Do all that has been ordered."""
@@ -238,3 +239,15 @@ class Driver:
             self.events.setdefault(event.ticket, []).append(event)
         if failures:
             raise failures[0].error
+
+
+def check_queue(scheduler: Scheduler) -> None:
+    """Fail if a sequence is in two lists, or one at rest is busy, or a busy one has nothing to do."""
+    queue, resident, away = scheduler.queue, scheduler.placement.resident, scheduler.placement.away
+    groups = [set(group) for group in (queue.waiting, queue.running, resident, away)]
+    assert len(set().union(*groups)) == sum(map(len, groups)), "a session is in two lists"
+    assert not any(each.busy for each in (*resident.values(), *away.values())), "a session that is placed has a turn"
+    active = [*queue.waiting.values(), *queue.running.values()]
+    assert all(each.busy and each.pending for each in active), "a session in the queue has nothing to compute"
+    fast = [each for each in queue.running.values() if each.computed < each.fast_path_until]
+    assert all(map(scheduler._is_on_fast_path, fast)), "a session is said to be on the fast path and is not"

@@ -2,17 +2,20 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from app import messages
 from app.domain.errors import Busy, ContextTooLong, FieldOutOfRange, MalformedRequest, NotFound, WrongState
 from app.domain.histories import common_prefix
 from app.domain.values import FinishReason, Residency, SessionId
 from app.gpu.kv.phases import Phases
+from app.gpu.kv.tiers import file_namespace
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.state.interventions import InterventionLog
+from app.gpu.state.kv_header import KVFileHeader
 from app.gpu.state.sequence import TokenSequence
-from app.messages import Cancel, Close, Done, Event, Fork, Open, ReceiveKV, Resume, Rewind, SetPhase, Submit
+from app.messages import Done, Event
 
 RETRY_AFTER_S = 1
 
@@ -21,15 +24,23 @@ class Sessions:
     """Knows every open session's sequence. A command either is carried out whole or raises and changes nothing."""
 
     def __init__(
-        self, scheduler: Scheduler, phases: Phases, turns: Turns, claim: Callable[[TokenSequence], None]
+        self,
+        scheduler: Scheduler,
+        phases: Phases,
+        turns: Turns,
+        saved: Mapping[SessionId, KVFileHeader],
+        refused: Collection[SessionId],
     ) -> None:
-        """`claim` gives a session that is opened the KV that an earlier server has left of it."""
+        """`saved` are the headers of KV files that an earlier server has left; those that are `refused` are damaged or
+        of another model. None is deleted before every session has been opened and could claim its own.
+        """
         self._scheduler = scheduler
         self._placement = scheduler.placement
         self._phases = phases
         self._turns = turns
         self._activations = turns.activations
-        self._claim = claim
+        self._saved = dict(saved)
+        self._refused = refused
         self._sequences: dict[SessionId, TokenSequence] = {}
         self._own_blocks = scheduler.cache.pool.num_blocks
         """Device blocks without those that weights lend, and take back."""
@@ -52,7 +63,7 @@ class Sessions:
         """Those of these sessions that are open."""
         return (self._sequences[session] for session in sessions if session in self._sequences)
 
-    def open(self, command: Open) -> None:
+    def open(self, command: messages.Open) -> None:
         """Make a session known, with the KV of its file. Raises `Busy` if no more residency can be guaranteed."""
         if command.residency is Residency.GUARANTEED:
             self._check_reserve()
@@ -66,7 +77,27 @@ class Sessions:
         self._placement.end_turn(sequence)
         self._sequences[sequence.session] = sequence
 
-    def require_place(self, command: ReceiveKV) -> None:
+    def _claim(self, sequence: TokenSequence) -> None:
+        """Give a session that has just been opened the KV in its file, up to the first token that differs."""
+        saved = self._saved.pop(sequence.session, None)
+        if saved is None:
+            return
+        computed = saved.computed_tokens
+        same = common_prefix(tuple(sequence.tokens), tuple(saved.token_ids))
+        if same and saved.namespace == file_namespace(sequence, computed):  # imported KV has none, and is never shared
+            blocks = self._scheduler.cache.host.blocks_for(computed)
+            self._placement.adopt(sequence, min(same, computed), blocks)
+        else:
+            self._placement.tiers.delete_file(sequence)
+
+    def delete_files(self) -> None:
+        """Delete the files that no session has claimed, as every session has been opened."""
+        for session in (*self._saved, *self._refused):
+            self._placement.tiers.delete_file(TokenSequence(session, b""))
+        self._placement.count_disk_failures(len(self._refused))
+        self._saved, self._refused = {}, ()
+
+    def require_place(self, command: messages.ReceiveKV) -> None:
         """Raise `WrongState` if the session is here already, and what `open` raises if its residency cannot be
         guaranteed.
         """
@@ -75,13 +106,13 @@ class Sessions:
         if command.residency is Residency.GUARANTEED:
             self._check_reserve()
 
-    def set_phase(self, sequence: TokenSequence, command: SetPhase) -> None:
+    def set_phase(self, sequence: TokenSequence, command: messages.SetPhase) -> None:
         """Note what the client says of its session. Raises `WrongState`."""
         require_rest(sequence)
         resume_in_s = None if command.resume_in_ms is None else command.resume_in_ms / 1000
         self._phases.signal(sequence, command.phase, resume_in_s)
 
-    def fork(self, parent: TokenSequence, command: Fork) -> int:
+    def fork(self, parent: TokenSequence, command: messages.Fork) -> int:
         """Open the child; returns the number of its tokens. Raises `WrongState`, `ActivationsFull`."""
         require_rest(parent)
         if (parent.turn is None) != (command.turn is None):
@@ -95,7 +126,7 @@ class Sessions:
         self.add(child)
         return len(child.tokens)
 
-    def rewind(self, sequence: TokenSequence, command: Rewind) -> int:
+    def rewind(self, sequence: TokenSequence, command: messages.Rewind) -> int:
         """Cut the history; returns the number of tokens left. Raises `WrongState`, `FieldOutOfRange`."""
         require_rest(sequence)
         if sequence.turn is not None:
@@ -109,18 +140,18 @@ class Sessions:
         self._phases.repeat(sequence)
         return len(sequence.tokens)
 
-    def close(self, sequence: TokenSequence, command: Close) -> list[Event]:
+    def close(self, sequence: TokenSequence, command: messages.Close) -> list[Event]:
         """Forget the session, and end its turn if it has one."""
         events: list[Event] = []
         if sequence.turn is not None:
-            events.append(self._turns.end(sequence, sequence.turn, FinishReason.CANCELLED))
+            events.append(self._turns.end(sequence, FinishReason.CANCELLED))
         self._phases.forget(sequence)
         self._activations.forget(sequence)
         self._placement.close(sequence)
         del self._sequences[sequence.session]
         return [*events, Done(command.ticket)]
 
-    def submit(self, sequence: TokenSequence, command: Submit) -> None:
+    def submit(self, sequence: TokenSequence, command: messages.Submit) -> None:
         """Begin a turn, whose end is the answer. Raises `WrongState`, `MalformedRequest`, `ContextTooLong`."""
         if sequence.turn is not None:
             doing = "paused" if sequence.turn.paused else "running a turn"
@@ -137,23 +168,34 @@ class Sessions:
         self._turns.begin(sequence, command, keep)
         self._phases.forget(sequence)
 
-    def resume(self, sequence: TokenSequence, command: Resume) -> list[Event]:
-        """Let a paused turn go on; its end is the answer. Raises `WrongState`, `FieldOutOfRange`."""
+    def resume(self, sequence: TokenSequence, command: messages.Resume) -> list[Event]:
+        """Let a paused turn go on under the command's ticket; its end is the answer. Raises `WrongState`, and
+        `FieldOutOfRange` for a layer that it has passed.
+        """
         turn, checkpoint = sequence.turn, sequence.checkpoint
         if turn is None or checkpoint is None or not turn.paused:
             raise WrongState(f"session {command.session} is not paused")
-        began = time.perf_counter()
-        self._turns.resume(sequence, turn, checkpoint, command.ticket, command.until)
+        began, until = time.perf_counter(), command.until
+        lowest, highest = checkpoint.boundary, self._scheduler.num_layers - 1
+        if until.layer is not None and not lowest <= until.layer <= highest:
+            what = f"until.layer must be from {lowest} to {highest}: the session is paused after layer {lowest - 1}"
+            raise FieldOutOfRange(what, param="until.layer")
+        if until.layer is not None:
+            turn.pause_at = until.layer + 1, checkpoint.first
+        elif until.next_token:
+            turn.pause_at = lowest, len(sequence.tokens)
+        turn.ticket, turn.paused, turn.to_end = command.ticket, False, until.end
+        self._scheduler.requeue(sequence)
         self._phases.forget(sequence)
         checkpoint.dispatch_ms = (time.perf_counter() - began) * 1000
         return []
 
-    def cancel(self, sequence: TokenSequence, command: Cancel) -> list[Event]:
+    def cancel(self, sequence: TokenSequence, command: messages.Cancel) -> list[Event]:
         """End the turn. If it has just ended by itself, only cut the history."""
         turn, events = sequence.turn, list[Event]()
         if turn is not None and turn.ticket == command.turn:
             self._keep(sequence, turn.prompt_tokens, command.keep)
-            events.append(self._turns.end(sequence, turn, command.reason))
+            events.append(self._turns.end(sequence, command.reason))
         elif turn is None and sequence.last_turn is not None and sequence.last_turn[0] == command.turn:
             self._keep(sequence, sequence.last_turn[1], command.keep)
             self._scheduler.retire(sequence)
@@ -191,7 +233,7 @@ def require_rest(sequence: TokenSequence) -> None:
         raise WrongState(f"session {sequence.session} is running a turn")
 
 
-def make_sequence(command: Open | ReceiveKV) -> TokenSequence:
+def make_sequence(command: messages.Open | messages.ReceiveKV) -> TokenSequence:
     """The session that a command tells of. All of its history has had its KV elsewhere."""
     sequence = TokenSequence(
         command.session,

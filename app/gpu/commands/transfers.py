@@ -1,137 +1,138 @@
-"""KV that goes to a file or to another server's engine, or comes from one: exports, moves of sessions, restarts.
+"""KV that goes to a file or to another server's engine, or comes from one: exports, moves of sessions, and prompts that
+one server computes for another.
 
-A session that goes first has its KV brought to the host, as far as there is room. It stays until it is closed.
+Each command is an `Exchange`, which the dispatcher goes on with until it can be answered. A session that goes first has
+its KV brought to the host, as far as there is room. It stays until it is closed.
+
+A prompt comes part by part, as it is computed. A part is what one step computes. It is not sent layer by layer: a block
+is one run of bytes over all layers, and the layers of a step run without a stop between them. So all but the last part
+are on their way while the next is computed.
 """
 
-import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Generator
+from typing import Any
 
-from app.domain.errors import BadExport, DiskShort, DjinnError, EngineError, PeerFull, PeerMismatch, WrongState
-from app.domain.histories import common_prefix
-from app.domain.values import SessionId, Ticket, Tier
+from app import messages
+from app.domain.errors import BadExport, DiskShort, EngineError, PeerFull, PeerMismatch, WrongState
+from app.domain.values import Ticket, Tier
 from app.gpu.commands.sessions import Sessions, make_sequence, namespace_hash, require_rest
-from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
-from app.gpu.kv.shutdown import ShutdownFlush
 from app.gpu.kv.stream import PromptStreams
 from app.gpu.kv.tiers import file_namespace
-from app.gpu.state.kv_header import KVFileHeader
-from app.gpu.state.moves import Move, Moved
-from app.gpu.state.sequence import TokenSequence
-from app.messages import (
-    Done,
-    Event,
-    Export,
-    ExportedKV,
-    Failed,
-    Import,
-    ImportedKV,
-    KeepKV,
-    KeptKV,
-    ReceivedKV,
-    ReceiveKV,
-    SendKV,
-    SentKV,
-)
+from app.gpu.state.moves import Move, Moved, MoveKind
+from app.gpu.state.sequence import TokenSequence, TurnState
 
-logger = logging.getLogger(__name__)
+Exchange = Generator[Move | None, Moved | None, object]
+"""A command that takes a while. It yields the move that it waits for, or None, and is resumed with that one's report,
+or with None whenever something may have changed. It returns what `Done` answers, or raises."""
 
 
 class Transfers:
-    """Sessions that go or come at a client's word. Each begins with a command, which `finish` answers when its move has
-    ended.
+    """Sessions and prompts that go or come. A turn whose prompt another server computes is held back, and goes on once,
+    with as much KV as has come.
     """
 
     def __init__(self, placement: Placement, sessions: Sessions, max_model_len: int, transports: PromptStreams) -> None:
         self._placement = placement
         self._tiers = placement.tiers
+        self._cache = placement.tiers.cache
+        self._host = placement.tiers.cache.host
         self._sessions = sessions
         self._max_model_len = max_model_len
         self._transports = transports
-        self._leaving: list[tuple[Export | SendKV, TokenSequence]] = []
-        """Those whose KV is brought to the host."""
-        self._coming: list[tuple[ReceiveKV, TokenSequence]] = []
-        """Those that the host makes room for."""
-        self._moving: dict[int, tuple[Export | Import | SendKV | ReceiveKV, TokenSequence]] = {}
-        """By the number of the move."""
+        self._receiving = set[Ticket]()
+        """Turns for which a prompt comes, or will when there is room for it."""
 
-    def export(self, sequence: TokenSequence, command: Export) -> list[Event]:
-        """Begin to write the session's file. Raises `WrongState`."""
+    # Sessions.
+
+    def export(self, sequence: TokenSequence, command: messages.Export) -> Exchange:
+        """Write the session's file. Raises `WrongState`, `DiskShort`, `EngineError`."""
         require_rest(sequence)
-        self._leaving.append((command, sequence))
-        self._bring_to_host()
-        return []
+        while not self._is_on_host(sequence, make_room=False):
+            yield None
+        move = self._copy_away(sequence, MoveKind.EXPORT, path=command.path, about=command.about)
+        report = yield from _arrival(move)
+        if report.disk_is_full:
+            raise DiskShort(f"the session's file was not stored: {report.error}")
+        if report.error is not None:
+            raise EngineError(f"the export failed: {report.error}")
+        return messages.ExportedKV(len(move.token_ids), move.computed)
 
-    def import_(self, command: Import) -> list[Event]:
-        """Begin to check a client's file."""
+    def import_(self, command: messages.Import) -> Exchange:
+        """Check a client's file, and open its session. Raises `BadExport`."""
         sequence = TokenSequence(command.session, namespace_hash(command.namespace), tenant=command.tenant)
-        move = self._tiers.import_file(sequence, command.path, max_tokens=self._max_model_len)
-        self._moving[move.number] = command, sequence
-        return []
+        move = self._tiers.order(sequence, MoveKind.IMPORT, path=command.path, max_tokens=self._max_model_len)
+        report = yield from _arrival(move)
+        if report.error is not None:
+            raise BadExport(f"the import failed: {report.error}")
+        sequence.tokens = list(report.token_ids)
+        sequence.assume_computed()
+        sequence.sent = True
+        self._adopt(sequence, report.computed)
+        return messages.ImportedKV(report.token_ids, report.about_at, report.about_bytes)
 
-    def send(self, sequence: TokenSequence, command: SendKV) -> list[Event]:
-        """Begin to send the session. Raises `WrongState`."""
+    def send(self, sequence: TokenSequence, command: messages.SendKV) -> Exchange:
+        """Send the session. Raises `WrongState`, `EngineError`."""
         require_rest(sequence)
         if sequence.captures.records or sequence.captures.dropped:
             raise WrongState(
                 f"cannot move: session {command.session} has captures, which stay behind: read them, and clear them"
             )
-        self._leaving.append((command, sequence))
-        self._bring_to_host()
-        return []
-
-    def receive(self, command: ReceiveKV) -> list[Event]:
-        """Begin to receive the session. Raises `WrongState` if it is here already, `Busy`."""
-        self._sessions.require_place(command)
-        self._coming.append((command, make_sequence(command)))
-        return self._find_room()
-
-    def go_on(self) -> list[Event]:
-        """Look again at those that wait: a move has ended."""
-        self._bring_to_host()
-        return self._find_room()
-
-    def finish(self, move: Move, report: Moved) -> list[Event]:
-        """Answer the command whose move has ended."""
-        command, sequence = self._moving.pop(move.number)
+        while not self._is_on_host(sequence, make_room=True):
+            yield None
+        move = self._copy_away(sequence, MoveKind.SEND, connection=command.connection)
+        report = yield from _arrival(move)
         if report.error is not None:
-            return [Failed(command.ticket, _failure(command, report))]
-        match command:
-            case Export():
-                return [Done(command.ticket, ExportedKV(len(move.token_ids), move.computed))]
-            case SendKV():
-                return [Done(command.ticket, SentKV(len(move.token_ids), move.computed, report.sent_bytes))]
-            case Import():
-                sequence.tokens = list(report.token_ids)
-                sequence.assume_computed()
-                sequence.sent = True
-                self._adopt(sequence, report.computed)
-                found = ImportedKV(report.token_ids, report.about_at, report.about_bytes)
-                return [Done(command.ticket, found)]
-            case ReceiveKV():
-                if report.computed and not move.target:
-                    self._adopt(sequence, report.computed)
-                else:
-                    self._sessions.add(sequence)
-                return [Done(command.ticket, ReceivedKV(sequence.computed))]
+            raise EngineError(f"the session was not sent: {report.error}")
+        return messages.SentKV(len(move.token_ids), move.computed, report.sent_bytes)
+
+    def receive(self, command: messages.ReceiveKV) -> Exchange:
+        """Receive the session, to the host or else to its file, and open it. Raises `WrongState` if it is here already,
+        `Busy`, `PeerFull` if there is and will be no room, `PeerMismatch`, `EngineError`.
+        """
+        self._sessions.require_place(command)
+        sequence = make_sequence(command)
+        on_host = blocks = self._host.blocks_for(len(sequence.tokens))
+        while on_host and not self._placement.make_host_room(blocks, sequence):
+            if self._placement.host_is_emptying:
+                yield None
+            elif self._placement.make_disk_room(blocks, sequence, ()):
+                on_host = 0
+            else:
+                raise PeerFull(f"neither host memory nor the disk has room for {blocks} blocks of KV")
+        move = self._tiers.order(
+            sequence,
+            MoveKind.RECEIVE,
+            target=tuple(self._host.allocate(on_host)),
+            token_ids=tuple(sequence.tokens),
+            namespace=file_namespace(sequence, len(sequence.tokens)),
+            connection=command.connection,
+        )
+        report = yield from _arrival(move)
+        if report.is_mismatch:
+            raise PeerMismatch(f"the session is not for this server: {report.error}")
+        if report.disk_is_full:
+            raise PeerFull(f"the disk has no room for the session's KV: {report.error}")
+        if report.error is not None:
+            raise EngineError(f"the session has not come: {report.error}")
+        if report.computed and not move.target:
+            self._adopt(sequence, report.computed)
+        else:
+            self._sessions.add(sequence)
+        return messages.ReceivedKV(sequence.computed)
 
     def _adopt(self, sequence: TokenSequence, computed: int) -> None:
         """Open a session whose file has the KV of its first `computed` tokens."""
-        self._placement.adopt(sequence, computed, self._tiers.cache.host.blocks_for(computed))
+        self._placement.adopt(sequence, computed, self._host.blocks_for(computed))
         self._sessions.add(sequence)
 
-    def _bring_to_host(self) -> None:
-        """Order the moves of those whose KV the host has, or as much of it as it can get."""
-        for entry in tuple(self._leaving):
-            command, sequence = entry
-            if not self._is_on_host(sequence, make_room=isinstance(command, SendKV)):
-                continue
-            self._leaving.remove(entry)
-            if isinstance(command, SendKV):
-                move = self._tiers.send(sequence, command.connection)
-            else:
-                move = self._tiers.export(sequence, command.path, command.about)
-            self._moving[move.number] = entry
+    def _copy_away(self, sequence: TokenSequence, kind: MoveKind, **where: Any) -> Move:
+        """Order a move of the history, and of the KV of whole passes that the host has."""
+        computed = min(sequence.computed, len(sequence.host_blocks) * self._host.block_size)
+        blocks = tuple(sequence.host_blocks[: self._host.blocks_for(computed)])
+        self._host.share(blocks)
+        history = tuple(sequence.tokens)
+        return self._tiers.order(sequence, kind, source=blocks, token_ids=history, computed=computed, **where)
 
     def _is_on_host(self, sequence: TokenSequence, *, make_room: bool) -> bool:
         """Whether there is nothing to wait for; if there is, it is on its way. With `make_room` other sessions give
@@ -139,7 +140,7 @@ class Transfers:
         """
         if sequence.busy:
             return True
-        whole = self._tiers.cache.pool.blocks_for(sequence.computed)
+        whole = self._cache.pool.blocks_for(sequence.computed)
         if sequence.tier is Tier.DISK:
             needed = sequence.disk_blocks
         elif sequence.tier is Tier.DEVICE and len(sequence.host_blocks) < whole:
@@ -156,119 +157,147 @@ class Transfers:
             return self._tiers.copy_out(sequence, whole)
         return sequence.tier is not Tier.DISK or self._tiers.load(sequence)
 
-    def _find_room(self) -> list[Event]:
-        """Begin to receive those that there is room for now. One that there will be none for is refused."""
-        events: list[Event] = []
-        for entry in tuple(self._coming):
-            command, sequence = entry
-            try:
-                has_begun = self._begin(command, sequence)
-            except Exception as error:  # those behind it wait for other room
-                if not isinstance(error, DjinnError):
-                    logger.exception("a session could not be received")
-                    error = EngineError(f"the session could not be received: {error}")
-                self._transports.end(command.connection)
-                events.append(Failed(command.ticket, error))
-                has_begun = True
-            if has_begun:
-                self._coming.remove(entry)
-        return events
+    # Prompts that another server computes.
 
-    def _begin(self, command: ReceiveKV, sequence: TokenSequence) -> bool:
-        """Begin to receive the session. False: there is no room yet. Raises `PeerFull` if there will be none."""
-        on_host = blocks = self._tiers.cache.host.blocks_for(len(sequence.tokens))
-        if not self._placement.make_host_room(blocks, sequence):
-            if self._placement.host_is_emptying:
-                return False
-            if not self._placement.make_disk_room(blocks, sequence, ()):
-                raise PeerFull(f"neither host memory nor the disk has room for {blocks} blocks of KV")
-            on_host = 0
-        move = self._tiers.receive(sequence, command.connection, on_host)
-        self._moving[move.number] = command, sequence
-        return True
-
-
-def _failure(command: Export | Import | SendKV | ReceiveKV, report: Moved) -> DjinnError:
-    match command:
-        case Export():
-            if report.disk_is_full:
-                return DiskShort(f"the session's file was not stored: {report.error}")
-            return EngineError(f"the export failed: {report.error}")
-        case Import():
-            return BadExport(f"the import failed: {report.error}")
-        case SendKV():
-            return EngineError(f"the session was not sent: {report.error}")
-        case ReceiveKV():
-            if report.is_mismatch:
-                return PeerMismatch(f"the session is not for this server: {report.error}")
-            if report.disk_is_full:
-                return PeerFull(f"the disk has no room for the session's KV: {report.error}")
-            return EngineError(f"the session has not come: {report.error}")
-
-
-class RestartKV:
-    """KV that outlives the process: files that an earlier server has left, and what this one writes before it stops.
-
-    No file is deleted before every session has been opened and could claim its own.
-    """
-
-    def __init__(
-        self,
-        placement: Placement,
-        phases: Phases,
-        saved: Mapping[SessionId, KVFileHeader],
-        refused: Collection[SessionId],
-    ) -> None:
-        """`saved` are the headers of the files; those that are `refused` are damaged or of another model."""
-        self._placement = placement
-        self._phases = phases
-        self._saved = dict(saved)
-        self._refused = refused
-        self._keeping: ShutdownFlush | None = None
-        self._ticket = Ticket(0)
-
-    def claim(self, sequence: TokenSequence) -> None:
-        """Give a session that has just been opened the KV in its file, up to the first token that differs."""
-        saved = self._saved.pop(sequence.session, None)
-        if saved is None:
-            return
-        computed = saved.computed_tokens
-        same = common_prefix(tuple(sequence.tokens), tuple(saved.token_ids))
-        if same and saved.namespace == file_namespace(sequence, computed):  # imported KV has none, and is never shared
-            blocks = self._placement.tiers.cache.host.blocks_for(computed)
-            self._placement.adopt(sequence, min(same, computed), blocks)
-        else:
-            self._placement.tiers.delete_file(sequence)
-
-    def delete_rest(self) -> None:
-        """Delete the files that no session has claimed, as every session has been opened."""
-        for session in (*self._saved, *self._refused):
-            self._placement.tiers.delete_file(TokenSequence(session, b""))
-        self._placement.count_disk_failures(len(self._refused))
-        self._saved, self._refused = {}, ()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether `tick` can go on although no move has ended."""
-        return self._keeping is not None and self._keeping.is_due
-
-    def keep(self, command: KeepKV, sequences: Iterable[TokenSequence]) -> list[Event]:
-        """Begin to write the KV of sessions, the first ones first; `tick` answers. No signal moves KV any more."""
-        self._phases.rest()
-        self._keeping = ShutdownFlush(self._placement, tuple(sequences), self._placement.clock() + command.within_s)
-        self._ticket = command.ticket
-        return []
-
-    def tick(self) -> list[Event]:
-        """Go on, and answer the command when nothing more will be written."""
-        if self._keeping is None:
+    def hold(self, sequence: TokenSequence, command: messages.Submit) -> list[messages.Event]:
+        """Hold the turn that has just begun, if another server may compute its prompt and enough of it lacks KV: as
+        much as the command says, and half of it. That server computes what was there before too.
+        """
+        turn, tokens = sequence.turn, len(sequence.tokens)
+        may_ask = command.apart_tokens and command.sampling.prompt_logprobs is None
+        if turn is None or not may_ask or not self._may_wait(sequence):
             return []
-        self._keeping.tick()
-        if not self._keeping.is_over:
+        most_known = tokens - 1 - max(command.apart_tokens, tokens // 2)
+        # In this order: of most turns nearly all is known, and they need no look at what others have computed.
+        if sequence.computed > most_known or self._cache.published(sequence) * self._host.block_size > most_known:
             return []
-        kept, lost, self._keeping = self._keeping.kept, self._keeping.lost, None
-        return [Done(self._ticket, KeptKV(len(kept), _tokens(kept), len(lost), _tokens(lost)))]
+        if sequence.tier is None:
+            self._cache.match_host_prefix(sequence)
+        turn.awaits_prefill = True
+        first = min(len(sequence.host_blocks), len(sequence.hashes))
+        return [messages.Lacking(sequence.session, turn.ticket, first)]
+
+    def _may_wait(self, sequence: TokenSequence) -> bool:
+        """Whether KV that comes to the host is as good for the session as its own."""
+        on_host = self._host.num_blocks >= self._host.blocks_for(len(sequence.tokens))
+        at_rest = sequence.moving is None and sequence.tier in (None, Tier.DEVICE, Tier.HOST)
+        return on_host and at_rest and not sequence.watched and not sequence.guaranteed
+
+    def compute_prompt(self, command: messages.ComputePrompt) -> None:
+        """Let the turn go on alone, unless it has ended, or something comes for it."""
+        for sequence in self._sessions.find_all([command.session]):
+            if (turn := self._held(sequence, command)) is not None:
+                turn.awaits_prefill = False
+
+    def _held(
+        self, sequence: TokenSequence, command: messages.ReceivePrompt | messages.ComputePrompt
+    ) -> TurnState | None:
+        """The turn that the command is for, if it is held and nothing comes for it yet."""
+        turn = sequence.turn
+        if turn is None or turn.ticket != command.turn or not turn.awaits_prefill or turn.ticket in self._receiving:
+            return None
+        return turn
+
+    def receive_prompt(self, sequence: TokenSequence, command: messages.ReceivePrompt) -> Exchange:
+        """Receive the prompt, as long as its turn waits for it; then let the turn go on. Raises `WrongState` if no turn
+        waits, `PeerFull`.
+        """
+        turn = self._held(sequence, command)
+        if turn is None:
+            raise WrongState(f"session {command.session} waits for no prompt")
+        hashes, computed = self._cache.prompt_hashes(sequence), len(sequence.tokens) - 1
+        needed = self._host.blocks_for(computed) - command.first
+        is_wanted = True
+        self._receiving.add(turn.ticket)
+        try:
+            while not self._placement.make_host_room(needed, sequence):
+                if not self._placement.host_is_emptying:
+                    raise PeerFull(f"host memory has no room for {needed} blocks of KV")
+                yield None
+                if sequence.turn is not turn:
+                    raise WrongState(f"session {command.session} waits for no prompt any more")
+            turn.coming = self._tiers.order(
+                sequence,
+                MoveKind.RECEIVE_PROMPT,
+                target=tuple(self._host.allocate(needed)),
+                first=command.first,
+                hashes=tuple(hashes[command.first :]),
+                token_ids=tuple(sequence.tokens[:computed]),
+                connection=command.connection,
+            )
+            while (report := (yield turn.coming)) is None:
+                if is_wanted and sequence.turn is not turn:
+                    is_wanted = False
+                    self._transports.end(command.connection)
+        finally:
+            self._receiving.discard(turn.ticket)
+            turn.awaits_prefill, turn.coming = False, None
+        came = max(0, report.computed - command.first * self._host.block_size)
+        return messages.ReceivedPrompt(came, report.error)
+
+    # A prompt that is computed for another server.
+
+    def send_prompt(self, sequence: TokenSequence, command: messages.SendPrompt) -> Exchange:
+        """Send the session's blocks from `first` on, as they are computed. Raises `WrongState` if there are none to
+        send, `EngineError`.
+        """
+        sent, end, sent_bytes = command.first, self._host.blocks_for(len(sequence.tokens)), 0
+        if end <= sent:
+            raise WrongState(f"session {command.session} has no block to send")
+        while sent < end:
+            ready = self._ready_blocks(sequence, command, sent, end)
+            if ready == sent:
+                yield None
+                continue
+            source = tuple(sequence.host_blocks[sent:ready])
+            self._host.share(source)
+            move = self._tiers.order(
+                sequence,
+                MoveKind.SEND_PROMPT,
+                source=source,
+                token_ids=tuple(sequence.tokens),
+                connection=command.connection,
+                ends=ready == end,
+            )
+            while (report := (yield move)) is None:
+                self._require_receiver(command)
+            if report.error is not None:
+                raise _not_sent(report.error)
+            sent, sent_bytes = ready, sent_bytes + report.sent_bytes
+        return messages.SentKV(len(sequence.tokens), len(sequence.tokens), sent_bytes)
+
+    def _require_receiver(self, command: messages.SendPrompt) -> None:
+        if self._transports.is_gone(command.connection):
+            raise _not_sent("the other server wants it no more")
+
+    def _ready_blocks(self, sequence: TokenSequence, command: messages.SendPrompt, sent: int, end: int) -> int:
+        """The index after the last block that can be sent, once those that have been computed are on the host; `sent`
+        if none can yet. Raises `EngineError` if none will be.
+        """
+        self._require_receiver(command)
+        if sequence.session not in self._sessions:
+            raise _not_sent("its session has been closed")
+        # The last block is filled in part, and whole only when the turn is over.
+        is_computed = not sequence.busy and sequence.computed == len(sequence.tokens)
+        computed = end if is_computed else sequence.computed // self._host.block_size
+        on_device = sequence.tier is Tier.DEVICE and sequence.outgoing is None
+        if on_device and len(sequence.host_blocks) < computed and not self._tiers.copy_out(sequence, computed):
+            if self._placement.make_host_room(computed - len(sequence.host_blocks), sequence):
+                self._tiers.copy_out(sequence, computed)
+            elif not self._placement.host_is_emptying:
+                raise _not_sent("host memory has no room for its KV")
+        ready = max(sent, min(computed, len(sequence.host_blocks)))
+        if ready == sent and not sequence.busy and (computed < end or sequence.tier in (Tier.DISK, None)):
+            raise _not_sent("the prompt was not computed to its end")
+        return ready
 
 
-def _tokens(sequences: Iterable[TokenSequence]) -> int:
-    return sum(sequence.computed for sequence in sequences)
+def _arrival(move: Move) -> Generator[Move | None, Moved | None, Moved]:
+    """Wait for the move's end."""
+    while (report := (yield move)) is None:
+        pass
+    return report
+
+
+def _not_sent(reason: str) -> EngineError:
+    return EngineError(f"the prompt was not sent: {reason}")

@@ -11,6 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from app import messages
 from app.domain.activations import (
     MAX_MAP_POSITIONS,
     Activation,
@@ -32,23 +33,6 @@ from app.gpu.state.checkpoints import Captured, Cell, Checkpoint, Rows, StoredTe
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.paths import Span
 from app.gpu.state.sequence import ActivationRoom, TokenSequence, TurnState
-from app.messages import (
-    Arm,
-    ClearCaptures,
-    CloseMap,
-    Command,
-    Disarm,
-    EditCheckpoint,
-    Lens,
-    MapLens,
-    OpenMap,
-    ReadCaptures,
-    ReadCheckpoint,
-    ReadNorms,
-    ReadPaused,
-    Reinstate,
-    WriteCheckpoint,
-)
 
 Predict = Callable[[Sequence[Rows], int], list[list[tuple[int, float]]]]
 """For each of the rows, the most likely tokens after the final norm and the head."""
@@ -74,26 +58,26 @@ class Whitebox:
         self._activations = activations
 
     @property
-    def handlers(self) -> Mapping[type[Command], Handler]:
+    def handlers(self) -> Mapping[type[messages.Command], Handler]:
         """What carries out each command. All raise DjinnError if the session's state does not allow it."""
         return {
-            Arm: arm,
-            Disarm: disarm,
-            ReadCaptures: read_captures,
-            ClearCaptures: self._clear_captures,
-            ReadCheckpoint: read_activation,
-            EditCheckpoint: edit_checkpoint,
-            WriteCheckpoint: write_checkpoint,
-            Lens: self._lens,
-            ReadPaused: read_paused,
-            Reinstate: self._reinstate,
-            OpenMap: open_map,
-            MapLens: self._map_lens,
-            CloseMap: close_map,
-            ReadNorms: read_norms,
+            messages.Arm: arm,
+            messages.Disarm: disarm,
+            messages.ReadCaptures: read_captures,
+            messages.ClearCaptures: self._clear_captures,
+            messages.ReadCheckpoint: read_activation,
+            messages.EditCheckpoint: edit_checkpoint,
+            messages.WriteCheckpoint: write_checkpoint,
+            messages.Lens: self._lens,
+            messages.ReadPaused: read_paused,
+            messages.Reinstate: self._reinstate,
+            messages.OpenMap: open_map,
+            messages.MapLens: self._map_lens,
+            messages.CloseMap: close_map,
+            messages.ReadNorms: read_norms,
         }
 
-    def _lens(self, sequence: TokenSequence, command: Lens) -> CheckpointLens:
+    def _lens(self, sequence: TokenSequence, command: messages.Lens) -> CheckpointLens:
         """The most likely tokens at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
         began, (_, checkpoint) = time.perf_counter(), _paused(sequence)
         first, end = _chosen(checkpoint, command.positions)
@@ -105,7 +89,7 @@ class Whitebox:
         )
         return CheckpointLens(positions, time.perf_counter() - began)
 
-    def _map_lens(self, sequence: TokenSequence, command: MapLens) -> LensRows:
+    def _map_lens(self, sequence: TokenSequence, command: messages.MapLens) -> LensRows:
         """The same for a slice of the session's map. Raises `WrongState` if none is open."""
         if sequence.map is None:
             raise WrongState(f"session {command.session} has no map open")
@@ -113,12 +97,12 @@ class Whitebox:
         rows = self._predict(join_cells(sequence.map[command.first : command.end]), command.top_k)
         return LensRows(tuple(map(tuple, rows)), time.perf_counter() - began)
 
-    def _clear_captures(self, sequence: TokenSequence, command: ClearCaptures) -> None:
+    def _clear_captures(self, sequence: TokenSequence, command: messages.ClearCaptures) -> None:
         """Forget what has been captured."""
         sequence.captures.clear()
         self._activations.note(sequence)
 
-    def _reinstate(self, sequence: TokenSequence, command: Reinstate) -> None:
+    def _reinstate(self, sequence: TokenSequence, command: messages.Reinstate) -> None:
         """Give a session that has just been imported what it had when it was exported. Raises `FieldOutOfRange` if what
         the turn has generated does not match its grammar, `ActivationsFull`.
         """
@@ -161,7 +145,7 @@ class Whitebox:
         self._activations.note(sequence)
 
 
-def arm(sequence: TokenSequence, command: Arm) -> None:
+def arm(sequence: TokenSequence, command: messages.Arm) -> None:
     """Add a breakpoint. Raises `WrongState` if it would pause a turn that must not."""
     turn = sequence.turn
     cannot_pause = turn is not None and not turn.paused and not turn.pausable
@@ -171,7 +155,7 @@ def arm(sequence: TokenSequence, command: Arm) -> None:
     sequence.fast_path_until = 0
 
 
-def disarm(sequence: TokenSequence, command: Disarm) -> None:
+def disarm(sequence: TokenSequence, command: messages.Disarm) -> None:
     """Take one breakpoint away, or all; one that is gone already is no error."""
     if command.breakpoint is None:
         sequence.breakpoints.clear()
@@ -179,7 +163,7 @@ def disarm(sequence: TokenSequence, command: Disarm) -> None:
         sequence.breakpoints.pop(command.breakpoint, None)
 
 
-def read_captures(sequence: TokenSequence, command: ReadCaptures) -> Callable[[], Captures]:
+def read_captures(sequence: TokenSequence, command: messages.ReadCaptures) -> Callable[[], Captures]:
     """A function for any thread that copies the captures of now. It waits for their copies to the host."""
     return partial(_copy_captures, tuple(sequence.captures.records), sequence.captures.dropped)
 
@@ -214,7 +198,7 @@ def _chosen(checkpoint: Checkpoint, positions: Positions, *, param: str = "posit
     return chosen
 
 
-def read_activation(sequence: TokenSequence, command: ReadCheckpoint) -> Activation:
+def read_activation(sequence: TokenSequence, command: messages.ReadCheckpoint) -> Activation:
     """The residual stream at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
     _, checkpoint = _paused(sequence)
     first, end = _chosen(checkpoint, command.positions)
@@ -222,7 +206,7 @@ def read_activation(sequence: TokenSequence, command: ReadCheckpoint) -> Activat
     return Activation(checkpoint.boundary - 1, first, end, tensor)
 
 
-def read_paused(sequence: TokenSequence, command: ReadPaused) -> PausedTurn:
+def read_paused(sequence: TokenSequence, command: messages.ReadPaused) -> PausedTurn:
     """Everything that another engine needs to go on with the turn. Raises `WrongState`."""
     turn, checkpoint = _paused(sequence)
     return PausedTurn(
@@ -237,7 +221,7 @@ def read_paused(sequence: TokenSequence, command: ReadPaused) -> PausedTurn:
     )
 
 
-def edit_checkpoint(sequence: TokenSequence, command: EditCheckpoint) -> None:
+def edit_checkpoint(sequence: TokenSequence, command: messages.EditCheckpoint) -> None:
     """Apply all edits, or none. Raises `WrongState`, and `FieldOutOfRange` for a field of one of them. They are noted
     in case the KV is lost and recomputed.
     """
@@ -257,7 +241,7 @@ def edit_checkpoint(sequence: TokenSequence, command: EditCheckpoint) -> None:
         log.add(each)
 
 
-def write_checkpoint(sequence: TokenSequence, command: WriteCheckpoint) -> None:
+def write_checkpoint(sequence: TokenSequence, command: messages.WriteCheckpoint) -> None:
     """Put a client's activation in the place of the whole checkpoint, and note that. Raises `WrongState`,
     `FieldOutOfRange`.
     """
@@ -276,7 +260,7 @@ def write_checkpoint(sequence: TokenSequence, command: WriteCheckpoint) -> None:
     log.add(Intervention(checkpoint.first, checkpoint.end, checkpoint.boundary, edit))
 
 
-def open_map(sequence: TokenSequence, command: OpenMap) -> ActivationMap:
+def open_map(sequence: TokenSequence, command: messages.OpenMap) -> ActivationMap:
     """Hold on to the cells of now until `CloseMap`, to be read slice by slice between steps. Raises
     `FieldOutOfRange`.
     """
@@ -284,17 +268,17 @@ def open_map(sequence: TokenSequence, command: OpenMap) -> ActivationMap:
     return found
 
 
-def close_map(sequence: TokenSequence, command: CloseMap) -> None:
+def close_map(sequence: TokenSequence, command: messages.CloseMap) -> None:
     """Let go of the map, if one is open."""
     sequence.map = None
 
 
-def read_norms(sequence: TokenSequence, command: ReadNorms) -> Callable[[], ActivationNorms]:
+def read_norms(sequence: TokenSequence, command: messages.ReadNorms) -> Callable[[], ActivationNorms]:
     """A function for any thread that measures the residual streams of now. Raises `FieldOutOfRange`."""
     return partial(_measure, *_map(sequence, command), command.vector)
 
 
-def _map(sequence: TokenSequence, command: OpenMap | ReadNorms) -> tuple[list[Cell], ActivationMap]:
+def _map(sequence: TokenSequence, command: messages.OpenMap | messages.ReadNorms) -> tuple[list[Cell], ActivationMap]:
     """The cells of these layers and positions, by layer and position, and what a client sees of their places."""
     kept = kept_rows(sequence.captures, sequence.checkpoint, command.layers)
     extent = min((at[0] for _, at, _ in kept), default=0), max((at[-1] + 1 for _, at, _ in kept), default=0)

@@ -6,7 +6,6 @@ from sessions without one.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from app.domain.values import KVPolicy, SessionId
 from app.gpu.kv.placement import Placement
@@ -20,28 +19,29 @@ without it, so under any load this is at most an eighth of a bundle per step.
 """
 
 
-class Lender(Protocol):
-    """Weights; some bundles are kept on the device, in their places in the arena."""
-
-    def lend(self, bundle: int) -> None:
-        """Stream a kept bundle from now on. KV has its place in all that is launched after this."""
-        ...
-
-    def take_back(self, bundle: int) -> None:
-        """Load a bundle that was lent into its place, behind all launched work, and keep it there."""
-        ...
-
-
 class Borrower:
-    """Borrows memory of weights for KV: always the first bundles of the arena, so that KV has one run of memory."""
+    """Borrows memory of weights for KV: always the first bundles of the arena, so that KV has one run of memory. It is
+    given back on the engine's thread, while no step runs.
+    """
 
-    def __init__(self, arena: Arena, lender: Lender) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        lend: Callable[[int], None],
+        take_back: Callable[[int], None],
+        copy_blocks: Callable[[Sequence[tuple[BlockId, BlockId]]], None],
+    ) -> None:
+        """`lend` and `take_back` have the weights do that with a bundle of the arena; `copy_blocks` launches copies of
+        device blocks, (source, target) each.
+        """
         self._arena = arena
-        self._lender = lender
+        self._lend, self._take_back, self._copy_blocks = lend, take_back, copy_blocks
         self.lent = 0
         """Bundles."""
         self._steps_without = 0
         """Steps in a row that did not need the bundle lent last."""
+        self._weights = TokenSequence(SessionId("weights"), b"", resume_at=0.0)
+        """Sessions without a turn are evicted for this one. It is due now, so sessions that are due too stay."""
 
     @property
     def blocks(self) -> int:
@@ -56,7 +56,7 @@ class Borrower:
                 bundles = self._arena.lendable[self.lent : lent]
                 self.lent, self._steps_without = lent, 0
                 for bundle in bundles:
-                    self._lender.lend(bundle)
+                    self._lend(bundle)
                 break
         return self.blocks - before
 
@@ -73,62 +73,37 @@ class Borrower:
     def give_back(self) -> None:
         """Have weights take the bundle back that was lent last."""
         self.lent -= 1
-        self._lender.take_back(self._arena.lendable[self.lent])
+        self._take_back(self._arena.lendable[self.lent])
+
+    def settle(self, placement: Placement, headroom: Callable[[], int], *, idle: bool) -> bool:
+        """Give one bundle back if KV does not need its memory; returns whether it has been. `headroom` is how many
+        device blocks the sessions that run will still need.
+
+        Called before each step; and while there is none, `idle`, for as long as it returns True.
+        """
+        if not self.lent:
+            return False
+        cache, pool = placement.tiers.cache, placement.tiers.cache.pool
+        if placement.policy is KVPolicy.NONE:
+            needed = pool.owned
+        else:  # what the sessions with a turn have
+            needed = len(set().union(*(sequence.blocks for sequence in placement.active.values())))
+        surplus = self.surplus(needed + headroom(), idle=idle)
+        if surplus is None:
+            return False
+        # While no step runs, a bundle that is lent costs nothing: no session has to give way to it.
+        if pool.available < surplus and (idle or not placement.make_room(surplus, self._weights, prefetch=True)):
+            return False
+        end = pool.num_blocks - surplus
+        if any(block >= end for blocks in placement.tiers.held(pool) for block in blocks):
+            return False  # it is being copied
+        copies = cache.shrink(surplus, [*placement.active.values(), *placement.resident.values()])
+        assert copies is not None, "as many are available"
+        self._copy_blocks(copies)
+        self.give_back()
+        return True
 
 
 def lend_nothing(missing: int) -> int:
     """`Borrower.borrow` where all weights stay on the device."""
     return 0
-
-
-class KVLoans:
-    """Gives borrowed memory back to weights, on the engine's thread and while no step runs."""
-
-    def __init__(
-        self,
-        borrower: Borrower,
-        placement: Placement,
-        headroom: Callable[[], int],
-        copy_blocks: Callable[[Sequence[tuple[BlockId, BlockId]]], None],
-    ) -> None:
-        """`headroom` is how many device blocks the sessions that run will still need; `copy_blocks` launches copies of
-        device blocks, (source, target) each.
-        """
-        self._borrower = borrower
-        self._placement = placement
-        self._headroom = headroom
-        self._copy_blocks = copy_blocks
-        self._cache = placement.tiers.cache
-        self._weights = TokenSequence(SessionId("weights"), b"", resume_at=0.0)
-        """Sessions without a turn are evicted for this one. It is due now, so sessions that are due too stay."""
-
-    def settle(self, *, idle: bool) -> bool:
-        """Take one bundle back if KV does not need its memory; returns whether one has come.
-
-        Called before each step; and while there is none, `idle`, for as long as it returns True.
-        """
-        if not self._borrower.lent:
-            return False
-        pool, placement = self._cache.pool, self._placement
-        surplus = self._borrower.surplus(self._needed(), idle=idle)
-        if surplus is None:
-            return False
-        # While no step runs, a bundle that is lent costs nothing: no session has to give way to it.
-        make_room = placement.make_room
-        if pool.available < surplus and (idle or not make_room(surplus, self._weights, prefetch=True)):
-            return False
-        end = pool.num_blocks - surplus
-        if any(block >= end for blocks in placement.tiers.held(pool) for block in blocks):
-            return False  # it is being copied
-        copies = self._cache.shrink(surplus, [*placement.active.values(), *placement.resident.values()])
-        assert copies is not None, "as many are available"
-        self._copy_blocks(copies)
-        self._borrower.give_back()
-        return True
-
-    def _needed(self) -> int:
-        """Device blocks that the sessions with a turn have and will need; with policy `none`, all owned ones."""
-        placement = self._placement
-        if placement.policy is KVPolicy.NONE:
-            return self._cache.pool.owned + self._headroom()
-        return len(set().union(*(sequence.blocks for sequence in placement.active.values()))) + self._headroom()

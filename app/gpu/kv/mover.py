@@ -126,7 +126,7 @@ class KVMover:
         """Start the workers; each end of a move is reported from the worker's thread."""
         self._report = report
         for name, queue in self._queues.items():
-            thread = threading.Thread(target=self._work, args=(queue, report), name=f"djinn-kv-{name}", daemon=True)
+            thread = threading.Thread(target=self._work, args=(queue,), name=f"djinn-kv-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -144,10 +144,13 @@ class KVMover:
     def submit(self, moves: Iterable[Move]) -> None:
         """Take orders. What the engine has launched on the device until now comes before them."""
         for move in moves:
+            ready = self._host.now()
             if move.kind in _PEERS:
-                self._begin(move, self.now())
-                continue
-            self._queues[_WORKERS.get(move.kind, "disk")].put(move, self.now())
+                thread = threading.Thread(target=self._meet_peer, args=(move, ready), name="djinn-kv-peer", daemon=True)
+                self._with_peers.add(thread)
+                thread.start()
+            else:
+                self._queues[_WORKERS.get(move.kind, "disk")].put(move, ready)
 
     def follow(self, report: Moved) -> None:
         """Before a report is accounted for: have the device wait for the last bytes of the move, which may still be on
@@ -158,25 +161,14 @@ class KVMover:
             self._host.follow(landed)
             self._followed = landed
 
-    def now(self) -> Event:
-        """The point on the device that a move which is ordered now must come after."""
-        return self._host.now()
+    def _meet_peer(self, move: Move, ready: Event) -> None:
+        free_from_core()
+        self._report(self.carry_out(move, ready))
+        self._with_peers.discard(threading.current_thread())
 
-    def _begin(self, move: Move, ready: Event) -> None:
-        """Carry out a move on a new thread."""
-
-        def work() -> None:
-            free_from_core()
-            self._report(self.carry_out(move, ready))
-            self._with_peers.discard(threading.current_thread())
-
-        thread = threading.Thread(target=work, name="djinn-kv-peer", daemon=True)
-        self._with_peers.add(thread)
-        thread.start()
-
-    def _work(self, queue: MoveQueue, report: Callable[[Moved], None]) -> None:
+    def _work(self, queue: MoveQueue) -> None:
         while (found := queue.get()) is not None:
-            report(self.carry_out(*found))
+            self._report(self.carry_out(*found))
 
     def carry_out(self, move: Move, ready: Event) -> Moved:
         """Do one move on the calling thread, behind `ready`; whatever goes wrong is in the report."""
@@ -195,7 +187,6 @@ class KVMover:
         return replace(report, seconds=(time.perf_counter() - started) / report.arrived)
 
     def _do(self, move: Move, ready: Event) -> Moved:
-        done = Moved(move.number)
         match move.kind:
             case MoveKind.OUT:
                 self._host.copy_out(move.source, move.target, ready, move.half)
@@ -203,7 +194,7 @@ class KVMover:
                 landing = self._host.copy_in(move.source, move.target, ready, move.half)
                 if landing is not LANDED:
                     self._landings[move.number] = landing.event
-                done = Moved(move.number, arrived=landing.share)
+                return Moved(move.number, arrived=landing.share)
             case MoveKind.EXPORT:
                 blocks = self._host.views(move.source)
                 write_kv_file(Path(move.path), self._header(move), blocks, move.about.encode())
@@ -214,18 +205,18 @@ class KVMover:
             case MoveKind.DELETE:
                 self._store.delete(move.session)
             case MoveKind.IMPORT:
-                done = self._import(move)
+                return self._import(move)
             case MoveKind.SEND:
                 with self.connections.take(move.connection) as connection:
                     sent = send_kv(connection, self._header(move), self._host.spans(move.source))
-                done = Moved(move.number, sent_bytes=sent)
+                return Moved(move.number, sent_bytes=sent)
             case MoveKind.RECEIVE:
-                done = self._receive(move)
+                return self._receive(move)
             case MoveKind.SEND_PROMPT:
-                done = self.prompts.send(move)
+                return self.prompts.send(move)
             case MoveKind.RECEIVE_PROMPT:
-                done = self.prompts.receive(move)
-        return done
+                return self.prompts.receive(move)
+        return Moved(move.number)
 
     def _receive(self, move: Move) -> Moved:
         """Fill the first of the target's blocks; without a target the KV goes to the session's file."""

@@ -231,12 +231,7 @@ class NixlTransport(SocketTransport):
 
     def is_gone(self) -> bool:
         """Whether the other end has gone away. What it sends is for the waiting receiver."""
-        poll = select.poll()
-        try:
-            poll.register(self._connection, select.POLLRDHUP)
-        except ValueError:  # it is closed here
-            return True
-        return bool(poll.poll(0))
+        return self._is_ready(select.POLLRDHUP)
 
     def end(self) -> None:
         """Release it. Senders and receivers then fail."""
@@ -250,9 +245,8 @@ class NixlTransport(SocketTransport):
             self._window = None
 
     def _wait_until_taken(self) -> None:
-        poll, deadline = select.poll(), time.monotonic() + (self._connection.gettimeout() or 0)
-        poll.register(self._connection, select.POLLIN)
-        while not poll.poll(0):
+        deadline = time.monotonic() + (self._connection.gettimeout() or 0)
+        while not self._is_ready(select.POLLIN):
             if time.monotonic() > deadline:
                 raise TimeoutError("the other server does not read what is sent to it")
             self._agent.progress()

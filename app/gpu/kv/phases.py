@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
 from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.gpu.kv.placement import Placement
@@ -23,17 +24,32 @@ overdue, or a disk may be written again.
 
 
 class Phases:
-    """Sessions without a turn: those to offload (`leaving`), to prefetch now (`wanted`), and to prefetch later."""
+    """Sessions without a turn. Those whose clients wait leave the device, and go on to disk if they are idle; those
+    about to return are prefetched, now (`wanted`) or later (`expected`). Those that leave already, and those that find
+    no room on the host (`stuck`), cost nothing until that changes.
+    """
 
     def __init__(self, placement: Placement, headroom: Callable[[], int]) -> None:
         """`headroom` is how many device blocks the sessions that run will still need: a prefetch leaves them alone."""
         self._placement = placement
         self._headroom = headroom
         self._tiers = placement.tiers
+        self._host = placement.tiers.cache.host
         self._clock = placement.clock
-        self._wanted, self._expected = ReturnOrder(self._blocks), ReturnOrder(self._blocks)
-        self._leaving = LeavingSessions(placement)
         self._listens = placement.policy is KVPolicy.SIGNAL
+        self._wanted, self._expected = ReturnOrder(self._blocks), ReturnOrder(self._blocks)
+        self._to_leave: OrderedDict[SessionId, TokenSequence] = OrderedDict()
+        """Those to send away at the next look."""
+        self._leaving: dict[SessionId, TokenSequence] = {}
+        """Those on their way: there is nothing to look at until that ends."""
+        self._stuck: OrderedDict[SessionId, TokenSequence] = OrderedDict()
+        """Those on the device that have found no room on the host."""
+        self._no_room = math.inf
+        """So many host blocks could not be had: the fewest that any of the stuck ones needs."""
+        self._again_at = math.inf
+        """When the stuck ones are looked at again although the host has no room."""
+        self._host_changes = 0
+        """Changes of the host's pool when they were last looked at."""
         self._retry_at = math.inf
 
     def signal(self, sequence: TokenSequence, phase: Phase, resume_in_s: float | None) -> None:
@@ -53,7 +69,8 @@ class Phases:
             if sequence.moving is Tier.TO_DEVICE:
                 self._tiers.cancel_move(sequence)
                 self._placement.note_placed(sequence)
-            self._leaving.add(sequence)
+            self._stay(sequence)
+            self._to_leave[sequence.session] = sequence
             if sequence.resume_at is not None:
                 self._expected.add(sequence)
         self._go_on()
@@ -66,14 +83,15 @@ class Phases:
 
     def forget(self, sequence: TokenSequence) -> None:
         """The session gets a turn, or is closed."""
-        self._leaving.discard(sequence.session)
+        self._stay(sequence)
         self._wanted.remove(sequence)
         self._expected.remove(sequence)
 
     def rest(self) -> None:
         """Begin no more moves, whatever is signalled: the engine is about to stop."""
         self._listens = False
-        self._leaving = LeavingSessions(self._placement)
+        for sessions in (self._to_leave, self._leaving, self._stuck):
+            sessions.clear()
         self._wanted, self._expected = ReturnOrder(self._blocks), ReturnOrder(self._blocks)
 
     def tick(self) -> None:
@@ -83,10 +101,14 @@ class Phases:
 
     def next_alarm(self) -> float | None:
         """When `tick` must be called again even if nothing else happens; a time of the clock, None: never."""
-        if self._placement.changed and (self._leaving or self._wanted):
+        if self._placement.changed and self._has_more:
             return self._clock()
         alarm = min(self._expected.next_start, self._retry_at)
         return None if alarm == math.inf else alarm
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._to_leave or self._leaving or self._stuck or self._wanted)
 
     def _go_on(self) -> None:
         now, placement = self._clock(), self._placement
@@ -95,18 +117,24 @@ class Phases:
         for sequence in placement.take_moved():
             self._expected.note_moved(sequence)
             self._wanted.note_moved(sequence)
-            self._leaving.note_moved(sequence)
+            if sequence.session in self._stuck or sequence.session in self._leaving:
+                self._stay(sequence)
+                self._to_leave[sequence.session] = sequence
         block_s = placement.meter.seconds(1, MoveKind.FROM_DISK), placement.meter.seconds(1, MoveKind.IN)
         busy_s = self._wanted.restore_s(block_s)
         for sequence in self._expected.take_due(now, placement.margin_s, block_s, busy_s=busy_s):
             self._want(sequence)
-        for sequence in self._leaving.look(now):
-            self._expected.note_moved(sequence)
+        self._send_all_away(now)
         self._prefetch_all()
-        self._retry_at = now + RETRY_S if self._leaving or self._wanted else math.inf
+        self._retry_at = now + RETRY_S if self._has_more else math.inf
+
+    def _stay(self, sequence: TokenSequence) -> None:
+        """Send it away no more."""
+        for sessions in (self._to_leave, self._leaving, self._stuck):
+            sessions.pop(sequence.session, None)
 
     def _want(self, sequence: TokenSequence) -> None:
-        self._leaving.discard(sequence.session)
+        self._stay(sequence)
         was_moving = sequence.moving
         self._tiers.head_back(sequence)
         if sequence.moving is not was_moving:
@@ -133,85 +161,37 @@ class Phases:
         yet.
         """
         placement, begins = self._placement, True
+        # No session loses KV for a session that no turn waits for yet.
+        make_room = partial(placement.make_room, for_sequence=sequence, prefetch=True, may_lose=False)
         if sequence.tier is Tier.HOST:
-            needed = self._tiers.restore_need(sequence) + headroom
-            begins = self._makes_room(needed, sequence) and self._tiers.restore(sequence)
+            begins = make_room(self._tiers.restore_need(sequence) + headroom) and self._tiers.restore(sequence)
             if begins:
                 placement.refile(sequence)
         elif sequence.tier is Tier.DISK:
-            needed = sequence.disk_blocks + placement.loading + headroom
-            begins = self._makes_room(needed, sequence) and placement.begin_load(sequence)
+            begins = make_room(sequence.disk_blocks + placement.loading + headroom) and placement.begin_load(sequence)
         if sequence.tier in (Tier.DEVICE, None):
             self._wanted.remove(sequence)
         return begins
 
-    def _makes_room(self, needed: int, sequence: TokenSequence) -> bool:
-        """No session loses KV for a session that no turn waits for yet."""
-        return self._placement.make_room(needed, sequence, prefetch=True, may_lose=False)
-
     def _blocks(self, sequence: TokenSequence) -> Blocks:
         """What a restore reads from disk, and what it copies to the device."""
-        blocks, tier = self._tiers.cache.pool.blocks_for(sequence.computed), sequence.tier
-        if tier is Tier.DEVICE and sequence.session not in self._leaving:
+        blocks, tier, session = self._tiers.cache.pool.blocks_for(sequence.computed), sequence.tier, sequence.session
+        leaves = session in self._to_leave or session in self._leaving or session in self._stuck
+        if tier is Tier.DEVICE and not leaves:
             return 0, 0
         return (blocks if tier is Tier.DISK or (tier is Tier.TO_HOST and not sequence.blocks) else 0), blocks
 
-
-class LeavingSessions:
-    """Sessions whose clients wait, and that are still to be offloaded: their KV leaves the device, and goes on to disk
-    if they are idle. Those on their way, and those that find no room on the host, cost nothing until that changes.
-    """
-
-    def __init__(self, placement: Placement) -> None:
-        self._placement = placement
-        self._tiers = placement.tiers
-        self._host = placement.tiers.cache.host
-        self._waiting: OrderedDict[SessionId, TokenSequence] = OrderedDict()
-        """Those to look at."""
-        self._moving: dict[SessionId, TokenSequence] = {}
-        """Those on their way: there is nothing to look at until that ends."""
-        self._stuck: OrderedDict[SessionId, TokenSequence] = OrderedDict()
-        """Those on the device that have found no room on the host."""
-        self._no_room = math.inf
-        """So many host blocks could not be had: the fewest that any of the stuck ones needs."""
-        self._again_at = math.inf
-        """When the stuck ones are looked at again although the host has no room."""
-        self._changes = 0
-        """Changes of the host's pool when they were last looked at."""
-
-    def __contains__(self, session: SessionId) -> bool:
-        return session in self._waiting or session in self._moving or session in self._stuck
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting or self._moving or self._stuck)
-
-    def add(self, sequence: TokenSequence) -> None:
-        """Let the session leave, from the next look on."""
-        self.discard(sequence.session)
-        self._waiting[sequence.session] = sequence
-
-    def discard(self, session: SessionId) -> None:
-        """Let it stay where it is."""
-        for sessions in (self._waiting, self._moving, self._stuck):
-            sessions.pop(session, None)
-
-    def note_moved(self, sequence: TokenSequence) -> None:
-        """Note that the session's KV has changed its place or size."""
-        if sequence.session in self._stuck or sequence.session in self._moving:
-            self.add(sequence)
-
-    def look(self, now: float) -> list[TokenSequence]:
-        """Send away the sessions that can go now. Returns those that would be back before their KV had moved: they
-        stay.
-        """
+    def _send_all_away(self, now: float) -> None:
+        """Send away the sessions that can go now. Those that would be back before their KV had moved stay."""
         if self._stuck:
             for sequence in self._unstuck(now):
-                self._waiting[sequence.session] = self._stuck.pop(sequence.session)
-        waiting, self._waiting = self._waiting, OrderedDict()
-        stay = [sequence for sequence in waiting.values() if not self._send_away(sequence, now)]
+                self._to_leave[sequence.session] = self._stuck.pop(sequence.session)
+        to_leave, self._to_leave = self._to_leave, OrderedDict()
+        stay = [sequence for sequence in to_leave.values() if not self._send_away(sequence, now)]
+        for sequence in stay:
+            self._expected.note_moved(sequence)
         if not self._stuck:
             self._no_room = self._again_at = math.inf
-        return stay
 
     def _unstuck(self, now: float) -> list[TokenSequence]:
         """Those for which there may be room by now."""
@@ -222,9 +202,9 @@ class LeavingSessions:
         if room or (due and self._placement.make_host_room(int(self._no_room), first)):
             self._no_room = math.inf
             return list(self._stuck.values())
-        if not due or self._changes == self._host.changes:
+        if not due or self._host_changes == self._host.changes:
             return []
-        self._changes = self._host.changes
+        self._host_changes = self._host.changes
         return [sequence for sequence in self._stuck.values() if self._shares_more(sequence)]
 
     def _send_away(self, sequence: TokenSequence, now: float) -> bool:
@@ -236,22 +216,24 @@ class LeavingSessions:
         if sequence.tier is Tier.DEVICE:
             if gap_s < seconds(blocks, MoveKind.OUT, MoveKind.IN):
                 return False
-            self._park(sequence)
-            if sequence.tier is Tier.DEVICE:
-                self._note_stuck(sequence, now)
+            if not self._park(sequence):
+                self._stuck[sequence.session] = sequence
+                self._no_room = min(self._no_room, _missing(sequence))
+                if self._again_at == math.inf:
+                    self._again_at, self._host_changes = now + RETRY_S, self._host.changes
         if sequence.tier is Tier.HOST:
             by_disk_s = seconds(blocks, MoveKind.TO_DISK, MoveKind.FROM_DISK, MoveKind.IN)
             if sequence.phase is Phase.IDLE and gap_s >= by_disk_s:
                 self._placement.save(sequence)
         elif sequence.moving is not None:
-            self._moving[sequence.session] = sequence
+            self._leaving[sequence.session] = sequence
         return True
 
-    def _park(self, sequence: TokenSequence) -> None:
-        """Begin to move the KV to the host, if that has room or can make some."""
+    def _park(self, sequence: TokenSequence) -> bool:
+        """Begin to move the KV to the host, if that has room or can make some; returns whether it has left."""
         missing = _missing(sequence)
         if self._host.available < missing >= self._no_room and not self._shares_more(sequence):
-            return
+            return False
         before = sequence.tier, len(sequence.blocks), len(sequence.host_blocks)
         if not self._tiers.park(sequence):
             missing = _missing(sequence)  # the host may have had some of the content
@@ -259,12 +241,7 @@ class LeavingSessions:
                 self._tiers.park(sequence)
         if (sequence.tier, len(sequence.blocks), len(sequence.host_blocks)) != before:
             self._placement.refile(sequence)
-
-    def _note_stuck(self, sequence: TokenSequence, now: float) -> None:
-        self._stuck[sequence.session] = sequence
-        self._no_room = min(self._no_room, _missing(sequence))
-        if self._again_at == math.inf:
-            self._again_at, self._changes = now + RETRY_S, self._host.changes
+        return sequence.tier is not Tier.DEVICE
 
     def _shares_more(self, sequence: TokenSequence) -> bool:
         """Whether the host has the content of the session's next block from another session."""

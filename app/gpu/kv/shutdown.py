@@ -30,7 +30,15 @@ class ShutdownFlush:
         self._promised: dict[TokenSequence, None] = {}
         """Those that have room on disk, also once they are closed."""
         self._unpromised: list[TokenSequence] = []
-        self._promise()
+        room, pool = placement.disk_blocks, placement.tiers.cache.pool
+        for sequence in sequences:  # those whose files fit together
+            tokens = sequence.computed if sequence.turn is None else len(sequence.tokens)
+            blocks = max(pool.blocks_for(tokens), sequence.disk_blocks)
+            if blocks <= room:
+                room -= blocks
+                self._promised[sequence] = None
+            else:
+                self._unpromised.append(sequence)
         placement.promised = self._promised
         self._waiting = deque(each for each in self._promised if each.turn is None and not _is_kept(each))
         self._in_turns = [each for each in self._promised if each.turn is not None]
@@ -45,11 +53,6 @@ class ShutdownFlush:
         return any(sequence.turn is None for sequence in self._in_turns)
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing more will be written."""
-        return not (self._begun or self._waiting or self._in_turns)
-
-    @property
     def kept(self) -> list[TokenSequence]:
         """Sessions all of whose KV is on disk."""
         return [sequence for sequence in self._sequences if sequence.computed and _is_kept(sequence)]
@@ -59,8 +62,8 @@ class ShutdownFlush:
         """Sessions that have KV which is not on disk."""
         return [sequence for sequence in self._sequences if not _is_kept(sequence)]
 
-    def tick(self) -> None:
-        """Go on with what has become possible: a move has ended, or a turn."""
+    def go_on(self) -> bool:
+        """Go on with what has become possible: a move has ended, or a turn. Returns whether nothing more follows."""
         ended = [sequence for sequence in self._in_turns if sequence.turn is None]
         if ended:
             self._in_turns = [sequence for sequence in self._in_turns if sequence.turn is not None]
@@ -68,19 +71,9 @@ class ShutdownFlush:
             self._aside.clear()
         self._begun = [sequence for sequence in self._begun if self._goes_on(sequence)]
         while (following := self._next()) is not None:
-            self._begin(following)
-
-    def _promise(self) -> None:
-        """Choose the sessions whose files fit together."""
-        room, pool = self._placement.disk_blocks, self._tiers.cache.pool
-        for sequence in self._sequences:
-            tokens = sequence.computed if sequence.turn is None else len(sequence.tokens)
-            blocks = max(pool.blocks_for(tokens), sequence.disk_blocks)
-            if blocks <= room:
-                room -= blocks
-                self._promised[sequence] = None
-            else:
-                self._unpromised.append(sequence)
+            if self._has_time(following) and self._goes_on(following):
+                self._begun.append(following)
+        return not (self._begun or self._waiting or self._in_turns)
 
     def _next(self) -> TokenSequence | None:
         """The next to begin, if not too much is under way. While one waits for room on the host, that is one which will
@@ -100,10 +93,6 @@ class ShutdownFlush:
             self._begun.clear()
             return self._next()
         return following
-
-    def _begin(self, sequence: TokenSequence) -> None:
-        if self._has_time(sequence) and self._goes_on(sequence):
-            self._begun.append(sequence)
 
     def _has_time(self, sequence: TokenSequence) -> bool:
         seconds, left = self._placement.meter.seconds, self._until - self._placement.clock()

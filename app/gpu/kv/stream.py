@@ -159,10 +159,14 @@ class SocketTransport:
 
     def is_gone(self) -> bool:
         """Whether the receiver has gone away: it sends nothing, so there is only its end to read."""
+        return self._is_ready(select.POLLIN)
+
+    def _is_ready(self, events: int) -> bool:
+        """Whether any of the `select.poll` events has come, or the connection is closed here."""
         poll = select.poll()
         try:
-            poll.register(self._connection, select.POLLIN)
-        except ValueError:  # it is closed here
+            poll.register(self._connection, events)
+        except ValueError:
             return True
         return bool(poll.poll(0))
 
@@ -186,9 +190,8 @@ class PromptStreams:
         self._host = host
         self._identity = identity
         self._connections = connections
-        self._open: dict[int, SocketTransport] = {}
-        self._taking = set[int]()
-        """Those that a worker is about to open, and that are still wanted."""
+        self._open: dict[int, SocketTransport | None] = {}
+        """None: a worker is about to open it."""
         self._changing = threading.Lock()
 
     def send(self, move: Move) -> Moved:
@@ -235,8 +238,6 @@ class PromptStreams:
 
     def end(self, connection: int) -> None:
         """Let go of a connection, wherever it is. For the engine."""
-        with self._changing:
-            self._taking.discard(connection)
         if not self._close(connection):
             self._connections.discard(connection)
 
@@ -251,19 +252,16 @@ class PromptStreams:
     def _take(self, connection: int) -> tuple[SocketTransport, bool]:
         """The way, and whether nothing has passed over it yet."""
         with self._changing:
-            known = self._open.get(connection)
-            if known is not None:
-                return known, False
-            self._taking.add(connection)
+            known = self._open.setdefault(connection, None)
+        if known is not None:
+            return known, False
         try:
             way = self._open_way(self._connections.take(connection))
         except BaseException:
-            with self._changing:
-                self._taking.discard(connection)
+            self._close(connection)
             raise
         with self._changing:
-            is_wanted = connection in self._taking
-            self._taking.discard(connection)
+            is_wanted = connection in self._open
             if is_wanted:
                 self._open[connection] = way
         if not is_wanted:

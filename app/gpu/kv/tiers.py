@@ -48,11 +48,6 @@ class KVTiers:
         """Another one after each move that begins, ends, or is cancelled."""
         return self._last, len(self.in_flight), self.cancelled
 
-    @property
-    def freeing(self) -> int:
-        """Device blocks that become available when the parks under way have ended."""
-        return self.cache.pool.leaving
-
     def order(self, sequence: TokenSequence, kind: MoveKind, **fields: Any) -> Move:
         """Begin a move; it takes over one reference to each of its blocks."""
         self._last += 1
@@ -169,12 +164,29 @@ class KVTiers:
         """
         sequence.require_tier(Tier.HOST)
         if sequence.incoming is None:
-            found = self._find_on_device(sequence)
-            if self._taken(found) > self.cache.pool.available:
+            pool, found = self.cache.pool, self._find_on_device(sequence)
+            if self._taken(found) > pool.available:
                 return False
-            self._copy_in(sequence, found)
-        if sequence.incoming is not None:
-            self._begin(sequence, Tier.TO_DEVICE)
+            pool.share([block for block in found if block is not None])
+            source = tuple(host for host, block in zip(sequence.host_blocks, found, strict=True) if block is None)
+            target = tuple(pool.allocate(len(source)))
+            fresh = iter(target)
+            blocks = tuple(next(fresh) if block is None else block for block in found)
+            if not source:
+                sequence.blocks = list(blocks)
+                return True
+            self.cache.host.share(source)
+            half = self._half_pass(sequence, 0, len(blocks))  # none of its blocks has a hash to be found by
+            sequence.incoming = self.order(
+                sequence,
+                MoveKind.IN,
+                source=source,
+                target=target,
+                blocks=blocks,
+                half=half,
+                bytes_left_out=self._bytes_above(half),
+            )
+        self._begin(sequence, Tier.TO_DEVICE)
         return True
 
     def _find_on_device(self, sequence: TokenSequence) -> list[BlockId | None]:
@@ -186,29 +198,6 @@ class KVTiers:
     def _taken(self, found: Sequence[BlockId | None]) -> int:
         """Available device blocks that a restore takes: all but the found ones that a session holds."""
         return len(found) - sum(self.cache.pool.holders(block) > 0 for block in found if block is not None)
-
-    def _copy_in(self, sequence: TokenSequence, found: Sequence[BlockId | None]) -> None:
-        """Order copies of the host blocks whose content was not `found` on the device."""
-        pool = self.cache.pool
-        pool.share([block for block in found if block is not None])
-        source = tuple(host for host, block in zip(sequence.host_blocks, found, strict=True) if block is None)
-        target = tuple(pool.allocate(len(source)))
-        fresh = iter(target)
-        blocks = tuple(next(fresh) if block is None else block for block in found)
-        if not source:
-            sequence.blocks = list(blocks)
-            return
-        self.cache.host.share(source)
-        half = self._half_pass(sequence, 0, len(blocks))  # none of its blocks has a hash to be found by
-        sequence.incoming = self.order(
-            sequence,
-            MoveKind.IN,
-            source=source,
-            target=target,
-            blocks=blocks,
-            half=half,
-            bytes_left_out=self._bytes_above(half),
-        )
 
     def _half_pass(self, sequence: TokenSequence, first: int, end: int) -> HalfPass:
         """What of the sequence's blocks `[first, end)` only a paused pass has written to."""
@@ -286,10 +275,6 @@ class KVTiers:
         if sequence.written > sequence.computed:
             self._uncompute(sequence, sequence.computed)
 
-    def end_pass(self, sequence: TokenSequence) -> None:
-        """Discard copies under way: they read blocks that a paused pass had half written."""
-        sequence.outgoing = None
-
     def drop(self, sequence: TokenSequence) -> None:
         """Lose the KV in every tier; it will be recomputed."""
         self._uncompute(sequence, 0)
@@ -300,7 +285,7 @@ class KVTiers:
         sequence.outgoing = sequence.incoming = None
         self.cache.uncompute(sequence, length)
 
-    # The session's file, and ways out of this server and into it.
+    # The session's file.
 
     def adopt_file(self, sequence: TokenSequence, computed: int, blocks: int) -> None:
         """Note that the session's file of so many blocks has the KV of the first `computed` tokens, and that there is
@@ -324,38 +309,6 @@ class KVTiers:
     def _set_file_size(self, sequence: TokenSequence, blocks: int) -> None:
         self.file_blocks += blocks - sequence.disk_blocks
         sequence.disk_blocks = blocks
-
-    def export(self, sequence: TokenSequence, path: str, about: str) -> Move:
-        """Write the history, and the KV of whole passes that the host has, to the client's file `path`."""
-        return self._copy_away(sequence, MoveKind.EXPORT, path=path, about=about)
-
-    def send(self, sequence: TokenSequence, connection: int) -> Move:
-        """Send the history, and the KV of whole passes that the host has, to another server."""
-        return self._copy_away(sequence, MoveKind.SEND, connection=connection)
-
-    def _copy_away(self, sequence: TokenSequence, kind: MoveKind, **where: Any) -> Move:
-        host = self.cache.host
-        computed = min(sequence.computed, len(sequence.host_blocks) * host.block_size)
-        blocks = tuple(sequence.host_blocks[: host.blocks_for(computed)])
-        host.share(blocks)
-        return self.order(sequence, kind, source=blocks, token_ids=tuple(sequence.tokens), computed=computed, **where)
-
-    def import_file(self, sequence: TokenSequence, path: str, *, max_tokens: int) -> Move:
-        """Make a client's file the file of a new session, if it is valid."""
-        return self.order(sequence, MoveKind.IMPORT, path=path, max_tokens=max_tokens)
-
-    def receive(self, sequence: TokenSequence, connection: int, blocks: int) -> Move:
-        """Receive the KV of a new session from another server: into `blocks` host blocks, which are available, or into
-        the session's file if that is 0.
-        """
-        return self.order(
-            sequence,
-            MoveKind.RECEIVE,
-            target=tuple(self.cache.host.allocate(blocks)),
-            token_ids=tuple(sequence.tokens),
-            namespace=file_namespace(sequence, len(sequence.tokens)),
-            connection=connection,
-        )
 
     # The end of a move.
 
@@ -386,8 +339,15 @@ class KVTiers:
                 self._apply_out(sequence, move, arrived=arrived)
             case MoveKind.IN if sequence.incoming is move:
                 sequence.incoming = None
-                if arrived:
-                    self._apply_in(sequence, move)
+                if arrived:  # the blocks are offered to all, and kept if the session is still to come back
+                    pool = self.cache.pool
+                    pool.publish(move.blocks, sequence.hashes)
+                    sequence.traffic.bytes_in += len(move.source) * self.block_bytes - move.bytes_left_out
+                    if sequence.moving is Tier.TO_DEVICE:
+                        self._rest(sequence)
+                        sequence.traffic.restores += 1
+                        pool.share(move.blocks)
+                        sequence.blocks = list(move.blocks)
                 return arrived
             case MoveKind.TO_DISK if sequence.saving is move:
                 sequence.saving = None
@@ -435,17 +395,6 @@ class KVTiers:
             host.share(wanted)
             sequence.host_blocks.extend(wanted)
             sequence.fast_path_until = 0
-
-    def _apply_in(self, sequence: TokenSequence, move: Move) -> None:
-        """Offer the blocks to all, and keep them if the session is still to come back."""
-        pool = self.cache.pool
-        pool.publish(move.blocks, sequence.hashes)
-        sequence.traffic.bytes_in += len(move.source) * self.block_bytes - move.bytes_left_out
-        if sequence.moving is Tier.TO_DEVICE:
-            self._rest(sequence)
-            sequence.traffic.restores += 1
-            pool.share(move.blocks)
-            sequence.blocks = list(move.blocks)
 
     def _keep_on_host(self, sequence: TokenSequence, move: Move) -> None:
         """Give the sequence the KV of its computed tokens, which has come from outside this memory."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from app.domain.values import Tier
 from app.gpu.kv.placement import Placement
-from app.gpu.planning.queue import ActiveTurn, StepPlan, TurnQueue
+from app.gpu.planning.queue import StepPlan, TurnQueue
 from app.gpu.state.sequence import TokenSequence, TurnState
 
 SLICE_STEPS = 2
@@ -46,25 +46,25 @@ class Admission:
             else:
                 self._promised = None
 
-    def admit(self, active: ActiveTurn, plan: StepPlan, headroom: int) -> bool:
+    def admit(self, sequence: TokenSequence, plan: StepPlan, headroom: int) -> bool:
         """Whether a turn runs from now on that has waited. `headroom` blocks are left to those that run. Once there is
         no room for one turn, none behind it is admitted, but for tenants that have fewer.
         """
-        tenant, queue, above = active.sequence.tenant, self._queue, None
+        tenant, queue, above = sequence.tenant, self._queue, None
         turns, queued, is_full = queue.turns[tenant], len(queue.waiting), len(queue.running) >= self._max_running
-        if turns >= self._most_turns and self._promised != (active.sequence, active.turn):
+        if turns >= self._most_turns and self._promised != (sequence, sequence.turn):
             return False
         if is_full or (plan.preempted and turns):
             above = queue.above_share(tenant)
             if above is None:
                 return False
-        starts = self._start(active, headroom)
+        starts = self._start(sequence, headroom)
         if starts is False:
             self._most_turns = turns
             plan.preempted |= len(queue.waiting) > queued
         if not starts:
             return False
-        self._note_start(active, plan)
+        self._note_start(sequence, plan)
         if is_full and above is not None:
             queue.preempt(above)  # its KV stays until another session needs the room
         return True
@@ -82,12 +82,12 @@ class Admission:
                 break
         return self._pool.available >= needed
 
-    def _start(self, active: ActiveTurn, headroom: int) -> bool | None:
+    def _start(self, sequence: TokenSequence, headroom: int) -> bool | None:
         """Take a waiting turn one step nearer to running; returns whether it runs. False: there is no room for it.
         None: its KV is on the way, and turns behind it may pass.
         """
-        sequence, blocks_for = active.sequence, self._pool.blocks_for
-        if sequence.tier is None and not active.scores_prompt:
+        blocks_for, scores_prompt = self._pool.blocks_for, sequence.active_turn.scores_prompt
+        if sequence.tier is None and not scores_prompt:
             self._cache.match_host_prefix(sequence)
         if sequence.tier is Tier.DISK:
             # A session that waits on the host for room on the device would keep others from leaving the device.
@@ -106,7 +106,7 @@ class Admission:
                 return False
             if _is_coming(sequence):
                 return None
-        is_new = sequence.tier is None and not active.scores_prompt
+        is_new = sequence.tier is None and not scores_prompt
         if is_new:  # it takes the longest prefix that is on the device
             self._cache.match_prefix(sequence)
         if not self._has_room(self._cache.missing(sequence, sequence.pending) + headroom, sequence):
@@ -116,14 +116,14 @@ class Admission:
         if is_new:
             self._cache.accept_prefix(sequence)
         self._tiers.cancel_move(sequence)
-        self._queue.start(active)
+        self._queue.start(sequence)
         return True
 
-    def _note_start(self, active: ActiveTurn, plan: StepPlan) -> None:
+    def _note_start(self, sequence: TokenSequence, plan: StepPlan) -> None:
         """Note when a turn has left the queue, and how much of its history it recomputes."""
-        sequence, turn = active.sequence, active.turn
+        turn = sequence.active_turn
         turn.slice_began, turn.slice_reached = self._steps, sequence.reached
-        if active.scores_prompt:
+        if turn.scores_prompt:
             del turn.prompt_logprobs[sequence.computed :]  # it may have lost its KV halfway
         turn.tokens_recomputed += max(0, min(sequence.reached, len(sequence.tokens) - 1) - sequence.computed)
         if turn.cached_tokens is None:
@@ -189,7 +189,7 @@ class Admission:
         may be the one that asks. Its tenant is the one that holds the most, unless that has only one turn that runs.
         None: no sequence is left but the one that asks.
         """
-        running = [active.sequence for active in self._queue.running.values()]
+        running = list(self._queue.running.values())
         waiting = [each for each in self._waiting() if each is not asking]
         least = 1 if waiting else 2  # so the oldest that runs is never the last of its tenant
         claims = waiting or [each for each in running if each is asking or not each.guaranteed]
@@ -206,7 +206,7 @@ class Admission:
     @property
     def _coming(self) -> int:
         """Blocks that are available, or will be once moves have ended."""
-        return self._pool.available + self._tiers.freeing
+        return self._pool.available + self._pool.leaving
 
     def _needs(self, sequence: TokenSequence) -> int:
         return len(sequence.tokens) // self._pool.block_size + 1
@@ -221,15 +221,14 @@ class Admission:
     def _places(self) -> dict[str, list[TokenSequence]]:
         """By tenant, those on the device that can give way: the oldest that runs first, the last that waits last."""
         places: dict[str, list[TokenSequence]] = {}
-        running = (active.sequence for active in self._queue.running.values())
-        for sequence in (*running, *self._waiting()):
+        for sequence in (*self._queue.running.values(), *self._waiting()):
             if not sequence.guaranteed:
                 places.setdefault(sequence.tenant, []).append(sequence)
         return places
 
     def _waiting(self) -> list[TokenSequence]:
         """Those that wait with their KV on the device, and may give way."""
-        waiting = (active.sequence for active in self._queue.waiting.values())
+        waiting = self._queue.waiting.values()
         return [each for each in waiting if each.tier is Tier.DEVICE and not each.guaranteed]
 
     def _had_slice(self, sequence: TokenSequence) -> bool:

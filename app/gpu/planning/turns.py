@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from app.domain.breakpoints import Pass, Until
+from app.domain.breakpoints import Pass
 from app.domain.errors import ActivationsFull, DjinnError, FieldOutOfRange, GrammarTooComplex
 from app.domain.grammar import Grammar
-from app.domain.values import FinishReason, Ticket, TokenLogprobs
+from app.domain.values import FinishReason, TokenLogprobs
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.sampling import Sampled, SampleRequest, penalise
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
@@ -41,12 +41,12 @@ class Turns:
         self._tiers.truncate(sequence, keep)
         sequence.tokens.extend(command.token_ids[keep:] if command.replace else command.token_ids)
         context = len(sequence.tokens)
-        turn = sequence.turn = TurnState(
+        sequence.turn = TurnState(
             command.ticket, command.sampling, command.stop, context, keep, *before, matcher, pausable=command.pausable
         )
         if command.sampling.prompt_logprobs is not None:
             self._tiers.cut(sequence, 0)  # only computing the prompt gives its log-probabilities
-        self._scheduler.enqueue(sequence, turn)
+        self._scheduler.enqueue(sequence)
 
     def score(self, row: Row, logprobs: Sequence[TokenLogprobs]) -> Iterator[Event]:
         """Take the log-probabilities of the prompt tokens that the row's logits predict."""
@@ -64,20 +64,23 @@ class Turns:
             try:
                 _note_edits(row)
             except FieldOutOfRange as error:
-                return [self.fail(sequence, turn, error)]
+                return [self.fail(sequence, error)]
         events: list[Event] = self._spend(row) if row.path.spent else []
         if sequence.checkpoint is not None and (resumed := sequence.paused_pass) is not None:
             turn.resumed = resumed.cost()
             sequence.checkpoint = None
             self.activations.note(sequence)
         cache.commit(sequence, row.end - len(row.draft))
-        if not sampled:
-            if not sequence.pending:
-                self._end_if_complete(sequence, turn, events)
-            return events
+        if not sampled and not sequence.pending:
+            self._end_if_complete(sequence, turn, events)
         accepted, last = 0, len(sampled) - 1
         for number, chosen in enumerate(sampled):
-            self._append(sequence, turn, chosen, events)
+            sequence.tokens.append(chosen.token_id)
+            events.append(Token(turn.ticket, chosen.token_id, chosen.logprobs))
+            if turn.matcher is None or turn.matcher.consume((chosen.token_id,)):
+                self._end_if_complete(sequence, turn, events)
+            else:
+                events.append(self.fail(sequence, _grammar_error(turn, turn.generated(len(sequence.tokens)))))
             if number == last or sequence.turn is not turn or row.draft[number].token_id != chosen.token_id:
                 break
             cache.commit(sequence, len(sequence.tokens))
@@ -87,23 +90,11 @@ class Turns:
             self._scheduler.drafting.note_accepted(len(sampled) - 1, accepted)
         return events
 
-    def _append(self, sequence: TokenSequence, turn: TurnState, sampled: Sampled, events: list[Event]) -> None:
-        """Take the turn's next token, which may be its last."""
-        sequence.tokens.append(sampled.token_id)
-        events.append(Token(turn.ticket, sampled.token_id, sampled.logprobs))
-        if turn.matcher is None or turn.matcher.consume((sampled.token_id,)):
-            self._end_if_complete(sequence, turn, events)
-            return
-        grammar, number = turn.sampling.grammar, turn.generated(len(sequence.tokens))
-        assert grammar is not None  # it made the matcher
-        what = f"{grammar.field}: the grammar became too complex at token {number} of the answer: {turn.matcher.error}"
-        events.append(self.fail(sequence, turn, GrammarTooComplex(what, param=grammar.field)))
-
     def _end_if_complete(self, sequence: TokenSequence, turn: TurnState, events: list[Event]) -> None:
         reason = turn.finish_reason(sequence.tokens, self.max_model_len)
         if reason is not None:
             self._scheduler.cache.trim(sequence)
-            events.append(self.end(sequence, turn, reason))
+            events.append(self.end(sequence, reason))
 
     def pause(self, row: Row, hidden: StoredTensor) -> list[Event]:
         """Stop the turn where its row has stopped, with the residual stream that it had there. The turn fails if there
@@ -114,7 +105,7 @@ class Turns:
             _note_edits(row)
             self.activations.check(sequence, hidden.nbytes)
         except (FieldOutOfRange, ActivationsFull) as error:
-            return [self.fail(sequence, turn, error)]
+            return [self.fail(sequence, error)]
         events: list[Event] = self._spend(row)
         resumed = None if sequence.checkpoint is None else sequence.checkpoint.cost()
         sequence.checkpoint = Checkpoint(
@@ -134,25 +125,9 @@ class Turns:
         turn.resumed = None
         return events
 
-    def resume(
-        self, sequence: TokenSequence, turn: TurnState, checkpoint: Checkpoint, ticket: Ticket, until: Until
-    ) -> None:
-        """Let a turn that is paused at `checkpoint` go on, under another ticket. Raises `FieldOutOfRange` for a layer
-        that it has passed.
-        """
-        lowest, highest = checkpoint.boundary, self._scheduler.num_layers - 1
-        if until.layer is not None and not lowest <= until.layer <= highest:
-            what = f"until.layer must be from {lowest} to {highest}: the session is paused after layer {lowest - 1}"
-            raise FieldOutOfRange(what, param="until.layer")
-        if until.layer is not None:
-            turn.pause_at = until.layer + 1, checkpoint.first
-        elif until.next_token:
-            turn.pause_at = lowest, len(sequence.tokens)
-        turn.ticket, turn.paused, turn.to_end = ticket, False, until.end
-        self._scheduler.requeue(sequence, turn)
-
-    def end(self, sequence: TokenSequence, turn: TurnState, reason: FinishReason) -> TurnFinished:
+    def end(self, sequence: TokenSequence, reason: FinishReason) -> TurnFinished:
         """End the sequence's turn; the sequence keeps its history and the KV of whole passes."""
+        turn = sequence.active_turn
         self._drop_checkpoint(sequence)
         made = sequence.interventions.snapshot()
         changed = None if made == turn.interventions else made
@@ -163,8 +138,9 @@ class Turns:
         self._scheduler.retire(sequence)
         return finished
 
-    def fail(self, sequence: TokenSequence, turn: TurnState, error: DjinnError) -> Failed:
+    def fail(self, sequence: TokenSequence, error: DjinnError) -> Failed:
         """End the sequence's turn with an error. The history is as before it; the KV goes: it may be half written."""
+        turn = sequence.active_turn
         self._drop_checkpoint(sequence)
         sequence.turn = None
         self._tiers.drop(sequence)
@@ -186,6 +162,15 @@ class Turns:
         sequence.checkpoint = None
         self.activations.note(sequence)
         sequence.interventions.truncate(max(sequence.reached, sequence.computed))
+
+
+def _grammar_error(turn: TurnState, number: int) -> GrammarTooComplex:
+    """The turn's matcher has given up at that token of the answer."""
+    grammar, matcher = turn.sampling.grammar, turn.matcher
+    assert grammar is not None
+    assert matcher is not None
+    what = f"{grammar.field}: the grammar became too complex at token {number} of the answer: {matcher.error}"
+    return GrammarTooComplex(what, param=grammar.field)
 
 
 def _note_edits(row: Row) -> None:

@@ -108,7 +108,8 @@ def _allocate_device(
             return KVPool(loaded.stack, blocks, layout.block_size, dtype=dtype), None
     arena, memory = loaded.streamed.share(blocks, layout.block_bytes)
     pool = KVPool(loaded.stack, arena.most_blocks, layout.block_size, memory, dtype=dtype)
-    return pool, Borrower(arena, loaded.streamed)
+    streamed = loaded.streamed
+    return pool, Borrower(arena, streamed.lend, streamed.take_back, pool.copy_blocks)
 
 
 def _allocate_host(loaded: LoadedModel, pool: KVPool, blocks: int, layout: KVLayout) -> HostPool:

@@ -10,7 +10,6 @@ import torch
 
 from app.domain.values import ModelInfo
 from app.gpu.commands.dispatch import CommandHandler
-from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.whitebox import Whitebox
 from app.gpu.device.hardware import choose_kv_dtype, dtype_name
 from app.gpu.engine import Engine, Progress
@@ -22,7 +21,7 @@ from app.gpu.kernels.attention.base import make_batch, require_rows
 from app.gpu.kernels.cpu import release_threads, telling_of_compilation
 from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.cache import KVCache
-from app.gpu.kv.loan import KVLoans, lend_nothing
+from app.gpu.kv.loan import lend_nothing
 from app.gpu.kv.mover import KVMover
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
@@ -105,7 +104,6 @@ def build_engine(
     turns = Turns(scheduler, limit, grammars.match, activations)
     to_host = partial(HostTensor.of, streams=loaded.streams)
     whitebox = Whitebox(scheduler.placement, runner.predict, to_host, grammars.match, activations)
-    inspector = Inspector(scheduler, loaded.text, runner.counts, activations.use)
     mover = KVMover(kv.host, kv.identity, kv.disk, _open_way(settings, kv.host))
     saved, refused = find_files(kv.disk)
     handler = CommandHandler(
@@ -113,7 +111,8 @@ def build_engine(
         phases,
         turns,
         whitebox,
-        inspector,
+        text=loaded.text,
+        steps=runner.counts,
         saved=saved,
         refused=refused,
         transports=mover.prompts,
@@ -126,7 +125,7 @@ def build_engine(
         turns,
         handler,
         mover,
-        None if borrower is None else KVLoans(borrower, scheduler.placement, scheduler.headroom, kv.pool.copy_blocks),
+        borrower,
         grammars,
         progress,
         loaded.close,

@@ -28,7 +28,7 @@ from app.domain.values import (
     TokenLogprobs,
     TurnUsage,
 )
-from app.gpu.state.blocks import BlockHash, BlockId
+from app.gpu.state.blocks import BlockHash, BlockId, BlockPool
 from app.gpu.state.checkpoints import Captured, CaptureLog, Cell, Checkpoint
 from app.gpu.state.drafts import Drafter
 from app.gpu.state.interventions import InterventionLog
@@ -129,6 +129,11 @@ class TurnState:
     """On the engine's clock."""
     restore_ms: float = 0.0
     """How long the turn has waited for KV that was not on the device."""
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether it still needs logits of prompt tokens, which only computing them gives."""
+        return self.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_tokens - 1
 
     def fork(self, ticket: Ticket) -> Self:
         """The same turn for another session."""
@@ -293,6 +298,16 @@ class TokenSequence:
     def prompt_tokens(self) -> int:
         """Length of the context that the turn began from, or would if it began now."""
         return len(self.tokens) if self.turn is None else self.turn.prompt_tokens
+
+    @property
+    def active_turn(self) -> TurnState:
+        """The turn of a sequence that has one."""
+        assert self.turn is not None
+        return self.turn
+
+    def blocks_to_come(self, pool: BlockPool) -> int:
+        """Device blocks that the rest of its tokens and one more need."""
+        return max(0, len(self.tokens) // pool.block_size + 1 - len(self.blocks))
 
     def assume_computed(self) -> None:
         """The history comes from elsewhere: all of it had its KV, but for the token that was sampled last. That one has

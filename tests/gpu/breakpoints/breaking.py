@@ -34,7 +34,7 @@ from app.messages import (
 )
 from tests.gpu.breakpoints.breaking_models import prompt
 from tests.gpu.breakpoints.breaking_oracle import tensor_of
-from tests.gpu.driving import GREEDY, Driver
+from tests.gpu.driving import GREEDY, Driver, check_queue
 
 MAX_STEPS = 20_000
 
@@ -98,7 +98,7 @@ class BreakDriver(Driver):
         cache, tiers = scheduler.cache, self.placement.tiers
         cache.pool.check_integrity([*(s.blocks for s in sequences), *tiers.held(cache.pool)])
         cache.host.check_integrity([*(s.host_blocks for s in sequences), *tiers.held(cache.host)])
-        scheduler.check_integrity()
+        check_queue(scheduler)
         checkpoints = [s.checkpoint.hidden.nbytes for s in sequences if s.checkpoint is not None]
         captures = {s.session: s.captures.nbytes for s in sequences if s.captures.nbytes}
         held = StackUse(len(checkpoints), sum(checkpoints), sum(captures.values()), captures)

@@ -100,7 +100,7 @@ def test_a_half_pass_comes_back_half_until_it_ends_or_must_be_recomputed() -> No
     [move] = bench.restore(paused)
     assert layers_of(move) == [1, 1], "the device still has the whole blocks"
     assert move.source == tuple(paused.host_blocks[2:])
-    bench.tiers.end_pass(paused)
+    paused.outgoing = None
     bench.cache.reserve(paused, LENGTH - 2 * BLOCK_SIZE)
     paused.checkpoint = None
     bench.cache.commit(paused, LENGTH)
@@ -194,9 +194,8 @@ def run(
     """
     bench.phases.rest()
     keeping = ShutdownFlush(bench.placement, sequences, bench.now + within_s)
-    keeping.tick()
-    ordered, ended = bench.orders(), 0
-    while not keeping.is_over:
+    is_over, ordered, ended = keeping.go_on(), bench.orders(), 0
+    while not is_over:
         assert ordered or keeping.is_due, "nothing moves, and it is not over"
         if ordered:
             move = ordered.pop(0 if choose is None else choose.randrange(len(ordered)))
@@ -204,7 +203,7 @@ def run(
             bench.now += len(move.source) * FIRST_GUESS_S * (move.kind is MoveKind.TO_DISK)
             bench.complete(Moved(move.number, 0.0, "broken" if fails(move.kind) else None))
         meanwhile(ended)
-        keeping.tick()
+        is_over = keeping.go_on()
         ordered += bench.orders()
     bench.finish()
     return keeping

@@ -200,7 +200,7 @@ def test_room_for_one_prompt_costs_no_more_for_each_of_ten_times_as_many_that_le
         bench.begin_turn(turn)
         counts.append(calls_of(partial(bench.placement.make_room, 2 * number, turn)))
         assert {tier_of(each) for each in sessions} == {Tier.TO_HOST}
-        assert bench.tiers.freeing == 2 * number
+        assert bench.device.leaving == 2 * number
     few, many = counts
     assert many < 12 * few
 

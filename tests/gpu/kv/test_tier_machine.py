@@ -81,13 +81,13 @@ class TierMachine(PlanningMachine):
     @rule(session=sessions, phase=st.sampled_from(Phase), resume_in_ms=st.none() | st.floats(0, 2000))
     def signal(self, session: SessionId, phase: Phase, resume_in_ms: float | None) -> None:
         if self.ticket_of(session) is None:
-            self.handler.handle(SetPhase(next(self.tickets), session, phase, resume_in_ms))
+            self.handle(SetPhase(next(self.tickets), session, phase, resume_in_ms))
             self.collect()
 
     @rule(session=sessions)
     def leave_the_host(self, session: SessionId) -> None:
         """Copies of what is on the device go at once."""
-        self.handler.handle(FreeHost(next(self.tickets), session))
+        self.handle(FreeHost(next(self.tickets), session))
         [sequence] = [each for each in self.handler.sequences if each.session == session]
         assert not (sequence.blocks and sequence.host_blocks) or sequence.busy or sequence.moving
         self.collect()
@@ -112,7 +112,7 @@ class TierMachine(PlanningMachine):
             return multiple()
         ticket = next(self.tickets)
         self.files_under_way.add(ticket)
-        self.take(self.handler.handle(Export(ticket, session, f"{ticket}.kv")))
+        self.take(self.handle(Export(ticket, session, f"{ticket}.kv")))
         self.collect()
         return f"{ticket}.kv"
 
@@ -121,7 +121,7 @@ class TierMachine(PlanningMachine):
         """It ends at once: until then nobody knows the session. A file that has not been written is an error."""
         session, ticket = next(self.names), next(self.tickets)
         self.files_under_way.add(ticket)
-        self.handler.handle(Import(ticket, session, path, namespace=session))
+        self.handle(Import(ticket, session, path, namespace=session))
         self.collect()
         [move] = [move for move in self.ordered if move.kind is MoveKind.IMPORT]
         written = self.model.exported.get(path)
@@ -228,7 +228,7 @@ class GuaranteedMachine(TierMachine):
         refused = sum(sequence.guaranteed for sequence in self.handler.sequences) + 2 > contexts
         session = next(self.names)
         try:
-            self.handler.handle(Open(next(self.tickets), session, "a", Residency.GUARANTEED))
+            self.handle(Open(next(self.tickets), session, "a", Residency.GUARANTEED))
         except Busy:
             assert refused
             return multiple()
@@ -284,7 +284,7 @@ class EndingMachine(TierMachine):
     def teardown(self) -> None:
         sessions = tuple(sequence.session for sequence in self.handler.sequences)
         self.now += 2 * DISK_REST_S  # a write that has failed is forgotten
-        self.handler.handle(KeepKV(next(self.tickets), sessions, within_s=1e9))
+        self.take(self.handle(KeepKV(next(self.tickets), sessions, within_s=1e9)))
         for _ in range(5000):
             if self.open_turns:
                 self.step(0)

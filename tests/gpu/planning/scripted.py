@@ -123,7 +123,7 @@ class Play:
 
     def submit(self, moves: Iterable[Move]) -> None:
         """See `KVMover.submit`. Some are done now, the others later."""
-        self._orders += [(move, self._mover.now()) for move in moves]
+        self._orders += [(move, self._mover._host.now()) for move in moves]
         while self._orders and self._random.random() < 0.3:
             self._carry_out()
 

@@ -97,7 +97,7 @@ def test_prompts_do_not_rest_for_a_turn_whose_kv_is_on_its_way(model: ResolvedMo
             driver.take(driver.engine.step())  # and nothing moves
             assert driver.sequence(one).computed + driver.sequence(two).computed > before
         if session is one:
-            assert not driver.scheduler.queue.running[one].turn.skipped
+            assert not driver.scheduler.queue.running[one].active_turn.skipped
     assert not driver.tokens(turn)
     driver.finish(turn)
 
@@ -163,3 +163,19 @@ def test_a_prompt_that_finds_no_room_for_its_breakpoints_takes_no_tokens_from_an
     # Half of the steps could be the other tenant's.
     assert driver.steps_until_token(plain) <= 2 * ceil(length / (STEP_TOKENS - 1)) + 2
     assert all(len(turn.tokens) < 100 for turn in decoding)
+
+
+def test_what_a_prompt_without_room_for_its_breakpoints_leaves_goes_to_those_behind_it(tiny_llama: TinyModel) -> None:
+    driver = BreakDriver(tiny_llama.engine(max_step_tokens=64))
+    decoding = [driver.begin(open_busy(driver), prompt(number, 2), 100) for number in range(8)]
+    while not all(turn.tokens for turn in decoding):
+        driver.take(driver.engine.step())
+    driver.take(driver.engine.step())
+    driver.submit(driver.open("plain"), prompt(98, 40), 9)
+    driver.submit(driver.open("busy"), prompt(97, 120), 1)
+    for _ in range(2):  # one with prompts, one without; the tenant of the busy sessions has had less then
+        driver.take(driver.engine.step())
+    driver.begin(open_busy(driver), prompt(50, 60), 1)
+    driver.submit(driver.open("plain"), prompt(99, 50), 1)
+    driver.take(driver.engine.step())
+    assert sum(row.length for row in driver.plans[-1].rows) == 64

@@ -23,7 +23,6 @@ from hypothesis.stateful import (
 from app.domain.memory_map import StepCounts, TextUse
 from app.domain.values import FinishReason, KVPolicy, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs
 from app.gpu.commands.dispatch import CommandHandler
-from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.whitebox import Whitebox
 from app.gpu.kv.cache import KVCache
 from app.gpu.kv.loan import lend_nothing
@@ -32,7 +31,6 @@ from app.gpu.kv.placement import Placement
 from app.gpu.kv.stream import PromptStreams
 from app.gpu.kv.tiers import KVTiers
 from app.gpu.planning.drafting import Drafting
-from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.planning.queue import StepPlan
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
@@ -43,6 +41,7 @@ from app.gpu.state.sequence import ActivationRoom
 from app.messages import (
     Cancel,
     Close,
+    Command,
     Done,
     Event,
     Failed,
@@ -54,6 +53,7 @@ from app.messages import (
     Token,
     TurnFinished,
 )
+from tests.gpu.driving import check_queue
 from tests.gpu.kv.kv_model import KVModel
 
 pytestmark = pytest.mark.timeout(600)  # a hundred examples, however slow the machine
@@ -104,13 +104,13 @@ class PlanningMachine(RuleBasedStateMachine):
         activations = ActivationRoom(0)
         self.turns = Turns(self.scheduler, self.MAX_LEN, nobody_asks, activations)
         whitebox = Whitebox(self.placement, nobody_asks, nobody_asks, nobody_asks, activations)
-        inspector = Inspector(self.scheduler, lambda: TextUse(0, 0), StepCounts, activations.use)
         self.handler = CommandHandler(
             self.scheduler,
             self.phases,
             self.turns,
             whitebox,
-            inspector,
+            text=lambda: TextUse(0, 0),
+            steps=StepCounts,
             saved={},
             refused=(),
             transports=cast("PromptStreams", nobody_asks),
@@ -126,6 +126,14 @@ class PlanningMachine(RuleBasedStateMachine):
     def borrow(self, missing: int) -> int:
         """All weights stay on the device."""
         return lend_nothing(missing)
+
+    def handle(self, command: Command) -> list[Event]:
+        """Raises the error of a command that fails."""
+        events = self.handler.handle(command)
+        for event in events:
+            if isinstance(event, Failed):
+                raise event.error
+        return events
 
     def take(self, events: Iterable[Event]) -> None:
         """Follow the events as the event loop would."""
@@ -157,7 +165,7 @@ class PlanningMachine(RuleBasedStateMachine):
 
     def open_for(self, tenant: str) -> SessionId:
         session = next(self.names)
-        self.handler.handle(Open(next(self.tickets), session, tenant))
+        self.handle(Open(next(self.tickets), session, tenant))
         self.histories[session] = []
         return session
 
@@ -178,7 +186,7 @@ class PlanningMachine(RuleBasedStateMachine):
         self.open_turns[ticket] = session
         if scored:
             self.scored.add(session)
-        self.take(self.handler.handle(Submit(ticket, session, tuple(new), sampling, stop, replace)))
+        self.take(self.handle(Submit(ticket, session, tuple(new), sampling, stop, replace)))
         self.histories[session] = wanted
 
     @rule(token=st.sampled_from([0, 0, 1, 2, 3]), count=st.integers(1, 4), follow=st.integers(0, 3))
@@ -194,7 +202,7 @@ class PlanningMachine(RuleBasedStateMachine):
         if not self.scheduler.has_work:
             return
         plan = self.scheduler.plan()
-        self.placement.write_behind(active.sequence for active in self.scheduler.queue.running.values())
+        self.placement.write_behind(self.scheduler.queue.running.values())
         # Making room can cost a step, when the sequence that it was for gave way to disk itself; but never two.
         plan = plan if plan.rows or self.tiers.in_flight else self.scheduler.plan()
         assert plan.rows or self.tiers.in_flight, "work waits, yet the step is empty"
@@ -213,7 +221,7 @@ class PlanningMachine(RuleBasedStateMachine):
 
     def launch_overlapped(self, rows: list[Row], token: int) -> list[Row]:
         """Plan and run the rows that follow `rows`, whose token is still on the device."""
-        overlapped = plan_overlapped(self.scheduler, rows, self.MAX_LEN).rows
+        overlapped = self.scheduler.plan_overlapped(rows, self.MAX_LEN).rows
         for row in overlapped:
             row.sequence.tokens.append(token)
         self.model.run(StepPlan(overlapped))
@@ -237,7 +245,7 @@ class PlanningMachine(RuleBasedStateMachine):
         assert turn is not None
         if keep is not None:
             keep = min(keep, len(self.histories[session]) - turn.prompt_tokens)
-        events = self.handler.handle(Cancel(next(self.tickets), session, ticket, keep, FinishReason.STOP))
+        events = self.handle(Cancel(next(self.tickets), session, ticket, keep, FinishReason.STOP))
         self.take(events)
         assert isinstance(events[-1], Done)
         assert events[-1].value == len(self.histories[session])
@@ -248,7 +256,7 @@ class PlanningMachine(RuleBasedStateMachine):
         if self.ticket_of(session) is not None:
             return multiple()
         child = next(self.names)
-        self.handler.handle(Fork(next(self.tickets), session, child))
+        self.handle(Fork(next(self.tickets), session, child))
         self.histories[child] = list(self.histories[session])
         self.submit_some([(session, [1, *new], 3), (child, [2, *new], 3)])
         return child
@@ -257,12 +265,12 @@ class PlanningMachine(RuleBasedStateMachine):
     def rewind(self, session: SessionId, share: float) -> None:
         if self.ticket_of(session) is None:
             to_token = int(share * len(self.histories[session]))
-            self.handler.handle(Rewind(next(self.tickets), session, to_token))
+            self.handle(Rewind(next(self.tickets), session, to_token))
             del self.histories[session][to_token:]
 
     @rule(session=consumes(sessions))
     def close(self, session: SessionId) -> None:
-        self.take(self.handler.handle(Close(next(self.tickets), session)))
+        self.take(self.handle(Close(next(self.tickets), session)))
         del self.histories[session]
 
     @invariant()
@@ -270,7 +278,7 @@ class PlanningMachine(RuleBasedStateMachine):
         sequences = self.handler.sequences
         self.pool.check_integrity([*(s.blocks for s in sequences), *self.tiers.held(self.pool)])
         self.host.check_integrity([*(s.host_blocks for s in sequences), *self.tiers.held(self.host)])
-        self.scheduler.check_integrity()
+        check_queue(self.scheduler)
 
     @invariant()
     def histories_agree(self) -> None:

@@ -50,7 +50,7 @@ def begin(driver: Driver, turns: list[Ticket], count: int) -> None:
 
 
 def running(driver: Driver) -> list[Ticket]:
-    return [active.turn.ticket for active in driver.scheduler.queue.running.values()]
+    return [each.active_turn.ticket for each in driver.scheduler.queue.running.values()]
 
 
 def test_a_tenant_that_fills_the_step_lets_another_in(driver: Driver) -> None:
@@ -246,7 +246,7 @@ def test_kv_of_the_tenant_that_holds_the_most_leaves_the_host_first_and_the_devi
     assert driver.sequence(quiet).tier is Tier.HOST
     for number in range(MAX_RUNNING):
         driver.submit(driver.open("greedy"), prompt(100 + number, BLOCK), 40 * BLOCK)
-    while all(len(active.sequence.blocks) < 6 for active in driver.scheduler.queue.running.values()):
+    while all(len(each.blocks) < 6 for each in driver.scheduler.queue.running.values()):
         driver.advance()
     turn = driver.submit(quiet, prompt(50, BLOCK), 4)
     # KV of others goes to disk, theirs leaves the device, the other's comes back, and it runs.

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.breakpoint_work import STEP_WORK
-from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
-from app.gpu.planning.fairness import Fairness, VirtualTime
-from app.gpu.planning.queue import ActiveTurn, TurnQueue
-from app.gpu.state.sequence import TokenSequence, TurnState
+from app.domain.values import SessionId
+from app.gpu.planning.queue import Fairness, TurnQueue, VirtualTime
+from app.gpu.state.sequence import TokenSequence
 
 STEP_TOKENS = 32
 MOST_BEHIND = 2 * STEP_TOKENS
@@ -23,16 +22,13 @@ tenants = st.sampled_from(["a", "b", "c"])
 prompts = st.tuples(tenants, st.integers(1, 3 * STEP_TOKENS))
 
 
-def claim(tenant: str, tokens: int) -> ActiveTurn:
+def claim(tenant: str, tokens: int) -> TokenSequence:
     number = next(NUMBERS)
-    turn = TurnState(Ticket(number), SamplingParams(seed=0), StopRule(1), tokens, 0)
-    return ActiveTurn(TokenSequence(SessionId(f"s{number}"), b"", tokens=[0] * tokens, tenant=tenant), turn)
+    return TokenSequence(SessionId(f"s{number}"), b"", tokens=[0] * tokens, tenant=tenant)
 
 
-def in_turn(shares: VirtualTime, claims: list[ActiveTurn]) -> list[ActiveTurn]:
-    return shares.in_turn(
-        claims, lambda each: each.sequence.tenant, lambda each: min(each.sequence.pending, STEP_TOKENS)
-    )
+def in_turn(shares: VirtualTime, claims: list[TokenSequence]) -> list[TokenSequence]:
+    return shares.in_turn(claims, lambda each: each.tenant, lambda each: min(each.pending, STEP_TOKENS))
 
 
 class Steps:
@@ -40,32 +36,32 @@ class Steps:
 
     def __init__(self) -> None:
         self.shares = VirtualTime(MOST_BEHIND)
-        self.claims: list[ActiveTurn] = []
+        self.claims: list[TokenSequence] = []
         self.computed: Counter[str] = Counter()
         self.without: str | None = None
         """A tenant that has no room for now."""
 
-    def add(self, tenant: str, tokens: int) -> ActiveTurn:
+    def add(self, tenant: str, tokens: int) -> TokenSequence:
         added = claim(tenant, tokens)
         self.claims.append(added)
         return added
 
     def run(self) -> None:
         left = STEP_TOKENS
-        for active in in_turn(self.shares, self.claims):
-            length = min(left, active.sequence.pending)
-            if length and active.sequence.tenant != self.without:
-                active.sequence.computed += length
-                self.shares.charge(active.sequence.tenant, length)
-                self.computed[active.sequence.tenant] += length
+        for each in in_turn(self.shares, self.claims):
+            length = min(left, each.pending)
+            if length and each.tenant != self.without:
+                each.computed += length
+                self.shares.charge(each.tenant, length)
+                self.computed[each.tenant] += length
                 left -= length
-        self.claims = [active for active in self.claims if active.sequence.pending]
+        self.claims = [each for each in self.claims if each.pending]
 
-    def until(self, waited_for: ActiveTurn) -> int:
+    def until(self, waited_for: TokenSequence) -> int:
         """Steps until that prompt is whole."""
         for number in itertools.count(1):
             self.run()
-            if not waited_for.sequence.pending:
+            if not waited_for.pending:
                 return number
         raise AssertionError
 
@@ -76,8 +72,8 @@ def test_the_order_loses_no_turn_and_keeps_each_tenants_own(sent: list[tuple[str
     ordered = in_turn(VirtualTime(MOST_BEHIND), claims)
     assert len(ordered) == len(claims)
     for tenant in ("a", "b", "c"):
-        own = [each for each in ordered if each.sequence.tenant == tenant]
-        assert own == [each for each in claims if each.sequence.tenant == tenant]
+        own = [each for each in ordered if each.tenant == tenant]
+        assert own == [each for each in claims if each.tenant == tenant]
 
 
 @given(st.lists(st.integers(1, 3 * STEP_TOKENS), min_size=1), st.lists(st.integers(1, 3 * STEP_TOKENS), min_size=1))
@@ -85,7 +81,7 @@ def test_who_always_has_prompts_has_an_equal_share_whatever_their_lengths(one: l
     steps, lengths = Steps(), {"a": itertools.cycle(one), "b": itertools.cycle(other)}
     for _ in range(60):
         for tenant, own in lengths.items():
-            while sum(c.sequence.pending for c in steps.claims if c.sequence.tenant == tenant) < 2 * STEP_TOKENS:
+            while sum(c.pending for c in steps.claims if c.tenant == tenant) < 2 * STEP_TOKENS:
                 steps.add(tenant, next(own))
         steps.run()
         assert abs(steps.computed["a"] - steps.computed["b"]) <= STEP_TOKENS

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
 from app.domain.values import KVPolicy, Phase, Tier
-from app.gpu.kv.loan import PATIENCE_STEPS, Borrower, KVLoans
+from app.gpu.kv.loan import PATIENCE_STEPS, Borrower
 from app.gpu.planning.queue import StepPlan
 from app.gpu.state.blocks import BlockId
 from app.gpu.state.sequence import TokenSequence
@@ -49,13 +50,19 @@ class FakeWeights:
                 self.memory[block, offset] = ("weights",)
 
 
+def borrower_of(
+    weights: FakeWeights, copy: Callable[[Sequence[tuple[BlockId, BlockId]]], None] = lambda copies: None
+) -> Borrower:
+    return Borrower(weights.arena, weights.lend, weights.take_back, copy)
+
+
 @given(needs=st.lists(st.integers(0, 60), max_size=120), kept=st.integers(0, 12))
 def test_whatever_the_load_a_bundle_stays_lent_for_some_steps_and_no_longer_than_that(
     needs: list[int], kept: int
 ) -> None:
     arena = arena_of(20, kept)
     weights = FakeWeights(arena, {})
-    borrower = Borrower(arena, weights)
+    borrower = borrower_of(weights)
     lent_for: list[int] = []
     """For how many steps each bundle has been lent."""
     without = 0
@@ -81,8 +88,7 @@ def test_whatever_the_load_a_bundle_stays_lent_for_some_steps_and_no_longer_than
 
 
 def test_no_more_is_lent_than_is_needed_and_an_idle_engine_takes_it_back_at_once() -> None:
-    arena = arena_of(20, 4)
-    borrower = Borrower(arena, FakeWeights(arena, {}))
+    borrower = borrower_of(FakeWeights(arena_of(20, 4), {}))
     assert (borrower.borrow(3), borrower.lent) == (5, 2)
     assert borrower.blocks == 25
     assert not borrower.borrow(6), "nothing where it would not be enough"
@@ -102,10 +108,9 @@ def test_no_more_is_lent_than_is_needed_and_an_idle_engine_takes_it_back_at_once
     ],
 )
 def test_what_rests_in_borrowed_memory_gives_way_to_weights(policy: KVPolicy, phase: Phase, gives_way: bool) -> None:
-    arena = arena_of(16, 4)
-    borrower = Borrower(arena, FakeWeights(arena, {}))
+    borrower = borrower_of(FakeWeights(arena_of(16, 4), {}))
     bench = Bench(policy=policy, borrow=borrower.borrow)
-    loans = KVLoans(borrower, bench.placement, lambda: 0, lambda copies: None)
+    settle = partial(borrower.settle, bench.placement, lambda: 0, idle=False)
     turns = list[TokenSequence]()
     for _ in range(2):  # weights lend what the second lacks
         assert bench.device.available >= 10 or bench.make_room(10)
@@ -116,13 +121,13 @@ def test_what_rests_in_borrowed_memory_gives_way_to_weights(policy: KVPolicy, ph
     bench.placement.end_turn(first)
     first.phase = phase
     for _ in range(PATIENCE_STEPS - 1):
-        loans.settle(idle=False)
+        settle()
     assert borrower.lent == 2
-    loans.settle(idle=False)
+    settle()
     assert first.tier is (Tier.TO_HOST if gives_way else Tier.DEVICE)
     bench.finish()
     for _ in range(PATIENCE_STEPS):
-        loans.settle(idle=False)
+        settle()
     assert borrower.lent == (0 if gives_way else 2)
     assert second.tier is Tier.DEVICE
     assert max(second.blocks) < borrower.blocks
@@ -137,18 +142,20 @@ class LendingMachine(TierMachine):
         super().__init__()
         self.arena = arena_of(self.DEVICE_BLOCKS, 4)
         self.weights = FakeWeights(self.arena, self.model.device)
-        self.borrower = Borrower(self.arena, self.weights)
-        self.loans = KVLoans(self.borrower, self.placement, self.scheduler.headroom, self.copy)
+        self.borrower = borrower_of(self.weights, self.copy)
 
     def borrow(self, missing: int) -> int:
         return self.borrower.borrow(missing)
+
+    def settle_loans(self, *, idle: bool) -> bool:
+        return self.borrower.settle(self.placement, self.scheduler.headroom, idle=idle)
 
     def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         self.model.run(StepPlan(copies=list(copies)))
 
     def step(self, token: int, follow: int = 0) -> None:
         """No step follows another where memory may change hands between them."""
-        self.loans.settle(idle=not self.scheduler.has_work)
+        self.settle_loans(idle=not self.scheduler.has_work)
         super().step(token)
 
     @invariant()
@@ -159,7 +166,7 @@ class LendingMachine(TierMachine):
     def teardown(self) -> None:
         """What has been lent comes back when nobody is left."""
         super().teardown()
-        while self.loans.settle(idle=True):
+        while self.settle_loans(idle=True):
             pass
         assert self.borrower.lent == 0
 

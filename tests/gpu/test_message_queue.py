@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from app.gpu.commands.message_queue import Message, MessageQueue
+from app.gpu.engine import Message, MessageQueue
 from app.gpu.state.moves import Moved
 
 
