@@ -1,5 +1,6 @@
 """What the engine says of its memory. Sizes in bytes."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -24,7 +25,7 @@ class SessionMemory:
     """One session's KV: `blocks` that hold `computed_tokens` of its `tokens`, and the bytes of them in each tier.
 
     `bytes_out` and `bytes_in` have left and come back to the device since the session was opened, in `restores` moves.
-    A block is for `block_tokens` tokens and takes `block_bytes`.
+    A block is for `block_tokens` tokens and takes `block_bytes`. With a window, at most `most_blocks` are kept.
     """
 
     tokens: int = 0
@@ -39,13 +40,14 @@ class SessionMemory:
     restores: int = 0
     block_tokens: int = 1
     block_bytes: int = 0
+    most_blocks: int = sys.maxsize
 
     def grown(self, tokens: int) -> Self:
         """The same once a turn has decoded to a history of so many tokens. Only KV on the device grows. While a prompt
         is computed the engine tells of each part.
         """
         computed, decodes = tokens - 1, self.computed_tokens >= self.tokens - 1
-        blocks = -(-computed // self.block_tokens)
+        blocks = min(-(-computed // self.block_tokens), self.most_blocks)
         if self.tier is not Tier.DEVICE or not decodes or blocks <= self.blocks:
             return self
         size = max(self.device_bytes, blocks * self.block_bytes)
@@ -152,3 +154,5 @@ class MemoryMap:
     drafts: DraftCounts
     stack: StackUse
     seconds: float
+    most_blocks: int = sys.maxsize
+    """Of one session, with a window."""

@@ -6,7 +6,7 @@ Tensors are on the CPU and as small as can be, so that an operator on them takes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -20,6 +20,7 @@ from app.gpu.kernels.attention.base import Batch
 from app.gpu.sampling import triton_draw
 from app.gpu.startup.loader import build_engine
 from app.gpu.startup.weights import LoadedModel
+from app.gpu.state.layer_state import LayerState, TokenState
 from app.model_store.resolve import resolve
 from benchmarks.engine.loading import make_settings
 
@@ -90,6 +91,7 @@ class NullStack:
     """See `LayerStack`. It thinks as much of one token as of another."""
 
     num_layers, hidden_size, kv_heads, head_dim = LAYERS, 1, 1, 1
+    states: Sequence[LayerState] = (TokenState(2),) * LAYERS
     vocab_size, parameter_bytes = VOCABULARY, 0
     dtype, device = torch.float32, torch.device("cpu")
 

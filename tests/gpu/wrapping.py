@@ -15,6 +15,7 @@ class WrappedStack:
         self._stack = stack
         self.num_layers, self.hidden_size, self.vocab_size = stack.num_layers, stack.hidden_size, stack.vocab_size
         self.kv_heads, self.head_dim, self.max_model_len = stack.kv_heads, stack.head_dim, stack.max_model_len
+        self.states = stack.states
         self.dtype, self.device, self.parameter_bytes = stack.dtype, stack.device, stack.parameter_bytes
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Commands: each goes to the code that carries it out, and is answered once."""
 
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping
@@ -181,15 +182,16 @@ class CommandHandler:
             tokens=len(sequence.tokens),
             computed_tokens=sequence.computed,
             tier=sequence.tier,
-            blocks=pool.blocks_for(sequence.written),
-            device_bytes=len(sequence.blocks) * size,
-            host_bytes=len(sequence.host_blocks) * size,
+            blocks=pool.kept_for(sequence.written),
+            device_bytes=len(sequence.held) * size,
+            host_bytes=len(sequence.copies) * size,
             disk_bytes=sequence.disk_blocks * size,
             bytes_out=traffic.bytes_out,
             bytes_in=traffic.bytes_in,
             restores=traffic.restores,
             block_tokens=pool.block_size,
             block_bytes=size,
+            most_blocks=pool.kept_for(sys.maxsize),
         )
 
     def _memory(self) -> MemoryMap:
@@ -204,6 +206,7 @@ class CommandHandler:
             kv_cached_bytes=device.cached * size,
             block_bytes=size,
             block_tokens=device.block_size,
+            most_blocks=device.kept_for(sys.maxsize),
             sessions=len(self.sequences),
             sessions_by_tier=Counter(each.tier for each in self.sequences if each.tier is not None),
             host=TierUse(host.num_blocks * size, host.owned * size, host.cached * size),

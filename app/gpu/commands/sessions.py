@@ -85,8 +85,7 @@ class Sessions:
         computed = saved.computed_tokens
         same = common_prefix(tuple(sequence.tokens), tuple(saved.token_ids))
         if same and saved.namespace == file_namespace(sequence, computed):  # imported KV has none, and is never shared
-            blocks = self._scheduler.cache.host.blocks_for(computed)
-            self._placement.adopt(sequence, min(same, computed), blocks)
+            self._placement.adopt(sequence, min(same, computed), saved.blocks, saved.first)
         else:
             self._placement.tiers.delete_file(sequence)
 
@@ -210,7 +209,7 @@ class Sessions:
         others; `FieldOutOfRange` if the device is too small for any.
         """
         pool = self._scheduler.cache.pool
-        context, block_size = pool.blocks_for(self._turns.max_model_len), pool.block_size
+        context, block_size = pool.most_for(self._turns.max_model_len), pool.block_size
         reserved = sum(sequence.guaranteed for sequence in self.sequences)
         if 2 * context > self._own_blocks:
             raise FieldOutOfRange(

@@ -68,7 +68,7 @@ class Transfers:
         sequence.tokens = list(report.token_ids)
         sequence.assume_computed()
         sequence.sent = True
-        self._adopt(sequence, report.computed)
+        self._adopt(sequence, report)
         return messages.ImportedKV(report.token_ids, report.about_at, report.about_bytes)
 
     def send(self, sequence: TokenSequence, command: messages.SendKV) -> Exchange:
@@ -92,7 +92,7 @@ class Transfers:
         """
         self._sessions.require_place(command)
         sequence = make_sequence(command)
-        on_host = blocks = self._host.blocks_for(len(sequence.tokens))
+        on_host = blocks = self._host.kept_for(len(sequence.tokens))
         while on_host and not self._placement.make_host_room(blocks, sequence):
             if self._placement.host_is_emptying:
                 yield None
@@ -116,23 +116,28 @@ class Transfers:
         if report.error is not None:
             raise EngineError(f"the session has not come: {report.error}")
         if report.computed and not move.target:
-            self._adopt(sequence, report.computed)
+            self._adopt(sequence, report)
         else:
             self._sessions.add(sequence)
         return messages.ReceivedKV(sequence.computed)
 
-    def _adopt(self, sequence: TokenSequence, computed: int) -> None:
-        """Open a session whose file has the KV of its first `computed` tokens."""
-        self._placement.adopt(sequence, computed, self._host.blocks_for(computed))
+    def _adopt(self, sequence: TokenSequence, report: Moved) -> None:
+        """Open a session whose file has the KV of its first tokens, as the report says."""
+        blocks = self._host.blocks_for(report.computed) - report.first
+        self._placement.adopt(sequence, report.computed, blocks, report.first)
         self._sessions.add(sequence)
 
     def _copy_away(self, sequence: TokenSequence, kind: MoveKind, **where: Any) -> Move:
         """Order a move of the history, and of the KV of whole passes that the host has."""
-        computed = min(sequence.computed, len(sequence.host_blocks) * self._host.block_size)
-        blocks = tuple(sequence.host_blocks[: self._host.blocks_for(computed)])
-        self._host.share(blocks)
-        history = tuple(sequence.tokens)
-        return self._tiers.order(sequence, kind, source=blocks, token_ids=history, computed=computed, **where)
+        host, first = self._host, sequence.behind
+        computed = min(sequence.computed, len(sequence.host_blocks) * host.block_size)
+        if host.first_seen(computed) < first:  # without its last blocks, what the host has is useless
+            computed = first = 0
+        blocks, tokens = tuple(sequence.host_blocks[first : host.blocks_for(computed)]), tuple(sequence.tokens)
+        host.share(blocks)
+        return self._tiers.order(
+            sequence, kind, source=blocks, first=first, token_ids=tokens, computed=computed, **where
+        )
 
     def _is_on_host(self, sequence: TokenSequence, *, make_room: bool) -> bool:
         """Whether there is nothing to wait for; if there is, it is on its way. With `make_room` other sessions give
@@ -144,7 +149,7 @@ class Transfers:
         if sequence.tier is Tier.DISK:
             needed = sequence.disk_blocks
         elif sequence.tier is Tier.DEVICE and len(sequence.host_blocks) < whole:
-            needed = whole - len(sequence.host_blocks)
+            needed = whole - sequence.copied
         else:
             return sequence.moving in (None, Tier.TO_DISK)
         if self._load(sequence, whole) or (make_room and self._placement.make_host_room(needed, sequence)):
@@ -168,18 +173,21 @@ class Transfers:
         if turn is None or not may_ask or not self._may_wait(sequence):
             return []
         most_known = tokens - 1 - max(command.apart_tokens, tokens // 2)
-        # In this order: of most turns nearly all is known, and they need no look at what others have computed.
-        if sequence.computed > most_known or self._cache.published(sequence) * self._host.block_size > most_known:
+        if sequence.computed > most_known:  # of most turns nearly all is known, and they need no further look
+            return []
+        known = max(len(self._cache.find_prefix(sequence, pool)[1]) for pool in (self._cache.pool, self._host))
+        if known * self._host.block_size > most_known:
             return []
         if sequence.tier is None:
             self._cache.match_host_prefix(sequence)
         turn.awaits_prefill = True
         first = min(len(sequence.host_blocks), len(sequence.hashes))
+        first = max(first, self._host.first_kept(tokens - 1))
         return [messages.Lacking(sequence.session, turn.ticket, first)]
 
     def _may_wait(self, sequence: TokenSequence) -> bool:
         """Whether KV that comes to the host is as good for the session as its own."""
-        on_host = self._host.num_blocks >= self._host.blocks_for(len(sequence.tokens))
+        on_host = self._host.num_blocks >= self._host.kept_for(len(sequence.tokens))
         at_rest = sequence.moving is None and sequence.tier in (None, Tier.DEVICE, Tier.HOST)
         return on_host and at_rest and not sequence.watched and not sequence.guaranteed
 
@@ -281,8 +289,11 @@ class Transfers:
         is_computed = not sequence.busy and sequence.computed == len(sequence.tokens)
         computed = end if is_computed else sequence.computed // self._host.block_size
         on_device = sequence.tier is Tier.DEVICE and sequence.outgoing is None
-        if on_device and len(sequence.host_blocks) < computed and not self._tiers.copy_out(sequence, computed):
-            if self._placement.make_host_room(computed - len(sequence.host_blocks), sequence):
+        if sent < sequence.behind:
+            raise _not_sent("its first blocks lie behind the model's window by now")
+        lacks = max(sent, sequence.copied) < computed
+        if on_device and lacks and not self._tiers.copy_out(sequence, computed):
+            if self._placement.make_host_room(computed - sequence.copied, sequence):
                 self._tiers.copy_out(sequence, computed)
             elif not self._placement.host_is_emptying:
                 raise _not_sent("host memory has no room for its KV")

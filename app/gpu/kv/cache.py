@@ -1,6 +1,10 @@
 """Operations on a sequence's blocks: find a prefix, reserve room to write, publish full blocks, fork, cut, drop.
 
 None is allowed while the sequence's KV moves: `KVTiers` takes care of that.
+
+Where every layer has a window (`BlockPool.window`), a sequence gives up the blocks that lie behind it, on the device
+and on the host. They stay published until others need the room. A sequence that is cut to where its window's blocks are
+no longer held goes on from the longest prefix that is still found, and recomputes the rest.
 """
 
 from collections import Counter
@@ -27,59 +31,61 @@ class KVCache:
         At least one token is always left to compute: the step needs its logits. Every token that a breakpoint waits
         for is left too. The prefix has been computed with the edits that the sequence would get.
         """
-        size = self.pool.block_size
-        edits, limit = expected_edits(sequence)
-        for block_hash in self._chain(sequence, min(len(sequence.tokens) - 1, limit) // size, edits):
-            block = self.pool.find(block_hash)
-            if block is None:
-                break
-            self.pool.share([block])
-            sequence.blocks.append(block)
-            sequence.hashes.append(block_hash)
-        sequence.computed = len(sequence.blocks) * size
+        blocks, sequence.hashes = self.find_prefix(sequence, self.pool)
+        self.pool.share(blocks)
+        self.hold(sequence, blocks, len(sequence.hashes) - len(blocks))
+        sequence.computed = len(sequence.hashes) * self.pool.block_size
 
     def match_host_prefix(self, sequence: TokenSequence) -> None:
         """Give a sequence without KV the longest prefix of its history that the host has, if the device has less of it:
         to copy it costs less than to compute it.
         """
-        edits, limit = expected_edits(sequence)
-        blocks, hashes, on_device = list[BlockId](), list[BlockHash](), 0
-        for block_hash in self._chain(sequence, min(len(sequence.tokens) - 1, limit) // self.pool.block_size, edits):
-            block = self.host.find(block_hash)
-            if block is None:
-                break
-            on_device += on_device == len(blocks) and self.pool.find(block_hash) is not None
-            blocks.append(block)
-            hashes.append(block_hash)
-        if len(blocks) > on_device:
-            self.host.share(blocks)
-            sequence.host_blocks, sequence.hashes = blocks, hashes
-            sequence.computed = len(blocks) * self.pool.block_size
+        blocks, hashes = self.find_prefix(sequence, self.host)
+        if hashes and len(hashes) > len(self.find_prefix(sequence, self.pool)[1]):
+            sequence.hashes, sequence.computed = hashes, len(hashes) * self.pool.block_size
+            self.hold_copies(sequence, blocks, len(hashes) - len(blocks))
             self.accept_prefix(sequence)
+
+    def find_prefix(self, sequence: TokenSequence, pool: BlockPool) -> tuple[list[BlockId], list[BlockHash]]:
+        """The longest prefix of the history that `pool` has all blocks of that the next token sees: these, and the
+        hashes of the whole prefix. Of a window that is its end.
+        """
+        edits, limit = expected_edits(sequence)
+        found, hashes = list[BlockId](), list[BlockHash]()
+        together = first = end = 0
+        for block_hash in self._chain(sequence, min(len(sequence.tokens) - 1, limit) // pool.block_size, edits):
+            block = pool.find(block_hash)
+            if block is None and pool.window is None:
+                break
+            hashes.append(block_hash)
+            found.append(-1 if block is None else block)
+            together = 0 if block is None else together + 1
+            seen = pool.first_seen(len(hashes) * pool.block_size)
+            if together >= len(hashes) - seen:
+                first, end = seen, len(hashes)
+        return found[first:end], hashes[:end]
 
     def prompt_hashes(self, sequence: TokenSequence) -> list[BlockHash]:
         """Hashes of the full blocks that come before the last token of an unwatched sequence."""
         count = (len(sequence.tokens) - 1) // self.pool.block_size
         return list(self._chain(sequence, count, NO_EDITS))
 
-    def published(self, sequence: TokenSequence) -> int:
-        """How many blocks of an unwatched sequence the device has, or the host, from the first one on."""
-        hashes = self.prompt_hashes(sequence)
-        return max(_leading(self.pool.find_all(hashes)), _leading(self.host.find_all(hashes)))
-
     def extend(self, sequence: TokenSequence, first: int, blocks: Sequence[BlockId], computed: int) -> None:
         """Put host blocks, the one that is number `first` and those behind it, in place of what the sequence has from
-        there on, if that is less and the host has all before them. The KV of `computed` tokens is on the host then.
+        there on, if that is less and the host has all before them that are seen. The KV of `computed` tokens is on the
+        host then.
         """
-        if sequence.moving is not None or len(sequence.host_blocks) < first or sequence.computed >= computed:
+        is_whole = self.pool.first_seen(computed) >= first
+        if sequence.moving is not None or sequence.computed >= computed:
+            return
+        if len(sequence.host_blocks) < first and not is_whole:
             return
         sequence.outgoing = sequence.incoming = None  # copies under way were of what there was before
-        self.release_copies(sequence, first)
+        self.release_copies(sequence, 0 if is_whole else first)
         self.release_blocks(sequence, 0)
-        self.host.share(blocks)
-        sequence.host_blocks.extend(blocks)
         sequence.computed = computed
         self.hash_blocks(sequence)
+        self.hold_copies(sequence, blocks, first)
 
     def accept_prefix(self, sequence: TokenSequence) -> None:
         """Go on from the prefix that was found, and record the edits that it was computed with."""
@@ -90,9 +96,10 @@ class KVCache:
             sequence.reached = sequence.computed
 
     def missing(self, sequence: TokenSequence, length: int) -> int:
-        """Blocks that `reserve` of the same arguments would take from the pool."""
-        copied = len(self._shared_with_others(sequence))
-        return max(0, self.pool.blocks_for(sequence.computed + length) - len(sequence.blocks)) + copied
+        """Blocks that `reserve` of the same arguments would take from the pool. Of more than a step computes: most that
+        the sequence would take on the way there.
+        """
+        return sequence.growth(self.pool, sequence.computed + length) + len(self._shared_with_others(sequence))
 
     def is_ready(self, sequence: TokenSequence) -> bool:
         """Whether the next token can be written at once: `reserve` of it would change nothing."""
@@ -148,6 +155,20 @@ class KVCache:
             return
         self.hash_blocks(sequence)
         self.pool.publish(sequence.blocks[first:], sequence.hashes[first:])
+        self.slide(sequence)
+
+    def slide(self, sequence: TokenSequence) -> None:
+        """Give up the blocks that lie behind the window of the computed tokens."""
+        behind, first = sequence.behind, self.pool.first_kept(sequence.computed)
+        if first <= behind:
+            return
+        for pool, blocks in ((self.pool, sequence.blocks), (self.host, sequence.host_blocks)):
+            pool.release(blocks[behind:first])
+            if len(blocks) > first:
+                blocks[:first] = [blocks[first]] * first
+            else:
+                blocks.clear()
+        sequence.behind = first if sequence.blocks or sequence.host_blocks else 0
 
     def hash_blocks(self, sequence: TokenSequence) -> None:
         """Bring `hashes` up to the full blocks of the computed tokens."""
@@ -157,27 +178,36 @@ class KVCache:
 
     def publish_copies(self, sequence: TokenSequence) -> None:
         """Offer the full blocks that the host has of the sequence."""
-        self.host.publish(sequence.host_blocks, sequence.hashes)
+        self.host.publish(sequence.copies, sequence.hashes[sequence.behind :])
 
     def trim(self, sequence: TokenSequence) -> None:
         """Give up blocks that were reserved for tokens which will not be computed."""
         self.release_blocks(sequence, self.pool.blocks_for(sequence.computed))
 
     def uncompute(self, sequence: TokenSequence, length: int) -> None:
-        """Forget the KV of the tokens from position `length` on, in every tier; the history stays."""
+        """Forget the KV of the tokens from position `length` on, in every tier; the history stays.
+
+        Where blocks that the next token sees are no longer held, what is left in that tier is useless: it goes too.
+        """
         sequence.computed = min(sequence.computed, length)
         if sequence.checkpoint is not None:
             sequence.checkpoint.held = False
         sequence.disk_tokens = min(sequence.disk_tokens, length)
+        if self.pool.first_seen(sequence.disk_tokens) < sequence.disk_behind:
+            sequence.disk_tokens = 0
         keep = self.pool.blocks_for(sequence.computed)
+        if self.pool.first_seen(sequence.computed) < sequence.behind:
+            keep = 0
         self.release_blocks(sequence, keep)
         self.release_copies(sequence, keep)
+        if not (sequence.blocks or sequence.host_blocks):
+            sequence.computed = min(sequence.computed, sequence.disk_tokens)
         del sequence.hashes[sequence.computed // self.pool.block_size :]
 
     def fork(self, sequence: TokenSequence, child: SessionId) -> TokenSequence:
         """A sequence with the same history that shares every block, the partly filled last one included."""
-        self.pool.share(sequence.blocks)
-        self.host.share(sequence.host_blocks)
+        self.pool.share(sequence.held)
+        self.host.share(sequence.copies)
         sequence.fast_path_until = 0
         shared = bool(sequence.blocks or sequence.host_blocks)  # a file belongs to one session
         shared_checkpoint = None if sequence.checkpoint is None else copy(sequence.checkpoint)
@@ -191,6 +221,7 @@ class KVCache:
             blocks=list(sequence.blocks),
             hashes=list(sequence.hashes) if shared else [],
             host_blocks=list(sequence.host_blocks),
+            behind=sequence.behind,
             computed=sequence.computed if shared else 0,
             reached=sequence.reached,
             breakpoints=dict(sequence.breakpoints),
@@ -212,22 +243,44 @@ class KVCache:
 
     def freed(self, sequences: Sequence[TokenSequence]) -> int:
         """Blocks that would have no holder without the sequences and the moves that copy their blocks."""
-        held = Counter(block for sequence in sequences for block in sequence.blocks)
+        held = Counter(block for sequence in sequences for block in sequence.held)
         held.update(block for each in sequences if each.outgoing is not None for block in each.outgoing.source)
         return sum(self.pool.holders(block) <= count for block, count in held.items())
 
     def release_blocks(self, sequence: TokenSequence, keep: int) -> None:
-        """Give up the sequence's device blocks from index `keep` on."""
+        """Give up the sequence's device blocks from index `keep` on; all, if none before it is held."""
         if keep < len(sequence.blocks):
             sequence.fast_path_until = 0
-            self.pool.release(sequence.blocks[keep:])
-            del sequence.blocks[keep:]
+            self._release(self.pool, sequence, sequence.blocks, keep)
 
     def release_copies(self, sequence: TokenSequence, keep: int) -> None:
-        """Give up the sequence's host copies from index `keep` on."""
+        """Give up the sequence's host copies from index `keep` on; all, if none before it is held."""
         if keep < len(sequence.host_blocks):
-            self.host.release(sequence.host_blocks[keep:])
-            del sequence.host_blocks[keep:]
+            self._release(self.host, sequence, sequence.host_blocks, keep)
+
+    def _release(self, pool: BlockPool, sequence: TokenSequence, blocks: list[BlockId], keep: int) -> None:
+        pool.release(blocks[max(keep, sequence.behind) :])
+        del blocks[keep if keep > sequence.behind else 0 :]
+        if not (sequence.blocks or sequence.host_blocks):
+            sequence.behind = 0
+
+    def hold(self, sequence: TokenSequence, blocks: Sequence[BlockId], behind: int) -> None:
+        """Give a sequence without device blocks those from index `behind` on, which it has a reference to."""
+        sequence.behind = behind
+        sequence.blocks = [*list(blocks[:1]) * behind, *blocks]
+
+    def hold_copies(self, sequence: TokenSequence, blocks: Sequence[BlockId], first: int) -> None:
+        """Share host blocks with a sequence, as its copies from index `first` on. If it has none yet, those before are
+        behind its window.
+        """
+        if not blocks:
+            return
+        self.host.share(blocks)
+        if not sequence.host_blocks:
+            sequence.behind = first
+            sequence.host_blocks = list(blocks[:1]) * first
+        sequence.host_blocks.extend(blocks)
+        self.slide(sequence)
 
     def _chain(self, sequence: TokenSequence, count: int, edits: InterventionLog) -> Iterator[BlockHash]:
         """Hashes of the first `count` blocks. A turn that waits for room asks at each step, and its history only grows,
@@ -247,8 +300,3 @@ class KVCache:
         """Indices of the sequence's blocks that its next tokens are written to and that others hold too."""
         first = sequence.computed // self.pool.block_size
         return [i for i in range(first, len(sequence.blocks)) if self.pool.holders(sequence.blocks[i]) > 1]
-
-
-def _leading(found: Sequence[BlockId | None]) -> int:
-    """How many there are before the first that is missing."""
-    return found.index(None) if None in found else len(found)

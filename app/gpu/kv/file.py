@@ -4,7 +4,8 @@
     header     JSON: each tensor's dtype, shape and place; `__metadata__` says what they belong to
     token_ids  I32 [tokens]
     about      U8, what the exporter says of the session
-    kv         [blocks, layers, 2, kv_heads, block_size, columns], block after block as the pool holds them
+    kv         [blocks, layers, 2, kv_heads, block_size, columns], block after block as the pool holds them; those
+               behind the model's window are left out, and `first_block` in `__metadata__` says how many
     sha256     U8 [32], or crc32, U8 [4], little-endian: over all bytes before it
 
 The checksum finds accidents; an attacker who changes a file can compute a new one, so every length is checked first. A
@@ -100,7 +101,7 @@ def _write(file: io.BufferedWriter, header: KVFileHeader, blocks: Iterable[memor
         size += file.write(part)
         digest.update(part)
     block_size = header.identity.layout.block_size
-    for index, block in enumerate(blocks):
+    for index, block in enumerate(blocks, header.first):
         used = max(0, header.computed_tokens - index * block_size)
         content = block if used >= block_size else zero_after(block, used, header.identity.layout)
         size += file.write(content)

@@ -226,13 +226,15 @@ class KVMover:
             if tuple(header.token_ids) != move.token_ids:
                 raise KVFileDamaged("its history differs from the announced one")
             if move.target or not header.blocks:
+                if header.blocks > len(move.target):
+                    raise KVFileDamaged(f"{header.blocks} blocks come, and a session has {len(move.target)} at most")
                 receive_into(connection, self._host.spans(move.target[: header.blocks]))
             else:
                 self._queues["disk"].wait_for(move.session)  # a file of that name may still be deleted
-                kept = KVFileHeader(self._identity, move.token_ids, header.computed_tokens, move.namespace)
+                kept = replace(header, namespace=move.namespace)
                 blocks = each_block(connection, header.blocks, layout.block_bytes)
                 self._store.write(move.session, kept, blocks)
-        return Moved(move.number, computed=header.computed_tokens)
+        return Moved(move.number, computed=header.computed_tokens, first=header.first)
 
     def _import(self, move: Move) -> Moved:
         """Take over a file; without a disk tier only its tokens."""
@@ -246,6 +248,7 @@ class KVMover:
             move.number,
             token_ids=tuple(header.token_ids),
             computed=computed,
+            first=header.first if computed else 0,
             about_at=header.about_at,
             about_bytes=header.about_bytes,
         )
@@ -258,4 +261,6 @@ class KVMover:
 
     def _header(self, move: Move) -> KVFileHeader:
         about_bytes = len(move.about.encode())
-        return KVFileHeader(self._identity, move.token_ids, move.computed, move.namespace, about_bytes)
+        return KVFileHeader(
+            self._identity, move.token_ids, move.computed, move.namespace, about_bytes, first=move.first
+        )

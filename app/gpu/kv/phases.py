@@ -149,7 +149,7 @@ class Phases:
             if not self._prefetch(sequence, headroom):
                 failed += 1
             elif sequence.moving is not before:
-                begun += self._tiers.cache.pool.blocks_for(sequence.computed)
+                begun += self._tiers.cache.pool.kept_for(sequence.computed)
             if failed == TRIED:
                 break
             if begun >= BLOCKS_A_LOOK:
@@ -175,7 +175,7 @@ class Phases:
 
     def _blocks(self, sequence: TokenSequence) -> Blocks:
         """What a restore reads from disk, and what it copies to the device."""
-        blocks, tier, session = self._tiers.cache.pool.blocks_for(sequence.computed), sequence.tier, sequence.session
+        blocks, tier, session = self._tiers.cache.pool.kept_for(sequence.computed), sequence.tier, sequence.session
         leaves = session in self._to_leave or session in self._leaving or session in self._stuck
         if tier is Tier.DEVICE and not leaves:
             return 0, 0
@@ -211,14 +211,14 @@ class Phases:
         """Offload a session that waits by one tier: to the host, and from there to disk if it is `idle`. False: it
         would be back before the move was done.
         """
-        gap_s, blocks = sequence.return_time - now, self._tiers.cache.pool.blocks_for(sequence.computed)
+        gap_s, blocks = sequence.return_time - now, self._tiers.cache.pool.kept_for(sequence.computed)
         seconds = self._placement.meter.seconds
         if sequence.tier is Tier.DEVICE:
             if gap_s < seconds(blocks, MoveKind.OUT, MoveKind.IN):
                 return False
             if not self._park(sequence):
                 self._stuck[sequence.session] = sequence
-                self._no_room = min(self._no_room, _missing(sequence))
+                self._no_room = min(self._no_room, sequence.uncopied)
                 if self._again_at == math.inf:
                     self._again_at, self._host_changes = now + RETRY_S, self._host.changes
         if sequence.tier is Tier.HOST:
@@ -231,12 +231,12 @@ class Phases:
 
     def _park(self, sequence: TokenSequence) -> bool:
         """Begin to move the KV to the host, if that has room or can make some; returns whether it has left."""
-        missing = _missing(sequence)
+        missing = sequence.uncopied
         if self._host.available < missing >= self._no_room and not self._shares_more(sequence):
             return False
         before = sequence.tier, len(sequence.blocks), len(sequence.host_blocks)
         if not self._tiers.park(sequence):
-            missing = _missing(sequence)  # the host may have had some of the content
+            missing = sequence.uncopied  # the host may have had some of the content
             if missing < self._no_room and self._placement.make_host_room(missing, sequence):
                 self._tiers.park(sequence)
         if (sequence.tier, len(sequence.blocks), len(sequence.host_blocks)) != before:
@@ -245,10 +245,5 @@ class Phases:
 
     def _shares_more(self, sequence: TokenSequence) -> bool:
         """Whether the host has the content of the session's next block from another session."""
-        copied = len(sequence.host_blocks)
+        copied = sequence.copied
         return copied < len(sequence.hashes) and self._host.find(sequence.hashes[copied]) is not None
-
-
-def _missing(sequence: TokenSequence) -> int:
-    """Host blocks that a park of the session takes."""
-    return len(sequence.blocks) - len(sequence.host_blocks)

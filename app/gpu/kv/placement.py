@@ -216,8 +216,8 @@ class Placement:
             return
         host = self.tiers.cache.host
         for sequence in (each for each in running if each.waits):
-            end = min(len(sequence.hashes), len(sequence.host_blocks) + WRITE_BEHIND_BLOCKS)
-            if len(sequence.host_blocks) < end and host.available >= 2 * WRITE_BEHIND_BLOCKS:
+            end = min(len(sequence.hashes), sequence.copied + WRITE_BEHIND_BLOCKS)
+            if sequence.copied < end and host.available >= 2 * WRITE_BEHIND_BLOCKS:
                 self.tiers.copy_out(sequence, end, early=True)
                 return
 
@@ -234,7 +234,7 @@ class Placement:
         clean = sequence.disk_tokens >= sequence.computed
         if not clean and self.clock() < self._writable_at:
             return False
-        if not clean and not self.make_disk_room(len(sequence.host_blocks), sequence, keep):
+        if not clean and not self.make_disk_room(len(sequence.copies), sequence, keep):
             return False
         self.tiers.save(sequence)
         self.note_placed(sequence)
@@ -242,13 +242,15 @@ class Placement:
         self._with_file.move_to_end(sequence.session)
         return True
 
-    def adopt(self, sequence: TokenSequence, computed: int, file_blocks: int) -> None:
-        """Take a file as the session's own, for the first `computed` tokens of its history.
+    def adopt(self, sequence: TokenSequence, computed: int, file_blocks: int, behind: int) -> None:
+        """Take a file as the session's own, for the first `computed` tokens of its history. The file has `file_blocks`
+        blocks, from index `behind` on.
 
-        It is deleted if it does not fit, or if `computed` is 0.
+        It is deleted if it does not fit, if `computed` is 0, or if it lacks blocks that the next token sees.
         """
-        if computed and self.make_disk_room(file_blocks, sequence, ()):
-            self.tiers.adopt_file(sequence, computed, file_blocks)
+        is_of_use = computed and self.tiers.cache.host.first_seen(computed) >= behind
+        if is_of_use and self.make_disk_room(file_blocks, sequence, ()):
+            self.tiers.adopt_file(sequence, computed, file_blocks, behind)
             self._with_file[sequence.session] = sequence
         else:
             self._dropped += computed > 0
@@ -292,7 +294,7 @@ class Placement:
         """Device blocks, with those that restores under way will fill."""
         held = Counter[str]()
         for sequence in (*self.resident.values(), *self.active.values()):
-            held[sequence.tenant] += len(sequence.blocks)
+            held[sequence.tenant] += len(sequence.held)
         for move, sequence in self.tiers.in_flight.values():
             held[sequence.tenant] += len(move.blocks) if sequence.incoming is move else 0
         return held
@@ -328,7 +330,7 @@ class Placement:
                 break
             if prefetch and not self._may_ask(tenant, victim.tenant):
                 continue  # others of it have given way in this look
-            blocks = len(victim.blocks)
+            blocks = len(victim.held)
             if self.evict(victim, for_sequence, may_lose=may_lose):
                 if prefetch:
                     self._held[victim.tenant] -= blocks
@@ -347,7 +349,7 @@ class Placement:
         if self.policy is KVPolicy.NONE:
             self.drop(sequence)
         elif sequence.tier is Tier.DEVICE and not self.tiers.park(sequence):
-            room = self.make_host_room(len(sequence.blocks) - len(sequence.host_blocks), sequence, for_sequence)
+            room = self.make_host_room(sequence.uncopied, sequence, for_sequence)
             if not (room and self.tiers.park(sequence)) and may_lose and not self.host_is_emptying:
                 self.drop(sequence)
         self.refile(sequence)
@@ -356,7 +358,7 @@ class Placement:
     def evict_together(self, sequences: Sequence[TokenSequence], for_sequence: TokenSequence) -> None:
         """`evict` all of them, with room on the host for all at once: else each would wait for the one before."""
         if self.policy is not KVPolicy.NONE:
-            needed = sum(len(each.blocks) - len(each.host_blocks) for each in sequences)
+            needed = sum(each.uncopied for each in sequences)
             self._awaited.clear()  # what is under way may be for fewer of them
             self.make_host_room(needed, *sequences, for_sequence)
         for sequence in sequences:
@@ -388,12 +390,17 @@ class Placement:
         away = (*self.away.values(), *(reversed(self.active.values()) if has_turn else ()))
         savable = [each for each in away if each.tier is Tier.HOST and not each.guaranteed and each not in keep]
         savable = _largest_tenant_first(away, savable) if self.disk_blocks else []
-        most = host.available + self.tiers.saving + sum(len(each.host_blocks) for each in chain(copied, savable))
+        most = host.available + self.tiers.saving + sum(len(each.copies) for each in chain(copied, savable))
         if most >= needed:
-            self._go_down(copied, lambda: host.available >= needed, self._lose_copies)
-            self._go_down(
-                savable, lambda: host.available + self.tiers.saving >= needed, lambda each: self.save(each, keep)
-            )
+            for sequence in copied:
+                if host.available >= needed:
+                    break
+                self.tiers.cache.release_copies(sequence, 0)
+                self.note_placed(sequence)
+            for sequence in savable:
+                if host.available + self.tiers.saving >= needed:
+                    break
+                self.save(sequence, keep)
         if host.available < needed and self.host_is_emptying:
             self._awaited = {self._moment(has_turn): needed}
         return host.available >= needed
@@ -418,32 +425,16 @@ class Placement:
             asked = [each for each in self._with_file.values() if each not in keep and each not in self.promised]
             spare = [each for each in asked if each.tier is not Tier.DISK and each.moving is not Tier.TO_DISK]
             only = [each for each in asked if each.tier is Tier.DISK and not each.guaranteed]
-            self._go_down(chain(spare, only), lambda: self.tiers.file_blocks <= most, self._lose_file)
+            for sequence in chain(spare, only):
+                if self.tiers.file_blocks <= most:
+                    break
+                if sequence.tier is Tier.DISK:
+                    self.drop(sequence)
+                else:
+                    self.tiers.forget_file(sequence)
+                    self.note_placed(sequence)
+                    del self._with_file[sequence.session]
         return self.tiers.file_blocks <= most
-
-    def _go_down(
-        self,
-        sequences: Iterable[TokenSequence],
-        is_enough: Callable[[], bool],
-        give_way: Callable[[TokenSequence], object],
-    ) -> None:
-        """Have the sessions give up their blocks of a lower tier, the first ones first, until there is enough room."""
-        for sequence in sequences:
-            if is_enough():
-                break
-            give_way(sequence)
-
-    def _lose_copies(self, sequence: TokenSequence) -> None:
-        self.tiers.cache.release_copies(sequence, 0)
-        self.note_placed(sequence)
-
-    def _lose_file(self, sequence: TokenSequence) -> None:
-        if sequence.tier is Tier.DISK:
-            self.drop(sequence)
-        else:
-            self.tiers.forget_file(sequence)
-            self.note_placed(sequence)
-            del self._with_file[sequence.session]
 
     def count_disk_failures(self, files: int) -> None:
         """Count files that could not be written or read."""
@@ -464,5 +455,5 @@ def _largest_tenant_first(away: Sequence[TokenSequence], some: list[TokenSequenc
     """`some`, those first whose tenant has the most host blocks of all that are `away`; of a tenant in their order."""
     held = Counter[str]()
     for sequence in away:
-        held[sequence.tenant] += len(sequence.host_blocks)
+        held[sequence.tenant] += len(sequence.copies)
     return some if len(held) <= 1 else sorted(some, key=lambda each: -held[each.tenant])

@@ -33,7 +33,7 @@ class ShutdownFlush:
         room, pool = placement.disk_blocks, placement.tiers.cache.pool
         for sequence in sequences:  # those whose files fit together
             tokens = sequence.computed if sequence.turn is None else len(sequence.tokens)
-            blocks = max(pool.blocks_for(tokens), sequence.disk_blocks)
+            blocks = max(pool.kept_for(tokens), sequence.disk_blocks)
             if blocks <= room:
                 room -= blocks
                 self._promised[sequence] = None
@@ -99,7 +99,7 @@ class ShutdownFlush:
         written = seconds(sum(self._blocks(each) for each in (*self._begun, sequence)), MoveKind.TO_DISK)
         if sequence.sent:
             return written + seconds(sequence.disk_blocks, MoveKind.FROM_DISK) <= left
-        return written + seconds(max(0, len(sequence.blocks) - len(sequence.host_blocks)), MoveKind.OUT) <= left
+        return written + seconds(sequence.uncopied, MoveKind.OUT) <= left
 
     def _goes_on(self, sequence: TokenSequence) -> bool:
         """Take it one tier down, if it does not move already; a file that a client has sent first comes back up. False:
@@ -126,7 +126,7 @@ class ShutdownFlush:
         if self._parks[sequence] == PARKS:
             return False
         if not self._tiers.park(sequence):
-            self._make_host_room(sequence, len(sequence.blocks) - len(sequence.host_blocks))
+            self._make_host_room(sequence, sequence.uncopied)
             self._tiers.park(sequence)
         self._parks[sequence] += sequence.moving is Tier.TO_HOST
         return True
@@ -149,7 +149,7 @@ class ShutdownFlush:
                 self._placement.drop(other)
 
     def _blocks(self, sequence: TokenSequence) -> int:
-        return self._tiers.cache.pool.blocks_for(sequence.computed)
+        return self._tiers.cache.pool.kept_for(sequence.computed)
 
 
 def _is_kept(sequence: TokenSequence) -> bool:

@@ -79,17 +79,17 @@ class KVTiers:
     def _begin(self, sequence: TokenSequence, to: Tier) -> None:
         """The KV is on its way: `to_host` from the device if there are blocks, else from disk."""
         sequence.moving = to
-        self.saving += len(sequence.host_blocks) if to is Tier.TO_DISK else 0
+        self.saving += len(sequence.copies) if to is Tier.TO_DISK else 0
         if sequence.blocks:
-            self.cache.pool.expect_release(sequence.blocks)
+            self.cache.pool.expect_release(sequence.held)
         else:
             self.moving[sequence.session] = sequence
 
     def _rest(self, sequence: TokenSequence) -> None:
         """The KV is in one tier again."""
-        self.saving -= len(sequence.host_blocks) if sequence.moving is Tier.TO_DISK else 0
+        self.saving -= len(sequence.copies) if sequence.moving is Tier.TO_DISK else 0
         sequence.moving = None
-        self.cache.pool.cancel_release(sequence.blocks)
+        self.cache.pool.cancel_release(sequence.held)
         self.moving.pop(sequence.session, None)
 
     # From tier to tier.
@@ -123,13 +123,12 @@ class KVTiers:
     def _copy_out(self, sequence: TokenSequence, end: int, *, early: bool = False) -> bool:
         """Order copies of the blocks before index `end` that have none. Content that the host already has is shared."""
         host = self.cache.host
-        while len(sequence.host_blocks) < min(end, len(sequence.hashes)):
-            found = host.find(sequence.hashes[len(sequence.host_blocks)])
+        while sequence.copied < min(end, len(sequence.hashes)):
+            found = host.find(sequence.hashes[sequence.copied])
             if found is None:
                 break
-            host.share([found])
-            sequence.host_blocks.append(found)
-        first = len(sequence.host_blocks)
+            self.cache.hold_copies(sequence, [found], sequence.copied)
+        first = sequence.copied
         if host.available < end - first:
             return False
         if end > first:
@@ -168,21 +167,23 @@ class KVTiers:
             if self._taken(found) > pool.available:
                 return False
             pool.share([block for block in found if block is not None])
-            source = tuple(host for host, block in zip(sequence.host_blocks, found, strict=True) if block is None)
+            source = tuple(host for host, block in zip(sequence.copies, found, strict=True) if block is None)
             target = tuple(pool.allocate(len(source)))
             fresh = iter(target)
             blocks = tuple(next(fresh) if block is None else block for block in found)
             if not source:
-                sequence.blocks = list(blocks)
+                self.cache.hold(sequence, blocks, sequence.behind)
                 return True
             self.cache.host.share(source)
-            half = self._half_pass(sequence, 0, len(blocks))  # none of its blocks has a hash to be found by
+            # None of the half pass's blocks has a hash to be found by.
+            half = self._half_pass(sequence, sequence.behind, len(sequence.host_blocks))
             sequence.incoming = self.order(
                 sequence,
                 MoveKind.IN,
                 source=source,
                 target=target,
                 blocks=blocks,
+                first=sequence.behind,
                 half=half,
                 bytes_left_out=self._bytes_above(half),
             )
@@ -191,9 +192,8 @@ class KVTiers:
 
     def _find_on_device(self, sequence: TokenSequence) -> list[BlockId | None]:
         """For each host block of the sequence, the device block with the same content, if there is one."""
-        count = len(sequence.host_blocks)
-        found = self.cache.pool.find_all(sequence.hashes[:count])
-        return found + [None] * (count - len(found))
+        found = self.cache.pool.find_all(sequence.hashes[sequence.behind : len(sequence.host_blocks)])
+        return found + [None] * (len(sequence.copies) - len(found))
 
     def _taken(self, found: Sequence[BlockId | None]) -> int:
         """Available device blocks that a restore takes: all but the found ones that a session holds."""
@@ -220,14 +220,15 @@ class KVTiers:
         if sequence.disk_tokens >= sequence.computed:
             self.cache.release_copies(sequence, 0)
             return
-        self._set_file_size(sequence, len(sequence.host_blocks))
+        self._set_file_size(sequence, len(sequence.copies), sequence.behind)
         sequence.disk_tokens, sequence.sent = 0, False
         self._begin(sequence, Tier.TO_DISK)
-        self.cache.host.share(sequence.host_blocks)
+        self.cache.host.share(sequence.copies)
         sequence.saving = self.order(
             sequence,
             MoveKind.TO_DISK,
-            source=tuple(sequence.host_blocks),
+            source=tuple(sequence.copies),
+            first=sequence.behind,
             token_ids=tuple(sequence.tokens[: sequence.computed]),
             computed=sequence.computed,
             namespace=file_namespace(sequence, sequence.computed),
@@ -240,7 +241,7 @@ class KVTiers:
             if self.cache.host.available < sequence.disk_blocks:
                 return False
             target = tuple(self.cache.host.allocate(sequence.disk_blocks))
-            sequence.incoming = self.order(sequence, MoveKind.FROM_DISK, target=target)
+            sequence.incoming = self.order(sequence, MoveKind.FROM_DISK, target=target, first=sequence.disk_behind)
         self._begin(sequence, Tier.TO_HOST)
         return True
 
@@ -287,17 +288,17 @@ class KVTiers:
 
     # The session's file.
 
-    def adopt_file(self, sequence: TokenSequence, computed: int, blocks: int) -> None:
-        """Note that the session's file of so many blocks has the KV of the first `computed` tokens, and that there is
-        no other KV.
+    def adopt_file(self, sequence: TokenSequence, computed: int, blocks: int, behind: int) -> None:
+        """Note that the session's file of so many blocks, from index `behind` on, has the KV of the first `computed`
+        tokens as far as later ones see it, and that there is no other KV.
         """
-        self._set_file_size(sequence, blocks)
+        self._set_file_size(sequence, blocks, behind)
         sequence.disk_tokens = sequence.computed = computed
 
     def forget_file(self, sequence: TokenSequence) -> None:
         """Delete the session's file, if it has one and does not live in it."""
         if sequence.disk_blocks:
-            self._set_file_size(sequence, 0)
+            self._set_file_size(sequence, 0, 0)
             sequence.disk_tokens = 0
             sequence.saving = None
             self.delete_file(sequence)
@@ -306,9 +307,9 @@ class KVTiers:
         """Delete the session's file, whatever is in it."""
         self.order(sequence, MoveKind.DELETE)
 
-    def _set_file_size(self, sequence: TokenSequence, blocks: int) -> None:
+    def _set_file_size(self, sequence: TokenSequence, blocks: int, behind: int) -> None:
         self.file_blocks += blocks - sequence.disk_blocks
-        sequence.disk_blocks = blocks
+        sequence.disk_blocks, sequence.disk_behind = blocks, behind
 
     # The end of a move.
 
@@ -333,7 +334,7 @@ class KVTiers:
         """Give the sequence what it still wants of a move whose blocks are still held. False if what it has instead is
         useless: the session's file, or the KV of a move towards the device.
         """
-        arrived = report.error is None
+        arrived, host = report.error is None, self.cache.host
         match move.kind:
             case MoveKind.OUT:
                 self._apply_out(sequence, move, arrived=arrived)
@@ -341,13 +342,13 @@ class KVTiers:
                 sequence.incoming = None
                 if arrived:  # the blocks are offered to all, and kept if the session is still to come back
                     pool = self.cache.pool
-                    pool.publish(move.blocks, sequence.hashes)
+                    pool.publish(move.blocks, sequence.hashes[move.first :])
                     sequence.traffic.bytes_in += len(move.source) * self.block_bytes - move.bytes_left_out
                     if sequence.moving is Tier.TO_DEVICE:
                         self._rest(sequence)
                         sequence.traffic.restores += 1
                         pool.share(move.blocks)
-                        sequence.blocks = list(move.blocks)
+                        self.cache.hold(sequence, move.blocks, move.first)
                 return arrived
             case MoveKind.TO_DISK if sequence.saving is move:
                 sequence.saving = None
@@ -364,16 +365,17 @@ class KVTiers:
                     self._rest(sequence)
                     if sequence.sent:
                         sequence.disk_tokens = 0  # the next file says whose KV it is
-                    self._keep_on_host(sequence, move)
+                    self._keep_on_host(sequence, move, move.first)
                     self.cache.publish_copies(sequence)
                 return arrived
-            case MoveKind.RECEIVE if arrived and move.target:
+            case MoveKind.RECEIVE if arrived and move.target and host.first_seen(report.computed) >= report.first:
                 sequence.computed = report.computed
-                self._keep_on_host(sequence, move)  # it is shared with no session before it is known to be wanted
+                # It is shared with no session before it is known to be wanted.
+                self._keep_on_host(sequence, move, report.first)
             case MoveKind.RECEIVE_PROMPT:
                 # What came is there for all; it is the turn's if that still waits. It may be less than was asked for.
-                came = move.target[: max(0, self.cache.host.blocks_for(report.computed) - move.first)]
-                self.cache.host.publish(came, move.hashes)
+                came = move.target[: max(0, host.blocks_for(report.computed) - move.first)]
+                host.publish(came, move.hashes)
                 if came and sequence.turn is not None and sequence.turn.coming is move:
                     self.cache.extend(sequence, move.first, came, report.computed)
         return True
@@ -389,20 +391,19 @@ class KVTiers:
             return
         host.publish(move.target, move.hashes)
         sequence.traffic.bytes_out += len(move.source) * self.block_bytes - move.bytes_left_out
-        if is_current and len(sequence.host_blocks) == move.first:
+        passed = sequence.copied - move.first  # so many more blocks lie behind the window by now
+        if is_current and passed >= 0:
             unchanged = sequence.written == move.computed
             wanted = move.target if unchanged else move.target[: len(move.hashes)]
-            host.share(wanted)
-            sequence.host_blocks.extend(wanted)
+            self.cache.hold_copies(sequence, wanted[passed:], sequence.copied)
             sequence.fast_path_until = 0
 
-    def _keep_on_host(self, sequence: TokenSequence, move: Move) -> None:
-        """Give the sequence the KV of its computed tokens, which has come from outside this memory."""
-        host = self.cache.host
+    def _keep_on_host(self, sequence: TokenSequence, move: Move, first: int) -> None:
+        """Give the sequence the KV of its computed tokens, which has come from outside this memory: blocks from index
+        `first` on.
+        """
         self.cache.hash_blocks(sequence)
-        kept = move.target[: host.blocks_for(sequence.computed)]
-        host.share(kept)
-        sequence.host_blocks = list(kept)
+        self.cache.hold_copies(sequence, move.target[: self.cache.host.blocks_for(sequence.computed) - first], first)
 
 
 def file_namespace(sequence: TokenSequence, computed: int) -> BlockHash:

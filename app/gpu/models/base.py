@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.gpu.kernels.attention.base import Batch
+from app.gpu.state.layer_state import LayerState
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -28,6 +30,8 @@ class LayerStack(Protocol):
     """Those whose KV is here: of a shard, its own."""
     head_dim: int
     max_model_len: int
+    states: Sequence[LayerState]
+    """What a session keeps in each layer."""
     dtype: torch.dtype
     device: torch.device
     parameter_bytes: int

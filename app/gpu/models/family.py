@@ -19,6 +19,7 @@ from torch import Tensor
 from app.gpu.kernels.attention.base import Attention, Batch
 from app.gpu.kernels.linear.base import Linear, Weight
 from app.gpu.kernels.linear.matrix import WHOLE, Matrix, Shard, dense_of, split, stack, stored_rows
+from app.gpu.state.layer_state import LayerState, attention_state
 from app.gpu.weights.bundles import Bundle, Weights
 from app.gpu.weights.source import WeightSource, take_output_weight
 
@@ -56,6 +57,8 @@ class Family:
     """Makes what all layers look up, of a config, the longest sequence and the weights."""
     positions: str | None = None
     """The table of learned positions, if there is one."""
+    window: Callable[[PretrainedConfig, int], int | None] = lambda config, index: None
+    """How many of the last tokens a layer sees, by its number; None: all."""
     turned: bool = False
     """Whether layers' matrices are stored `[in, out]` (Transformers' `Conv1D`), not `[out, in]`."""
 
@@ -117,6 +120,8 @@ class OwnStack:
         kv_heads: int = getattr(config, "num_key_value_heads", config.num_attention_heads)
         self.kv_heads = shard.share(kv_heads)
         self.head_dim = head_dim_of(config)
+        windows = (family.window(config, index) for index in range(self.num_layers))
+        self.states: Sequence[LayerState] = [attention_state(self.kv_heads, self.head_dim, each) for each in windows]
         self.max_model_len = max_model_len
         self.dtype, self.device = weights.dtype, weights.device
         self._weights, self._shard = weights, shard

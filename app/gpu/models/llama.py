@@ -188,5 +188,6 @@ LLAMA = Family(
     divided=_divided,
     activation="hidden_act",
     own_activation="silu",
+    window=_window,
     unused=re.compile(r"rotary_emb\.inv_freq$"),
 )

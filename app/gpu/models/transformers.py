@@ -9,7 +9,7 @@ after thousands, whose keys and values are random.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from types import EllipsisType
 from typing import Any
@@ -22,6 +22,7 @@ from transformers.initialization import no_init_weights
 
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
 from app.gpu.models.base import TOLERANCE, require_fixed_rope
+from app.gpu.state.layer_state import LayerState, attention_state
 from app.gpu.weights.source import RandomWeights, TensorFormat
 from app.model_store.errors import BrokenModel
 from app.model_store.resolve import ResolvedModel
@@ -205,6 +206,7 @@ class TransformersStack:
         self.kv_heads, self.head_dim, windows = self._measure()
         for mask, window in zip(masks, windows, strict=True):
             _require_window(mask, window)
+        self.states: Sequence[LayerState] = [attention_state(self.kv_heads, self.head_dim, each) for each in windows]
         self._prove(tokens, expected)
         self._prove_far(past, tokens, torch.cat((after_past, expected)))
 

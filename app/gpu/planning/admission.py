@@ -86,20 +86,19 @@ class Admission:
         """Take a waiting turn one step nearer to running; returns whether it runs. False: there is no room for it.
         None: its KV is on the way, and turns behind it may pass.
         """
-        blocks_for, scores_prompt = self._pool.blocks_for, sequence.active_turn.scores_prompt
+        most_for, scores_prompt = self._pool.most_for, sequence.active_turn.scores_prompt
         if sequence.tier is None and not scores_prompt:
             self._cache.match_host_prefix(sequence)
         if sequence.tier is Tier.DISK:
             # A session that waits on the host for room on the device would keep others from leaving the device.
-            if not self._has_room(blocks_for(len(sequence.tokens)) + self._placement.loading + headroom, sequence):
+            if not self._has_room(most_for(len(sequence.tokens)) + self._placement.loading + headroom, sequence):
                 return False
             self._placement.load(sequence)
         # One may leave the host for another session's KV. Were it to turn round, neither turn might ever run.
         if sequence.tier in (Tier.DISK, Tier.TO_DISK) or _is_coming(sequence):
             return None
         if sequence.tier is Tier.HOST:
-            growth = blocks_for(len(sequence.tokens)) - blocks_for(sequence.written)
-            if not self._has_room(len(sequence.host_blocks) + growth + headroom, sequence):
+            if not self._has_room(max(len(sequence.copies), most_for(len(sequence.tokens))) + headroom, sequence):
                 return False
             # Making room may have cost the sequence its own on the host, or blocks that it shared with a victim.
             if sequence.tier is not Tier.HOST or not self._tiers.restore(sequence):
@@ -145,7 +144,7 @@ class Admission:
             return False
         self._placement.make_room(needed, sequence, or_some=True)
         # What has to be left to those that run has what givers among them would still have needed.
-        spared = sum(self._claim(each) - len(each.blocks) for each in givers)
+        spared = sum(self._claim(each) - len(each.held) for each in givers)
         if self._coming + self._cache.freed(givers) + spared < needed:
             return False
         self._promised = sequence, turn
@@ -154,7 +153,7 @@ class Admission:
             if coming >= needed:
                 break
             coming += self._cache.freed([giver])
-            needed -= self._claim(giver) - len(giver.blocks)
+            needed -= self._claim(giver) - len(giver.held)
             self._queue.preempt(giver)
             chosen.append(giver)
         self._placement.evict_together(chosen, sequence)
@@ -209,11 +208,11 @@ class Admission:
         return self._pool.available + self._pool.leaving
 
     def _needs(self, sequence: TokenSequence) -> int:
-        return len(sequence.tokens) // self._pool.block_size + 1
+        return self._pool.most_for(len(sequence.tokens) + 1)
 
     def _claim(self, sequence: TokenSequence) -> int:
         """Blocks that a sequence with a turn has; if it runs, also those that its other tokens and one more need."""
-        return max(len(sequence.blocks), self._needs(sequence) if self._queue.runs(sequence) else 0)
+        return max(len(sequence.held), self._needs(sequence) if self._queue.runs(sequence) else 0)
 
     def _held(self, places: Mapping[str, Iterable[TokenSequence]]) -> Counter[str]:
         return Counter({tenant: sum(map(self._claim, place)) for tenant, place in places.items()})

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -11,6 +10,7 @@ from app.domain.values import KVPolicy, SessionId
 from app.gpu.device.hardware import DeviceMemory, allocating, dtype_name
 from app.gpu.forward.graphs import Recorder
 from app.gpu.forward.recording import estimate_graph_bytes
+from app.gpu.kv.cache import KVCache
 from app.gpu.kv.file import DiskStore
 from app.gpu.kv.loan import Borrower
 from app.gpu.kv.pools import HostPool, KVPool
@@ -18,7 +18,9 @@ from app.gpu.models.base import LayerStack
 from app.gpu.ranks.leader import LeadingHostPool, LeadingPool
 from app.gpu.startup.memory import MemoryPlan, TierBlocks, budget_blocks, plan_memory
 from app.gpu.startup.weights import LoadedModel
+from app.gpu.state.blocks import BlockPool
 from app.gpu.state.kv_header import KVFileHeader, KVIdentity, KVLayout
+from app.gpu.state.layer_state import window_of
 from app.machine.disk import DiskRoom
 from app.machine.units import counted, size
 from app.model_store.fingerprint import fingerprint
@@ -30,12 +32,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KV:
-    """What an engine has for KV. `budgets` are the blocks of each tier. Sessions have at most `max_model_len` tokens:
-    the device must hold one. `borrower` borrows memory of the pool from weights; None: they lend none.
+    """What an engine has for KV. `cache` keeps account of the blocks in memory; files may have `disk_blocks`. Sessions
+    have at most `max_model_len` tokens: the device must hold one. `borrower` borrows memory of the pool from weights;
+    None: they lend none.
     """
 
     identity: KVIdentity
-    budgets: TierBlocks
+    cache: KVCache
+    disk_blocks: int
     max_model_len: int
     pool: KVPool
     borrower: Borrower | None
@@ -55,34 +59,43 @@ def make_kv(
     None: the whole disk. Raises FieldOutOfRange if there is too little.
     """
     stack, ranks = loaded.stack, 1 if loaded.ranks is None else loaded.ranks.count
-    kv_heads = stack.kv_heads * ranks
+    kv_heads, window = stack.kv_heads * ranks, window_of(stack.states)
     layout = KVLayout(stack.num_layers, kv_heads, settings.block_size, stack.head_dim, dtype_name(dtype))
     plan = _plan_memory(stack, settings, recorder, dtype)
-    disk_room = None if settings.kv_dir is None else _room_of_files(settings.kv_dir, room)
+    disk_room = None
+    if settings.kv_dir is not None:
+        disk_room = DiskRoom(settings.kv_dir) if room is None else room.beside(settings.kv_dir)
     budgets = budget_blocks(settings, layout.block_bytes, None if plan is None else plan.kv * ranks, disk_room)
     if plan is not None:
         plan.check(budgets.device * layout.block_bytes // ranks)
     pool, borrower = _allocate_device(loaded, budgets.device, layout, dtype)
-    host = _allocate_host(loaded, pool, budgets.host, layout)
+    with allocating("kv_host", budgets.host * layout.block_bytes):
+        if loaded.ranks is None:
+            host = HostPool(pool, budgets.host, loaded.streams)
+        else:
+            host = LeadingHostPool(loaded.ranks, pool, budgets.host, loaded.streams)
     if loaded.ranks is not None:
         loaded.ranks.join(budgets.device, budgets.host)
     identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
     disk = _open_disk(settings, identity, disk_room, budgets.disk)
-    limit = min(stack.max_model_len, budgets.device * settings.block_size)
-    _log_budgets(budgets, layout, limit, stack.max_model_len)
+    on_device, on_host = (
+        BlockPool(blocks, settings.block_size, window=window, step_tokens=settings.max_step_tokens)
+        for blocks in (budgets.device, budgets.host)
+    )
+    limit = stack.max_model_len
+    if on_device.most_for(limit) > budgets.device:
+        limit = budgets.device * settings.block_size
+    _log_budgets(budgets, layout, on_device.kept_for(limit), limit, stack.max_model_len)
     return KV(
         identity=identity,
-        budgets=budgets,
+        cache=KVCache(on_device, on_host),
+        disk_blocks=budgets.disk,
         max_model_len=limit,
         pool=pool,
         borrower=borrower,
         host=host,
         disk=disk,
     )
-
-
-def _room_of_files(folder: Path, room: DiskRoom | None) -> DiskRoom:
-    return DiskRoom(folder) if room is None else room.beside(folder)
 
 
 def _open_disk(settings: EngineSettings, identity: KVIdentity, room: DiskRoom | None, blocks: int) -> DiskStore | None:
@@ -112,13 +125,6 @@ def _allocate_device(
     return pool, Borrower(arena, streamed.lend, streamed.take_back, pool.copy_blocks)
 
 
-def _allocate_host(loaded: LoadedModel, pool: KVPool, blocks: int, layout: KVLayout) -> HostPool:
-    with allocating("kv_host", blocks * layout.block_bytes):
-        if loaded.ranks is not None:
-            return LeadingHostPool(loaded.ranks, pool, blocks, loaded.streams)
-        return HostPool(pool, blocks, loaded.streams)
-
-
 def _plan_memory(
     stack: LayerStack, settings: EngineSettings, recorder: Recorder | None, kv_dtype: torch.dtype
 ) -> MemoryPlan | None:
@@ -132,9 +138,10 @@ def _plan_memory(
     return plan_memory(stack, settings, memory, graph_bytes, kv_dtype)
 
 
-def _log_budgets(budgets: TierBlocks, layout: KVLayout, limit: int, max_model_len: int) -> None:
+def _log_budgets(budgets: TierBlocks, layout: KVLayout, each: int, limit: int, max_model_len: int) -> None:
+    """A session of `limit` tokens holds `each` blocks."""
     for tier, blocks in (("device", budgets.device), ("host", budgets.host), ("disk", budgets.disk)):
-        sessions = counted(blocks * layout.block_size // limit, "session")
+        sessions = counted(blocks // each, "session")
         logger.info("KV on %s: %s, %s of %d tokens", tier, size(blocks * layout.block_bytes), sessions, limit)
     if limit < max_model_len:
         logger.warning(

@@ -20,7 +20,6 @@ from app.gpu.forward.recording import choose_recorder, record_graphs
 from app.gpu.kernels.attention.base import make_batch, require_rows
 from app.gpu.kernels.cpu import release_threads, telling_of_compilation
 from app.gpu.kernels.linear.base import MatmulPrecision
-from app.gpu.kv.cache import KVCache
 from app.gpu.kv.loan import lend_nothing
 from app.gpu.kv.mover import KVMover
 from app.gpu.kv.phases import Phases
@@ -37,7 +36,6 @@ from app.gpu.ranks.leader import Die, LeadingStack, end_process, leading_layers,
 from app.gpu.sampling.sampler import WORD, apply_mask
 from app.gpu.startup.kv import KV, find_files, make_kv
 from app.gpu.startup.weights import LoadedModel, load_model
-from app.gpu.state.blocks import BlockPool
 from app.gpu.state.kv_header import KVLayout
 from app.gpu.state.sequence import ActivationRoom
 from app.grammars.compiler import Grammars
@@ -162,8 +160,7 @@ def make_scheduler(stack: LayerStack, settings: EngineSettings, kv: KV, draft_to
     """The scheduler, with the placement and the block pools that it plans with. A row has at most `draft_tokens`
     drafted ones.
     """
-    budgets, borrower = kv.budgets, kv.borrower
-    cache = KVCache(BlockPool(budgets.device, settings.block_size), BlockPool(budgets.host, settings.block_size))
+    cache, borrower = kv.cache, kv.borrower
     tiers = KVTiers(cache, kv.identity.layout.block_bytes, stack.num_layers)
     borrow = lend_nothing if borrower is None else borrower.borrow
     drafting = Drafting(
@@ -181,7 +178,7 @@ def make_scheduler(stack: LayerStack, settings: EngineSettings, kv: KV, draft_to
     # makes the step longer.
     rows_lengthen = on_cpu and borrower is None
     return Scheduler(
-        Placement(tiers, settings.kv_policy, budgets.disk, time.monotonic, borrow),
+        Placement(tiers, settings.kv_policy, kv.disk_blocks, time.monotonic, borrow),
         drafting,
         num_layers=stack.num_layers,
         max_step_tokens=settings.max_step_tokens,

@@ -7,10 +7,14 @@ A block is in exactly one of three places:
     cached  no session holds it, but its content is a published prefix: first in, first evicted
 
 Blocks come and go at the top, so free ones are given out from the bottom.
+
+Where no layer looks further back than a window, a sequence holds the blocks of its last tokens only. How many that are
+is said here.
 """
 
 import hashlib
 import heapq
+import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -33,9 +37,19 @@ def chain_hash(parent: BlockHash, token_ids: Sequence[int], fingerprint: bytes =
 class BlockPool:
     """Reference counts, free list and prefix index over `num_blocks` blocks of `block_size` tokens."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, window: int | None = None, step_tokens: int = sys.maxsize
+    ) -> None:
+        """No token sees more than the last `window`, itself included; None: each sees all. A step computes at most
+        `step_tokens` of one sequence.
+        """
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.window = window
+        self._kept = sys.maxsize if window is None else self.blocks_for(window) + 1
+        """Most blocks that a sequence holds between two steps."""
+        self._most = self._kept + self.blocks_for(step_tokens)
+        """The same in a step."""
         self.changes = 0
         """How often blocks have got or lost holders."""
         self.leaving = 0
@@ -65,8 +79,24 @@ class BlockPool:
         return self.num_blocks - self.available
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that `tokens` tokens need."""
+        """Blocks of a history of `tokens` tokens, whether a sequence still holds them or not."""
         return -(-tokens // self.block_size)
+
+    def kept_for(self, tokens: int) -> int:
+        """Most blocks that a sequence holds between two steps, once `tokens` tokens are computed."""
+        return min(self.blocks_for(tokens), self._kept)
+
+    def most_for(self, tokens: int) -> int:
+        """Most blocks that a sequence holds on its way to `tokens` computed tokens."""
+        return min(self.blocks_for(tokens), self._most)
+
+    def first_kept(self, tokens: int) -> int:
+        """Index of the first block that a sequence keeps, once `tokens` tokens are computed."""
+        return 0 if self.window is None else max(0, tokens // self.block_size - self.blocks_for(self.window))
+
+    def first_seen(self, position: int) -> int:
+        """Index of the first block that a token at `position` sees. There is one, where any token comes before it."""
+        return 0 if self.window is None else max(0, position + 1 - max(2, self.window)) // self.block_size
 
     def allocate(self, count: int) -> list[BlockId]:
         """Take `count` blocks with reference count 1. Raises RuntimeError if `available` is less."""

@@ -100,7 +100,8 @@ class KVIdentity:
 
 @dataclass(frozen=True, slots=True)
 class KVFileHeader:
-    """What a file holds: a history, and blocks with the KV of its first `computed_tokens` tokens.
+    """What a file holds: a history, and blocks with the KV of its first `computed_tokens` tokens. Of a model with a
+    window the first blocks may be missing: those in the file begin with number `first`.
 
     `namespace` is the one that the session shares prefixes in. `about_bytes` are the length of an export's label.
     """
@@ -111,11 +112,12 @@ class KVFileHeader:
     namespace: bytes = b""
     about_bytes: int = 0
     checksum: Checksum = Checksum.SHA256
+    first: int = 0
 
     @property
     def blocks(self) -> int:
         """Blocks in the file, the last one maybe partly filled."""
-        return -(-self.computed_tokens // self.identity.layout.block_size)
+        return -(-self.computed_tokens // self.identity.layout.block_size) - self.first
 
     @property
     def about_at(self) -> int:
@@ -139,6 +141,7 @@ def encode_header(header: KVFileHeader) -> bytes:
             "fingerprint": header.identity.fingerprint,
             "computed_tokens": str(header.computed_tokens),
             "namespace": header.namespace.hex(),
+            **({"first_block": str(header.first)} if header.first else {}),
         },
         "token_ids": {"dtype": "I32", "shape": [len(header.token_ids)]},
         "about": {"dtype": "U8", "shape": [header.about_bytes]},
@@ -186,13 +189,14 @@ def read_header(lead: bytes, expected: KVIdentity, max_tokens: int) -> KVFileHea
         [about_bytes] = fields["about"]["shape"]
         _check_count("token_ids", tokens, max_tokens)
         _check_count("about", about_bytes, MAX_LABEL_BYTES)
-        if not 0 <= computed_tokens <= tokens:
+        first = int(metadata.get("first_block", 0))
+        if not 0 <= first * expected.layout.block_size <= computed_tokens <= tokens:
             raise ValueError
         namespace, checksum = bytes.fromhex(metadata["namespace"]), checksums[metadata["version"]]
         _match(str(metadata["fingerprint"]), str(fields["kv"]["dtype"]), list(fields["kv"]["shape"][1:]), expected)
     except (ValueError, TypeError, LookupError, RecursionError):
         raise KVFileDamaged("its header is not that of a session of Djinn") from None
-    header = KVFileHeader(expected, range(tokens), computed_tokens, namespace, about_bytes, checksum)
+    header = KVFileHeader(expected, range(tokens), computed_tokens, namespace, about_bytes, checksum, first)
     if encode_header(header) != lead:
         raise KVFileDamaged("its header is not as Djinn writes it")
     return header

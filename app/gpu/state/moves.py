@@ -52,8 +52,9 @@ class Move:
     """One order: block `source[i]` of one tier is copied to block `target[i]` of the other.
 
     It holds a reference to each of its blocks until it has completed. `first` is the index of its first block in the
-    sequence, `hashes` those of the full blocks from there on. `token_ids` is the history that a file is written with,
-    and the first `computed` tokens are those whose KV the blocks hold (for a move out also those of a paused pass).
+    sequence (those before may lie behind the window), `hashes` those of the full blocks from there on. `token_ids` is
+    the history that a file is written with, and the first `computed` tokens are those whose KV the blocks hold (for a
+    move out also those of a paused pass).
     """
 
     number: int
@@ -62,7 +63,9 @@ class Move:
     source: tuple[BlockId, ...] = ()
     target: tuple[BlockId, ...] = ()
     blocks: tuple[BlockId, ...] = ()
-    """For a move in: all device blocks of the session in order; those that are not in `target` were there already."""
+    """For a move in: all device blocks of the session in order, from index `first` on; those that are not in `target`
+    were there already.
+    """
     first: int = 0
     hashes: tuple[BlockHash, ...] = ()
     half: HalfPass = WHOLE_PASSES
@@ -90,7 +93,8 @@ class Moved:
 
     `token_ids` and `computed` are what an imported file holds, and `about_bytes` from `about_at` on what it says.
     `computed` is also what another server has sent, of a prompt even if there is an `error`, and `sent_bytes` what has
-    been sent to one. `arrived` is the share of a move's bytes that have: the others come to the device behind them.
+    been sent to one. The blocks that a file or a server had begin at index `first` of the sequence. `arrived` is the
+    share of a move's bytes that have: the others come to the device behind them.
     """
 
     number: int
@@ -100,6 +104,7 @@ class Moved:
     is_mismatch: bool = False
     token_ids: tuple[int, ...] = ()
     computed: int = 0
+    first: int = 0
     about_at: int = 0
     about_bytes: int = 0
     sent_bytes: int = 0

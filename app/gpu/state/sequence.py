@@ -203,15 +203,21 @@ class TokenSequence:
     tenant: str = ""
     """Whose it is; all sessions of a server without keys are of one."""
     blocks: list[BlockId] = field(default_factory=list)
-    """Device blocks: all that `computed` needs, or none."""
+    """Device blocks, by their place in the history: all that `computed` needs, or none."""
     hashes: list[BlockHash] = field(default_factory=list)
     """Chain hashes of the full blocks that have been computed."""
     host_blocks: list[BlockId] = field(default_factory=list)
     """Host copies of the first blocks. A block that is written again loses its copy."""
+    behind: int = 0
+    """So many first blocks lie behind the window: no later token sees them, and they are not held. In their place the
+    two lists above name the first block that is, so that a kernel which looks there finds numbers of this session.
+    """
     disk_blocks: int = 0
     """Blocks in the session's file."""
+    disk_behind: int = 0
+    """So many first blocks are not in the file."""
     disk_tokens: int = 0
-    """Tokens of the history, from its beginning, whose KV is in the file."""
+    """Tokens of the history, from its beginning, whose KV is in the file, but for those blocks."""
     sent: bool = False
     """Whether a client has sent the file: after a restart the engine could not tell what is true of it."""
     computed: int = 0
@@ -261,6 +267,31 @@ class TokenSequence:
             return Tier.HOST
         return Tier.DISK if self.computed else None
 
+    @property
+    def held(self) -> list[BlockId]:
+        """The device blocks that the session holds."""
+        return self.blocks[self.behind :]
+
+    @property
+    def copies(self) -> list[BlockId]:
+        """The host blocks that it holds."""
+        return self.host_blocks[self.behind :]
+
+    @property
+    def copied(self) -> int:
+        """Index of the first block on the device that needs a copy and has none."""
+        return max(self.behind, len(self.host_blocks))
+
+    @property
+    def uncopied(self) -> int:
+        """How many blocks on the device have no copy."""
+        return max(0, len(self.blocks) - self.copied)
+
+    def growth(self, pool: BlockPool, tokens: int) -> int:
+        """Most device blocks that it takes beside its own on its way to so many computed tokens."""
+        missing = pool.blocks_for(tokens) - len(self.blocks)
+        return max(0, min(missing, pool.most_for(tokens) - len(self.blocks) + self.behind))
+
     def require_tier(self, tier: Tier) -> None:
         """Raise RuntimeError if the KV is elsewhere."""
         if self.tier is not tier:
@@ -307,7 +338,7 @@ class TokenSequence:
 
     def blocks_to_come(self, pool: BlockPool) -> int:
         """Device blocks that the rest of its tokens and one more need."""
-        return max(0, len(self.tokens) // pool.block_size + 1 - len(self.blocks))
+        return self.growth(pool, len(self.tokens) + 1)
 
     def assume_computed(self) -> None:
         """The history comes from elsewhere: all of it had its KV, but for the token that was sampled last. That one has

@@ -96,8 +96,8 @@ class BreakDriver(Driver):
         """Raise an error unless every block of every tier is accounted for, and every checkpoint and capture."""
         scheduler, sequences = self.scheduler, self.handler.sequences
         cache, tiers = scheduler.cache, self.placement.tiers
-        cache.pool.check_integrity([*(s.blocks for s in sequences), *tiers.held(cache.pool)])
-        cache.host.check_integrity([*(s.host_blocks for s in sequences), *tiers.held(cache.host)])
+        cache.pool.check_integrity([*(s.held for s in sequences), *tiers.held(cache.pool)])
+        cache.host.check_integrity([*(s.copies for s in sequences), *tiers.held(cache.host)])
         check_queue(scheduler)
         checkpoints = [s.checkpoint.hidden.nbytes for s in sequences if s.checkpoint is not None]
         captures = {s.session: s.captures.nbytes for s in sequences if s.captures.nbytes}

@@ -34,6 +34,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mistral": {**CASES["mistral-window"], "sliding_window": None, "num_hidden_layers": 32},
     "llama": {**CASES["llama"], "num_hidden_layers": 4},
     "two-layers": {**CASES["llama"], "num_hidden_layers": 2},
+    "two-layers-window": {**CASES["mistral-window"], "num_hidden_layers": 2, "sliding_window": 6},
     "llama-2-7b-scaled": {
         **shape_config("llama-2-7b").to_dict(),
         "hidden_size": 4096 // 32,

@@ -56,18 +56,18 @@ def pick(found: list[T], share: float) -> T:
 
 
 @cache
-def tiny() -> TinyModel:
+def tiny(shape: str) -> TinyModel:
     with tempfile.TemporaryDirectory() as folder:
-        return make_tiny("two-layers", Path(folder))
+        return make_tiny(shape, Path(folder))
 
 
 @cache
 @torch.no_grad()
-def next_token(history: tuple[int, ...], made: tuple[Made, ...]) -> int:
+def next_token(shape: str, history: tuple[int, ...], made: tuple[Made, ...]) -> int:
     """What Transformers says after `history`, every position of which is computed at once."""
     changes = [change_of(layer, Edit(EditOp.SCALE, factor), within(first, end)) for layer, factor, first, end in made]
-    with hooked(tiny().oracle, changes):
-        return int(tiny().oracle(input_ids=torch.tensor([history])).logits[0, -1].argmax())
+    with hooked(tiny(shape).oracle, changes):
+        return int(tiny(shape).oracle(input_ids=torch.tensor([history])).logits[0, -1].argmax())
 
 
 @dataclass(eq=False)
@@ -75,6 +75,7 @@ class Client:
     """What a session is expected to have: all of its history but for the tokens of a turn that has not ended."""
 
     session: SessionId
+    shape: str
     steering: tuple[Made, ...] = ()
     """What is done to all positions from now on. Once it is disarmed, it is among what has been `made`."""
     history: list[int] = field(default_factory=list)
@@ -90,13 +91,15 @@ class Client:
     def replay(self, count: int) -> Iterator[int]:
         history = list(self.history)
         for _ in range(count):
-            history.append(next_token(tuple(history), (*self.steering, *self.made)))
+            history.append(next_token(self.shape, tuple(history), (*self.steering, *self.made)))
             yield history[-1]
 
 
 class BreakpointMachine(RuleBasedStateMachine):
     """Without lower tiers: what gives way is recomputed."""
 
+    SHAPE = "two-layers"
+    DEVICE_BLOCKS = 13
     HOST_BLOCKS = 0
     POLICY = KVPolicy.NONE
 
@@ -107,10 +110,12 @@ class BreakpointMachine(RuleBasedStateMachine):
 
     def model(self) -> TinyModel:
         """What the engine runs."""
-        return tiny()
+        return tiny(self.SHAPE)
 
     def engine(self) -> Engine:
-        return self.model().engine(blocks=13, max_step_tokens=7, host_blocks=self.HOST_BLOCKS, policy=self.POLICY)
+        return self.model().engine(
+            blocks=self.DEVICE_BLOCKS, max_step_tokens=7, host_blocks=self.HOST_BLOCKS, policy=self.POLICY
+        )
 
     def idle(self) -> list[Client]:
         return [client for client in self.clients if client.turn is None]
@@ -133,7 +138,7 @@ class BreakpointMachine(RuleBasedStateMachine):
     @rule(steering=st.none() | st.tuples(st.integers(0, LAYERS - 1), factors), when=conditions)
     def open(self, steering: tuple[int, float] | None, when: When) -> None:
         """Most of what is tested needs a pause, so every session has one to begin with."""
-        client = Client(self.driver.open())
+        client = Client(self.driver.open(), self.SHAPE)
         if steering is not None:
             layer, factor = steering
             self.driver.arm(client.session, layer, action=Action.EDIT, edits=(Edit(EditOp.SCALE, factor),))
@@ -311,6 +316,14 @@ class TieredBreakpointMachine(BreakpointMachine):
     POLICY = KVPolicy.SIGNAL
 
 
+class WindowBreakpointMachine(TieredBreakpointMachine):
+    """No layer looks further back than a window, so sessions hold less than their history."""
+
+    SHAPE = "two-layers-window"
+    DEVICE_BLOCKS = 9
+    HOST_BLOCKS = 12
+
+
 @cache
 def padded() -> TinyModel:
     """The same weights, with an attention that takes padding rows."""
@@ -337,5 +350,7 @@ TestDropping = BreakpointMachine.TestCase
 TestDropping.settings = SETTINGS
 TestTiered = TieredBreakpointMachine.TestCase
 TestTiered.settings = SETTINGS
+TestWindow = WindowBreakpointMachine.TestCase
+TestWindow.settings = SETTINGS
 TestReplayed = ReplayedBreakpointMachine.TestCase
 TestReplayed.settings = SETTINGS

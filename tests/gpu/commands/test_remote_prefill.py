@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, When
 from app.domain.errors import EngineError, PeerFull, WrongState
@@ -23,7 +25,8 @@ from app.messages import (
     SentKV,
     Submit,
 )
-from app.model_store.resolve import ResolvedModel
+from app.model_store.resolve import ResolvedModel, resolve
+from app.model_store.shapes import shape_config
 from tests.gpu.driving import GREEDY, Driver, tcp_pair
 from tests.gpu.tiny_engine import BLOCK, make_engine, model, prompt
 
@@ -124,6 +127,26 @@ def alone(model: ResolvedModel, *turns: list[int], sampling: SamplingParams = GR
         driver.finish(turn)
         said.append(driver.tokens(turn))
     return said
+
+
+def test_of_a_model_with_a_window_only_that_is_sent(connect: Connect, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("mistral")
+    config = shape_config("tiny-mistral")
+    config.sliding_window = 4 * BLOCK
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    model = resolve(str(folder), cache_dir=folder)
+    here, there = Decoder(model), Prefiller(model)
+    turn = here.ask(PROMPT)
+    assert [each.first for each in here.lacking] == [8], "of 13 blocks"
+    out, into = connect()
+    sent = there.send(PROMPT, out, 8)
+    assert sent.bytes < 6 * here.placement.tiers.block_bytes
+    assert here.received(here.await_prompt(into)) == ReceivedPrompt(len(PROMPT) - 1 - 8 * BLOCK)
+    here.finish(turn)
+    assert here.end(turn).usage.cached_tokens == len(PROMPT) - 1
+    assert [here.tokens(turn)] == alone(model, PROMPT)
+    here.placement.tiers.cache.host.check_integrity([each.copies for each in here.handler.sequences])
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from app.gpu.forward.graphs import Graphs, batch_buckets
 from app.gpu.forward.inputs import FixedBatch
 from app.gpu.forward.recording import choose_recorder
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
+from app.gpu.state.layer_state import LayerState, TokenState
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
 from tests.gpu.forward.recording import CPU, FakeRecorder, PaddedAttention, tiny, with_attention
@@ -57,6 +59,7 @@ class Embedding:
     """
 
     num_layers, hidden_size, vocab_size, kv_heads, head_dim, max_model_len, parameter_bytes = 1, 6, 6, 1, 1, 64, 0
+    states: Sequence[LayerState] = (TokenState(2),)
     dtype, device = torch.float32, CPU
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:

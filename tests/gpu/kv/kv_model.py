@@ -17,22 +17,27 @@ Slots = dict[tuple[int, int], Content]
 
 @dataclass
 class ExportedFile:
-    """A client's file: a history, and the content of the blocks with the KV of its first `computed` tokens."""
+    """A client's file: a history, and the content of the blocks with the KV of its first `computed` tokens, from block
+    `first` on.
+    """
 
     token_ids: tuple[int, ...]
     computed: int
+    first: int
     blocks: list[list[Content]]
 
 
 class KVModel:
     """Does to its slots what a runner and a mover would do to memory, and checks what is read."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, window: int | None = None) -> None:
+        """No token reads more than the last `window`; None: each reads all."""
         self.device: Slots = {}
         self.host: Slots = {}
         self.files: dict[SessionId, list[list[Content]]] = {}
         self.exported: dict[str, ExportedFile] = {}
         self._size = block_size
+        self._window = window
 
     def run(self, plan: StepPlan) -> None:
         """Make the plan's copies and writes, and check that every key a row reads belongs to its own history."""
@@ -42,7 +47,8 @@ class KVModel:
             for position in range(row.first, row.first + row.length):
                 self.device[self._slot(row.sequence.blocks, position)] = _content(row.sequence, position, row.draft)
         for row in plan.rows:
-            self._check(self.device, row.sequence.blocks, row.sequence, row.first + row.length, row.draft)
+            end = row.first + row.length
+            self._check(self.device, row.sequence.blocks, row.sequence, row.first, end, row.draft)
 
     def move(self, move: Move, namespace: bytes) -> None:
         """Make a move's copies, as memory is at this moment. `namespace` is its session's."""
@@ -67,26 +73,42 @@ class KVModel:
     def check_copies(self, sequences: Iterable[TokenSequence]) -> None:
         """Every host copy that a sequence counts on is of its own history."""
         for sequence in sequences:
-            self._check(self.host, sequence.host_blocks, sequence, sequence.computed)
+            self._check(self.host, sequence.host_blocks, sequence, sequence.computed, sequence.computed)
 
     def check_files(self, sequences: Iterable[TokenSequence]) -> None:
         """As much of every file as a sequence counts on is of its own history."""
         for sequence in sequences:
-            for position in range(sequence.disk_tokens):
-                block = self.files[sequence.session][position // self._size]
+            first = sequence.disk_behind * self._size
+            assert not sequence.disk_tokens or self._first_read(sequence.disk_tokens) >= first
+            for position in range(first, sequence.disk_tokens):
+                block = self.files[sequence.session][(position - first) // self._size]
                 assert block[position % self._size] == _content(sequence, position, ())
 
     def _export(self, move: Move, namespace: bytes) -> None:
         blocks = [self._read(self.host, block) for block in move.source]
-        for position in range(move.computed):
+        assert self._first_read(move.computed) >= move.first * self._size or not move.computed
+        for position in range(move.first * self._size, move.computed):
             expected = (namespace, *move.token_ids[: position + 1])
-            assert blocks[position // self._size][position % self._size] == expected
-        self.exported[move.path] = ExportedFile(move.token_ids, move.computed, blocks)
+            assert blocks[position // self._size - move.first][position % self._size] == expected
+        self.exported[move.path] = ExportedFile(move.token_ids, move.computed, move.first, blocks)
+
+    def _first_read(self, position: int) -> int:
+        """The first position that a token at `position` reads."""
+        return 0 if self._window is None else max(0, position - self._window + 1)
 
     def _check(
-        self, slots: Slots, blocks: list[int], sequence: TokenSequence, length: int, draft: tuple[Drafted, ...] = ()
+        self,
+        slots: Slots,
+        blocks: list[int],
+        sequence: TokenSequence,
+        position: int,
+        end: int,
+        draft: tuple[Drafted, ...] = (),
     ) -> None:
-        for position in range(min(length, len(blocks) * self._size)):
+        """What is held up to `end` is of the history, and it is all that a token at `position` reads."""
+        first = sequence.behind * self._size
+        assert not blocks or self._first_read(position) >= first
+        for position in range(first, min(end, len(blocks) * self._size)):
             assert slots[self._slot(blocks, position)] == _content(sequence, position, draft)
 
     def _copy_all(self, origin: Slots, goal: Slots, move: Move) -> None:

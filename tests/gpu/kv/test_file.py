@@ -96,13 +96,15 @@ def headers(draw: st.DrawFn) -> KVFileHeader:
     dtype = draw(st.sampled_from(["float32", "float16", "bfloat16", "float8"]))
     layout = KVLayout(draw(few), draw(few), draw(few), draw(few), dtype)
     tokens = draw(st.lists(st.integers(0, 2**31 - 1), max_size=20))
+    computed = draw(st.integers(0, len(tokens)))
     return KVFileHeader(
         KVIdentity(draw(st.text(max_size=9)), 2**31, layout),
         tuple(tokens),
-        draw(st.integers(0, len(tokens))),
+        computed,
         draw(st.binary(max_size=16)),
         draw(st.integers(0, 40)),
         draw(st.sampled_from(Checksum)),
+        draw(st.integers(0, computed // layout.block_size)),
     )
 
 

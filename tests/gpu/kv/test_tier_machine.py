@@ -72,7 +72,7 @@ class TierMachine(PlanningMachine):
         if error is None and move.kind is MoveKind.IMPORT:
             found = self.model.exported[move.path]
             computed = found.computed if self.DISK_BLOCKS else 0
-            report = Moved(move.number, 0.001, token_ids=found.token_ids, computed=computed)
+            report = Moved(move.number, 0.001, token_ids=found.token_ids, computed=computed, first=found.first)
         if error is None and (self.DISK_BLOCKS or move.kind is not MoveKind.IMPORT):
             self.model.move(move, self.tiers.in_flight[move.number][1].namespace)
         self.take(self.handler.moved(report))
@@ -164,7 +164,7 @@ class TierMachine(PlanningMachine):
                     assert sequence.incoming is not None
                     assert sequence.incoming.kind is MoveKind.FROM_DISK
                 case Tier.DISK:
-                    assert sequence.disk_blocks >= needed
+                    assert sequence.disk_behind + sequence.disk_blocks >= needed
                     assert sequence.disk_tokens >= sequence.computed
                 case None:
                     assert not sequence.computed
@@ -178,8 +178,8 @@ class TierMachine(PlanningMachine):
         for sequence in (each for each in self.handler.sequences if each.turn is None):
             memory, blocks = self.told[sequence.session], self.placement.tiers.block_bytes
             assert memory.tier is sequence.tier
-            assert memory.device_bytes == len(sequence.blocks) * blocks
-            assert memory.host_bytes == len(sequence.host_blocks) * blocks
+            assert memory.device_bytes == len(sequence.held) * blocks
+            assert memory.host_bytes == len(sequence.copies) * blocks
             assert memory.disk_bytes == sequence.disk_blocks * blocks
 
     def teardown(self) -> None:
@@ -198,7 +198,18 @@ class TierMachine(PlanningMachine):
         parking = [each for each in moving if each.blocks]
         assert {each.session for each in moving if each not in parking} == set(self.tiers.moving)
         assert all(each.moving is Tier.TO_HOST for each in parking)
-        assert self.tiers.saving == sum(len(each.host_blocks) for each in moving if each.moving is Tier.TO_DISK)
+        assert self.tiers.saving == sum(len(each.copies) for each in moving if each.moving is Tier.TO_DISK)
+
+
+class WindowTierMachine(TierMachine):
+    """No layer looks further back than a window, so sessions become longer than any tier."""
+
+    DEVICE_BLOCKS = 9
+    HOST_BLOCKS = 9
+    DISK_BLOCKS = 8
+    WINDOW = 6
+    MAX_LEN = 100
+    sessions = PlanningMachine.sessions
 
 
 class LruMachine(TierMachine):
@@ -302,9 +313,9 @@ class EndingMachine(TierMachine):
         super().teardown()
 
 
-TestTiers, TestLru = TierMachine.TestCase, LruMachine.TestCase
+TestTiers, TestLru, TestWindow = TierMachine.TestCase, LruMachine.TestCase, WindowTierMachine.TestCase
 TestGuaranteed, TestEnding = GuaranteedMachine.TestCase, EndingMachine.TestCase
-TestTiers.settings = TestLru.settings = TestGuaranteed.settings = settings(stateful_step_count=80)
+TestTiers.settings = TestLru.settings = TestWindow.settings = TestGuaranteed.settings = settings(stateful_step_count=80)
 TestEnding.settings = settings(stateful_step_count=60)
 
 SESSIONS, CONTEXT, NEW, ANSWER = 6, 28, 3, 4

@@ -60,10 +60,10 @@ class Bench:
         policy: KVPolicy = KVPolicy.SIGNAL,
         borrow: Callable[[int], int] = lend_nothing,
         headroom: Callable[[], int] = lambda: 0,
+        window: int | None = None,
     ) -> None:
         self.now = 100.0
-        self.device = BlockPool(device, BLOCK_SIZE)
-        self.host = BlockPool(host, BLOCK_SIZE)
+        self.device, self.host = (BlockPool(blocks, BLOCK_SIZE, window=window) for blocks in (device, host))
         self.cache = KVCache(self.device, self.host)
         self.tiers = KVTiers(self.cache, BLOCK_BYTES, LAYERS)
         self.placement = Placement(self.tiers, policy, disk, lambda: self.now, borrow)

@@ -96,7 +96,7 @@ class Follows:
 def check_blocks(engine: Engine) -> None:
     """Raise unless sessions hold the blocks that their tokens need, no others, and nobody else holds any."""
     pool, sequences = engine._scheduler.cache.pool, engine._handler.sequences
-    pool.check_integrity([*(sequence.blocks for sequence in sequences)])
+    pool.check_integrity([*(sequence.held for sequence in sequences)])
     assert all(len(s.blocks) in (0, pool.blocks_for(s.computed)) for s in sequences)
 
 

@@ -77,14 +77,17 @@ class PlanningMachine(RuleBasedStateMachine):
     DISK_BLOCKS = 0
     DRAFT_TOKENS = 0
     POLICY = KVPolicy.NONE
+    WINDOW: int | None = None
     MAX_LEN = DEVICE_BLOCKS * BLOCK_SIZE
     sessions = Bundle("sessions")
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.pool = BlockPool(self.DEVICE_BLOCKS, BLOCK_SIZE)
-        self.host = BlockPool(self.HOST_BLOCKS, BLOCK_SIZE)
+        self.pool, self.host = (
+            BlockPool(blocks, BLOCK_SIZE, window=self.WINDOW, step_tokens=MAX_STEP_TOKENS)
+            for blocks in (self.DEVICE_BLOCKS, self.HOST_BLOCKS)
+        )
         cache = KVCache(self.pool, self.host)
         tiers = KVTiers(cache, 1, 2)
         self.placement = Placement(tiers, self.POLICY, self.DISK_BLOCKS, lambda: self.now, self.borrow)
@@ -115,7 +118,7 @@ class PlanningMachine(RuleBasedStateMachine):
             refused=(),
             transports=cast("PromptStreams", nobody_asks),
         )
-        self.model = KVModel(BLOCK_SIZE)
+        self.model = KVModel(BLOCK_SIZE, self.WINDOW)
         self.tickets = map(Ticket, itertools.count(1))
         self.names = (SessionId(f"s{i}") for i in itertools.count())
         self.histories: dict[SessionId, list[int]] = {}
@@ -276,9 +279,18 @@ class PlanningMachine(RuleBasedStateMachine):
     @invariant()
     def every_block_is_accounted_for(self) -> None:
         sequences = self.handler.sequences
-        self.pool.check_integrity([*(s.blocks for s in sequences), *self.tiers.held(self.pool)])
-        self.host.check_integrity([*(s.host_blocks for s in sequences), *self.tiers.held(self.host)])
+        self.pool.check_integrity([*(s.held for s in sequences), *self.tiers.held(self.pool)])
+        self.host.check_integrity([*(s.copies for s in sequences), *self.tiers.held(self.host)])
         check_queue(self.scheduler)
+
+    @invariant()
+    def a_session_holds_its_window_and_a_block(self) -> None:
+        window = self.MAX_LEN if self.WINDOW is None else self.WINDOW
+        most = -(-window // BLOCK_SIZE) + 1
+        for sequence in self.handler.sequences:
+            runs = self.scheduler.queue.runs(sequence)  # a step writes to more, and gives them up when it has ended
+            assert runs or len(sequence.held) <= most
+            assert len(sequence.copies) <= most
 
     @invariant()
     def histories_agree(self) -> None:
@@ -322,5 +334,16 @@ class DraftingMachine(PlanningMachine):
         assert 0 <= after.accepted - before.accepted <= after.drafted - before.drafted
 
 
+class WindowMachine(DraftingMachine):
+    """No layer looks further back than a window, so sessions become longer than the device."""
+
+    DEVICE_BLOCKS = 8
+    WINDOW = 6
+    MAX_LEN = 100
+    sessions = PlanningMachine.sessions
+
+
+TestWindow = WindowMachine.TestCase
+TestWindow.settings = settings(stateful_step_count=60)
 TestDrafting = DraftingMachine.TestCase
 TestDrafting.settings = settings(stateful_step_count=60)

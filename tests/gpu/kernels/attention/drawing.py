@@ -67,14 +67,20 @@ class Inputs:
 
 
 def draw_inputs(shape: Shape, seed: int = 0, device: torch.device = DEVICES["cpu"]) -> Inputs:
-    """Random sequences in shuffled blocks. Queries, keys and values are views into one tensor, as of a fused layer."""
+    """Random sequences in shuffled blocks. Queries, keys and values are views into one tensor, as of a fused layer.
+
+    Blocks behind a window have been given up: tables name the first that is held, and the others hold NaN.
+    """
     generator = torch.Generator().manual_seed(seed)
     widths = [-(-(cached + new) // shape.block_size) for cached, new in shape.rows]
     blocks = random.Random(seed).sample(range(sum(widths) + 2), sum(widths))
     tables = [[blocks.pop() for _ in range(width)] for width in widths]
     pool = torch.full((sum(widths) + 2, LAYERS, 2, shape.kv_heads, shape.block_size, shape.head_dim), float("nan"))
     for table, (cached, _) in zip(tables, shape.rows, strict=True):
-        for position in range(cached):
+        kept = len(table) if shape.spec.window is None else -(-shape.spec.window // shape.block_size)
+        behind = max(0, cached // shape.block_size - kept)
+        table[:behind] = table[behind : behind + 1] * behind
+        for position in range(behind * shape.block_size, cached):
             place = table[position // shape.block_size], position % shape.block_size
             new = torch.randn(2, shape.kv_heads, shape.head_dim, generator=generator)
             pool[place[0], LAYER, :, :, place[1]] = new
