@@ -64,6 +64,7 @@ METAVARS = {
     "max_activation_bytes": "SIZE",
     "disk_reserve": "SIZE",
     "engine_timeout_s": "SECONDS",
+    "engine_stuck_s": "SECONDS",
     "drain_timeout_s": "SECONDS",
 }
 """What `--help` calls the value of each setting that is neither a choice of words nor a switch."""

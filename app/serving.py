@@ -52,7 +52,8 @@ def _serve_until_told(settings: Settings, hangups: Hangups, stands_by: bool) -> 
         with _no_garbage_collected():
             from app.engine_process.engine import EngineProcess
 
-            process = EngineProcess(settings.engine_timeout_s)  # it imports PyTorch meanwhile
+            # It imports PyTorch meanwhile.
+            process = EngineProcess(settings.engine_timeout_s, stuck_s=settings.engine_stuck_s)
             from app.main import load_app, prepare
             from app.web.connections.caps import Caps
             from app.web.server import ENGINE_LOST, Server

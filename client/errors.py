@@ -181,6 +181,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "disk_full": ServerError,
     "engine_error": ServerError,
     "engine_restarting": ServerError,
+    "engine_stalled": ServerError,
     "weights_lost": ServerError,
     "internal_error": ServerError,
 }

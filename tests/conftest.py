@@ -130,7 +130,7 @@ def same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def engine_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """`djinn serve` in this process runs its engine in a thread: one in a process takes seconds to start."""
-    monkeypatch.setattr(engine, "EngineProcess", lambda timeout_s: None)
+    monkeypatch.setattr(engine, "EngineProcess", lambda timeout_s, stuck_s: None)
 
 
 @pytest.fixture

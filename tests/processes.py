@@ -60,7 +60,7 @@ def _serve(
     """In the new process: what `djinn serve` does, with stdout and stderr in the file `output`."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite that `nohup` runs would have it ignored
     if not own_engine:
-        engine.EngineProcess = lambda timeout_s: None  # type: ignore[assignment, misc]
+        engine.EngineProcess = lambda timeout_s, stuck_s: None  # type: ignore[assignment, misc]
     if descriptors is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from app.bridge.turn import Turn
-from app.domain.errors import DjinnError, EngineError, EngineRestarting
+from app.domain.errors import DjinnError, EngineAway, EngineError, EngineRestarting, EngineStalled
 from app.domain.grammar import Grammar
 from app.domain.values import ModelInfo, Ticket
 from app.messages import (
@@ -19,10 +19,12 @@ from app.messages import (
     Done,
     Event,
     Failed,
+    GoesOn,
     Lost,
     Notice,
     Replacement,
     Resume,
+    Stalled,
     Submit,
     TurnEvent,
     TurnFinished,
@@ -91,10 +93,16 @@ class EngineExecutor:
         """Whether another engine is on its way."""
         self._is_back = False
         """Whether it is there already, and sessions are opened in it."""
+        self.stall: str | None = None
+        """Why the engine, which lives, takes nothing that needs an answer; None: it gets on."""
         self.losses = 0
         """How often the engine has died."""
         self._reopen: Callable[[], Awaitable[None]] | None = None
         self._reopening: asyncio.Task[None] | None = None
+        self._end_turns: Callable[[EngineStalled], None] = lambda error: None
+        self._go_on: Callable[[], None] = lambda: None
+        self._impatient: set[Ticket] = set()
+        """Of calls that do not wait for an engine that has stalled."""
 
     def start(self) -> None:
         """Start the engine thread. Call on the running event loop."""
@@ -118,15 +126,36 @@ class EngineExecutor:
         """
         self._reopen = reopen
 
-    async def call(self, make: Callable[[Ticket], Command], *, while_restarting: bool = False) -> Any:
-        """Send the command that `make` builds and wait for its `Done`. Raises the error of a `Failed`, and
-        `EngineRestarting`.
+    def on_stall(self, end_turns: Callable[[EngineStalled], None], go_on: Callable[[], None]) -> None:
+        """Have `end_turns` called when the engine has not got on for so long that its turns must fail, by `fail_turn`,
+        and `go_on` when it gets on again.
         """
-        return await self._send(make, while_restarting=while_restarting)
+        self._end_turns, self._go_on = end_turns, go_on
+
+    async def call(
+        self,
+        make: Callable[[Ticket], Command],
+        *,
+        while_restarting: bool = False,
+        stall_ends_it: bool = False,
+    ) -> Any:
+        """Send the command that `make` builds and wait for its `Done`. Raises the error of a `Failed`, and
+        `EngineAway`.
+
+        With `stall_ends_it`, a call that the engine had before it stalled does not wait for it either. The engine may
+        still carry the command out: the caller has to take it back.
+        """
+        self._check_for(while_restarting=while_restarting)
+        return await self._send(make, stall_ends_it=stall_ends_it)
 
     def post(self, make: Callable[[Ticket], Command], *, while_restarting: bool = False) -> None:
-        """Send the command that `make` builds without waiting; commands keep their order. A failure is logged."""
-        self._send(make, while_restarting=while_restarting).add_done_callback(_log_failure)
+        """Send the command that `make` builds without waiting; commands keep their order. A failure is logged.
+
+        An engine that has stalled has it when it goes on.
+        """
+        if self.stall is None or self.failure is not None:
+            self._check_for(while_restarting=while_restarting)
+        self._send(make).add_done_callback(_log_failure)
 
     def start_turn(self, make: Callable[[Ticket], Submit], observe: Callable[[TurnEvent], None]) -> Turn:
         """Send a `Submit`; its events go first to `observe`, which must not raise, then to the returned turn."""
@@ -141,12 +170,16 @@ class EngineExecutor:
         turn.ticket = ticket
         self.engine.send(make(ticket))
 
+    def fail_turn(self, turn: Turn, error: DjinnError) -> None:
+        """End a turn without the engine. What the engine still says of it is not heard."""
+        self._dispatch([Failed(turn.ticket, error)])
+
     async def call_for_turn(
         self, make: Callable[[Ticket, Ticket], Command], observe: Callable[[TurnEvent], None]
     ) -> Turn:
         """Like `call`, for a command that brings a paused turn, whose ticket `make` gets too; returns the turn."""
         turn = self._expect_turn(observe)
-        reply = self._send(lambda ticket: make(ticket, turn.ticket))
+        reply = self._send(lambda ticket: make(ticket, turn.ticket))  # `_expect_turn` has checked
 
         def let_go(reply: asyncio.Future[object]) -> None:
             if reply.exception() is not None:
@@ -163,12 +196,20 @@ class EngineExecutor:
         self._turns[turn.ticket] = (turn, observe)
         return turn
 
-    def _send(self, make: Callable[[Ticket], Command], *, while_restarting: bool = False) -> asyncio.Future[object]:
-        if not (while_restarting and self._is_back):
+    def _check_for(self, *, while_restarting: bool) -> None:
+        """What opens sessions waits for an engine that has stalled: it dies, or goes on."""
+        if not while_restarting:
             self.check()
+        elif self.failure is not None and not self._is_back:
+            raise self._error(self.failure)
+
+    def _send(self, make: Callable[[Ticket], Command], *, stall_ends_it: bool = False) -> asyncio.Future[object]:
         ticket = Ticket(next(self._tickets))
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._replies[ticket] = future
+        if stall_ends_it:
+            self._impatient.add(ticket)
+            future.add_done_callback(lambda _: self._impatient.discard(ticket))
         self.engine.send(make(ticket))
         return future
 
@@ -177,10 +218,19 @@ class EngineExecutor:
         """Whether the engine has failed for good: no other is on its way."""
         return self.failure is not None and not self._is_restarting
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the engine takes turns."""
+        return self.failure is None and self.stall is None
+
     def check(self) -> None:
-        """Raise `EngineError` if the engine has died, `EngineRestarting` if another is on its way."""
+        """Raise `EngineError` if the engine has died, `EngineRestarting` if another is on its way, and `EngineStalled`
+        if it does not get on.
+        """
         if self.failure is not None:
             raise self._error(self.failure)
+        if self.stall is not None:
+            raise EngineStalled(self.stall, refused=True)
 
     def _error(self, failure: str) -> DjinnError:
         return EngineRestarting(failure) if self._is_restarting else EngineError(f"the engine has failed: {failure}")
@@ -224,6 +274,11 @@ class EngineExecutor:
             self._on_notice(event)
         elif isinstance(event, Lost):
             self._lose(event.reason)
+        elif isinstance(event, Stalled):
+            self._note_stall(event)
+        elif isinstance(event, GoesOn):
+            self.stall = None
+            self._go_on()
         elif isinstance(event, Back):
             self._is_back = True
             self._reopening = asyncio.create_task(self._come_back())
@@ -242,12 +297,22 @@ class EngineExecutor:
         finally:
             turn.deliver(event)
 
+    def _note_stall(self, stalled: Stalled) -> None:
+        self.stall = stalled.reason
+        if not stalled.ends_turns:
+            return
+        error = EngineStalled(stalled.reason, refused=False)
+        self._end_turns(error)
+        self._dispatch([Failed(ticket, error) for ticket in self._impatient])
+
     def _lose(self, reason: str) -> None:
+        self.stall = None
         self.failure, self._is_restarting, self._is_back = reason, True, False
         self.losses += 1
         self._fail_all(EngineRestarting(reason))
 
     def _give_up(self, reason: str) -> None:
+        self.stall = None
         self.failure, self._is_restarting, self._is_back = reason, False, False
         self._fail_all(self._error(reason))
 
@@ -283,5 +348,5 @@ class EngineExecutor:
 
 def _log_failure(reply: asyncio.Future[object]) -> None:
     # The next engine opens each session as it is now: it needs no command that the dead one had.
-    if not reply.cancelled() and (error := reply.exception()) and not isinstance(error, EngineRestarting):
+    if not reply.cancelled() and (error := reply.exception()) and not isinstance(error, EngineAway):
         logger.error("a command without a waiter failed: %s", error)

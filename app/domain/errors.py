@@ -302,13 +302,29 @@ class EngineError(DjinnError, code="engine_error"):
     """A bug or a device failure."""
 
 
-class EngineRestarting(DjinnError, status=503, code="engine_restarting"):
-    """The engine has died, and another is started. Nothing of the request was done; carries Retry-After."""
+class EngineAway(DjinnError, status=503):
+    """The engine takes nothing now; carries Retry-After."""
 
     retry_after_s = 2
 
+
+class EngineRestarting(EngineAway, code="engine_restarting"):
+    """The engine has died, and another is started. Nothing of the request was done."""
+
     def __init__(self, reason: str) -> None:
         super().__init__(f"the engine is being started again, repeat the request in a few seconds: {reason}")
+
+
+class EngineStalled(EngineAway, code="engine_stalled"):
+    """The engine lives, but does not get on. A turn that has failed with this has left its session as it was.
+
+    `refused`: the engine was not even asked, so another replica may do the request.
+    """
+
+    def __init__(self, reason: str, *, refused: bool) -> None:
+        super().__init__(f"the engine does not get on, repeat the request in a few seconds: {reason}")
+        if refused:
+            self.headers = MappingProxyType({NOT_DONE: "stalled"})
 
 
 class WeightsLost(EngineError, code="weights_lost"):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from app.bridge.executor import Deliver
-from app.domain.errors import DjinnError, EngineError
+from app.domain.errors import DjinnError, EngineError, EngineRestarting, EngineStalled
 from app.domain.values import ModelInfo
 from app.engine_process.channel import Closed
 from app.engine_process.child import Child
@@ -19,7 +19,8 @@ from app.engine_process.codec import Frame, decode, encode
 from app.engine_process.deaths import Deaths
 from app.engine_process.frames import Beat, Compiled, Dying, Find, Load, Loaded, NotLoaded, Stop
 from app.engine_process.grammars import RemoteGrammars
-from app.messages import Back, Command, Lost
+from app.engine_process.stalls import Stalls
+from app.messages import Back, Command, GoesOn, Lost, Stalled
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +38,13 @@ class EngineProcess:
     """Runs an engine in a process of its own: `begin` and `loaded` first, then as `app.bridge.executor.Engine`.
 
     When the process dies, or makes no progress for `timeout_s` seconds, another is started: `deliver` gets `Lost`,
-    and `Back` when the new one takes commands. All that was sent before is then forgotten.
+    and `Back` when the new one takes commands. All that was sent before is then forgotten. Before that, `deliver` gets
+    `Stalled` from an engine that does not get on, and `GoesOn` if it does so in the end.
     """
 
-    def __init__(self, timeout_s: float, start: Callable[[], Child] = Child) -> None:
-        """`start` starts a process."""
-        self._timeout_s = timeout_s
+    def __init__(self, timeout_s: float, start: Callable[[], Child] = Child, *, stuck_s: float = math.inf) -> None:
+        """`start` starts a process. `stuck_s`: how long one layer or step may take before the engine has stalled."""
+        self._timeout_s, self._stuck_s = timeout_s, stuck_s
         self._start = start
         self._child = start()
         self._load: Load | None = None
@@ -113,7 +115,7 @@ class EngineProcess:
                 return
             self._is_open = False
             logger.error("the engine has died: %s; another is started", reason)
-            self.grammars.fail_all(reason)
+            self.grammars.fail_all(EngineRestarting(reason))
             deliver([Lost(reason)])
             self._deaths.note()
             if not self._replace():
@@ -141,7 +143,7 @@ class EngineProcess:
 
     def _listen(self, deliver: Deliver) -> str:
         """Deliver events until the process has ended; returns why it has."""
-        self._reason, silent_s = "", 0.0
+        self._reason, stalls = "", Stalls(self._stuck_s)
         while True:
             try:
                 data = self._child.channel.receive(LOOK_S)
@@ -151,17 +153,35 @@ class EngineProcess:
             if time.monotonic() > self._stops_at:
                 self._give_up("it does not stop")
             if data is None:
-                silent_s += LOOK_S  # by looks, not by a clock: it goes on while both processes are suspended
-                if silent_s > self._timeout_s:
+                stalls.wait(LOOK_S)
+                if stalls.silent_s > self._timeout_s:
                     self._give_up(f"it has said nothing for {self._timeout_s:g} s")
+                self._tell(stalls.news(), deliver)
                 continue
-            silent_s = 0.0
             frame = decode(data)
+            stalls.hear(frame.busy_s if isinstance(frame, Beat) else None)
+            self._tell(stalls.news(), deliver)
             if isinstance(frame, list):
                 self._deaths.note_events(frame)
                 deliver(frame)
             else:
                 self._take(frame)
+
+    def _tell(self, news: Stalled | GoesOn | None, deliver: Deliver) -> None:
+        """Say that the engine does not get on, or does so again."""
+        if news is None or self._stopping.is_set():
+            return
+        if isinstance(news, GoesOn):
+            logger.warning("the engine goes on: it takes turns again")
+        else:
+            logger.error(
+                "the engine does not get on: %s; %s",
+                news.reason,
+                "its turns fail" if news.ends_turns else "new turns are refused",
+            )
+            if news.ends_turns:
+                self.grammars.fail_all(EngineStalled(news.reason, refused=False))
+        deliver([news])
 
     def _take(self, frame: Frame) -> None:
         match frame:
@@ -214,7 +234,7 @@ class EngineProcess:
                 how = self._child.wait()
                 raise EngineError(f"the engine could not be started: {self._reason or how}") from None
             if data is None:
-                waited_s += LOOK_S  # as in `_listen`
+                waited_s += LOOK_S  # by looks, not by a clock: it goes on while both processes are suspended
                 if self._stopping.is_set():
                     self._child.kill()
                 elif timeout_s is not None and waited_s > timeout_s:

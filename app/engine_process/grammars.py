@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from app.domain.errors import DjinnError, EngineRestarting
+from app.domain.errors import DjinnError, EngineAway, EngineRestarting
 from app.domain.grammar import Grammar
 from app.engine_process.frames import Compile, Prepare, Release
 
@@ -36,14 +36,14 @@ class RemoteGrammars:
 
     def compile(self, grammar: Grammar) -> Future[HeldGrammar]:
         """Have it compiled, unless it is already. The future raises what the engine's compiler raises, and
-        `EngineRestarting`.
+        `EngineAway`.
         """
         number = next(self._numbers)
         future: Future[HeldGrammar] = Future()
         self._compiling[number] = future
         future.add_done_callback(lambda done: self._release(number) if done.cancelled() else None)
         if not self._send(Compile(number, grammar)):
-            self.fail_all("it is being started again")
+            self.fail_all(EngineRestarting("it is being started again"))
         return future
 
     def settle(self, number: int, error: DjinnError | None) -> None:
@@ -57,12 +57,13 @@ class RemoteGrammars:
             self._send(Release(number))
             future.set_exception(error)
 
-    def fail_all(self, reason: str) -> None:
-        """The engine has died: nothing is answered any more."""
+    def fail_all(self, error: EngineAway) -> None:
+        """The engine has died or stalled: nothing is waited for any more. One that goes on need not compile."""
         for number in list(self._compiling):
             future = self._compiling.pop(number, None)
+            self._send(Release(number))
             if future is not None and future.set_running_or_notify_cancel():
-                future.set_exception(EngineRestarting(reason))
+                future.set_exception(error)
 
     def _release(self, number: int) -> None:
         """Cancel the wait for a grammar that is being compiled."""

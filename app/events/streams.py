@@ -9,7 +9,7 @@ from contextvars import Context
 
 from prometheus_client import Gauge
 
-from app.domain.errors import EngineError, EngineRestarting, StreamLimit
+from app.domain.errors import EngineAway, EngineError, StreamLimit
 from app.domain.values import KVPolicy, SessionState
 from app.events.channel import Channel
 from app.events.feed import Feed, Scope
@@ -125,7 +125,7 @@ class EventStreams:
         while True:
             try:
                 await self._publish_memory()
-            except (EngineError, EngineRestarting):
+            except (EngineError, EngineAway):
                 pass  # another second tells
             except Exception:
                 logger.exception("the live stream could not tell of memory; it tries again")

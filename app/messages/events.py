@@ -124,9 +124,25 @@ class Back:
     """Another engine takes commands. It knows of no session yet."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """The engine lives, but does not get on. It may go on, with all that it holds; it then does what it was sent.
+
+    `ends_turns`: it has not got on for so long that its turns are not waited for any more.
+    """
+
+    reason: str
+    ends_turns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GoesOn:
+    """The engine that had stalled gets on again."""
+
+
 TurnEvent = Started | PromptScored | Token | Paused | TurnFinished | Failed
 Notice = Placed | Spent | Lacking
 """Events that answer no command."""
 Event = TurnEvent | Done | Notice
-Replacement = Lost | Back
-"""What is told of an engine in a process of its own, in their order."""
+Replacement = Lost | Back | Stalled | GoesOn
+"""What is told of an engine in a process of its own."""

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from app.cluster import load as load_header
-from app.domain.errors import Draining, EngineError, EngineRestarting, JournalUnavailable
+from app.domain.errors import Draining, EngineAway, EngineError, JournalUnavailable
 from app.domain.values import KVPolicy
 from app.metrics.tenants import TenantUse
 from app.routers.dependencies import OperatorDep, OwnerDep, Services, ServicesDep, errors
@@ -36,9 +36,9 @@ async def get_health() -> Status:
 
 @router.get("/ready", operation_id="getReady", responses=errors(503))
 async def get_ready(response: Response, services: ServicesDep) -> Status:
-    """Whether new work is taken: 503 while the server shuts down, while its engine is started again, while its journal
-    cannot be written, and while it has no lease of its state folder; 500 if the engine has failed for good. Needs no
-    API key. A replica of a cluster tells the front door how busy it is.
+    """Whether new work is taken: 503 while the server shuts down, while its engine is started again or does not get on,
+    while its journal cannot be written, and while it has no lease of its state folder; 500 if the engine has failed for
+    good. Needs no API key. A replica of a cluster tells the front door how busy it is.
     """
     if services.lease is not None:
         services.lease.require()
@@ -79,12 +79,12 @@ async def get_metrics(services: ServicesDep) -> Response:
             memory = await services.sessions.memory()
     except TimeoutError:
         pass
-    except (EngineError, EngineRestarting):
-        if executor.failure is None:
+    except (EngineError, EngineAway):
+        if executor.is_up:
             raise
     uses = {owner or "": TenantUseView.of(each) for owner, each in services.sessions.table.by_owner().items()}
     tenants = {name: TenantUse(**use.model_dump()) for name, use in uses.items()}
-    found = services.metrics.render(memory, services.sessions.keeper.state, tenants, is_up=executor.failure is None)
+    found = services.metrics.render(memory, services.sessions.keeper.state, tenants, is_up=executor.is_up)
     return Response(found, media_type=CONTENT_TYPE_LATEST)
 
 

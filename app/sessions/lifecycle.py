@@ -9,9 +9,9 @@ from functools import partial
 from typing import assert_never
 
 from app.bridge.executor import EngineExecutor
-from app.domain.errors import Busy, EngineRestarting
+from app.domain.errors import Busy, EngineRestarting, EngineStalled
 from app.domain.memory_map import SessionMemory
-from app.domain.values import Phase, Residency, SessionState
+from app.domain.values import Phase, Residency, SessionState, Ticket
 from app.messages import Close, Lacking, Notice, Open, Placed, Restored, Rewind, SetPhase, Spent
 from app.sessions.keeper import SessionKeeper
 from app.sessions.kept_kv import LATE_S, keep_kv
@@ -78,8 +78,24 @@ async def reopen_late(registry: SessionRegistry, session: Session) -> None:
 async def take_up(registry: SessionRegistry) -> None:
     """Go on with an engine that has taken a dead one's place."""
     registry.metrics.engine_restarts.inc()
+    registry.turns.condemn_suspects()
     await reopen(registry)
     logger.info("another engine is up; sessions: %d", len(list(registry.table)))
+
+
+def end_turns(registry: SessionRegistry, error: EngineStalled) -> None:
+    """Let go of the turns that an engine has which does not get on: each fails with `error`, and its session is as
+    before. Paused ones stay: they wait for their clients.
+
+    If the engine goes on, it has to have these sessions as they are here. So each is closed there and opened again,
+    before any command that comes from now on.
+    """
+    for session, turn in registry.table.busy:
+        if session.under_way:
+            registry.executor.fail_turn(turn, error)
+            session.place(SessionMemory())
+            registry.executor.post(partial(Close, session=session.id))
+            registry.executor.post(_opening(session))
 
 
 async def sweep(registry: SessionRegistry) -> None:
@@ -159,18 +175,20 @@ async def _reopen(registry: SessionRegistry, session: Session) -> int:
 
 
 async def _open(executor: EngineExecutor, session: Session) -> None:
-    await executor.call(
-        lambda ticket: Open(
-            ticket,
-            session.id,
-            session.owner or "",
-            session.residency,
-            tuple(session.history),
-            tuple(session.breakpoints.values()),
-            session.interventions,
-            session.namespace,
-        ),
-        while_restarting=True,
+    await executor.call(_opening(session), while_restarting=True)
+
+
+def _opening(session: Session) -> Callable[[Ticket], Open]:
+    """What opens the session as it is now."""
+    return partial(
+        Open,
+        session=session.id,
+        tenant=session.owner or "",
+        residency=session.residency,
+        token_ids=tuple(session.history),
+        breakpoints=tuple(session.breakpoints.values()),
+        interventions=session.interventions,
+        namespace=session.namespace,
     )
 
 

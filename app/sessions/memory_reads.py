@@ -33,6 +33,6 @@ class MemoryReads:
         async with self._made:
             await asyncio.sleep(max(0.0, self._rests_until - time.perf_counter()))
             self._next = None  # later readers want a newer one
-            found: MemoryMap = await self._executor.call(Inspect)
+            found: MemoryMap = await self._executor.call(Inspect, stall_ends_it=True)
             self._rests_until = time.perf_counter() + min(LONGEST_REST_S, found.seconds * (1 / SHARE - 1))
             return found

@@ -19,6 +19,9 @@ from app.text.generation import TurnReader
 
 logger = logging.getLogger(__name__)
 
+STALL_LOOK_S = 1.0
+"""How long a timeout waits for an engine that has stalled, each time."""
+
 
 class Pauses:
     """The pauses of all sessions. Used on the event loop only."""
@@ -94,6 +97,9 @@ class Pauses:
     def _time_out(self, session: Session) -> None:
         assert session.turn is not None
         if self._executor.failure is not None or self._table.draining:  # it times out where it goes
+            return
+        if self._executor.stall is not None:
+            self.go_on(session, time.time() + STALL_LOOK_S)
             return
         if session.pause_limit.on_timeout is OnTimeout.ABORT:
             self._ends.cancel(session, session.turn)

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from app.bridge.executor import EngineExecutor
-from app.domain.errors import EngineRestarting, FieldOutOfRange, JournalUnavailable, NotDurable
+from app.domain.errors import EngineAway, EngineStalled, FieldOutOfRange, JournalUnavailable, NotDurable
 from app.domain.homes import Home
 from app.domain.limits import Quotas
 from app.domain.memory_map import MemoryMap
@@ -94,7 +94,7 @@ class SessionRegistry:
     def make_room(self, owner: str | None, count: int = 1) -> None:
         """Close as many sessions that may give way as must, before the owner opens `count` more.
 
-        Raises `TenantLimit` or `SessionLimit` if that is not enough, `Draining`, and `EngineRestarting`; then none has
+        Raises `TenantLimit` or `SessionLimit` if that is not enough, `Draining`, and `EngineAway`; then none has
         closed.
         """
         giving = self.table.giving_way(owner, count)
@@ -131,7 +131,9 @@ class SessionRegistry:
         self.table.require_guarantee(owner)
         session = Session(self.new_id(), owner, dict(metadata or {}), ttl_s, Residency.GUARANTEED)
         async with self.opening(session):
-            await self.executor.call(lambda ticket: Open(ticket, session.id, owner or "", session.residency))
+            await self.executor.call(
+                lambda ticket: Open(ticket, session.id, owner or "", session.residency), stall_ends_it=True
+            )
         return session
 
     @contextlib.asynccontextmanager
@@ -141,7 +143,7 @@ class SessionRegistry:
         with self.table.opening(session):
             try:
                 yield
-            except asyncio.CancelledError:  # the engine may have it already
+            except (asyncio.CancelledError, EngineStalled):  # the engine may have it already, or soon
                 self.abandon(session)
                 raise
 
@@ -163,8 +165,11 @@ class SessionRegistry:
         Raises `NotDurable`.
         """
         self._forget(session)
-        with contextlib.suppress(EngineRestarting):  # an engine that has died holds nothing of it
-            await self.executor.call(lambda ticket: Close(ticket, session.id))
+        if self.executor.stall is not None:
+            self._close_in_engine(session)  # which does it when it goes on
+        else:
+            with contextlib.suppress(EngineAway):  # an engine that has died holds nothing of it
+                await self.executor.call(lambda ticket: Close(ticket, session.id), stall_ends_it=True)
         try:
             await self.keeper.settled(session)
         except NotDurable as error:
@@ -186,7 +191,7 @@ class SessionRegistry:
         async with contextlib.AsyncExitStack() as cleanup:
             if place is None:
                 async with self.opening(child):
-                    await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id))
+                    await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id), stall_ends_it=True)
             else:
                 charge = self.paused_copies.reserve(child, place, cleanup, sent=place.left_of_prompt)
                 async with self.opening(child):

@@ -10,7 +10,7 @@ from functools import partial
 
 from app.bridge.executor import EngineExecutor
 from app.bridge.turn import Turn
-from app.domain.errors import Busy, ContextTooLong, EngineRestarting, FieldOutOfRange, WrongState
+from app.domain.errors import Busy, ContextTooLong, EngineAway, EngineStalled, FieldOutOfRange, WrongState
 from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule, Ticket
 from app.messages import Failed, Paused, Submit, TurnEvent, TurnFinished
@@ -203,11 +203,22 @@ class Turns:
 
     def _judge(self, session: Session, event: TurnEvent) -> None:
         """Remember whether the engine dies while the turn in the session waits or runs."""
-        if isinstance(event, Failed) and isinstance(event.error, EngineRestarting) and session.under_way:
+        if isinstance(event, Failed) and isinstance(event.error, EngineAway) and session.under_way:
             context = session.history[: session.prompt_tokens]
-            self._deadly.note_death(session.owner, context, self._executor.losses)
+            if isinstance(event.error, EngineStalled):
+                self._deadly.suspect(session.owner, context)
+            else:
+                self._deadly.note_death(session.owner, context, self._executor.losses)
         elif isinstance(event, TurnFinished):
             self._deadly.note_end(session.owner, session.history[: session.prompt_tokens])
+
+    def condemn_suspects(self) -> None:
+        """The engine has died: turns that had failed because it did not get on count as there at its death."""
+        self._deadly.condemn(self._executor.losses)
+
+    def clear_suspects(self) -> None:
+        """The engine goes on: what failed because it did not get on has done no harm."""
+        self._deadly.clear()
 
     def room(
         self, context: int, max_tokens: int | None, *, param: str = "prompt", limit_param: str = "max_tokens"

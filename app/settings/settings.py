@@ -45,6 +45,11 @@ class Settings(LimitSettings, MemorySettings, ModelSettings, ClusterSettings, Ac
     engine_timeout_s: float = Field(
         120.0, gt=0, description="how long the engine may make no progress before the server replaces it"
     )
+    engine_stuck_s: float = Field(
+        60.0,
+        gt=0,
+        description="how long the engine may take for one layer or step before its turns fail and /ready answers 503",
+    )
     drain_timeout_s: float = Field(
         30.0, ge=0, description="how long SIGTERM waits for running turns, and for KV on its way to disk"
     )

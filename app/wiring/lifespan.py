@@ -16,7 +16,7 @@ from app.machine.memory import give_back_freed
 from app.routers.dependencies import Services
 from app.sessions.guards.disk import guard_disk
 from app.sessions.guards.host import guard_host
-from app.sessions.lifecycle import restore, sweep, take_up
+from app.sessions.lifecycle import end_turns, restore, sweep, take_up
 from app.sessions.session import Session
 from app.sessions.table import SessionTable
 from app.traces.base import Traces
@@ -51,6 +51,7 @@ class Lifespan:
                 self.journal.start()
                 ends.push_async_callback(asyncio.to_thread, self.journal.close)
             executor.on_back(partial(take_up, registry))
+            executor.on_stall(partial(end_turns, registry), registry.turns.clear_suspects)
             executor.start()
             ends.push_async_callback(executor.stop)
             await restore(registry, self.restored)

@@ -44,7 +44,7 @@ class Engine:
         self.open: set[SessionId] = set()
         self.most_open = 0
 
-    async def call(self, make: Callable[[Ticket], Command]) -> Any:
+    async def call(self, make: Callable[[Ticket], Command], *, stall_ends_it: bool = False) -> Any:
         command = make(Ticket(1))
         if isinstance(command, OpenMap | ReadNorms):
             self.open.add(command.session)

@@ -173,7 +173,7 @@ class FrontDoor:
     async def _follow(self, owner: Owner, turned: Turned, body: Body, following: Following) -> Owner:
         """Whom to ask next."""
         following.way = Way.FOLLOWED
-        if turned.why is Why.DRAINS:
+        if turned.why in (Why.DRAINS, Why.STALLS):
             owner.replica.told(State.REFUSES, None)
             following.note_refusal(owner.replica.name)
             return await self._owners.replaced(owner)

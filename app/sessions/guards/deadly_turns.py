@@ -37,6 +37,8 @@ class DeadlyTurns:
         """`now` tells the time in seconds."""
         self._now = now
         self._known: OrderedDict[bytes, _Deaths] = OrderedDict()
+        self._suspects: list[tuple[str | None, array[int]]] = []
+        """Turns that ended because the engine had stalled."""
 
     def check(self, owner: str | None, context: array[int], *, param: str) -> None:
         """Raise `DeadlyTurn` if the engine has died too often while a turn of that context waited or ran."""
@@ -63,6 +65,20 @@ class DeadlyTurns:
             logger.error("a turn of %d tokens was there at %d deaths of the engine: refused", len(context), MOST_DEATHS)
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
+
+    def suspect(self, owner: str | None, context: array[int]) -> None:
+        """The engine stalled while the turn waited or ran. It counts if the engine then dies of it."""
+        self._suspects.append((owner, context))
+
+    def condemn(self, death: int) -> None:
+        """The engine that had stalled has died: so note its death for each turn that was there then."""
+        for owner, context in self._suspects:
+            self.note_death(owner, context, death)
+        self._suspects.clear()
+
+    def clear(self) -> None:
+        """The engine that had stalled goes on: its turns have done no harm."""
+        self._suspects.clear()
 
     def note_end(self, owner: str | None, context: array[int]) -> None:
         """The turn has come to an end, so it does no harm."""

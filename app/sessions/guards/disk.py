@@ -5,7 +5,7 @@ import contextlib
 from functools import partial
 
 from app.bridge.executor import EngineExecutor
-from app.domain.errors import EngineRestarting
+from app.domain.errors import EngineAway
 from app.journal.journal import Journal
 from app.machine.disk import DiskRoom
 from app.messages import FreeDisk
@@ -21,7 +21,7 @@ async def guard_disk(executor: EngineExecutor, journal: Journal, room: DiskRoom)
         await asyncio.sleep(INTERVAL_S)
         missing = _missing(journal, room)
         if missing and executor.failure is None:
-            with contextlib.suppress(EngineRestarting):
+            with contextlib.suppress(EngineAway):
                 await executor.call(partial(FreeDisk, count=missing))
 
 

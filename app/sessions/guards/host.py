@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from functools import partial
 
 from app.bridge.executor import EngineExecutor
-from app.domain.errors import EngineRestarting, NotFound
+from app.domain.errors import EngineAway, NotFound
 from app.domain.limits import Quotas
 from app.domain.values import Residency
 from app.messages import FreeHost
@@ -24,7 +24,7 @@ async def guard_host(executor: EngineExecutor, table: SessionTable, quotas: Quot
             limit = quotas.limits(owner).host_bytes
             if limit is not None and executor.failure is None:
                 for session in beyond(sessions, limit):
-                    with contextlib.suppress(EngineRestarting, NotFound):  # it may have been closed meanwhile
+                    with contextlib.suppress(EngineAway, NotFound):  # it may have been closed meanwhile
                         await executor.call(partial(FreeHost, session=session.id))
 
 

@@ -12,7 +12,9 @@ from client.errors import APIError, ConnectionFailed, ConnectionLost, DjinnError
 
 T = TypeVar("T")
 
-NOTHING_DONE = frozenset({"moving", "moving_on", "replica_away", "directory_away", "draining", "engine_restarting"})
+NOTHING_DONE = frozenset(
+    {"moving", "moving_on", "replica_away", "directory_away", "draining", "engine_restarting", "engine_stalled"}
+)
 """Codes of requests that were not done."""
 NOBODY_KNOWS = "replica_lost"
 """The code of those that were perhaps done."""

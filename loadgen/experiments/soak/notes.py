@@ -11,7 +11,15 @@ from loadgen.load.prompts import TokenIds
 GRACE_S = 3.0
 """A fault explains errors for so long after the server is ready: a call may have waited for it until then."""
 EXPECTED_CODES = frozenset(
-    {"engine_restarting", "draining", "journal_unavailable", "not_durable", "disk_full", "connection_limit"}
+    {
+        "engine_restarting",
+        "engine_stalled",
+        "draining",
+        "journal_unavailable",
+        "not_durable",
+        "disk_full",
+        "connection_limit",
+    }
 )
 
 

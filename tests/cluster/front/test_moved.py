@@ -43,7 +43,8 @@ class Stub:
         self.lacks: set[str] = set()
         self.moving: dict[str, int] = {}
         """Sessions that are on their way, and how often it says so before it names where they are."""
-        self.drains = False
+        self.refuses: str | None = None
+        """Why it takes nothing new."""
         self.is_busy = False
         """Whether it has no time to say what it has."""
         self.asked = 0
@@ -68,8 +69,8 @@ class Stub:
             self.moving[session] -= 1
             return error_response(409, "moving", {"Djinn-Not-Done": "moving"})
         self.asked += 1
-        if self.drains:
-            return error_response(503, "draining", {"Djinn-Not-Done": "draining"})
+        if self.refuses is not None:
+            return error_response(503, self.refuses, {"Djinn-Not-Done": self.refuses})
         if home := self.moved.get(session):
             return error_response(421, "moved", {"Djinn-Home": home})
         if session in self.lacks:
@@ -133,13 +134,14 @@ def test_a_request_waits_for_a_session_that_is_on_its_way(stubs: Stubs) -> None:
     assert (stubs.a.moving, stubs.asked) == ({MOVED: 0}, (1, 1))
 
 
-def test_what_is_new_goes_elsewhere_if_a_replica_has_begun_to_drain(stubs: Stubs) -> None:
-    stubs.a.drains = True
+@pytest.mark.parametrize("why", ["draining", "stalled"])
+def test_what_is_new_goes_elsewhere_if_a_replica_has_begun_to_drain_or_stall(stubs: Stubs, why: str) -> None:
+    stubs.a.refuses = why
     assert [stubs.call(name).json()["at"] for name in (None, "mine", "mine", "yours")] == ["b"] * 4
     assert stubs.b.asked == 4
-    stubs.b.drains = True
+    stubs.b.refuses = why
     answer = stubs.call()
-    assert code(answer) == (503, "draining")
+    assert code(answer) == (503, why)
     assert "Djinn-Not-Done" not in answer.headers
 
 

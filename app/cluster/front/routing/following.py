@@ -29,6 +29,8 @@ class Why(enum.Enum):
     """It has moved to a replica that is none of these any more."""
     MOVES = "moving"
     DRAINS = "draining"
+    STALLS = "stalled"
+    """Its engine does not get on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ def turned_away(head: h11.Response, fleet: Fleet) -> Turned | None:
         home = fleet.find(moved_to(head.headers))
         return Turned(Why.LOST if home is None else Why.MOVED, home)
     why = not_done(head.headers)
-    return Turned(Why(why)) if why in (Why.MOVES.value, Why.DRAINS.value) else None
+    return Turned(Why(why)) if why in (Why.MOVES.value, Why.DRAINS.value, Why.STALLS.value) else None
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from app.domain.errors import (
     DiskShort,
     DjinnError,
     Draining,
+    EngineAway,
     EngineRestarting,
     JournalUnavailable,
     Moving,
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 WAIT_S = 60.0
 """How long a session that has come is kept for an old home that says nothing."""
-FULL = (Busy, Draining, DiskShort, JournalUnavailable, EngineRestarting, NotDurable)
+FULL = (Busy, Draining, DiskShort, JournalUnavailable, EngineAway, NotDurable)
 """What has nothing to do with the session itself."""
 
 

@@ -11,7 +11,7 @@ from app.cluster.fleet import Replica
 from app.cluster.load import Load
 from app.cluster.moves.leaving.departures import Departures
 from app.cluster.moves.outlook import Outlook
-from app.domain.errors import DjinnError, EngineRestarting, PeerAway, PeerFull
+from app.domain.errors import DjinnError, EngineAway, PeerAway, PeerFull
 from app.domain.homes import MoveReason
 from app.domain.values import Phase, Residency, SessionId, SessionState
 from app.sessions.kept_kv import returns_in_s
@@ -76,7 +76,7 @@ class Balance:
             await asyncio.sleep(LOOK_S)
             try:
                 await self._look()
-            except EngineRestarting:
+            except EngineAway:
                 pass
             except DjinnError as error:
                 logger.warning("balance: %s", error.message)

@@ -1,0 +1,194 @@
+"""What becomes of turns and sessions while the engine lives and does not get on, and when it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from app.domain.breakpoints import NEXT_BREAKPOINT
+from app.domain.errors import DeadlyTurn, EngineRestarting, EngineStalled
+from app.domain.values import ModelInfo, SessionState, StopRule
+from app.messages import Back, Close, Done, Fork, GoesOn, Open, Replacement, Stalled, Submit
+from app.routers.dependencies import Services
+from app.sessions.guards.deadly_turns import MOST_DEATHS
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+from tests.bridge.engines import app_of
+from tests.pausing import finish as finish_paused
+from tests.pausing import paused, whole
+from tests.sessions.test_engine_deaths import DEATH, ListeningEngine, begin, ticket_of, tokens_of
+from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, engine_tokens, finish, start_turn
+from tests.waiting import until
+
+DOUBT, STALL = (Stalled("its process has said nothing for 7 s", ends_turns) for ends_turns in (False, True))
+AGAIN = [8, 9, 10, 11]
+BRIEF = StopRule(max_tokens=8)
+
+
+@pytest.fixture
+def engine(info: ModelInfo) -> ListeningEngine:
+    return ListeningEngine(info)
+
+
+@pytest.fixture
+async def talking(engine: ListeningEngine) -> AsyncIterator[FastAPI]:
+    app = app_of(engine)
+    async with app.router.lifespan_context(app):
+        await until(engine.runs.is_set)
+        yield app
+
+
+@pytest.fixture
+def on_paper(talking: FastAPI) -> SessionRegistry:
+    """Sessions whose engine says what the test has it say."""
+    services: Services = talking.state.services
+    return services.sessions
+
+
+async def test_new_turns_are_refused_at_once_and_those_that_run_wait_a_little(
+    engine: ListeningEngine, talking: FastAPI, on_paper: SessionRegistry
+) -> None:
+    session, other = on_paper.create(), on_paper.create()
+    reader = begin(on_paper, session, b"ask")
+    engine.tell(*tokens_of(engine, b"yes"), DOUBT)
+    await until(lambda: on_paper.executor.stall is not None)
+    sent = len(engine.sent)
+    with pytest.raises(EngineStalled, match="said nothing for 7 s") as refused:
+        begin(on_paper, other, b"ask")
+    assert refused.value.headers["Djinn-Not-Done"] == "stalled"
+    assert (len(engine.sent), session.state, other.state) == (sent, SessionState.RUNNING, SessionState.IDLE)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(talking), base_url="http://localhost") as http:
+        answers = [await http.get(path) for path in ("/ready", "/health", "/metrics", "/v1/memory")]
+    assert [answer.status_code for answer in answers] == [503, 200, 200, 503]
+    assert answers[0].json()["error"]["code"] == "engine_stalled"
+    assert answers[0].headers["Retry-After"] == "2"
+    assert "djinn_engine_up 0.0" in answers[2].text
+    engine.tell(STALL)
+    with pytest.raises(EngineStalled) as failed:
+        await reader.read()
+    assert failed.value.headers == {}  # it may be what the engine is stuck in: no door takes it elsewhere by itself
+    assert (session.state, list(session.history)) == (SessionState.IDLE, [])
+
+
+async def test_an_engine_that_goes_on_has_the_session_as_before_the_turn_and_is_not_heard_of_the_turn(
+    engine: ListeningEngine, on_paper: SessionRegistry
+) -> None:
+    session = on_paper.create()
+    reader = begin(on_paper, session, b"ask")
+    ticket, tokens = ticket_of(engine), tokens_of(engine, b"yes")
+    engine.tell(*tokens[:2], STALL)
+    with pytest.raises(EngineStalled):
+        await reader.read()
+    closed, opened = engine.sent[-2:]
+    assert isinstance(closed, Close)
+    assert isinstance(opened, Open)
+    assert (closed.session, opened.session, opened.token_ids) == (session.id, session.id, ())
+    engine.tell(GoesOn(), *tokens[2:])
+    await until(lambda: on_paper.executor.stall is None)
+    await asyncio.sleep(0)
+    assert list(session.history) == []
+    begin(on_paper, session, b"ask")
+    assert isinstance(engine.sent[-1], Submit)
+    assert ticket_of(engine) > ticket
+
+
+async def test_a_session_that_is_closed_while_the_engine_stalls_is_closed_there_later(
+    engine: ListeningEngine, on_paper: SessionRegistry
+) -> None:
+    session = on_paper.create()
+    engine.tell(STALL)
+    await until(lambda: on_paper.executor.stall is not None)
+    await asyncio.wait_for(on_paper.close(session), 5)
+    assert engine.last(Close).session == session.id  # type: ignore[union-attr]
+
+
+async def test_a_fork_that_the_engine_was_asked_for_does_not_hang_and_leaves_nothing(
+    engine: ListeningEngine, on_paper: SessionRegistry
+) -> None:
+    parent = on_paper.create()
+    forking = asyncio.create_task(on_paper.fork(parent))
+    await until(lambda: isinstance(engine.sent[-1], Fork))
+    child = engine.last(Fork).child  # type: ignore[union-attr]
+    engine.tell(STALL)
+    with pytest.raises(EngineStalled):
+        await forking
+    assert engine.last(Close).session == child  # type: ignore[union-attr]
+    assert list(on_paper.table) == [parent]
+
+
+async def stall_and(engine: ListeningEngine, registry: SessionRegistry, session: Session, *then: Replacement) -> None:
+    """A client repeats a turn, and each time the engine stalls."""
+    reader = begin(registry, session, b"ask")
+    engine.tell(STALL)
+    with pytest.raises(EngineStalled):
+        await reader.read()
+    engine.tell(*then)
+    if DEATH in then:
+        await until(lambda: isinstance(engine.sent[-1], Open) and registry.executor.failure is not None)
+        engine.tell(Done(engine.last(Open).ticket))
+    await until(lambda: registry.executor.is_up)
+
+
+async def test_a_turn_in_which_the_engine_hangs_until_it_is_ended_is_not_run_for_ever(
+    engine: ListeningEngine, on_paper: SessionRegistry
+) -> None:
+    session = on_paper.create()
+    for _ in range(MOST_DEATHS):
+        await stall_and(engine, on_paper, session, DEATH, Back())
+    with pytest.raises(DeadlyTurn):
+        begin(on_paper, session, b"ask")
+
+
+async def test_a_turn_beside_which_the_engine_stalls_and_goes_on_is_run_again(
+    engine: ListeningEngine, on_paper: SessionRegistry
+) -> None:
+    session = on_paper.create()
+    for _ in range(MOST_DEATHS):
+        await stall_and(engine, on_paper, session, GoesOn())
+    await stall_and(engine, on_paper, session, DEATH, Back())
+    begin(on_paper, session, b"ask")
+
+
+async def test_what_dies_while_it_stalls_is_told_as_dead(engine: ListeningEngine, on_paper: SessionRegistry) -> None:
+    engine.tell(STALL, DEATH)
+    await until(lambda: on_paper.executor.failure is not None)
+    with pytest.raises(EngineRestarting):
+        on_paper.create()
+
+
+@pytest.mark.parametrize("replace", [False, True])
+async def test_a_real_engine_that_goes_on_repeats_the_turn_as_if_it_had_not_stalled(
+    registry: SessionRegistry, replace: bool
+) -> None:
+    session, twin = registry.create(), registry.create()
+    for each in (session, twin):
+        await finish(start_turn(registry, each, PROMPT, GREEDY, BRIEF))
+    before = list(session.history)
+    turn = start_turn(registry, session, AGAIN, GREEDY, LONG, replace=replace)
+    await until(lambda: len(session.history) > session.prompt_tokens + 2)
+    registry.executor._dispatch([STALL])
+    with pytest.raises(EngineStalled):
+        await finish(turn)
+    assert list(session.history) == before
+    registry.executor._dispatch([GoesOn()])
+    assert await engine_tokens(registry, session) == len(before)
+    for each in (session, twin):
+        await finish(start_turn(registry, each, AGAIN, GREEDY, BRIEF, replace=replace))
+    assert session.history == twin.history
+    for each in (session, twin):
+        await registry.close(each)
+    await assert_nothing_is_held(registry)
+
+
+async def test_a_turn_that_is_paused_outlives_a_stall(registry: SessionRegistry) -> None:
+    expected = await whole(registry)
+    session, reader = await paused(registry)
+    registry.executor._dispatch([STALL])
+    assert session.state is SessionState.PAUSED
+    registry.executor._dispatch([GoesOn()])
+    await finish_paused(registry, session, registry.pauses.resume(session, NEXT_BREAKPOINT))
+    assert reader.token_ids == expected.token_ids
