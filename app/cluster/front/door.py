@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -23,7 +24,7 @@ from app.cluster.front.routing.owners import Owner, Owners
 from app.cluster.front.routing.targets import SESSIONS, About, Target, is_turn, target_of
 from app.cluster.front.upstream.pool import Pool
 from app.cluster.front.websockets.sockets import Sockets
-from app.domain.errors import DjinnError, NotFound, ReplicaAway
+from app.domain.errors import DjinnError, NotFound, ReplicaAway, ReplicaLost
 from app.domain.limits import MAX_NAME
 from app.web.errors.bodies import BUG_MESSAGE
 from app.web.errors.handlers import error_response
@@ -91,6 +92,8 @@ class FrontDoor:
                 raise NotFound(f"{scope['method']} {scope['path'][:100]}: only servers of the cluster have this")
             if target.about is About.MERGED:
                 await self._merged.serve(scope, body.next_message, send)
+            elif target.about is About.EVERY and scope["method"] == "DELETE":
+                await self._delete_everywhere(scope, body, send)
             elif target.about is About.EVERY:
                 await self._ask_all(scope, body, send)
             elif target.about in OWNED:
@@ -242,6 +245,35 @@ class FrontDoor:
                 if replica is replicas[-1] or answer.head.status_code >= 400:
                     await pipe.pass_answer(answer, send)
                     return
+
+    async def _delete_everywhere(self, scope: Scope, body: Body, send: Send) -> None:
+        """Have every replica delete it, whatever the others answer: one may lack what another has. 404 is the answer
+        only if none had it. Any other refusal is the answer, as something may be left.
+        """
+        await body.whole()
+        replicas = [self._fleet.reachable(each.name) for each in self._fleet] or [self._fleet.any()]
+        pipe, answers, lost = Pipe(scope, body, self._pool), [], None
+        for replica in replicas:
+            try:
+                async with pipe.asking(replica) as answer:
+                    content = b"".join([part async for part in answer.upstream.body()])
+                    answers.append((answer.head.status_code, passed_headers(answer), content))
+            except (ReplicaAway, ReplicaLost) as error:
+                lost = error
+        if lost is not None:
+            raise lost
+        status, headers, content = max(answers, key=lambda answer: _weight(answer[0]))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+
+def _weight(status: int) -> int:
+    """Which of several answers to a DELETE tells most: a refusal, then that something was deleted, then that nothing
+    was there.
+    """
+    if status == HTTPStatus.NOT_FOUND:
+        return 0
+    return 1 if status < HTTPStatus.BAD_REQUEST else 2
 
 
 def _is_move(scope: Scope) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import save
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -24,7 +25,7 @@ from app.domain.session_ids import home_of
 from tests.cluster.front.doors import AwayDirectory, Door, serving_door, serving_stub
 from tests.cluster.pair import code, free_port
 from tests.durability.restarting import generate, open_session
-from tests.errors import assert_error
+from tests.errors import assert_error, error_response
 from tests.events.streaming import ids, reading
 from tests.serving import serve
 from tests.waiting import PATIENCE_S, wait_until
@@ -182,6 +183,37 @@ def test_a_vector_is_at_every_replica(client: httpx.Client, replica_urls: dict[s
     assert client.delete("/v1/vectors/calm").status_code == 204
     for url in replica_urls.values():
         assert httpx.get(f"{url}/v1/vectors").json()["data"] == []
+
+
+def test_a_vector_that_only_some_replicas_have_can_be_deleted(
+    client: httpx.Client, replica_urls: dict[str, str]
+) -> None:
+    width = client.get("/version").json()["hidden_size"]
+    file = save({"vector": np.ones(width, np.float32)})
+    for has_it in replica_urls.values():
+        httpx.post(f"{has_it}/v1/vectors?name=calm", content=file).raise_for_status()
+        assert client.delete("/v1/vectors/calm").status_code == 204
+        for url in replica_urls.values():
+            assert httpx.get(f"{url}/v1/vectors").json()["data"] == []
+    assert_error(client.delete("/v1/vectors/calm"), 404, "not_found", param="vector")
+
+
+def test_a_vector_that_one_replica_may_still_have_is_not_said_to_be_gone() -> None:
+    async def delete(request: Request) -> Response:
+        return (
+            error_response(503, "not_durable") if request.scope["server"][1] == refusing else Response(status_code=204)
+        )
+
+    stub = Starlette(
+        routes=[
+            Route("/ready", lambda request: Response()),
+            Route("/v1/vectors/{name}", delete, methods=["DELETE"]),
+        ]
+    )
+    with serving_stub(stub) as a, serving_stub(stub) as b, serving_door({"a": a, "b": b}) as door:
+        for url in (a, b):
+            refusing = httpx.URL(url).port
+            assert code(httpx.delete(f"{door.url}/v1/vectors/calm")) == (503, "not_durable")
 
 
 READY = Starlette(routes=[Route("/ready", lambda request: Response())])
