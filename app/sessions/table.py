@@ -34,6 +34,8 @@ class SessionTable:
         wants."""
         self.require_home: RequireHome = lambda session, owner, or_any: None
         """Asked for each session that is not found."""
+        self.on_closed: Callable[[Session], None] = lambda session: None
+        """Told of each session that has closed."""
         self.on_lacking: Callable[[Session, Lacking], None] = lambda session, notice: None
         """Told of each turn that waits for another server to compute its prompt."""
         self._quotas = quotas
@@ -102,6 +104,7 @@ class SessionTable:
         if len(closed) > self._places.limit:
             del closed[next(iter(closed))]
         self.watcher.closed(session)
+        self.on_closed(session)
 
     @contextlib.contextmanager
     def opening(self, session: Session) -> Iterator[None]:

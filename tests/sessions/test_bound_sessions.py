@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,35 @@ async def test_nobody_gives_way_unless_that_makes_room_enough() -> None:
         assert [each.state for each in (named, *unnamed)] == [SessionState.IDLE] * 3
         services.sessions.make_room(None, 2)
         assert services.sessions.table.page("me", limit=9) == [named]
+
+
+class Walked(dict[Any, Any]):
+    """Sessions by name. None may look through all of them."""
+
+    def _refuse(self) -> Any:
+        raise AssertionError("all names were gone through")
+
+    __iter__ = keys = values = items = copy = _refuse
+
+
+async def test_a_new_name_costs_the_same_however_many_there_are(services: Services) -> None:
+    bound = services.bound_sessions
+    bound._bound = names = Walked(bound._bound)
+    first, second = [bound.open("me", name, metadata={}) for name in ("first", "second")]
+    services.sessions.drop(first)
+    third = bound.open("me", "first", metadata={})
+    assert bound._bound is names
+    assert [bound.find("me", name) for name in ("first", "second")] == [third, second]
+
+
+async def test_a_session_that_has_closed_is_not_kept_for_its_name(services: Services) -> None:
+    session = services.bound_sessions.open("me", "agent", metadata={})
+    services.sessions.drop(session)
+    gone = weakref.ref(session)
+    del session
+    await services.sessions.memory()
+    gc.collect()
+    assert gone() is None
 
 
 async def test_unnamed_sessions_from_before_a_restart_give_way_to_a_lower_limit(tmp_path: Path) -> None:

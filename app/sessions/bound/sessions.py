@@ -29,6 +29,7 @@ class BoundSessions:
         """`restored` are sessions from before a restart; those that have a name keep it."""
         self._registry = registry
         self._bound = {_key(session): session for session in restored if session.name not in (None, OF_RESPONSES)}
+        registry.table.on_closed = self._let_go
         self._coming = set[tuple[str | None, str]]()
         """Names of sessions that are on their way here from other servers."""
 
@@ -114,8 +115,12 @@ class BoundSessions:
         return session
 
     def _take(self, session: Session) -> None:
-        living = {key: each for key, each in self._bound.items() if each.state is not SessionState.CLOSED}
-        self._bound = {**living, _key(session): session}
+        self._bound[_key(session)] = session
+
+    def _let_go(self, session: Session) -> None:
+        """Forget a session that has closed, unless its name is another's by now."""
+        if self._bound.get(_key(session)) is session:
+            del self._bound[_key(session)]
 
 
 def _key(session: Session) -> tuple[str | None, str]:
