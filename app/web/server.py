@@ -50,10 +50,13 @@ class Server(ListeningServer):
             print(f"Djinn serves {self._services.info.name} on {url}", flush=True)
 
     def _hear_hangups(self) -> None:
-        """Read files again at each, where there are any; else end at the first."""
+        """Read files again at each, where there are any; else end at the first. A replica goes on all the same: its
+        front door passes on what it hears.
+        """
         if self._hangups is None:
             return
-        if self._services.tenancy.has_files or self._services.cluster is not None:
+        has_files = self._services.tenancy.has_files or self._services.cluster is not None
+        if has_files or self._services.settings.replica is not None:
             self._hangups.hand_to(partial(self._reload_on, asyncio.get_running_loop()))
         elif not self._hangups.were_ignored:
             self._hangups.hand_to(self._begin_to_end)

@@ -6,10 +6,11 @@ import asyncio
 import logging
 
 from app.cluster import load
-from app.cluster.fleet import OWN_NAME, Fleet, Replica, State
+from app.cluster.fleet import Fleet, Replica, State
 from app.cluster.front.upstream.fetch import fetch
 from app.cluster.front.upstream.pool import Pool
 from app.domain.errors import ReplicaAway
+from app.tenants.audit import LOOKOUT
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Lookout:
 
     async def _look_at(self, replica: Replica, patience_s: float) -> None:
         host = self._host or f"{replica.host}:{replica.port}"
-        headers = [(b"host", host.encode()), (b"user-agent", OWN_NAME.encode())]
+        headers = [(b"host", host.encode()), (b"user-agent", LOOKOUT)]
         try:
             found = await fetch(self._pool, replica, b"/ready", headers, patience_s)
         except ReplicaAway:

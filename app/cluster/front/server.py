@@ -135,23 +135,20 @@ class FrontServer(ListeningServer):
         self._hangups = hangups
 
     def has_started(self, url: str) -> None:
-        """Say so, and hear hangups: read files again at each, where there are any; else end at the first."""
-        if self._hangups is not None and self.front.tenancy.has_files:
+        """Say so, and hear hangups. None ends a front door: whoever sends one wants files to be read again."""
+        if self._hangups is not None:
             self._hangups.hand_to(partial(self._reload_on, asyncio.get_running_loop()))
-        elif self._hangups is not None and not self._hangups.were_ignored:
-            self._hangups.hand_to(self._begin_to_end)
         names = ", ".join(each.name for each in self.front.fleet)
         self._says(f"Djinn's front door is {url}, before replicas {names}")
 
     def reload(self) -> None:
-        """Read the file of tenants again."""
+        """Read the file of tenants again, if there is one."""
+        if not self.front.tenancy.has_files:
+            logger.info("SIGHUP: the front door has no file to read again, and goes on")
         self.front.tenancy.reload()
 
     def _reload_on(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.call_soon_threadsafe(self.reload)
-
-    def _begin_to_end(self) -> None:
-        self.should_exit = True
 
     def speak(self, connection: Connection) -> FrontProtocol:
         """The protocol of a new connection."""

@@ -17,6 +17,7 @@ from app.cluster.front.server import Front, FrontServer
 from app.cluster.table import Table
 from app.domain.errors import DirectoryAway
 from app.web.connections.caps import Caps
+from app.web.hangups import Hangups
 from app.web.port import bind
 from tests.serving import START_TIMEOUT_S, tiny_settings
 from tests.waiting import wait_until
@@ -35,12 +36,14 @@ class Door:
 
 
 @contextmanager
-def serving_door(urls: Mapping[str, str], directory: Directory | None = None, **changed: Any) -> Iterator[Door]:
+def serving_door(
+    urls: Mapping[str, str], directory: Directory | None = None, hangups: Hangups | None = None, **changed: Any
+) -> Iterator[Door]:
     """A front door before these replicas, with the settings of tiny ones."""
     settings, fleet = tiny_settings(**changed), Fleet(urls)
     front = Front(settings, fleet, Table(None) if directory is None else directory)
     said: list[str] = []
-    server = FrontServer(front, Caps.of(settings, descriptors=4096), said.append)
+    server = FrontServer(front, Caps.of(settings, descriptors=4096), said.append, hangups=hangups)
     with bind("127.0.0.1", 0) as bound:
         host, port = bound.getsockname()
         thread = threading.Thread(target=server.run, args=([bound],), name="front-door")
