@@ -4,6 +4,10 @@ import re
 from ipaddress import ip_address
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+ANY_HOST, PRIVATE_HOSTS = "*", "<private>"
+"""What stands in a list of hosts for any, and for those of `is_private_name`."""
+PRIVATE_ZONES = (".internal", ".local", ".localhost", ".home.arpa")
+"""Zones of private networks: ICANN's resolution of 2024-07-29, RFC 6762, 6761 and 8375."""
 
 
 def is_loopback(host: str) -> bool:
@@ -12,6 +16,18 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_private_name(name: str) -> bool:
+    """Whether no site of the Internet can have it: an address, a name without a dot, or one of a private zone.
+
+    A page can have its own name point to any address (DNS rebinding). Its requests then have that name as `Host`.
+    """
+    try:
+        ip_address(name)
+    except ValueError:
+        return "." not in name or name.endswith(PRIVATE_ZONES)
+    return True
 
 
 def is_host_name(text: str) -> bool:

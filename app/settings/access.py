@@ -6,7 +6,15 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode
 
-from app.domain.addresses import LOOPBACK_NAMES, is_host_name, is_loopback, is_origin
+from app.domain.addresses import (
+    ANY_HOST,
+    LOOPBACK_NAMES,
+    PRIVATE_HOSTS,
+    is_host_name,
+    is_loopback,
+    is_origin,
+    is_private_name,
+)
 from app.domain.errors import FieldOutOfRange
 from app.logs.formats import LogFormat
 from app.settings.tracing import check_endpoint, is_traced
@@ -43,8 +51,8 @@ class AccessSettings(BaseModel):
     insecure: bool = Field(False, description="accept all callers on a public --host, without keys")
     allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         None,
-        description="comma-separated host names of the server, * for any (default: those of loopback if it listens "
-        "there without keys, else any)",
+        description="comma-separated host names of the server; * for any; <private> for addresses and names that no "
+        "Internet site can have (default: any with keys; else those of loopback if it listens there, else <private>)",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -65,7 +73,7 @@ class AccessSettings(BaseModel):
     @classmethod
     def _only_names(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in value or ():
-            if name != "*" and not is_host_name(name):
+            if name not in (ANY_HOST, PRIVATE_HOSTS) and not is_host_name(name):
                 raise ValueError(f"{name!r} is no host: a name or an address without scheme and port, or * for any")
         return value
 
@@ -113,7 +121,16 @@ class AccessSettings(BaseModel):
 
     @property
     def answered_hosts(self) -> tuple[str, ...]:
-        """Names of hosts that the server answers to; `*` is any."""
+        """Names of hosts that the server answers to. Only callers without keys need the list: a page has none."""
         if self.allowed_hosts is not None:
             return self.allowed_hosts
-        return ("*",) if self.needs_key or not is_loopback(self.host) else (*LOOPBACK_NAMES, self.host)
+        if self.needs_key:
+            return (ANY_HOST,)
+        if is_loopback(self.host):
+            return (*LOOPBACK_NAMES, self.host)
+        return (PRIVATE_HOSTS,) if is_private_name(self.host) else (PRIVATE_HOSTS, self.host)
+
+    @property
+    def known_host(self) -> str | None:
+        """A name that the server answers to, and so do servers with the same list; None: the list names none."""
+        return next((name for name in self.answered_hosts if name not in (ANY_HOST, PRIVATE_HOSTS)), None)

@@ -53,7 +53,12 @@ def middleware(
         *gate,
         *doors,
         *cross_origin(settings.cors_origins),
-        Middleware(HostMiddleware, hosts=settings.answered_hosts, origins=settings.cors_origins),
+        Middleware(
+            HostMiddleware,
+            hosts=settings.answered_hosts,
+            origins=settings.cors_origins,
+            needs_key=settings.needs_key,
+        ),
         Middleware(TenantMiddleware, directory=tenancy.directory, quotas=tenancy.quotas),
         Middleware(
             BodyLimitMiddleware,

@@ -55,8 +55,7 @@ class Front:
         self.metrics = ConnectionMetrics(self.registry)
         self.tenancy = Tenancy(settings.model_copy(update={"audit_log": None}), time.time)
         self.pool = Pool()
-        names = [name for name in settings.answered_hosts if name != "*"]
-        host = names[0] if names else OWN_NAME  # replicas answer to what clients call the front door by, or to any
+        host = settings.known_host or OWN_NAME  # replicas answer to what clients call the front door by, or to any
         self.lookout = Lookout(fleet, self.pool, host)
         door = FrontDoor(
             fleet,
@@ -99,7 +98,9 @@ def _guarded(door: ASGIApp, settings: Settings, living: Callable[[], Any]) -> AS
         routes={IMPORT: lambda scope: most},
         budget=BodyBudget(int(settings.max_bodies_bytes)),
     )
-    app = HostMiddleware(app, hosts=settings.answered_hosts, origins=settings.cors_origins)
+    app = HostMiddleware(
+        app, hosts=settings.answered_hosts, origins=settings.cors_origins, needs_key=settings.needs_key
+    )
     app = RequestIdMiddleware(app)
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:

@@ -43,8 +43,7 @@ class Membership:
                 f"session: they are {', '.join(peers.urls)}",
                 param="replica",
             )
-        names = [name for name in settings.answered_hosts if name != "*"]
-        return cls(settings.replica, peers, key, names[0] if names else None)
+        return cls(settings.replica, peers, key, settings.known_host)
 
 
 class Cluster:

@@ -1,10 +1,11 @@
-"""A server without keys answers to its own names only: neither to a rebound name nor to pages of sites that it was
-not told of.
+"""A server without keys answers to its own names only: neither to a rebound name nor to pages of others, unless it was
+told of them.
 """
 
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import httpx
 import pytest
@@ -43,7 +44,10 @@ def test_own_names_are_answered_and_others_refused(http: httpx.Client, host: str
         assert "--allowed-hosts" in assert_error(answer, 403, "foreign_host", param="Host")
 
 
-@pytest.mark.parametrize("origin", [PAGE, "null", "http://localhost.site.example:8000", "http://["])
+@pytest.mark.parametrize(
+    "origin",
+    [PAGE, "null", "http://localhost.site.example:8000", "http://[", "http://localhost:x", "http://localhost:3000"],
+)
 def test_a_page_of_another_site_is_refused(http: httpx.Client, origin: str) -> None:
     refused = http.post("/v1/sessions", headers={"Origin": origin}, json={})
     assert_error(refused, 403, "foreign_host", param="Origin")
@@ -51,12 +55,68 @@ def test_a_page_of_another_site_is_refused(http: httpx.Client, origin: str) -> N
     assert ALLOWED not in preflight(http, origin).headers
 
 
-def test_a_page_of_this_machine_is_answered_and_a_socket_of_another_site_refused(http: httpx.Client) -> None:
-    assert http.post("/v1/sessions", headers={"Origin": "http://localhost:3000"}, json={}).status_code == 201
+def test_a_page_of_the_server_is_answered_and_of_another_port_or_scheme_refused(http: httpx.Client) -> None:
+    """Any user of a machine can listen on another port of it."""
+    for host, origin, status in (
+        ("127.0.0.1:8000", "http://127.0.0.1:8000", 201),
+        ("LOCALHOST", "http://localhost", 201),
+        ("localhost:80", "http://localhost", 201),
+        ("[::1]:8000", "http://[::1]:8000", 201),
+        ("127.0.0.1:8000", "http://127.0.0.1:8001", 403),
+        ("127.0.0.1:8000", "http://localhost:8000", 403),
+        ("localhost:443", "https://localhost", 403),
+        ("localhost", "http://localhost:8000", 403),
+    ):
+        found = http.post("/v1/sessions", headers={"Host": host, "Origin": origin}, json={})
+        assert found.status_code == status, (host, origin)
+
+
+def test_a_socket_is_for_pages_of_the_server(http: httpx.Client) -> None:
     url = str(http.base_url.copy_with(scheme="ws", path="/v1/responses"))
-    with pytest.raises(InvalidStatus) as refused, connect(url, origin="https://site.example"):  # type: ignore[arg-type]
+    origin: Any = str(http.base_url).rstrip("/")
+    with connect(url, origin=origin):
         pass
-    assert refused.value.response.status_code == 403
+    for other in ("https://site.example", "http://127.0.0.1:1"):
+        with pytest.raises(InvalidStatus) as refused, connect(url, origin=other):  # type: ignore[arg-type]
+            pass
+        assert refused.value.response.status_code == 403
+
+
+def test_a_proxy_of_this_machine_says_that_it_has_tls(http: httpx.Client) -> None:
+    headers = {"Host": "localhost", "Origin": "https://localhost", "X-Forwarded-Proto": "https"}
+    assert http.post("/v1/sessions", headers=headers, json={}).status_code == 201
+
+
+PRIVATE = ["192.0.2.1:8000", "[2001:db8::1]", "djinn", "djinn:8000", "djinn.lab.svc.cluster.local", "a.internal"]
+PUBLIC = ["rebound.example", "rebound.example:80", "192.0.2.1.rebound.example", "a.", "a.notlocal", "internal.example"]
+
+
+def test_all_may_call_but_no_site_may_rebind_its_name(serve_with: ServeWith) -> None:
+    """`--insecure`: other programs check who calls, but a browser goes past them with a name that points here."""
+    http = serve_with(host="0.0.0.0", insecure=True)
+    for host in PRIVATE:
+        assert http.get("/v1/sessions", headers={"Host": host}).status_code == 200, host
+        assert http.get("/v1/sessions", headers={"Host": host, "Origin": f"http://{host}".lower()}).status_code == 200
+    for host in PUBLIC:
+        headers = {"Host": host, "Origin": f"http://{host}"}
+        assert_error(http.get("/v1/sessions", headers=headers), 403, "foreign_host", param="Host")
+    for origin in ("http://rebound.example", "null", "http://192.0.2.1:3000", "https://192.0.2.1"):
+        refused = http.post("/v1/sessions", headers={"Host": "192.0.2.1", "Origin": origin}, json={})
+        assert_error(refused, 403, "foreign_host", param="Origin")
+
+
+def test_a_list_counts_though_all_may_call(serve_with: ServeWith) -> None:
+    http = serve_with(host="0.0.0.0", insecure=True, allowed_hosts=("djinn.example",), cors_origins=(PAGE,))
+    for host, origin, status in (
+        ("djinn.example", None, 200),
+        ("djinn.example", "http://djinn.example", 200),
+        ("djinn.example", PAGE, 200),
+        ("djinn.example", "https://djinn.example", 403),
+        ("djinn", None, 403),
+        ("192.0.2.1", None, 403),
+    ):
+        headers = {"Host": host} if origin is None else {"Host": host, "Origin": origin}
+        assert http.get("/v1/sessions", headers=headers).status_code == status, headers
 
 
 def test_a_program_may_leave_its_host_out(http: httpx.Client) -> None:
@@ -71,8 +131,11 @@ def test_names_can_be_allowed_and_any_is_where_all_may_call_or_keys_decide(serve
     for host, status in (("djinn.lan:8000", 200), ("[::1]", 200), ("localhost", 403)):
         assert http.get("/health", headers={"Host": host}).status_code == status
     headers = {"Host": "any.example", "Origin": "https://site.example", "X-Api-Key": "sesame"}
-    for open_to_all in (serve_with(allowed_hosts=("*",)), serve_with(api_keys=("sesame",))):
-        assert open_to_all.get("/v1/sessions", headers=headers).status_code == 200
+    assert serve_with(api_keys=("sesame",)).get("/v1/sessions", headers=headers).status_code == 200
+    http = serve_with(allowed_hosts=("*",))
+    assert_error(http.get("/v1/sessions", headers=headers), 403, "foreign_host", param="Origin")
+    headers["Origin"] = "http://any.example"
+    assert http.get("/v1/sessions", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "djinn.example"])
@@ -82,7 +145,7 @@ def test_a_public_address_needs_keys_and_a_loopback_address_none(host: str) -> N
     assert refused.value.param == "host"
     for decided in (Settings(host=host, insecure=True), Settings(host=host, api_keys=("sesame",))):
         decided.require_safe_access()
-        assert decided.answered_hosts == ("*",)
+        assert ("*" in decided.answered_hosts) is decided.needs_key
     for own in ("127.8.8.8", "::1", "localhost"):
         Settings(host=own).require_safe_access()
         assert own in Settings(host=own).answered_hosts
