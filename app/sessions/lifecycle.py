@@ -78,7 +78,7 @@ async def reopen_late(registry: SessionRegistry, session: Session) -> None:
 async def take_up(registry: SessionRegistry) -> None:
     """Go on with an engine that has taken a dead one's place."""
     registry.metrics.engine_restarts.inc()
-    registry.turns.condemn_suspects()
+    registry.turns.deadly.condemn(registry.executor.losses)
     await reopen(registry)
     logger.info("another engine is up; sessions: %d", len(list(registry.table)))
 

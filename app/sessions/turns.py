@@ -85,7 +85,7 @@ class Turns:
         self._on_queued = on_queued
         self._traces = traces
         self._known_grammars: OrderedDict[Grammar, None] = OrderedDict()
-        self._deadly = DeadlyTurns()
+        self.deadly = DeadlyTurns()
         self.apart_tokens: Callable[[], int] = lambda: 0
         """How many tokens without KV make a prompt that another server may compute; 0: none does."""
 
@@ -136,7 +136,7 @@ class Turns:
         history = new if request.replace else session.history + new
         if not history:
             raise FieldOutOfRange("a turn needs at least 1 token to start from", param=request.param)
-        self._deadly.check(session.owner, history, param=request.param)
+        self.deadly.check(session.owner, history, param=request.param)
         if charge is None:
             sent = len(request.token_ids) + (0 if request.replace else session.uncounted)
             need = _need(request, len(history), sent)
@@ -206,19 +206,11 @@ class Turns:
         if isinstance(event, Failed) and isinstance(event.error, EngineAway) and session.under_way:
             context = session.history[: session.prompt_tokens]
             if isinstance(event.error, EngineStalled):
-                self._deadly.suspect(session.owner, context)
+                self.deadly.suspect(session.owner, context)
             else:
-                self._deadly.note_death(session.owner, context, self._executor.losses)
+                self.deadly.note_death(session.owner, context, self._executor.losses)
         elif isinstance(event, TurnFinished):
-            self._deadly.note_end(session.owner, session.history[: session.prompt_tokens])
-
-    def condemn_suspects(self) -> None:
-        """The engine has died: turns that had failed because it did not get on count as there at its death."""
-        self._deadly.condemn(self._executor.losses)
-
-    def clear_suspects(self) -> None:
-        """The engine goes on: what failed because it did not get on has done no harm."""
-        self._deadly.clear()
+            self.deadly.note_end(session.owner, session.history[: session.prompt_tokens])
 
     def room(
         self, context: int, max_tokens: int | None, *, param: str = "prompt", limit_param: str = "max_tokens"

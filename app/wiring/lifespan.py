@@ -51,7 +51,7 @@ class Lifespan:
                 self.journal.start()
                 ends.push_async_callback(asyncio.to_thread, self.journal.close)
             executor.on_back(partial(take_up, registry))
-            executor.on_stall(partial(end_turns, registry), registry.turns.clear_suspects)
+            executor.on_stall(partial(end_turns, registry), registry.turns.deadly.clear)
             executor.start()
             ends.push_async_callback(executor.stop)
             await restore(registry, self.restored)

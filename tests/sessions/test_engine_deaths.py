@@ -16,7 +16,20 @@ from app.domain.errors import DeadlyTurn, DiskShort, EngineRestarting
 from app.domain.values import FinishReason, ModelInfo, Phase, SessionState, Ticket, TurnUsage
 from app.journal.attempts import COPIES
 from app.machine.disk import DiskRoom
-from app.messages import Back, Command, Done, Event, Lost, Open, Rewind, Started, Submit, Token, TurnFinished
+from app.messages import (
+    Back,
+    Command,
+    Done,
+    Event,
+    Lost,
+    Open,
+    Replacement,
+    Rewind,
+    Started,
+    Submit,
+    Token,
+    TurnFinished,
+)
 from app.routers.dependencies import Services
 from app.sessions.guards.deadly_turns import KNOWN_FOR_S, MOST_DEATHS, DeadlyTurns
 from app.sessions.guards.journal_room import JournalRoom
@@ -39,7 +52,7 @@ class ListeningEngine(TalkingEngine):
     def send(self, command: Command) -> None:
         self.sent.append(command)
 
-    def tell(self, *events: Event | Lost | Back) -> None:
+    def tell(self, *events: Event | Replacement) -> None:
         assert self.deliver is not None
         self.deliver(events)
 

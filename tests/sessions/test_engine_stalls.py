@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 
 import httpx
@@ -14,12 +15,13 @@ from app.domain.errors import DeadlyTurn, EngineRestarting, EngineStalled
 from app.domain.values import ModelInfo, SessionState, StopRule
 from app.messages import Back, Close, Done, Fork, GoesOn, Open, Replacement, Stalled, Submit
 from app.routers.dependencies import Services
+from app.sessions import pauses
 from app.sessions.guards.deadly_turns import MOST_DEATHS
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from tests.bridge.engines import app_of
+from tests.pausing import PROMPT_END, paused, whole
 from tests.pausing import finish as finish_paused
-from tests.pausing import paused, whole
 from tests.sessions.test_engine_deaths import DEATH, ListeningEngine, begin, ticket_of, tokens_of
 from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, engine_tokens, finish, start_turn
 from tests.waiting import until
@@ -27,6 +29,7 @@ from tests.waiting import until
 DOUBT, STALL = (Stalled("its process has said nothing for 7 s", ends_turns) for ends_turns in (False, True))
 AGAIN = [8, 9, 10, 11]
 BRIEF = StopRule(max_tokens=8)
+TIMEOUT_S = 0.1
 
 
 @pytest.fixture
@@ -191,4 +194,18 @@ async def test_a_turn_that_is_paused_outlives_a_stall(registry: SessionRegistry)
     assert session.state is SessionState.PAUSED
     registry.executor._dispatch([GoesOn()])
     await finish_paused(registry, session, registry.pauses.resume(session, NEXT_BREAKPOINT))
+    assert reader.token_ids == expected.token_ids
+
+
+async def test_a_pause_whose_time_is_over_while_the_engine_stalls_ends_when_it_goes_on(
+    registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pauses, "STALL_LOOK_S", TIMEOUT_S)
+    expected = await whole(registry)
+    session, reader = await paused(registry, breakpoint=dataclasses.replace(PROMPT_END, timeout_s=TIMEOUT_S))
+    registry.executor._dispatch([STALL])
+    await asyncio.sleep(3 * TIMEOUT_S)
+    assert session.state is SessionState.PAUSED
+    registry.executor._dispatch([GoesOn()])
+    await until(lambda: session.state is SessionState.IDLE)
     assert reader.token_ids == expected.token_ids
