@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import socket
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from app.cluster.fleet import Fleet
 from app.cluster.front.server import Front, FrontServer
 from app.cluster.hosts import Host, LocalHost, NeverStarted
 from app.cluster.keeper import ReplicaSpec
+from app.cluster.load import READY
+from app.cluster.moves.key import ClusterKey
+from app.cluster.moves.signatures import sign_request
 from app.cluster.table import Table
 from app.domain.addresses import LOOPBACK_NAMES
 from app.domain.errors import FieldOutOfRange
@@ -143,7 +146,8 @@ def serve(settings: Settings, given: Mapping[str, object], plan: Plan) -> int:
     with Hangups.heard() as hangups, bind(settings.host, settings.port) as bound:
         host = _host(specs, folder, plan)
         try:
-            server = ClusterServer(Front(settings, Fleet({}), host.directory), _caps(settings), host, hangups)
+            front = Front(settings, Fleet({}), host.directory, _signing(specs[0].settings.get("cluster_key_file")))
+            server = ClusterServer(front, _caps(settings), host, hangups)
             server.run([bound])
         finally:
             host.kill()
@@ -159,7 +163,8 @@ def front(settings: Settings, urls: Mapping[str, str]) -> int:
     fleet = Fleet(urls)
     folder = None if settings.state_dir is None else settings.state_dir.expanduser() / FOLDER
     with Hangups.heard() as hangups, bind(settings.host, settings.port) as bound:
-        FrontServer(Front(settings, fleet, Table(folder)), _caps(settings), hangups=hangups).run([bound])
+        door = Front(settings, fleet, Table(folder), _signing(settings.cluster_key_file))
+        FrontServer(door, _caps(settings), hangups=hangups).run([bound])
     return 0
 
 
@@ -192,6 +197,14 @@ def _acquaint(folder: Path, urls: Mapping[str, str]) -> dict[str, str]:
         return acquaint(folder, urls)
     except OSError as error:
         raise FieldOutOfRange(f"state_dir: {folder} cannot be written: {explain(error)}", param="state_dir") from error
+
+
+def _signing(key_file: str | Path | None) -> Callable[[str], Mapping[str, str]]:
+    """Signs looks at replicas with the cluster's key, if there is one. Raises `FieldOutOfRange`."""
+    if key_file is None:
+        return lambda name: {}
+    key = ClusterKey.read(Path(key_file).expanduser())
+    return lambda name: sign_request(key, name, READY, b"")
 
 
 def _caps(settings: Settings) -> Caps:

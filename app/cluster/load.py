@@ -1,4 +1,4 @@
-"""How busy a replica is, as its `/ready` says it to the front door."""
+"""How busy a replica is, as its `/ready` says it to the front door and to other replicas."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from app.domain.memory_map import MemoryMap
 
+READY = "/ready"
 HEADER = "Djinn-Load"
 LEFT = "Djinn-Left"
 """The header of a replica that ends: its sessions have left, so it needs no more requests."""

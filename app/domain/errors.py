@@ -103,6 +103,15 @@ class BadRequest(MalformedRequest):
         return self._refusal.body()
 
 
+class Unready(DjinnError):
+    """Why no new work is taken, for a stranger: the status and the code of the error, without its words."""
+
+    def __init__(self, error: DjinnError) -> None:
+        super().__init__(f"no new work is taken: {error.code}")
+        self.status, self.type, self.code = error.status, error.type, error.code  # type: ignore[misc]
+        self.retry_after_s, self.headers = error.retry_after_s, error.headers
+
+
 class GrammarTooComplex(FieldOutOfRange, code="grammar_too_complex"):
     """A grammar that was valid, but cannot be followed any further: its turn ends."""
 

@@ -4,11 +4,12 @@ import asyncio
 from importlib.metadata import version
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from app.cluster import load as load_header
-from app.domain.errors import Draining, EngineAway, EngineError, JournalUnavailable
+from app.cluster.moves.signatures import is_request
+from app.domain.errors import DjinnError, Draining, EngineAway, EngineError, JournalUnavailable, Unready
 from app.domain.values import KVPolicy
 from app.metrics.tenants import TenantUse
 from app.routers.dependencies import OperatorDep, OwnerDep, Services, ServicesDep, errors
@@ -35,11 +36,34 @@ async def get_health() -> Status:
 
 
 @router.get("/ready", operation_id="getReady", responses=errors(503))
-async def get_ready(response: Response, services: ServicesDep) -> Status:
+async def get_ready(request: Request, response: Response, services: ServicesDep) -> Status:
     """Whether new work is taken: 503 while the server shuts down, while its engine is started again or does not get on,
     while its journal cannot be written, and while it has no lease of its state folder; 500 if the engine has failed for
-    good. Needs no API key. A replica of a cluster tells the front door how busy it is.
+    good. Needs no API key. Without one, the answer says no more than the error's code. With one, the message tells why,
+    and a replica of a cluster tells how busy it is.
     """
+    is_known = _is_known(request, services)
+    try:
+        _require_ready(services)
+    except DjinnError as error:
+        raise error if is_known else Unready(error) from error
+    if is_known and services.settings.replica is not None and (load := await _load(services)) is not None:
+        response.headers[load_header.HEADER] = str(load)
+    return Status(status="ready")
+
+
+def _is_known(request: Request, services: Services) -> bool:
+    """Whether the caller is no stranger: a tenant, a server of the cluster, or anybody where no key is needed."""
+    cluster = services.cluster
+    if not services.tenancy.directory or request.state.tenant is not None:
+        return True
+    return cluster is not None and is_request(
+        cluster.member.key, cluster.member.here, load_header.READY, request.headers
+    )
+
+
+def _require_ready(services: Services) -> None:
+    """Raise the error that says why no new work is taken."""
     if services.lease is not None:
         services.lease.require()
     if services.cluster is not None and services.cluster.draining.is_over:
@@ -51,9 +75,6 @@ async def get_ready(response: Response, services: ServicesDep) -> Status:
     failure = services.sessions.keeper.state.failure
     if failure is not None:
         raise JournalUnavailable(f"the journal cannot be written: {failure}")
-    if services.settings.replica is not None and (load := await _load(services)) is not None:
-        response.headers[load_header.HEADER] = str(load)
-    return Status(status="ready")
 
 
 async def _load(services: Services) -> load_header.Load | None:

@@ -31,10 +31,11 @@ from app.domain.homes import Taken
 from app.domain.session_ids import home_of_response
 from app.domain.values import SessionId
 from app.machine.handover import SocketTable, receive_sockets, send_socket
+from app.main import load_app
 from app.settings import Settings, settings
 from tests.cluster.pair import KEY, PROMPT, SOON_S, Chain, Pair, code, pair, sdk, used_session
 from tests.durability.restarting import generate, open_session
-from tests.serving import serve
+from tests.serving import serve, tiny_settings
 from tests.tenants.tenant_files import tenant, write_tenants
 
 BODY = encode(Question(SessionId("ses_b_1"), 1, 0))
@@ -360,3 +361,31 @@ def test_what_is_repeated_is_not_taken_and_publishes_nothing(tmp_path: Path) -> 
             assert msgspec.msgpack.decode(answer.read(), type=Answer).taken is Taken.NO
         assert servers.owners(session) == ["a"]
         assert generate(servers.b, open_session(servers.b), [*PROMPT, 1])["usage"]["cached_tokens"] == 0
+
+
+def test_a_stranger_learns_from_a_replica_only_whether_it_takes_work(tmp_path: Path) -> None:
+    key = "k" * 32
+    with pair(tmp_path, start=False) as servers:
+        servers.headers = {"X-Api-Key": key}
+        a = servers.start("a", "--api-keys", key)
+        servers.start("b", "--api-keys", key)
+        assert HEADER in a.get("/ready").headers
+        stranger = httpx.get(f"{servers.urls['a']}/ready")
+        assert (stranger.status_code, stranger.json()) == (200, {"status": "ready"})
+        assert HEADER not in stranger.headers
+        session = used_session(a)
+        assert servers.move(session).status_code == 200, "peers look at each other's load with the cluster's key"
+
+
+async def test_a_stranger_is_told_in_one_word_why_no_work_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = load_app(tiny_settings(api_keys=("k" * 32,)))
+    async with app.router.lifespan_context(app):
+        executor = app.state.services.sessions.executor
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+            with monkeypatch.context() as patch:
+                patch.setattr(executor, "failure", "it died in a way that is nobody's business")
+                stranger = await http.get("/ready")
+                known = await http.get("/ready", headers={"X-Api-Key": "k" * 32})
+    assert code(stranger) == code(known) == (500, "engine_error")
+    assert "business" in known.text
+    assert "business" not in stranger.text

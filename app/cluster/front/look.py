@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 
 from app.cluster import load
 from app.cluster.fleet import Fleet, Replica, State
@@ -28,11 +29,16 @@ MISSES = 2
 class Lookout:
     """Used on the event loop only."""
 
-    def __init__(self, fleet: Fleet, pool: Pool, host: str | None) -> None:
-        """Replicas answer to `host`; None: to any, or to their own."""
+    def __init__(
+        self, fleet: Fleet, pool: Pool, host: str | None, proof: Callable[[str], Mapping[str, str]] = lambda name: {}
+    ) -> None:
+        """Replicas answer to `host`; None: to any, or to their own. `proof` gives the headers by which the replica of
+        that name knows who looks: it tells its load to no strangers.
+        """
         self._fleet = fleet
         self._pool = pool
         self._host = host
+        self._proof = proof
         self._missed: dict[str, int] = {}
 
     async def run(self) -> None:
@@ -60,6 +66,7 @@ class Lookout:
     async def _look_at(self, replica: Replica, patience_s: float) -> None:
         host = self._host or f"{replica.host}:{replica.port}"
         headers = [(b"host", host.encode()), (b"user-agent", LOOKOUT)]
+        headers += [(name.encode(), value.encode()) for name, value in self._proof(replica.name).items()]
         try:
             found = await fetch(self._pool, replica, b"/ready", headers, patience_s)
         except ReplicaAway:

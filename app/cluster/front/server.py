@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.cluster.directory import Directory
 from app.cluster.fleet import OWN_NAME, Fleet
 from app.cluster.front.door import FrontDoor
+from app.cluster.front.key_gate import KeyGate
 from app.cluster.front.look import Lookout
 from app.cluster.front.merged.answers import Merged
 from app.cluster.front.protocol import FrontProtocol
@@ -47,8 +48,16 @@ IMPORT = ("POST", "/v1/sessions/import")
 class Front:
     """The front door's parts: an ASGI application, and what runs beside it."""
 
-    def __init__(self, settings: Settings, fleet: Fleet, directory: Directory) -> None:
-        """`settings` are those of the replicas: who may call, and what a request may be."""
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        directory: Directory,
+        sign: Callable[[str], Mapping[str, str]] = lambda name: {},
+    ) -> None:
+        """`settings` are those of the replicas: who may call, and what a request may be. `sign` gives the headers that
+        prove to the replica of that name who looks at it.
+        """
         self.settings = settings
         self.fleet = fleet
         self.registry = CollectorRegistry()
@@ -56,7 +65,8 @@ class Front:
         self.tenancy = Tenancy(settings.model_copy(update={"audit_log": None}), time.time)
         self.pool = Pool()
         host = settings.known_host or OWN_NAME  # replicas answer to what clients call the front door by, or to any
-        self.lookout = Lookout(fleet, self.pool, host)
+        own_key = {"authorization": f"Bearer {settings.api_keys[0]}"} if settings.api_keys else {}
+        self.lookout = Lookout(fleet, self.pool, host, lambda name: {**own_key, **sign(name)})
         door = FrontDoor(
             fleet,
             Owners(fleet, directory, Seeker(fleet, self.pool, host)),
@@ -66,7 +76,7 @@ class Front:
             self._tenant_of,
             int(settings.max_request_bytes),
         )
-        self.app = _guarded(door, settings, self.living)
+        self.app = _guarded(door, settings, self._tenant_of, self.living)
 
     def _tenant_of(self, headers: Headers) -> str | None:
         """The name of whose key it is, empty without keys. None: the key is unknown, and a replica will say so."""
@@ -89,7 +99,9 @@ class Front:
             self.tenancy.close()
 
 
-def _guarded(door: ASGIApp, settings: Settings, living: Callable[[], Any]) -> ASGIApp:
+def _guarded(
+    door: ASGIApp, settings: Settings, tenant_of: Callable[[Headers], str | None], living: Callable[[], Any]
+) -> ASGIApp:
     """The door behind what each request passes, as replicas have it, and with a life of its own."""
     most = int(settings.max_import_bytes)
     app: ASGIApp = BodyLimitMiddleware(
@@ -98,6 +110,7 @@ def _guarded(door: ASGIApp, settings: Settings, living: Callable[[], Any]) -> AS
         routes={IMPORT: lambda scope: most},
         budget=BodyBudget(int(settings.max_bodies_bytes)),
     )
+    app = KeyGate(app, tenant_of, settings.cors_origins)
     app = HostMiddleware(
         app, hosts=settings.answered_hosts, origins=settings.cors_origins, needs_key=settings.needs_key
     )

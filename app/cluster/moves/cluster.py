@@ -53,7 +53,7 @@ class Cluster:
         self.member = member
         self.arrivals = Arrivals(registry, directory, bindings)
         self.departures = Departures(registry, member.here, member.peers, PeerCalls(member.key), bindings)
-        outlook = Outlook(member.here, member.peers, member.host)
+        outlook = Outlook(member.here, member.peers, member.host, member.key)
         self.draining = Draining(registry, self.departures, outlook)
         self.balance = Balance(registry, self.departures, outlook)
         registry.table.require_home = self.departures.require_home

@@ -9,19 +9,24 @@ from contextlib import asynccontextmanager
 from app.cluster.fleet import OWN_NAME, Fleet, Replica, State
 from app.cluster.front.look import Lookout
 from app.cluster.front.upstream.pool import Pool
+from app.cluster.load import READY
+from app.cluster.moves.key import ClusterKey
 from app.cluster.moves.peers import Peers
+from app.cluster.moves.signatures import sign_request
 
 
 class Outlook:
     """The peers' state and load, from their `/ready`. Used on the event loop only."""
 
-    def __init__(self, here: str, peers: Peers, host: str | None) -> None:
-        """`here` is the server's own name, `host` a name that it answers to, and so its peers do."""
+    def __init__(self, here: str, peers: Peers, host: str | None, key: ClusterKey) -> None:
+        """`here` is the server's own name, `host` a name that it answers to, and so its peers do. Peers tell their load
+        to those who have the `key`.
+        """
         self._here = here
         self._peers = peers
         self._pool = Pool()
         self._fleet = Fleet({})
-        self._lookout = Lookout(self._fleet, self._pool, host)
+        self._lookout = Lookout(self._fleet, self._pool, host, lambda name: sign_request(key, name, READY, b""))
 
     @property
     def ready(self) -> list[Replica]:

@@ -30,7 +30,7 @@ class Prefill:
             member.here,
             form,
             PeerCalls(member.key),
-            Outlook(member.here, member.peers, member.host),
+            Outlook(member.here, member.peers, member.host, member.key),
             least=settings.prefill_apart_tokens,
         )
         self.ways: Mapping[str, Way] = {PROMPT: self._served}

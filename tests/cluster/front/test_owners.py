@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -29,6 +30,8 @@ from tests.errors import assert_error, error_response
 from tests.events.streaming import ids, reading
 from tests.serving import serve
 from tests.waiting import PATIENCE_S, wait_until
+
+KEY = "k" * 32
 
 
 @pytest.fixture
@@ -230,3 +233,50 @@ def test_a_replica_that_is_back_does_not_wait_for_one_that_hangs(monkeypatch: py
             assert replica is not None
             with serving_stub(READY, replica.port):
                 wait_until(lambda: replica.state is State.READY)
+
+
+def test_strangers_cost_the_replicas_nothing_and_learn_only_whether_work_is_taken() -> None:
+    key = {"Authorization": f"Bearer {KEY}"}
+    with counting_stub() as (stub, asked), serving_door({"a": stub}, api_keys=(KEY,)) as door:
+        for number in range(20):
+            for path in (
+                f"/v1/sessions/ses_b_{number:036d}",
+                f"/v1/responses/resp_b_{number:036d}",
+                "/v1/memory",
+                "/no",
+            ):
+                assert httpx.get(f"{door.url}{path}").status_code == 401
+            named = {"X-Session-ID": f"name {number}"}
+            assert httpx.post(f"{door.url}/v1/chat/completions", headers=named, json={}).status_code == 401
+        assert asked == []
+        assert httpx.get(f"{door.url}/v1/memory", headers=key).status_code == 404
+        assert asked == ["/v1/memory"]
+        assert httpx.get(f"{door.url}/ready").json() == {"status": "ready"}
+        assert httpx.get(f"{door.url}/ready", headers=key).json() == {"status": "ready", "replicas": {"a": "ready"}}
+
+
+def test_a_page_of_another_site_may_ask_with_a_key_and_learns_why_it_may_not() -> None:
+    page = {"Origin": "https://example.org"}
+    preflight = {**page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    settings: dict[str, Any] = {"api_keys": (KEY,), "cors_origins": ("https://example.org",)}
+    with serve(replica="a", **settings) as url, serving_door({"a": url}, **settings) as door:
+        assert httpx.options(f"{door.url}/v1/sessions", headers=preflight).status_code == 200
+        refused = httpx.post(f"{door.url}/v1/sessions", headers=page)
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, page["Origin"])
+        answer = httpx.post(f"{door.url}/v1/sessions", headers={**page, "Authorization": f"Bearer {KEY}"})
+        assert answer.status_code == 201
+        assert answer.headers.get_list("access-control-allow-origin") == [page["Origin"]]
+
+
+@contextmanager
+def counting_stub() -> Iterator[tuple[str, list[str]]]:
+    """A replica that has nothing, and the paths that it is asked for beside looks."""
+    asked: list[str] = []
+
+    def answer(request: Request) -> Response:
+        asked.append(request.url.path)
+        return Response(status_code=404)
+
+    app = Starlette(routes=[*READY.routes, Route("/{path:path}", answer, methods=["GET", "POST"])])
+    with serving_stub(app) as url:
+        yield url, asked

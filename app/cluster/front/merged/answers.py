@@ -48,7 +48,7 @@ class Merged:
             case "/health":
                 answer = Response(b'{"status":"ok"}', media_type="application/json")
             case "/ready":
-                answer = self._ready()
+                answer = self._ready(has_key=scope["state"]["has_key"])
             case "/metrics":
                 answer = await self._metrics(scope)
             case "/v1/models":
@@ -60,12 +60,14 @@ class Merged:
                 answer = await self._made(scope, lambda pages: merged_page(pages, limit))
         await answer(scope, receive, send)
 
-    def _ready(self) -> Response:
-        """Whether new work is taken anywhere."""
+    def _ready(self, *, has_key: bool) -> Response:
+        """Whether new work is taken anywhere. Callers with a key also see the state of each replica."""
         states = {each.name: each.state.value for each in self._fleet}
         if not any(each.state is State.READY for each in self._fleet):
             told = ", ".join(f"{name} {state}" for name, state in states.items()) or "there is none"
-            raise ReplicaAway(f"no replica takes new work: {told}")
+            raise ReplicaAway(f"no replica takes new work: {told}" if has_key else "no replica takes new work")
+        if not has_key:
+            return Response(b'{"status":"ready"}', media_type="application/json")
         return Response(orjson.dumps({"status": "ready", "replicas": states}), media_type="application/json")
 
     async def _made(self, scope: Scope, make: Callable[[list[Any]], Any]) -> Response:
