@@ -111,7 +111,7 @@ def create_app(
     """
     room = room or disk_room(load_frame(settings, logging.WARNING))
     keeper = SessionKeeper(journal, room)
-    restored = keeper.load(engine.info)
+    restored = keeper.load(engine.info, tenancy.api_keys)
     services = open_services(
         settings,
         engine,
@@ -130,7 +130,8 @@ def create_app(
         services=services, restored=restored, journal=journal, room=room, traces=traces, prefill=prefill
     )
     ways = {} if prefill is None else prefill.ways
-    layers = middleware(settings, tenancy, services.lease, services.cluster, ways, is_traced=traces is not None)
+    lease, cluster, keyed = services.lease, services.cluster, keeper.keyed
+    layers = middleware(settings, tenancy, lease, cluster, ways, keyed, is_traced=traces is not None)
     app = _described(lifespan, layers)
     app.state.services = services
     install_error_handlers(app)

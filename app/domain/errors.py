@@ -83,6 +83,10 @@ class WrongState(DjinnError, status=409, code="wrong_state"):
     """The session's state does not allow this."""
 
 
+class KeyReused(DjinnError, status=422, code="idempotency_key_reused"):
+    """The `Idempotency-Key` has been used for another request."""
+
+
 class TooLarge(DjinnError, status=413, code="request_too_large"):
     """The body is over the size limit."""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from app.domain.breakpoints import Edit, TensorData
-from app.journal.records import Change, Departed, Entry, Key, ResponseRecord, WriteBatch
+from app.journal.records import TOKEN_BYTES, Change, Departed, Entry, Key, ResponseRecord, WriteBatch
 from app.journal.store import SMALL_BYTES, JournalStore
 
 COPIES = 2
@@ -86,7 +86,9 @@ def bytes_of(entry: Entry) -> int:
             edits = [edit for each in entry.breakpoints or () for edit in each.edits]
             edits += [made.edit for made in entry.interventions.rows.values()] if entry.interventions else []
             responses = sum(len(each.body) for each in entry.responses)
-            return len(entry.token_ids) + len(entry.record.metadata) + sum(_tensors(edits).values()) + responses
+            keyed = sum(TOKEN_BYTES * len(each.turn.token_ids) for each in entry.keyed if each.turn is not None)
+            own = len(entry.token_ids) + len(entry.record.metadata)
+            return own + sum(_tensors(edits).values()) + responses + keyed
         case TensorData():
             return len(entry.data)
         case ResponseRecord():

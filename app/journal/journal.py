@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from app.domain.breakpoints import TensorData
 from app.domain.errors import NotDurable
@@ -19,7 +20,17 @@ from app.domain.values import ModelInfo, SessionId
 from app.journal import lease as leases
 from app.journal.attempts import Outcome, attempt
 from app.journal.lock import FolderLock
-from app.journal.records import Entry, Key, ResponseRecord, SessionRecord, VectorKey, WriteBatch, add_to, describe
+from app.journal.records import (
+    Entry,
+    Key,
+    KeyedRecord,
+    ResponseRecord,
+    SessionRecord,
+    VectorKey,
+    WriteBatch,
+    add_to,
+    describe,
+)
 from app.journal.steering import Steering
 from app.journal.store import JournalStore
 from app.machine.disk import free_bytes, is_over_network
@@ -79,9 +90,11 @@ class Journal:
         self._wanted = self._closing = False
         self._thread: threading.Thread | None = None
 
-    def load(self, model: ModelInfo) -> list[tuple[SessionRecord, array[int]]]:
+    def load(
+        self, model: ModelInfo, keys: Mapping[str, str] = MappingProxyType({})
+    ) -> list[tuple[SessionRecord, array[int]]]:
         """Every session and its history, by id. Call before `start`. Raises what `JournalStore.load` raises."""
-        return self._store.load(model)
+        return self._store.load(model, keys)
 
     def load_steering(self) -> dict[SessionId, Steering]:
         """That of every session that has some. Call after `load`, before `start`. Raises like `load`."""
@@ -94,6 +107,10 @@ class Journal:
     def load_responses(self) -> list[ResponseRecord]:
         """Every response. Call after `load`, before `start`. Raises like `load`."""
         return self._store.load_responses()
+
+    def load_keyed(self) -> list[KeyedRecord]:
+        """Requests with a key of their own. Call after `load`, before `start`. Raises like `load`."""
+        return self._store.load_keyed()
 
     def load_homes(self) -> Homes:
         """Sessions that have moved between servers. Call after `load`, before `start`. Raises like `load`."""

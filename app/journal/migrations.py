@@ -33,6 +33,14 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "STRICT, WITHOUT ROWID",
         "CREATE INDEX response_gone_seq ON response_gone (seq)",
     ),
+    (
+        "CREATE TABLE api_key (name TEXT PRIMARY KEY, salt BLOB NOT NULL, digest BLOB NOT NULL) STRICT, WITHOUT ROWID",
+        "CREATE TABLE keyed_request (owner TEXT NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, at REAL NOT NULL, "
+        "session TEXT NOT NULL, response TEXT, turn TEXT, token_ids BLOB, PRIMARY KEY (owner, key)) "
+        "STRICT, WITHOUT ROWID",
+        "CREATE INDEX keyed_request_session ON keyed_request (session)",
+        "CREATE INDEX keyed_request_at ON keyed_request (owner, at)",
+    ),
 )
 """The first makes format `OLDEST` one newer, and so on. A step never changes once it has been released."""
 FORMAT = OLDEST + len(STEPS)

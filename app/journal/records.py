@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from app.domain.breakpoints import Breakpoint, TensorData
 from app.domain.homes import Home
-from app.domain.values import Phase, Residency, SessionId
+from app.domain.values import FinishReason, Phase, Residency, SessionId, TurnUsage
 from app.journal.steering import InterventionChange
 
 TOKEN_BYTES = 4
@@ -46,11 +46,38 @@ class ResponseRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class DoneTurn:
+    """What a turn has generated, and how it ended."""
+
+    token_ids: tuple[int, ...]
+    reason: FinishReason
+    usage: TurnUsage
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRecord:
+    """A request with an `Idempotency-Key` that has been done: it has opened `session`, or has had `turn` in it.
+
+    `digest` is that of the request, `at` is when it came, in Unix seconds. `response` is the id of the response that
+    the turn was for.
+    """
+
+    owner: str | None
+    key: str
+    digest: bytes
+    at: float
+    session: SessionId
+    response: str | None = None
+    turn: DoneTurn | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """The session is `record` now, and its history from `position` on is `token_ids`, whatever stood there before.
 
     `breakpoints` and `interventions` are None if they are as they were. `home` is None unless it moves. `responses` are
-    those that a session has brought from another server: they are written with it, or not at all.
+    those that a session has brought from another server: they are written with it, or not at all. So are the `keyed`
+    requests that have made the change.
     """
 
     record: SessionRecord
@@ -60,6 +87,7 @@ class Change:
     interventions: InterventionChange | None = None
     home: Home | None = None
     responses: tuple[ResponseRecord, ...] = ()
+    keyed: tuple[KeyedRecord, ...] = ()
 
     def then(self, later: Change) -> Change:
         """This change and a later one of the same session, as one."""
@@ -72,7 +100,8 @@ class Change:
             token_ids = self.token_ids[: (position - self.position) * TOKEN_BYTES] + token_ids
             position = self.position
         home, responses = later.home or self.home, later.responses or self.responses
-        return Change(later.record, position, token_ids, breakpoints, interventions, home, responses)
+        keyed = self.keyed + later.keyed
+        return Change(later.record, position, token_ids, breakpoints, interventions, home, responses, keyed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from app.domain.breakpoints import TensorData
@@ -14,9 +15,10 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.homes import Homes
 from app.domain.leases import Lease
 from app.domain.values import ModelInfo, Phase, Residency, SessionId
-from app.journal import breakpoint_tables, home_table, lease_table, refusals, response_table
+from app.journal import breakpoint_tables, home_table, keyed_table, lease_table, refusals, response_table
+from app.journal.key_names import rename_tenants
 from app.journal.migrations import FORMAT, OLDEST, bring_up_to_date
-from app.journal.records import TOKEN_BYTES, ResponseRecord, SessionRecord, VectorKey, WriteBatch, moves
+from app.journal.records import TOKEN_BYTES, KeyedRecord, ResponseRecord, SessionRecord, VectorKey, WriteBatch, moves
 from app.journal.renewals import Renewals
 from app.journal.steering import Steering
 from app.journal.tables import make_journal
@@ -80,8 +82,11 @@ class JournalStore:
         self._connection.execute(f"PRAGMA journal_mode = {mode}")
         self._connection.execute(f"PRAGMA synchronous = {flush}")
 
-    def load(self, model: ModelInfo) -> list[tuple[SessionRecord, array[int]]]:
+    def load(
+        self, model: ModelInfo, keys: Mapping[str, str] = MappingProxyType({})
+    ) -> list[tuple[SessionRecord, array[int]]]:
         """Every session and its history, by id. From now on the journal is `model`'s, and of this version's format.
+        Sessions of `keys` have the names that those have now (`rename_tenants`).
 
         Raises `FieldOutOfRange` if the sessions are another model's, to which their token ids mean nothing: then the
         file is as it was. Raises it too if the file is damaged, or cannot be written now.
@@ -90,6 +95,7 @@ class JournalStore:
             self._require_free_for(model)
             bring_up_to_date(self._connection, self._path, self.fence)
             self._claim(model)
+            rename_tenants(self._connection, keys, self.fence)
             records = [self._record(row) for row in self._connection.execute(f"SELECT {COLUMNS} FROM session")]
             histories = {record.id: array("I") for record in records}
             for session, position, ids in self._connection.execute("SELECT * FROM tokens ORDER BY session, position"):
@@ -122,6 +128,13 @@ class JournalStore:
         try:
             return response_table.load_responses(self._connection)
         except sqlite3.DatabaseError as error:
+            raise refusals.unusable(self._path, error) from error
+
+    def load_keyed(self) -> list[KeyedRecord]:
+        """Requests with a key of their own. Raises `FieldOutOfRange` if the file is damaged."""
+        try:
+            return keyed_table.load_keyed(self._connection)
+        except (sqlite3.DatabaseError, ValueError, LookupError, TypeError) as error:
             raise refusals.unusable(self._path, error) from error
 
     def load_homes(self) -> Homes:

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from app.domain.errors import FieldOutOfRange
-from app.journal import breakpoint_tables, home_table, refusals, response_table
+from app.journal import breakpoint_tables, home_table, key_names, keyed_table, refusals, response_table
 from app.journal.migrations import FORMAT
 from app.machine.files import make_private
 
@@ -25,6 +25,8 @@ CREATE TABLE tokens (
 {breakpoint_tables.TABLES}
 {response_table.TABLE}
 {home_table.TABLE}
+{keyed_table.TABLE}
+{key_names.TABLE}
 CREATE TABLE proof (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL) STRICT;
 PRAGMA user_version = {FORMAT};
 """

@@ -6,7 +6,7 @@ from dataclasses import astuple, fields
 
 from app.domain.breakpoints import TensorData
 from app.domain.values import SessionId
-from app.journal import breakpoint_tables, home_table, response_table
+from app.journal import breakpoint_tables, home_table, keyed_table, response_table
 from app.journal.records import (
     TOKEN_BYTES,
     Change,
@@ -82,6 +82,7 @@ def _delete_session(connection: sqlite3.Connection, session: SessionId) -> None:
     connection.execute("DELETE FROM tokens WHERE session = ?", (session,))
     breakpoint_tables.delete_steering(connection, session)
     response_table.delete_responses(connection, session)
+    keyed_table.delete_keyed(connection, session)
     home_table.close_home(connection, session)
 
 
@@ -103,5 +104,7 @@ def _write_session(connection: sqlite3.Connection, change: Change) -> None:
         breakpoint_tables.put_interventions(connection, session, change.interventions)
     if change.home is not None:
         home_table.put_home(connection, session, change.home)
+    for record in change.keyed:
+        keyed_table.put_keyed(connection, record)
     for response in change.responses:
         response_table.put_response(connection, ResponseKey(response.id), response)

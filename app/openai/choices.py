@@ -9,6 +9,7 @@ from app.domain.errors import DjinnError, Draining, WrongState
 from app.domain.values import FinishReason, SamplingParams
 from app.messages import TurnFinished
 from app.sessions.charges.turn_charge import TurnCharge
+from app.sessions.keyed import KeyedRequest
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
@@ -38,15 +39,18 @@ class Choices:
         charges: Sequence[TurnCharge],
         open_session: OpenSession,
         cleanup: AsyncExitStack,
+        keyed: KeyedRequest | None = None,
     ) -> None:
         """`charges` are what has been reserved for each choice. `cleanup` ends what still runs and closes the sessions.
-        It is unwound once every choice has finished, and must be when its reader has gone.
+        It is unwound once every choice has finished, and must be when its reader has gone. `keyed` is the call, if it
+        has an `Idempotency-Key`.
         """
         self._registry = registry
         self._requests = requests
         self._n = n
         self._open_session = open_session
         self._cleanup = cleanup
+        self._keyed = keyed
         self._merged: asyncio.Queue[tuple[int, TextItem | Exception]] = asyncio.Queue(maxsize=1)
         self._only: TurnReader | None = None
         """That of the only choice, which is merged with nothing."""
@@ -81,6 +85,8 @@ class Choices:
                     raise self._cancelled()
             yield index, item
         await self._cleanup.aclose()  # a client's next call, which its answer lets it make, finds the sessions closed
+        if self._keyed is not None:
+            self._keyed.is_answered = True
 
     async def _items(self) -> AsyncIterator[tuple[int, TextItem]]:
         if self._only is not None:

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 
 from app.cluster.moves.cluster import Cluster
 from app.domain.errors import WrongRole
@@ -18,6 +18,7 @@ from app.openai.responses.store import ResponseStore
 from app.sessions.bound.sessions import BoundSessions
 from app.sessions.bound.tool_waits import ToolWaits
 from app.sessions.guards.side_work import SideWork
+from app.sessions.keyed import KeyedRequest
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.whitebox.vectors import Vectors
@@ -26,6 +27,8 @@ from app.tenants.tenancy import Tenancy
 from app.tenants.tenant import Role, Tenant
 from app.text.tokenizer import Tokens
 from app.tools.support import ToolSupport
+from app.web.middleware.idempotency import HEADER as IDEMPOTENCY_HEADER
+from app.web.middleware.idempotency import LONGEST_KEY
 from app.wire.errors import ErrorBody
 
 
@@ -112,6 +115,26 @@ AnySessionDep = Annotated[Session, Depends(_any_session)]
 
 CleanupDep = Annotated[AsyncExitStack, Depends(_cleanup)]
 """Unwound after the response, streamed or not, has been sent or has failed: where a turn's release belongs."""
+
+
+async def _keyed(
+    request: Request,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            alias=IDEMPOTENCY_HEADER,
+            min_length=1,
+            max_length=LONGEST_KEY,
+            description="a key of the client's own for this request, such as a UUID: if it comes again with the same "
+            "key within a day, it gets the answer of the first, and nothing is done twice",
+        ),
+    ] = None,
+) -> KeyedRequest | None:
+    return getattr(request.state, "keyed", None)
+
+
+KeyedDep = Annotated[KeyedRequest | None, Depends(_keyed)]
+"""The request by its `Idempotency-Key`; None: it has none."""
 
 
 def note_session(request: Request, session: Session) -> None:

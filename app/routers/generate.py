@@ -6,9 +6,10 @@ from fastapi import APIRouter, Request, Response
 
 from app.domain.errors import WrongState
 from app.domain.values import SessionState
-from app.routers.dependencies import CleanupDep, Services, ServicesDep, SessionDep, errors
+from app.routers.dependencies import CleanupDep, KeyedDep, Services, ServicesDep, SessionDep, errors
 from app.routers.prompts import new_token_ids
 from app.routers.turn_answer import TURN_RESPONSES, answer_turn
+from app.sessions.keyed import KeyedRequest
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
 from app.text.generation import TurnReader
@@ -26,17 +27,27 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=JsonRou
     responses={**errors(400, 404, 409, 429, 503), **TURN_RESPONSES},
 )
 async def generate(
-    request: Request, session: SessionDep, body: GenerateBody, services: ServicesDep, cleanup: CleanupDep
+    request: Request,
+    session: SessionDep,
+    body: GenerateBody,
+    services: ServicesDep,
+    cleanup: CleanupDep,
+    keyed: KeyedDep,
 ) -> Response:
     """Append to the session's history and generate, to the end or to where a breakpoint pauses the turn.
 
-    A client that disconnects while the turn runs cancels it.
+    A client that disconnects while the turn runs cancels it. With an `Idempotency-Key` it has 30 s to come back.
     """
-    reader = await unless_disconnected(request, _start(session, body, services, cleanup))
-    return await answer_turn(request, session, reader, stream=body.stream)
+    if keyed is not None and keyed.turn is not None:
+        reader = services.sessions.turns.repeat(session, keyed.turn, body.to_text_rule())
+    else:
+        reader = await unless_disconnected(request, _start(session, body, services, cleanup, keyed))
+    return await answer_turn(request, session, reader, stream=body.stream, keyed=keyed)
 
 
-async def _start(session: Session, body: GenerateBody, services: Services, cleanup: AsyncExitStack) -> TurnReader:
+async def _start(
+    session: Session, body: GenerateBody, services: Services, cleanup: AsyncExitStack, keyed: KeyedRequest | None
+) -> TurnReader:
     turns = services.sessions.turns
     body.check_vocabulary(services.info.vocab_size)
     sampling = body.to_params(services.sampling, logprobs=body.logprobs)
@@ -49,6 +60,7 @@ async def _start(session: Session, body: GenerateBody, services: Services, clean
         body.to_stop_rule(max_tokens=max_tokens, eos_token_ids=services.tokens.eos_token_ids),
         body.to_text_rule(logprobs=body.logprobs),
         param=body.input_field,
+        keyed=keyed,
     )
     return turns.start(session, request, cleanup)
 

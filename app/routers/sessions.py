@@ -5,7 +5,19 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from app.domain.values import Residency, SessionId, SessionState
-from app.routers.dependencies import AnySessionDep, OperatorDep, OwnerDep, ServicesDep, SessionDep, errors, note_session
+from app.routers.dependencies import (
+    AnySessionDep,
+    KeyedDep,
+    OperatorDep,
+    OwnerDep,
+    Services,
+    ServicesDep,
+    SessionDep,
+    errors,
+    note_session,
+)
+from app.sessions.keyed import KeyedRequest
+from app.sessions.session import Session
 from app.text.detokenizer import whole_pieces
 from app.web.json_body import JsonRoute
 from app.wire.sessions import (
@@ -26,17 +38,35 @@ DEFAULT_SESSION = CreateSessionBody()
 
 @router.post("", operation_id="createSession", status_code=201, responses=errors(400, 429, 503))
 async def create_session(
-    request: Request, services: ServicesDep, owner: OwnerDep, body: CreateSessionBody = DEFAULT_SESSION
+    request: Request,
+    services: ServicesDep,
+    owner: OwnerDep,
+    keyed: KeyedDep,
+    body: CreateSessionBody = DEFAULT_SESSION,
 ) -> SessionView:
     """Open an empty session."""
     registry, ttl_s = services.sessions, body.ttl_s or MAX_TTL_S
+    if keyed is not None and keyed.is_done:
+        return _opened_before(request, services, keyed)
     if body.residency is Residency.GUARANTEED:
         session = await registry.create_guaranteed(owner, metadata=body.metadata, ttl_s=ttl_s)
     else:
         session = registry.create(owner, metadata=body.metadata, ttl_s=ttl_s)
-    await registry.keep(session)
+    await registry.keep(session, keyed)
+    return _opened(request, session, keyed)
+
+
+def _opened(request: Request, session: Session, keyed: KeyedRequest | None) -> SessionView:
     note_session(request, session)
+    if keyed is not None:
+        keyed.is_answered = True
     return SessionView.of(session)
+
+
+def _opened_before(request: Request, services: Services, keyed: KeyedRequest) -> SessionView:
+    """The session that the request has opened when it came first. Raises `NotFound` if it has expired."""
+    assert keyed.session is not None
+    return _opened(request, services.sessions.table.get(keyed.session, keyed.owner), keyed)
 
 
 @router.get("", operation_id="listSessions", responses=errors())
@@ -97,13 +127,13 @@ async def cancel_turn(session: SessionDep, services: ServicesDep) -> SessionView
 
 
 @router.post("/{session_id}/fork", operation_id="forkSession", status_code=201, responses=errors(404, 409, 429, 503))
-async def fork_session(request: Request, session: SessionDep, services: ServicesDep) -> SessionView:
+async def fork_session(request: Request, session: SessionDep, services: ServicesDep, keyed: KeyedDep) -> SessionView:
     """Open a session with the same history and breakpoints that shares this one's KV. That of a paused session is
     paused in the same place.
     """
-    child = await services.sessions.fork(session)
-    note_session(request, child)
-    return SessionView.of(child)
+    if keyed is not None and keyed.is_done:
+        return _opened_before(request, services, keyed)
+    return _opened(request, await services.sessions.fork(session, keyed), keyed)
 
 
 @router.post("/{session_id}/rewind", operation_id="rewindSession", responses=errors(400, 404, 409))

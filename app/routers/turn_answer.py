@@ -8,6 +8,7 @@ from fastapi import Request, Response
 
 from app.domain.errors import NotDurable
 from app.messages import Paused, TurnFinished
+from app.sessions.keyed import KeyedRequest
 from app.sessions.session import Session
 from app.text.generation import TextChunk, TurnReader
 from app.web.errors.bodies import body_of
@@ -30,20 +31,27 @@ TURN_RESPONSES: dict[int | str, dict[str, Any]] = {
 """
 
 
-async def answer_turn(request: Request, session: Session, reader: TurnReader, *, stream: bool) -> Response:
-    """Read the next stretch of the session's turn. Raises `ClientDisconnected` if the client has gone, and
-    `NotDurable` with the turn in it.
+async def answer_turn(
+    request: Request, session: Session, reader: TurnReader, *, stream: bool, keyed: KeyedRequest | None = None
+) -> Response:
+    """Read the next stretch of the session's turn, which `keyed` has asked for. Raises `ClientDisconnected` if the
+    client has gone, and `NotDurable` with the turn in it.
     """
     if stream:
-        return EventStream(turn_events(session, reader))
+        return EventStream(turn_events(session, reader, keyed))
     try:
         end = await unless_disconnected(request, reader.read())
     except NotDurable as error:
         raise await _with_turn(error, session, reader) from error
-    return Response((await _turn(session, reader, end))[1], media_type="application/json")
+    answer = (await _turn(session, reader, end))[1]
+    if keyed is not None:
+        keyed.is_answered = True
+    return Response(answer, media_type="application/json")
 
 
-async def turn_events(session: Session, reader: TurnReader) -> AsyncGenerator[bytes, None]:
+async def turn_events(
+    session: Session, reader: TurnReader, keyed: KeyedRequest | None = None
+) -> AsyncGenerator[bytes, None]:
     """The events of the next stretch. An error is an event too: the status has been sent."""
     try:
         async for item in reader:
@@ -52,7 +60,10 @@ async def turn_events(session: Session, reader: TurnReader) -> AsyncGenerator[by
                 found = None if reader.logprobs is None else item.logprobs
                 yield sse_event("token", await json_with_logprobs(event, found))
             elif isinstance(item, Paused | TurnFinished):
-                yield sse_event(*await _turn(session, reader, item))
+                event_of_end = sse_event(*await _turn(session, reader, item))
+                if keyed is not None:
+                    keyed.is_answered = True
+                yield event_of_end
     except NotDurable as error:
         yield sse_event("error", body_of(await _with_turn(error, session, reader)))
     except Exception as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from app.domain.breakpoints import Breakpoint
@@ -18,6 +19,7 @@ from app.journal.records import Change, Departed, ResponseKey, ResponseRecord, S
 from app.journal.steering import NO_STEERING, InterventionChange, Steering
 from app.machine.disk import DiskRoom
 from app.sessions.guards.journal_room import JournalRoom
+from app.sessions.keyed import KeyedRequest, KeyedRequests
 from app.sessions.session import Session
 from app.sessions.usage import SessionUsage
 
@@ -42,13 +44,16 @@ class SessionKeeper:
         """Each session's steering as the journal has it, if it has any."""
         self.homes = Homes()
         """Of sessions that have moved between servers."""
+        self.keyed = KeyedRequests()
+        """Requests with an `Idempotency-Key`."""
 
-    def load(self, model: ModelInfo) -> list[Session]:
-        """The sessions in the journal, all idle, oldest first. Raises what `JournalStore.load` raises."""
-        found = [] if self._journal is None else self._journal.load(model)
+    def load(self, model: ModelInfo, keys: Mapping[str, str] = MappingProxyType({})) -> list[Session]:
+        """The sessions in the journal, all idle, oldest first. `keys` and errors are those of `JournalStore.load`."""
+        found = [] if self._journal is None else self._journal.load(model, keys)
         self._journaled = {record.id: (history, len(history)) for record, history in found}
         self._steering = {} if self._journal is None else self._journal.load_steering()
         self.homes = Homes() if self._journal is None else self._journal.load_homes()
+        self.keyed = KeyedRequests([] if self._journal is None else self._journal.load_keyed())
         sessions = [
             session_of(record, history, self._steering.get(record.id, NO_STEERING)) for record, history in found
         ]
@@ -57,9 +62,16 @@ class SessionKeeper:
             session.leaving = home is not None and home.state is HomeState.LEAVING
         return sessions
 
-    def note(self, session: Session, home: Home | None = None, responses: Sequence[ResponseRecord] = ()) -> None:
+    def note(
+        self,
+        session: Session,
+        home: Home | None = None,
+        responses: Sequence[ResponseRecord] = (),
+        keyed: KeyedRequest | None = None,
+    ) -> None:
         """Journal the session as it is now, without waiting, its `home` if it moves, and the `responses` that it has
-        brought from its last one. The history is read only as far as it may have changed.
+        brought from its last one. The history is read only as far as it may have changed. `keyed` is the request that
+        has changed it.
 
         Of a turn that is in it, nothing is journaled before it is over; what has been closed stays forgotten.
         """
@@ -72,13 +84,15 @@ class SessionKeeper:
         position = min(length, len(history) if noted is history else common_prefix(noted, history))
         token_ids = history[position:].tobytes()
         steering = self._changed_steering(session)
-        change = Change(record_of(session), position, token_ids, *steering, home, tuple(responses))
+        done = () if keyed is None else (keyed.record(session.id),)
+        change = Change(record_of(session), position, token_ids, *steering, home, tuple(responses), done)
         self._journal.append(session.id, change)
         self._journaled[session.id] = history, len(history)
 
     def forget(self, session: Session) -> None:
         """Journal that the session is gone, without waiting."""
         self.room.release(session.id)
+        self.keyed.forget_session(session.id)
         if self._journal is not None and not session.ephemeral:
             self._journal.append(session.id, None)
             self._let_go(session.id)
@@ -89,6 +103,7 @@ class SessionKeeper:
         never moved.
         """
         self.room.release(session.id)
+        self.keyed.forget_session(session.id)
         if self._journal is not None:
             gone = tuple(responses)
             self._journal.append(session.id, Departed(home, gone))

@@ -18,6 +18,7 @@ from app.sessions.charges.charges import Charges
 from app.sessions.charges.logprob_room import LogprobRoom
 from app.sessions.guards.side_work import SideWork
 from app.sessions.keeper import SessionKeeper
+from app.sessions.keyed import KeyedRequest
 from app.sessions.memory_reads import MemoryReads
 from app.sessions.paused_copies import PausedCopies
 from app.sessions.pauses import Pauses
@@ -147,9 +148,11 @@ class SessionRegistry:
                 self.abandon(session)
                 raise
 
-    async def keep(self, session: Session) -> None:
-        """Return when a new session is durable. Raises `JournalUnavailable`; then there is no such session."""
-        self.keeper.note(session)
+    async def keep(self, session: Session, keyed: KeyedRequest | None = None) -> None:
+        """Return when a new session is durable, and with it that `keyed` has opened it. Raises `JournalUnavailable`;
+        then there is no such session.
+        """
+        self.keeper.note(session, keyed=keyed)
         try:
             await self.keeper.settled(session)
         except BaseException as error:  # a client that has gone does not know the session either
@@ -158,6 +161,8 @@ class SessionRegistry:
             if isinstance(error, NotDurable):
                 raise JournalUnavailable(f"no session was opened: {error.reason}") from error
             raise
+        if keyed is not None:
+            keyed.session, keyed.is_done = session.id, True
 
     async def close(self, session: Session) -> None:
         """Close the session; when this returns, everything that it held is free. A running turn ends as cancelled.
@@ -175,7 +180,7 @@ class SessionRegistry:
         except NotDurable as error:
             raise NotDurable(error.reason, done="the session is closed, but a restart would bring it back") from error
 
-    async def fork(self, session: Session) -> Session:
+    async def fork(self, session: Session, keyed: KeyedRequest | None = None) -> Session:
         """Open a session with the same history, breakpoints and shared KV; that of a paused one is paused too.
 
         Raises `WrongState` unless idle or paused, `Busy`, `Draining`, `Moving`, `JournalUnavailable`.
@@ -196,7 +201,7 @@ class SessionRegistry:
                 charge = self.paused_copies.reserve(child, place, cleanup, sent=place.left_of_prompt)
                 async with self.opening(child):
                     await self.paused_copies.fork(session, child, place, charge)
-        await self.keep(child)
+        await self.keep(child, keyed)
         return child
 
     async def rewind(self, session: Session, to_token: int) -> None:

@@ -13,6 +13,7 @@ from app.domain.errors import Moving, WrongState
 from app.domain.memory_map import SessionMemory
 from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionState
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
+from app.sessions.keyed import KeyedRequest
 from app.sessions.paused_turn import DEFAULT_LIMIT, Pause, PausedPlace, PauseLimit
 from app.sessions.usage import SessionUsage
 from app.sessions.watcher import NOBODY, Watcher
@@ -75,6 +76,8 @@ class Session:
     """What reads the turn that is in the session, if it may pause."""
     trace: TurnTrace | None = None
     """That of the turn in it, if the turn is traced."""
+    keyed: KeyedRequest | None = None
+    """The request with an `Idempotency-Key` that asked for the turn in it."""
     pause: Pause | None = None
     """The pause that the session is in."""
     pause_limit: PauseLimit = DEFAULT_LIMIT

@@ -13,6 +13,7 @@ from app.bridge.turn import Turn
 from app.domain.errors import Busy, ContextTooLong, EngineAway, EngineStalled, FieldOutOfRange, WrongState
 from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule, Ticket
+from app.journal.records import DoneTurn
 from app.messages import Failed, Paused, Submit, TurnEvent, TurnFinished
 from app.metrics.server import Metrics
 from app.metrics.turns import TurnClock
@@ -21,6 +22,7 @@ from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.guards.deadly_turns import DeadlyTurns
 from app.sessions.guards.side_work import Lane, SideWork
 from app.sessions.keeper import SessionKeeper
+from app.sessions.keyed import KeyedRequest, repeated_turn
 from app.sessions.pauses import Pauses
 from app.sessions.session import Session
 from app.sessions.table import SessionTable
@@ -48,6 +50,8 @@ class TurnRequest:
     """Whether breakpoints may pause it: not where the client could not resume it."""
     param: str = "prompt"
     """Names the field that the tokens came from."""
+    keyed: KeyedRequest | None = None
+    """The request with an `Idempotency-Key` that asks for it."""
 
 
 class Turns:
@@ -145,6 +149,9 @@ class Turns:
         turn = self._executor.start_turn(submit, self.observer(session, charge))
         self._charges.begin(session.owner, charge)  # from here on the turn has an end
         session.begin(turn, history, request.stop.max_tokens)
+        session.keyed = request.keyed
+        if request.keyed is not None:
+            request.keyed.session, request.keyed.outlives_client = session.id, not request.replace
         session.watcher.begun(session)
         cleanup.callback(self._ends.release, session, turn)
         self.trace(session, request)
@@ -162,6 +169,11 @@ class Turns:
         settled = partial(self._keeper.settled, session)
         session.reader = TurnReader(turn, self._tokens, rule, on_stop, settled)
         return session.reader
+
+    def repeat(self, session: Session, done: DoneTurn, rule: TextRule) -> TurnReader:
+        """Read again a turn of the session that is over. Its log-probabilities are not kept."""
+        settled = partial(self._keeper.settled, session)
+        return TurnReader(repeated_turn(done), self._tokens, replace(rule, logprobs=None), lambda kept: None, settled)
 
     def trace(self, session: Session, request: TurnRequest | None = None, copy_of: TurnTrace | None = None) -> None:
         """Begin the trace of the turn that has come into the session, if turns are traced. Without a `request` it is
@@ -189,7 +201,7 @@ class Turns:
             session.observe(event)
             if isinstance(event, TurnFinished):
                 session.uncounted = charge.uncounted
-                self._keeper.note(session)
+                self._keep_turn(session, event)
             elif isinstance(event, Paused):
                 self._pauses.begin(session, event.checkpoint)
             elif isinstance(event, Failed):
@@ -197,9 +209,24 @@ class Turns:
             if isinstance(event, TurnFinished | Paused | Failed):
                 session.watcher.stopped(session, event)
             if isinstance(event, TurnFinished | Failed):
-                session.trace = None
+                session.trace = session.keyed = None
 
         return observe
+
+    def _keep_turn(self, session: Session, event: TurnFinished) -> None:
+        """Journal a turn that is over, and with it that its request has been done.
+
+        A response that was cancelled can be asked for again: the next one goes on from the response before it.
+        """
+        keyed = session.keyed
+        if session.state is SessionState.CLOSED:
+            keyed = None
+        if keyed is not None and keyed.response is not None and event.reason is FinishReason.CANCELLED:
+            keyed = None
+        if keyed is not None:
+            keyed.finish(session.id, session.history[session.prompt_tokens :], event)
+            self._keeper.keyed.finished(keyed)
+        self._keeper.note(session, keyed=keyed)
 
     def _judge(self, session: Session, event: TurnEvent) -> None:
         """Remember whether the engine dies while the turn in the session waits or runs."""

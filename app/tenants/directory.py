@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable
 
-from app.tenants.keys import digest, fingerprint
+from app.tenants.keys import digest
 from app.tenants.tenant import Key, Role, Tenant
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,10 @@ class Directory:
 
 
 def tenants_of_keys(keys: Iterable[str]) -> tuple[Tenant, ...]:
-    """The tenants that the keys of `--api-keys` are, each one of its own. An only key is its server's operator."""
-    distinct = tuple(dict.fromkeys(keys))
-    role = Role.OPERATOR if len(distinct) == 1 else Role.USER
-    return tuple(Tenant(fingerprint(key), (Key(digest(key.encode())),), role) for key in distinct)
+    """The tenants that the keys of `--api-keys` are, named by their order: a name tells nothing of its key. An only key
+    is its server's operator.
+    """
+    digests = tuple(dict.fromkeys(digest(key.encode()) for key in keys))
+    if len(digests) == 1:
+        return (Tenant("default", (Key(digests[0]),), Role.OPERATOR),)
+    return tuple(Tenant(f"key-{number}", (Key(each),), Role.USER) for number, each in enumerate(digests, 1))

@@ -15,8 +15,3 @@ def new_key() -> str:
 def digest(key: bytes) -> str:
     """The SHA-256 digest in hexadecimal, as a file of tenants has it. It cannot be turned back into the key."""
     return hashlib.sha256(key).hexdigest()
-
-
-def fingerprint(key: str) -> str:
-    """The name of the tenant that a key of `--api-keys` is."""
-    return digest(key.encode())[:32]

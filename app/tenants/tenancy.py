@@ -26,10 +26,17 @@ class Tenancy:
         self._file: Path | None = settings.tenants and settings.tenants.expanduser()
         tenants = tenants_of_keys(settings.api_keys) if self._file is None else read_tenants(self._file)
         self.directory = Directory(tenants, clock)
+        self.api_keys = {each.name: each.keys[0].sha256 for each in tenants} if self._file is None else {}
+        """The SHA-256 digest of each key of `--api-keys`, by the name of its tenant."""
         self.quotas = TenantQuotas(self.directory, Windows(clock))
         self.audit = None if settings.audit_log is None else AuditLog(settings.audit_log.expanduser())
         self._reading = asyncio.Lock()
         self._readings: set[asyncio.Task[None]] = set()
+
+    @property
+    def old_names(self) -> dict[str, str]:
+        """The names that older versions gave the tenants of `--api-keys`: the first half of the key's digest."""
+        return {name: sha256[: len(sha256) // 2] for name, sha256 in self.api_keys.items()}
 
     @property
     def has_files(self) -> bool:

@@ -9,6 +9,7 @@ from app.cluster.moves.cluster import Cluster
 from app.cluster.moves.doors import ClusterDoors, Way
 from app.journal.lease import FolderLease
 from app.routers.export import IMPORT_PATH
+from app.sessions.keyed import KeyedRequests
 from app.settings import Settings
 from app.tenants.audit import AuditMiddleware
 from app.tenants.gate import TenantMiddleware, import_limit
@@ -18,6 +19,7 @@ from app.web.middleware.access_log import AccessLogMiddleware
 from app.web.middleware.body_limit import BodyLimitMiddleware
 from app.web.middleware.cors import cross_origin
 from app.web.middleware.hosts import HostMiddleware
+from app.web.middleware.idempotency import IdempotencyMiddleware
 from app.web.middleware.lease_gate import LeaseGate
 from app.web.middleware.trace_response import TraceResponseMiddleware
 from app.web.request_id import RequestIdMiddleware
@@ -29,6 +31,7 @@ def middleware(
     lease: FolderLease | None,
     cluster: Cluster | None,
     ways: Mapping[str, Way],
+    keyed: KeyedRequests,
     *,
     is_traced: bool,
 ) -> list[Middleware]:
@@ -66,6 +69,7 @@ def middleware(
             routes={("POST", IMPORT_PATH): most_imported},
             budget=BodyBudget(int(settings.max_bodies_bytes)),
         ),
+        Middleware(IdempotencyMiddleware, requests=keyed),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -12,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from app.cluster.directory import session_key
-from app.cluster.fleet import Fleet, State
+from app.cluster.fleet import Fleet, Replica, State
 from app.cluster.front.body import Body, Gone
 from app.cluster.front.merged.answers import Merged
 from app.cluster.front.pipe import Answer, Pipe, passed_headers
@@ -32,6 +33,9 @@ from app.web.request_id import SESSION_HEADER
 
 logger = logging.getLogger(__name__)
 
+IDEMPOTENCY_HEADER = "Idempotency-Key"
+MOST_PLACED = 100_000
+"""Requests with a key whose replica is remembered."""
 OWNED = frozenset({About.SESSION, About.RESPONSE, About.CREATE_RESPONSE, About.CALL})
 """What an owner may have to answer."""
 
@@ -59,6 +63,8 @@ class FrontDoor:
         self._routing = routing
         self._moves = Moves()
         self._tenant_of = tenant_of
+        self._placed: OrderedDict[tuple[str | None, str], str] = OrderedDict()
+        """Where requests with a key of their own went that no session has to answer, the oldest first."""
         self._sockets = Sockets(self._named, owners, fleet, max_message_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +129,7 @@ class FrontDoor:
             case About.RESPONSE:
                 return await self._owners.of_response(target.id, scope)
             case About.NEW:
-                return Owner(self._fleet.place())
+                return Owner(self._place(Headers(scope=scope)))
             case About.CREATE_RESPONSE:
                 previous = previous_response(await body.whole())
                 if previous is not None:
@@ -139,11 +145,29 @@ class FrontDoor:
         headers = Headers(scope=scope)
         names = headers.getlist(SESSION_HEADER)
         if not names or not names[0]:
-            return Owner(self._fleet.place())
+            return Owner(self._place(headers))
         tenant = self._tenant_of(headers)
         if tenant is None or len(names[0]) > MAX_NAME:
             return Owner(self._fleet.any())  # any replica refuses it, and nothing is kept of the name
         return await self._owners.of_name(tenant, names[0], scope)
+
+    def _place(self, headers: Headers) -> Replica:
+        """Where a new session goes. A request that comes again with its key goes to the replica that may have done it.
+        Raises `ReplicaAway`.
+        """
+        name = self._key_of(headers)
+        known = None if name is None else self._fleet.find(self._placed.get(name))
+        return self._fleet.place() if known is None or known.state is State.AWAY else known
+
+    def _note_placed(self, scope: Scope, owner: Owner) -> None:
+        if owner.key is None and (name := self._key_of(Headers(scope=scope))) is not None:
+            self._placed[name] = owner.replica.name
+            if len(self._placed) > MOST_PLACED:
+                self._placed.popitem(last=False)
+
+    def _key_of(self, headers: Headers) -> tuple[str | None, str] | None:
+        key = headers.get(IDEMPOTENCY_HEADER)
+        return None if key is None else (self._tenant_of(headers), key)
 
     async def _ask_owner(self, scope: Scope, target: Target, owner: Owner, body: Body, send: Send) -> None:
         """Have only the owner answer, wherever it is by then. What has no owner yet finds another replica
@@ -165,6 +189,7 @@ class FrontDoor:
         if owner.replica.state is State.AWAY:
             self._fleet.reachable(owner.replica.name)
         pipe = Pipe(scope, body, self._pool)
+        self._note_placed(scope, owner)
         async with pipe.asking(owner.replica) as answer:
             turned = turned_away(answer.head, self._fleet)
             if turned is None or not following.may_follow(turned, owner, body, asyncio.get_running_loop().time()):

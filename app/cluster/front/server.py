@@ -69,7 +69,7 @@ class Front:
         self.lookout = Lookout(fleet, self.pool, host, lambda name: {**own_key, **sign(name)})
         door = FrontDoor(
             fleet,
-            Owners(fleet, directory, Seeker(fleet, self.pool, host)),
+            Owners(fleet, directory, Seeker(fleet, self.pool, host), self.tenancy.old_names),
             self.pool,
             Merged(fleet, self.pool, self.registry, host),
             RoutingMetrics(self.registry),

@@ -13,9 +13,10 @@ from app.bridge.turn import Turn
 from app.domain.errors import FieldOutOfRange, UnknownModel
 from app.domain.grammar import Grammar
 from app.openai.choices import Choices, OpenSession
-from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep
+from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, ServicesDep
 from app.routers.openai.binding import SESSION_HEADER, SessionNameDep, bound_session, labels
 from app.routers.openai.route import IGNORED_DESCRIPTION, openai_errors
+from app.sessions.keyed import KeyedRequest
 from app.sessions.session import Session
 from app.sessions.table import holding
 from app.sessions.turns import TurnRequest
@@ -29,13 +30,21 @@ class OpenAICall:
     """One call: who makes it, and the session that it is bound to, if any."""
 
     def __init__(
-        self, services: Services, owner: str | None, cleanup: AsyncExitStack, session_name: str | None
+        self,
+        services: Services,
+        owner: str | None,
+        cleanup: AsyncExitStack,
+        session_name: str | None,
+        keyed: KeyedRequest | None,
     ) -> None:
-        """`cleanup` is unwound when the response is over; `session_name` is what `X-Session-ID` says."""
+        """`cleanup` is unwound when the response is over; `session_name` is what `X-Session-ID` says, and `keyed` what
+        `Idempotency-Key` does.
+        """
         self.services = services
         self.owner = owner
         self._cleanup = cleanup
         self._session_name = session_name
+        self._keyed = keyed
         self._session: Session | None = None
         self._turn: Turn | None = None
 
@@ -89,7 +98,7 @@ class OpenAICall:
         charges = registry.turns.reserve(self.owner, of_choices, self._cleanup)
         with ExitStack() as undo:
             open_session = self._sessions(n, user, undo, prompts)
-            choices = Choices(registry, requests, n, charges, open_session, self._cleanup)
+            choices = Choices(registry, requests, n, charges, open_session, self._cleanup, self._keyed)
             await choices.start()
             undo.pop_all()
         self._turn = None if self._session is None else self._session.turn
@@ -136,9 +145,9 @@ class OpenAICall:
 
 
 async def _openai_call(
-    services: ServicesDep, owner: OwnerDep, cleanup: CleanupDep, session_name: SessionNameDep
+    services: ServicesDep, owner: OwnerDep, cleanup: CleanupDep, session_name: SessionNameDep, keyed: KeyedDep
 ) -> OpenAICall:
-    return OpenAICall(services, owner, cleanup, session_name)
+    return OpenAICall(services, owner, cleanup, session_name, keyed)
 
 
 OpenAICallDep = Annotated[OpenAICall, Depends(_openai_call)]

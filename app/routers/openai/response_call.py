@@ -19,6 +19,7 @@ from app.routers.dependencies import Services
 from app.routers.openai.call import check_model
 from app.routers.openai.response_run import ResponseRun
 from app.sessions.bound.sessions import IDLE_TTL_S
+from app.sessions.keyed import KeyedRequest
 from app.sessions.session import OF_RESPONSES, Session
 from app.sessions.table import holding
 from app.sessions.turns import TurnRequest
@@ -32,13 +33,19 @@ class ResponseCall:
     """Starts responses of one caller: one over HTTP, one after the other over a WebSocket."""
 
     def __init__(
-        self, services: Services, owner: str | None, unstored: UnstoredConversation, session_name: str | None = None
+        self,
+        services: Services,
+        owner: str | None,
+        unstored: UnstoredConversation,
+        session_name: str | None = None,
+        keyed: KeyedRequest | None = None,
     ) -> None:
-        """`session_name` is what `X-Session-ID` says."""
+        """`session_name` is what `X-Session-ID` says, and `keyed` what `Idempotency-Key` does."""
         self._services = services
         self._owner = owner
         self._unstored = unstored
         self._session_name = session_name
+        self._keyed = keyed
 
     async def start(self, body: ResponseBody, ignored: IgnoredFields, cleanup: AsyncExitStack) -> ResponseRun:
         """Submit the turn; it ends when `cleanup` unwinds.
@@ -55,6 +62,8 @@ class ResponseCall:
         request = await self._request(body, token_ids, use, cleanup)
         response_id = new_response_id(services.settings.replica)
         response = ResponseObject.begin(body, request.sampling, response_id, int(time.time()))
+        if self._keyed is not None:
+            self._keyed.response = response_id
         # From here on nothing waits, so no other call takes the session. A refused call closes none.
         (charge,) = services.sessions.turns.reserve(self._owner, [request], cleanup)
         with ExitStack() as undo:
@@ -111,7 +120,9 @@ class ResponseCall:
         stop: StopRule = body.to_stop_rule(max_tokens=room, eos_token_ids=services.tokens.eos_token_ids)
         shown = support.shown if use.callable else frozenset()
         text = replace(body.to_text_rule(), shown=shown)
-        return TurnRequest(token_ids, sampling, stop, text, replace=True, pausable=False, param="input")
+        return TurnRequest(
+            token_ids, sampling, stop, text, replace=True, pausable=False, param="input", keyed=self._keyed
+        )
 
     def _conversation(self, body: ResponseBody, new_name: str, before: list[AnyItem], undo: ExitStack) -> Conversation:
         """The conversation that the response goes on with: the previous response's if that is at its end, else a new

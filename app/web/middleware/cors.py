@@ -14,6 +14,7 @@ READABLE = (
     "Request-Id",
     "X-Session-ID",
     "X-Djinn-Ignored",
+    "Idempotent-Replayed",
     TRACE_RESPONSE,
     *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
 )

@@ -235,6 +235,18 @@ def test_a_replica_that_is_back_does_not_wait_for_one_that_hangs(monkeypatch: py
                 wait_until(lambda: replica.state is State.READY)
 
 
+def test_a_session_that_is_asked_for_again_with_its_key_is_opened_once(client: httpx.Client) -> None:
+    opened = {
+        client.post("/v1/sessions", json={}, headers={"Idempotency-Key": str(key)}).json()["id"]
+        for _ in range(3)
+        for key in range(4)
+    }
+    assert len(opened) == 4
+    assert {home_of(each) for each in opened} == {"a", "b"}, "they go where there is room"
+    for session in opened:
+        client.delete(f"/v1/sessions/{session}")
+
+
 def test_strangers_cost_the_replicas_nothing_and_learn_only_whether_work_is_taken() -> None:
     key = {"Authorization": f"Bearer {KEY}"}
     with counting_stub() as (stub, asked), serving_door({"a": stub}, api_keys=(KEY,)) as door:

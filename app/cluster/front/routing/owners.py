@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from starlette.types import Scope
 
@@ -48,10 +49,14 @@ class Owners:
     handed the session on before.
     """
 
-    def __init__(self, fleet: Fleet, directory: Directory, seeker: Seeker) -> None:
+    def __init__(
+        self, fleet: Fleet, directory: Directory, seeker: Seeker, old_names: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`old_names` are those that tenants had in entries of the directory that an older version has made."""
         self._fleet = fleet
         self._directory = directory
         self._seeker = seeker
+        self._old_names = old_names
         self._known: OrderedDict[str, str] = OrderedDict()
 
     async def of_session(self, session_id: str, scope: Scope) -> Owner:
@@ -76,6 +81,10 @@ class Owners:
             return await self._of_id(session_key(name), home, partial(self._seek_called, name, scope))
         key = name_key(owner, name)
         known = self._recall(key) or await self._directory.find(key)
+        if known is None and (old_name := self._old_names.get(owner or "")) is not None:
+            known = await self._directory.find(name_key(old_name, name))
+            if known is not None:
+                await self._directory.put(key, known)
         if known is None:
             known = await self._directory.bind(key, self._fleet.place().name)
             self._remember(key, known)
