@@ -35,7 +35,8 @@ class Call(Generic[T]):
 
     `json` is its body, or `tensor`, a safetensors file. `undo` makes, of the answer, the call that takes back what this
     one did: an asyncio caller may be cancelled while it waits, and no other caller would know of it. A call that
-    `comes_to_its_end` does so even then.
+    `comes_to_its_end` does so even then. One that `is_keyed` opens a session or starts a turn: the server does that
+    once for each key. `abandon` ends what it has begun, when its caller does not wait for the answer any more.
     """
 
     method: str
@@ -46,6 +47,8 @@ class Call(Generic[T]):
     tensor: bytes | None = None
     undo: Callable[[T], Call[None]] | None = None
     comes_to_its_end: bool = False
+    is_keyed: bool = False
+    abandon: Call[Any] | None = None
 
 
 class TurnOptions(TypedDict, total=False):
@@ -80,7 +83,7 @@ def create_session(
 ) -> Call[SessionInfo]:
     """`POST /v1/sessions`."""
     body = _given(metadata=metadata, ttl_s=ttl_s, residency=residency)
-    return Call("POST", "/v1/sessions", SessionInfo.model_validate_json, json=body, undo=_close_opened)
+    return Call("POST", "/v1/sessions", SessionInfo.model_validate_json, json=body, undo=_close_opened, is_keyed=True)
 
 
 def get_session(session: str) -> Call[SessionInfo]:
@@ -112,7 +115,8 @@ def _close_opened(opened: SessionInfo) -> Call[None]:
 def generate(session: str, options: TurnOptions, *, stream: bool) -> Call[Turn]:
     """`POST /v1/sessions/{id}/generate`. A streamed answer is for `TurnDecoder`, not for `parse`."""
     body = {**options, "stream": stream}
-    return Call("POST", session_path(session, "generate"), Turn.model_validate_json, json=body)
+    path, abandon = session_path(session, "generate"), cancel_turn(session)
+    return Call("POST", path, Turn.model_validate_json, json=body, is_keyed=True, abandon=abandon)
 
 
 def cancel_turn(session: str) -> Call[SessionInfo]:
@@ -122,7 +126,8 @@ def cancel_turn(session: str) -> Call[SessionInfo]:
 
 def fork_session(session: str) -> Call[SessionInfo]:
     """`POST /v1/sessions/{id}/fork`."""
-    return Call("POST", session_path(session, "fork"), SessionInfo.model_validate_json, undo=_close_opened)
+    path = session_path(session, "fork")
+    return Call("POST", path, SessionInfo.model_validate_json, undo=_close_opened, is_keyed=True)
 
 
 def export_session(session: str) -> Call[None]:

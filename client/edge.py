@@ -52,18 +52,21 @@ class Connection:
     """Where the server is and how to reach it.
 
     `timeout` is how long the server may be silent, in seconds (None: for ever). A turn that is not streamed is silent
-    until it is over.
+    until it is over. `max_retries` is how often a call is made again.
     """
 
     base_url: str
     api_key: str | None = field(repr=False)
     timeout: float | None
+    max_retries: int = 0
 
     def options(self) -> dict[str, Any]:
         """What `httpx.Client` and `httpx.AsyncClient` are made with.
 
         Raises `ValueError` if the address is not HTTP, or the key is empty or not printable.
         """
+        if self.max_retries < 0:
+            raise ValueError(f"max_retries must be 0 or more, not {self.max_retries}")
         if self.api_key == "":
             raise ValueError("api_key must not be empty; leave it out for a server without keys")
         if self.api_key is not None and not self.api_key.isprintable():
@@ -113,11 +116,12 @@ def _describe(error: httpx.HTTPError) -> str:
         return what
 
 
-def to_request(http: httpx.Client | httpx.AsyncClient, call: Call[T]) -> httpx.Request:
-    """The HTTP request of a call. Raises `InvalidRequest`."""
+def to_request(http: httpx.Client | httpx.AsyncClient, call: Call[T], key: str | None = None) -> httpx.Request:
+    """The HTTP request of a call, with its `Idempotency-Key`. Raises `InvalidRequest`."""
+    headers = {} if key is None else {"Idempotency-Key": key}
     if call.tensor is not None:
-        return _build(http, call, content=call.tensor, headers={"Content-Type": OCTET_STREAM})
-    return _build(http, call, json=call.json)
+        return _build(http, call, content=call.tensor, headers={**headers, "Content-Type": OCTET_STREAM})
+    return _build(http, call, json=call.json, headers=headers)
 
 
 def to_upload(

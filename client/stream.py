@@ -17,6 +17,8 @@ class TurnDecoder:
     def __init__(self, request_id: str | None) -> None:
         self._request_id = request_id
         self._turn: Turn | None = None
+        self.is_over = False
+        """Whether nothing more of the turn comes: it has ended, failed or paused."""
 
     @property
     def turn(self) -> Turn:
@@ -28,12 +30,14 @@ class TurnDecoder:
     def feed(self, event: ServerSentEvent) -> TokenEvent | None:
         """Take one event; returns the tokens in it, if any. Raises the error that an `error` event stands for."""
         if event.event == "error":
+            self.is_over = True
             raise error_from_event(event.data, request_id=self._request_id)
         try:
             if event.event == "token":
                 return TokenEvent.model_validate_json(event.data)
             if event.event in ("finished", "paused"):
                 self._turn = Turn.model_validate_json(event.data)
+                self.is_over = True
         except ValidationError as error:
             message = f"the data of a {event.event} event is not what Djinn sends: {error}"
             raise InvalidAnswer(message, request_id=self._request_id) from error

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,8 +13,9 @@ from httpx_sse import EventSource
 
 from client.calls import Call
 from client.edge import Connection, check_status, mapped_errors, read_answer, to_request, to_upload
-from client.errors import DjinnError
+from client.errors import ConnectionLost, DjinnError, Timeout
 from client.files import CHUNK_BYTES, read_chunks, written_whole
+from client.retries import Attempts
 
 T = TypeVar("T")
 
@@ -29,12 +31,34 @@ class Transport:
 
     def __init__(self, connection: Connection) -> None:
         self._http = httpx.Client(**connection.options())
+        self._max_retries = connection.max_retries
+        self._abandon_s = min(ABANDON_S, connection.timeout or ABANDON_S)
 
     def send(self, call: Call[T]) -> T:
         """What the call asks for."""
+        attempts = Attempts(call, self._max_retries)
+        try:
+            while True:
+                try:
+                    return self._send(to_request(self._http, call, attempts.key), call)
+                except DjinnError as error:
+                    time.sleep(attempts.wait_after(error))
+        except (KeyboardInterrupt, Timeout, ConnectionLost):
+            self.abandon(call)
+            raise
+
+    def _send(self, request: httpx.Request, call: Call[T]) -> T:
         with mapped_errors():
-            response = self._http.send(to_request(self._http, call))
+            response = self._http.send(request)
         return read_answer(call, response)
+
+    def abandon(self, call: Call[Any]) -> None:
+        """Have the server end what the call has begun."""
+        if call.abandon is not None:
+            with suppress(DjinnError):
+                request = to_request(self._http, call.abandon)
+                request.extensions["timeout"] = httpx.Timeout(self._abandon_s).as_dict()
+                self._send(request, call.abandon)
 
     @contextmanager
     def stream(self, call: Call[T]) -> Iterator[EventSource]:
@@ -58,16 +82,25 @@ class Transport:
     @contextmanager
     def _open(self, call: Call[T]) -> Iterator[httpx.Response]:
         """An answer that is not read yet and no error."""
-        with mapped_errors():
-            response = self._http.send(to_request(self._http, call), stream=True)
+        response = self._begin(call)
         try:
-            if not response.is_success:
-                with mapped_errors():
-                    response.read()
-            check_status(response)
             yield response
         finally:
             response.close()
+
+    def _begin(self, call: Call[T]) -> httpx.Response:
+        attempts = Attempts(call, self._max_retries)
+        while True:
+            try:
+                with mapped_errors():
+                    response = self._http.send(to_request(self._http, call, attempts.key), stream=True)
+                if response.is_success:
+                    return response
+                with closing(response), mapped_errors():
+                    response.read()
+                check_status(response)
+            except DjinnError as error:
+                time.sleep(attempts.wait_after(error))
 
     def close(self) -> None:
         """Close every connection."""
@@ -80,15 +113,33 @@ class AsyncTransport:
     def __init__(self, connection: Connection, trace: Trace | None = None) -> None:
         self._http = httpx.AsyncClient(**connection.options())
         self._extensions = {} if trace is None else {"trace": trace}
+        self._max_retries = connection.max_retries
+        self._abandon_s = min(ABANDON_S, connection.timeout or ABANDON_S)
 
     async def send(self, call: Call[T]) -> T:
         """What the call asks for."""
-        return await self._settled(call, self._send(call))
+        try:
+            return await self._settled(call, self._send(call))
+        except (asyncio.CancelledError, Timeout, ConnectionLost):
+            await self.abandon(call)
+            raise
 
     async def _send(self, call: Call[T]) -> T:
-        with mapped_errors():
-            response = await self._http.send(self._traced(to_request(self._http, call)))
-        return read_answer(call, response)
+        attempts = Attempts(call, self._max_retries)
+        while True:
+            try:
+                with mapped_errors():
+                    response = await self._http.send(self._traced(to_request(self._http, call, attempts.key)))
+                return read_answer(call, response)
+            except DjinnError as error:
+                await asyncio.sleep(attempts.wait_after(error))
+
+    async def abandon(self, call: Call[Any]) -> None:
+        """Have the server end what the call has begun."""
+        if call.abandon is not None:
+            with suppress(DjinnError, TimeoutError):
+                async with asyncio.timeout(self._abandon_s):
+                    await self._send(call.abandon)
 
     @asynccontextmanager
     async def stream(self, call: Call[T]) -> AsyncIterator[EventSource]:
@@ -116,16 +167,27 @@ class AsyncTransport:
     @asynccontextmanager
     async def _open(self, call: Call[T]) -> AsyncIterator[httpx.Response]:
         """An answer that is not read yet and no error."""
-        with mapped_errors():
-            response = await self._http.send(self._traced(to_request(self._http, call)), stream=True)
+        response = await self._begin(call)
         try:
-            if not response.is_success:
-                with mapped_errors():
-                    await response.aread()
-            check_status(response)
             yield response
         finally:
             await response.aclose()
+
+    async def _begin(self, call: Call[T]) -> httpx.Response:
+        attempts = Attempts(call, self._max_retries)
+        while True:
+            try:
+                with mapped_errors():
+                    request = self._traced(to_request(self._http, call, attempts.key))
+                    response = await self._http.send(request, stream=True)
+                if response.is_success:
+                    return response
+                async with aclosing(response):
+                    with mapped_errors():
+                        await response.aread()
+                check_status(response)
+            except DjinnError as error:
+                await asyncio.sleep(attempts.wait_after(error))
 
     async def _settled(self, call: Call[T], asking: Coroutine[Any, Any, T]) -> T:
         """The answer. A caller who is cancelled leaves nothing half done: the call is undone, or comes to its end."""

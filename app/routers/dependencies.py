@@ -125,6 +125,7 @@ async def _keyed(
             alias=IDEMPOTENCY_HEADER,
             min_length=1,
             max_length=LONGEST_KEY,
+            pattern="^[ -~]+$",
             description="a key of the client's own for this request, such as a UUID: if it comes again with the same "
             "key within a day, it gets the answer of the first, and nothing is done twice",
         ),

@@ -126,7 +126,9 @@ async def cancel_turn(session: SessionDep, services: ServicesDep) -> SessionView
     return SessionView.of(session)
 
 
-@router.post("/{session_id}/fork", operation_id="forkSession", status_code=201, responses=errors(404, 409, 429, 503))
+@router.post(
+    "/{session_id}/fork", operation_id="forkSession", status_code=201, responses=errors(400, 404, 409, 429, 503)
+)
 async def fork_session(request: Request, session: SessionDep, services: ServicesDep, keyed: KeyedDep) -> SessionView:
     """Open a session with the same history and breakpoints that shares this one's KV. That of a paused session is
     paused in the same place.

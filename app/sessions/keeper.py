@@ -92,7 +92,8 @@ class SessionKeeper:
     def forget(self, session: Session) -> None:
         """Journal that the session is gone, without waiting."""
         self.room.release(session.id)
-        self.keyed.forget_session(session.id)
+        if not session.ephemeral:
+            self.keyed.forget_session(session.id)
         if self._journal is not None and not session.ephemeral:
             self._journal.append(session.id, None)
             self._let_go(session.id)

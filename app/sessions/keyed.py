@@ -148,5 +148,8 @@ class KeyedRequests:
         requests = self._of_owner[request.owner]
         if requests.get(request.key) is request:
             del requests[request.key]
-        if request.session is not None and request.session in self._of_session:
-            self._of_session[request.session].discard(request)
+        others = None if request.session is None else self._of_session.get(request.session)
+        if request.session is not None and others is not None:
+            others.discard(request)
+            if not others:
+                del self._of_session[request.session]

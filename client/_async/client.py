@@ -10,6 +10,7 @@ from client._async.vectors import AsyncVectors
 from client.edge import DEFAULT_TIMEOUT_S, Connection
 from client.memory_models import MemoryMap
 from client.models import Health, Model, Residency, SessionState, Tier
+from client.retries import DEFAULT_RETRIES
 from client.transport import AsyncTransport
 
 
@@ -41,8 +42,8 @@ class AsyncSessions:
         return AsyncSession(self._transport, await self._transport.upload(calls.import_session(), Path(path)))
 
     async def get(self, session: str) -> AsyncSession:
-        """The session with this id. Raises `NotFound`."""
-        return AsyncSession(self._transport, await self._transport.send(calls.get_session(session)))
+        """The session with this id. It stays open at the end of a block. Raises `NotFound`."""
+        return AsyncSession(self._transport, await self._transport.send(calls.get_session(session)), is_found=True)
 
     async def list(self, *, state: SessionState | None = None, tier: Tier | None = None) -> AsyncIterator[AsyncSession]:
         """Every session, or every one in `state` and with its KV in `tier`; asks for page after page as needed."""
@@ -50,7 +51,7 @@ class AsyncSessions:
         while True:
             page = await self._transport.send(calls.list_sessions(state, tier, after))
             for info in page.data:
-                yield AsyncSession(self._transport, info)
+                yield AsyncSession(self._transport, info, is_found=True)
             after = page.next_after
             if after is None:
                 return
@@ -59,12 +60,20 @@ class AsyncSessions:
 class AsyncDjinn:
     """A Djinn server. Use it as a context manager, or `close` it when done.
 
-    No request is ever repeated: a turn that may have run must not run twice unasked. `ConnectionFailed` and
-    `RateLimited` are the errors after which repeating is safe.
+    A call is made up to `max_retries` times again where the server says that nothing was done, or cannot be reached.
+    Calls that open sessions or start turns have an `Idempotency-Key`. They are made again after a lost connection too,
+    and nothing is done twice.
     """
 
-    def __init__(self, base_url: str, *, api_key: str | None = None, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
-        self._transport = AsyncTransport(Connection(base_url, api_key, timeout))
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+        max_retries: int = DEFAULT_RETRIES,
+    ) -> None:
+        self._transport = AsyncTransport(Connection(base_url, api_key, timeout, max_retries))
         self.sessions = AsyncSessions(self._transport)
         self.vectors = AsyncVectors(self._transport)
 

@@ -13,10 +13,19 @@ from client._async.white_box import AsyncWhiteBox
 from client.calls import TurnOptions
 from client.errors import DjinnError, NotFound
 from client.models import History, Phase, PhaseChange, SessionInfo, Turn
+from client.transport import AsyncTransport
 
 
 class AsyncSession(AsyncWhiteBox):
-    """A session on the server. `info` is what the server last said about it."""
+    """A session on the server. `info` is what the server last said about it.
+
+    As a context manager it is closed at the end of the block if this object has opened it. One that was found by its
+    id stays.
+    """
+
+    def __init__(self, transport: AsyncTransport, info: SessionInfo, *, is_found: bool = False) -> None:
+        super().__init__(transport, info)
+        self._is_found = is_found
 
     async def generate(self, **options: Unpack[TurnOptions]) -> Turn:
         """Run one turn and wait for its end, or until a breakpoint pauses it."""
@@ -86,5 +95,7 @@ class AsyncSession(AsyncWhiteBox):
         return self
 
     async def __aexit__(self, raised: type[BaseException] | None, *_rest: object) -> None:
+        if self._is_found:
+            return
         with nullcontext() if raised is None else suppress(DjinnError):  # the block's own error tells more
             await self.close()

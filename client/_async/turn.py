@@ -32,10 +32,15 @@ class AsyncTurnStream:
 @asynccontextmanager
 async def stream_turn(transport: AsyncTransport, call: Call[Turn]) -> AsyncIterator[AsyncTurnStream]:
     """Run a turn and read its tokens as they come. Leaving the block early cancels the turn."""
-    async with transport.stream(call) as source:
-        decoder = TurnDecoder(source.response.headers.get("x-request-id"))
-        async with aclosing(_read(source, decoder)) as tokens:
-            yield AsyncTurnStream(decoder, tokens)
+    decoder: TurnDecoder | None = None
+    try:
+        async with transport.stream(call) as source:
+            decoder = TurnDecoder(source.response.headers.get("x-request-id"))
+            async with aclosing(_read(source, decoder)) as tokens:
+                yield AsyncTurnStream(decoder, tokens)
+    finally:
+        if decoder is not None and not decoder.is_over:
+            await transport.abandon(call)
 
 
 async def _read(source: EventSource, decoder: TurnDecoder) -> AsyncGenerator[TokenEvent, None]:

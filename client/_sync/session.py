@@ -14,10 +14,19 @@ from client._sync.white_box import WhiteBox
 from client.calls import TurnOptions
 from client.errors import DjinnError, NotFound
 from client.models import History, Phase, PhaseChange, SessionInfo, Turn
+from client.transport import Transport
 
 
 class Session(WhiteBox):
-    """A session on the server. `info` is what the server last said about it."""
+    """A session on the server. `info` is what the server last said about it.
+
+    As a context manager it is closed at the end of the block if this object has opened it. One that was found by its
+    id stays.
+    """
+
+    def __init__(self, transport: Transport, info: SessionInfo, *, is_found: bool = False) -> None:
+        super().__init__(transport, info)
+        self._is_found = is_found
 
     def generate(self, **options: Unpack[TurnOptions]) -> Turn:
         """Run one turn and wait for its end, or until a breakpoint pauses it."""
@@ -87,5 +96,7 @@ class Session(WhiteBox):
         return self
 
     def __exit__(self, raised: type[BaseException] | None, *_rest: object) -> None:
+        if self._is_found:
+            return
         with nullcontext() if raised is None else suppress(DjinnError):  # the block's own error tells more
             self.close()

@@ -33,10 +33,15 @@ class TurnStream:
 @contextmanager
 def stream_turn(transport: Transport, call: Call[Turn]) -> Iterator[TurnStream]:
     """Run a turn and read its tokens as they come. Leaving the block early cancels the turn."""
-    with transport.stream(call) as source:
-        decoder = TurnDecoder(source.response.headers.get("x-request-id"))
-        with nullcontext(_read(source, decoder)) as tokens:
-            yield TurnStream(decoder, tokens)
+    decoder: TurnDecoder | None = None
+    try:
+        with transport.stream(call) as source:
+            decoder = TurnDecoder(source.response.headers.get("x-request-id"))
+            with nullcontext(_read(source, decoder)) as tokens:
+                yield TurnStream(decoder, tokens)
+    finally:
+        if decoder is not None and not decoder.is_over:
+            transport.abandon(call)
 
 
 def _read(source: EventSource, decoder: TurnDecoder) -> Generator[TokenEvent, None]:

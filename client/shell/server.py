@@ -26,7 +26,7 @@ def on_server(url: str | None, command: Callable[[Djinn], int], *, timeout: floa
     _write_any_text()
     address = address_of(url)
     try:
-        djinn = Djinn(address, api_key=os.environ.get(KEY_VARIABLE) or None, timeout=timeout)
+        djinn = Djinn(address, api_key=os.environ.get(KEY_VARIABLE) or None, timeout=timeout, max_retries=0)
     except ValueError as error:
         complain(str(error).replace("base_url", f"--url or {URL_VARIABLE}").replace("api_key", KEY_VARIABLE))
         return MISUSED

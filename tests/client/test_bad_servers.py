@@ -37,13 +37,13 @@ Ask = Callable[[str], object]
 
 
 def health(url: str) -> object:
-    with client.Djinn(url, timeout=0.5) as djinn:
+    with client.Djinn(url, timeout=0.5, max_retries=0) as djinn:
         return djinn.health()
 
 
 def health_async(url: str) -> object:
     async def ask() -> object:
-        async with client.AsyncDjinn(url, timeout=0.5) as djinn:
+        async with client.AsyncDjinn(url, timeout=0.5, max_retries=0) as djinn:
             return await djinn.health()
 
     return asyncio.run(ask())

@@ -126,7 +126,7 @@ def test_what_a_server_with_a_key_and_little_room_refuses() -> None:
         with pytest.raises(client.Unauthorized):
             stranger.sessions.create()
         assert stranger.health().status == "ok"
-        with Djinn(url, api_key="schlüssel-ж") as known, ExitStack() as sessions:
+        with Djinn(url, api_key="schlüssel-ж", max_retries=0) as known, ExitStack() as sessions:
             assert known.sessions.create().generate(prompt="x", max_tokens=1).usage.completion_tokens == 1
             for _ in range(3):  # as many as the device holds with the first
                 sessions.enter_context(known.sessions.create(residency="guaranteed"))

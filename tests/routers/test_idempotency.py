@@ -162,6 +162,7 @@ def test_without_a_key_a_cut_cancels_at_once(http: httpx.Client) -> None:
         ("/v1/completions", {"prompt": "hi", "max_tokens": 8, "n": 2}),
         ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}),
         ("/v1/responses", {"input": "hi", "max_output_tokens": 8}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 8, "store": False}),
     ],
 )
 def test_calls_of_other_apis_are_answered_once(

@@ -29,11 +29,11 @@ from app.domain.errors import DjinnError, NotFound, ReplicaAway, ReplicaLost
 from app.domain.limits import MAX_NAME
 from app.web.errors.bodies import BUG_MESSAGE
 from app.web.errors.handlers import error_response
+from app.web.middleware.idempotency import HEADER as IDEMPOTENCY_KEY
 from app.web.request_id import SESSION_HEADER
 
 logger = logging.getLogger(__name__)
 
-IDEMPOTENCY_HEADER = "Idempotency-Key"
 MOST_PLACED = 100_000
 """Requests with a key whose replica is remembered."""
 OWNED = frozenset({About.SESSION, About.RESPONSE, About.CREATE_RESPONSE, About.CALL})
@@ -166,7 +166,7 @@ class FrontDoor:
                 self._placed.popitem(last=False)
 
     def _key_of(self, headers: Headers) -> tuple[str | None, str] | None:
-        key = headers.get(IDEMPOTENCY_HEADER)
+        key = headers.get(IDEMPOTENCY_KEY)
         return None if key is None else (self._tenant_of(headers), key)
 
     async def _ask_owner(self, scope: Scope, target: Target, owner: Owner, body: Body, send: Send) -> None:

@@ -1,0 +1,55 @@
+"""Which calls are made again, and after how long. Nothing here does I/O."""
+
+import random
+import uuid
+from typing import Any
+
+from client.calls import Call
+from client.errors import APIError, ConnectionFailed, ConnectionLost, DjinnError
+
+DEFAULT_RETRIES = 2
+FIRST_WAIT_S = 0.5
+"""Before the first retry, where the server does not say how long; twice as long before the next."""
+LONGEST_WAIT_S = 30.0
+"""A call whose server wants more is not made again."""
+NOT_DONE = frozenset(
+    {
+        "moving",
+        "draining",
+        "replica_away",
+        "moving_on",
+        "directory_away",
+        "connection_limit",
+        "bodies_full",
+        "journal_unavailable",
+        "engine_restarting",
+    }
+)
+"""Codes of answers that say that nothing was done. So does each with status 429."""
+MAYBE_DONE = frozenset({"replica_lost", "fenced"})
+"""Codes of answers that leave it open. A call with a key may be made again all the same."""
+
+
+class Attempts:
+    """The attempts of one call. All of them have the same `Idempotency-Key`, if the call takes one."""
+
+    def __init__(self, call: Call[Any], max_retries: int) -> None:
+        self.key = str(uuid.uuid4()) if call.is_keyed else None
+        self._left = max_retries
+        self._wait_s = FIRST_WAIT_S
+
+    def wait_after(self, error: DjinnError) -> float:
+        """Seconds until the next attempt. Raises `error` if there is none."""
+        wait_s, self._wait_s = self._wait_s * random.uniform(0.75, 1.0), 2 * self._wait_s
+        if isinstance(error, APIError) and error.retry_after is not None:
+            wait_s = error.retry_after
+        if self._left <= 0 or wait_s > LONGEST_WAIT_S or not self._may_follow(error):
+            raise error
+        self._left -= 1
+        return wait_s
+
+    def _may_follow(self, error: DjinnError) -> bool:
+        if isinstance(error, APIError):
+            was_not_done = error.status == 429 or error.code in NOT_DONE
+            return was_not_done or (self.key is not None and error.code in MAYBE_DONE)
+        return isinstance(error, ConnectionFailed) or (self.key is not None and isinstance(error, ConnectionLost))

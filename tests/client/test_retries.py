@@ -1,0 +1,193 @@
+"""What the clients ask again, with which key and after how long, and what they leave alone. Each case for both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import client
+from client import AsyncDjinn, Djinn, retries
+from tests.client.conftest import SESSION, wait_until_idle
+
+OPENED = SESSION.model_dump_json(by_alias=True).encode()
+CUT = b""
+"""In place of an answer: the connection is closed."""
+
+
+def answer(status: str, body: bytes, *headers: bytes) -> bytes:
+    head = [f"HTTP/1.1 {status}".encode(), b"Content-Length: %d" % len(body), b"Connection: close", *headers]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+def refusal(status: str, code: str, *headers: bytes) -> bytes:
+    error = {"message": "no", "type": "server_error", "code": code, "param": None}
+    return answer(status, json.dumps({"error": error}).encode(), *headers)
+
+
+DRAINING = refusal("503 Service Unavailable", "draining", b"Retry-After: 3")
+
+
+@dataclass
+class Stub:
+    """Gives one answer after the other, the last one again and again. `asked` are the heads of the requests."""
+
+    answers: Sequence[bytes]
+    asked: list[str] = field(default_factory=list)
+    url: str = ""
+
+    def keys(self) -> list[str | None]:
+        return [header(head, "idempotency-key") for head in self.asked]
+
+
+def header(head: str, name: str) -> str | None:
+    lines = (line.partition(": ") for line in head.splitlines()[1:])
+    return next((value for each, _, value in lines if each.lower() == name), None)
+
+
+@contextmanager
+def answering(*answers: bytes) -> Iterator[Stub]:
+    stub = Stub(answers)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        stub.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                with connection:
+                    received = b""
+                    while b"\r\n\r\n" not in received:
+                        received += connection.recv(1 << 16)
+                    head, _, body = received.partition(b"\r\n\r\n")
+                    while len(body) < int(header(head.decode(), "content-length") or 0):
+                        body += connection.recv(1 << 16)
+                    stub.asked.append(head.decode())
+                    connection.sendall(stub.answers[min(len(stub.asked), len(stub.answers)) - 1])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield stub
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+Ask = Callable[..., Any]
+
+
+def blocking(url: str, work: str, **options: Any) -> Any:
+    with Djinn(url, timeout=5, **options) as djinn:
+        return djinn.sessions.create() if work == "create" else djinn.models()
+
+
+def asynchronous(url: str, work: str, **options: Any) -> Any:
+    async def ask() -> Any:
+        async with AsyncDjinn(url, timeout=5, **options) as djinn:
+            return await (djinn.sessions.create() if work == "create" else djinn.models())
+
+    return asyncio.run(ask())
+
+
+both = pytest.mark.parametrize("ask", [blocking, asynchronous])
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long the clients should have waited: they do not."""
+    waited: list[float] = []
+    wait_after = retries.Attempts.wait_after
+
+    def note(attempts: retries.Attempts, error: client.DjinnError) -> float:
+        waited.append(wait_after(attempts, error))
+        return 0.0
+
+    monkeypatch.setattr(retries.Attempts, "wait_after", note)
+    return waited
+
+
+@both
+def test_what_was_not_done_is_asked_again_with_the_same_key_when_the_server_says(ask: Ask, waits: list[float]) -> None:
+    with answering(DRAINING, refusal("429 Too Many", "queue_full"), answer("201 Created", OPENED)) as stub:
+        assert ask(stub.url, "create").id == SESSION.id
+    assert len(stub.asked) == 3
+    assert len(set(stub.keys())) == 1
+    assert stub.keys()[0] is not None
+    assert waits[0] == 3
+    assert retries.FIRST_WAIT_S < waits[1] <= 2 * retries.FIRST_WAIT_S
+
+
+@both
+def test_after_two_retries_the_error_is_told(ask: Ask) -> None:
+    with answering(DRAINING) as stub, pytest.raises(client.ServerError):
+        ask(stub.url, "create")
+    assert len(stub.asked) == 3
+    with answering(DRAINING) as stub, pytest.raises(client.ServerError):
+        ask(stub.url, "create", max_retries=0)
+    assert len(stub.asked) == 1
+
+
+@both
+@pytest.mark.parametrize("first", [CUT, refusal("502 Bad Gateway", "replica_lost")])
+def test_what_may_have_been_done_is_asked_again_only_with_a_key(ask: Ask, first: bytes) -> None:
+    with answering(first, answer("201 Created", OPENED)) as stub:
+        assert ask(stub.url, "create").id == SESSION.id
+    assert len(set(stub.keys())) == 1
+    lost = client.ConnectionLost, client.ServerError
+    with answering(first, answer("200 OK", b'{"data": []}')) as stub, pytest.raises(lost):
+        ask(stub.url, "models")
+    assert stub.keys() == [None]
+
+
+@both
+@pytest.mark.parametrize(
+    "first",
+    [
+        refusal("500 Internal Server Error", "not_durable"),
+        refusal("409 Conflict", "wrong_state"),
+        refusal("429 Too Many", "session_limit", b"Retry-After: 3600"),
+    ],
+)
+def test_what_a_retry_would_not_help_is_told_at_once(ask: Ask, first: bytes) -> None:
+    with answering(first) as stub, pytest.raises(client.APIError):
+        ask(stub.url, "create")
+    assert len(stub.asked) == 1
+
+
+def test_each_call_has_a_key_of_its_own(djinn: Djinn) -> None:
+    with djinn.sessions.create() as one, djinn.sessions.create() as other, one.fork() as fork:
+        assert len({one.id, other.id, fork.id}) == 3
+        turns = [one.generate(token_ids=[5], max_tokens=2, ignore_eos=True) for _ in range(2)]
+        assert turns[1].usage.prompt_tokens == 1 + 2 + 1
+
+
+def test_a_session_that_was_found_outlives_the_block_and_one_that_was_opened_does_not(djinn: Djinn) -> None:
+    with djinn.sessions.create() as session:
+        with djinn.sessions.get(session.id):
+            pass
+        for each in djinn.sessions.list():
+            with each:
+                pass
+        assert session.refresh().state == "idle"
+    with pytest.raises(client.NotFound):
+        djinn.sessions.get(session.id)
+
+
+async def test_a_turn_whose_caller_is_cancelled_ends_at_once(server_url: str) -> None:
+    with Djinn(server_url, timeout=30) as blocking, blocking.sessions.create() as session:
+        async with AsyncDjinn(server_url, timeout=30) as djinn:
+            turn = (await djinn.sessions.get(session.id)).generate(prompt="x", max_tokens=900, ignore_eos=True)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await turn
+        assert wait_until_idle(session).tokens < 900
