@@ -15,11 +15,11 @@ from app.domain.homes import Home, Homes, HomeState
 from app.domain.journal_state import NO_JOURNAL, JournalState
 from app.domain.values import ForkPoint, ModelInfo, SessionId, SessionState, TurnUsage
 from app.journal.journal import Journal
-from app.journal.records import Change, Departed, ResponseKey, ResponseRecord, SessionRecord
+from app.journal.records import Change, Departed, KeyedRecord, ResponseKey, ResponseRecord, SessionRecord
 from app.journal.steering import NO_STEERING, InterventionChange, Steering
 from app.machine.disk import DiskRoom
 from app.sessions.guards.journal_room import JournalRoom
-from app.sessions.keyed import KeyedRequest, KeyedRequests
+from app.sessions.keyed import KeyedRequests
 from app.sessions.session import Session
 from app.sessions.usage import SessionUsage
 
@@ -67,11 +67,11 @@ class SessionKeeper:
         session: Session,
         home: Home | None = None,
         responses: Sequence[ResponseRecord] = (),
-        keyed: KeyedRequest | None = None,
+        keyed: Iterable[KeyedRecord] = (),
     ) -> None:
         """Journal the session as it is now, without waiting, its `home` if it moves, and the `responses` that it has
-        brought from its last one. The history is read only as far as it may have changed. `keyed` is the request that
-        has changed it.
+        brought from its last one. The history is read only as far as it may have changed. `keyed` are the requests
+        that have changed it.
 
         Of a turn that is in it, nothing is journaled before it is over; what has been closed stays forgotten.
         """
@@ -84,8 +84,7 @@ class SessionKeeper:
         position = min(length, len(history) if noted is history else common_prefix(noted, history))
         token_ids = history[position:].tobytes()
         steering = self._changed_steering(session)
-        done = () if keyed is None else (keyed.record(session.id),)
-        change = Change(record_of(session), position, token_ids, *steering, home, tuple(responses), done)
+        change = Change(record_of(session), position, token_ids, *steering, home, tuple(responses), tuple(keyed))
         self._journal.append(session.id, change)
         self._journaled[session.id] = history, len(history)
 

@@ -82,12 +82,21 @@ class KeyedRequests:
         self._answers: OrderedDict[KeyedRequest, int] = OrderedDict()
         """Those with a kept answer and its bytes, the oldest first."""
         self._answers_bytes = 0
+        self.adopt(records)
+
+    def adopt(self, records: Iterable[KeyedRecord]) -> None:
+        """Know what has been done before this server began, or on another one. The oldest come first."""
         for record in records:
             request = KeyedRequest(
                 record.owner, record.key, record.digest, record.at, record.session, record.response, record.turn, True
             )
             self._of_owner[record.owner][record.key] = request
             self._of_session[record.session].add(request)
+
+    def of_session(self, session: SessionId) -> list[KeyedRecord]:
+        """What has been done in the session, the oldest first."""
+        done = [each for each in self._of_session.get(session, ()) if each.is_done]
+        return [each.record(session) for each in sorted(done, key=lambda each: each.at)]
 
     def find(self, owner: str | None, key: str) -> KeyedRequest | None:
         """The owner's request with that key, if it came within a day."""

@@ -152,7 +152,7 @@ class SessionRegistry:
         """Return when a new session is durable, and with it that `keyed` has opened it. Raises `JournalUnavailable`;
         then there is no such session.
         """
-        self.keeper.note(session, keyed=keyed)
+        self.keeper.note(session, keyed=() if keyed is None else [keyed.record(session.id)])
         try:
             await self.keeper.settled(session)
         except BaseException as error:  # a client that has gone does not know the session either

@@ -223,10 +223,12 @@ class Turns:
             keyed = None
         if keyed is not None and keyed.response is not None and event.reason is FinishReason.CANCELLED:
             keyed = None
+        done = []
         if keyed is not None:
             keyed.finish(session.id, session.history[session.prompt_tokens :], event)
             self._keeper.keyed.finished(keyed)
-        self._keeper.note(session, keyed=keyed)
+            done.append(keyed.record(session.id))
+        self._keeper.note(session, keyed=done)
 
     def _judge(self, session: Session, event: TurnEvent) -> None:
         """Remember whether the engine dies while the turn in the session waits or runs."""

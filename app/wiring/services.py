@@ -60,7 +60,7 @@ def open_services(
     )
     responses = _responses(settings, registry, journal, restored)
     bound_sessions = BoundSessions(registry, restored)
-    bindings = Bindings(bound_sessions, responses, tool_waits)
+    bindings = Bindings(bound_sessions, responses, tool_waits, keeper.keyed)
     return Services(
         settings=settings,
         info=engine.info,

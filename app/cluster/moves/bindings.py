@@ -1,4 +1,4 @@
-"""What binds calls to a session, and moves with it: its name, its responses, how long its tools take."""
+"""What binds calls to a session, and moves with it: its name, its responses, its keys, how long its tools take."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from contextlib import ExitStack, contextmanager
 import msgspec
 
 from app.domain.errors import TooLarge
-from app.journal.records import ResponseRecord
+from app.journal.records import KeyedRecord, ResponseRecord
 from app.openai.responses.journaled import Journaled, in_order, record_of
 from app.openai.responses.store import ResponseStore
 from app.sessions.bound.sessions import BoundSessions
 from app.sessions.bound.tool_waits import SentWaits, ToolWaits
+from app.sessions.keyed import KeyedRequests
 from app.sessions.session import Session
 
 MAX_RESPONSE_BYTES = 128 << 20
@@ -28,17 +29,22 @@ class Binding(msgspec.Struct, frozen=True):
     waits: SentWaits | None
     prompt_tokens: int
     """Where the session's last turn began."""
+    keyed: list[KeyedRecord] = []
+    """What requests with an `Idempotency-Key` have done in it."""
 
 
 class Brought:
     """What has been sent, read and checked."""
 
     def __init__(self, session: Session, binding: Binding) -> None:
-        """That of a session that is not here yet. Raises `ValueError` for what is no response."""
+        """That of a session that is not here yet. Raises `ValueError` for what is no response, and keys of others."""
         sent = [ResponseRecord(response, session.id, body) for response, body in binding.responses]
         self.session = session
         self.responses: Sequence[tuple[ResponseRecord, Journaled]] = in_order(sent)
         self.waits = binding.waits
+        self.keyed: Sequence[KeyedRecord] = binding.keyed
+        if any((each.session, each.owner) != (session.id, session.owner) for each in binding.keyed):
+            raise ValueError("a key is of another session")
         session.prompt_tokens = max(0, min(binding.prompt_tokens, len(session.history)))
 
     @property
@@ -50,10 +56,11 @@ class Brought:
 class Bindings:
     """Used on the event loop only."""
 
-    def __init__(self, bound: BoundSessions, responses: ResponseStore, waits: ToolWaits) -> None:
+    def __init__(self, bound: BoundSessions, responses: ResponseStore, waits: ToolWaits, keyed: KeyedRequests) -> None:
         self._bound = bound
         self._responses = responses
         self._waits = waits
+        self._keyed = keyed
 
     async def export(self, session: Session) -> Binding:
         """What to send with an unused session. Raises `TooLarge`."""
@@ -62,7 +69,7 @@ class Bindings:
             raise TooLarge(f"the session's responses have more than the {MAX_RESPONSE_BYTES} bytes that can move")
         records = await asyncio.to_thread(lambda: [record_of(each) for each in kept])
         sent = [(each.id, each.body) for each in records]
-        return Binding(sent, self._waits.export(session), session.prompt_tokens)
+        return Binding(sent, self._waits.export(session), session.prompt_tokens, self._keyed.of_session(session.id))
 
     def let_go(self, session: Session) -> list[str]:
         """Have nothing more of a session that another server has; returns the ids of its responses."""
@@ -87,5 +94,6 @@ class Bindings:
         """Bind calls to a session that is here from now on."""
         self._bound.adopt(brought.session)
         self._responses.adopt(brought.session, brought.responses)
+        self._keyed.adopt(brought.keyed)
         if brought.waits is not None:
             self._waits.adopt(brought.session, brought.waits)

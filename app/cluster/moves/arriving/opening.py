@@ -85,7 +85,7 @@ class Opening:
         offer, session, keeper = self.offer, self.session, registry.keeper
         before = keeper.homes.of(session.id)
         home = keeper.homes.arrive(session.id, session.owner, offer.source, offer.epoch, session.called)
-        keeper.note(session, home, self.brought.records)
+        keeper.note(session, home, self.brought.records, self.brought.keyed)
         try:
             await keeper.settled(session)
         except NotDurable as error:
