@@ -131,7 +131,8 @@ async def _keyed(
         ),
     ] = None,
 ) -> KeyedRequest | None:
-    return getattr(request.state, "keyed", None)
+    found: KeyedRequest | None = getattr(request.state, "keyed", None)
+    return found
 
 
 KeyedDep = Annotated[KeyedRequest | None, Depends(_keyed)]

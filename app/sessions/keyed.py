@@ -42,6 +42,8 @@ class KeyedRequest:
     """The id of the response that its turn is for."""
     turn: DoneTurn | None = None
     """Its turn, once that is over."""
+    is_running: bool = False
+    """Whether it is being answered."""
     is_done: bool = False
     """Whether it has changed a session: to do it again would change that twice."""
     is_answered: bool = False
@@ -87,9 +89,8 @@ class KeyedRequests:
     def adopt(self, records: Iterable[KeyedRecord]) -> None:
         """Know what has been done before this server began, or on another one. The oldest come first."""
         for record in records:
-            request = KeyedRequest(
-                record.owner, record.key, record.digest, record.at, record.session, record.response, record.turn, True
-            )
+            request = KeyedRequest(record.owner, record.key, record.digest, record.at, record.session, record.response)
+            request.turn, request.is_done = record.turn, True
             self._of_owner[record.owner][record.key] = request
             self._of_session[record.session].add(request)
 
@@ -107,15 +108,18 @@ class KeyedRequests:
         return found
 
     def begin(self, owner: str | None, key: str, digest: bytes) -> KeyedRequest:
-        """Take a request that is not known. Old ones are forgotten for it."""
+        """Take a request that is not known. Old ones are forgotten for it, but none that is being answered."""
         request, requests = KeyedRequest(owner, key, digest, self._clock()), self._of_owner[owner]
-        while requests and (len(requests) >= MOST_KEYS or next(iter(requests.values())).at + KEPT_S <= self._clock()):
-            self._forget(next(iter(requests.values())))
+        while (oldest := next((each for each in requests.values() if not each.is_running), None)) is not None:
+            if len(requests) < MOST_KEYS and oldest.at + KEPT_S > self._clock():
+                break
+            self._forget(oldest)
         requests[key] = request
         return request
 
     def end(self, request: KeyedRequest, answer: KeptAnswer | None) -> None:
         """The request has been answered, or has failed. One that has done nothing may come again."""
+        request.is_running = False
         if self._of_owner[request.owner].get(request.key) is not request:  # its session has closed
             return
         if answer is not None and request.is_answered:

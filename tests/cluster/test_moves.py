@@ -83,7 +83,7 @@ def test_a_paused_turn_goes_on_there(servers: Pair) -> None:
 
 def test_a_turn_that_is_repeated_there_with_its_key_is_not_taken_again(servers: Pair) -> None:
     session, key = open_session(servers.a), {"Idempotency-Key": "moved with it"}
-    asked = {"token_ids": PROMPT, "max_tokens": 6, "temperature": 1.0, "ignore_eos": True}
+    asked: dict[str, Any] = {"token_ids": PROMPT, "max_tokens": 6, "temperature": 1.0, "ignore_eos": True}
     turn = servers.a.post(f"/v1/sessions/{session}/generate", json=asked, headers=key).raise_for_status().json()
     servers.moved(session)
     again = servers.b.post(f"/v1/sessions/{session}/generate", json=asked, headers=key)

@@ -50,6 +50,16 @@ def test_a_tenant_with_many_keys_forgets_its_own_oldest(monkeypatch: pytest.Monk
     assert requests.find("ann", "0") is not None
 
 
+def test_a_request_that_is_being_answered_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed, "MOST_KEYS", 2)
+    requests = KeyedRequests()
+    slow = requests.begin(None, "slow", b"digest")
+    slow.is_running = True
+    for number in range(4):
+        done(requests, None, str(number))
+    assert requests.find(None, "slow") is slow
+
+
 def test_answers_have_a_bound_and_what_was_done_is_known_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyed, "MOST_ANSWERS_BYTES", 160)
     requests = KeyedRequests()

@@ -71,6 +71,7 @@ class IdempotencyMiddleware:
             return
         if running is None:
             request = request or self._requests.begin(owner, key, digest)
+            request.is_running = True
             running = self._running[request] = _Running(request, body)
             running.task = asyncio.create_task(self._run(scope, request, running))
         await running.follow(receive, send)
