@@ -49,8 +49,8 @@ def rename_tenants(connection: sqlite3.Connection, names: Mapping[str, str], fen
         for old, name in renames.items():
             if old in known:
                 connection.execute("INSERT INTO api_key VALUES (?, ?, ?)", (name, *known[old]))
-        for name, old in before.items():
-            if old is None:
+        for name in names:
+            if before[name] is None:
                 salt = secrets.token_bytes(hashlib.blake2b.SALT_SIZE)
                 connection.execute("INSERT INTO api_key VALUES (?, ?, ?)", (name, salt, _salted(names[name], salt)))
 

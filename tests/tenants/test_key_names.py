@@ -81,8 +81,8 @@ def test_what_a_key_owns_stays_with_it_whatever_its_place(tmp_path: Path) -> Non
         with serving_keys(*keys, state_dir=tmp_path) as clients:
             for key in set(keys) - {CLEO}:
                 assert readable(clients(key)) == [owned[key]], (keys, key)
-                vector = load(clients(key).get("/v1/vectors/calm").raise_for_status().content)
-                assert [each[0] for each in vector.values()] == [ord(key[0])]
+                kept = load(clients(key).get("/v1/vectors/calm").raise_for_status().content)
+                assert [each[0] for each in kept.values()] == [ord(key[0])]
             if CLEO in keys:
                 assert readable(clients(CLEO)) == []
                 assert clients(CLEO).get("/v1/vectors/calm").status_code == 404
