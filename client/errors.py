@@ -154,6 +154,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "field_out_of_range": Unprocessable,
     "beyond_tenant_limit": Unprocessable,
     "bad_export": Unprocessable,
+    "idempotency_key_reused": Unprocessable,
     "deadly_turn": Unprocessable,
     "grammar_too_complex": Unprocessable,
     "queue_full": RateLimited,
