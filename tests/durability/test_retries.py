@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from httpx_sse import connect_sse
 from openai import OpenAI
-from openai.types.responses import ParsedResponse
+from openai.types.responses import Response, ResponseIncompleteEvent
 
 from tests.durability.restarting import open_session, serving
 from tests.processes import serve_process
@@ -25,11 +25,11 @@ def history(http: httpx.Client, session: str) -> list[int]:
     return found
 
 
-def send_and_go(url: str, path: str, body: dict[str, Any]) -> socket.socket:
-    """Send a keyed request, and read none of its answer."""
+def send_and_go(url: str, path: str, body: dict[str, Any], key: str) -> socket.socket:
+    """Send a request with its key, and read none of its answer."""
     host, _, port = url.removeprefix("http://").partition(":")
     connection, content = socket.create_connection((host, int(port))), json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nIdempotency-Key: one\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nIdempotency-Key: {key}\r\nContent-Type: application/json\r\n"
     connection.sendall(head.encode() + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
     return connection
 
@@ -38,12 +38,13 @@ def test_a_turn_that_was_done_before_the_kill_is_told_and_one_that_was_not_is_ta
     with serve_process(tmp_path) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         done, begun = open_session(http), open_session(http)
         path = f"/v1/sessions/{done}/generate"
-        with send_and_go(server.url, path, TURN):
+        with send_and_go(server.url, path, TURN, "one"):
             wait_until(lambda: len(history(http, done)) > 24)
             wait_until(lambda: http.get(f"/v1/sessions/{done}").json()["state"] == "idle")
             expected = history(http, done)
             http.post("/v1/sessions").raise_for_status()  # the journal has what came before
-        with send_and_go(server.url, f"/v1/sessions/{begun}/generate", {**TURN, "max_tokens": 900}):
+        longer = {**TURN, "max_tokens": 900}
+        with send_and_go(server.url, f"/v1/sessions/{begun}/generate", longer, "two"):
             wait_until(lambda: http.get(f"/v1/sessions/{begun}").json()["state"] == "running")
             server.kill()
     with serve_process(tmp_path) as server, httpx.Client(base_url=server.url, timeout=60) as http:
@@ -53,9 +54,8 @@ def test_a_turn_that_was_done_before_the_kill_is_told_and_one_that_was_not_is_ta
         assert answer.json()["usage"]["completion_tokens"] == 24
         assert history(http, done) == expected
         assert history(http, begun) == []
-        longer = {**TURN, "max_tokens": 900}
         for _ in range(2):
-            taken = http.post(f"/v1/sessions/{begun}/generate", json=longer, headers=KEY | {"Idempotency-Key": "two"})
+            taken = http.post(f"/v1/sessions/{begun}/generate", json=longer, headers={"Idempotency-Key": "two"})
             assert len(taken.json()["token_ids"]) == 900
 
 
@@ -102,9 +102,9 @@ def test_after_a_restart_a_response_is_the_same(tmp_path: Path) -> None:
         assert len(http.get("/v1/sessions").json()["data"]) == 2
 
 
-def stream_response(http: httpx.Client, asked: dict[str, Any]) -> ParsedResponse[None]:
-    with (
-        OpenAI(base_url=f"{http.base_url}/v1", api_key="none") as client,
-        client.responses.stream(**asked, extra_headers={"Idempotency-Key": "two"}) as stream,
-    ):
-        return stream.get_final_response()
+def stream_response(http: httpx.Client, asked: dict[str, Any]) -> Response:
+    """The response of the last event."""
+    with OpenAI(base_url=f"{http.base_url}/v1", api_key="none") as client:
+        *_, last = client.responses.create(**asked, stream=True, extra_headers={"Idempotency-Key": "two"})
+    assert isinstance(last, ResponseIncompleteEvent)
+    return last.response
