@@ -31,10 +31,12 @@ MAYBE_DONE = frozenset({"replica_lost", "fenced"})
 
 
 class Attempts:
-    """The attempts of one call. All of them have the same `Idempotency-Key`, if the call takes one."""
+    """The attempts of one call. All of them have the same `Idempotency-Key`, if the call takes one. A call that is made
+    only once needs none: the server ends its turn with the connection.
+    """
 
     def __init__(self, call: Call[Any], max_retries: int) -> None:
-        self.key = str(uuid.uuid4()) if call.is_keyed else None
+        self.key = str(uuid.uuid4()) if call.is_keyed and max_retries else None
         self._left = max_retries
         self._wait_s = FIRST_WAIT_S
 

@@ -54,7 +54,7 @@ class Transport:
 
     def abandon(self, call: Call[Any]) -> None:
         """Have the server end what the call has begun."""
-        if call.abandon is not None:
+        if call.abandon is not None and self._max_retries:  # else it has no key, and ends with the connection
             with suppress(DjinnError):
                 request = to_request(self._http, call.abandon)
                 request.extensions["timeout"] = httpx.Timeout(self._abandon_s).as_dict()
@@ -136,7 +136,7 @@ class AsyncTransport:
 
     async def abandon(self, call: Call[Any]) -> None:
         """Have the server end what the call has begun."""
-        if call.abandon is not None:
+        if call.abandon is not None and self._max_retries:  # else it has no key, and ends with the connection
             with suppress(DjinnError, TimeoutError):
                 async with asyncio.timeout(self._abandon_s):
                     await self._send(call.abandon)
