@@ -173,7 +173,7 @@ def test_calls_of_other_apis_are_answered_once(
     assert first.status_code == 200
     assert again.content == first.content
     assert http.post(path, json=asked, headers=keyed()).content != first.content
-    assert http.post(path, json={**asked, "temperature": 0.5}, headers=headers).status_code == 422
+    assert http.post(path, json={**asked, "temperature": 0.5}, headers=headers).status_code == 400
 
 
 def test_a_paused_turn_is_answered_again_as_it_paused(http: httpx.Client) -> None:

@@ -26,7 +26,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 ANSWERS: dict[int | str, dict[str, Any]] = {
     **REFUSALS,
-    **{status: {"model": MessagesErrorBody} for status in (409, 421, 422, 529)},
+    **{status: {"model": MessagesErrorBody} for status in (409, 421, 529)},
     200: {
         "description": "The answer; with `stream`, events from `message_start` to `message_stop`.",
         "headers": {

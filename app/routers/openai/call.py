@@ -15,7 +15,7 @@ from app.domain.grammar import Grammar
 from app.openai.choices import Choices, OpenSession
 from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, ServicesDep
 from app.routers.openai.binding import SESSION_HEADER, SessionNameDep, bound_session, labels
-from app.routers.openai.route import IGNORED_DESCRIPTION, KEY_REUSED, openai_errors
+from app.routers.openai.route import IGNORED_DESCRIPTION, openai_errors
 from app.sessions.keyed import KeyedRequest
 from app.sessions.session import Session
 from app.sessions.table import holding
@@ -180,7 +180,6 @@ def generation_responses(event: type[BaseModel]) -> dict[int | str, dict[str, An
     session_id = {"description": "the session that the call was bound to", "schema": {"type": "string"}}
     return {
         **openai_errors(404, 409, 421, 429, 503),
-        **KEY_REUSED,
         200: {
             "description": "The answer; with `stream`, an event for each chunk, then `[DONE]`.",
             "headers": {SESSION_HEADER: session_id, **IGNORED_DESCRIPTION},

@@ -19,7 +19,7 @@ from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, S
 from app.routers.openai.binding import SESSION_HEADER, SessionNameDep
 from app.routers.openai.response_call import ResponseCall
 from app.routers.openai.response_run import ResponseRun
-from app.routers.openai.route import IGNORED_DESCRIPTION, KEY_REUSED, IgnoredDep, OpenAIRoute, openai_errors
+from app.routers.openai.route import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors
 from app.sessions.keyed import KeyedRequest
 from app.web.openapi.document import component
 from app.web.sse import EventStream, sse_event, unless_disconnected
@@ -28,7 +28,6 @@ router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
 SESSION_ID = {"description": "the session that the response was generated in", "schema": {"type": "string"}}
 ANSWERS: dict[int | str, dict[str, Any]] = {
     **openai_errors(404, 409, 421, 429, 503),
-    **KEY_REUSED,
     200: {
         "description": "The response; with `stream`, the events of the Responses API, each with its name.",
         "headers": {SESSION_HEADER: SESSION_ID, **IGNORED_DESCRIPTION},

@@ -6,11 +6,10 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 
-from app.domain.errors import BadRequest, DjinnError, FieldOutOfRange, KeyReused
+from app.domain.errors import BadRequest, DjinnError, FieldOutOfRange
 from app.routers.dependencies import Services, errors
 from app.web.errors.validation import describe_validation
 from app.web.json_body import JsonRoute
-from app.wire.errors import ErrorBody
 from app.wire.extras.ignored_fields import IgnoredFields
 
 IGNORED_HEADER = "X-Djinn-Ignored"
@@ -61,10 +60,6 @@ IgnoredDep = Annotated[IgnoredFields, Depends(_ignored_fields)]
 def openai_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that can fail with `statuses` beside those that every OpenAI route can fail with."""
     return {status: answer for status, answer in errors(400, *statuses).items() if status != FieldOutOfRange.status}
-
-
-KEY_REUSED: dict[int | str, dict[str, Any]] = {KeyReused.status: {"model": ErrorBody}}
-"""The documented answer of a route that takes an `Idempotency-Key`."""
 
 
 def _as_bad_request(error: DjinnError) -> DjinnError:

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.domain.errors import DjinnError, KeyReused, MalformedRequest, TooLarge
+from app.domain.errors import BadRequest, DjinnError, KeyReused, MalformedRequest, TooLarge
 from app.sessions.keyed import KeptAnswer, KeyedRequest, KeyedRequests
 from app.web.errors.handlers import error_response
 from app.web.request_id import SESSION_HEADER
@@ -21,7 +21,8 @@ HEADER = "Idempotency-Key"
 REPLAYED = "Idempotent-Replayed"
 """The header of an answer that was made for an earlier request."""
 LONGEST_KEY = 255
-PATHS = frozenset({"/v1/sessions", "/v1/responses", "/v1/chat/completions", "/v1/completions", "/v1/messages"})
+SESSIONS = "/v1/sessions"
+PATHS = frozenset({SESSIONS, "/v1/responses", "/v1/chat/completions", "/v1/completions", "/v1/messages"})
 OF_SESSION = ("/generate", "/fork")
 """What paths of sessions end with that open a session or start a turn."""
 GRACE_S = 30.0
@@ -53,7 +54,8 @@ class IdempotencyMiddleware:
             if body is not None:
                 await self._answer(scope, key, body, receive, send)
         except DjinnError as error:
-            await error_response(error, scope)(scope, receive, send)
+            is_of_another_api = isinstance(error, KeyReused) and not scope["path"].startswith(SESSIONS)
+            await error_response(BadRequest(error) if is_of_another_api else error, scope)(scope, receive, send)
 
     async def _answer(self, scope: Scope, key: str, body: bytes, receive: Receive, send: Send) -> None:
         """Raises `KeyReused`."""
@@ -179,7 +181,7 @@ class _Running:
 
 
 def _takes_key(path: str) -> bool:
-    return path in PATHS or (path.startswith("/v1/sessions/") and path.endswith(OF_SESSION))
+    return path in PATHS or (path.startswith(f"{SESSIONS}/") and path.endswith(OF_SESSION))
 
 
 def _key(headers: Headers) -> str:
