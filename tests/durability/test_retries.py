@@ -28,7 +28,7 @@ def history(http: httpx.Client, session: str) -> list[int]:
 def send_and_go(url: str, path: str, body: dict[str, Any], key: str) -> socket.socket:
     """Send a request with its key, and read none of its answer."""
     host, _, port = url.removeprefix("http://").partition(":")
-    connection, content = socket.create_connection((host, int(port))), json.dumps(body).encode()
+    connection, content = socket.create_connection((host, int(port))), json.dumps(body, separators=(",", ":")).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nIdempotency-Key: {key}\r\nContent-Type: application/json\r\n"
     connection.sendall(head.encode() + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
     return connection
