@@ -207,7 +207,7 @@ class TurnReader:
         if len(self.token_ids) < self.rule.min_tokens:
             return text
         shown = self._matcher.push(text)
-        if self._stopped:
+        if self._matcher.matched is not None:
             self._on_stop(len(self.token_ids))
         return shown
 

@@ -290,7 +290,9 @@ class TokenSequence:
     def growth(self, pool: BlockPool, tokens: int) -> int:
         """Most device blocks that it takes beside its own on its way to so many computed tokens."""
         missing = pool.blocks_for(tokens) - len(self.blocks)
-        return max(0, min(missing, pool.most_for(tokens) - len(self.blocks) + self.behind))
+        if missing > 0 and pool.window is not None:
+            missing = min(missing, pool.most_for(tokens) - len(self.blocks) + self.behind)
+        return max(0, missing)
 
     def require_tier(self, tier: Tier) -> None:
         """Raise RuntimeError if the KV is elsewhere."""

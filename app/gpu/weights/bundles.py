@@ -99,7 +99,7 @@ class ResidentWeights:
         self._linear = linear_maker(device, dtype, batch_invariant=batch_invariant, products=products)
 
     def bundle(self) -> AbstractContextManager[Bundle]:
-        return nullcontext(Bundle(lambda weight, bias=None: self._linear(self._here(weight), bias)))
+        return nullcontext(Bundle(lambda weight, bias: self._linear(self._here(weight), bias)))
 
     def table(self, matrix: Matrix) -> Table:
         here = self._here(matrix)

@@ -8,16 +8,14 @@ The server reads it with system calls, never through a mapping. If another progr
 look at it is a SIGBUS, which ends the server. Here a read comes up short, and a turn fails with the reason.
 """
 
-import errno
-import fcntl
 import logging
+import mmap
 import os
-import signal
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -29,7 +27,6 @@ from app.gpu.state.kv_header import LENGTH_BYTES
 from app.gpu.weights.arena import aligned
 from app.gpu.weights.layout import (
     BundleLayout,
-    Piece,
     UnusableFile,
     WeightLayout,
     Write,
@@ -38,6 +35,7 @@ from app.gpu.weights.layout import (
     read_header,
     sections_of,
 )
+from app.gpu.weights.page_cache import address_of, has_writers, is_in_memory
 from app.machine.files import sync
 from app.machine.units import size
 from app.model_store.install import disk_full_named, exclusively, require_free_space
@@ -49,8 +47,6 @@ _MAX_HEADER_BYTES = 100_000_000
 _CLOCK_NS = 2_000_000_000
 """The coarsest clock that file systems have. A file that changed so lately can change again and bear the same time."""
 _SCRATCH_BYTES = 1 << 20
-_WISH_BYTES = 1 << 17
-"""The system may cut off the rest of a wish that is longer than it reads ahead by itself: by default so many bytes."""
 
 REMEDY = "Delete the file and start the server again: the server then writes it again"
 
@@ -87,6 +83,8 @@ class WeightFile:
                 raise UnusableFile("it has been replaced while it was opened")
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self._rows.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            mapped = opened.enter_context(mmap.mmap(self._file.fileno(), needed, access=mmap.ACCESS_READ))
+            self._mapped_at = address_of(mapped)
             self.close = opened.pop_all().close
             """Nothing is read any more."""
         self._checksums = dict(zip(self.sections, checksums, strict=True))
@@ -107,24 +105,10 @@ class WeightFile:
         """The descriptor, for reads at an offset."""
         return self._file.fileno()
 
-    def read_ahead(self, name: str) -> None:
-        """Have the system read the part while this process does other things, if samples of it are not in memory."""
+    def is_cached(self, name: str) -> bool:
+        """Whether the system has the part in memory, as far as samples of it tell."""
         part = self.sections[name]
-        with suppress(OSError, ValueError, AttributeError):  # closed, or not Linux: a read fails with the reason
-            if self._is_cached(part):
-                return
-            for start in range(part.offset, part.offset + part.nbytes, _WISH_BYTES):
-                os.posix_fadvise(self._file.fileno(), start, _WISH_BYTES, os.POSIX_FADV_WILLNEED)
-
-    def _is_cached(self, part: Piece) -> bool:
-        """Whether reads at both ends and in the middle need not wait. The system drops large parts at once."""
-        byte = bytearray(1)
-        try:
-            for place in range(0, part.nbytes, max(1, (part.nbytes - 1) // 2)):
-                os.preadv(self._file.fileno(), [byte], part.offset + place, os.RWF_NOWAIT)
-        except OSError:
-            return False
-        return True
+        return is_in_memory(self._mapped_at, part.offset, part.nbytes)
 
     def read(self, name: str, start: int, into: memoryview, *, scattered: bool = False) -> None:
         """Fill `into` with the part's bytes from `start` on; `scattered`: a little here and there. Raises `WeightsLost`
@@ -205,23 +189,6 @@ class WeightFile:
         if not 0 < length <= min(_MAX_HEADER_BYTES, os.fstat(self._file.fileno()).st_size - LENGTH_BYTES):
             raise UnusableFile("it does not begin with the length of its header")
         return start + os.pread(self._file.fileno(), length, LENGTH_BYTES)
-
-
-def has_writers(file: int) -> bool:
-    """Whether a process has the file open for writing, or mapped so, of which `file` is a descriptor for reading.
-
-    A read lease is granted only if none has (fcntl(2), "Leases"). It is given back at once: a process that opens the
-    file in between waits that long, and we are sent a signal that is ignored. False where there are no leases: not on
-    Linux, on some file systems, on files of others.
-    """
-    try:
-        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except (OSError, AttributeError) as error:
-        return isinstance(error, OSError) and error.errno == errno.EAGAIN
-    with suppress(OSError):  # another thread has given back the lease of us both
-        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    return False
 
 
 def _state(found: os.stat_result) -> State:

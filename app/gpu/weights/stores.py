@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from app.domain.errors import WeightsLost
 from app.gpu.device.hardware import allocating
 from app.gpu.device.streams import DeviceStreams, Event
 from app.gpu.kernels.linear.base import FilePlace
-from app.gpu.weights.file import WeightFile
+from app.gpu.weights.file import State, WeightFile
 from app.gpu.weights.layout import Piece, WeightLayout, host_bytes
+from app.machine.cores import free_from_core
 from app.machine.memory import read_host_memory
 
+_READ_BYTES = 1 << 24
+"""That the thread which reads ahead reads before it looks whether the server is about to end."""
 _SMALL_BYTES = 1 << 16
 """A tensor of at most so many bytes, such as a norm's weight, is copied alone."""
 
@@ -73,24 +79,31 @@ class FileStore:
     """All weights in a file. Whatever happens to it, as far as its times show it (`WeightFile.prove`), the bytes that
     arrive are those that were stored, or `WeightsLost` is raised.
 
-    The system reads ahead what has to come from the disk. What is there is used where it is, or copied by the threads
-    that compute when it is waited for: another thread would take turns with them, and they would wait for each other.
+    What the system has in memory is used where it is, or copied by the threads that compute when it is waited for:
+    another thread would take turns with them, and they would wait for each other. What has to come from the disk first
+    is read ahead by a thread that does nothing else, without the GIL; it mostly sleeps.
     """
 
     def __init__(self, file: WeightFile) -> None:
         """Takes over `file`."""
         self.file = file
+        self._thread = ThreadPoolExecutor(1, "djinn-weights", free_from_core)
+        self._read: Future[State | None] = Future()
+        """The last one that the thread was given."""
+        self._read.set_result(None)
+        self._closed = False
 
     def load(self, index: int, target: Tensor, after: Event) -> FileLoad:
-        """As `PinnedStore.load`. Whoever waits for the event makes the copy: all that was given to the CPU before has
-        been done by then, `after` too. Its `synchronize` raises `WeightsLost` if the bundle cannot be read or is not
-        what was stored.
+        """As `PinnedStore.load`; what uses a place has been done when a call returns. The event's `synchronize` raises
+        `WeightsLost` if the bundle cannot be read or is not what was stored.
         """
         name = f"bundle.{index}"
         if target.nbytes != self.file.sections[name].nbytes:
             raise ValueError(f"{name} has {self.file.sections[name].nbytes} bytes, not {target.nbytes}")
-        self.file.read_ahead(name)
-        return FileLoad(self.file, name, target)
+        in_memory = self._closed or self.file.is_cached(name)
+        if not in_memory:
+            self._read = self._thread.submit(self._read_ahead, name, target)
+        return FileLoad(self.file, name, target, self._read, in_memory=in_memory)
 
     def rows(self, table: int, ids: Tensor) -> Tensor:
         """As `PinnedStore.rows`. Raises `WeightsLost` too."""
@@ -109,7 +122,18 @@ class FileStore:
 
     def close(self) -> None:
         """Nothing is loaded any more."""
+        self._closed = True
+        self._thread.shutdown(cancel_futures=True)
         self.file.close()
+
+    def _read_ahead(self, name: str, target: Tensor) -> State | None:
+        """Fill `target`; returns the file's state before that."""
+        before, memory = self.file.state(), host_bytes(target)
+        for start in range(0, len(memory), _READ_BYTES):
+            if self._closed:
+                raise self.file.lost(name, "the file is closed")
+            self.file.read(name, start, memory[start : start + _READ_BYTES])
+        return before
 
     def _gather_from_all(self, name: str, ids: Sequence[int], memory: memoryview, row_bytes: int) -> None:
         """Pick the rows out of the whole table as it is read for its checksum, which proves them."""
@@ -136,32 +160,49 @@ BundleStore = PinnedStore | FileStore
 
 
 class FileLoad:
-    """An `Event`: a bundle of the file, and `target`, where it is to be. It is copied there when it is first waited
-    for, by the threads that PyTorch computes with. Until then its weights may be multiplied in the file: see `place`.
+    """An `Event`: a bundle of the file, on its way to `target`. If the system has it in memory, it is copied when it is
+    first waited for, by the threads that PyTorch computes with. Until then its weights may be multiplied in the file:
+    see `place`.
     """
 
-    def __init__(self, file: WeightFile, name: str, target: Tensor) -> None:
+    def __init__(
+        self, file: WeightFile, name: str, target: Tensor, read: Future[State | None], *, in_memory: bool
+    ) -> None:
+        """`read` is what fills `target`; of a bundle that is `in_memory`, the last one that may still write there."""
         self._file, self._name, self._target = file, name, target
+        self._read, self._in_memory = read, in_memory
         self._done = False
 
     def query(self) -> bool:
         return self._done
 
     def synchronize(self) -> None:
-        """Make the copy, unless it has been made. Raises `WeightsLost`."""
+        """Wait until the bundle is there and has been compared with its checksum. Raises `WeightsLost`."""
         if self._done:
             return
         file, name, memory = self._file, self._name, host_bytes(self._target)
-        before = file.state()
-        if not read_on_torch_threads(file.fileno(), file.sections[name].offset, self._target):
-            file.read(name, 0, memory)
+        if self._in_memory:
+            self._wait_for_others()
+            before = file.state()
+            if not read_on_torch_threads(file.fileno(), file.sections[name].offset, self._target):
+                file.read(name, 0, memory)
+        else:
+            try:
+                before = self._read.result()
+            except CancelledError:
+                raise file.lost(name, "the file is closed") from None
         if not file.is_proven(name, before):
             file.prove(name, zlib.crc32(memory), before)
         self._done = True
 
+    def _wait_for_others(self) -> None:
+        """Until the thread, which may have been given the same place before, does not write there any more."""
+        with suppress(CancelledError, WeightsLost):
+            self._read.result()
+
     def is_intact(self) -> bool:
-        """Whether what has been read of it in the file until now is what was stored."""
-        return self._file.is_intact(self._name)
+        """Whether it is used in the file, and what has been read of it there until now is what was stored."""
+        return self._in_memory and self._file.is_intact(self._name)
 
     def place(self, piece: Piece) -> FilePlace:
         """One of its tensors, in the file."""
@@ -174,6 +215,7 @@ class FileLoad:
         """
         tensor = piece.view(self._target)
         if tensor.nbytes <= _SMALL_BYTES and not self._done:
+            self._wait_for_others()
             self._file.read(self._name, piece.offset, host_bytes(tensor))
             if self.is_intact():
                 return tensor

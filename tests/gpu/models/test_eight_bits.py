@@ -49,7 +49,7 @@ def oracle(case: str, matrices: WeightsDtype) -> Any:
 def stack_of(case: str, matrices: WeightsDtype, folder: Path, monkeypatch: pytest.MonkeyPatch) -> LayerStack:
     """The layers of a GPU, in Triton's interpreter."""
     on_cuda = partial(linear_maker, torch.device("cuda"))
-    monkeypatch.setattr("app.gpu.weights.resident.linear_maker", lambda _, *args, **kwargs: on_cuda(*args, **kwargs))
+    monkeypatch.setattr("app.gpu.weights.bundles.linear_maker", lambda _, *args, **kwargs: on_cuda(*args, **kwargs))
     return resident(replace(saved(case, folder), weights_dtype=matrices))
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from app.gpu.kernels.cpu.tiles import PANEL, ROWS
 from app.gpu.kernels.linear import linear_maker
-from app.gpu.kernels.linear.base import Linear, MatmulPrecision
+from app.gpu.kernels.linear.base import FilePlace, Linear, MatmulPrecision
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, dequantize, float8_parts, quantize
 from app.gpu.kernels.linear.formats import to_panels
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, look_up, split, stack
@@ -176,6 +176,10 @@ class InFile:
     offset: int = 0
     brought: int = 0
 
+    @property
+    def place(self) -> FilePlace:
+        return FilePlace(self.file, self.offset, self.is_intact, self.bring)
+
     def is_intact(self) -> bool:
         os.pwrite(self.file, host_bytes(self.stored).tobytes(), 0)
         return self.intact
@@ -207,13 +211,15 @@ def test_a_product_from_a_file_has_the_bits_of_one_from_memory(
     with tempfile.TemporaryFile() as file:
         file.write(bytes(offset) + host_bytes(panels).tobytes())
         file.flush()
-        weight.place = whole = InFile(file.fileno(), panels, offset=offset)
+        whole = InFile(file.fileno(), panels, offset=offset)
+        weight.place = whole.place
         assert torch.equal(linear(x), expected)
         os.ftruncate(file.fileno(), offset + panels.nbytes - 1)
         assert whole.brought == 0
         assert torch.equal(linear(x), expected)
         assert whole.brought == 1, "a short file is not used"
-    weight.place = closed = InFile(-1, panels)
+    closed = InFile(-1, panels)
+    weight.place = closed.place
     assert torch.equal(linear(x), expected)
     assert closed.brought == 1
 
@@ -325,7 +331,8 @@ def test_a_product_of_what_was_not_stored_is_made_again_from_memory() -> None:
     with tempfile.TemporaryFile() as file:
         file.write(bytes(stored.nbytes))
         file.flush()
-        weight.place = place = InFile(file.fileno(), stored)
+        place = InFile(file.fileno(), stored)
+        weight.place = place.place
         assert not linear(x).any(), "it is read where it is, before it is looked at"
         assert place.brought == 0
         place.intact = False
