@@ -15,10 +15,9 @@ from types import FrameType
 
 from app.domain.errors import FieldOutOfRange
 from app.gpu.kv.file import SUFFIX
-from app.journal.copying import copy_journal
 from app.journal.journal import FILE_NAME
-from app.machine.files import explain, sync
-from app.machine.units import counted, size
+from app.journal.migrations import copy_journal
+from app.machine.files import counted, explain, size, sync
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 

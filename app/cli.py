@@ -4,22 +4,51 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import shtab
 from pydantic import ValidationError
 
-from app.bench import bench
-from app.clustering import add_cluster_flags, run_cluster
-from app.demo import demo
+from app.demo import bench, demo
 from app.domain.errors import DjinnError, FieldOutOfRange
 from app.flags import USAGE_ERROR, OneLineParser, add_flags, in_flags, settings_of
-from app.serving import serve
+from app.model_store.pull import CATALOG
+from app.serve import add_cluster_flags, run_cluster, serve
 from app.settings import Settings
 from app.shell import SHELL_COMMANDS, add_shell_commands, run_shell_command
-from app.tenants.keys import digest, new_key
-from app.web.errors.field_schema import schema_of
-from app.web.errors.problems import describe_problem
+from app.tenants.tenant import digest, new_key
+from app.web.errors import describe_problem
+from app.web.schema_words import schema_of
+
+PLACES = {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY}
+"""What a flag's value is on this machine, by its metavar."""
+MODELS = ("MODEL", "NAME")
+
+
+def completion(parser: argparse.ArgumentParser, shell: str) -> str:
+    """The script for `shell`: bash, zsh or fish. It knows commands, flags, words that a flag takes, models, files and
+    folders. The parser is changed, and is for nothing else then.
+    """
+    for action in _actions(parser):
+        metavar = action.metavar if isinstance(action.metavar, str) else ""
+        if metavar in PLACES:
+            action.complete = PLACES[metavar]  # type: ignore[attr-defined]
+        elif metavar.startswith("{"):
+            action.choices = metavar.strip("{}").split(",")
+        elif metavar in MODELS and action.dest in ("model", "name"):
+            action.choices = list(CATALOG)
+    return shtab.complete(parser, shell)
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Those of the parser and of each of its commands."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from _actions(each)
+
 
 SHELLS = ("bash", "zsh", "fish")
 """Those that `djinn completion` writes a script for."""
@@ -150,7 +179,7 @@ def _add_settings(command: OneLineParser, *settings: tuple[str, str]) -> None:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
-    from app.doctor.command import diagnose  # imports PyTorch
+    from app.doctor.examination import diagnose  # imports PyTorch
 
     state_dir = None if settings.state_dir is None else settings.state_dir.expanduser()
     weights_dir = settings.engine().weights_dir if arguments.weights else None
@@ -168,7 +197,7 @@ def _back_up(arguments: argparse.Namespace) -> None:
 
 
 def _complete(shell: str) -> None:
-    from app.completion import completion
+    from app.cli import completion
 
     print(completion(_parser(), shell))
 

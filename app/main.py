@@ -1,40 +1,178 @@
-"""Wiring: from settings to a loaded model to an application."""
+"""From settings to a loaded model to an application: its routes, and what each request passes on its way to one."""
 
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
+from pydantic import ValidationError
 from starlette.middleware import Middleware
+from starlette.types import Scope
 
-from app.bridge.executor import Engine
-from app.cluster.moves.cluster import Membership
+from app.cluster.moves.cluster import Cluster, Membership
+from app.cluster.moves.doors import ClusterDoors, Way
 from app.cluster.prefill.prefill import Prefill
 from app.domain.errors import DjinnError
 from app.domain.values import NEUTRAL, SamplingDefaults
 from app.engine_process.engine import EngineProcess
+from app.engine_process.executor import Engine
 from app.engine_process.frames import Load
 from app.engine_process.loading import disk_room, find_model, load_frame
 from app.journal.journal import Journal
-from app.machine.disk import DiskRoom
+from app.journal.lease import FolderLease
+from app.machine.files import DiskRoom
+from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
+from app.model_store.tokenizer import generation_file, read_generation
+from app.routers import (
+    anthropic,
+    breakpoints,
+    checkpoint,
+    completions,
+    responses,
+    responses_socket,
+    sessions,
+    system,
+    turns,
+)
+from app.routers.sessions import IMPORT_PATH
+from app.services import Lifespan, open_services
 from app.sessions.keeper import SessionKeeper
+from app.sessions.keyed import KeyedRequests
 from app.settings import Settings
-from app.tenants.tenancy import Tenancy
+from app.telemetry.opening import open_traces
+from app.telemetry.traces import Traces
+from app.tenants.gate import TenantMiddleware, import_limit
+from app.tenants.tenancy import AuditMiddleware, Tenancy
 from app.text.tokenizer import Tokens, load_tokens
-from app.traces.base import Traces
-from app.traces.opening import open_traces
-from app.web.errors.handlers import install_error_handlers
-from app.web.openapi.document import DescribedAPI
-from app.web.strict_requests import refuse_unread
-from app.wiring.lifespan import Lifespan
-from app.wiring.middleware import middleware
-from app.wiring.routes import add_routes
-from app.wiring.sampling import sampling_defaults
-from app.wiring.services import open_services
+from app.web.bodies import refuse_unread
+from app.web.body_limit import BodyBudget, BodyLimitMiddleware
+from app.web.errors import describe_problem, install_error_handlers
+from app.web.idempotency import IdempotencyMiddleware
+from app.web.middleware import (
+    AccessLogMiddleware,
+    HostMiddleware,
+    LeaseGate,
+    RequestIdMiddleware,
+    TraceResponseMiddleware,
+    cross_origin,
+)
+from app.web.openapi import DescribedAPI
+from app.web.schema_words import schema_of
+from app.wire.turns import SamplingFields
+
+logger = logging.getLogger(__name__)
+
+
+def sampling_defaults(model: ResolvedModel, generation_config: str) -> SamplingDefaults:
+    """As the setting of that name says: `none` is neutral; `auto` is as the model's file says, and where that says
+    nothing, as the catalogue does. Raises `BrokenModel` for a file with a value that no client may give.
+    """
+    if generation_config == "none":
+        return NEUTRAL
+    path = generation_file(model)
+    entries = {} if path is None else read_generation(path)
+    said = {name: entries[name] for name in asdict(NEUTRAL) if entries.get(name) is not None}
+    try:
+        fields = SamplingFields.model_validate(said)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field, words = describe_problem(schema_of(SamplingFields), dict(problem), problem["loc"])
+        raise BrokenModel(
+            f"{path}: {field}: {words}; correct it, or start with generation_config none", param="generation_config"
+        ) from error
+    found = fields.sampling(model.sampling)
+    changed = {name: value for name, value in asdict(found).items() if value != getattr(NEUTRAL, name)}
+    if changed:
+        told = ", ".join(f"{name} {value:g}" for name, value in changed.items())
+        logger.info("defaults of sampling from the model: %s", told)
+    return found
+
+
+def middleware(
+    settings: Settings,
+    tenancy: Tenancy,
+    lease: FolderLease | None,
+    cluster: Cluster | None,
+    ways: Mapping[str, Way],
+    keyed: KeyedRequests,
+    *,
+    is_traced: bool,
+) -> list[Middleware]:
+    """All of it, outermost first. `lease` is that of the state folder. `ways` are those of the cluster, beside that of
+    sessions. `is_traced`: answers name the trace of their turn.
+    """
+
+    def most_imported(scope: Scope) -> int:
+        own = import_limit(scope)
+        return int(settings.max_import_bytes) if own is None else min(own, int(settings.max_import_bytes))
+
+    audit = [] if tenancy.audit is None else [Middleware(AuditMiddleware, log=tenancy.audit, clock=tenancy.clock)]
+    access = [Middleware(AccessLogMiddleware)] if settings.access_log else []
+    spans = [Middleware(TraceResponseMiddleware)] if is_traced else []
+    gate = [] if lease is None else [Middleware(LeaseGate, lease=lease)]
+    doors = [] if cluster is None else [_doors(cluster, ways)]
+    return [
+        Middleware(RequestIdMiddleware),
+        *spans,
+        *access,
+        *audit,
+        *gate,
+        *doors,
+        *cross_origin(settings.cors_origins),
+        Middleware(
+            HostMiddleware,
+            hosts=settings.answered_hosts,
+            origins=settings.cors_origins,
+            needs_key=settings.needs_key,
+        ),
+        Middleware(TenantMiddleware, directory=tenancy.directory, quotas=tenancy.quotas),
+        Middleware(
+            BodyLimitMiddleware,
+            max_bytes=min(int(settings.max_request_bytes), int(settings.max_bodies_bytes)),
+            routes={("POST", IMPORT_PATH): most_imported},
+            budget=BodyBudget(int(settings.max_bodies_bytes)),
+        ),
+        Middleware(IdempotencyMiddleware, requests=keyed),
+    ]
+
+
+def _doors(cluster: Cluster, ways: Mapping[str, Way]) -> Middleware:
+    """Before the gates for clients: other servers have no key of a tenant."""
+    member = cluster.member
+    return Middleware(ClusterDoors, here=member.here, key=member.key, arrivals=cluster.arrivals, ways=ways)
+
+
+ROUTERS = (
+    sessions.router,
+    turns.router,
+    breakpoints.router,
+    checkpoint.router,
+    breakpoints.maps_router,
+    turns.resume_router,
+    breakpoints.vectors_router,
+    sessions.files_router,
+    completions.router,
+    responses.router,
+    responses.kept_router,
+    anthropic.router,
+    system.router,
+    system.page_router,
+)
+
+
+def add_routes(app: FastAPI) -> None:
+    """Add all of them, in the order in which the API's document names them. `app.state.routes` are they, for
+    `web.matching`: the framework hides those of a router in it.
+    """
+    for router in ROUTERS:
+        app.include_router(router)
+    app.router.routes.append(responses_socket.ROUTE)
+    app.state.routes = [*(route for router in ROUTERS for route in router.routes), responses_socket.ROUTE]
 
 
 def load_app(
@@ -146,7 +284,7 @@ def _described(lifespan: Lifespan, layers: list[Middleware]) -> DescribedAPI:
         version=version("djinn-server"),
         lifespan=lifespan.run,
         redirect_slashes=False,
-        docs_url=None,  # the framework's pages load a CDN; `routers/page.py` has one
+        docs_url=None,  # the framework's pages load a CDN; `routers/system.py` has one
         redoc_url=None,
         dependencies=[Depends(refuse_unread)],
         middleware=layers,

@@ -79,8 +79,8 @@ def _positive(text: str) -> int:
 
 def _field(name: str, text: str) -> int | float:
     """The value of a field of a turn, within the field's range."""
-    from app.web.errors.field_schema import schema_of  # half a second, which the other commands need not wait for
-    from app.web.errors.problems import describe_problem
+    from app.web.errors import describe_problem
+    from app.web.schema_words import schema_of  # half a second, which the other commands need not wait for
     from app.wire.turns import SamplingFields
 
     given: int | float | str = text

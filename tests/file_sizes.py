@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from app.machine import disk
+from app.machine import files
 
 
 def free_on_disks(monkeypatch: pytest.MonkeyPatch, free_bytes: Callable[[], int]) -> None:
     """Every disk has so much room, as far as this process asks."""
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: free_bytes())
+    monkeypatch.setattr(files, "free_bytes", lambda folder: free_bytes())
 
 
 @contextmanager

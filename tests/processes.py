@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 
 from app.engine_process import engine
-from app.serving import SPIN_COUNT
+from app.serve import SPIN_COUNT
 from tests.waiting import wait_until
 
 START_TIMEOUT_S = 60

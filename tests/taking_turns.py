@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from app.bridge.turn import Turn
 from app.domain.values import SamplingParams, StopRule
+from app.engine_process.turn import Turn
 from app.exports.spool import Spool, SpoolFile
-from app.machine.disk import Claim, DiskRoom
+from app.machine.files import Claim, DiskRoom
 from app.messages import TurnFinished
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.bridge.turn import TokenRun
 from app.domain.values import Phase, SamplingParams, StopRule, Tier
+from app.engine_process.turn import TokenRun
 from app.messages import TurnFinished
 from app.routers.dependencies import Services
 from tests.serving import running_services

@@ -6,13 +6,12 @@ import re
 
 import pytest
 
-from app.anthropic.bodies import CountTokensBody, MessagesBody
+from app.anthropic.messages import CountTokensBody, MessagesBody
 from app.openai.chat import ChatBody
-from app.openai.completions.body import CompletionBody
-from app.openai.responses.body import ResponseBody
-from app.openai.tokenization import DetokenizeBody, TokenizeBody
-from app.wire.extras.body import OpenBody
-from app.wire.extras.unsupported import ANTHROPIC, UNSUPPORTED
+from app.openai.completions import CompletionBody
+from app.openai.models import DetokenizeBody, TokenizeBody
+from app.openai.response_input import ResponseBody
+from app.wire.extras import ANTHROPIC, UNSUPPORTED, OpenBody
 from app.wire.turns import SamplingFields
 from tests.test_docs import PAGES
 

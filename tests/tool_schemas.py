@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.model_store.byte_tokenizer import EOS_ID
+from app.model_store.shapes import EOS_ID
 
 PLACE = {
     "type": "object",

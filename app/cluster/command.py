@@ -20,15 +20,15 @@ from app.cluster.load import READY
 from app.cluster.moves.key import ClusterKey
 from app.cluster.moves.signatures import sign_request
 from app.cluster.table import Table
-from app.domain.addresses import LOOPBACK_NAMES
 from app.domain.errors import FieldOutOfRange
-from app.logs.formats import Log, configure
-from app.machine.descriptors import raise_descriptor_limit
+from app.domain.text import LOOPBACK_NAMES
+from app.logs import Log, configure
 from app.machine.files import explain
+from app.machine.memory import raise_descriptor_limit
 from app.settings import Settings, variables
-from app.web.connections.caps import Caps
-from app.web.hangups import Hangups
-from app.web.port import bind
+from app.web.connections import Caps
+from app.web.listener import bind
+from app.web.server import Hangups
 
 logger = logging.getLogger(__name__)
 

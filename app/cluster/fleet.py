@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from app.cluster.load import Load
 from app.domain.errors import FieldOutOfRange, ReplicaAway
-from app.domain.session_ids import REPLICA_NAME
+from app.domain.homes import REPLICA_NAME
 
 OWN_NAME = "front"
 """What the front door's own metrics have where those of replicas have their name."""

@@ -1,22 +1,225 @@
-"""The whole examination: facts, and a judgement of each."""
+"""What the doctor finds out about the machine, how it judges that, and what it says."""
 
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
-from app.doctor.capability import check_capability
-from app.doctor.copies import check_copies
-from app.doctor.device import check_cpu, check_gpu, choose_device
-from app.doctor.disk import check_disk
-from app.doctor.driver import check_driver
-from app.doctor.facts import Facts, gather
-from app.doctor.findings import Finding
-from app.doctor.link import check_link
-from app.doctor.memlock import check_memlock, check_pinned
-from app.doctor.memory import check_device_memory, check_host_memory
-from app.doctor.numa import check_numa
-from app.doctor.probe import MachineProbe
-from app.doctor.report import Report
-from app.doctor.versions import check_versions
-from app.doctor.weights import check_weights
+from rich.console import Console
+from rich.text import Text
+
+from app.doctor.device import (
+    LEAST_BYTES,
+    Driver,
+    Link,
+    buffer_bytes,
+    check_capability,
+    check_copies,
+    check_cpu,
+    check_driver,
+    check_gpu,
+    check_link,
+    choose_device,
+    cpu_name,
+    nvidia_cards,
+    read_link,
+    read_release,
+)
+from app.doctor.findings import Finding, Status, error, ok
+from app.doctor.host import (
+    Disk,
+    Numa,
+    Pinned,
+    Versions,
+    check_device_memory,
+    check_disk,
+    check_host_memory,
+    check_memlock,
+    check_numa,
+    check_pinned,
+    check_versions,
+    read_disk,
+    read_memlock,
+    read_numa,
+    read_versions,
+)
+from app.doctor.probe import GPU, Copies, MachineProbe, ProbeFailed, TorchBuild
+from app.domain.errors import WeightsLost
+from app.gpu.weights.file import REMEDY, WeightFile
+from app.gpu.weights.layout import UnusableFile
+from app.machine.files import size
+from app.machine.memory import HostMemory, read_host_memory
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What only the device itself can tell.
+
+    problem: why a GPU did not answer. copies: None if they were not possible, for the reason in copies_problem; they
+    are not tried where nothing can be pinned. link: None where the machine does not tell, or not the truth.
+    """
+
+    gpu: GPU | None = None
+    problem: str | None = None
+    pinned: Pinned | None = None
+    copies: Copies | None = None
+    copies_problem: str | None = None
+    link: Link | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Sizes in bytes. nvidia_cards: on the PCI bus. memlock_bytes: None if unlimited. numactl: whether it is installed.
+    disk: None without a state directory.
+    """
+
+    cpu: str
+    nvidia_cards: int
+    torch: TorchBuild
+    driver: Driver
+    device: DeviceFacts
+    numa: Numa
+    numactl: bool
+    memlock_bytes: int | None
+    host: HostMemory
+    disk: Disk | None
+    versions: Versions
+
+
+def gather(device: str, build: TorchBuild, state_dir: Path | None, probe: MachineProbe, root: Path) -> Facts:
+    """`device`: `cpu` or `cuda:N`. `root`: where the kernel's `sys` and `proc` are."""
+    host = read_host_memory(root)
+    found = _ask_device(device, build, host.free_bytes, probe, root)
+    return Facts(
+        cpu=cpu_name(root),
+        nvidia_cards=nvidia_cards(root),
+        torch=build,
+        driver=Driver(read_release(root), probe.driver_cuda()),
+        device=found,
+        numa=read_numa(root, None if found.gpu is None else found.gpu.pci_address),
+        numactl=shutil.which("numactl") is not None,
+        memlock_bytes=read_memlock(),
+        host=host,
+        disk=None if state_dir is None else read_disk(state_dir),
+        versions=read_versions(),
+    )
+
+
+def _ask_device(device: str, build: TorchBuild, host_free: int, probe: MachineProbe, root: Path) -> DeviceFacts:
+    if device == "cpu":
+        copies, problem = _measure(probe, None, buffer_bytes(host_free, host_free))
+        return DeviceFacts(copies=copies, copies_problem=problem)
+    index = int(device.removeprefix("cuda:"))
+    if index >= build.gpu_count:
+        return DeviceFacts()
+    try:
+        gpu = probe.gpu(index)
+    except ProbeFailed as failure:
+        return DeviceFacts(problem=str(failure))
+    num_bytes = buffer_bytes(host_free, gpu.free_bytes)
+    pinned = Pinned(num_bytes, _pin(probe, index, num_bytes))
+    copies, problem = _measure(probe, index, num_bytes) if pinned.problem is None else (None, None)
+    return DeviceFacts(gpu, None, pinned, copies, problem, _true_link(read_link(root, gpu.pci_address), copies))
+
+
+def _true_link(link: Link | None, copies: Copies | None) -> Link | None:
+    """Virtual machines make links up, and some GPUs have a better way to host memory than PCIe: copies prove it."""
+    if link is None or copies is None:
+        return link
+    fastest = max(copies.to_device.median, copies.from_device.median)
+    return None if fastest > link.bytes_per_second else link
+
+
+def _pin(probe: MachineProbe, index: int, num_bytes: int) -> str | None:
+    try:
+        probe.pin(index, num_bytes)
+    except ProbeFailed as failure:
+        return str(failure)
+    return None
+
+
+def _measure(probe: MachineProbe, index: int | None, num_bytes: int) -> tuple[Copies | None, str | None]:
+    """`index`: of the GPU, None for a CPU."""
+    if num_bytes < LEAST_BYTES:
+        return None, f"there is room for buffers of {size(num_bytes)} only"
+    try:
+        return (probe.cpu_copies(num_bytes) if index is None else probe.gpu_copies(index, num_bytes)), None
+    except ProbeFailed as failure:
+        return None, str(failure)
+
+
+SEVERITY = list(Status)
+STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.ERROR: "bold red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """device: what `djinn serve` would use. status: the worst of the findings. Its JSON is published as
+    docs/doctor.schema.json; a change of its form is another `schema_version`.
+    """
+
+    schema_version: Literal[1]
+    device: str
+    status: Status
+    findings: list[Finding]
+    facts: Facts
+
+    @classmethod
+    def of(cls, device: str, findings: Sequence[Finding], facts: Facts) -> Report:
+        """The report of an examination."""
+        worst = max((finding.status for finding in findings), key=SEVERITY.index)
+        return cls(1, device, worst, list(findings), facts)
+
+    def to_json(self) -> str:
+        """One JSON object, indented."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False)
+
+    def print(self, console: Console) -> None:
+        """A line for each finding, and under it the remedy; never broken, so that a command can be copied."""
+        for finding in self.findings:
+            line = Text.assemble(
+                (f"{finding.status:<9}", STYLES[finding.status]),
+                (f"{finding.name.replace('_', ' '):<20}", "bold"),
+                finding.summary,
+            )
+            console.print(line, soft_wrap=True)
+            if finding.remedy is not None:
+                console.print(Text(f"{'':<9}-> {finding.remedy}"), soft_wrap=True)
+        console.print(self._verdict(), soft_wrap=True)
+
+    def _verdict(self) -> Text:
+        counts = {status: sum(finding.status is status for finding in self.findings) for status in SEVERITY}
+        parts = [
+            f"{counts[status]} {status}{'s' * (counts[status] > 1)}" for status in SEVERITY[:0:-1] if counts[status]
+        ]
+        return Text(f"\n{self.device}: {', '.join(parts) or 'all is well'}", STYLES[self.status])
+
+
+NAME = "weights"
+
+
+def check_weights(folder: Path) -> list[Finding]:
+    """One line for each file of weights in `folder`, which is read wholly: 140 GB take minutes."""
+    found = [_check(path) for path in sorted(folder.glob("*.safetensors"))]
+    return found or [ok(NAME, f"there are no copies of streamed weights in {folder}")]
+
+
+def _check(path: Path) -> Finding:
+    try:
+        file = WeightFile(path)
+    except (UnusableFile, OSError) as problem:
+        return error(NAME, f"{path} cannot be used: {problem}", REMEDY)
+    try:
+        file.check()
+    except WeightsLost as lost:
+        return error(NAME, lost.message.removesuffix(f". {REMEDY}"), REMEDY)
+    finally:
+        file.close()
+    return ok(NAME, f"{path} is whole, {size(path.stat().st_size)}")
 
 
 def examine(
@@ -72,3 +275,18 @@ def _judge_copies(facts: Facts) -> list[Finding]:
         if found.pinned.problem is not None:
             return findings
     return findings + check_copies(found.copies, found.copies_problem, found.link)
+
+
+FOUND_ERRORS = 1
+
+
+def diagnose(device: str, state_dir: Path | None, weights_dir: Path | None, *, as_json: bool) -> int:
+    """Examine this machine, and the copies of weights in `weights_dir` if it is given, and print the report; returns
+    the exit status, 1 if anything is an error.
+    """
+    report = examine(device, state_dir, MachineProbe(), weights_dir=weights_dir)
+    if as_json:
+        print(report.to_json())
+    else:
+        report.print(Console())
+    return FOUND_ERRORS if report.status is Status.ERROR else 0

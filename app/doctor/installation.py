@@ -1,8 +1,8 @@
 """What `djinn --version` says: what is installed, and what it would serve with."""
 
 from app.doctor.device import choose_device
+from app.doctor.host import TORCH, read_versions
 from app.doctor.probe import newest_cuda
-from app.doctor.versions import TORCH, read_versions
 from app.domain.values import AUTO_DTYPES
 from app.settings import Settings
 

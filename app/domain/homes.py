@@ -1,4 +1,4 @@
-"""Where sessions are at home that have moved between servers: what each server knows, and what it says when asked.
+"""Ids of sessions name the server that made them. This says where sessions are at home that have moved.
 
 Each move of a session has a number, its epoch, one more than all before. The old home writes down that the session is
 leaving before the new home may take it, and asks whether it did if it does not hear of it. So there is one home, or for
@@ -7,6 +7,9 @@ a while a session that no server serves. `docs/design/moves.md` has the protocol
 
 from __future__ import annotations
 
+import re
+import secrets
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -169,3 +172,36 @@ class Homes:
     def _if_gone(self, session: SessionId | None) -> SessionId | None:
         home = None if session is None else self._known.get(session)
         return session if home is not None and home.state is HomeState.GONE else None
+
+
+REPLICA_NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
+"""Of a server among others of a cluster."""
+
+_NAMED = re.compile(rf"ses_({REPLICA_NAME.pattern})_[0-9a-f]{{36}}")
+_NAMED_RESPONSE = re.compile(rf"resp_({REPLICA_NAME.pattern})_[0-9a-f]{{32}}")
+
+
+def new_session_id(replica: str | None = None) -> SessionId:
+    """A fresh id: the replica, the time in ns, so that ids of one replica sort by age, and 80 random bits, so that
+    no client can guess one.
+    """
+    home = "" if replica is None else f"{replica}_"
+    return SessionId(f"ses_{home}{time.time_ns():016x}{secrets.token_hex(10)}")
+
+
+def home_of(session_id: str) -> str | None:
+    """The replica that made the session; None for an id that names none, or is none."""
+    named = _NAMED.fullmatch(session_id)
+    return None if named is None else named[1]
+
+
+def new_response_id(replica: str | None = None) -> str:
+    """A fresh id of a response: the replica, and 128 random bits, so that no client can guess one."""
+    home = "" if replica is None else f"{replica}_"
+    return f"resp_{home}{secrets.token_hex(16)}"
+
+
+def home_of_response(response_id: str) -> str | None:
+    """The replica that made the response; None for an id that names none, or is none."""
+    named = _NAMED_RESPONSE.fullmatch(response_id)
+    return None if named is None else named[1]

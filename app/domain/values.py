@@ -1,11 +1,37 @@
 """The vocabulary that every room shares: ids, enums and small frozen values. No third-party imports."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NewType
+from typing import Literal, NewType, Protocol, TypeVar
 
-from app.domain.grammar import Grammar
+
+class GrammarKind(StrEnum):
+    """The language that a grammar is written in."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+    CHOICE = "choice"
+    """A JSON list of strings, of which the text is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole text of a turn must match. Two with one kind and text are equal, whatever field they came in."""
+
+    kind: GrammarKind
+    text: str
+    field: str = dataclasses.field(compare=False)
+    """The request's field that it came in, for errors."""
+    parts: tuple[tuple[str, Grammar], ...] = dataclasses.field(default=(), compare=False, repr=False)
+    """Grammars that it was made from, each with its name: an error tells of the part that is wrong."""
+
 
 SessionId = NewType("SessionId", str)
 Ticket = NewType("Ticket", int)
@@ -203,3 +229,91 @@ class ModelInfo:
     parameter_bytes: int
     kv_bytes_per_token: int
     kv_dtype: str
+
+
+MAX_LABEL_BYTES = 192 << 20
+"""Of what the file of an exported session says beside its history and KV, as JSON: 64 MiB of tensors of the session's
+edits, and as many others of its paused turn, have 171 MiB in base64. 21 MiB are left for metadata, breakpoints, the
+checkpoint and log-probabilities.
+"""
+
+MAX_NAME = 256
+"""Characters of a name that a caller gives a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """None: no limit but the server's."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    turns_at_once: int | None = None
+    """Turns that wait, run or are paused."""
+    sessions: int | None = None
+    guaranteed_sessions: int | None = None
+    import_bytes: int | None = None
+    device_bytes: int | None = None
+    """KV of the contexts of turns that wait, run or are paused."""
+    host_bytes: int | None = None
+    """KV in host memory."""
+
+
+NO_LIMITS = Limits()
+
+Settle = Callable[[int], None]
+"""Takes how many of the reserved tokens were used, once, when that is known."""
+
+
+class Quotas(Protocol):
+    """What the owners of sessions may use, as the sessions ask for it. Used on the event loop only."""
+
+    def limits(self, owner: str | None) -> Limits:
+        """What the owner may use."""
+        ...
+
+    def reserve(self, owner: str | None, tokens: Sequence[int]) -> list[Settle]:
+        """Count the tokens of each turn before it is known how many they will be: those of all turns, or none.
+
+        Raises `RateLimited`, but not for 0 tokens.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JournalState:
+    """`failure` is why the journal cannot be written, None if it can be; `is_full`: because there is no room for it.
+    `waiting` counts sessions, vectors and responses with changes that are not in it yet. `epoch` is that of the lease
+    of the folder, None without one; `is_fenced`: the lease is not held.
+    """
+
+    failure: str | None = None
+    is_full: bool = False
+    waiting: int = 0
+    epoch: int | None = None
+    is_fenced: bool = False
+
+
+NO_JOURNAL = JournalState()
+"""A server that keeps nothing has nothing to write."""
+
+
+def leaves_as_much(limit: int, *, taken: int, more: int, besides: int, whole: int) -> bool:
+    """Whether a holder may have `more` for one thing, which is `whole` then, where all together have `taken`.
+
+    A holder leaves as much of `limit` free as it takes, but for its only thing: it has `besides` of others (Choudhury
+    and Hahne, *Dynamic queue length thresholds*, 1998). So each holder finds room, and one that is alone has half.
+    """
+    own = besides + whole if besides else 0
+    return taken + more + own <= limit
+
+
+TokenIds = TypeVar("TokenIds", "array[int]", tuple[int, ...])
+"""What can be compared a part at a time, without a step of Python for each token."""
+
+
+def common_prefix(a: TokenIds, b: TokenIds) -> int:
+    """How many tokens `a` and `b` begin with in common; nearly always all of one of them."""
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:
+        return shorter
+    return bisect_left(range(shorter), True, key=lambda length: a[: length + 1] != b[: length + 1])

@@ -1,28 +1,185 @@
-"""The engine as the server sees it: in another process, which is replaced when it dies."""
+"""The engine as the server sees it: in another process, which is replaced when it dies.
+
+There are two signs. A process that says nothing is suspended, or starved: it beats each second, whatever its engine
+does. An engine that beats may still be stuck, for example in a kernel that never ends: then its count of messages,
+layers and steps stands still. One layer of a long prompt takes seconds on a slow processor, so that takes longer.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import math
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 
-from app.bridge.executor import Deliver
 from app.domain.errors import DjinnError, EngineError, EngineRestarting, EngineStalled
 from app.domain.values import ModelInfo
-from app.engine_process.channel import Closed
-from app.engine_process.child import Child
+from app.engine_process.channel import Channel, Closed
 from app.engine_process.codec import Frame, decode, encode
-from app.engine_process.deaths import Deaths
+from app.engine_process.executor import Deliver
 from app.engine_process.frames import Beat, Compiled, Dying, Find, Load, Loaded, NotLoaded, Stop
 from app.engine_process.grammars import RemoteGrammars
-from app.engine_process.stalls import Stalls
-from app.messages import Back, Command, GoesOn, Lost, Stalled
+from app.machine.cores import binding
+from app.machine.handover import send_socket
+from app.messages import Back, Command, Event, GoesOn, Lost, Stalled, TurnFinished
 
 logger = logging.getLogger(__name__)
+
+PRIVATE = "DJINN_"
+"""Variables of the environment that begin so are settings of the server, keys among them."""
+LARGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""Has PyTorch ask for pages of 2 MiB for large tensors: in a prompt, each layer writes its results to new memory.
+Measured for 1,000 tokens of a 135M Llama on one thread, busy cores: 0.90 and 0.94 of the CPU time of all kernels.
+"""
+END_TIMEOUT_S = 10.0
+"""How long a process that has nothing left to say may take to end."""
+
+
+class Child:
+    """A process that runs `app.engine_process`. It begins to import PyTorch at once, which takes seconds."""
+
+    def __init__(self) -> None:
+        """Start the process. Raises `OSError` if the machine has no room for one."""
+        ours, theirs = socket.socketpair()
+        self._sockets, their_sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sockets.setblocking(False)  # an engine that reads nothing must not hold up the event loop
+        given = {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
+        environment = LARGE_PAGES | binding(given) | given
+        descriptors = [theirs.fileno(), their_sockets.fileno()]
+        with theirs, their_sockets:
+            try:
+                self._process = subprocess.Popen(
+                    # -P: the working folder may have its own `app`.
+                    [sys.executable, "-P", "-m", "app.engine_process", *map(str, descriptors)],
+                    pass_fds=descriptors,
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # a server's own stdout has one line, for the program that waits for it
+                    env=environment,
+                )
+            except OSError:
+                ours.close()
+                self._sockets.close()
+                raise
+        self.channel = Channel(ours)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
+    def give(self, number: int, connection: socket.socket) -> None:
+        """Send a connection to another server over, to be known by that number there; this process closes its own.
+
+        Raises `OSError`.
+        """
+        with connection:
+            send_socket(self._sockets, number, connection)
+
+    def wait(self) -> str:
+        """Wait until the process has ended, which it is made to in the end. Returns how."""
+        try:
+            status = self._process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            status = self._process.wait()
+        self.channel.close()
+        self._sockets.close()
+        if status < 0:
+            return f"its process was ended by {signal.Signals(-status).name}"
+        return f"its process ended with status {status}"
+
+    def kill(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()
+
+
+MOST = 5
+WITHIN_S = 600.0
+
+
+class Deaths:
+    """Counts the deaths of engines that have finished no turn: what kills them may be there each time."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """`now` tells the time in seconds."""
+        self._now = now
+        self._times: deque[float] = deque(maxlen=MOST)
+
+    def note_events(self, events: Iterable[Event]) -> None:
+        """Look at what an engine has done."""
+        if self._times and any(isinstance(event, TurnFinished) for event in events):
+            self._times.clear()
+
+    def note(self) -> None:
+        """An engine has died. Raises `EngineError` if another would do so too."""
+        now = self._now()
+        self._times.append(now)
+        if len(self._times) == MOST and now - self._times[0] <= WITHIN_S:
+            raise EngineError(f"it died {MOST} times within {WITHIN_S / 60:.0f} minutes, and no turn came to its end")
+
+
+SILENT_S = 3.0
+"""Without a beat for so long: new work is refused. Most processes that are late go on before their turns must end."""
+UNHEARD_S = 7.0
+"""Without a beat for so long: turns end too. Their clients can repeat them where an engine gets on."""
+
+
+class Stalls:
+    """Follows one process. Times are sums of what was waited for, not by a clock: they stand still while both processes
+    are suspended.
+    """
+
+    def __init__(self, stuck_s: float) -> None:
+        """`stuck_s`: how long one layer or step may take."""
+        self._stuck_s = stuck_s
+        self.silent_s = 0.0
+        """How long the process has said nothing."""
+        self.busy_s = 0.0
+        """How long its engine has been busy with one thing, by the last beat."""
+        self._told: Stalled | None = None
+
+    def wait(self, seconds: float) -> None:
+        """The process has said nothing for so many seconds more."""
+        self.silent_s += seconds
+
+    def hear(self, busy_s: float | None = None) -> None:
+        """The process has said something; `busy_s` is what a beat tells."""
+        self.silent_s = 0.0
+        if busy_s is not None:
+            self.busy_s = busy_s
+
+    def news(self) -> Stalled | GoesOn | None:
+        """What has changed since this was last asked."""
+        now, before = self._stall(), self._told
+        if now is None:
+            self._told = None
+            return None if before is None else GoesOn()
+        if before is not None and before.ends_turns >= now.ends_turns:
+            return None
+        self._told = now
+        return now
+
+    def _stall(self) -> Stalled | None:
+        if self.silent_s >= SILENT_S:
+            ends_turns = self.silent_s >= UNHEARD_S
+            return Stalled(f"its process has said nothing for {self.silent_s:.0f} s", ends_turns)
+        if self.busy_s >= self._stuck_s:
+            return Stalled(f"it has been busy with one thing for {self.busy_s:.0f} s", ends_turns=True)
+        return None
+
 
 LOOK_S = 0.5
 """Between two looks at a process that says nothing."""
@@ -35,7 +192,7 @@ LOADS = 10.0
 
 
 class EngineProcess:
-    """Runs an engine in a process of its own: `begin` and `loaded` first, then as `app.bridge.executor.Engine`.
+    """Runs an engine in a process of its own: `begin` and `loaded` first, then as `app.engine_process.executor.Engine`.
 
     When the process dies, or makes no progress for `timeout_s` seconds, another is started: `deliver` gets `Lost`,
     and `Back` when the new one takes commands. All that was sent before is then forgotten. Before that, `deliver` gets
@@ -100,7 +257,7 @@ class EngineProcess:
         self._send(command)
 
     def give(self, connection: socket.socket) -> int:
-        """See `app.bridge.executor.Engine`."""
+        """See `app.engine_process.executor.Engine`."""
         number = next(self._connections)
         self._child.give(number, connection)
         return number

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from app.domain.errors import DjinnError
-from app.domain.grammar import Grammar
-from app.domain.values import ModelInfo, WeightsDtype
-from app.logs.formats import Log
+from app.domain.values import Grammar, ModelInfo, WeightsDtype
+from app.logs import Log
 from app.settings import EngineSettings
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from app.domain.errors import DjinnError, EngineAway, EngineRestarting
-from app.domain.grammar import Grammar
+from app.domain.values import Grammar
 from app.engine_process.frames import Compile, Prepare, Release
 
 

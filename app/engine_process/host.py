@@ -30,17 +30,18 @@ from app.engine_process.frames import (
     Stop,
 )
 from app.engine_process.loading import disk_room, find_model
-from app.logs.formats import configure
+from app.logs import configure
 from app.machine.cores import free_from_core, leave_core
 from app.machine.handover import receive_sockets
 from app.machine.memory import give_back_freed
 from app.messages import Command, Done, Event, Failed
 
+logger = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     from app.gpu.engine import Engine
     from app.grammars.compiler import Compiled as CompiledGrammar
 
-logger = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 FLUSH_S = 5.0

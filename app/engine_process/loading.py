@@ -6,8 +6,8 @@ from pathlib import Path
 
 from app.domain.values import WeightsDtype
 from app.engine_process.frames import Load
-from app.logs.formats import Log
-from app.machine.disk import DiskRoom
+from app.logs import Log
+from app.machine.files import DiskRoom
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import Settings
 

@@ -10,10 +10,11 @@ from itertools import pairwise
 import numpy as np
 
 from app.domain.activations import CheckpointInfo
-from app.domain.breakpoint_work import MAX_PASS_EDITS, MAX_WORK, work_of
 from app.domain.breakpoints import (
     MAX_INTERVENTION_BYTES,
     MAX_INTERVENTIONS,
+    MAX_PASS_EDITS,
+    MAX_WORK,
     Action,
     Breakpoint,
     Edit,
@@ -21,12 +22,12 @@ from app.domain.breakpoints import (
     Intervention,
     Pass,
     TensorData,
+    work_of,
 )
 from app.domain.values import ModelInfo
 from app.exports.label import ExportLabel, PausedTurnLabel
-from app.sessions.whitebox.breakpoints import MAX_BREAKPOINTS
-from app.wire.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
-from app.wire.edits import MAX_EDITS, MAX_FACTOR, MAX_FLOAT32, NEEDED_BY, fits
+from app.sessions.whitebox import MAX_BREAKPOINTS
+from app.wire.breakpoints import MAX_EDITS, MAX_FACTOR, MAX_FLOAT32, MAX_TIMEOUT_S, MIN_TIMEOUT_S, NEEDED_BY, fits
 from app.wire.tensors import EXPONENTS, to_float32
 
 ID = re.compile(r"bp_[0-9a-f]{16}")

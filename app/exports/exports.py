@@ -11,21 +11,18 @@ from typing import BinaryIO
 
 from pydantic import ValidationError
 
-from app.bridge.turn import Turn
 from app.domain.errors import BadExport, Busy, FieldOutOfRange, TooLarge, WrongState
-from app.domain.limits import MAX_LABEL_BYTES
-from app.domain.values import ModelInfo, SessionState
+from app.domain.values import MAX_LABEL_BYTES, ModelInfo, SessionState
+from app.engine_process.turn import Turn
 from app.exports.checks import LabelChecks
-from app.exports.label import ExportLabel, PausedTurnLabel
-from app.exports.label_text import check_text, has_room, most_values
+from app.exports.label import ExportLabel, PausedTurnLabel, check_text, has_room, most_values
 from app.exports.spool import SpoolFile
-from app.machine.units import size
+from app.machine.files import size
 from app.messages import Export, ExportedKV, Import, ImportedKV, Reinstate
-from app.sessions.paused_turn import Pause
 from app.sessions.registry import SessionRegistry
-from app.sessions.session import Session
-from app.web.errors.field_schema import schema_of
-from app.web.errors.problems import describe_problem
+from app.sessions.session import Pause, Session
+from app.web.errors import describe_problem
+from app.web.schema_words import schema_of
 from app.wire.sessions import MAX_TTL_S
 
 MAX_BLOCK_SIZE = 256

@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from array import array
+from collections.abc import Iterable
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
 from app.domain.activations import CheckpointInfo, PausedTurn
-from app.domain.breakpoints import Breakpoint, Intervention, OnTimeout, TensorData
-from app.domain.tensor_swaps import Swap, swapped_breakpoint, swapped_intervention
-from app.domain.values import NEUTRAL, SamplingParams, StopRule, TokenLogprobs
-from app.exports.tensors import TensorTable
-from app.sessions.paused_turn import PausedPlace, PauseLimit
-from app.sessions.session import Session
+from app.domain.breakpoints import (
+    Breakpoint,
+    Intervention,
+    OnTimeout,
+    Swap,
+    TensorData,
+    swapped_breakpoint,
+    swapped_intervention,
+)
+from app.domain.text import has_more_values, is_nested_too_deep
+from app.domain.values import MAX_LABEL_BYTES, NEUTRAL, SamplingParams, StopRule, TokenLogprobs
+from app.machine.files import size
+from app.sessions.session import PausedPlace, PauseLimit, Session
 from app.text.generation import TextRule
 from app.wire.base import MAX_COUNT, TokenId, WireModel
 from app.wire.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from app.wire.sessions import SessionLabels
-from app.wire.structured import StructuredOutputs
-from app.wire.turns import SamplingFields
+from app.wire.turns import SamplingFields, StructuredOutputs
+
+
+class TensorTable:
+    """Tensors by their digest, which stands for their data elsewhere in the label."""
+
+    def __init__(self, tensors: Iterable[bytes] = ()) -> None:
+        self._data: dict[bytes, bytes] = {_digest(data): data for data in tensors}
+        self._digests: dict[int, tuple[bytes, bytes]] = {}
+        """By the identity of the bytes, which are kept so that no others get it."""
+
+    @property
+    def tensors(self) -> tuple[bytes, ...]:
+        """All of them."""
+        return tuple(self._data.values())
+
+    def put(self, data: bytes) -> bytes:
+        """Note `data`; returns what stands for it."""
+        known = self._digests.get(id(data))
+        if known is None:
+            known = self._digests[id(data)] = _digest(data), data
+            self._data.setdefault(*known)
+        return known[0]
+
+    def get(self, stands: bytes) -> bytes:
+        """The data that `stands` is for. What is no digest of a tensor here is data itself."""
+        return self._data.get(stands, stands)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _fail_fast(schema: Any, handler: GetCoreSchemaHandler, seen: set[int]) -> None:
@@ -192,3 +231,34 @@ class ExportLabel(_FailsFast, SessionLabels):
 
 def _swapped(interventions: tuple[Intervention, ...], swap: Swap) -> tuple[Intervention, ...]:
     return tuple(swapped_intervention(made, swap) for made in interventions)
+
+
+MAX_VALUES = 1 << 18
+"""Beside those of log-probabilities: 4,096 edits of the session and as many of its turn have about 160,000."""
+TOKEN_VALUES = 64
+"""Of the log-probabilities of one token, with 20 others."""
+MAX_NAMES = 1024
+"""In one object: as many as a `logit_bias` has."""
+
+
+def most_values(tokens: int) -> int:
+    """The most values that the label of a session of so many tokens has, lists and objects included."""
+    return MAX_VALUES + TOKEN_VALUES * tokens
+
+
+def has_room(text: bytes, tokens: int) -> bool:
+    """Whether a server would import the label of a session of so many tokens."""
+    return len(text) <= MAX_LABEL_BYTES and not has_more_values(text, most_values(tokens))
+
+
+def check_text(text: bytes, tokens: int) -> None:
+    """Raise `ValueError` for a text that is no label of a session of so many tokens, or no JSON."""
+    if not has_room(text, tokens):
+        raise ValueError(f"it may have {size(MAX_LABEL_BYTES)} and {most_values(tokens)} values")
+    if not is_nested_too_deep(text):  # which the fields refuse
+        json.loads(text, object_pairs_hook=_check_names)
+
+
+def _check_names(pairs: list[tuple[str, Any]]) -> None:
+    if len(pairs) > MAX_NAMES:
+        raise ValueError(f"an object in it has {len(pairs)} names; there may be from 0 to {MAX_NAMES}")

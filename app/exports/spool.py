@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from app.domain.errors import DiskShort, FieldOutOfRange, SpoolFull, TooLarge
-from app.domain.fair_room import leaves_as_much
-from app.machine.disk import Claim, DiskFull, DiskRoom
-from app.machine.files import make_writable
-from app.machine.units import size
+from app.domain.values import leaves_as_much
+from app.machine.files import Claim, DiskFull, DiskRoom, make_writable, size
 
 CHUNK_BYTES = 1 << 20
 MAX_FILES = 32

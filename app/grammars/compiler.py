@@ -1,28 +1,154 @@
-"""Grammars compiled once, for all turns that use them."""
+"""Grammars compiled once, for all turns that use them.
+
+Some small grammars take minutes or gigabytes, and a compilation that has begun cannot be stopped. A process can.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import select
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, assert_never
 from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits
 
 from app.domain.errors import Busy, FieldOutOfRange
-from app.domain.grammar import Grammar
+from app.domain.values import Grammar, GrammarKind
+from app.grammars import trial
 from app.grammars.matcher import Matcher, error_of, plain
-from app.grammars.source import source_of
-from app.grammars.trials import Trials
-from app.grammars.vocabulary import Vocabulary
 from app.machine.memory import give_back_freed
 from app.model_store.resolve import ResolvedModel
+from app.model_store.tokenizer import eos_token_ids, load_tokenizer
 
 logger = logging.getLogger(__name__)
+
+JSON_WHITESPACE = r"[ \t]|\r?\n[ \t]{0,40}"
+"""What may stand between two tokens of JSON: one space, or a line break with its indentation. llguidance's own default
+has no limit, and small models repeat white space until their tokens run out."""
+
+
+def source_of(grammar: Grammar) -> str:
+    """Raises ValueError for a schema that is not JSON. Whether the rest is valid, compiling it shows."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return LLMatcher.grammar_from_json_schema(grammar.text, defaults={"whitespace_pattern": JSON_WHITESPACE})
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case GrammarKind.LARK:
+            return LLMatcher.grammar_from_lark(grammar.text)
+        case GrammarKind.CHOICE:
+            # One terminal, so one automaton: as alternatives of a rule, 2,000 choices exceed the parser's limits.
+            choices = " | ".join(json.dumps(choice) for choice in json.loads(grammar.text))
+            return f"start: CHOICE\nCHOICE: {choices}"
+        case _:
+            assert_never(grammar.kind)
+
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from app.model_store.resolve import ResolvedModel
+
+
+class Vocabulary:
+    """Read at the first use, which takes about a second."""
+
+    def __init__(self, model: ResolvedModel, size: int) -> None:
+        """`size` is that of the logits, which may be more than the tokenizer has tokens."""
+        self._model = model
+        self._size = size
+
+    @cached_property
+    def arguments(self) -> tuple[str, int, list[int]]:
+        """What llguidance's tokenizer is made from: the fast tokenizer as JSON, the size, tokens that end a text."""
+        tokenizer = load_tokenizer(self._model)
+        tokenizer.backend.no_padding()
+        tokenizer.backend.no_truncation()
+        return tokenizer.backend.to_str(), self._size, sorted(eos_token_ids(self._model, tokenizer))
+
+    @cached_property
+    def compiled(self) -> LLTokenizer:
+        """The vocabulary as a tree of bytes."""
+        from llguidance import LLTokenizer
+
+        text, size, ends = self.arguments
+        return LLTokenizer(text, n_vocab=size, eos_token=ends or None)
+
+
+TIMEOUT_S = 30.0
+"""For an answer. The process ends itself after much less time of a processor; this is for a machine that stalls."""
+
+
+class Trials:
+    """Starts the process at the first trial, and again after a grammar has ended it. For one thread."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._process: subprocess.Popen[str] | None = None
+
+    def error(self, source: str) -> str | None:
+        """What is wrong with a grammar in llguidance's form; None: nothing."""
+        process = self._process or self._start()
+        answer = _ask(process, source)
+        if answer:
+            words = json.loads(answer)
+            assert words is None or isinstance(words, str)
+            return words
+        process.kill()
+        ended_by = process.wait()
+        self.close()
+        if ended_by == -signal.SIGPROF:
+            return f"it takes more than {trial.CPU_S:g} s to compile"
+        return "it takes too much memory or time to compile"
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with process:  # closes the pipes, and waits
+                pass
+
+    def _start(self) -> subprocess.Popen[str]:
+        # -P: the folder of the program is no place to import from.
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(trial.__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # a Ctrl-C at the server's terminal is for the server
+        )
+        if not _ask(process, self._vocabulary.arguments):
+            self.close()
+            raise RuntimeError("the process that tries grammars out does not start")
+        return process
+
+
+def _ask(process: subprocess.Popen[str], question: object) -> str:
+    """The line that answers; empty if the process has ended, or does not answer."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(question) + "\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return ""
+    answers, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
+    return process.stdout.readline() if answers else ""
+
+
 Value = TypeVar("Value")
 MAX_CHARACTERS = 1 << 18
 KEPT = 64

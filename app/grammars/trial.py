@@ -1,4 +1,4 @@
-"""A program that tries grammars out: `trials.py` runs it. A grammar that takes too long or too much memory ends it.
+"""A program that tries grammars out: `compiler.py` runs it. A grammar that takes too long or too much memory ends it.
 
 It reads lines of JSON: first the arguments of llguidance's tokenizer, then a grammar a line. It answers each line with
 one: an error as text, or null.

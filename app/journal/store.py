@@ -1,7 +1,8 @@
-"""The journal's SQLite file: its checks, and one transaction per batch."""
+"""The journal's SQLite file: its checks, its formats, and one transaction per batch."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from array import array
 from collections.abc import Callable, Mapping
@@ -15,16 +16,63 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.homes import Homes
 from app.domain.leases import Lease
 from app.domain.values import ModelInfo, Phase, Residency, SessionId
-from app.journal import breakpoint_tables, home_table, keyed_table, lease_table, refusals, response_table
+from app.journal import key_names, lease_table, refusals, tables
 from app.journal.key_names import rename_tenants
+from app.journal.lease_table import Renewals
 from app.journal.migrations import FORMAT, OLDEST, bring_up_to_date
-from app.journal.records import TOKEN_BYTES, KeyedRecord, ResponseRecord, SessionRecord, VectorKey, WriteBatch, moves
-from app.journal.renewals import Renewals
-from app.journal.steering import Steering
-from app.journal.tables import make_journal
+from app.journal.records import (
+    TOKEN_BYTES,
+    KeyedRecord,
+    ResponseRecord,
+    SessionRecord,
+    Steering,
+    VectorKey,
+    WriteBatch,
+    moves,
+)
 from app.journal.writing import COLUMNS, Fence, Refused, no_fence, write_batch
-from app.machine.files import make_private
-from app.machine.units import counted
+from app.machine.files import counted, make_private
+
+TABLES = f"""
+CREATE TABLE model (name TEXT NOT NULL, vocab_size INTEGER NOT NULL, layers INTEGER NOT NULL, hidden INTEGER NOT NULL)
+STRICT;
+CREATE TABLE session (
+    id TEXT PRIMARY KEY, owner TEXT, name TEXT, metadata TEXT NOT NULL, ttl_s INTEGER, residency TEXT NOT NULL,
+    phase TEXT NOT NULL, created_at REAL NOT NULL, used_at REAL NOT NULL, usage TEXT NOT NULL,
+    forked_from TEXT, forked_tokens INTEGER, namespace TEXT
+) STRICT, WITHOUT ROWID;
+CREATE TABLE tokens (
+    session TEXT NOT NULL, position INTEGER NOT NULL, ids BLOB NOT NULL, PRIMARY KEY (session, position)
+) STRICT, WITHOUT ROWID;
+{tables.BREAKPOINT_TABLES}
+{tables.RESPONSE_TABLE}
+{tables.HOME_TABLES}
+{tables.KEYED_TABLE}
+{key_names.TABLE}
+CREATE TABLE proof (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL) STRICT;
+PRAGMA user_version = {FORMAT};
+"""
+"""A history is the `ids` of its rows in the order of `position`, which is that of a row's first token. `proof` means
+nothing: that it could be written is the proof.
+"""
+
+
+def make_journal(path: Path) -> None:
+    """Make the file whole before it has its name: so an empty one is known to be damaged. Raises `FieldOutOfRange`."""
+    if path.with_name(f"{path.name}-wal").exists():
+        raise refusals.damaged(path, "the file itself is missing, but the changes to be added to it (-wal) are there")
+    unnamed = path.with_name(f"{path.name}.new")
+    unnamed.unlink(missing_ok=True)
+    make_private(unnamed)
+    connection = sqlite3.connect(unnamed)
+    try:
+        connection.executescript(TABLES)
+    except sqlite3.Error as error:
+        raise FieldOutOfRange(f"cannot make the journal {path}: {error}", param="state_dir") from error
+    finally:
+        connection.close()
+    os.replace(unnamed, path)
+
 
 SMALL_BYTES = 64 << 10
 """What a turn or a new session has to write, at most. A journal that has no room even for that keeps no promise; a
@@ -112,35 +160,35 @@ class JournalStore:
     def load_steering(self) -> dict[SessionId, Steering]:
         """That of every session that has some. Raises `FieldOutOfRange` if the file is damaged."""
         try:
-            return breakpoint_tables.load_steering(self._connection)
+            return tables.load_steering(self._connection)
         except (sqlite3.DatabaseError, ValueError) as error:
             raise refusals.unusable(self._path, error) from error
 
     def load_vectors(self) -> dict[VectorKey, TensorData]:
         """Every owner's vectors. Raises `FieldOutOfRange` if the file is damaged."""
         try:
-            return breakpoint_tables.load_vectors(self._connection)
+            return tables.load_vectors(self._connection)
         except (sqlite3.DatabaseError, ValueError) as error:
             raise refusals.unusable(self._path, error) from error
 
     def load_responses(self) -> list[ResponseRecord]:
         """Every response. Raises `FieldOutOfRange` if the file is damaged."""
         try:
-            return response_table.load_responses(self._connection)
+            return tables.load_responses(self._connection)
         except sqlite3.DatabaseError as error:
             raise refusals.unusable(self._path, error) from error
 
     def load_keyed(self) -> list[KeyedRecord]:
         """Requests with a key of their own. Raises `FieldOutOfRange` if the file is damaged."""
         try:
-            return keyed_table.load_keyed(self._connection)
+            return tables.load_keyed(self._connection)
         except (sqlite3.DatabaseError, ValueError, LookupError, TypeError) as error:
             raise refusals.unusable(self._path, error) from error
 
     def load_homes(self) -> Homes:
         """Sessions that have moved. Raises `FieldOutOfRange` if the file is damaged."""
         try:
-            return home_table.load_homes(self._connection)
+            return tables.load_homes(self._connection)
         except (sqlite3.DatabaseError, ValueError) as error:
             raise refusals.unusable(self._path, error) from error
 

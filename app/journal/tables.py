@@ -1,52 +1,303 @@
-"""The tables of a journal, and a file that has them."""
+"""The journal's tables of what goes with sessions: breakpoints, vectors, tensors, moves, responses.
 
-from __future__ import annotations
+A vector that several of them use is stored once.
+"""
 
-import os
+import hashlib
+import json
 import sqlite3
-from pathlib import Path
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict
 
-from app.domain.errors import FieldOutOfRange
-from app.journal import breakpoint_tables, home_table, key_names, keyed_table, refusals, response_table
-from app.journal.migrations import FORMAT
-from app.machine.files import make_private
+from app.domain.breakpoints import Breakpoint, Intervention, Swap, TensorData
+from app.domain.homes import MOST_KEPT, Home, Homes, HomeState
+from app.domain.values import FinishReason, SessionId, TurnUsage
+from app.journal.records import (
+    DoneTurn,
+    InterventionChange,
+    KeyedRecord,
+    ResponseKey,
+    ResponseRecord,
+    Steering,
+    VectorKey,
+    breakpoints_from_json,
+    breakpoints_to_json,
+    intervention_from_json,
+    intervention_to_json,
+)
 
-TABLES = f"""
-CREATE TABLE model (name TEXT NOT NULL, vocab_size INTEGER NOT NULL, layers INTEGER NOT NULL, hidden INTEGER NOT NULL)
-STRICT;
-CREATE TABLE session (
-    id TEXT PRIMARY KEY, owner TEXT, name TEXT, metadata TEXT NOT NULL, ttl_s INTEGER, residency TEXT NOT NULL,
-    phase TEXT NOT NULL, created_at REAL NOT NULL, used_at REAL NOT NULL, usage TEXT NOT NULL,
-    forked_from TEXT, forked_tokens INTEGER, namespace TEXT
+TENSOR_TABLE = "CREATE TABLE tensor (digest BLOB PRIMARY KEY, data BLOB NOT NULL) STRICT;"
+
+
+def references(*tables: str) -> str:
+    """SQL for `tables`, whose column `tensor` is a digest or NULL: a tensor goes with the last row that has it."""
+    unused = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table} WHERE tensor = old.tensor)" for table in tables)
+    let_go = f"BEGIN DELETE FROM tensor WHERE digest = old.tensor AND {unused}; END;"
+    return "\n".join(
+        f"CREATE INDEX {table}_tensor ON {table} (tensor) WHERE tensor IS NOT NULL;\n"
+        f"CREATE TRIGGER {table}_deleted AFTER DELETE ON {table} {let_go}\n"
+        f"CREATE TRIGGER {table}_changed AFTER UPDATE OF tensor ON {table} WHEN old.tensor IS NOT new.tensor {let_go}"
+        for table in tables
+    )
+
+
+class TensorPutter:
+    """Puts tensors into the table in one transaction. A row that refers to each must follow in the same one."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._digests: dict[int, tuple[bytes, bytes]] = {}
+        """By the identity of the bytes, which are kept so that no others get it: many edits share a vector."""
+
+    def put(self, data: bytes) -> bytes:
+        """Put `data` there, unless it is there already; returns its digest."""
+        known = self._digests.get(id(data))
+        if known is not None:
+            return known[0]
+        digest = hashlib.blake2b(data, digest_size=32).digest()  # long enough that no tenant finds another's
+        if self._connection.execute("SELECT 1 FROM tensor WHERE digest = ?", (digest,)).fetchone() is None:
+            self._connection.execute("INSERT INTO tensor VALUES (?, ?)", (digest, data))
+        self._digests[id(data)] = digest, data
+        return digest
+
+
+def load_tensors(connection: sqlite3.Connection) -> dict[bytes, bytes]:
+    """Every tensor's data by its digest."""
+    return dict(connection.execute("SELECT digest, data FROM tensor"))
+
+
+BREAKPOINT_TABLES = f"""
+{TENSOR_TABLE}
+CREATE TABLE breakpoints (session TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE breakpoint_vector (
+    session TEXT NOT NULL, tensor BLOB NOT NULL, PRIMARY KEY (session, tensor)
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE tokens (
-    session TEXT NOT NULL, position INTEGER NOT NULL, ids BLOB NOT NULL, PRIMARY KEY (session, position)
+CREATE TABLE intervention (
+    session TEXT NOT NULL, number INTEGER NOT NULL, body TEXT NOT NULL, tensor BLOB, PRIMARY KEY (session, number)
 ) STRICT, WITHOUT ROWID;
-{breakpoint_tables.TABLES}
-{response_table.TABLE}
-{home_table.TABLE}
-{keyed_table.TABLE}
-{key_names.TABLE}
-CREATE TABLE proof (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL) STRICT;
-PRAGMA user_version = {FORMAT};
+CREATE TABLE vector (
+    owner TEXT NOT NULL, name TEXT NOT NULL, dtype TEXT NOT NULL, size INTEGER NOT NULL, tensor BLOB NOT NULL,
+    PRIMARY KEY (owner, name)
+) STRICT, WITHOUT ROWID;
+{references("breakpoint_vector", "intervention", "vector")}
 """
-"""A history is the `ids` of its rows in the order of `position`, which is that of a row's first token. `proof` means
-nothing: that it could be written is the proof.
+"""`owner` is '' on a server without keys: a primary key has no NULL."""
+
+
+def put_breakpoints(connection: sqlite3.Connection, session: SessionId, armed: tuple[Breakpoint, ...]) -> None:
+    """Write a session's breakpoints in the place of those that it had; most sessions have none, and no row."""
+    tensors, used = TensorPutter(connection), set[bytes]()
+
+    def put(data: bytes) -> bytes:
+        digest = tensors.put(data)
+        used.add(digest)
+        return digest
+
+    body = breakpoints_to_json(armed, put)
+    known = "SELECT tensor FROM breakpoint_vector WHERE session = ?"
+    before = {tensor for (tensor,) in connection.execute(known, (session,))}
+    new, gone = (((session, tensor) for tensor in each) for each in (used - before, before - used))
+    connection.executemany("INSERT INTO breakpoint_vector VALUES (?, ?)", new)
+    connection.executemany("DELETE FROM breakpoint_vector WHERE session = ? AND tensor = ?", gone)
+    connection.execute("DELETE FROM breakpoints WHERE session = ?", (session,))
+    if armed:
+        connection.execute("INSERT INTO breakpoints VALUES (?, ?)", (session, body))
+
+
+def put_interventions(connection: sqlite3.Connection, session: SessionId, change: InterventionChange) -> None:
+    """Write what has changed of a session's interventions."""
+    tensors = TensorPutter(connection)
+    for number, made in change.rows.items():
+        vector = made.edit.vector
+        tensor = None if vector is None else tensors.put(vector.data)
+        connection.execute(
+            "INSERT INTO intervention VALUES (?, ?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET body = excluded.body, tensor = excluded.tensor",
+            (session, number, intervention_to_json(made, tensors.put), tensor),
+        )
+    connection.execute("DELETE FROM intervention WHERE session = ? AND number >= ?", (session, change.count))
+
+
+def delete_steering(connection: sqlite3.Connection, session: SessionId) -> None:
+    """Delete a session's breakpoints and interventions, if it has any."""
+    for table in ("breakpoints", "breakpoint_vector", "intervention"):
+        connection.execute(f"DELETE FROM {table} WHERE session = ?", (session,))
+
+
+def load_steering(connection: sqlite3.Connection) -> dict[SessionId, Steering]:
+    """That of every session that has some. Raises `ValueError` for what is not steering."""
+    data = _data_of(connection)
+    rows = connection.execute("SELECT session, body FROM breakpoints")
+    armed = {SessionId(session): breakpoints_from_json(body, data) for session, body in rows}
+    made: defaultdict[SessionId, list[Intervention]] = defaultdict(list)
+    for session, number, body in connection.execute(
+        "SELECT session, number, body FROM intervention ORDER BY session, number"
+    ):
+        if number != len(made[session]):
+            raise ValueError(f"intervention {len(made[session])} of session {session} is missing")
+        made[session].append(intervention_from_json(body, data))
+    return {each: Steering(armed.get(each, ()), tuple(made.get(each, ()))) for each in armed.keys() | made.keys()}
+
+
+def put_vector(connection: sqlite3.Connection, key: VectorKey, vector: TensorData | None) -> None:
+    """Write a vector, or delete it."""
+    if vector is None:
+        connection.execute("DELETE FROM vector WHERE owner = ? AND name = ?", (key.owner or "", key.name))
+        return
+    (size,) = vector.shape
+    connection.execute(
+        "INSERT INTO vector VALUES (?, ?, ?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET dtype = excluded.dtype, size = excluded.size, tensor = excluded.tensor",
+        (key.owner or "", key.name, vector.dtype, size, TensorPutter(connection).put(vector.data)),
+    )
+
+
+def load_vectors(connection: sqlite3.Connection) -> dict[VectorKey, TensorData]:
+    """Every owner's vectors. Raises `ValueError` if one is missing."""
+    data = _data_of(connection)
+    rows = connection.execute("SELECT owner, name, dtype, size, tensor FROM vector")
+    return {
+        VectorKey(owner or None, name): TensorData(dtype, (size,), data(tensor))
+        for owner, name, dtype, size, tensor in rows
+    }
+
+
+def _data_of(connection: sqlite3.Connection) -> Swap:
+    tensors = load_tensors(connection)
+
+    def data(digest: bytes) -> bytes:
+        if digest not in tensors:
+            raise ValueError(f"tensor {digest.hex()} is missing")
+        return tensors[digest]
+
+    return data
+
+
+HOME_TABLES = """
+CREATE TABLE home (
+    session TEXT PRIMARY KEY, state TEXT NOT NULL, epoch INTEGER NOT NULL, seq INTEGER NOT NULL, peer TEXT NOT NULL,
+    peer_seq INTEGER NOT NULL, owner TEXT, name TEXT
+) STRICT, WITHOUT ROWID;
+CREATE INDEX home_seq ON home (seq);
+CREATE TABLE response_gone (response TEXT PRIMARY KEY, session TEXT NOT NULL, seq INTEGER NOT NULL)
+STRICT, WITHOUT ROWID;
+CREATE INDEX response_gone_seq ON response_gone (seq);
 """
 
 
-def make_journal(path: Path) -> None:
-    """Make the file whole before it has its name: so an empty one is known to be damaged. Raises `FieldOutOfRange`."""
-    if path.with_name(f"{path.name}-wal").exists():
-        raise refusals.damaged(path, "the file itself is missing, but the changes to be added to it (-wal) are there")
-    unnamed = path.with_name(f"{path.name}.new")
-    unnamed.unlink(missing_ok=True)
-    make_private(unnamed)
-    connection = sqlite3.connect(unnamed)
-    try:
-        connection.executescript(TABLES)
-    except sqlite3.Error as error:
-        raise FieldOutOfRange(f"cannot make the journal {path}: {error}", param="state_dir") from error
-    finally:
-        connection.close()
-    os.replace(unnamed, path)
+def put_home(connection: sqlite3.Connection, session: SessionId, home: Home | None) -> None:
+    """Write where a session is, and forget those that went long ago. None: it has never moved."""
+    if home is None:
+        connection.execute("DELETE FROM home WHERE session = ?", (session,))
+        return
+    fields = (home.state, home.epoch, home.seq, home.peer, home.peer_seq, home.owner, home.name)
+    connection.execute("REPLACE INTO home VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (session, *fields))
+    old = home.seq - MOST_KEPT
+    connection.execute("DELETE FROM home WHERE seq <= ? AND state IN ('gone', 'closed')", (old,))
+    connection.execute("DELETE FROM response_gone WHERE seq <= ?", (old,))
+
+
+def put_gone_responses(
+    connection: sqlite3.Connection, session: SessionId, home: Home, responses: Iterable[str]
+) -> None:
+    """Write which responses have gone with a session."""
+    rows = ((response, session, home.seq) for response in responses)
+    connection.executemany("REPLACE INTO response_gone VALUES (?, ?, ?)", rows)
+
+
+def close_home(connection: sqlite3.Connection, session: SessionId) -> None:
+    """Note that a session has come to its end here."""
+    connection.execute("UPDATE home SET state = 'closed' WHERE session = ? AND state != 'gone'", (session,))
+
+
+def load_homes(connection: sqlite3.Connection) -> Homes:
+    """All of them. Raises `ValueError` for a state that there is not."""
+    rows = connection.execute("SELECT session, state, epoch, seq, peer, peer_seq, owner, name FROM home")
+    known = {SessionId(session): Home(HomeState(state), *fields) for session, state, *fields in rows}
+    gone = connection.execute("SELECT response, session FROM response_gone ORDER BY seq")
+    return Homes(known, [(response, SessionId(session)) for response, session in gone])
+
+
+RESPONSE_TABLE = """
+CREATE TABLE response (id TEXT PRIMARY KEY, session TEXT NOT NULL, body TEXT NOT NULL) STRICT, WITHOUT ROWID;
+CREATE INDEX response_of_session ON response (session);
+"""
+
+
+def put_response(connection: sqlite3.Connection, key: ResponseKey, record: ResponseRecord | None) -> None:
+    """Write a response, or delete it."""
+    if record is None:
+        connection.execute("DELETE FROM response WHERE id = ?", (key.id,))
+    else:
+        connection.execute(
+            "REPLACE INTO response VALUES (?, ?, CAST(? AS TEXT))", (record.id, record.session, record.body)
+        )
+
+
+def delete_responses(connection: sqlite3.Connection, session: SessionId) -> None:
+    """Delete those of a session."""
+    connection.execute("DELETE FROM response WHERE session = ?", (session,))
+
+
+def load_responses(connection: sqlite3.Connection) -> list[ResponseRecord]:
+    """Every response."""
+    rows = connection.execute("SELECT id, session, CAST(body AS BLOB) FROM response ORDER BY id")
+    return [ResponseRecord(response, SessionId(session), body) for response, session, body in rows]
+
+
+KEPT_S = 24 * 3600.0
+MOST_KEYS = 4096
+"""Of one tenant. The oldest are forgotten for new ones."""
+KEYED_TABLE = """
+CREATE TABLE keyed_request (
+    owner TEXT NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, at REAL NOT NULL, session TEXT NOT NULL,
+    response TEXT, turn TEXT, token_ids BLOB, PRIMARY KEY (owner, key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX keyed_request_session ON keyed_request (session);
+CREATE INDEX keyed_request_at ON keyed_request (owner, at);
+"""
+"""`owner` is '' on a server without keys: a primary key has no NULL."""
+
+
+def put_keyed(connection: sqlite3.Connection, record: KeyedRecord) -> None:
+    """Write a request that has been done, and forget old ones of its owner."""
+    owner, turn = record.owner or "", record.turn
+    said = None if turn is None else json.dumps({"reason": turn.reason, "usage": asdict(turn.usage)})
+    token_ids = None if turn is None else array("I", turn.token_ids).tobytes()
+    fields = (owner, record.key, record.digest, record.at, record.session, record.response, said, token_ids)
+    connection.execute("REPLACE INTO keyed_request VALUES (?, ?, ?, ?, ?, ?, ?, ?)", fields)
+    connection.execute("DELETE FROM keyed_request WHERE owner = ? AND at < ?", (owner, record.at - KEPT_S))
+    connection.execute(
+        "DELETE FROM keyed_request WHERE owner = ?1 AND at <= "
+        "(SELECT at FROM keyed_request WHERE owner = ?1 ORDER BY at DESC LIMIT 1 OFFSET ?2)",
+        (owner, MOST_KEYS),
+    )
+
+
+def delete_keyed(connection: sqlite3.Connection, session: SessionId) -> None:
+    """Delete those that have opened the session, or had a turn in it."""
+    connection.execute("DELETE FROM keyed_request WHERE session = ?", (session,))
+
+
+def load_keyed(connection: sqlite3.Connection) -> list[KeyedRecord]:
+    """Those of the last day, the oldest first. Raises `ValueError` for what is none."""
+    rows = connection.execute(
+        "SELECT owner, key, digest, at, session, response, turn, token_ids FROM keyed_request "
+        "WHERE at >= ? ORDER BY at",
+        (time.time() - KEPT_S,),
+    )
+    return [
+        KeyedRecord(owner or None, key, digest, at, SessionId(session), response, _turn(turn, token_ids))
+        for owner, key, digest, at, session, response, turn, token_ids in rows
+    ]
+
+
+def _turn(text: str | None, token_ids: bytes | None) -> DoneTurn | None:
+    if text is None or token_ids is None:
+        return None
+    said, tokens = json.loads(text), array("I")
+    tokens.frombytes(token_ids)
+    return DoneTurn(tuple(tokens), FinishReason(said["reason"]), TurnUsage(**said["usage"]))

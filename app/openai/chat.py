@@ -1,20 +1,223 @@
 """The bodies of `/v1/chat/completions`."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from typing_extensions import TypeAliasType
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.grammar import Grammar
-from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, Usage
-from app.openai.messages import Message
-from app.openai.structured import ResponseFormat
-from app.openai.tools import MAX_TOOLS, FunctionTool, ToolChoice, parallel_without_effect, tool_use
+from app.domain.values import Grammar
+from app.openai.fields import (
+    MAX_TOOLS,
+    MAX_TOP_LOGPROBS,
+    FunctionTool,
+    GenerationFields,
+    ResponseFormat,
+    ToolChoice,
+    Usage,
+    parallel_without_effect,
+    tool_use,
+)
 from app.tools.definitions import ToolUse
 from app.tools.support import ToolSupport, form_without_effect, turn_grammar
 from app.wire.base import MAX_COUNT, LongList
+from app.wire.extras import OpenBody, asks_for
 from app.wire.sessions import Metadata
 from app.wire.turns import is_none
+
+
+class TextPart(OpenBody):
+    """One part of a message's content; only text, the models served here neither see nor hear."""
+
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(OpenBody):
+    """A part in which the model said that it would not answer: text too."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """The text of the part."""
+        return self.refusal
+
+
+def _content_form(content: object) -> str:
+    return "list of parts" if isinstance(content, list) else "plain text"
+
+
+def _part_form(part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "refusal part" if kind == "refusal" else "text part"
+
+
+AssistantPart = TypeAliasType(
+    "AssistantPart",
+    Annotated[
+        Annotated[TextPart, Tag("text part")] | Annotated[RefusalPart, Tag("refusal part")], Discriminator(_part_form)
+    ],
+)
+Content = TypeAliasType(
+    "Content",
+    Annotated[
+        Annotated[str, Tag("plain text")] | Annotated[LongList[TextPart], Field(min_length=1), Tag("list of parts")],
+        Discriminator(_content_form),
+    ],
+)
+AssistantContent = TypeAliasType(
+    "AssistantContent",
+    Annotated[
+        Annotated[str, Tag("plain text")]
+        | Annotated[LongList[AssistantPart], Field(min_length=1), Tag("list of parts")],
+        Discriminator(_content_form),
+    ],
+)
+
+
+def text_of(content: str | Sequence[TextPart | RefusalPart]) -> str:
+    """The content as one text: parts are lines, as in vLLM."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class MessageBody(OpenBody):
+    """A message. Chat templates read its unknown fields too."""
+
+    reads_extras: ClassVar[bool] = True
+
+    def _for_template(self, role: str, text: str | None, **optional: object) -> dict[str, Any]:
+        """Templates test for the optional keys, so those without a value are left out."""
+        extras = {name: value for name, value in (self.model_extra or {}).items() if asks_for("messages", name, value)}
+        known = {"content": text, **optional}
+        return {**extras, "role": role} | {name: value for name, value in known.items() if value is not None}
+
+
+class SystemMessage(MessageBody):
+    """Instructions. `developer` is OpenAI's newer word for `system`; chat templates know only the older one."""
+
+    role: Literal["system", "developer"]
+    content: Content
+    name: Name | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it."""
+        return self._for_template("system", text_of(self.content), name=self.name)
+
+
+class UserMessage(MessageBody):
+    """What the user says."""
+
+    role: Literal["user"]
+    content: Content
+    name: Name | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it."""
+        return self._for_template("user", text_of(self.content), name=self.name)
+
+
+class FunctionCall(OpenBody):
+    """A function with its arguments: any text, since a model may have run out of tokens in the middle of them."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(OpenBody):
+    """A call that the assistant made earlier in the chat."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class AssistantMessage(MessageBody):
+    """What the model said earlier. A `refusal` is a part of the content."""
+
+    role: Literal["assistant"]
+    content: AssistantContent | None = None
+    refusal: str | None = None
+    tool_calls: LongList[ToolCall] | None = None
+    name: Name | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and self.refusal is None and not self.tool_calls:
+            raise ValueError("content is required unless there are tool_calls")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it, but that the arguments of its calls are still text."""
+        calls = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in self.tool_calls or ()
+        ]
+        texts = [] if self.content is None else [text_of(self.content)]
+        texts += [] if self.refusal is None else [self.refusal]
+        return self._for_template("assistant", "\n".join(texts), name=self.name, tool_calls=calls or None)
+
+
+class ToolMessage(MessageBody):
+    """What a tool answered to the call of that id."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it."""
+        return self._for_template("tool", text_of(self.content), tool_call_id=self.tool_call_id)
+
+
+ROLE_TAGS = {
+    "system": "system message",
+    "developer": "system message",
+    "user": "user message",
+    "assistant": "assistant message",
+    "tool": "tool message",
+}
+"""By role: the form of a message."""
+
+
+class CustomMessage(MessageBody):
+    """A message of another role, which is for the model's chat template to understand."""
+
+    role: str = Field(min_length=1, max_length=64, json_schema_extra={"not": {"enum": list(ROLE_TAGS)}})
+    content: Content | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it: as it came, its text parts joined."""
+        return self._for_template(self.role, None if self.content is None else text_of(self.content))
+
+
+def _form_of(message: object) -> str | None:
+    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
+    if isinstance(role, str):
+        return ROLE_TAGS.get(role, "custom message")
+    return "custom message" if isinstance(message, dict) else None
+
+
+Message = TypeAliasType(
+    "Message",
+    Annotated[
+        Annotated[SystemMessage, Tag("system message")]
+        | Annotated[UserMessage, Tag("user message")]
+        | Annotated[AssistantMessage, Tag("assistant message")]
+        | Annotated[ToolMessage, Tag("tool message")]
+        | Annotated[CustomMessage, Tag("custom message")],
+        Discriminator(_form_of, custom_error_type="role", custom_error_message="an object with a role and a content"),
+    ],
+)
 
 
 class ChatBody(GenerationFields):

@@ -6,9 +6,8 @@ from functools import partial
 from typing import Any
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest
-from app.openai.messages import ROLE_TAGS, Message
-from app.text.token_lengths import CharacterLimit, TextLimit
-from app.text.tokenizer import Tokens
+from app.openai.chat import ROLE_TAGS, Message
+from app.text.tokenizer import CharacterLimit, TextLimit, Tokens
 from app.tools.definitions import Tool
 from app.tools.support import ToolSupport
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from app.domain.errors import DjinnError, Draining, WrongState
 from app.domain.values import FinishReason, SamplingParams
 from app.messages import TurnFinished
-from app.sessions.charges.turn_charge import TurnCharge
+from app.sessions.charges import TurnCharge
 from app.sessions.keyed import KeyedRequest
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session

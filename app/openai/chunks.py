@@ -5,9 +5,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, Json
 
 from app.openai.chat import ChatLogprobs
-from app.openai.completions.body import CompletionLogprobs
+from app.openai.completions import CompletionLogprobs
 from app.openai.fields import Usage
-from app.wire.errors import ErrorBody
+from app.wire.base import ErrorBody
 
 
 class ChunkHead(BaseModel):

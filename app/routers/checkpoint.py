@@ -10,21 +10,21 @@ from fastapi import APIRouter, Query, Request, Response
 from app.domain.activations import Activation, CheckpointInfo
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
+from app.routers.breakpoints import to_edits
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors, errors_of_file
-from app.routers.edits import to_edits
-from app.sessions.guards.side_work import FILE_BYTES_PER_S, Lane
-from app.web.binary import (
+from app.sessions.side_work import FILE_BYTES_PER_S, Lane
+from app.web.bodies import (
     FILE,
     FILE_BODY,
     OCTET_STREAM,
     PART_BYTES,
     SAFETENSORS,
+    JsonRoute,
     LargeAnswer,
     accepted_types,
     file_response,
     whole_body,
 )
-from app.web.json_body import JsonRoute
 from app.wire.checkpoint import (
     ActivationQuery,
     CheckpointView,

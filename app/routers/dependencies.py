@@ -10,26 +10,25 @@ from fastapi import Depends, Header, Request
 from app.cluster.moves.cluster import Cluster
 from app.domain.errors import WrongRole
 from app.domain.values import ModelInfo, SamplingDefaults
-from app.events.streams import EventStreams
+from app.events import EventStreams
 from app.exports.spool import Spool
 from app.journal.lease import FolderLease
-from app.metrics.server import Metrics
-from app.openai.responses.store import ResponseStore
-from app.sessions.bound.sessions import BoundSessions
-from app.sessions.bound.tool_waits import ToolWaits
-from app.sessions.guards.side_work import SideWork
+from app.openai.response_store import ResponseStore
 from app.sessions.keyed import KeyedRequest
+from app.sessions.named import BoundSessions, ToolWaits
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from app.sessions.whitebox.vectors import Vectors
+from app.sessions.side_work import SideWork
+from app.sessions.whitebox import Vectors
 from app.settings import Settings
+from app.telemetry.metrics import Metrics
 from app.tenants.tenancy import Tenancy
 from app.tenants.tenant import Role, Tenant
 from app.text.tokenizer import Tokens
 from app.tools.support import ToolSupport
-from app.web.middleware.idempotency import HEADER as IDEMPOTENCY_HEADER
-from app.web.middleware.idempotency import LONGEST_KEY
-from app.wire.errors import ErrorBody
+from app.web.idempotency import HEADER as IDEMPOTENCY_HEADER
+from app.web.idempotency import LONGEST_KEY
+from app.wire.base import ErrorBody
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,21 @@
-"""Sessions: open, look, list, close, cancel, fork, rewind."""
+"""Sessions: open, look, list, close, fork, rewind, their phase, moves, and files."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
 
-from app.domain.values import Residency, SessionId, SessionState
+from app.domain.errors import NoCluster
+from app.domain.values import KVBudget, KVPolicy, Residency, SessionId, SessionState
+from app.exports import exports as session_files
+from app.exports.spool import read_chunks, write_chunks
 from app.routers.dependencies import (
     AnySessionDep,
+    CleanupDep,
     KeyedDep,
     OperatorDep,
+    OperatorOnlyDep,
     OwnerDep,
     Services,
     ServicesDep,
@@ -18,14 +25,18 @@ from app.routers.dependencies import (
 )
 from app.sessions.keyed import KeyedRequest
 from app.sessions.session import Session
-from app.text.detokenizer import whole_pieces
-from app.web.json_body import JsonRoute
+from app.sessions.side_work import FILE_BYTES_PER_S, Lane
+from app.text.generation import whole_pieces
+from app.web.bodies import FILE, FILE_BODY, JsonRoute, body_chunks, file_type
+from app.wire.base import MoveBody, MoveView
 from app.wire.sessions import (
     MAX_TTL_S,
     CreateSessionBody,
     HistoryQuery,
     HistoryView,
     ListSessionsQuery,
+    PhaseBody,
+    PhaseView,
     RewindBody,
     SessionPage,
     SessionView,
@@ -142,4 +153,90 @@ async def fork_session(request: Request, session: SessionDep, services: Services
 async def rewind_session(session: SessionDep, body: RewindBody, services: ServicesDep) -> SessionView:
     """Drop every token of the history from position `to_token` on."""
     await services.sessions.rewind(session, body.to_token)
+    return SessionView.of(session)
+
+
+@router.post("/{session_id}/phase", operation_id="setPhase", responses=errors(400, 404, 409))
+async def set_phase(session: SessionDep, body: PhaseBody, services: ServicesDep) -> PhaseView:
+    """Say what the session is doing, and when it will go on. Answers at once; KV moves in the background.
+
+    A turn makes the phase `compute` by itself.
+    """
+    services.sessions.set_phase(session, body.phase, body.resume_in_ms)
+    settings = services.settings
+    leaves = KVPolicy(settings.kv_policy) is KVPolicy.SIGNAL and settings.kv_host != KVBudget()
+    return PhaseView.of(session, leaves=leaves)
+
+
+@router.post(
+    "/{session_id}/move",
+    operation_id="moveSession",
+    responses=errors(400, 404, 409, 421, 502, 503),
+    dependencies=[OperatorOnlyDep],
+)
+async def move_session(session: AnySessionDep, body: MoveBody, services: ServicesDep) -> MoveView:
+    """Move the session to another server, KV included. Only an operator may. Requests for it get 409 `moving`
+    meanwhile, and afterwards 421 `moved` with the header `Djinn-Home`.
+    """
+    if services.cluster is None:
+        raise NoCluster("this server is in no cluster: it was started without --peers")
+    gone = await services.cluster.departures.move(session, body.replica)
+    return MoveView(
+        id=gone.session,
+        replica=gone.peer.name,
+        url=gone.peer.url,
+        tokens=gone.sent.tokens,
+        tokens_with_kv=gone.sent.computed_tokens,
+        bytes=gone.sent.bytes,
+        seconds=gone.seconds,
+    )
+
+
+files_router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+
+IMPORT_PATH = f"{files_router.prefix}/import"
+
+
+@files_router.get(
+    "/{session_id}/export",
+    operation_id="exportSession",
+    response_class=StreamingResponse,
+    responses={**errors(404, 409, 429, 503), 200: {"content": FILE}},
+)
+async def export_session(
+    request: Request, session: SessionDep, services: ServicesDep, cleanup: CleanupDep
+) -> StreamingResponse:
+    """The session as one safetensors file: history, KV, `metadata` and `ttl_s`, with a checksum over all of it.
+
+    KV that has been dropped is left out; the importing server computes it again.
+    """
+    file = await cleanup.enter_async_context(services.spool.file(session.owner))
+    async with services.side_work.turn(session.owner, Lane.FILE) as piece:
+        await session_files.export_session(services.sessions, session, file)
+        piece.seconds = file.claimed / FILE_BYTES_PER_S
+    opened = cleanup.enter_context(await asyncio.to_thread(file.path.open, "rb"))
+    headers = {
+        "Content-Disposition": f'attachment; filename="{session.id}.safetensors"',
+        "Content-Length": str(file.path.stat().st_size),
+    }
+    return StreamingResponse(read_chunks(opened), headers=headers, media_type=file_type(request))
+
+
+@files_router.post(
+    "/import",
+    operation_id="importSession",
+    status_code=201,
+    responses=errors(400, 429, 503),
+    openapi_extra=FILE_BODY,
+)
+async def import_session(request: Request, services: ServicesDep, owner: OwnerDep, cleanup: CleanupDep) -> SessionView:
+    """Open a session from an exported file, which is the body. Refuses one that is damaged or of another model."""
+    services.sessions.check_room(owner)  # before a byte of it is read
+    file = await cleanup.enter_async_context(services.spool.file(owner))
+    file.claim(int(request.headers.get("Content-Length", 0)))
+    await write_chunks(file, body_chunks(request))
+    async with services.side_work.turn(owner, Lane.FILE) as piece:
+        piece.seconds = file.claimed / FILE_BYTES_PER_S
+        session = await session_files.import_session(services.sessions, file.path, owner)
+    note_session(request, session)
     return SessionView.of(session)

@@ -1,21 +1,26 @@
-"""The server itself: alive, ready, metrics, version, memory."""
+"""The server itself: alive, ready, metrics, version, memory, its events and its page."""
 
 import asyncio
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from app.cluster import load as load_header
 from app.cluster.moves.signatures import is_request
-from app.domain.errors import DjinnError, Draining, EngineAway, EngineError, JournalUnavailable, Unready
+from app.domain.errors import DjinnError, Draining, EngineAway, EngineError, JournalUnavailable, NotFound, Unready
 from app.domain.values import KVPolicy
-from app.metrics.tenants import TenantUse
-from app.routers.dependencies import OperatorDep, OwnerDep, Services, ServicesDep, errors
-from app.wire.errors import ErrorBody
+from app.events import Scope
+from app.routers.dependencies import CleanupDep, OperatorDep, OwnerDep, Services, ServicesDep, errors
+from app.telemetry.metrics import TenantUse
+from app.web.openapi import component
+from app.web.sse import EventStream
+from app.web.static_folder import StaticFolder
+from app.wire.base import ErrorBody, Status, Version
+from app.wire.live import LiveEvent
 from app.wire.memory import EstimateQuery, MemoryEstimate, MemoryView, TenantUseView
-from app.wire.system import Status, Version
 
 VERSION = version("djinn-server")
 """Read once: the package's metadata is parsed each time."""
@@ -144,3 +149,68 @@ async def get_memory(services: ServicesDep, owner: OwnerDep, is_operator: Operat
 async def estimate_memory(query: Annotated[EstimateQuery, Query()], services: ServicesDep) -> MemoryEstimate:
     """What a session of `tokens` tokens takes, how many the device holds at once, and how long one takes to move."""
     return MemoryEstimate.of(await services.sessions.memory(), query.tokens, query.bandwidth)
+
+
+page_router = APIRouter(include_in_schema=False)
+
+FILES = StaticFolder(Path(__file__).parents[1] / "static")
+
+
+@page_router.head("/")
+@page_router.get("/")
+async def get_page(request: Request) -> Response:
+    """The inspector."""
+    return await _file(request, "index.html")
+
+
+@page_router.head("/docs")
+@page_router.get("/docs")
+async def get_docs(request: Request) -> Response:
+    """All routes, to read and to try."""
+    return await _file(request, "docs.html")
+
+
+@page_router.head("/static/{name:path}")
+@page_router.get("/static/{name:path}")
+async def get_static(request: Request, name: str) -> Response:
+    """One file of `app/static/`."""
+    return await _file(request, name)
+
+
+async def _file(request: Request, name: str) -> Response:
+    response = await FILES.respond(request, name)
+    if response is None:
+        raise NotFound(f"no such file: {name}")
+    return response
+
+
+LastEventId = Annotated[
+    str | None, Header(description="the last id of a stream that was read before: the new one goes on from there")
+]
+
+
+@router.get(
+    "/v1/events",
+    operation_id="streamEvents",
+    status_code=200,
+    response_class=Response,
+    responses={
+        **errors(503),
+        200: {
+            "description": "A `snapshot`, then events as they happen.",
+            "content": {EventStream.media_type: {"schema": component(LiveEvent)}},
+        },
+    },
+)
+async def stream_events(
+    request: Request,
+    services: ServicesDep,
+    owner: OwnerDep,
+    is_operator: OperatorDep,
+    cleanup: CleanupDep,
+    last_event_id: LastEventId = None,
+) -> EventStream:
+    """What happens to the caller's sessions, for an operator to those of all tenants, and memory every second."""
+    scope = Scope(owner, is_operator)
+    channel = cleanup.enter_context(services.events.reading(scope))
+    return EventStream(services.events.events(scope, channel, last_event_id, request.state.may_go_on))

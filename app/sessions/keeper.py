@@ -4,24 +4,102 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from app.domain.breakpoints import Breakpoint
-from app.domain.histories import common_prefix
+from app.domain.breakpoints import MAX_INTERVENTION_BYTES, Breakpoint, Edit
+from app.domain.errors import DiskShort
 from app.domain.homes import Home, Homes, HomeState
-from app.domain.journal_state import NO_JOURNAL, JournalState
-from app.domain.values import ForkPoint, ModelInfo, SessionId, SessionState, TurnUsage
-from app.journal.journal import Journal
-from app.journal.records import Change, Departed, KeyedRecord, ResponseKey, ResponseRecord, SessionRecord
-from app.journal.steering import NO_STEERING, InterventionChange, Steering
-from app.machine.disk import DiskRoom
-from app.sessions.guards.journal_room import JournalRoom
+from app.domain.values import (
+    NO_JOURNAL,
+    ForkPoint,
+    JournalState,
+    ModelInfo,
+    SessionId,
+    SessionState,
+    TurnUsage,
+    common_prefix,
+)
+from app.journal.journal import COPIES, Journal
+from app.journal.records import (
+    NO_STEERING,
+    Change,
+    Departed,
+    InterventionChange,
+    KeyedRecord,
+    ResponseKey,
+    ResponseRecord,
+    SessionRecord,
+    Steering,
+)
+from app.machine.files import Claim, DiskFull, DiskRoom
 from app.sessions.keyed import KeyedRequests
-from app.sessions.session import Session
-from app.sessions.usage import SessionUsage
+from app.sessions.session import Session, SessionUsage
+
+MOST = COPIES * MAX_INTERVENTION_BYTES
+"""Bytes that one session's turn can bring to the journal."""
+
+
+class JournalRoom:
+    """Room beside the disk's reserve. Used on the event loop only."""
+
+    def __init__(self, room: DiskRoom | None) -> None:
+        """None: nothing is journaled."""
+        self._room = room
+        self._claims: dict[SessionId, Claim] = {}
+        """Of turns that are paused: the journal gets what they bring when they end."""
+
+    @contextmanager
+    def claiming(self, count: int) -> Iterator[None]:
+        """Room for `count` bytes that are journaled in the block. Raises `DiskShort`."""
+        if self._room is None:
+            yield
+            return
+        claim = Claim(self._room)
+        _grow(claim, COPIES * count)
+        try:
+            yield
+        finally:
+            claim.wrote(claim.left)
+
+    @contextmanager
+    def keeping(self, session: SessionId, count: int) -> Iterator[None]:
+        """Room for `count` bytes that the session's turn brings when it ends, unless the block fails; what is cancelled
+        may still be carried out. Raises `DiskShort`.
+        """
+        if self._room is None:
+            yield
+            return
+        claim = self._claims.setdefault(session, Claim(self._room))
+        more = min(COPIES * count, MOST - claim.left)
+        _grow(claim, more)
+        try:
+            yield
+        except Exception:
+            claim.wrote(more)
+            raise
+
+    def release(self, session: SessionId) -> None:
+        """The session's turn has ended, or the session is gone."""
+        claim = self._claims.pop(session, None)
+        if claim is not None:
+            claim.wrote(claim.left)
+
+
+def vector_bytes(edits: Iterable[Edit]) -> int:
+    """Bytes of the vectors of `edits`, which may share them."""
+    return sum({id(edit.vector.data): len(edit.vector.data) for edit in edits if edit.vector is not None}.values())
+
+
+def _grow(claim: Claim, count: int) -> None:
+    try:
+        claim.grow(count)
+    except DiskFull as error:
+        raise DiskShort(f"nothing was done: {error.strerror}") from error
+
 
 NOTHING = array("I")
 

@@ -7,10 +7,10 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from app.bridge.turn import Turn
 from app.domain.values import SessionId, Ticket
-from app.journal.keyed_table import KEPT_S, MOST_KEYS
+from app.engine_process.turn import Turn
 from app.journal.records import DoneTurn, KeyedRecord
+from app.journal.tables import KEPT_S, MOST_KEYS
 from app.messages import Token, TurnFinished
 
 MOST_ANSWERS_BYTES = 64 << 20

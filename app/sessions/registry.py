@@ -5,34 +5,55 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from app.bridge.executor import EngineExecutor
 from app.domain.errors import EngineAway, EngineStalled, FieldOutOfRange, JournalUnavailable, NotDurable
-from app.domain.homes import Home
-from app.domain.limits import Quotas
+from app.domain.homes import Home, new_session_id
 from app.domain.memory_map import MemoryMap
-from app.domain.session_ids import new_session_id
-from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionState
-from app.messages import Close, Fork, Open, Rewind, SetPhase
-from app.metrics.server import Metrics
-from app.sessions.charges.charges import Charges
-from app.sessions.charges.logprob_room import LogprobRoom
-from app.sessions.guards.side_work import SideWork
+from app.domain.values import ForkPoint, Phase, Quotas, Residency, SessionId, SessionState
+from app.engine_process.executor import EngineExecutor
+from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
+from app.sessions.charges import Charges, LogprobRoom
 from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequest
-from app.sessions.memory_reads import MemoryReads
-from app.sessions.paused_copies import PausedCopies
-from app.sessions.pauses import Pauses
+from app.sessions.pauses import Pauses, TurnEnds
 from app.sessions.session import Session
+from app.sessions.side_work import SideWork
 from app.sessions.table import SessionTable
-from app.sessions.turn_ends import TurnEnds
-from app.sessions.turns import Turns
-from app.sessions.whitebox.activation_maps import ActivationMaps
-from app.sessions.whitebox.breakpoints import Breakpoints
-from app.sessions.whitebox.checkpoints import Checkpoints
-from app.sessions.whitebox.head_time import HeadTime
+from app.sessions.turns import PausedCopies, Turns
+from app.sessions.whitebox import ActivationMaps, Breakpoints, Checkpoints, HeadTime
 from app.settings import Settings
+from app.telemetry.metrics import Metrics
+from app.telemetry.traces import Traces
 from app.text.tokenizer import Tokens
-from app.traces.base import Traces
+
+SHARE = 0.05
+"""Of the engine's time, that all maps together take."""
+LONGEST_REST_S = 1.0
+"""A delayed map delays its readers for this long at most."""
+
+
+class MemoryReads:
+    """Has one map made at a time, for all who have asked by then, and rests after it. Used on the event loop only."""
+
+    def __init__(self, executor: EngineExecutor) -> None:
+        self._executor = executor
+        self._next: asyncio.Task[MemoryMap] | None = None
+        """One that the engine has not been asked for yet."""
+        self._made = asyncio.Lock()
+        self._rests_until = 0.0
+
+    async def read(self) -> MemoryMap:
+        """The memory as it is now or later. Raises what `EngineExecutor.call` raises."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._make())
+        return await asyncio.shield(self._next)
+
+    async def _make(self) -> MemoryMap:
+        async with self._made:
+            await asyncio.sleep(max(0.0, self._rests_until - time.perf_counter()))
+            self._next = None  # later readers want a newer one
+            found: MemoryMap = await self._executor.call(Inspect, stall_ends_it=True)
+            self._rests_until = time.perf_counter() + min(LONGEST_REST_S, found.seconds * (1 / SHARE - 1))
+            return found
 
 
 class SessionRegistry:

@@ -2,23 +2,98 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from app.bridge.turn import Turn
-from app.domain.breakpoints import Action, Breakpoint, Intervention
+from app.domain.activations import CheckpointInfo
+from app.domain.breakpoints import Action, Breakpoint, Intervention, OnTimeout
 from app.domain.errors import Moving, WrongState
 from app.domain.memory_map import SessionMemory
-from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionState
+from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionState, TokenLogprobs, TurnUsage
+from app.engine_process.turn import Turn
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.sessions.keyed import KeyedRequest
-from app.sessions.paused_turn import DEFAULT_LIMIT, Pause, PausedPlace, PauseLimit
-from app.sessions.usage import SessionUsage
 from app.sessions.watcher import NOBODY, Watcher
-from app.text.generation import TurnReader
-from app.traces.base import TurnTrace
+from app.telemetry.traces import TurnTrace
+from app.text.generation import TextRule, TurnReader
+
+
+@dataclass(slots=True)
+class SessionUsage:
+    """Totals over the session's turns in tokens, and where the last one's time to its first token went.
+
+    `restore_ms` went by while KV came back to the device, `queue_ms` is any other wait.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    tokens_recomputed: int = 0
+    queue_ms: float = 0.0
+    restore_ms: float = 0.0
+    prefill_ms: float = 0.0
+    last: TurnUsage | None = None
+    """Of the last turn that has ended."""
+
+    def add(self, turn: TurnUsage) -> None:
+        """Count one more turn."""
+        self.prompt_tokens += turn.prompt_tokens
+        self.cached_tokens += turn.cached_tokens
+        self.completion_tokens += turn.completion_tokens
+        self.tokens_recomputed += turn.tokens_recomputed
+        self.last = turn
+
+    def take_back(self, tokens: int) -> None:
+        """Do not count the last `tokens` tokens that the last turn has generated."""
+        self.completion_tokens -= tokens
+        if self.last is not None:
+            self.last = replace(self.last, completion_tokens=self.last.completion_tokens - tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PauseLimit:
+    """How long a pause lasts without a client ending it, and how it ends then."""
+
+    timeout_s: float = 600.0
+    on_timeout: OnTimeout = OnTimeout.RESUME
+
+
+DEFAULT_LIMIT = PauseLimit()
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A turn that has stopped between two layers. `expires_at` is in Unix seconds."""
+
+    info: CheckpointInfo
+    expires_at: float
+    timer: asyncio.TimerHandle
+
+
+@dataclass(frozen=True, slots=True)
+class PausedPlace:
+    """The event loop's part of a paused turn, without the session's history."""
+
+    info: CheckpointInfo
+    limit: PauseLimit
+    rule: TextRule
+    before: array[int]
+    """The history before the turn."""
+    prompt_tokens: int
+    """The length of its context."""
+    max_tokens: int
+    """Most that it generates."""
+    logprobs: tuple[TokenLogprobs, ...]
+    """Of the tokens generated so far, if the rule has them."""
+
+    @property
+    def left_of_prompt(self) -> int:
+        """Tokens of the context that come after the paused pass."""
+        return max(0, self.prompt_tokens - self.info.end)
+
 
 UNNAMED = ""
 """The name of every session that a call without a name opened. No header can say it."""

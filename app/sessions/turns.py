@@ -1,4 +1,4 @@
-"""Turns of sessions: queued, followed and read."""
+"""Turns of sessions: queued, followed and read. Copies of paused sessions are paused in the same place."""
 
 import asyncio
 from array import array
@@ -8,28 +8,26 @@ from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
-from app.bridge.executor import EngineExecutor
-from app.bridge.turn import Turn
+from app.domain.activations import PausedTurn
 from app.domain.errors import Busy, ContextTooLong, EngineAway, EngineStalled, FieldOutOfRange, WrongState
-from app.domain.grammar import Grammar
-from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule, Ticket
+from app.domain.values import FinishReason, Grammar, SamplingParams, SessionState, StopRule, Ticket
+from app.engine_process.executor import EngineExecutor
+from app.engine_process.turn import Turn
 from app.journal.records import DoneTurn
-from app.messages import Failed, Paused, Submit, TurnEvent, TurnFinished
-from app.metrics.server import Metrics
-from app.metrics.turns import TurnClock
-from app.sessions.charges.charges import MOST_RESERVED, Charges, TurnNeed, reported
-from app.sessions.charges.turn_charge import TurnCharge
-from app.sessions.guards.deadly_turns import DeadlyTurns
-from app.sessions.guards.side_work import Lane, SideWork
+from app.messages import Failed, Fork, Paused, ReadPaused, Reinstate, Submit, TurnEvent, TurnFinished
+from app.sessions.charges import MOST_RESERVED, Charges, TurnCharge, TurnNeed, reported
+from app.sessions.guards import DeadlyTurns
 from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequest, repeated_turn
-from app.sessions.pauses import Pauses
-from app.sessions.session import Session
+from app.sessions.pauses import Pauses, TurnEnds
+from app.sessions.session import PausedPlace, Session
+from app.sessions.side_work import Lane, SideWork
 from app.sessions.table import SessionTable
-from app.sessions.turn_ends import TurnEnds
+from app.telemetry.metrics import Metrics
+from app.telemetry.traces import Traces, TurnStart, TurnTrace
+from app.telemetry.turn_metrics import TurnClock
 from app.text.generation import TextRule, TurnReader
 from app.text.tokenizer import Tokens
-from app.traces.base import Traces, TurnStart, TurnTrace
 
 RETRY_AFTER_S = 1
 KNOWN_GRAMMARS = 64
@@ -288,3 +286,89 @@ def _require_no_pauses(session: Session) -> None:
             f"session {session.id} would pause at breakpoint {session.pausing[0]}, and this API has no pauses: use "
             f"/v1/sessions/{session.id}/generate, or remove the breakpoint"
         )
+
+
+class PausedCopies:
+    """Takes paused turns from session to session. Used on the event loop only."""
+
+    def __init__(self, executor: EngineExecutor, turns: Turns, pauses: Pauses, charges: Charges) -> None:
+        self._executor = executor
+        self._turns = turns
+        self._pauses = pauses
+        self._charges = charges
+
+    def place(self, session: Session) -> PausedPlace | None:
+        """What another session needs to be paused where this one is; None if it is not paused."""
+        if session.pause is None:
+            return None
+        reader = session.reader
+        assert reader is not None
+        return PausedPlace(
+            info=session.pause.info,
+            limit=session.pause_limit,
+            rule=reader.rule,
+            before=session.settled_history[:],
+            prompt_tokens=session.prompt_tokens,
+            max_tokens=session.max_tokens,
+            logprobs=tuple(reader.all_logprobs),
+        )
+
+    def reserve(self, copy: Session, place: PausedPlace, cleanup: AsyncExitStack, *, sent: int) -> TurnCharge:
+        """Count a copy that is paused there, and what is left of its turn, until it has been made or `cleanup` unwinds.
+        `sent`: tokens of its context that it may have to compute.
+
+        Raises what `Charges.reserve` does.
+        """
+        generated = len(copy.history) - place.prompt_tokens
+        logprobs = reported(place.rule.logprobs, min(place.max_tokens, MOST_RESERVED))
+        need = TurnNeed(len(copy.history), sent, max(0, place.max_tokens - generated), logprobs)
+        (charge,) = self._charges.reserve(copy.owner, [need], cleanup, generated=generated)
+        return charge
+
+    async def fork(self, session: Session, child: Session, place: PausedPlace, charge: TurnCharge) -> None:
+        """Make `child` a session that is paused there, where `session` is. `charge` is what `reserve` has counted."""
+        turn = await self._executor.call_for_turn(
+            lambda ticket, turn: Fork(ticket, session.id, child.id, turn),
+            self._turns.observer(child, charge),
+        )
+        self._take_up(child, turn, place, charge, copy_of=session.trace)
+
+    async def export(self, session: Session) -> PausedTurn | None:
+        """The session's turn as it can go on elsewhere; None if it is not paused."""
+        if session.pause is None:
+            return None
+        found: PausedTurn = await self._executor.call(lambda ticket: ReadPaused(ticket, session.id))
+        return found
+
+    async def reinstate(self, session: Session, paused: PausedTurn, place: PausedPlace, charge: TurnCharge) -> None:
+        """Give a session that is being imported its breakpoints, its interventions, and a turn that is paused. `charge`
+        is what `reserve` has counted.
+
+        Raises `FieldOutOfRange` for a grammar that is invalid, or that the turn does not match.
+        """
+        breakpoints, grammar = tuple(session.breakpoints.values()), paused.sampling.grammar
+        held = None if grammar is None else await self._turns.compiled(grammar)
+        turn = await self._executor.call_for_turn(
+            lambda ticket, turn: Reinstate(ticket, session.id, breakpoints, session.interventions, paused, turn),
+            self._turns.observer(session, charge),
+        )
+        del held  # the engine has its own now
+        self._take_up(session, turn, place, charge)
+
+    def _take_up(
+        self,
+        session: Session,
+        turn: Turn,
+        place: PausedPlace,
+        charge: TurnCharge,
+        *,
+        copy_of: TurnTrace | None = None,
+    ) -> None:
+        """Make a new session be paused in that place, as the engine has it. It has its history already."""
+        self._charges.begin(session.owner, charge)
+        turn.readers = 0
+        session.take_up(turn, place)
+        self._turns.trace(session, copy_of=copy_of)
+        reader = self._turns.reader(session, turn, place.rule)
+        reader.replay(session.history[place.prompt_tokens :], place.logprobs)
+        self._pauses.wait(session, place.info)

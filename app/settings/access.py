@@ -6,7 +6,8 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode
 
-from app.domain.addresses import (
+from app.domain.errors import FieldOutOfRange
+from app.domain.text import (
     ANY_HOST,
     LOOPBACK_NAMES,
     PRIVATE_HOSTS,
@@ -15,10 +16,8 @@ from app.domain.addresses import (
     is_origin,
     is_private_name,
 )
-from app.domain.errors import FieldOutOfRange
-from app.logs.formats import LogFormat
-from app.settings.tracing import check_endpoint, is_traced
-from app.settings.values import none_or_path
+from app.logs import LogFormat
+from app.settings.values import check_endpoint, is_traced, none_or_path
 
 WORDS = {"api_keys": "key", "allowed_hosts": "name", "cors_origins": "origin"}
 """What the settings are lists of."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
-from app.domain.session_ids import REPLICA_NAME
+from app.domain.homes import REPLICA_NAME
 from app.domain.values import PrefillTransport
 from app.settings.values import none_or_path
 

@@ -12,8 +12,7 @@ from app.settings.access import AccessSettings
 from app.settings.cluster import ClusterSettings
 from app.settings.engine import EngineSettings
 from app.settings.limits import LimitSettings
-from app.settings.memory import MemorySettings
-from app.settings.model import ModelSettings
+from app.settings.model import MemorySettings, ModelSettings
 
 
 def variables() -> dict[str, str]:

@@ -10,10 +10,10 @@ import yaml
 from pydantic import Field, PlainValidator, ValidationError
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.limits import Limits
+from app.domain.values import Limits
 from app.tenants.tenant import Key, Role, Tenant
-from app.web.errors.field_schema import schema_of
-from app.web.errors.problems import describe_problem
+from app.web.errors import describe_problem
+from app.web.schema_words import schema_of
 from app.wire.base import WireModel
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

@@ -4,12 +4,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.domain.errors import DjinnError, Unauthenticated, WrongRole
-from app.tenants.directory import Directory
 from app.tenants.quotas import TenantQuotas
-from app.tenants.tenant import Role, Tenant
-from app.web.errors.handlers import error_response
-from app.web.openapi.security import is_open
-from app.web.request_id import ANSWERS
+from app.tenants.tenant import Directory, Role, Tenant
+from app.web.errors import error_response
+from app.web.middleware import ANSWERS
+from app.web.openapi import is_open
 
 FIGURES = "/metrics"
 OF_METRICS = frozenset({FIGURES, "/ready", "/health"})

@@ -7,8 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from app.tools.definitions import Tool, ToolMode, ToolUse
-from app.tools.formats import ToolFormat
+from app.tools.definitions import Tool, ToolFormat, ToolMode, ToolUse
 
 MAX_CALLS = 16
 """A small model that must call tools would go on for ever."""

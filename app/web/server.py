@@ -1,24 +1,180 @@
-"""uvicorn with limits for connections and an orderly end: on SIGTERM new work is refused, and running turns may finish
-before the port closes.
-"""
+"""uvicorn with limits for connections and an orderly end."""
+
+from __future__ import annotations
 
 import asyncio
 import gc
 import logging
 import signal
 import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
+from typing import Self
 
+import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
-from app.sessions.lifecycle import Evacuate, drain
-from app.web.connections.caps import Caps
-from app.web.ending import ANSWERS_S, longest_end_s
-from app.web.hangups import Hangups
-from app.web.listening import ListeningServer
+from app.engine_process.engine import END_TIMEOUT_S, STOP_TIMEOUT_S
+from app.journal.journal import CLOSE_S as JOURNAL_S
+from app.sessions.lifecycle import KEEP_S, LATE_S, Evacuate, drain
+from app.settings import Settings
+from app.telemetry.metrics import ConnectionMetrics
+from app.telemetry.traces import CLOSE_S as TRACES_S
+from app.web.connections import ONCE_PER_MINUTE, Caps, Connection, ConnectionTable
+from app.web.listener import Listener
+from app.web.protocol import Deadlines, HttpProtocol, watch
+from app.web.websocket import WebSocketProtocol
 
 logger = logging.getLogger(__name__)
+
+ANSWERS_S = 5
+"""How long responses of turns that were cancelled at the end may take to reach their clients."""
+
+
+def longest_end_s(drain_timeout_s: float) -> float:
+    """The seconds from SIGTERM to the end of the process, if each step takes all the time that it has."""
+    kv = KEEP_S + LATE_S  # turns that do not end when they are cancelled have this time too
+    engine = STOP_TIMEOUT_S + END_TIMEOUT_S
+    return drain_timeout_s + kv + ANSWERS_S + engine + JOURNAL_S + TRACES_S
+
+
+ECHO_S = 0.5
+"""Linux tells a process of its parent's end, where it has asked for SIGTERM then, once for each thread of the parent
+(prctl(2), PR_SET_PDEATHSIG). What comes so soon after the first is no second signal.
+"""
+KEEP_ALIVE_TIMEOUT_S = 75
+"""Agents come back after a tool has run: uvicorn's 5 s would close their pooled connections under them."""
+
+
+class ListeningServer(uvicorn.Server):
+    """Serves `app` on one bound socket, within the caps and deadlines of the settings."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: ConnectionMetrics, caps: Caps) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="asyncio",
+                log_config=None,  # its lines have the form of all others
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
+                timeout_graceful_shutdown=ANSWERS_S,
+                ws=WebSocketProtocol,
+                ws_max_size=int(settings.max_request_bytes),
+                # A message of 8 kB would come to one of 8 MiB.
+                ws_per_message_deflate=False,
+            )
+        )
+        logging.getLogger("uvicorn.error").addFilter(ONCE_PER_MINUTE)
+        self.table = ConnectionTable(caps, metrics)
+        self._metrics = metrics
+        self._deadlines = Deadlines.of(settings)
+        self._listener: Listener | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._told_at = 0.0
+        """When a first signal came."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen, on the one of `sockets`."""
+        assert sockets is not None
+        (bound,) = sockets
+        # Connections inherit it: without it those of a server that was killed keep the port for a minute.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        await super().startup([])
+        if self.started:
+            self._listener = Listener(bound, self.table, self._metrics, self.speak)
+            self._listener.start(self.config.backlog)
+            self._watching = asyncio.create_task(watch(self.table, self._deadlines, self._metrics))
+            self.has_started(_url(bound))
+
+    def has_started(self, url: str) -> None:
+        """Called when it listens at `url`."""
+
+    def speak(self, connection: Connection) -> HttpProtocol:
+        """The protocol of a new connection."""
+        return HttpProtocol(
+            connection,
+            self.table,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+
+    def close_port(self) -> None:
+        """Take no more connections; those that are open stay. A second call does nothing."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Give answers under way their time, then close."""
+        self.close_port()
+        await super().shutdown(sockets)
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, leave at the second. Unlike uvicorn's own, the process has an exit status."""
+        now = time.monotonic()
+        if not self.should_exit:
+            self._told_at = now
+        elif sig != signal.SIGTERM or now - self._told_at >= ECHO_S:
+            self.end_at_once()
+        self.should_exit = True
+
+    def end_at_once(self) -> None:
+        """Leave, whatever is under way."""
+        self.should_exit = self.force_exit = True
+        # Every request that ends here would be a traceback.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+
+def _url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
+
+class Hangups:
+    """Keeps SIGHUP until the server can take it: a server that loads its model has nothing yet that could hear it."""
+
+    def __init__(self) -> None:
+        self.were_ignored = False
+        """Whether the process was started to hear none: `nohup` asks for that."""
+        self._take: Callable[[], None] | None = None
+        self._is_kept = False
+
+    @classmethod
+    @contextmanager
+    def heard(cls) -> Iterator[Self]:
+        """In the block SIGHUP ends the process no more. Call on the main thread."""
+        hangups = cls()
+        before = signal.signal(signal.SIGHUP, hangups._hear)
+        hangups.were_ignored = before is signal.SIG_IGN
+        try:
+            yield hangups
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    def hand_to(self, take: Callable[[], None]) -> None:
+        """Have `take` called for each from now on, and for all that have come before once. It runs between any two
+        steps of the main thread.
+        """
+        self._take = take
+        if self._is_kept:
+            self._is_kept = False
+            take()
+
+    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+        if self._take is None:
+            self._is_kept = True
+        else:
+            self._take()
+
 
 ENDED, ENGINE_LOST, NOT_DURABLE, FENCED = 0, 4, 5, 6
 """Exit statuses: the server was told to end; its engine has failed for good; the journal lacks changes; another server

@@ -1,7 +1,7 @@
-"""The bases of request bodies and of answers."""
+"""The bases of request bodies and of answers, and bodies about the server itself."""
 
 from collections.abc import Iterable
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,3 +34,58 @@ def check_token_ids(token_ids: Iterable[int], vocab_size: int, *, param: str) ->
     wrong = next((token_id for token_id in token_ids if token_id >= vocab_size), None)
     if wrong is not None:
         raise FieldOutOfRange(f"{param}: token id {wrong} must be at most {vocab_size - 1}", param=param)
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong: `code` is for programs, `message` for people; `param` names the field at fault."""
+
+    message: str
+    type: str
+    code: str
+    param: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every error answer, and the data of an `error` event."""
+
+    error: ErrorDetail
+
+
+class Status(BaseModel):
+    """That the server is up."""
+
+    status: Literal["ok", "ready"]
+
+
+class Version(BaseModel):
+    """What runs here. The model computes in `dtype` and its KV is kept as `kv_dtype`. It has `num_layers` layers, a
+    residual stream of `hidden_size` numbers, `vocab_size` tokens, and room for `max_model_len` of them in a history.
+    """
+
+    version: str
+    model: str
+    device: str
+    dtype: str
+    kv_dtype: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int
+
+
+class MoveBody(WireModel):
+    """Where the session is to go."""
+
+    replica: str = Field(min_length=1, max_length=16, description="name of a server of the cluster")
+
+
+class MoveView(BaseModel):
+    """Where the session is now, and what came with it."""
+
+    id: str
+    replica: str
+    url: str = Field(description="where that server is asked")
+    tokens: int = Field(description="of its history")
+    tokens_with_kv: int = Field(description="of these, from the first one, need not be recomputed")
+    bytes: int = Field(description="of its history and KV, as sent")
+    seconds: float = Field(description="from the first step of the move to the last")

@@ -11,8 +11,7 @@ from app.domain.activations import CheckpointInfo, LensPosition
 from app.domain.breakpoints import ALL, LAST, NEXT_BREAKPOINT, Positions, Until
 from app.text.tokenizer import Tokens
 from app.wire.base import WireModel
-from app.wire.breakpoints import ForwardPass, Layer
-from app.wire.edits import Edits
+from app.wire.breakpoints import Edits, ForwardPass, Layer
 
 RANGE = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
 

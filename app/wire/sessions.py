@@ -5,10 +5,8 @@ from typing import Annotated, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 
-from app.domain.limits import MAX_NAME
-from app.domain.values import Phase, Residency, SessionState, Tier
-from app.sessions.session import Session
-from app.sessions.usage import SessionUsage
+from app.domain.values import MAX_NAME, Phase, Residency, SessionState, Tier
+from app.sessions.session import Session, SessionUsage
 from app.wire.base import MAX_COUNT, View, WireModel
 from app.wire.checkpoint import CheckpointView
 

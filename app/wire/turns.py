@@ -1,20 +1,104 @@
-"""Bodies about turns, and the events of a streamed one."""
+"""Bodies about turns, the form that their text must have, and the events of a streamed one."""
 
+import asyncio
+import json
 import re
 import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Json, Tag, model_validator
 from typing_extensions import TypeAliasType
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.grammar import Grammar
-from app.domain.values import FinishReason, SamplingDefaults, SamplingParams, StopRule
+from app.domain.text import MAX_NESTING, is_nested_too_deep
+from app.domain.values import (
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    SamplingDefaults,
+    SamplingParams,
+    StopRule,
+    TokenLogprobs,
+)
 from app.text.generation import TextRule
-from app.wire.base import MAX_COUNT, LongList, TokenId, View, WireModel, check_token_ids
+from app.wire.base import MAX_COUNT, ErrorBody, LongList, TokenId, View, WireModel, check_token_ids
 from app.wire.checkpoint import CheckpointView
-from app.wire.structured import StructuredOutputs
+
+ANY_OBJECT = '{"type":"object"}'
+MAX_CHOICES = 10_000
+Choices = Annotated[LongList[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+class StructuredOutputs(WireModel):
+    """Exactly one of the fields says what the whole text must match."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    json_schema: dict[str, Any] | str | None = Field(None, alias="json", description="a JSON schema, or its text")
+    regex: str | None = Field(None, description="a regular expression, which the whole text matches")
+    choice: Choices | None = Field(None, description="the text is one of these")
+    grammar: str | None = Field(None, description="a context-free grammar in llguidance's variant of Lark's syntax")
+    json_object: bool | None = Field(None, description="true: any JSON object")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        given = list(self._forms())
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise FieldOutOfRange(
+                f"structured_outputs: give exactly one of json, regex, choice, grammar and json_object, not {found}",
+                param="structured_outputs",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _schema_of_few_levels(self) -> Self:
+        if isinstance(self.json_schema, str) and is_nested_too_deep(self.json_schema):
+            name = "structured_outputs.json"
+            raise FieldOutOfRange(f"{name}: the schema is nested too deep: at most {MAX_NESTING} levels", param=name)
+        return self
+
+    @classmethod
+    def of(cls, grammar: Grammar) -> Self:
+        """The form that leads to this grammar."""
+        text = grammar.text
+        match grammar.kind:
+            case GrammarKind.JSON_SCHEMA:
+                return cls(json=text)
+            case GrammarKind.REGEX:
+                return cls(regex=text)
+            case GrammarKind.CHOICE:
+                return cls(choice=json.loads(text))
+            case GrammarKind.LARK:
+                return cls(grammar=text)
+
+    def to_grammar(self) -> Grammar:
+        """The engine's grammar."""
+        ((name, (kind, text)),) = self._forms().items()
+        return Grammar(kind, text, f"structured_outputs.{name}")
+
+    def _forms(self) -> dict[str, tuple[GrammarKind, str]]:
+        forms = {}
+        if self.json_schema is not None:
+            forms["json"] = GrammarKind.JSON_SCHEMA, schema_text(self.json_schema)
+        if self.regex is not None:
+            forms["regex"] = GrammarKind.REGEX, self.regex
+        if self.choice is not None:
+            forms["choice"] = GrammarKind.CHOICE, json.dumps(self.choice)
+        if self.grammar is not None:
+            forms["grammar"] = GrammarKind.LARK, self.grammar
+        if self.json_object:
+            forms["json_object"] = GrammarKind.JSON_SCHEMA, ANY_OBJECT
+        return forms
+
+
+def schema_text(schema: dict[str, Any] | str) -> str:
+    """A JSON schema as text. The order of its properties stays: it is that of the answer's."""
+    return schema if isinstance(schema, str) else json.dumps(schema)
+
 
 MAX_SEED = 2**63 - 1
 OF_THE_MODEL = "(default: the model's, see /v1/models)"
@@ -202,3 +286,83 @@ class TokenEvent(BaseModel):
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprobsView] | None = Field(None, exclude_if=is_none)
+
+
+class TurnErrorBody(ErrorBody):
+    """The error body of a route that answers with a turn."""
+
+    turn: TurnView | None = Field(
+        None, description="with `not_durable`: the answer of the turn, which is in the session's history"
+    )
+
+
+class TurnTokenEvent(BaseModel):
+    """Tokens that have been generated. `data` is the JSON text of a `TokenEvent`."""
+
+    event: Literal["token"]
+    data: Json[TokenEvent]
+
+
+class TurnPausedEvent(BaseModel):
+    """The last event of a turn that has paused. `data` is the JSON text of a `TurnView`."""
+
+    event: Literal["paused"]
+    data: Json[TurnView]
+
+
+class TurnFinishedEvent(BaseModel):
+    """The last event of a turn that is over. `data` is the JSON text of a `TurnView`."""
+
+    event: Literal["finished"]
+    data: Json[TurnView]
+
+
+class TurnErrorEvent(BaseModel):
+    """The last event of a turn that has failed. `data` is the JSON text of a `TurnErrorBody`."""
+
+    event: Literal["error"]
+    data: Json[TurnErrorBody]
+
+
+TurnEvent = TypeAliasType(
+    "TurnEvent",
+    Annotated[TurnTokenEvent | TurnPausedEvent | TurnFinishedEvent | TurnErrorEvent, Discriminator("event")],
+)
+"""One server-sent event of a streamed turn."""
+
+
+SLICE = 256
+"""Tokens that are written at a time: with 20 alternatives each, two milliseconds."""
+
+
+async def json_with_logprobs(
+    view: BaseModel, found: Sequence[TokenLogprobs] | None, written: list[bytes] | None = None
+) -> bytes:
+    """The JSON of `view`, whose own `logprobs` are None, with those that were `found` in their place. Without any there
+    is no such field.
+
+    `written` gets each whole slice, and the next answer that tells of the same and more takes it from there.
+    """
+    text = view.model_dump_json().encode()
+    if found is None:
+        return text
+    parts = [] if written is None else written[:]
+    for first in range(len(parts) * SLICE, len(found), SLICE):
+        if first:
+            await asyncio.sleep(0)
+        tokens = found[first : first + SLICE]
+        parts.append(orjson.dumps(_plain(tokens))[1:-1])
+        if written is not None and len(tokens) == SLICE and len(written) < len(parts):
+            written.append(parts[-1])  # unless another answer has done so meanwhile
+    return b'%b,"logprobs":[%b]}' % (text[:-1], b",".join(parts))
+
+
+def _plain(found: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
+    return [
+        {
+            "token_id": each.token_id,
+            "logprob": each.logprob,
+            "top": [{"token_id": token_id, "logprob": logprob} for token_id, logprob in each.top],
+        }
+        for each in found
+    ]

@@ -11,11 +11,11 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from app.bridge.executor import Engine
 from app.domain.breakpoints import NEXT_BREAKPOINT, Breakpoint, Until
 from app.domain.errors import DjinnError
 from app.domain.memory_map import MemoryMap, SessionMemory
 from app.domain.values import Phase, SamplingParams, SessionId, StopRule, Ticket, Tier
+from app.engine_process.executor import Engine
 from app.messages import (
     Arm,
     Close,

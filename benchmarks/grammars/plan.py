@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from app.domain.grammar import Grammar, GrammarKind
+from app.domain.values import Grammar, GrammarKind
 
 DTYPE = "float32"
 SETTINGS = {"dtype": DTYPE, "kv_device": "256MiB", "max_model_len": 1024}

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from app.domain.grammar import Grammar
-from app.domain.values import SamplingParams
+from app.domain.values import Grammar, SamplingParams
 from app.gpu.engine import Engine
 from app.gpu.startup.loader import load_engine
 from app.model_store.tokenizer import load_tokenizer

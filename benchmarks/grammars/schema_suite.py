@@ -23,11 +23,10 @@ import jsonschema
 from jsonschema.protocols import Validator
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.grammar import Grammar, GrammarKind
-from app.domain.values import FinishReason, SamplingParams
+from app.domain.values import FinishReason, Grammar, GrammarKind, SamplingParams
 from app.grammars.compiler import Grammars
 from app.messages import TurnFinished
-from app.model_store.model_tokenizer import ModelTokenizer
+from app.model_store.saved import ModelTokenizer
 from app.model_store.tokenizer import load_tokenizer
 from benchmarks.engine.live import LiveEngine, LiveTurn
 from benchmarks.engine.loading import find_model

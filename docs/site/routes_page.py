@@ -20,12 +20,12 @@ FIRST_ERROR = 400
 
 def document() -> dict[str, Any]:
     """The OpenAPI document of a server that need not run."""
-    from app.web.openapi.document import DescribedAPI
-    from app.wiring.routes import ROUTERS
+    from app.main import ROUTERS
+    from app.web.openapi import DescribedAPI
 
     app = DescribedAPI(title="Djinn")
-    for module in ROUTERS:
-        app.include_router(module.router)
+    for router in ROUTERS:
+        app.include_router(router)
     return app.openapi()
 
 

@@ -11,8 +11,7 @@ import httpx
 import jsonschema
 import pytest
 
-from app.anthropic.bodies import CountTokensBody
-from app.anthropic.messages import Chat, chat_of
+from app.anthropic.messages import Chat, CountTokensBody, chat_of
 from tests.anthropic.conftest import ASK, MODEL, prompt_of, text_of
 from tests.conftest import ServeWith
 from tests.tool_schemas import ENDS, SCHEMAS

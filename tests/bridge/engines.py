@@ -11,15 +11,15 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from app.bridge.executor import Deliver
 from app.domain.values import ModelInfo
+from app.engine_process.executor import Deliver
 from app.grammars.compiler import Grammars
 from app.journal.journal import Journal
 from app.main import create_app
 from app.messages import Command
-from app.model_store.byte_tokenizer import byte_tokenizer
-from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.resolve import resolve
+from app.model_store.saved import ModelTokenizer
+from app.model_store.shapes import byte_tokenizer
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens
 from tests.serving import tiny_settings

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.bridge.executor import Deliver, EngineExecutor
-from app.bridge.turn import SLICE, TokenRun, Turn
 from app.domain.errors import EngineError, EngineRestarting
 from app.domain.values import (
     FinishReason,
@@ -20,6 +18,8 @@ from app.domain.values import (
     TokenLogprobs,
     TurnUsage,
 )
+from app.engine_process.executor import Deliver, EngineExecutor
+from app.engine_process.turn import SLICE, TokenRun, Turn
 from app.messages import Back, Done, Fork, Inspect, Lost, Notice, Submit, Token, TurnEvent, TurnFinished
 from app.routers.dependencies import Services
 from tests.bridge.engines import DyingEngine, TalkingEngine, app_of

@@ -17,9 +17,8 @@ from hypothesis.extra.numpy import arrays
 from safetensors.torch import load, save
 
 import client
-from app.wire.breakpoints import BreakpointBody
+from app.wire.breakpoints import BreakpointBody, EditBody
 from app.wire.checkpoint import ResumeBody
-from app.wire.edits import EditBody
 from client import breakpoint_calls, calls, edits, tensors
 from client.captures import parse_captures
 from client.edge import to_request

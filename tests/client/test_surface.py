@@ -23,7 +23,7 @@ import djinn
 from app.cli import main
 from app.domain import values as domain
 from app.openai.models import DefaultSampling, Model
-from app.wire import activation_maps, breakpoints, checkpoint, memory, sessions, turns, vectors
+from app.wire import breakpoints, checkpoint, maps, memory, sessions, turns
 from app.wire.sessions import ListSessionsQuery
 from app.wire.turns import GenerateBody
 from client import Djinn, breakpoint_models, calls, memory_models, models
@@ -91,7 +91,7 @@ def test_the_page_size_is_the_most_that_the_server_gives() -> None:
         ListSessionsQuery(limit=calls.PAGE_SIZE + 1)
 
 
-MODULES = (activation_maps, breakpoints, checkpoint, memory, sessions, turns, vectors)
+MODULES = (maps, breakpoints, checkpoint, memory, sessions, turns)
 WIRE: dict[str, Any] = {name: kind for module in MODULES for name, kind in vars(module).items()}
 OTHER_NAMES = {
     "Usage": "TurnUsage",

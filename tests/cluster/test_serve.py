@@ -18,7 +18,7 @@ import pytest
 
 from app.cli import main
 from app.cluster.keeper import GO, READY, USAGE_ERROR
-from app.domain.session_ids import home_of
+from app.domain.homes import home_of
 from app.web.server import ENGINE_LOST
 from tests.cluster.pair import PROMPT, free_port
 from tests.durability.restarting import generate, open_session

@@ -27,8 +27,7 @@ from app.cluster.moves.peers import Peers
 from app.cluster.moves.signatures import DIGEST, SIGNATURE, sign_request
 from app.cluster.moves.wire import COMMIT, OFFER, SETTLE, Answer, Question, encode
 from app.domain.errors import FieldOutOfRange
-from app.domain.homes import Taken
-from app.domain.session_ids import home_of_response
+from app.domain.homes import Taken, home_of_response
 from app.domain.values import SessionId
 from app.machine.handover import SocketTable, receive_sockets, send_socket
 from app.main import load_app

@@ -12,8 +12,8 @@ import pytest
 
 from app.cluster.moves.peers import read_peers
 from app.settings import Settings
-from app.web.ending import longest_end_s
-from app.web.openapi.security import OPEN_PATHS
+from app.web.openapi import OPEN_PATHS
+from app.web.server import longest_end_s
 from loadgen.cli import make_parser
 from tests.docker.reading import DOCKER, ROOT, documents, image_environment, instructions, served
 

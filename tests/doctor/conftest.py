@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from app.doctor.disk import Disk
-from app.doctor.driver import Driver
-from app.doctor.facts import DeviceFacts, Facts
-from app.doctor.link import Link
-from app.doctor.memlock import Pinned
-from app.doctor.numa import Numa
+from app.doctor.device import Driver, Link
+from app.doctor.examination import DeviceFacts, Facts
+from app.doctor.host import Disk, Numa, Package, Pinned, Versions
 from app.doctor.probe import GPU, Copies, CopyRates, MachineProbe, ProbeFailed, TorchBuild
-from app.doctor.versions import Package, Versions
 from app.machine.memory import HostMemory
 
 GIB = 1 << 30

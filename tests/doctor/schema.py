@@ -7,7 +7,7 @@ import sys
 
 from pydantic import TypeAdapter
 
-from app.doctor.report import Report
+from app.doctor.examination import Report
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -15,19 +15,43 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.doctor.capability import check_capability
-from app.doctor.copies import BUFFER_BYTES, buffer_bytes, check_copies
-from app.doctor.device import check_cpu, check_gpu, choose_device, cpu_name, nvidia_cards
-from app.doctor.disk import Disk, check_disk, read_disk
-from app.doctor.driver import Driver, check_driver, read_release
+from app.doctor.device import (
+    BUFFER_BYTES,
+    Driver,
+    Link,
+    buffer_bytes,
+    check_capability,
+    check_copies,
+    check_cpu,
+    check_driver,
+    check_gpu,
+    check_link,
+    choose_device,
+    cpu_name,
+    nvidia_cards,
+    read_link,
+    read_release,
+)
 from app.doctor.findings import Finding, Status
-from app.doctor.link import Link, check_link, read_link
-from app.doctor.memlock import Pinned, check_memlock, check_pinned, read_memlock
-from app.doctor.memory import check_device_memory, check_host_memory
-from app.doctor.numa import Numa, check_numa, read_numa
-from app.doctor.versions import Package, Versions, check_versions, read_versions
-from app.machine.cgroup import MemoryLimit, read_memory_limit
-from app.machine.memory import HostMemory, read_host_memory
+from app.doctor.host import (
+    Disk,
+    Numa,
+    Package,
+    Pinned,
+    Versions,
+    check_device_memory,
+    check_disk,
+    check_host_memory,
+    check_memlock,
+    check_numa,
+    check_pinned,
+    check_versions,
+    read_disk,
+    read_memlock,
+    read_numa,
+    read_versions,
+)
+from app.machine.memory import HostMemory, MemoryLimit, read_host_memory, read_memory_limit
 from tests.doctor.conftest import ADDRESS, CPU_TORCH, CUDA_TORCH, GIB, H100, Kernel, copies, rates
 
 OK, WARNING, ERROR = Status.OK, Status.WARNING, Status.ERROR

@@ -20,12 +20,10 @@ from rich.console import Console
 
 from app.cli import main
 from app.doctor import installation, probe
-from app.doctor.examination import examine, judge
-from app.doctor.facts import Facts
+from app.doctor.examination import Facts, Report, examine, judge
 from app.doctor.findings import Status, error, ok, warning
 from app.doctor.installation import describe_installation
 from app.doctor.probe import MachineProbe, TorchBuild
-from app.doctor.report import Report
 from app.settings import Settings
 from tests.doctor.conftest import CPU_TORCH, CUDA_TORCH, GIB, H100, FakeProbe, Kernel, copies, healthy_facts
 from tests.doctor.schema import schema_text

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.histories import common_prefix
-from app.domain.nesting import MAX_NESTING, has_more_values, is_nested_too_deep
+from app.domain.homes import home_of, home_of_response, new_response_id, new_session_id
 from app.domain.positions import Runs, clip_runs, count, join, multiples, positions_of, runs_of
-from app.domain.session_ids import home_of, home_of_response, new_response_id, new_session_id
-from app.logs.about import session_of
+from app.domain.text import MAX_NESTING, has_more_values, is_nested_too_deep
+from app.domain.values import common_prefix
+from app.logs import session_of
 
 TOKENS = st.lists(st.integers(0, 2), max_size=12)
 

@@ -13,8 +13,8 @@ import pytest
 
 from app import backup
 from app.cli import main
-from app.journal.copying import copy_journal
 from app.journal.journal import FILE_NAME
+from app.journal.migrations import copy_journal
 from tests.durability.restarting import TOKENS, generate, open_session, serving
 from tests.journal.building import filled
 from tests.orderly import serve_thread

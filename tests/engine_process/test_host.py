@@ -19,10 +19,8 @@ from app.domain.values import FinishReason, ModelInfo, SamplingParams, SessionId
 from app.engine_process import engine as engine_module
 from app.engine_process import host
 from app.engine_process.channel import Channel, Closed
-from app.engine_process.child import Child
 from app.engine_process.codec import decode, encode, encode_events
-from app.engine_process.deaths import MOST, WITHIN_S, Deaths
-from app.engine_process.engine import EngineProcess
+from app.engine_process.engine import MOST, WITHIN_S, Child, Deaths, EngineProcess
 from app.engine_process.frames import Beat, Loaded
 from app.engine_process.host import _Host
 from app.engine_process.loading import load_frame

@@ -10,10 +10,9 @@ from app.domain.values import ModelInfo
 from app.engine_process import engine as engine_module
 from app.engine_process.channel import Channel
 from app.engine_process.codec import encode
-from app.engine_process.engine import EngineProcess
+from app.engine_process.engine import SILENT_S, UNHEARD_S, EngineProcess, Stalls
 from app.engine_process.frames import Beat
 from app.engine_process.loading import load_frame
-from app.engine_process.stalls import SILENT_S, UNHEARD_S, Stalls
 from app.messages import Event, GoesOn, Replacement, Stalled
 from tests.engine_process.test_host import SECONDS, MadeUpChild, load
 from tests.serving import tiny_settings
@@ -79,8 +78,8 @@ def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_no_time")
 def test_an_engine_that_is_silent_and_speaks_again_stays(info: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.engine_process.stalls.SILENT_S", 0.1)
-    monkeypatch.setattr("app.engine_process.stalls.UNHEARD_S", 0.2)
+    monkeypatch.setattr("app.engine_process.engine.SILENT_S", 0.1)
+    monkeypatch.setattr("app.engine_process.engine.UNHEARD_S", 0.2)
 
     def be_silent_once(channel: Channel) -> None:
         load(channel, info)

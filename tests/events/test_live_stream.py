@@ -12,11 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
+from app import events as streams
 from app.domain.memory_map import MemoryMap
 from app.domain.values import SessionState, Ticket
-from app.events import streams
-from app.events.channel import KEPT, KEPT_BYTES, Channel
-from app.events.feed import Scope
+from app.events import KEPT, KEPT_BYTES, Channel, Scope
 from app.messages import Token
 from app.routers.dependencies import Services
 from app.sessions.session import Session

@@ -16,10 +16,10 @@ import pytest
 from pydantic import ValidationError
 
 from app.domain.activations import CheckpointInfo, PausedTurn
-from app.domain.breakpoint_work import MAX_PASS_EDITS
 from app.domain.breakpoints import (
     MAX_INTERVENTION_BYTES,
     MAX_INTERVENTIONS,
+    MAX_PASS_EDITS,
     Action,
     Breakpoint,
     Edit,
@@ -32,14 +32,21 @@ from app.domain.breakpoints import (
     When,
 )
 from app.domain.errors import FieldOutOfRange
-from app.domain.nesting import has_more_values
 from app.domain.positions import Run
+from app.domain.text import has_more_values
 from app.domain.values import SamplingParams, SessionId, StopRule, TokenLogprobs
 from app.exports.checks import LabelChecks
-from app.exports.label import ExportLabel, PausedTurnLabel, ScoredToken
-from app.exports.label_text import MAX_NAMES, MAX_VALUES, TOKEN_VALUES, check_text, most_values
-from app.sessions.paused_turn import PausedPlace, PauseLimit
-from app.sessions.session import Session
+from app.exports.label import (
+    MAX_NAMES,
+    MAX_VALUES,
+    TOKEN_VALUES,
+    ExportLabel,
+    PausedTurnLabel,
+    ScoredToken,
+    check_text,
+    most_values,
+)
+from app.sessions.session import PausedPlace, PauseLimit, Session
 from app.text.generation import TextRule
 from app.wire.tensors import to_float32
 from tests.journal.building import model_info

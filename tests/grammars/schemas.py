@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from app.domain.grammar import Grammar, GrammarKind
+from app.domain.values import Grammar, GrammarKind
 
 NAMES = ("id", "name", "tags", "a b", "größe", 'quo"te')
 

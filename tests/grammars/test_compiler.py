@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from app.domain.errors import Busy, FieldOutOfRange
-from app.domain.grammar import Grammar, GrammarKind
+from app.domain.values import Grammar, GrammarKind
 from app.grammars.compiler import KEPT, MAX_CHARACTERS, MAX_WAITING, Grammars
 from app.grammars.matcher import Matcher
-from app.model_store.byte_tokenizer import EOS_ID
 from app.model_store.resolve import resolve
+from app.model_store.shapes import EOS_ID
 from tests.grammars.schemas import json_grammar, regex
 
 VOCAB = 512

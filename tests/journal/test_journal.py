@@ -10,8 +10,7 @@ import pytest
 
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange, NotDurable
-from app.domain.journal_state import JournalState
-from app.domain.values import SessionId
+from app.domain.values import JournalState, SessionId
 from app.journal.journal import FILE_NAME, Journal
 from app.journal.records import VectorKey
 from tests.journal import written

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.bridge.turn import Turn
 from app.domain.breakpoints import (
     Action,
     Breakpoint,
@@ -30,18 +29,18 @@ from app.domain.breakpoints import (
 from app.domain.errors import FieldOutOfRange
 from app.domain.positions import Run, runs_of
 from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionState, Ticket, TurnUsage
+from app.engine_process.turn import Turn
 from app.journal.journal import FILE_NAME, Journal
-from app.journal.records import VectorKey
-from app.journal.steering import (
+from app.journal.records import (
     InterventionChange,
+    VectorKey,
     breakpoints_from_json,
     breakpoints_to_json,
     intervention_from_json,
     intervention_to_json,
 )
 from app.sessions.keeper import SessionKeeper
-from app.sessions.session import Session
-from app.sessions.usage import SessionUsage
+from app.sessions.session import Session, SessionUsage
 from tests.journal.building import FILE, execute, histories, model_info
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)

@@ -19,8 +19,7 @@ from httpx_sse import connect_sse
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from app.logs.about import REQUEST
-from app.logs.formats import JsonFormatter, Log, LogFormat, TextFormatter, configure, configured
+from app.logs import REQUEST, JsonFormatter, Log, LogFormat, TextFormatter, configure, configured
 from tests.orderly import serve_thread
 from tests.processes import ServerProcess, serve_process
 
@@ -108,7 +107,7 @@ def test_no_error_begins_a_line_of_text() -> None:
 
 PROGRAM = """
 import logging, threading, warnings
-from app.logs.formats import Log, configure
+from app.logs import Log, configure
 
 class Unfinished:
     def __del__(self):
@@ -131,7 +130,7 @@ def test_warnings_and_uncaught_errors_are_lines_of_json() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     warned, thread, end, program = map(json.loads, done.stderr.splitlines())
-    assert (warned["level"], warned["logger"]) == ("warning", "app.logs.uncaught")
+    assert (warned["level"], warned["logger"]) == ("warning", "app.logs")
     assert warned["message"].startswith("UserWarning: of a library (<string>, line ")
     assert thread["message"] == "an error has ended the thread worker"
     assert "RuntimeError: in a thread" in thread["traceback"]
@@ -151,7 +150,7 @@ def lines(server: ServerProcess) -> list[dict[str, Any]]:
 
 
 def requests(server: ServerProcess) -> list[dict[str, Any]]:
-    return [line for line in lines(server) if line["logger"] == "app.web.middleware.access_log"]
+    return [line for line in lines(server) if line["logger"] == "app.web.middleware"]
 
 
 def test_the_access_log_has_a_line_for_each_request_and_nothing_that_it_said(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.domain.values import Ticket
 from app.messages import Started
-from app.metrics.server import Metrics
-from app.metrics.turns import TurnClock
+from app.telemetry.metrics import Metrics
+from app.telemetry.turn_metrics import TurnClock
 from tests.conftest import ServeWith
 from tests.routers.generating import in_tier, wait_for
 from tests.tenants.tenant_files import tenant, write_tenants

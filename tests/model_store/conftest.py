@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from app.model_store.catalog import CatalogEntry
+from app.model_store.pull import CatalogEntry
 from tests.model_store.tiny_gguf import tiny_llama, tiny_tokenizer, write_gguf
 
 MakeWheel = Callable[..., CatalogEntry]

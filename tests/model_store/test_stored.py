@@ -16,15 +16,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from app.domain.errors import UnknownModel
-from app.model_store.errors import BrokenModel, ConversionFailed
-from app.model_store.export import export_model
-from app.model_store.gguf.cached import cached_gguf
-from app.model_store.gguf.conversion import convert_gguf
-from app.model_store.gguf.index import weight_files
-from app.model_store.gguf.tensors import GgufTensors
-from app.model_store.model_tokenizer import ModelTokenizer
-from app.model_store.saved import SAVED, read_config, read_tokenizer
-from app.model_store.sizes import stored_sizes
+from app.model_store.commands import export_model
+from app.model_store.gguf import cached_gguf, convert_gguf
+from app.model_store.install import BrokenModel, ConversionFailed
+from app.model_store.saved import SAVED, ModelTokenizer, read_config, read_tokenizer
+from app.model_store.tensors import GgufTensors, stored_sizes, weight_files
 from app.settings import Settings
 from tests.model_store.conftest import TinyModel
 from tests.model_store.tiny_gguf import CHAT_TEMPLATE, rounded, tiny_model, write_gguf

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from app.model_store.byte_tokenizer import byte_tokenizer
-from app.model_store.shapes import shape_config
+from app.model_store.shapes import byte_tokenizer, shape_config
 
 _MODELS: Any = AutoModelForCausalLM
 _TOKENIZERS: Any = AutoTokenizer

@@ -17,12 +17,11 @@ from app.domain.values import NEUTRAL, FinishReason, SamplingParams, StopRule, T
 from app.messages import PromptScored, TurnFinished
 from app.openai.answers import whole_json
 from app.openai.choices import STARTED_AT_ONCE, Choices
-from app.openai.completions.answer import CompletionChunkWriter, Echo, whole_choice
-from app.openai.completions.logprobs import SLICE
-from app.openai.responses.body import ResponseBody
-from app.openai.responses.encoded import to_json
-from app.openai.responses.events import ResponseWriter
-from app.openai.responses.response import ResponseObject
+from app.openai.completions import SLICE, CompletionChunkWriter, Echo, whole_continuation
+from app.openai.response import ResponseObject
+from app.openai.response_events import ResponseWriter
+from app.openai.response_input import ResponseBody
+from app.openai.response_items import to_json
 from app.sessions.turns import TurnRequest
 from app.text.generation import TextChunk, TextRule
 from tests.openai.conftest import MODEL
@@ -67,7 +66,7 @@ async def test_others_run_while_an_echo_is_written() -> None:
 async def test_a_whole_answer_has_each_list_in_one_piece() -> None:
     entries = await echo_entries()
     entries[-1]["finish_reason"] = "length"
-    answer = orjson.loads(await whole_json({"id": "a"}, [whole_choice(0, entries, token_ids=False)], usage=None))
+    answer = orjson.loads(await whole_json({"id": "a"}, [whole_continuation(0, entries, token_ids=False)], usage=None))
     [choice] = answer["choices"]
     logprobs = choice["logprobs"]
     assert logprobs.keys() == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}

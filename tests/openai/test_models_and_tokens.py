@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.openai.tokenization import tokenized_limit
+from app.openai.models import tokenized_limit
 from tests.errors import assert_error
 from tests.openai.conftest import MODEL
 from tests.openai.reference import Reference

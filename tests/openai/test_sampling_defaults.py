@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from app.domain.values import NEUTRAL, SamplingDefaults
-from app.model_store.catalog import CATALOG
-from app.model_store.errors import BrokenModel
+from app.main import sampling_defaults
+from app.model_store.install import BrokenModel
+from app.model_store.pull import CATALOG
 from app.model_store.resolve import ResolvedModel, resolve
-from app.wiring.sampling import sampling_defaults
 from tests.openai.conftest import MODEL
 from tests.openai.reference import Reference
 from tests.serving import serve

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from app.model_store.export import export_model
+from app.model_store.commands import export_model
 from app.settings import Settings
 from tests.openai.reference import Reference
 from tests.serving import serve

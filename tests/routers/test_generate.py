@@ -11,14 +11,14 @@ from contextlib import AsyncExitStack
 import httpx
 import pytest
 
-from app.bridge.turn import Turn
 from app.domain.values import SamplingParams, StopRule, Ticket
+from app.engine_process.turn import Turn
 from app.main import load_app
 from app.messages import Paused, TurnFinished
 from app.routers.dependencies import Services
-from app.routers.turn_answer import turn_events
-from app.sessions.charges.logprob_room import BYTES_EACH
-from app.sessions.guards.side_work import Lane
+from app.routers.turns import turn_events
+from app.sessions.charges import BYTES_EACH
+from app.sessions.side_work import Lane
 from app.text.generation import TextChunk, TextRule, TurnReader
 from tests.conftest import ServeWith
 from tests.errors import assert_error

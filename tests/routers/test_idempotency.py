@@ -14,7 +14,7 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from app.web.middleware import idempotency
+from app.web import idempotency
 from tests.conftest import ServeWith
 from tests.durability.restarting import open_session
 from tests.errors import assert_error

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.bridge.turn import Turn
 from app.domain.breakpoints import Action, Breakpoint
 from app.domain.errors import Moving, NameTaken, SessionLimit, WrongState
 from app.domain.values import Phase, SessionState, StopRule
+from app.engine_process.turn import Turn
 from app.routers.dependencies import Services
-from app.sessions.bound.tool_waits import MAX_TOOLS, WINDOW, ToolTimes, ToolWaits
+from app.sessions.named import MAX_TOOLS, WINDOW, ToolTimes, ToolWaits
 from app.sessions.session import UNNAMED, Session
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, LONG, PROMPT, finish, start_turn

@@ -14,8 +14,8 @@ from fastapi import FastAPI
 
 from app.domain.errors import DeadlyTurn, DiskShort, EngineRestarting
 from app.domain.values import FinishReason, ModelInfo, Phase, SessionState, Ticket, TurnUsage
-from app.journal.attempts import COPIES
-from app.machine.disk import DiskRoom
+from app.journal.journal import COPIES
+from app.machine.files import DiskRoom
 from app.messages import (
     Back,
     Command,
@@ -31,8 +31,8 @@ from app.messages import (
     TurnFinished,
 )
 from app.routers.dependencies import Services
-from app.sessions.guards.deadly_turns import KNOWN_FOR_S, MOST_DEATHS, DeadlyTurns
-from app.sessions.guards.journal_room import JournalRoom
+from app.sessions.guards import KNOWN_FOR_S, MOST_DEATHS, DeadlyTurns
+from app.sessions.keeper import JournalRoom
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import UNNAMED, Session
 from app.sessions.turns import TurnRequest

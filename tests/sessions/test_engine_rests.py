@@ -16,13 +16,10 @@ from app.domain.breakpoints import ALL, Positions
 from app.domain.errors import EngineError
 from app.domain.values import SessionId, Ticket
 from app.messages import CloseMap, Command, Inspect, Lens, MapLens, OpenMap, ReadNorms
-from app.sessions import memory_reads
-from app.sessions.memory_reads import MemoryReads
-from app.sessions.registry import SessionRegistry
+from app.sessions import registry, whitebox
+from app.sessions.registry import MemoryReads, SessionRegistry
 from app.sessions.session import Session
-from app.sessions.whitebox import head_time
-from app.sessions.whitebox.activation_maps import MOST_SLICE, ActivationMaps
-from app.sessions.whitebox.head_time import HeadTime
+from app.sessions.whitebox import MOST_SLICE, ActivationMaps, HeadTime
 from tests.pausing import PROMPT, start
 
 SECONDS = 0.002
@@ -95,7 +92,7 @@ async def test_many_lenses_leave_turns_most_of_the_time_and_another_tenant_waits
     engine = Engine()
     head = HeadTime(engine, lambda: True)  # type: ignore[arg-type]
     await asyncio.gather(*(look(head, "greedy") for _ in range(8)), look(head, "quiet"))
-    engine.assert_rested(head_time.SHARE)
+    engine.assert_rested(whitebox.SHARE)
     assert engine.sessions.index(SessionId("quiet")) == 1
 
 
@@ -103,7 +100,7 @@ async def test_where_no_turn_runs_no_lens_waits() -> None:
     head = HeadTime(Engine(), lambda: False)  # type: ignore[arg-type]
     began = time.perf_counter()
     await asyncio.gather(*(look(head, "alone") for _ in range(8)))
-    assert time.perf_counter() - began < 8 * SECONDS * (1 / head_time.SHARE - 1)
+    assert time.perf_counter() - began < 8 * SECONDS * (1 / whitebox.SHARE - 1)
 
 
 async def test_all_who_ask_in_a_moment_get_one_map_and_the_engine_rests_after_each() -> None:
@@ -113,7 +110,7 @@ async def test_all_who_ask_in_a_moment_get_one_map_and_the_engine_rests_after_ea
     assert len({id(each) for each in found}) == len(engine.asked) == 1
     with pytest.raises(EngineError):
         await reads.read()
-    engine.assert_rested(memory_reads.SHARE)
+    engine.assert_rested(registry.SHARE)
 
 
 async def test_who_asks_while_one_is_made_gets_a_newer_one() -> None:
@@ -154,7 +151,7 @@ async def test_maps_of_several_tenants_share_that_time() -> None:
     engine = Engine()
     maps = maps_of(engine, busy=True)
     await asyncio.gather(*(maps.lens(session(name, name), ALL, None, 1) for name in "ab"))
-    engine.assert_rested(head_time.SHARE)
+    engine.assert_rested(whitebox.SHARE)
     assert sorted(engine.sessions[:8]) == list("aaaabbbb")
 
 
@@ -182,7 +179,7 @@ async def test_who_leaves_has_no_more_slices_computed_and_costs_turns_no_more_th
     await maps.lens(session("b"), ALL, None, 1)
     assert set(engine.sessions[done:]) == {"b"}
     assert engine.open == set()
-    engine.assert_rested(head_time.SHARE)
+    engine.assert_rested(whitebox.SHARE)
 
 
 async def test_a_paused_turn_does_not_count_as_one_under_way(registry: SessionRegistry) -> None:

@@ -16,7 +16,7 @@ from app.domain.values import ModelInfo, SessionState, StopRule
 from app.messages import Back, Close, Done, Fork, GoesOn, Open, Replacement, Stalled, Submit
 from app.routers.dependencies import Services
 from app.sessions import pauses
-from app.sessions.guards.deadly_turns import MOST_DEATHS
+from app.sessions.guards import MOST_DEATHS
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from tests.bridge.engines import app_of

@@ -29,7 +29,7 @@ from app.messages import Paused, TurnFinished
 from app.routers.dependencies import Services
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
-from app.sessions.whitebox.vectors import MAX_VECTORS, Vectors
+from app.sessions.whitebox import MAX_VECTORS, Vectors
 from tests.file_sizes import largest_file
 from tests.journal.building import held_up
 from tests.pausing import (

@@ -15,13 +15,12 @@ from safetensors.numpy import save
 from app.domain.breakpoints import MAX_INTERVENTION_BYTES
 from app.domain.errors import DiskShort, EngineError, FieldOutOfRange, LogprobsFull
 from app.domain.values import SessionId, Ticket
-from app.journal.attempts import COPIES
-from app.machine.disk import DiskRoom
+from app.journal.journal import COPIES
+from app.machine.files import DiskRoom
 from app.messages import Failed, Started
-from app.sessions.charges.logprob_room import BYTES_EACH, LogprobRoom
-from app.sessions.charges.turn_charge import TurnCharge
-from app.sessions.guards.journal_room import JournalRoom
-from app.sessions.guards.side_work import Lane, SideWork
+from app.sessions.charges import BYTES_EACH, LogprobRoom, TurnCharge
+from app.sessions.keeper import JournalRoom
+from app.sessions.side_work import Lane, SideWork
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.file_sizes import free_on_disks

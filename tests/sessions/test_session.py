@@ -10,12 +10,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from app.bridge.turn import Turn
 from app.domain.activations import CheckpointInfo
 from app.domain.breakpoints import Edit, EditOp, Intervention, Pass
 from app.domain.errors import EngineError, WrongState
-from app.domain.session_ids import new_session_id
+from app.domain.homes import new_session_id
 from app.domain.values import FinishReason, SessionId, SessionState, Ticket, TurnUsage
+from app.engine_process.turn import Turn
 from app.messages import Failed, Paused, Started, Token, TurnFinished
 from app.sessions.session import TRANSITIONS, Session
 from app.sessions.table import SessionTable

@@ -13,18 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from app.bridge.turn import Turn
 from app.domain.errors import Busy, Draining, FieldOutOfRange, NotFound, WrongState
-from app.domain.grammar import Grammar, GrammarKind
-from app.domain.values import FinishReason, ModelInfo, SamplingParams, SessionState, StopRule
+from app.domain.values import FinishReason, Grammar, GrammarKind, ModelInfo, SamplingParams, SessionState, StopRule
+from app.engine_process.turn import Turn
 from app.exports.exports import export_session, import_session
 from app.journal.journal import Journal
 from app.routers.dependencies import Services
-from app.sessions import kept_kv, lifecycle
-from app.sessions.guards.side_work import Lane
+from app.sessions import lifecycle
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
+from app.sessions.side_work import Lane
 from tests.bridge.engines import DyingEngine, app_of
 from tests.conftest import ServeWith
 from tests.serving import running_services
@@ -101,7 +100,7 @@ async def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(
     info: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A step, or a write of KV, may hang on a disk or a device."""
-    for module, name in ((lifecycle, "KEEP_S"), (lifecycle, "LATE_S"), (kept_kv, "LATE_S")):
+    for module, name in ((lifecycle, "KEEP_S"), (lifecycle, "LATE_S")):
         monkeypatch.setattr(module, name, 0.05)
     engine = DyingEngine(info)
     app = app_of(engine, Journal(tmp_path))

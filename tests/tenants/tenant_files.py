@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from app.tenants.keys import digest
+from app.tenants.tenant import digest
 
 
 class Clock:

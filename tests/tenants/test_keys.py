@@ -14,7 +14,7 @@ import pytest
 from websockets.sync.client import connect
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.limits import Limits
+from app.domain.values import Limits
 from app.settings import Settings
 from app.tenants.file import read_tenants
 from app.tenants.tenancy import Tenancy

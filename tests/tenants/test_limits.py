@@ -14,10 +14,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from app.domain.errors import SessionLimit
-from app.domain.session_ids import new_session_id
-from app.sessions.places import HELD_FOR_A_FREE
+from app.domain.homes import new_session_id
 from app.sessions.session import UNNAMED, Session
-from app.sessions.table import SessionTable
+from app.sessions.table import HELD_FOR_A_FREE, SessionTable
 from app.tenants.tenancy import Tenancy
 from tests.errors import assert_error, assert_messages_error
 from tests.serving import serve, tiny_settings

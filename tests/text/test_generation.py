@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.bridge.turn import Turn
 from app.domain.errors import EngineError, NotDurable
 from app.domain.values import FinishReason, Ticket, TokenLogprobs, TurnUsage
+from app.engine_process.turn import Turn
 from app.messages import Failed, Started, Token, TurnFinished
-from app.model_store.byte_tokenizer import byte_tokenizer
-from app.model_store.model_tokenizer import ModelTokenizer
+from app.model_store.saved import ModelTokenizer
+from app.model_store.shapes import byte_tokenizer
 from app.text.generation import StopMatcher, TextChunk, TextItem, TextRule, TurnReader
 from app.text.tokenizer import Tokens
 

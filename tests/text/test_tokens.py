@@ -12,14 +12,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from app.domain.errors import ContextTooLong, MalformedRequest
-from app.model_store.byte_tokenizer import EOS_ID, IM_END_ID, byte_tokenizer
-from app.model_store.errors import BrokenModel
-from app.model_store.model_tokenizer import ModelTokenizer
+from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
-from app.model_store.shapes import shape_config
-from app.text.detokenizer import Detokenizer, whole_pieces
-from app.text.token_lengths import TextLimit, TokenLengths
-from app.text.tokenizer import Tokens, load_tokens
+from app.model_store.saved import ModelTokenizer
+from app.model_store.shapes import EOS_ID, IM_END_ID, byte_tokenizer, shape_config
+from app.text.generation import Detokenizer, whole_pieces
+from app.text.tokenizer import TextLimit, TokenLengths, Tokens, load_tokens
 
 RANDOM = load_tokens(ResolvedModel("tiny-llama", shape_config("tiny-llama"), None, 0))
 CORPUS = ["the cat sat on the mat", "naïve café déjà vu", "東京 🙂🙂 日本", "1999 2024"]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat
+from app.tools.definitions import HERMES, LLAMA, MISTRAL, ToolFormat
 
 FORMATS = pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA], ids=lambda form: form.name)
 

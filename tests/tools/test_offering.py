@@ -9,14 +9,13 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from app.model_store.byte_tokenizer import IM_START_ID, byte_tokenizer
-from app.model_store.model_tokenizer import ModelTokenizer
+from app.model_store.saved import ModelTokenizer
+from app.model_store.shapes import IM_START_ID, byte_tokenizer
 from app.text.tokenizer import Tokens
-from app.tools.definitions import Tool, ToolMode, ToolUse
-from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat, find_format
+from app.tools.definitions import HERMES, LLAMA, MISTRAL, Tool, ToolFormat, ToolMode, ToolUse, find_format
 from app.tools.grammar import MAX_CALLS, call_grammar
-from app.tools.pieces import Content
 from app.tools.prompt import messages_for_template
+from app.tools.reader import Content
 from app.tools.support import ToolSupport
 from tests.tools.calls import FORMATS, write
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tools.formats import HERMES, MISTRAL, ToolFormat
-from app.tools.pieces import CallArguments, CallBegun, CallsOnly, Content, Piece
-from app.tools.reader import FamilyReader
+from app.tools.definitions import HERMES, MISTRAL, ToolFormat
+from app.tools.reader import CallArguments, CallBegun, CallsOnly, Content, FamilyReader, Piece
 from tests.tools.calls import FORMATS, write
 
 Calls = list[tuple[str, str]]

@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from app.traces import export, names
+from app.telemetry import export, names
 
 CALLER = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 RESUMER = "00-" + "c" * 32 + "-" + "d" * 16 + "-01"

@@ -24,13 +24,13 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from pydantic import ValidationError
 
-import app.traces
+import app.telemetry
 from app.cli import main
 from app.domain.errors import FieldOutOfRange
 from app.settings import Settings
-from app.traces import export, quiet
-from app.traces.opening import open_traces
-from app.traces.quiet import BETWEEN_LINES_S, QuietExporter
+from app.telemetry import export
+from app.telemetry.export import BETWEEN_LINES_S, QuietExporter
+from app.telemetry.opening import open_traces
 from tests.routers.generating import GREEDY
 from tests.serving import serve
 from tests.traces.conftest import CALLER
@@ -53,7 +53,7 @@ asyncio.run(take_turn())
 loaded = [name for name in sys.modules if name.startswith({PACKAGES!r})]
 traces = [name for name in sys.modules if name.startswith("app.traces.")]
 assert loaded == [], loaded
-assert sorted(traces) == ["app.traces.base", "app.traces.opening"], traces
+assert sorted(traces) == ["app.telemetry.traces", "app.telemetry.opening"], traces
 """
 
 
@@ -64,9 +64,9 @@ def test_a_server_that_does_not_trace_loads_nothing_of_it() -> None:
 
 
 def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("app.traces.export", *PACKAGES[:2]))]:
+    for name in [name for name in sys.modules if name.startswith(("app.telemetry.export", *PACKAGES[:2]))]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(app.traces, "export", raising=False)  # another test may have imported it
+    monkeypatch.delattr(app.telemetry, "export", raising=False)  # another test may have imported it
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter", None)
 
@@ -256,7 +256,7 @@ def test_a_collector_that_is_away_fills_no_log(caplog: pytest.LogCaptureFixture)
         deadline = time.monotonic() + 30
         while not caplog.records and time.monotonic() < deadline:
             take_turn(url)
-    assert [record.name for record in caplog.records] == [quiet.__name__]
+    assert [record.name for record in caplog.records] == [export.__name__]
     assert "takes no spans" in caplog.text
 
 

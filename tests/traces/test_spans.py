@@ -27,11 +27,11 @@ from app.domain.breakpoints import Pass
 from app.domain.errors import EngineRestarting
 from app.domain.memory_map import SessionMemory
 from app.domain.values import FinishReason, SamplingParams, SessionId, Ticket, Tier, TurnUsage
-from app.logs.about import REQUEST
+from app.logs import REQUEST
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
-from app.traces import names
-from app.traces.base import TurnStart
-from app.traces.turn_span import MOST_PARTS, TurnSpan
+from app.telemetry import names
+from app.telemetry.spans import MOST_PARTS, TurnSpan
+from app.telemetry.traces import TurnStart
 from tests.routers.breakpoints.pausing import arm, generate, open_session
 from tests.routers.generating import CONTEXT, GREEDY, in_tier, streaming, wait_for, wait_until_idle
 from tests.serving import serve

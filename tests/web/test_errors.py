@@ -13,17 +13,15 @@ import pytest
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-import app.wiring.routes
+import app.main
 from app.domain.errors import Busy, Draining, FieldOutOfRange
-from app.web.errors.bodies import MESSAGES_PATHS, error_answer
-from app.web.errors.field_schema import schema_of
-from app.web.errors.handlers import install_error_handlers
-from app.web.errors.problems import describe_problem
-from app.web.request_id import RequestIdMiddleware
+from app.web.errors import MESSAGES_PATHS, describe_problem, error_answer, install_error_handlers
+from app.web.middleware import RequestIdMiddleware
+from app.web.schema_words import schema_of
 from app.wire.base import WireModel
 from tests.errors import assert_error, assert_messages_error
 
-assert app.wiring.routes.ROUTERS  # every request model is loaded
+assert app.main.ROUTERS  # every request model is loaded
 JSON = {"Content-Type": "application/json"}
 FOREIGN = re.compile(
     r"should|Input|validation|valid (string|integer|number|list|dict|bool)|"

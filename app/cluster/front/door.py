@@ -26,11 +26,10 @@ from app.cluster.front.routing.targets import SESSIONS, About, Target, is_turn, 
 from app.cluster.front.upstream.pool import Pool
 from app.cluster.front.websockets.sockets import Sockets
 from app.domain.errors import DjinnError, NotFound, ReplicaAway, ReplicaLost
-from app.domain.limits import MAX_NAME
-from app.web.errors.bodies import BUG_MESSAGE
-from app.web.errors.handlers import error_response
-from app.web.middleware.idempotency import HEADER as IDEMPOTENCY_KEY
-from app.web.request_id import SESSION_HEADER
+from app.domain.values import MAX_NAME
+from app.web.errors import BUG_MESSAGE, error_response
+from app.web.idempotency import HEADER as IDEMPOTENCY_KEY
+from app.web.middleware import SESSION_HEADER
 
 logger = logging.getLogger(__name__)
 

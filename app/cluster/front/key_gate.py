@@ -8,9 +8,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.domain.errors import Unauthenticated
-from app.web.errors.handlers import error_response
-from app.web.middleware.cors import cross_origin
-from app.web.openapi.security import is_open
+from app.web.errors import error_response
+from app.web.middleware import cross_origin
+from app.web.openapi import is_open
 
 
 class KeyGate:

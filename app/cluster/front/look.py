@@ -11,7 +11,7 @@ from app.cluster.fleet import Fleet, Replica, State
 from app.cluster.front.upstream.fetch import fetch
 from app.cluster.front.upstream.pool import Pool
 from app.domain.errors import ReplicaAway
-from app.tenants.audit import LOOKOUT
+from app.tenants.tenancy import LOOKOUT
 
 logger = logging.getLogger(__name__)
 

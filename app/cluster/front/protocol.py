@@ -9,8 +9,8 @@ from typing import Any
 import h11
 
 from app.cluster.front.heads import CLIENT
-from app.web.connections.protocol import HttpProtocol
-from app.web.connections.table import Connection, ConnectionTable
+from app.web.connections import Connection, ConnectionTable
+from app.web.protocol import HttpProtocol
 
 
 class FrontProtocol(HttpProtocol):

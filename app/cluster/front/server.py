@@ -26,19 +26,14 @@ from app.cluster.front.routing.metrics import RoutingMetrics
 from app.cluster.front.routing.owners import Owners
 from app.cluster.front.routing.seeking import Seeker
 from app.cluster.front.upstream.pool import Pool
-from app.metrics.connections import ConnectionMetrics
 from app.settings import Settings
+from app.telemetry.metrics import ConnectionMetrics
 from app.tenants.gate import authenticate
 from app.tenants.tenancy import Tenancy
-from app.web.connections.body_budget import BodyBudget
-from app.web.connections.caps import Caps
-from app.web.connections.table import Connection
-from app.web.ending import ANSWERS_S
-from app.web.hangups import Hangups
-from app.web.listening import ListeningServer
-from app.web.middleware.body_limit import BodyLimitMiddleware
-from app.web.middleware.hosts import HostMiddleware
-from app.web.request_id import RequestIdMiddleware
+from app.web.body_limit import BodyBudget, BodyLimitMiddleware
+from app.web.connections import Caps, Connection
+from app.web.middleware import HostMiddleware, RequestIdMiddleware
+from app.web.server import ANSWERS_S, Hangups, ListeningServer
 
 logger = logging.getLogger(__name__)
 

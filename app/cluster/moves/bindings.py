@@ -10,11 +10,9 @@ import msgspec
 
 from app.domain.errors import TooLarge
 from app.journal.records import KeyedRecord, ResponseRecord
-from app.openai.responses.journaled import Journaled, in_order, record_of
-from app.openai.responses.store import ResponseStore
-from app.sessions.bound.sessions import BoundSessions
-from app.sessions.bound.tool_waits import SentWaits, ToolWaits
+from app.openai.response_store import Journaled, ResponseStore, in_order, record_of
 from app.sessions.keyed import KeyedRequests
+from app.sessions.named import BoundSessions, SentWaits, ToolWaits
 from app.sessions.session import Session
 
 MAX_RESPONSE_BYTES = 128 << 20

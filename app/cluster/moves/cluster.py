@@ -16,7 +16,7 @@ from app.cluster.moves.peers import Peers
 from app.domain.errors import FieldOutOfRange
 from app.sessions.registry import SessionRegistry
 from app.settings import Settings
-from app.tenants.directory import Directory
+from app.tenants.tenant import Directory
 
 
 @dataclass(frozen=True, slots=True)

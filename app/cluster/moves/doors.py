@@ -31,8 +31,8 @@ from app.domain.errors import (
     TooLarge,
     Unauthenticated,
 )
-from app.domain.limits import MAX_LABEL_BYTES
-from app.web.errors.handlers import error_response
+from app.domain.values import MAX_LABEL_BYTES
+from app.web.errors import error_response
 
 logger = logging.getLogger(__name__)
 

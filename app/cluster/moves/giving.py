@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from app.bridge.executor import EngineExecutor
 from app.domain.errors import EngineRestarting
+from app.engine_process.executor import EngineExecutor
 
 
 def give(executor: EngineExecutor, connection: socket.socket) -> int:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.session_ids import REPLICA_NAME
+from app.domain.homes import REPLICA_NAME
 from app.machine.files import explain
 
 logger = logging.getLogger(__name__)

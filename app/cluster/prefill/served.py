@@ -13,7 +13,7 @@ from app.cluster.moves.doors import read_message
 from app.cluster.moves.giving import give
 from app.cluster.prefill.wire import FORMAT, Form, PromptOffer
 from app.domain.errors import DjinnError, PeerFull, PeerMismatch
-from app.domain.session_ids import new_session_id
+from app.domain.homes import new_session_id
 from app.domain.values import SamplingParams, SessionId, StopRule
 from app.messages import Close, Open, SendPrompt, SentKV, Submit
 from app.sessions.registry import SessionRegistry

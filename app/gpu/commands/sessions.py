@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from app import messages
 from app.domain.errors import Busy, ContextTooLong, FieldOutOfRange, MalformedRequest, NotFound, WrongState
-from app.domain.histories import common_prefix
-from app.domain.values import FinishReason, Residency, SessionId
+from app.domain.values import FinishReason, Residency, SessionId, common_prefix
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.tiers import file_namespace
 from app.gpu.planning.scheduler import Scheduler

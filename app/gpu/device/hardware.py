@@ -16,8 +16,8 @@ from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import AUTO_DTYPES
+from app.machine.files import size
 from app.machine.memory import read_host_memory
-from app.machine.units import size
 
 logger = logging.getLogger(__name__)
 

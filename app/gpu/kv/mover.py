@@ -23,7 +23,7 @@ from app.gpu.kv.stream import OpenWay, PromptStreams, SocketTransport, each_bloc
 from app.gpu.state.kv_header import KVFileDamaged, KVFileError, KVFileHeader, KVFileMismatch, KVIdentity
 from app.gpu.state.moves import Move, Moved, MoveKind
 from app.machine.cores import free_from_core
-from app.machine.disk import is_full
+from app.machine.files import is_full
 from app.machine.handover import SocketTable
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make
 from app.gpu.models.base import TOLERANCE, require_fixed_rope
 from app.gpu.state.layer_state import LayerState, attention_state
 from app.gpu.weights.source import RandomWeights, TensorFormat
-from app.model_store.errors import BrokenModel
+from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
 
 Attend = Callable[[Tensor, Tensor, Tensor, AttentionSpec], Tensor]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import TypeVar
 
-from app.domain.breakpoint_work import STEP_WORK
+from app.domain.breakpoints import STEP_WORK
 from app.domain.values import SessionId
 from app.gpu.state.blocks import BlockId
 from app.gpu.state.segments import Row

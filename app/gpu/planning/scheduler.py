@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from app.domain.breakpoint_work import STEP_WORK
+from app.domain.breakpoints import STEP_WORK
 from app.gpu.kv.placement import Placement
 from app.gpu.planning.admission import Admission
 from app.gpu.planning.drafting import Drafting

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from app.domain.breakpoints import Pass
 from app.domain.errors import ActivationsFull, DjinnError, FieldOutOfRange, GrammarTooComplex
-from app.domain.grammar import Grammar
-from app.domain.values import FinishReason, TokenLogprobs
+from app.domain.values import FinishReason, Grammar, TokenLogprobs
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.sampling import Sampled, SampleRequest, penalise
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor

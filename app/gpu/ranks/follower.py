@@ -22,7 +22,7 @@ from app.gpu.kv.pools import KVPool, Part, SharedHostPool
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.protocol import Group, Load, Run
 from app.gpu.state.kv_header import KVLayout
-from app.logs.formats import configure
+from app.logs import configure
 
 logger = logging.getLogger(__name__)
 

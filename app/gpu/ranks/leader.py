@@ -36,7 +36,7 @@ from app.gpu.models.base import LayerStack
 from app.gpu.models.recipe import Recipe
 from app.gpu.ranks.protocol import Group, Load, Run
 from app.gpu.state.moves import WHOLE_PASSES, HalfPass
-from app.logs.formats import configured
+from app.logs import configured
 from app.machine.cores import free_from_core, without_binding
 
 logger = logging.getLogger(__name__)

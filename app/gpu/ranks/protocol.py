@@ -19,7 +19,7 @@ from torch import Tensor
 
 from app.gpu.kernels.attention.base import Batch, RowShape
 from app.gpu.models.recipe import Recipe
-from app.logs.formats import Log
+from app.logs import Log
 
 _DIST: Any = torch.distributed  # annotated only in part
 

@@ -21,10 +21,8 @@ from app.gpu.startup.weights import LoadedModel
 from app.gpu.state.blocks import BlockPool
 from app.gpu.state.kv_header import KVFileHeader, KVIdentity, KVLayout
 from app.gpu.state.layer_state import window_of
-from app.machine.disk import DiskRoom
-from app.machine.units import counted, size
-from app.model_store.fingerprint import fingerprint
-from app.model_store.resolve import ResolvedModel
+from app.machine.files import DiskRoom, counted, size
+from app.model_store.resolve import ResolvedModel, fingerprint
 from app.settings import EngineSettings
 
 logger = logging.getLogger(__name__)

@@ -19,11 +19,10 @@ from app.gpu.models.base import LayerStack
 from app.gpu.sampling import SampleRequest
 from app.gpu.sampling.sampler import choose, log_probabilities, place_requests
 from app.gpu.weights.source import TensorFormat
-from app.machine.disk import DiskRoom
+from app.machine.files import DiskRoom, size
 from app.machine.memory import read_host_memory
-from app.machine.units import size
 from app.model_store.resolve import ResolvedModel
-from app.model_store.sizes import StoredSize, stored_sizes
+from app.model_store.tensors import StoredSize, stored_sizes
 from app.settings import EngineSettings
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from app.gpu.weights.file import open_weight_file
 from app.gpu.weights.layout import Write
 from app.gpu.weights.source import TensorFormat, weights_of
 from app.gpu.weights.stores import BundleStore, FileStore, PinnedStore
-from app.machine.units import size
-from app.model_store.fingerprint import fingerprint
+from app.machine.files import size
+from app.model_store.resolve import fingerprint
 
 logger = logging.getLogger(__name__)
 

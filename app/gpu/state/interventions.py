@@ -11,8 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from app.domain.breakpoint_work import MAX_PASS_EDITS
-from app.domain.breakpoints import MAX_INTERVENTION_BYTES, MAX_INTERVENTIONS, Intervention, TensorData
+from app.domain.breakpoints import MAX_INTERVENTION_BYTES, MAX_INTERVENTIONS, MAX_PASS_EDITS, Intervention, TensorData
 from app.domain.errors import FieldOutOfRange
 from app.domain.positions import Runs, clip_runs, join, positions_of, runs_of
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from math import prod
 from typing import Any
 
-from app.domain.limits import MAX_LABEL_BYTES
+from app.domain.values import MAX_LABEL_BYTES
 
 FORMAT = "djinn-kv"
 SHOWN = 12

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Self
 
-from app.domain.breakpoint_work import OPERATION_WORK, STEP_WORK
-from app.domain.breakpoints import Action, Breakpoint, Intervention, Pass, Positions, When
+from app.domain.breakpoints import OPERATION_WORK, STEP_WORK, Action, Breakpoint, Intervention, Pass, Positions, When
 from app.domain.positions import Run, Runs, clip_runs, count, multiples, runs_of
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence, TurnState

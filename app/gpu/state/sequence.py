@@ -15,7 +15,6 @@ from typing import NamedTuple, Self
 from app.domain.activations import ResumeCost
 from app.domain.breakpoints import Breakpoint, Intervention
 from app.domain.errors import ActivationsFull
-from app.domain.fair_room import leaves_as_much
 from app.domain.memory_map import StackUse
 from app.domain.values import (
     FinishReason,
@@ -27,6 +26,7 @@ from app.domain.values import (
     Tier,
     TokenLogprobs,
     TurnUsage,
+    leaves_as_much,
 )
 from app.gpu.state.blocks import BlockHash, BlockId, BlockPool
 from app.gpu.state.checkpoints import Captured, CaptureLog, Cell, Checkpoint
@@ -34,7 +34,7 @@ from app.gpu.state.drafts import Drafter
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.moves import Move
 from app.grammars.matcher import Matcher
-from app.machine.units import size
+from app.machine.files import size
 
 
 class Seen(NamedTuple):

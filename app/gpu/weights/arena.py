@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from app.domain.errors import FieldOutOfRange
-from app.machine.units import size
+from app.machine.files import size
 
 ALIGNMENT = 256
 """Bytes: bundles, their tensors and tables begin at multiples of this, in memory and in files. Enough for every vector

@@ -36,8 +36,7 @@ from app.gpu.weights.layout import (
     sections_of,
 )
 from app.gpu.weights.page_cache import address_of, has_writers, is_in_memory
-from app.machine.files import sync
-from app.machine.units import size
+from app.machine.files import size, sync
 from app.model_store.install import disk_full_named, exclusively, require_free_space
 
 logger = logging.getLogger(__name__)

@@ -17,12 +17,9 @@ from torch import Tensor
 from app.domain.values import WeightsDtype
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, quantize, require_inputs, row_bytes
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, stored_rows
-from app.model_store.errors import BrokenModel
-from app.model_store.gguf.index import is_indexed
-from app.model_store.gguf.tensors import GgufTensors
+from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
-from app.model_store.shards import INDEX, SINGLE, shard_of_tensors
-from app.model_store.sizes import StoredSize
+from app.model_store.tensors import INDEX, SINGLE, GgufTensors, StoredSize, is_indexed, shard_of_tensors
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

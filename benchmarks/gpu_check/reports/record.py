@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from app.doctor.driver import read_release
+from app.doctor.device import read_release
 from benchmarks.figures import figure_table
 from benchmarks.gpu_check.reports.journal import Outcome, Point, StageRecord, read_figure
 from benchmarks.record import slug, utc_now

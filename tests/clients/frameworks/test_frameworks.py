@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from app.model_store.catalog import CATALOG
-from app.model_store.pull import pulled_folder
+from app.model_store.pull import CATALOG, pulled_folder
 from app.settings import Settings
 from tests.clients.environments import python_environment, run
 from tests.openai.reference import save_tiny_model

@@ -16,9 +16,9 @@ from app.cluster.fleet import Fleet
 from app.cluster.front.server import Front, FrontServer
 from app.cluster.table import Table
 from app.domain.errors import DirectoryAway
-from app.web.connections.caps import Caps
-from app.web.hangups import Hangups
-from app.web.port import bind
+from app.web.connections import Caps
+from app.web.listener import bind
+from app.web.server import Hangups
 from tests.serving import START_TIMEOUT_S, tiny_settings
 from tests.waiting import wait_until
 

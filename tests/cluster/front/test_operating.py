@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.web.hangups import Hangups
+from app.web.server import Hangups
 from tests.cluster.front.doors import serving_door, serving_stub
 from tests.cluster.front.test_moved import Stub
 from tests.processes import serve_process

@@ -22,7 +22,7 @@ from app.cluster.fleet import State
 from app.cluster.front import look
 from app.cluster.front.merged.event_ids import joined_id, split_id
 from app.cluster.front.merged.merging import merged_memory, merged_page
-from app.domain.session_ids import home_of
+from app.domain.homes import home_of
 from tests.cluster.front.doors import AwayDirectory, Door, serving_door, serving_stub
 from tests.cluster.pair import code, free_port
 from tests.durability.restarting import generate, open_session

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.domain.breakpoint_work import MAX_WORK, STEP_WORK
-from app.domain.breakpoints import Action, Edit, EditOp, Intervention, When
+from app.domain.breakpoints import MAX_WORK, STEP_WORK, Action, Edit, EditOp, Intervention, When
 from app.domain.values import SessionId
 from app.gpu.planning.queue import StepPlan
 from app.gpu.state.paths import Record, work_of

@@ -13,8 +13,7 @@ from torch import Tensor
 from app.domain.activations import ActivationMap, ActivationNorms, LensRows, PausedTurn
 from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, Until, When
 from app.domain.errors import ActivationsFull, FieldOutOfRange, WrongState
-from app.domain.grammar import Grammar, GrammarKind
-from app.domain.values import KVPolicy, SessionId
+from app.domain.values import Grammar, GrammarKind, KVPolicy, SessionId
 from app.grammars.compiler import Grammars
 from app.messages import (
     ClearCaptures,

@@ -7,8 +7,19 @@ import torch
 from torch import Tensor
 
 from app.domain.activations import CheckpointLens, PausedTurn
-from app.domain.breakpoint_work import MAX_PASS_EDITS
-from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Intervention, Pass, Positions, Until, When
+from app.domain.breakpoints import (
+    ALL,
+    LAST,
+    MAX_PASS_EDITS,
+    Action,
+    Edit,
+    EditOp,
+    Intervention,
+    Pass,
+    Positions,
+    Until,
+    When,
+)
 from app.domain.errors import FieldOutOfRange, WrongState
 from app.messages import Lens, ReadCheckpoint, ReadPaused, WriteCheckpoint
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn

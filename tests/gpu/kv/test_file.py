@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.limits import MAX_LABEL_BYTES
-from app.domain.values import SessionId
+from app.domain.values import MAX_LABEL_BYTES, SessionId
 from app.gpu.kv.file import DiskStore, read_kv_file, read_kv_header, write_kv_file
 from app.gpu.state.kv_header import (
     MAX_TOKENS,

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from app.gpu.startup.loader import load_engine
-from app.model_store.export import export_model
+from app.model_store.commands import export_model
 from app.model_store.resolve import resolve
 from app.settings import Settings
 from tests.gpu.driving import Driver

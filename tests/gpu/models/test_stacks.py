@@ -24,7 +24,7 @@ from app.domain.errors import FieldOutOfRange
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.source import RandomWeights, TensorFormat
-from app.model_store.errors import BrokenModel
+from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.driving import Drive, assert_agrees

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.breakpoint_work import MAX_WORK
-from app.domain.breakpoints import Action, Edit, EditOp, When
+from app.domain.breakpoints import MAX_WORK, Action, Edit, EditOp, When
 from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.messages import Fork
 from app.model_store.resolve import ResolvedModel

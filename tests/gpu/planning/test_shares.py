@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.breakpoint_work import STEP_WORK
+from app.domain.breakpoints import STEP_WORK
 from app.domain.values import SessionId
 from app.gpu.planning.queue import Fairness, TurnQueue, VirtualTime
 from app.gpu.state.sequence import TokenSequence

@@ -16,14 +16,13 @@ import pytest
 import torch
 
 from app.domain.errors import GrammarTooComplex
-from app.domain.grammar import Grammar
-from app.domain.values import FinishReason, KVPolicy, SamplingParams, StopRule
+from app.domain.values import FinishReason, Grammar, KVPolicy, SamplingParams, StopRule
 from app.gpu.device.streams import CpuStreams
 from app.gpu.sampling.sampler import Mask
 from app.grammars import matcher as matchers
 from app.messages import Token
-from app.model_store.byte_tokenizer import EOS_ID, IM_END_ID
 from app.model_store.resolve import resolve
+from app.model_store.shapes import EOS_ID, IM_END_ID
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.tiny_engine import make_engine, prompt
 from tests.grammars.schemas import json_grammar, random_schema, regex

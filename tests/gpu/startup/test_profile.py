@@ -18,9 +18,8 @@ from app.gpu.device.hardware import DeviceMemory, allocating
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
 from app.gpu.startup.memory import DISK_SHARE, KEPT_SHARE, MemoryPlan, budget_blocks, largest_step, plan_memory
-from app.machine import disk
-from app.machine.disk import DiskRoom
-from app.machine.units import GIB
+from app.machine import files
+from app.machine.files import GIB, DiskRoom
 from app.settings import EngineSettings, Settings
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel
 from tests.gpu.wrapping import WrappedStack
@@ -163,7 +162,7 @@ FREE = 1000 * BLOCK_BYTES
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: FREE)
+    monkeypatch.setattr(files, "free_bytes", lambda folder: FREE)
 
 
 def disk_blocks(folder: Path, reserve: int, kv_disk: KVBudget | None = None) -> int:
@@ -173,7 +172,7 @@ def disk_blocks(folder: Path, reserve: int, kv_disk: KVBudget | None = None) -> 
 
 @pytest.mark.usefixtures("free")
 def test_kv_has_a_share_of_the_disk_beside_the_reserve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Room that is asked for stays, and waits for the disk."""
+    """Room that is asked for stays, and waits for the files."""
     assert disk_blocks(tmp_path, 0) == 1000 * DISK_SHARE
     assert disk_blocks(tmp_path, FREE // 2) == 500 * DISK_SHARE
     assert not caplog.records

@@ -23,11 +23,9 @@ from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, stored_
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.source import GgufFile, RandomWeights, SafetensorsFolder, TensorFormat, weights_of
-from app.model_store.errors import BrokenModel
-from app.model_store.fingerprint import fingerprint
-from app.model_store.gguf.index import weight_files
-from app.model_store.resolve import ResolvedModel, resolve
-from app.model_store.sizes import stored_sizes
+from app.model_store.install import BrokenModel
+from app.model_store.resolve import ResolvedModel, fingerprint, resolve
+from app.model_store.tensors import stored_sizes, weight_files
 from app.settings import Settings
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.driving import Drive, assert_agrees

@@ -23,7 +23,7 @@ from app.gpu.device.streams import PASSED
 from app.gpu.weights.file import WeightFile, open_weight_file
 from app.gpu.weights.layout import BundleLayout, WeightLayout, Write, sections_of
 from app.gpu.weights.stores import FileStore
-from app.model_store.errors import StoreFull
+from app.model_store.install import StoreFull
 from tests.gpu.weights.bundles import make_model, overwrite, same_bits
 
 MODEL = make_model()

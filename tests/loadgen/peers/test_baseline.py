@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from app.model_store.byte_tokenizer import byte_tokenizer
+from app.model_store.shapes import byte_tokenizer
 from loadgen.peers.base import ServerSettings
 from loadgen.peers.baselines import TransformersPeer
 from loadgen.peers.serving import Served, serving

@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from app.domain.errors import NotFound, SessionLimit
-from app.openai.responses.body import ResponseBody
-from app.openai.responses.memory import UnstoredConversation
-from app.routers.openai.response_call import ResponseCall
-from app.wire.extras.ignored_fields import IgnoredFields
+from app.openai.response_input import ResponseBody
+from app.openai.response_store import UnstoredConversation
+from app.routers.response_call import ResponseCall
+from app.wire.extras import IgnoredFields
 from tests.errors import assert_error
 from tests.openai.conftest import MODEL
 from tests.openai.reference import Reference

@@ -15,9 +15,9 @@ from openai.resources.responses.responses import ResponsesConnection
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from app.routers.openai.response_connection import ResponseConnection
-from app.sessions.guards.side_work import Lane, SideWork
-from app.web.json_body import LARGE_BYTES
+from app.routers.responses_socket import ResponseConnection
+from app.sessions.side_work import Lane, SideWork
+from app.web.bodies import LARGE_BYTES
 from tests.openai.conftest import MODEL
 from tests.openai.responses.asking import CALLING, GREEDY, LONG, LOOK_UP, folded, output_of
 from tests.serving import serve

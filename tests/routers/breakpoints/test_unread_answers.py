@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from app.main import load_app
-from app.web.binary import PART_BYTES, LargeAnswer
+from app.web.bodies import PART_BYTES, LargeAnswer
 from tests.routers.breakpoints.pausing import TURN
 from tests.serving import tiny_settings
 

@@ -19,8 +19,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from app.main import load_app
-from app.web.connections.caps import Caps
-from app.web.port import bind
+from app.web.connections import Caps
+from app.web.listener import bind
 from app.web.server import Server
 from tests.serving import START_TIMEOUT_S, tiny_settings
 from tests.waiting import wait_until

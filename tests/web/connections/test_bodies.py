@@ -15,9 +15,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from app.web.connections.lingering import DROPPED_BYTES, MOST, Lingering
-from app.web.connections.pieces import BURST, FULL_BYTES, PER_S, SmallPieces
-from app.web.connections.table import GRACE_S
+from app.web.connections import BURST, DROPPED_BYTES, FULL_BYTES, GRACE_S, MOST_LINGERING, PER_S, Lingering, SmallPieces
 from tests.waiting import wait_until
 from tests.web.connections.conftest import (
     BIG,
@@ -131,10 +129,10 @@ async def test_of_what_is_sent_after_the_answer_no_more_than_a_bound_is_read() -
 
 async def test_a_connection_stays_until_its_client_closes_or_too_many_stay() -> None:
     lingering = Lingering()
-    pairs = [socket.socketpair() for _ in range(MOST + 1)]
+    pairs = [socket.socketpair() for _ in range(MOST_LINGERING + 1)]
     for ended, _ in pairs:
         lingering.take(ended)
-    assert [ended.fileno() >= 0 for ended, _ in pairs] == [False] + [True] * MOST
+    assert [ended.fileno() >= 0 for ended, _ in pairs] == [False] + [True] * MOST_LINGERING
     pairs[1][1].close()
     await asyncio.to_thread(wait_until, lambda: pairs[1][0].fileno() < 0)
     assert pairs[2][0].fileno() >= 0

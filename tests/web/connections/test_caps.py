@@ -17,9 +17,8 @@ from openai import OpenAI
 from prometheus_client import CollectorRegistry
 
 from app.domain.errors import FieldOutOfRange
-from app.metrics.connections import ConnectionMetrics, Refused
-from app.web.connections.caps import LOOPBACK, Caps, origin_of
-from app.web.connections.table import GRACE_S, Connection, ConnectionTable
+from app.telemetry.metrics import ConnectionMetrics, Refused
+from app.web.connections import GRACE_S, LOOPBACK, Caps, Connection, ConnectionTable, origin_of
 from tests.processes import ServerProcess, serve_process
 from tests.serving import tiny_settings
 from tests.waiting import wait_until

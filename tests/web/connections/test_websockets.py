@@ -16,8 +16,8 @@ from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-from app.web.connections.body_budget import BodyBudget, Share
-from app.web.connections.websocket import WebSocketProtocol
+from app.web.body_limit import BodyBudget, Share
+from app.web.websocket import WebSocketProtocol
 from tests.web.connections.conftest import GET, HEADER, LIMIT, PATIENCE_S, Edge, read_answer, read_to_end, serving
 
 PONG = b"\x8a\x00"

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.errors import BodiesFull
-from app.web.connections.body_budget import BodyBudget, client_of
+from app.web.body_limit import BodyBudget, client_of
 from tests.errors import assert_error
 from tests.processes import serve_process
 from tests.serving import serve

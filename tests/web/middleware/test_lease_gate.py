@@ -9,7 +9,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from app.domain.errors import Fenced
-from app.web.middleware.lease_gate import LeaseGate
+from app.web.middleware import LeaseGate
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 PART: Message = {"type": "http.response.body", "body": b"part", "more_body": True}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from app.domain.session_ids import REPLICA_NAME
+from app.domain.homes import REPLICA_NAME
 
 ONE = re.compile(rf"({REPLICA_NAME.pattern})=([0-9a-f]{{1,16}}-[0-9]{{1,20}})")
 

@@ -15,7 +15,7 @@ from app.cluster.directory import Directory, name_key, response_key, session_key
 from app.cluster.fleet import Fleet, Replica, State
 from app.cluster.front.routing.seeking import Seeker
 from app.domain.errors import DirectoryAway, ReplicaAway
-from app.domain.session_ids import home_of, home_of_response
+from app.domain.homes import home_of, home_of_response
 
 logger = logging.getLogger(__name__)
 

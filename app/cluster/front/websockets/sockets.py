@@ -18,7 +18,7 @@ from app.cluster.front.routing.targets import RESPONSES
 from app.cluster.front.websockets.ends import ClientEnd, ReplicaEnd, shake
 from app.cluster.front.websockets.frames import BadFrame, FirstMessage, close_frame
 from app.domain.errors import DjinnError, ReplicaLost, ReplicaMoving
-from app.web.connections.body_budget import Share
+from app.web.body_limit import Share
 
 LARGEST_DENIAL = 64 << 10
 """Bytes of an answer that a replica gives in place of a WebSocket."""

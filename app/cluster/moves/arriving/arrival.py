@@ -8,12 +8,12 @@ from array import array
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from app.bridge.executor import EngineExecutor
 from app.cluster.moves.arriving.opening import Opening
 from app.cluster.moves.giving import give
 from app.cluster.moves.key import new_nonce
 from app.cluster.moves.wire import Answer, Offer
 from app.domain.values import SessionId
+from app.engine_process.executor import EngineExecutor
 from app.messages import ReceiveKV
 
 

@@ -31,7 +31,7 @@ from app.domain.homes import Taken
 from app.domain.values import SessionState
 from app.sessions.lifecycle import reopen_late
 from app.sessions.registry import SessionRegistry
-from app.tenants.directory import Directory
+from app.tenants.tenant import Directory
 
 logger = logging.getLogger(__name__)
 

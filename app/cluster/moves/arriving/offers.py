@@ -9,7 +9,7 @@ from app.cluster.moves.wire import FORMAT, Model, Offer
 from app.domain.errors import Moving, PeerFull, PeerMismatch, WrongState
 from app.domain.values import Residency
 from app.sessions.registry import SessionRegistry
-from app.tenants.directory import Directory
+from app.tenants.tenant import Directory
 
 AT_ONCE = 8
 """Sessions that may be on their way here."""

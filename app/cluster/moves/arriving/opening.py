@@ -13,9 +13,8 @@ from app.domain.breakpoints import Intervention
 from app.domain.errors import JournalUnavailable, NotDurable
 from app.domain.values import Phase
 from app.exports.checks import LabelChecks
-from app.exports.label import ExportLabel
-from app.exports.label_text import check_text
-from app.journal.steering import Steering
+from app.exports.label import ExportLabel, check_text
+from app.journal.records import Steering
 from app.messages import PublishKV, Reinstate, SetPhase
 from app.sessions.keeper import session_of
 from app.sessions.registry import SessionRegistry

@@ -14,7 +14,7 @@ from app.cluster.moves.outlook import Outlook
 from app.domain.errors import DjinnError, EngineAway, PeerAway, PeerFull
 from app.domain.homes import MoveReason
 from app.domain.values import Phase, Residency, SessionId, SessionState
-from app.sessions.kept_kv import returns_in_s
+from app.sessions.lifecycle import returns_in_s
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 

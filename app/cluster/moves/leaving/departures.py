@@ -32,8 +32,7 @@ from app.domain.errors import (
 )
 from app.domain.homes import HomeState, MoveReason, Taken
 from app.domain.values import SessionId, SessionState
-from app.exports.label import ExportLabel, PausedTurnLabel
-from app.exports.label_text import has_room
+from app.exports.label import ExportLabel, PausedTurnLabel, has_room
 from app.messages import SendKV, SentKV
 from app.sessions.keeper import record_of
 from app.sessions.registry import SessionRegistry

@@ -25,7 +25,7 @@ from app.domain.errors import (
 )
 from app.domain.homes import MoveReason
 from app.domain.values import SessionId, SessionState
-from app.sessions.kept_kv import worth
+from app.sessions.lifecycle import worth
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 

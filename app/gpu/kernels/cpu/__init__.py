@@ -17,7 +17,7 @@ from contextvars import ContextVar
 
 import torch
 
-from app.machine.units import counted
+from app.machine.files import counted
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,0 @@
-"""Between the event loop and the engine thread: commands go over with a ticket, events come back by it."""

@@ -1,1 +1,0 @@
-"""Lines of the log: their form, and the request that each is about."""

@@ -1,1 +1,0 @@
-"""`/v1/completions`: its body, its answers and their log-probabilities."""

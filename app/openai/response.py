@@ -1,0 +1,285 @@
+"""The object of a response, and the conversation that it continues."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import SamplingParams, SessionState, TurnUsage
+from app.openai.chat import (
+    AssistantMessage,
+    FunctionCall,
+    Message,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
+from app.openai.response_input import ResponseBody
+from app.openai.response_items import (
+    AnyItem,
+    Encoded,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputMessageItem,
+    InputTextPart,
+    Item,
+    JsonOf,
+    OutputItem,
+    OutputMessageItem,
+    without_logprobs,
+)
+from app.sessions.session import Session
+from app.sessions.table import has_expired
+
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class InputTokensDetails(BaseModel):
+    """Where the KV of the input came from."""
+
+    cached_tokens: int
+    cache_write_tokens: int = Field(description="tokens whose KV was computed, and is cached from now on")
+
+
+class OutputTokensDetails(BaseModel):
+    """No model here reasons apart from its output."""
+
+    reasoning_tokens: Literal[0] = 0
+
+
+class ResponseUsage(BaseModel):
+    """Tokens of one response. The input is the whole conversation before it."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, turn: TurnUsage) -> ResponseUsage:
+        """The usage of a response that was this turn."""
+        written = turn.prompt_tokens - turn.cached_tokens
+        return cls(
+            input_tokens=turn.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=turn.cached_tokens, cache_write_tokens=written),
+            output_tokens=turn.completion_tokens,
+            output_tokens_details=OutputTokensDetails(),
+            total_tokens=turn.prompt_tokens + turn.completion_tokens,
+        )
+
+
+class ResponseErrorView(BaseModel):
+    """Why a response failed."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+
+
+class IncompleteDetails(BaseModel):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseObject(BaseModel):
+    """One response, and the fields of its request that it was made with."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: ResponseStatus
+    background: Literal[False] = False
+    error: ResponseErrorView | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    store: bool
+    temperature: float
+    text: Annotated[Encoded, JsonOf(dict[str, Any])]
+    tool_choice: str | dict[str, Any]
+    tools: Annotated[Encoded, JsonOf(list[dict[str, Any]])]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
+    metadata: dict[str, str]
+
+    @classmethod
+    def begin(cls, body: ResponseBody, sampling: SamplingParams, id: str, created_at: int) -> ResponseObject:
+        """The response to `body`, which is sampled so, before its first token."""
+        choice = body.tool_choice
+        tools = [tool.model_dump(include=set(type(tool).model_fields)) for tool in body.tools]
+        return cls(
+            id=id,
+            created_at=created_at,
+            status="in_progress",
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            model=body.model,
+            output=[],
+            parallel_tool_calls=body.parallel_tool_calls,
+            previous_response_id=body.previous_response_id,
+            store=body.store,
+            temperature=sampling.temperature,
+            text=Encoded.of({"format": body.text_format.model_dump(by_alias=True, exclude_none=True)}),
+            tool_choice=choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
+            tools=Encoded.of(tools),
+            top_logprobs=body.top_logprobs or 0,
+            top_p=sampling.top_p,
+            user=body.user,
+            metadata=dict(body.metadata or {}),
+        )
+
+
+class DeletedResponse(BaseModel):
+    """A response that the server has forgotten."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class ItemList(BaseModel):
+    """One page of items."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+    @classmethod
+    def page(cls, items: list[AnyItem], *, limit: int) -> ItemList:
+        """The first `limit` of `items`."""
+        shown = items[:limit]
+        return cls(
+            data=shown,
+            first_id=shown[0].id if shown else None,
+            last_id=shown[-1].id if shown else None,
+            has_more=len(items) > limit,
+        )
+
+
+IDLE_S = 24 * 3600
+"""Seconds without a response after which a conversation is forgotten, whatever its session's own limit."""
+CONTINUABLE = ("completed", "incomplete")
+
+
+@dataclass(slots=True, eq=False)
+class StoredResponse:
+    """One response. Its input begins at item `start` of its conversation."""
+
+    conversation: Conversation
+    start: int
+    input: Sequence[AnyItem]
+    answer: ResponseObject
+    is_deleted: bool = False
+    """Whether only its items are kept, for the responses after it."""
+    size: int = 0
+    """Bytes of JSON that are kept of it."""
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether a conversation may go on after it."""
+        return self.answer.status in CONTINUABLE
+
+    @property
+    def context(self) -> list[AnyItem]:
+        """All items up to its end."""
+        return [*self.conversation.items[: self.start], *self.input, *map(without_logprobs, self.answer.output)]
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """Responses in one session, each the continuation of the one before."""
+
+    id: str
+    session: Session
+    is_kept: bool
+    """Whether its responses are stored; otherwise they live as long as a connection, or a call."""
+    owns_session: bool = True
+    """Whether the session was opened for it, and closes with it."""
+    items: list[AnyItem] = field(default_factory=list)
+    responses: dict[str, StoredResponse] = field(default_factory=dict)
+    latest: StoredResponse | None = None
+    """The end of the conversation."""
+    is_running: bool = False
+    used_at: float = field(default_factory=time.time)
+
+    def add(self, response: StoredResponse) -> None:
+        """Take in a response that is over. It is the end of the conversation if it can be continued."""
+        self.responses[response.answer.id] = response
+        self.used_at = time.time()
+        if response.can_continue:
+            self.items += [*response.input, *map(without_logprobs, response.answer.output)]
+            self.latest = response
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its session has closed, or it was unused for long."""
+        session = self.session
+        return session.state is SessionState.CLOSED or has_expired(session) or self.used_at + IDLE_S < time.time()
+
+    def goes_on_after(self, response: StoredResponse) -> bool:
+        """Whether the next response after `response` may be computed in the session as it is now."""
+        return response is self.latest and not self.is_running and self.session.state is SessionState.IDLE
+
+
+def to_messages(instructions: str | None, items: Iterable[AnyItem]) -> list[Message]:
+    """The chat: the instructions, then the items. Calls belong to the assistant's message before them."""
+    messages: list[Message] = []
+    if instructions is not None:
+        messages.append(SystemMessage(role="system", content=instructions))
+    for item in items:
+        match item:
+            case FunctionCallItem():
+                _add_call(messages, item)
+            case OutputMessageItem():
+                said = "\n".join(part.text for part in item.content)
+                messages.append(AssistantMessage(role="assistant", content=said))
+            case FunctionCallOutputItem():
+                text = item.output if isinstance(item.output, str) else _joined(item.output)
+                messages.append(ToolMessage(role="tool", content=text, tool_call_id=item.call_id))
+            case InputMessageItem(role="user"):
+                messages.append(UserMessage(role="user", content=_joined(item.content)))
+            case InputMessageItem():
+                messages.append(SystemMessage(role="system", content=_joined(item.content)))
+    return messages
+
+
+def check_calls(before: Sequence[AnyItem], new: Sequence[AnyItem]) -> None:
+    """Raise `FieldOutOfRange` for an output among the `new` items whose call comes nowhere before it."""
+    called = {item.call_id for item in before if isinstance(item, FunctionCallItem)}
+    for item in new:
+        if isinstance(item, FunctionCallItem):
+            called.add(item.call_id)
+        elif isinstance(item, FunctionCallOutputItem) and item.call_id not in called:
+            message = f"input: there is no function_call with call_id {item.call_id[:100]!r} before its output"
+            raise FieldOutOfRange(message, param="input")
+
+
+def _add_call(messages: list[Message], item: FunctionCallItem) -> None:
+    function = FunctionCall(name=item.name, arguments=item.arguments)
+    call = ToolCall(id=item.call_id, type="function", function=function)
+    last = messages[-1] if messages else None
+    if isinstance(last, AssistantMessage):
+        messages[-1] = last.model_copy(update={"tool_calls": [*(last.tool_calls or ()), call]})
+    else:
+        messages.append(AssistantMessage(role="assistant", content="", tool_calls=[call]))
+
+
+def _joined(parts: Sequence[InputTextPart]) -> str:
+    return "\n".join(part.text for part in parts)

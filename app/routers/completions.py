@@ -1,0 +1,244 @@
+"""`/v1/chat/completions` and `/v1/completions`, the models, and their tokens."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import starmap
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+from app.domain.errors import NotFound
+from app.domain.values import ModelInfo
+from app.openai.answers import ChatChunkWriter, Head, collect, stream, whole_choice, whole_json
+from app.openai.chat import ChatBody, ChatCompletion
+from app.openai.chat_prompt import chat_prompt
+from app.openai.chunks import ChatCompletionEvent, CompletionEvent
+from app.openai.completions import Completion, CompletionBody, CompletionChunkWriter, Echo, whole_continuation
+from app.openai.models import (
+    DefaultSampling,
+    DetokenizeAnswer,
+    DetokenizeBody,
+    Model,
+    ModelList,
+    TokenizeAnswer,
+    TokenizeBody,
+    tokenized_limit,
+)
+from app.routers.dependencies import OwnerDep, Services, ServicesDep
+from app.routers.openai import (
+    IGNORED_DESCRIPTION,
+    IgnoredDep,
+    OpenAICallDep,
+    OpenAIRoute,
+    check_model,
+    generation_responses,
+    openai_errors,
+)
+from app.text.tokenizer import TextLimit, Tokens
+from app.tools.support import ToolSupport
+from app.web.sse import EventStream, unless_disconnected
+from app.wire.base import check_token_ids
+
+router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
+
+
+@router.post(
+    "/v1/chat/completions",
+    operation_id="createChatCompletion",
+    response_model=ChatCompletion,
+    responses=generation_responses(ChatCompletionEvent),
+)
+async def create_chat_completion(
+    request: Request, body: ChatBody, call: OpenAICallDep, ignored: IgnoredDep
+) -> Response:
+    """Answer a chat. A client that disconnects cancels its turns."""
+    services = call.services
+    ignored.read(body)
+    check_model(services, body.model)
+    use, support = body.to_tool_use(), services.tool_support
+    limit = TextLimit("messages", services.info.max_model_len)
+    prompt = await services.side_work.run(
+        call.owner, chat_prompt, body.messages, services.tokens, support, use.tools, limit=limit
+    )
+    ignored.add(prompt.left_out)
+    starting = call.start(
+        body,
+        [prompt.token_ids],
+        n=body.n,
+        user=body.user,
+        prompt_field="messages",
+        max_tokens=body.token_limit,
+        limit_field=body.limit_field,
+        logprobs=body.alternatives,
+        grammar=body.to_turn_grammar(use, support),
+        shown=support.shown if use.callable else frozenset(),
+    )
+    choices = await unless_disconnected(request, starting)
+    writer = ChatChunkWriter(
+        services.tokens,
+        logprobs=body.logprobs,
+        new_reader=partial(support.reader, use, has_form=body.to_grammar() is not None),
+        on_calls=call.wait_for_tools,
+    )
+    head = Head.new("chatcmpl", services.info).fields()
+    if body.stream:
+        chunk_head = {**head, "object": "chat.completion.chunk"}
+        events = stream(
+            aiter(choices),
+            writer,
+            chunk_head,
+            n=body.n,
+            prompt_tokens=[len(prompt.token_ids)],
+            options=body.shown_usage,
+        )
+        return call.answer(EventStream(events))
+    entries, usage = await unless_disconnected(request, collect(aiter(choices), writer, n=body.n, count=body.n))
+    head["object"] = "chat.completion"
+    whole = starmap(whole_choice, enumerate(entries))
+    answer = await whole_json(head, whole, usage=usage.model_dump(), metadata=body.metadata)
+    return call.answer(Response(answer, media_type="application/json"))
+
+
+@router.post(
+    "/v1/completions",
+    operation_id="createCompletion",
+    response_model=Completion,
+    responses=generation_responses(CompletionEvent),
+)
+async def create_completion(
+    request: Request, body: CompletionBody, call: OpenAICallDep, ignored: IgnoredDep
+) -> Response:
+    """Go on with each prompt. A client that disconnects cancels its turns."""
+    services = call.services
+    ignored.read(body)
+    check_model(services, body.model)
+    prompts = await services.side_work.run(call.owner, _encode, body.prompts, services.tokens, services.info)
+    starting = call.start(
+        body,
+        [prompt.token_ids for prompt in prompts],
+        n=body.n,
+        user=body.user,
+        prompt_field="prompt",
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+    choices = await unless_disconnected(request, starting)
+    writer = CompletionChunkWriter(
+        services.tokens,
+        n=body.n,
+        echoes=prompts if body.echo else None,
+        logprobs=body.logprobs is not None,
+        token_ids=body.return_token_ids,
+    )
+    head = Head.new("cmpl", services.info).fields() | {"object": "text_completion"}
+    if body.stream:
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        events = stream(aiter(choices), writer, head, n=body.n, prompt_tokens=lengths, options=body.shown_usage)
+        return call.answer(EventStream(events))
+    entries, usage = await unless_disconnected(
+        request, collect(aiter(choices), writer, n=body.n, count=len(prompts) * body.n)
+    )
+    whole = (whole_continuation(index, each, token_ids=body.return_token_ids) for index, each in enumerate(entries))
+    answer = await whole_json(head, whole, usage=usage.model_dump())
+    return call.answer(Response(answer, media_type="application/json"))
+
+
+def _encode(prompts: Sequence[str | list[int]], tokens: Tokens, info: ModelInfo) -> list[Echo]:
+    encoded = []
+    for index, prompt in enumerate(prompts):
+        field = "prompt" if len(prompts) == 1 else f"prompt.{index}"
+        if isinstance(prompt, str):
+            limit = TextLimit(field, info.max_model_len)
+            encoded.append(Echo(prompt, tuple(tokens.encode(prompt, add_special_tokens=True, limit=limit))))
+        else:
+            check_token_ids(prompt, info.vocab_size, param=field)
+            encoded.append(Echo(tokens.decode(prompt), tuple(prompt)))
+    return encoded
+
+
+@router.get("/v1/models", operation_id="listModels", responses=openai_errors())
+async def list_models(services: ServicesDep) -> ModelList:
+    """The served models."""
+    return ModelList(data=[_model(services)])
+
+
+@router.get("/v1/models/{model:path}", operation_id="getModel", responses=openai_errors(404))
+async def get_model(model: str, services: ServicesDep) -> Model:
+    """One served model. Its name may hold slashes."""
+    if not model:
+        raise HTTPException(NotFound.status)  # what any other path that ends in a slash gets
+    check_model(services, model)
+    return _model(services)
+
+
+def _model(services: Services) -> Model:
+    info = services.info
+    return Model(
+        id=info.name,
+        created=services.started_at,
+        max_model_len=info.max_model_len,
+        layers=info.num_layers,
+        hidden_size=info.hidden_size,
+        default_sampling=DefaultSampling.model_validate(services.sampling),
+    )
+
+
+ANSWERS = {**openai_errors(404), 200: {"headers": IGNORED_DESCRIPTION}}
+
+
+@router.post("/tokenize", operation_id="tokenize", responses=ANSWERS)
+async def tokenize(body: TokenizeBody, services: ServicesDep, owner: OwnerDep, ignored: IgnoredDep) -> TokenizeAnswer:
+    """The tokens that a prompt or a chat becomes."""
+    ignored.read(body)
+    if body.model is not None:
+        check_model(services, body.model)
+    answer, left_out = await services.side_work.run(owner, _tokenize, body, services)
+    ignored.add(left_out)
+    return answer
+
+
+@router.post("/detokenize", operation_id="detokenize", responses=ANSWERS)
+async def detokenize(
+    body: DetokenizeBody, services: ServicesDep, owner: OwnerDep, ignored: IgnoredDep
+) -> DetokenizeAnswer:
+    """The text of tokens."""
+    ignored.read(body)
+    if body.model is not None:
+        check_model(services, body.model)
+    check_token_ids(body.tokens, services.info.vocab_size, param="tokens")
+    text = await services.side_work.run(owner, services.tokens.decode, body.tokens, skip_special_tokens=False)
+    return DetokenizeAnswer(prompt=text)
+
+
+def _tokenize(body: TokenizeBody, services: Services) -> tuple[TokenizeAnswer, Iterable[str]]:
+    """The answer, and the fields of messages that the chat template leaves out."""
+    tokens = services.tokens
+    token_ids, left_out = _encode_chat(body, tokens, services.tool_support, services.info.max_model_len)
+    answer = TokenizeAnswer(
+        count=len(token_ids),
+        max_model_len=services.info.max_model_len,
+        tokens=token_ids,
+        token_strs=[tokens.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None,
+    )
+    return answer, left_out
+
+
+def _encode_chat(
+    body: TokenizeBody, tokens: Tokens, support: ToolSupport, max_model_len: int
+) -> tuple[list[int], Iterable[str]]:
+    limit = tokenized_limit(body.input_field, max_model_len)
+    if body.messages is None:
+        assert body.prompt is not None
+        return tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False, limit=limit), ()
+    continues = bool(body.continue_final_message)
+    opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    prompt = chat_prompt(
+        body.messages,
+        tokens,
+        support,
+        [tool.to_tool() for tool in body.tools or ()],
+        add_generation_prompt=opens,
+        continue_final_message=continues,
+        limit=limit,
+    )
+    return prompt.token_ids, prompt.left_out

@@ -1,0 +1,204 @@
+"""`/v1/responses`: generated, kept, cancelled."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.domain.errors import FieldOutOfRange, MalformedRequest, NotFound
+from app.openai.response import DeletedResponse, ItemList, ResponseObject, StoredResponse
+from app.openai.response_events import CANCELLED_EVENT, LAST_EVENTS, ResponseEvent
+from app.openai.response_input import ResponseBody
+from app.openai.response_items import AnyItem, to_json
+from app.openai.response_store import UnstoredConversation
+from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, ServicesDep
+from app.routers.openai import (
+    IGNORED_DESCRIPTION,
+    SESSION_HEADER,
+    IgnoredDep,
+    OpenAIRoute,
+    SessionNameDep,
+    openai_errors,
+)
+from app.routers.response_call import ResponseCall, ResponseRun
+from app.sessions.keyed import KeyedRequest
+from app.web.openapi import component
+from app.web.sse import EventStream, sse_event, unless_disconnected
+from app.wire.base import WireModel
+
+router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
+SESSION_ID = {"description": "the session that the response was generated in", "schema": {"type": "string"}}
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    **openai_errors(404, 409, 421, 429, 503),
+    200: {
+        "description": "The response; with `stream`, the events of the Responses API, each with its name.",
+        "headers": {SESSION_HEADER: SESSION_ID, **IGNORED_DESCRIPTION},
+        "content": {EventStream.media_type: {"schema": component(ResponseEvent)}},
+    },
+}
+
+
+@router.post("/v1/responses", operation_id="createResponse", response_model=ResponseObject, responses=ANSWERS)
+async def create_response(
+    request: Request,
+    body: ResponseBody,
+    services: ServicesDep,
+    owner: OwnerDep,
+    cleanup: CleanupDep,
+    session_name: SessionNameDep,
+    ignored: IgnoredDep,
+    keyed: KeyedDep,
+) -> Response:
+    """Generate a response. A client that disconnects cancels it."""
+    if keyed is not None and (made := _made_before(services, keyed)) is not None:
+        return _again(made, keyed, stream=body.stream)
+    unstored = UnstoredConversation(services.sessions)
+    cleanup.callback(unstored.close)
+    call = ResponseCall(services, owner, unstored, session_name, keyed)
+    run = await unless_disconnected(request, call.start(body, ignored, cleanup))
+    if body.stream:
+        return _with_session(run, EventStream(_stream(run, keyed)))
+    await unless_disconnected(request, _finish(run))
+    if keyed is not None:
+        keyed.is_answered = True
+    return _with_session(run, Response(to_json(run.response), media_type="application/json"))
+
+
+async def _stream(run: ResponseRun, keyed: KeyedRequest | None) -> AsyncGenerator[bytes, None]:
+    async with aclosing(run.events()) as events:
+        async for event in events:
+            yield sse_event(event["type"], orjson.dumps(event))
+    if keyed is not None and run.error is None:
+        keyed.is_answered = True
+
+
+def _made_before(services: Services, keyed: KeyedRequest) -> StoredResponse | None:
+    """The response that the request has made when it came first; None: there is none."""
+    if not keyed.is_done or keyed.response is None:
+        return None
+    try:
+        return services.responses.find(keyed.owner, keyed.response)
+    except NotFound:  # the server died when the turn was kept, but not yet the response
+        keyed.is_done = False
+        return None
+
+
+def _again(made: StoredResponse, keyed: KeyedRequest, *, stream: bool) -> Response:
+    """The answer of a response that was made before. Its events are fewer than those of one that is made."""
+    keyed.is_answered = True
+    answer: Response
+    if stream:
+        answer = EventStream(_events_again(made.answer))
+    else:
+        answer = Response(to_json(made.answer), media_type="application/json")
+    answer.headers[SESSION_HEADER] = made.conversation.session.id
+    return answer
+
+
+async def _events_again(response: ResponseObject) -> AsyncGenerator[bytes, None]:
+    whole = orjson.Fragment(to_json(response))
+    events: list[dict[str, Any]] = [{"type": "response.created", "response": whole}]
+    for index, item in enumerate(response.output):
+        fields = {"output_index": index, "item": orjson.Fragment(to_json(item))}
+        events += [{"type": f"response.output_item.{what}", **fields} for what in ("added", "done")]
+    events.append({"type": LAST_EVENTS.get(response.status, CANCELLED_EVENT), "response": whole})
+    for number, event in enumerate(events):
+        yield sse_event(event["type"], orjson.dumps({**event, "sequence_number": number}))
+
+
+async def _finish(run: ResponseRun) -> None:
+    """Read the response to its end. Raises the error of one that failed."""
+    async with aclosing(run.events()) as events:
+        async for _ in events:
+            pass
+    if run.error is not None:
+        raise run.error
+
+
+def _with_session(run: ResponseRun, answer: Response) -> Response:
+    if run.session is not None:
+        answer.headers[SESSION_HEADER] = run.session.id
+    return answer
+
+
+kept_router = APIRouter(prefix="/v1/responses/{response_id}", tags=["openai"], route_class=OpenAIRoute)
+ERRORS = openai_errors(404, 409, 421)
+
+
+class ReadQuery(WireModel):
+    """How to read a response."""
+
+    model_config = ConfigDict(strict=False)
+
+    stream: bool = Field(False, description="only false: events are not kept")
+
+
+class ItemsQuery(WireModel):
+    """Which items to list."""
+
+    model_config = ConfigDict(strict=False)
+
+    limit: int = Field(20, ge=1, le=100)
+    order: Literal["asc", "desc"] = Field("desc", description="desc: the last item comes first")
+    after: str = Field("", max_length=256, description="id of the item after which the page begins")
+
+
+@kept_router.get("", operation_id="getResponse", response_model=ResponseObject, responses=ERRORS)
+async def get_response(
+    response_id: str, services: ServicesDep, owner: OwnerDep, query: Annotated[ReadQuery, Query()]
+) -> Response:
+    """A response as it is now."""
+    if query.stream:
+        raise FieldOutOfRange("stream: must be false, the events of a response are not kept", param="stream")
+    return _shown(services.responses.find(owner, response_id).answer)
+
+
+@kept_router.delete("", operation_id="deleteResponse", responses=ERRORS)
+async def delete_response(response_id: str, services: ServicesDep, owner: OwnerDep) -> DeletedResponse:
+    """Forget a response. Responses that have gone on after it keep its items."""
+    if services.responses.find_running(owner, response_id) is not None:
+        raise MalformedRequest("the response is being generated: cancel it first", param="response_id")
+    response = services.responses.find(owner, response_id)
+    services.responses.delete(response)
+    await services.responses.settled(response)
+    return DeletedResponse(id=response_id)
+
+
+@kept_router.post("/cancel", operation_id="cancelResponse", response_model=ResponseObject, responses=ERRORS)
+async def cancel_response(response_id: str, services: ServicesDep, owner: OwnerDep) -> Response:
+    """End a response that is being generated. What it has so far stays."""
+    running = services.responses.find_running(owner, response_id)
+    if running is None or running[1].ended.is_set():
+        status = services.responses.find(owner, response_id).answer.status if running is None else "over"
+        raise MalformedRequest(f"the response is {status}: only a running one can be cancelled", param="response_id")
+    stored, turn = running
+    services.sessions.ends.cancel(stored.conversation.session, turn)
+    await turn.ended.wait()
+    return _shown(stored.answer.model_copy(update={"status": "cancelled"}))
+
+
+@kept_router.get("/input_items", operation_id="listResponseInputItems", response_model=ItemList, responses=ERRORS)
+async def list_input_items(
+    response_id: str, services: ServicesDep, owner: OwnerDep, query: Annotated[ItemsQuery, Query()]
+) -> Response:
+    """The items of a response's own input, in pages. Those of the responses before it are theirs."""
+    items = list(services.responses.find(owner, response_id).input)
+    if query.order == "desc":
+        items.reverse()
+    return _shown(ItemList.page(_after(items, query.after), limit=query.limit))
+
+
+def _shown(view: BaseModel) -> Response:
+    return Response(to_json(view), media_type="application/json")
+
+
+def _after(items: list[AnyItem], item_id: str) -> list[AnyItem]:
+    if not item_id:
+        return items
+    for index, item in enumerate(items):
+        if item.id == item_id:
+            return items[index + 1 :]
+    raise FieldOutOfRange(f"after: no item {item_id[:100]} in the response's input", param="after")

@@ -1,0 +1,201 @@
+"""`djinn serve` and `djinn cluster serve`: from settings to servers that run until they are told to end."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from app.domain.errors import EngineError, FieldOutOfRange
+from app.flags import OneLineParser, add_flags, settings_of
+from app.logs import Log, configure
+from app.machine.memory import raise_descriptor_limit
+from app.settings import Settings
+from app.web.listener import bind
+from app.web.server import Hangups
+
+logger = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from app.engine_process.engine import EngineProcess
+
+
+LOOK_S = 1.0
+"""Between two looks at the engine of a server that stands by."""
+SPIN_COUNT = "4000"
+"""How long PyTorch's OpenMP threads spin at the end of an operator, read when PyTorch is loaded. By default they
+spin for milliseconds, which is no faster on an idle machine and ruinous as soon as anything else wants a core."""
+
+
+def serve(settings: Settings, *, stands_by: bool = False) -> int:
+    """Load the model and serve it. Returns with what the process should end. Raises `DjinnError`.
+
+    One that `stands_by` imports everything, then waits for a line of standard input before it takes its port and its
+    state folder. If the input ends instead, the process ends. It ends too if its engine's process dies.
+    """
+    settings.require_safe_access()
+    with Hangups.heard() as hangups:
+        return _serve_until_told(settings, hangups, stands_by)
+
+
+def _serve_until_told(settings: Settings, hangups: Hangups, stands_by: bool) -> int:
+    configure(Log(logging.INFO, settings.log_format, settings.replica))
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    descriptors = raise_descriptor_limit()
+    with ExitStack() as held:
+        bound = None if stands_by else held.enter_context(bind(settings.host, settings.port))
+        # Imports take seconds: --help and a wrong flag need not wait for them.
+        with _no_garbage_collected():
+            from app.engine_process.engine import EngineProcess
+
+            # It imports PyTorch meanwhile.
+            process = EngineProcess(settings.engine_timeout_s, stuck_s=settings.engine_stuck_s)
+            from app.main import load_app, prepare
+            from app.web.connections import Caps
+            from app.web.server import ENGINE_LOST, Server
+
+            if bound is None:
+                prepare(settings, process)
+                logger.info("%s stands by: it waits for a line of standard input", settings.replica or "the server")
+                if (status := _wait_until_wanted(process)) is not None:
+                    return status
+                bound = held.enter_context(bind(settings.host, settings.port))
+            try:
+                application = load_app(settings, process)
+            except EngineError as error:
+                if not stands_by:
+                    raise
+                # It died as it was wanted. No setting is wrong: another process can have another engine.
+                logger.critical("%s", error)
+                return ENGINE_LOST
+        server = Server(application, Caps.of(settings, descriptors), hangups)
+        server.run([bound])
+    return server.status
+
+
+def _wait_until_wanted(process: EngineProcess) -> int | None:
+    """Wait for a line of standard input. With what this process should end if none comes: the input has ended, or the
+    engine's process has, which nobody is served without.
+    """
+    from app.web.server import ENDED, ENGINE_LOST
+
+    while process.is_running:
+        if sys.stdin is None or select.select([sys.stdin], [], [], LOOK_S)[0]:
+            if sys.stdin is not None and sys.stdin.buffer.readline():
+                return None
+            process.close()
+            return ENDED
+    process.close()
+    return ENGINE_LOST
+
+
+@contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """Within this context, which makes a million objects and hardly any garbage, Python looks for none. It would take a
+    fifth of the time.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[OneLineParser]
+
+CONTROLS = ("auto", "ray", "processes")
+"""What may start the replicas of a cluster."""
+MOST_REPLICAS = 64
+
+
+def add_cluster_flags(parser: OneLineParser, add_command: Callable[[Commands, str, str], OneLineParser]) -> None:
+    """Add `serve` and `front`, each by `add_command`."""
+    actions: Commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_serve(add_command(actions, "serve", "start replicas and a front door before them"))
+    _add_front(add_command(actions, "front", "a front door before replicas that run already"))
+
+
+def run_cluster(arguments: argparse.Namespace) -> int:
+    """Do what the command says; returns the exit status. Raises `DjinnError`."""
+    from app.cluster import command  # imports the web framework
+
+    settings = settings_of(arguments)
+    for name in command.OF_CLUSTER:
+        if getattr(settings, name) is not None:
+            raise FieldOutOfRange(f"{name}: a cluster names and knows its replicas itself", param=name)
+    if settings.bind_by_prefix:
+        message = (
+            "bind_by_prefix: histories are at one replica each, and the front door cannot tell whose a call continues"
+        )
+        raise FieldOutOfRange(message, param="bind_by_prefix")
+    if arguments.action == "front":
+        pairs = (target.partition("=") for target in arguments.target)
+        return command.front(settings, {name: url for name, _, url in pairs})
+    given = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    plan = command.Plan(
+        replicas=arguments.replicas,
+        prefill=arguments.prefill_replicas,
+        standby=arguments.standby,
+        control=arguments.control,
+        address=arguments.ray_address,
+        gpus=arguments.replica_gpus,
+    )
+    return command.serve(settings, given, plan)
+
+
+def _add_serve(serve: OneLineParser) -> None:
+    serve.add_argument("--replicas", type=_count, default=2, metavar="COUNT", help="servers, 1 to 64 (default: 2)")
+    serve.add_argument(
+        "--prefill-replicas",
+        type=int,
+        default=0,
+        metavar="COUNT",
+        help="how many of them only compute long prompts for the others (default: 0, each computes its own)",
+    )
+    serve.add_argument(
+        "--standby",
+        action="store_true",
+        help="keep a second process of each replica, some 260 MiB, which takes its place sooner than a new one when it "
+        "dies",
+    )
+    serve.add_argument(
+        "--control",
+        choices=CONTROLS,
+        default="auto",
+        metavar=f"{{{','.join(CONTROLS)}}}",
+        help="who starts replicas: ray (pip install 'djinn-server[cluster]'), processes of this one, or auto: ray "
+        "where it is installed (default: auto)",
+    )
+    serve.add_argument(
+        "--ray-address", metavar="ADDRESS", help="a cluster of Ray's that runs (default: started on this machine)"
+    )
+    serve.add_argument(
+        "--replica-gpus", type=float, default=0.0, metavar="COUNT", help="GPUs of Ray's for each (default: 0)"
+    )
+    add_flags(serve)
+
+
+def _add_front(front: OneLineParser) -> None:
+    front.add_argument(
+        "--target",
+        action="append",
+        required=True,
+        metavar="NAME=URL",
+        help="a replica, by its --replica; once for each",
+    )
+    add_flags(front)
+
+
+def _count(text: str) -> int:
+    count = int(text) if text.isdecimal() else 0
+    if not 1 <= count <= MOST_REPLICAS:
+        raise argparse.ArgumentTypeError(f"1 to {MOST_REPLICAS} replicas, not {text}")
+    return count

@@ -1,0 +1,182 @@
+"""The parts of a running server, put together, and what runs while the application does."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from fastapi import FastAPI
+
+from app.cluster.moves.bindings import Bindings
+from app.cluster.moves.cluster import Cluster, Membership
+from app.cluster.prefill.prefill import Prefill
+from app.domain.values import KVPolicy, SamplingDefaults
+from app.engine_process.executor import Engine, EngineExecutor, GrammarCompiler
+from app.events import EventStreams, Feed
+from app.exports.spool import Spool
+from app.journal.journal import Journal
+from app.machine.files import DiskRoom
+from app.machine.memory import give_back_freed
+from app.openai.response_store import ResponseStore
+from app.routers.dependencies import Services
+from app.sessions.guards import guard_disk, guard_host
+from app.sessions.keeper import SessionKeeper
+from app.sessions.lifecycle import Notices, end_turns, restore, sweep, take_up
+from app.sessions.named import BoundSessions, ToolWaits
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+from app.sessions.table import SessionTable
+from app.sessions.whitebox import Vectors
+from app.settings import Settings
+from app.telemetry.metrics import Metrics
+from app.telemetry.traces import Traces
+from app.tenants.tenancy import Tenancy
+from app.text.tokenizer import Tokens
+from app.tools.support import ToolSupport
+
+
+def open_services(
+    settings: Settings,
+    engine: Engine,
+    tokens: Tokens,
+    tenancy: Tenancy,
+    keeper: SessionKeeper,
+    restored: Sequence[Session],
+    *,
+    journal: Journal | None,
+    room: DiskRoom,
+    traces: Traces | None,
+    member: Membership | None,
+    sampling: SamplingDefaults,
+) -> Services:
+    """Around the engine, which need not run yet. `restored` are the sessions that `keeper` has found in the journal."""
+    feed, metrics, tool_waits = Feed(), Metrics(engine.info.name), ToolWaits()
+    table = SessionTable(settings.max_sessions, tenancy.quotas, feed)
+    registry = SessionRegistry(
+        EngineExecutor(engine, Notices(table, keeper).take),
+        table,
+        keeper,
+        tokens,
+        metrics,
+        settings,
+        tenancy.quotas,
+        on_queued=tool_waits.end,
+        traces=traces,
+    )
+    responses = _responses(settings, registry, journal, restored)
+    bound_sessions = BoundSessions(registry, restored)
+    bindings = Bindings(bound_sessions, responses, tool_waits, keeper.keyed)
+    return Services(
+        settings=settings,
+        info=engine.info,
+        sampling=sampling,
+        tokens=tokens,
+        metrics=metrics,
+        sessions=registry,
+        tool_support=ToolSupport(tokens),
+        bound_sessions=bound_sessions,
+        tool_waits=tool_waits,
+        responses=responses,
+        spool=_spool(settings, room),
+        side_work=registry.side_work,
+        vectors=Vectors(journal, keeper.room),
+        tenancy=tenancy,
+        cluster=None if member is None else Cluster(registry, tenancy.directory, member, bindings),
+        lease=None if journal is None else journal.lease,
+        events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),
+        started_at=int(time.time()),
+    )
+
+
+def _responses(
+    settings: Settings, registry: SessionRegistry, journal: Journal | None, restored: Sequence[Session]
+) -> ResponseStore:
+    """The responses that are kept, with those of the journal's sessions."""
+    limit, max_bytes = settings.max_responses, int(settings.max_responses_bytes)
+    store = ResponseStore(registry, journal, limit=limit, max_bytes=max_bytes)
+    store.restore(restored)
+    return store
+
+
+def _spool(settings: Settings, room: DiskRoom) -> Spool:
+    """Where session files are on their way in and out: beside the journal, if there is one."""
+    folder = settings.state_dir and settings.state_dir.expanduser() / "tmp"
+    return Spool(folder, room.beside(folder) if folder else room, int(settings.max_spool_bytes))
+
+
+QUIET_S = 1.0
+"""Between the start, or the last look at turns that run, and the preparation of grammars."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifespan:
+    """Starts and ends what the application consists of. `restored` are the journal's sessions. `room` is that of files
+    beside the journal.
+    """
+
+    services: Services
+    restored: Sequence[Session]
+    journal: Journal | None
+    room: DiskRoom
+    traces: Traces | None
+    prefill: Prefill | None
+
+    @asynccontextmanager
+    async def run(self, _app: FastAPI) -> AsyncIterator[None]:
+        """The life of the application: what began last ends first."""
+        registry, tenancy, cluster = self.services.sessions, self.services.tenancy, self.services.cluster
+        executor, table = registry.executor, registry.table
+        async with AsyncExitStack() as ends:
+            ends.callback(tenancy.close)
+            if self.traces is not None:
+                ends.push_async_callback(asyncio.to_thread, self.traces.close)
+            if self.journal is not None:
+                self.journal.start()
+                ends.push_async_callback(asyncio.to_thread, self.journal.close)
+            executor.on_back(partial(take_up, registry))
+            executor.on_stall(partial(end_turns, registry), registry.turns.deadly.clear)
+            executor.start()
+            ends.push_async_callback(executor.stop)
+            await restore(registry, self.restored)
+            if cluster is not None:
+                cluster.start()
+                ends.push_async_callback(cluster.close)
+            if self.prefill is not None:
+                self.prefill.start()
+                ends.push_async_callback(self.prefill.close)
+            endless = [
+                sweep(registry),
+                guard_host(executor, table, tenancy.quotas),
+                _settle(executor.engine.grammars, table),
+            ]
+            if cluster is not None and self.services.settings.balance:
+                endless.append(cluster.balance.run())
+            if self.journal is not None and self._has_kv_files:
+                endless.append(guard_disk(executor, self.journal, self.room))
+            for work in endless:
+                ends.push_async_callback(_end, asyncio.create_task(work))
+            yield
+
+    @property
+    def _has_kv_files(self) -> bool:
+        """Whether KV files share the room's disk."""
+        kv_dir = self.services.settings.engine().kv_dir
+        return kv_dir is not None and self.room.beside(kv_dir) is self.room
+
+
+async def _settle(grammars: GrammarCompiler, table: SessionTable) -> None:
+    """While no request waits: give back what the start has freed, and have the vocabulary read."""
+    while True:
+        await asyncio.sleep(QUIET_S)
+        if not table.busy:
+            break
+    give_back_freed()
+    grammars.prepare()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """End an endless task. Raises nothing, however it ended before: what is ended after it must be."""
+    task.cancel()
+    await asyncio.wait([task])

@@ -1,0 +1,221 @@
+"""Turns as they are counted for their owners: before they begin, while they run, and when they have ended."""
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from app.domain.errors import BeyondTenantLimit, FieldOutOfRange, LogprobsFull, TenantLimit
+from app.domain.values import Quotas, Settle, TurnUsage, leaves_as_much
+from app.machine.files import size
+from app.messages import Failed, Started, TurnEvent, TurnFinished
+from app.sessions.table import SessionTable
+
+BYTES_EACH = 256
+"""Of one log-probability. Measured: 122 as an object, and 73 as JSON of a chat, which is written while the object is
+there. While a prompt is scored, the engine's process has the object too: that one is not counted.
+"""
+
+
+class LogprobRoom:
+    """At most `max_bytes` bytes, which tenants share as `leaves_as_much` says, where each call is a thing. Without
+    tenants there are no others to leave room to. Used on the event loop only.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._taken = Counter[str | None]()
+        """Bytes of each tenant that has some."""
+        self._total = 0
+
+    def check(self, owner: str | None, count: int) -> None:
+        """Raise `LogprobsFull` unless a call may report `count` log-probabilities now, and `FieldOutOfRange` unless one
+        ever may.
+        """
+        more = count * BYTES_EACH
+        if more > self._max_bytes:
+            raise FieldOutOfRange(
+                f"logprobs: this call may report {count:,} log-probabilities, and at most "
+                f"{self._max_bytes // BYTES_EACH:,} fit max_logprobs_bytes: ask for fewer of them, or for fewer tokens",
+                param="logprobs",
+            )
+        own = self._taken[owner] if owner is not None else 0
+        if more and not leaves_as_much(self._max_bytes, taken=self._total, more=more, besides=own, whole=more):
+            whose = f", {size(own)} of it those of this tenant, who leaves others as much" if own else ""
+            raise LogprobsFull(
+                f"the log-probabilities of calls under way take {size(self._total)} of the {size(self._max_bytes)} of "
+                f"max_logprobs_bytes{whose}; those of this call need {size(more)}",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def take(self, owner: str | None, count: int) -> None:
+        """Have room for `count` log-probabilities, which `check` has found."""
+        self._add(owner, count * BYTES_EACH)
+
+    def give(self, owner: str | None, count: int) -> None:
+        """Give back what was taken."""
+        self._add(owner, -count * BYTES_EACH)
+
+    def _add(self, owner: str | None, more: int) -> None:
+        self._total += more
+        self._taken[owner] += more
+        if not self._taken[owner]:
+            del self._taken[owner]
+
+
+class TurnCharge:
+    """What one turn costs its owner: the tokens that it brings and that have no KV yet, and those that it generates."""
+
+    def __init__(
+        self, settle: Settle, *, sent: int, generated: int = 0, give_back: Callable[[], None] = lambda: None
+    ) -> None:
+        """`sent` tokens come with the turn, or are left of it. It has `generated` some already, in the session that it
+        was copied from. `give_back` is called once the turn has ended and the call that began it is answered.
+        """
+        self._settle = settle
+        self._sent = sent
+        self._generated = generated
+        self._give_back = give_back
+        self._has_run = False
+        self._is_settled = False
+        self._is_answered = False
+
+    @property
+    def uncounted(self) -> int:
+        """Tokens that the turn left to its session's next one: it ended before it ran."""
+        return 0 if self._has_run else self._sent
+
+    def observe(self, event: TurnEvent) -> None:
+        """Settle with the turn's end. One that failed, or never left the queue, costs nothing itself."""
+        self._has_run |= isinstance(event, Started)
+        if isinstance(event, TurnFinished):
+            self._settle_once(self._cost(event.usage))
+        elif isinstance(event, Failed):
+            self.drop()
+
+    def drop(self) -> None:
+        """Give everything back: the turn has not begun, or has failed."""
+        self._settle_once(0)
+
+    def answered(self) -> None:
+        """The call that began the turn, or was to, is over."""
+        self._is_answered = True
+        if self._is_settled:
+            self._give_back()
+
+    def _settle_once(self, used: int) -> None:
+        # A copy that its client no longer waits for is dropped, and ends all the same.
+        if not self._is_settled:
+            self._is_settled = True
+            self._settle(used)
+            if self._is_answered:
+                self._give_back()
+
+    def _cost(self, usage: TurnUsage) -> int:
+        # What the server has dropped and recomputes is not the owner's.
+        sent = min(self._sent, usage.prompt_tokens - usage.cached_tokens) if self._has_run else 0
+        return sent + usage.completion_tokens - self._generated
+
+
+RETRY_AFTER_S = 1
+MOST_RESERVED = 4096
+"""Generated tokens of one turn that are reserved: few turns make use of all that they may generate."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnNeed:
+    """Tokens of a turn that is to begin: its `context`, of these the `sent` ones that it may have to compute, and the
+    `most` that it may generate. It may report `logprobs` log-probabilities.
+    """
+
+    context: int
+    sent: int
+    most: int
+    logprobs: int = 0
+
+
+def reported(alternatives: int | None, tokens: int) -> int:
+    """How many log-probabilities `tokens` tokens have, each with `alternatives` others; None: none are asked for."""
+    return 0 if alternatives is None else tokens * (alternatives + 1)
+
+
+class Charges:
+    """Counts the turns of all owners, and those that calls have yet to begin. Used on the event loop only."""
+
+    def __init__(self, table: SessionTable, quotas: Quotas, logprobs: LogprobRoom, kv_bytes_per_token: int) -> None:
+        self._table = table
+        self._quotas = quotas
+        self._logprobs = logprobs
+        self._kv_bytes_per_token = kv_bytes_per_token
+        self._coming: defaultdict[str | None, dict[TurnCharge, int]] = defaultdict(dict)
+        """Each owner's turns that calls have yet to begin, with the tokens of their contexts."""
+
+    def reserve(
+        self,
+        owner: str | None,
+        needs: Sequence[TurnNeed],
+        cleanup: contextlib.AsyncExitStack,
+        *,
+        generated: int = 0,
+    ) -> list[TurnCharge]:
+        """Count turns that a call will `begin`. What has not begun when `cleanup` unwinds is given back. Copies of a
+        paused turn have `generated` some already.
+
+        Raises `TenantLimit`, `RateLimited` and `LogprobsFull` unless the owner may have all of them now, and
+        `BeyondTenantLimit` or `FieldOutOfRange` unless it ever may.
+        """
+        self._require(owner, [need.context for need in needs])
+        self._logprobs.check(owner, sum(need.logprobs for need in needs))
+        settles = self._quotas.reserve(owner, [need.sent + min(need.most, MOST_RESERVED) for need in needs])
+        charges = []
+        for settle, need in zip(settles, needs, strict=True):
+            self._logprobs.take(owner, need.logprobs)
+            give_back = partial(self._logprobs.give, owner, need.logprobs)
+            charge = TurnCharge(settle, sent=need.sent, generated=generated, give_back=give_back)
+            self._coming[owner][charge] = need.context
+            cleanup.callback(self._answered, owner, charge)
+            charges.append(charge)
+        return charges
+
+    def begin(self, owner: str | None, charge: TurnCharge) -> None:
+        """The owner's turn has begun: its session counts from now on, and its end settles."""
+        self._forget(owner, charge)
+
+    def _require(self, owner: str | None, new: Sequence[int]) -> None:
+        """Raise `TenantLimit` unless the owner may have more turns that wait, run or are paused, with contexts of `new`
+        tokens; `BeyondTenantLimit` if it could not even without any others.
+        """
+        limits = self._quotas.limits(owner)
+        if limits.turns_at_once is None and limits.device_bytes is None:
+            return
+        busy = [len(session.history) for session in self._table.turns.of(owner)]
+        busy += self._coming.get(owner, {}).values()
+        most = limits.turns_at_once
+        if most is not None and len(busy) + len(new) > most:
+            limit = f"{most} turn{'s' * (most > 1)} at once"
+            raise _refusal(limit, len(busy), len(new), ever=len(new) <= most)
+        room, size = limits.device_bytes, self._kv_bytes_per_token
+        if room is not None and (sum(busy) + sum(new)) * size > room:
+            limit = f"{room} bytes of KV of turns under way"
+            raise _refusal(limit, sum(busy) * size, sum(new) * size, ever=sum(new) * size <= room)
+
+    def _answered(self, owner: str | None, charge: TurnCharge) -> None:
+        if charge in self._coming.get(owner, {}):
+            self._forget(owner, charge)
+            charge.drop()
+        charge.answered()
+
+    def _forget(self, owner: str | None, charge: TurnCharge) -> None:
+        coming = self._coming[owner]
+        del coming[charge]
+        if not coming:
+            del self._coming[owner]
+
+
+def _refusal(limit: str, held: int, needed: int, *, ever: bool) -> TenantLimit | BeyondTenantLimit:
+    """`ever`: whether there can be as much as this call needs."""
+    message = f"the limit of this tenant is {limit}: "
+    if not ever:
+        return BeyondTenantLimit(f"{message}this call alone needs {needed}")
+    return TenantLimit(f"{message}they have {held}, and this call needs {needed}", retry_after_s=RETRY_AFTER_S)

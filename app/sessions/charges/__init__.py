@@ -1,1 +1,0 @@
-"""What turns cost their owners."""

@@ -1,0 +1,352 @@
+"""What clients see and change inside the model of a session: breakpoints, checkpoints, maps, vectors."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar, cast
+
+from app.domain.activations import (
+    Activation,
+    ActivationMap,
+    ActivationNorms,
+    Captures,
+    CheckpointInfo,
+    CheckpointLens,
+    LensPosition,
+    LensRows,
+)
+from app.domain.breakpoints import Breakpoint, Edit, Positions, TensorData, check_work
+from app.domain.errors import FieldOutOfRange, JournalUnavailable, NotDurable, NotFound
+from app.domain.values import SessionState, Ticket
+from app.engine_process.executor import EngineExecutor
+from app.journal.journal import Journal
+from app.journal.records import VectorKey
+from app.messages import (
+    Arm,
+    ClearCaptures,
+    CloseMap,
+    Disarm,
+    EditCheckpoint,
+    Lens,
+    MapLens,
+    OpenMap,
+    ReadCaptures,
+    ReadCheckpoint,
+    ReadNorms,
+    WriteCheckpoint,
+)
+from app.sessions.keeper import JournalRoom, SessionKeeper, vector_bytes
+from app.sessions.session import Session
+
+MAX_BREAKPOINTS = 64
+
+
+class Breakpoints:
+    """Arms and disarms, in the engine and in the journal. `Session.breakpoints` follows. Used on the event loop only.
+
+    A breakpoint is in `Session.breakpoints` from before the engine has it until after: a pause that it makes finds it.
+    """
+
+    def __init__(self, executor: EngineExecutor, keeper: SessionKeeper) -> None:
+        self._executor = executor
+        self._keeper = keeper
+
+    async def arm(self, session: Session, breakpoint: Breakpoint) -> None:
+        """Add a breakpoint, whatever the session is doing; when this returns it is armed and durable.
+
+        On an error there is no such breakpoint. Raises:
+        - `FieldOutOfRange` if the session has too many breakpoints, or too much to do in a step;
+        - `WrongState` if the breakpoint pauses and a turn runs that cannot pause;
+        - `JournalUnavailable`, and `DiskShort` if the journal's disk has no room for its vectors.
+        """
+        if len(session.breakpoints) >= MAX_BREAKPOINTS:
+            raise FieldOutOfRange(
+                f"session {session.id} has {MAX_BREAKPOINTS} breakpoints, the most allowed: remove some",
+                param="breakpoints",
+            )
+        check_work(session.breakpoints.values(), breakpoint)
+        with self._keeper.room.claiming(0 if session.ephemeral else vector_bytes(breakpoint.edits)):
+            await self._arm(session, breakpoint)
+
+    async def _arm(self, session: Session, breakpoint: Breakpoint) -> None:
+        session.breakpoints[breakpoint.id] = breakpoint
+        try:
+            await self._executor.call(lambda ticket: Arm(ticket, session.id, breakpoint))
+            self._changed(session)
+            await self._keeper.settled(session)
+        except BaseException as error:  # a client that has gone does not know its id either
+            self._take_back(session, breakpoint)
+            if isinstance(error, NotDurable):
+                raise JournalUnavailable(f"no breakpoint was armed: {error.reason}") from error
+            raise
+
+    async def disarm(self, session: Session, breakpoint_id: str | None) -> None:
+        """Remove one breakpoint, or all. Raises `NotFound`, and `NotDurable` if it would be back after a restart."""
+        if breakpoint_id is not None and breakpoint_id not in session.breakpoints:
+            raise NotFound(f"no breakpoint {breakpoint_id[:100]}", param="breakpoint_id")
+        going = list(session.breakpoints) if breakpoint_id is None else [breakpoint_id]
+        await self._executor.call(lambda ticket: Disarm(ticket, session.id, breakpoint_id))
+        for each in going:
+            session.breakpoints.pop(each, None)
+        self._changed(session)
+        await self._keeper.settled(session)
+
+    async def captures(self, session: Session) -> Captures:
+        """What `capture` breakpoints have recorded."""
+        read: Callable[[], Captures] = await self._executor.call(lambda ticket: ReadCaptures(ticket, session.id))
+        return await asyncio.to_thread(read)
+
+    async def clear_captures(self, session: Session) -> None:
+        """Forget what has been recorded."""
+        await self._executor.call(lambda ticket: ClearCaptures(ticket, session.id))
+
+    def _take_back(self, session: Session, breakpoint: Breakpoint) -> None:
+        session.breakpoints.pop(breakpoint.id, None)
+        if session.state is SessionState.CLOSED or self._executor.failure is not None:
+            return
+        self._executor.post(lambda ticket: Disarm(ticket, session.id, breakpoint.id))
+        self._changed(session)
+
+    def _changed(self, session: Session) -> None:
+        """Tell the journal and the watchers what is armed now."""
+        self._keeper.note(session)
+        session.watcher.armed(session)
+
+
+SHARE = 0.1
+"""Of the engine's time, that all lenses together take while turns are under way: tokens wait for no more."""
+
+LOOK_S = 0.05
+"""How often a rest looks whether any turn is still under way."""
+
+
+class _Timed(Protocol):
+    @property
+    def seconds(self) -> float: ...
+
+
+Found = TypeVar("Found", bound=_Timed)
+
+
+class HeadTime:
+    """Has lenses computed, one at a time. Used on the event loop only.
+
+    While turns are under way, there is a rest after each. A tenant waits for one at a time, so that tenants take turns.
+    """
+
+    def __init__(self, executor: EngineExecutor, any_runs: Callable[[], bool]) -> None:
+        """`any_runs` says whether any turn is under way."""
+        self._executor = executor
+        self._any_runs = any_runs
+        self._asking: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By tenant."""
+        self._computing = asyncio.Lock()
+        self._rests_until = 0.0
+
+    async def take(self, owner: str | None, make: Callable[[Ticket], Lens | MapLens], answer: type[Found]) -> Found:
+        """Wait until it is time for the tenant's, and have it computed; returns the `answer`. The caller may be
+        cancelled at any moment.
+        """
+        async with self._asking[owner]:
+            await self._computing.acquire()
+            try:
+                while (rest := self._rests_until - time.perf_counter()) > 0 and self._any_runs():  # noqa: ASYNC110 (most rests are a moment)
+                    await asyncio.sleep(min(rest, LOOK_S))
+            except BaseException:
+                self._computing.release()
+                raise
+            # The engine computes it though its client leaves, so that the rest after it is due all the same.
+            return cast("Found", await asyncio.shield(self._computed(make, answer)))
+
+    async def _computed(self, make: Callable[[Ticket], Lens | MapLens], answer: type[Found]) -> Found:
+        """Then others may wait for the next one."""
+        try:
+            found: Found = await self._executor.call(make)
+            self._rests_until = time.perf_counter() + found.seconds * (1 / SHARE - 1)
+            return found
+        finally:
+            self._computing.release()
+
+
+MAX_LENS_POSITIONS = 64
+"""In one call: all turns wait while the head is applied to them."""
+
+
+class Checkpoints:
+    """The checkpoints of all sessions. Used on the event loop only.
+
+    Every method raises `WrongState` unless the session is paused.
+    """
+
+    def __init__(self, executor: EngineExecutor, head: HeadTime, keeper: SessionKeeper) -> None:
+        self._executor = executor
+        self._keeper = keeper
+        self._head = head
+
+    async def read(self, session: Session, positions: Positions) -> Activation:
+        """The checkpoint's residual stream. Raises `FieldOutOfRange` for positions that are not in it."""
+        session.require_pause(to="read the checkpoint")
+        found: Activation = await self._executor.call(lambda ticket: ReadCheckpoint(ticket, session.id, positions))
+        return found
+
+    async def edit(self, session: Session, edits: tuple[Edit, ...]) -> None:
+        """Change the checkpoint, by all of `edits` or none. Raises `FieldOutOfRange`, and `DiskShort`."""
+        layer = session.require_pause(to="edit the checkpoint").info.layer
+        with self._room(session, vector_bytes(edits)):
+            await self._executor.call(lambda ticket: EditCheckpoint(ticket, session.id, edits))
+        session.watcher.edited(session, layer)
+
+    async def write(self, session: Session, tensor: TensorData) -> None:
+        """Put `tensor` in the place of the checkpoint's residual stream. Raises `FieldOutOfRange`, and `DiskShort`."""
+        layer = session.require_pause(to="write the checkpoint").info.layer
+        with self._room(session, len(tensor.data)):
+            await self._executor.call(lambda ticket: WriteCheckpoint(ticket, session.id, tensor))
+        session.watcher.edited(session, layer)
+
+    async def lens(self, session: Session, positions: Positions, top_k: int) -> tuple[LensPosition, ...]:
+        """The `top_k` tokens that the final norm and the head make of the checkpoint.
+
+        Raises `FieldOutOfRange` for positions that are not in it, and for more than `MAX_LENS_POSITIONS`.
+        """
+        _check_lens(session.require_pause(to="read the checkpoint").info, positions)
+        make = partial(Lens, session=session.id, positions=positions, top_k=top_k)
+        return (await self._head.take(session.owner, make, CheckpointLens)).positions
+
+    def _room(self, session: Session, count: int) -> AbstractContextManager[None]:
+        """Room in the journal for bytes that the turn has changed with."""
+        return nullcontext() if session.ephemeral else self._keeper.room.keeping(session.id, count)
+
+
+def _check_lens(info: CheckpointInfo, positions: Positions) -> None:
+    """Raise `FieldOutOfRange` if `positions` are too many of the checkpoint's."""
+    end = info.end if positions.end is None else min(info.end, positions.end)
+    count = 1 if positions.last else end - max(info.first, positions.first)
+    if count > MAX_LENS_POSITIONS:
+        raise FieldOutOfRange(
+            f"positions: the lens takes 1 to {MAX_LENS_POSITIONS} of the checkpoint's {info.first}:{info.end} at once, "
+            f"not {count}",
+            param="positions",
+        )
+
+
+SLICE_S = 0.01
+"""How long a slice is meant to take: about a step of a small model, as a turn that comes meanwhile waits for it."""
+LEAST_SLICE, MOST_SLICE = 8, 64
+"""Residual streams in a slice. The head's weights are read once for each: fewer would be hardly faster."""
+
+LensTops = tuple[tuple[tuple[int, float], ...], ...]
+"""For each residual stream, token ids with natural-log probabilities, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LensMap:
+    """A map, and the lens of each of its residual streams, layer by layer."""
+
+    map: ActivationMap
+    tops: LensTops
+
+
+class ActivationMaps:
+    """Reads maps of all sessions. Used on the event loop only.
+
+    Each tenant has one map of each kind at a time. The slices of a lens give way to turns (`HeadTime`).
+    """
+
+    def __init__(self, executor: EngineExecutor, head: HeadTime) -> None:
+        self._executor = executor
+        self._head = head
+        self._mapping: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By tenant."""
+        self._measuring: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """The same for norms, which do not wait for a lens: that can take seconds."""
+
+    async def lens(self, session: Session, positions: Positions, layers: tuple[int, ...] | None, top_k: int) -> LensMap:
+        """The `top_k` tokens that the final norm and the head make of each residual stream that is kept, after the
+        layers given (None: all). The caller may be cancelled at any moment.
+
+        Raises `FieldOutOfRange` for positions that are not in the history, and for too many.
+        """
+        async with self._mapping[session.owner]:
+            try:
+                found: ActivationMap = await self._executor.call(
+                    lambda ticket: OpenMap(ticket, session.id, positions, layers)
+                )
+                return LensMap(found, await self._slices(session, found.count, top_k))
+            finally:
+                if session.state is not SessionState.CLOSED and self._executor.failure is None:
+                    self._executor.post(lambda ticket: CloseMap(ticket, session.id))
+
+    async def norms(
+        self, session: Session, positions: Positions, layers: tuple[int, ...] | None, vector: TensorData | None
+    ) -> ActivationNorms:
+        """How long each of the same residual streams is, and its cosine to `vector`. Raises `FieldOutOfRange`."""
+        async with self._measuring[session.owner]:
+            measure: Callable[[], ActivationNorms] = await self._executor.call(
+                lambda ticket: ReadNorms(ticket, session.id, positions, layers, vector)
+            )
+            return await asyncio.to_thread(measure)
+
+    async def _slices(self, session: Session, count: int, top_k: int) -> LensTops:
+        tops: list[tuple[tuple[int, float], ...]] = []
+        size = LEAST_SLICE
+        while (first := len(tops)) < count:
+            end = min(count, first + size)
+            make = partial(MapLens, session=session.id, first=first, end=end, top_k=top_k)
+            found = await self._head.take(session.owner, make, LensRows)
+            tops += found.rows
+            size = max(LEAST_SLICE, min(MOST_SLICE, int((end - first) * SLICE_S / found.seconds)))
+        return tuple(tops)
+
+
+MAX_VECTORS = 1000
+
+
+class Vectors:
+    """Every owner's vectors, journaled if there is a journal. Used on the event loop only."""
+
+    def __init__(self, journal: Journal | None, room: JournalRoom | None = None) -> None:
+        """Takes up what the journal has, which must have been loaded. `room` is that on its disk."""
+        self._journal = journal
+        self._room = room or JournalRoom(None)
+        self._vectors: dict[VectorKey, TensorData] = {} if journal is None else journal.load_vectors()
+
+    def get(self, owner: str | None, name: str) -> TensorData:
+        """The owner's vector of that name. Raises `NotFound`."""
+        found = self._vectors.get(VectorKey(owner, name))
+        if found is None:
+            raise NotFound(f"no vector {name[:100]!r}", param="vector")
+        return found
+
+    def owned_by(self, owner: str | None) -> dict[str, TensorData]:
+        """The owner's vectors by name, in the order of their names."""
+        mine = {key.name: tensor for key, tensor in self._vectors.items() if key.owner == owner}
+        return dict(sorted(mine.items()))
+
+    async def put(self, owner: str | None, name: str, tensor: TensorData) -> None:
+        """Keep `tensor`, in the place of the owner's vector of that name if there is one.
+
+        Breakpoints keep the vector that they were armed with. Raises `FieldOutOfRange` if the owner has too many
+        vectors, `DiskShort`, and `NotDurable` if the journal failed: the vector is there, but a restart would lose it.
+        """
+        if name not in (mine := self.owned_by(owner)) and len(mine) >= MAX_VECTORS:
+            raise FieldOutOfRange(f"there are {MAX_VECTORS} vectors, the most allowed: delete some", param="name")
+        with self._room.claiming(len(tensor.data)):
+            await self._write(VectorKey(owner, name), tensor)
+
+    async def delete(self, owner: str | None, name: str) -> None:
+        """Forget the vector. Raises `NotFound`, and `NotDurable` like `put`."""
+        self.get(owner, name)
+        await self._write(VectorKey(owner, name), None)
+
+    async def _write(self, key: VectorKey, tensor: TensorData | None) -> None:
+        if tensor is None:
+            del self._vectors[key]
+        else:
+            self._vectors[key] = tensor
+        if self._journal is not None:
+            self._journal.append(key, tensor)
+            await self._journal.settled(key)

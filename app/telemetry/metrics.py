@@ -1,0 +1,311 @@
+"""Every Prometheus metric of one server, and the text of `/metrics`."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from app.domain.homes import MoveReason
+from app.domain.memory_map import DraftCounts, MemoryMap, MoveTotals, StepCounts, TextUse
+from app.domain.values import JournalState, Tier
+from app.telemetry.turn_metrics import TurnMetrics, seconds
+
+
+class Refused(StrEnum):
+    """Why a connection was not taken."""
+
+    ADDRESS = "address"
+    """Its address has as many as it may."""
+    TOTAL = "total"
+    """All addresses together have as many as they may."""
+    SYSTEM = "system"
+    """The operating system could not give it to the server, for lack of descriptors or memory."""
+
+
+class Ended(StrEnum):
+    """Why the server ended a connection that it had taken."""
+
+    HEADER = "header"
+    """The rest of a header did not come."""
+    BODY = "body"
+    """The rest of a body did not come."""
+    UNREAD = "unread"
+    """The client did not read its answer."""
+    GAVE_WAY = "gave_way"
+    """It had no request under way, and another needed the room."""
+
+
+class ConnectionMetrics:
+    """Connections of one server, in the given registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.open = Gauge("djinn_connections", "Open connections of clients", registry=registry)
+        self._refused = Counter(
+            "djinn_connections_refused", "Connections that were not taken", ["cause"], registry=registry
+        )
+        self._ended = Counter(
+            "djinn_connections_ended", "Connections that the server ended", ["cause"], registry=registry
+        )
+        # A series that begins with its first event has no rate of it.
+        for refused in Refused:
+            self._refused.labels(refused.value)
+        for ended in Ended:
+            self._ended.labels(ended.value)
+
+    def count_refused(self, cause: Refused) -> None:
+        """Count one that was not taken."""
+        self._refused.labels(cause.value).inc()
+
+    def count_ended(self, cause: Ended) -> None:
+        """Count one that the server ended."""
+        self._ended.labels(cause.value).inc()
+
+
+def journal_metrics(state: JournalState) -> Iterator[Metric]:
+    """Every metric that follows from the journal's state."""
+    failing = "1 while the journal cannot be written"
+    yield GaugeMetricFamily("djinn_journal_failing", failing, float(state.failure is not None))
+    waiting = "Sessions, vectors and responses with changes that are not in the journal yet"
+    yield GaugeMetricFamily("djinn_journal_waiting", waiting, state.waiting)
+    if state.epoch is not None:
+        yield GaugeMetricFamily("djinn_lease_epoch", "Number of the state folder's lease", state.epoch)
+        held = "1 while the lease of the state folder is held, 0 while the server is fenced"
+        yield GaugeMetricFamily("djinn_lease_held", held, float(not state.is_fenced))
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUse:
+    """What one tenant has open and under way, and the KV of its sessions in bytes."""
+
+    sessions: int
+    turns_running: int
+    turns_waiting: int
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+
+
+def tenant_metrics(uses: Mapping[str, TenantUse]) -> Iterator[Metric]:
+    """Every metric that follows from what tenants have, by their names. The empty name is that of callers without a
+    key.
+    """
+    sessions = GaugeMetricFamily("djinn_tenant_sessions", "Open sessions of a tenant", labels=["tenant"])
+    turns = GaugeMetricFamily("djinn_tenant_turns", "Turns of a tenant", labels=["tenant", "state"])
+    kv = GaugeMetricFamily("djinn_tenant_kv_bytes", "KV of a tenant's sessions", labels=["tenant", "tier"])
+    for tenant, use in uses.items():
+        sessions.add_metric([tenant], use.sessions)
+        turns.add_metric([tenant, "running"], use.turns_running)
+        turns.add_metric([tenant, "waiting"], use.turns_waiting)
+        for tier, size in ((Tier.DEVICE, use.device_bytes), (Tier.HOST, use.host_bytes), (Tier.DISK, use.disk_bytes)):
+            kv.add_metric([tenant, tier], size)
+    yield from (sessions, turns, kv)
+
+
+OUTCOMES = ("whole", "part", "none")
+
+
+class PromptMetrics:
+    """What this server has asked for, and what it has computed for others, in the given registry."""
+
+    def __init__(self, own: CollectorRegistry) -> None:
+        self._asked = Counter(
+            "djinn_prompts_apart", "Prompts that another server was to compute", ["came"], registry=own
+        )
+        for outcome in OUTCOMES:
+            self._asked.labels(outcome)
+        self._asked_tokens = Counter(
+            "djinn_prompt_tokens_apart", "Tokens of prompts whose KV another server has sent", registry=own
+        )
+        self._served = Counter("djinn_prompts_served", "Prompts computed for another server", registry=own)
+        self._served_tokens = Counter(
+            "djinn_prompt_tokens_served", "Tokens of prompts computed for another server", registry=own
+        )
+
+    def asked(self, *, whole: bool, tokens: int) -> None:
+        """Count a prompt of which that many tokens have come."""
+        self._asked.labels("whole" if whole else "part" if tokens else "none").inc()
+        self._asked_tokens.inc(tokens)
+
+    def served(self, tokens: int) -> None:
+        """Count a prompt that has been sent."""
+        self._served.inc()
+        self._served_tokens.inc(tokens)
+
+
+VLLM_NAMES = {
+    "djinn_turns_running": "vllm:num_requests_running",
+    "djinn_turns_waiting": "vllm:num_requests_waiting",
+    "djinn_kv_usage_ratio": "vllm:kv_cache_usage_perc",
+    "djinn_prompt_tokens": "vllm:prompt_tokens",
+    "djinn_generation_tokens": "vllm:generation_tokens",
+    "djinn_draft_tokens": "vllm:spec_decode_num_draft_tokens",
+    "djinn_draft_tokens_accepted": "vllm:spec_decode_num_accepted_tokens",
+    "djinn_prefix_cache_queries": "vllm:prefix_cache_queries",
+    "djinn_prefix_cache_hits": "vllm:prefix_cache_hits",
+    "djinn_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
+    "djinn_inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
+    "djinn_turn_queue_seconds": "vllm:request_queue_time_seconds",
+    "djinn_turn_seconds": "vllm:e2e_request_latency_seconds",
+    "djinn_turns_finished": "vllm:request_success",
+}
+
+
+class WithVllmNames(Collector):
+    """The metrics of `source`, each of `VLLM_NAMES` a second time under its other name and with vLLM's labels."""
+
+    def __init__(self, source: Callable[[], Iterable[Metric]], labels: dict[str, str]) -> None:
+        self._source = source
+        self._labels = labels
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._source():
+            yield metric
+            if metric.name in VLLM_NAMES:
+                yield self._renamed(metric, VLLM_NAMES[metric.name])
+
+    def _renamed(self, metric: Metric, name: str) -> Metric:
+        renamed = Metric(name, metric.documentation, metric.type)
+        for sample in metric.samples:
+            suffix = sample.name.removeprefix(metric.name)
+            renamed.add_sample(name + suffix, {**sample.labels, **self._labels}, sample.value)
+        return renamed
+
+
+MOVE_FIGURES: dict[str, tuple[str, Callable[[MoveTotals], float]]] = {
+    "djinn_kv_moves": ("Moves of KV", lambda totals: totals.moves),
+    "djinn_kv_moved_bytes": ("Bytes of KV moved", lambda totals: totals.bytes),
+    "djinn_kv_move_seconds": ("Seconds that copies of KV took", lambda totals: totals.seconds),
+}
+
+
+def engine_metrics(memory: MemoryMap | None, *, is_up: bool) -> Iterator[Metric]:
+    """Every metric that follows from the map; None: there is none now. `is_up`: there is an engine."""
+    yield GaugeMetricFamily("djinn_engine_up", "0 while there is no engine, or it does not get on", float(is_up))
+    if memory is not None:
+        yield from _memory_metrics(memory)
+
+
+def _memory_metrics(memory: MemoryMap) -> Iterator[Metric]:
+    yield GaugeMetricFamily("djinn_sessions", "Open sessions", memory.sessions)
+    yield GaugeMetricFamily("djinn_turns_running", "Turns that the engine works on", memory.running)
+    yield GaugeMetricFamily("djinn_turns_waiting", "Turns in the queue", memory.waiting)
+    used = memory.kv_owned_bytes / memory.kv_total_bytes
+    yield GaugeMetricFamily("djinn_kv_usage_ratio", "Share of the device's KV pool that sessions hold", used)
+    yield _bytes(memory)
+    yield from _text(memory.text)
+    stack = memory.stack
+    yield GaugeMetricFamily("djinn_turns_paused", "Turns that stand at a breakpoint", stack.checkpoints)
+    yield GaugeMetricFamily("djinn_checkpoint_bytes", "Residual streams of paused turns", stack.checkpoint_bytes)
+    yield GaugeMetricFamily("djinn_capture_bytes", "Captured residual streams", stack.capture_bytes)
+    by_tier = GaugeMetricFamily("djinn_sessions_by_tier", "Sessions that have KV", labels=["tier"])
+    for tier in Tier:
+        by_tier.add_metric([tier], memory.sessions_by_tier.get(tier, 0))
+    yield by_tier
+    yield from _steps(memory.steps)
+    yield from _drafts(memory.drafts)
+    yield from _moves(memory)
+    yield from _counts(memory)
+
+
+def _bytes(memory: MemoryMap) -> Metric:
+    found = GaugeMetricFamily("djinn_kv_bytes", "Bytes for KV", labels=["tier", "kind"])
+    device = (memory.kv_total_bytes, memory.kv_owned_bytes, memory.kv_cached_bytes)
+    lower = ((use.total_bytes, use.owned_bytes, use.cached_bytes) for use in (memory.host, memory.disk))
+    for tier, figures in zip((Tier.DEVICE, Tier.HOST, Tier.DISK), (device, *lower), strict=True):
+        for kind, figure in zip(("total", "owned", "cached"), figures, strict=True):
+            found.add_metric([tier, kind], figure)
+    return found
+
+
+def _text(text: TextUse) -> Iterator[Metric]:
+    found = GaugeMetricFamily("djinn_text_bytes", "Bytes of weights, and what the device has for them", labels=["kind"])
+    for kind, figure in (("total", text.total_bytes), ("kept", text.kept_bytes), ("ring", text.ring_bytes)):
+        found.add_metric([kind], figure)
+    yield found
+    streamed = "Bytes of weights that were brought to the device, step after step"
+    yield CounterMetricFamily("djinn_text_streamed_bytes", streamed, text.streamed_bytes)
+
+
+def _steps(steps: StepCounts) -> Iterator[Metric]:
+    found = CounterMetricFamily("djinn_steps", "Steps that the device was given", labels=["kind"])
+    found.add_metric(["replayed"], steps.replayed)
+    found.add_metric(["runs"], steps.in_runs)
+    found.add_metric(["eager"], steps.eager)
+    yield found
+    followed = "Steps that the device was given while it ran the one before"
+    yield CounterMetricFamily("djinn_steps_followed", followed, steps.followed)
+    computed = "Tokens that steps computed, also for turns that were cancelled"
+    yield CounterMetricFamily("djinn_step_tokens", computed, steps.tokens)
+
+
+def _drafts(drafts: DraftCounts) -> Iterator[Metric]:
+    yield CounterMetricFamily("djinn_draft_tokens", "Tokens that were computed before they were chosen", drafts.drafted)
+    accepted = "Drafted tokens that were chosen"
+    yield CounterMetricFamily("djinn_draft_tokens_accepted", accepted, drafts.accepted)
+
+
+def _moves(memory: MemoryMap) -> Iterator[Metric]:
+    for name, (text, figure) in MOVE_FIGURES.items():
+        found = CounterMetricFamily(name, text, labels=["direction"])
+        for direction, totals in memory.moves.items():
+            found.add_metric([direction], figure(totals))
+        yield found
+
+
+def _counts(memory: MemoryMap) -> Iterator[Metric]:
+    counts = memory.counts
+    for name, text, count in (
+        ("djinn_kv_write_behind_bytes", "Bytes of KV copied to the host ahead of need", counts.write_behind_bytes),
+        ("djinn_kv_turned_round", "Moves that a new signal overtook", counts.turned_round),
+        ("djinn_kv_dropped", "Sessions whose KV was dropped for want of room in a lower tier", counts.dropped),
+        ("djinn_kv_disk_failures", "KV files that could not be written or read", counts.disk_failures),
+        ("djinn_kv_late_restores", "Turns that found their KV not yet on the device", counts.late_restores),
+    ):
+        yield CounterMetricFamily(name, text, count)
+
+
+SIGNAL_BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.01)
+
+
+class Metrics:
+    """What the server counts by itself, in a registry of its own, and what it asks for at each scrape."""
+
+    def __init__(self, model_name: str) -> None:
+        own = CollectorRegistry()
+        self.turns = TurnMetrics(own)
+        self.signal = seconds("djinn_signal_seconds", "From a parsed phase signal to its answer", SIGNAL_BUCKETS, own)
+        self.ignored_fields = Counter(
+            "djinn_ignored_fields", "Fields without effect that answers named", ["field"], registry=own
+        )
+        self.engine_restarts = Counter("djinn_engine_restarts", "Engines that took a dead one's place", registry=own)
+        self.moved = Counter(
+            "djinn_sessions_moved", "Sessions that have gone to another server, by why", ["reason"], registry=own
+        )
+        for reason in MoveReason:
+            self.moved.labels(reason.value)
+        self.event_streams = Gauge("djinn_event_streams", "Open streams of /v1/events", registry=own)
+        self.connections = ConnectionMetrics(own)
+        self.prompts = PromptMetrics(own)
+        self._own = own
+        self._labels = {"model_name": model_name, "engine": "0"}
+
+    def render(
+        self, memory: MemoryMap | None, journal: JournalState, tenants: Mapping[str, TenantUse], *, is_up: bool
+    ) -> bytes:
+        """The text of `/metrics`, with the engine's part taken from `memory`, the journal's from `journal`, and that of
+        each tenant from `tenants`. None: the engine has not told. `is_up`: there is one.
+        """
+
+        def metrics() -> Iterator[Metric]:
+            return chain(
+                engine_metrics(memory, is_up=is_up),
+                journal_metrics(journal),
+                tenant_metrics(tenants),
+                self._own.collect(),
+            )
+
+        return generate_latest(WithVllmNames(metrics, self._labels))

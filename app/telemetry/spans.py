@@ -1,0 +1,270 @@
+"""The span of one turn: it opens in the queue and ends with the turn. What it says are numbers, names and ids."""
+
+import os
+import time
+from typing import Self
+
+from opentelemetry.context import Context
+from opentelemetry.propagate import get_global_textmap
+from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    Tracer,
+    get_current_span,
+    set_span_in_context,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from app.domain.activations import CheckpointInfo
+from app.domain.errors import DjinnError
+from app.domain.memory_map import SessionMemory
+from app.domain.values import SamplingParams, Tier
+from app.logs import REQUEST, request_id
+from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
+from app.telemetry import names
+from app.telemetry.traces import TRACE_RESPONSE, TurnStart
+
+CHAT_FIELDS = ("messages", "input")
+"""What a conversation comes in. Any other field has a text to go on with."""
+
+Attributes = dict[str, AttributeValue]
+
+
+def operation_of(turn: TurnStart) -> str:
+    """The kind of the turn, in a word of the conventions."""
+    return names.CHAT if turn.param in CHAT_FIELDS else names.TEXT_COMPLETION
+
+
+def at_begin(turn: TurnStart) -> Attributes:
+    """What is known before the turn runs: samplers may look at it."""
+    known: Attributes = {
+        names.OPERATION: operation_of(turn),
+        names.PROVIDER: names.DJINN,
+        names.REQUEST_MODEL: turn.model,
+        names.CONVERSATION: turn.session,
+        names.MAX_TOKENS: turn.max_tokens,
+        names.KV_TIER: tier_of(turn.kv),
+    }
+    if turn.owner is not None:
+        known[names.TENANT] = turn.owner
+    return known | by_request() | ({} if turn.sampling is None else _of_sampling(turn.sampling))
+
+
+def tier_of(kv: SessionMemory) -> str:
+    """Where KV is, or is moving."""
+    return names.NO_TIER if kv.tier is None else kv.tier.value
+
+
+def by_request() -> Attributes:
+    """The id of the task's request, if there is one."""
+    found = request_id()
+    return {} if found is None else {names.REQUEST_ID: found}
+
+
+def at_end(event: TurnFinished, pauses: int) -> Attributes:
+    """Why the turn ended, and what it took."""
+    usage = event.usage
+    return {
+        names.FINISH_REASONS: (event.reason.value,),
+        names.INPUT_TOKENS: usage.prompt_tokens,
+        names.CACHED_TOKENS: usage.cached_tokens,
+        names.OUTPUT_TOKENS: usage.completion_tokens,
+        names.RECOMPUTED_TOKENS: usage.tokens_recomputed,
+        names.PAUSES: pauses,
+    }
+
+
+def of_pause(checkpoint: CheckpointInfo) -> Attributes:
+    """Where a turn has paused."""
+    where: Attributes = {
+        names.PAUSE_LAYER: checkpoint.layer,
+        names.PAUSE_FIRST: checkpoint.first,
+        names.PAUSE_END: checkpoint.end,
+        names.PAUSE_PASS: checkpoint.in_pass.value,
+    }
+    return where if checkpoint.breakpoint is None else {**where, names.PAUSE_BREAKPOINT: checkpoint.breakpoint}
+
+
+def _of_sampling(sampling: SamplingParams) -> Attributes:
+    return {
+        names.SEED: sampling.seed,
+        names.TEMPERATURE: sampling.temperature,
+        names.TOP_P: sampling.top_p,
+        names.TOP_K: sampling.top_k,
+        names.PRESENCE_PENALTY: sampling.presence_penalty,
+        names.FREQUENCY_PENALTY: sampling.frequency_penalty,
+    }
+
+
+_PROPAGATOR: TextMapPropagator = (
+    get_global_textmap() if os.environ.get("OTEL_PROPAGATORS") else TraceContextTextMapPropagator()
+)
+"""By itself OpenTelemetry reads `baggage` too, and its warnings would have a caller's words."""
+
+
+def caller() -> Context:
+    """What the headers of the task's request say of its caller; empty if they say nothing, or there is no request.
+
+    `OTEL_PROPAGATORS` says which headers; without it, they are `traceparent` and `tracestate`.
+    """
+    scope = REQUEST.get()
+    carrier: dict[str, str] = {}
+    for raw, value in () if scope is None else scope["headers"]:
+        name, text = raw.decode("latin-1").lower(), value.decode("latin-1")
+        carrier[name] = f"{carrier[name]},{text}" if name in carrier else text  # two parents are none
+    return _PROPAGATOR.extract(carrier, Context())
+
+
+def tell_caller(span: SpanContext) -> None:
+    """Have the answer to the task's request name the span. Of several turns it names the first."""
+    scope = REQUEST.get()
+    if scope is not None:
+        named = f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
+        scope["state"].setdefault(TRACE_RESPONSE, named)
+
+
+MOST_PARTS = 128
+"""Spans below a turn's own. A turn that pauses at each token would have three for each, and no end of them."""
+
+
+class TurnSpan:
+    """Follows one turn. Times are those of `time.perf_counter`, until they are written into a span."""
+
+    @classmethod
+    def begin(cls, tracer: Tracer, turn: TurnStart) -> Self | None:
+        """The turn that the task's request has asked for; None if it is not sampled."""
+        begun = cls(tracer, turn)
+        if not begun.span.is_recording():
+            return None
+        tell_caller(begun.span.get_span_context())
+        return begun
+
+    def __init__(self, tracer: Tracer, turn: TurnStart) -> None:
+        """Begin in the queue; a copy begins with a pause. The parent is what the task's request comes from."""
+        self._tracer = tracer
+        self._zero_ns = time.time_ns() - time.perf_counter_ns()
+        self._begun = time.perf_counter()
+        self.span: Span = tracer.start_span(
+            f"{operation_of(turn)} {turn.model}",
+            caller(),
+            SpanKind.SERVER,
+            at_begin(turn),
+            [Link(turn.copy_of.span.get_span_context())] if isinstance(turn.copy_of, TurnSpan) else (),
+            self._ns(self._begun),
+        )
+        self._below = set_span_in_context(self.span, Context())
+        self._kv = turn.kv
+        self._part: Span | None = None
+        self._parts = 0
+        self._since = self._begun
+        """When the part began."""
+        self._pauses = 0
+        self._has_token = False
+        self._restored_ms = 0.0
+        """Of the turn's earlier parts: the engine tells the sum."""
+        self._returns_since: float | None = None
+        """When the KV set out for the device, since the turn is in the queue."""
+        self._enter(names.PAUSE if turn.is_copy else names.QUEUE, self._begun)
+
+    def observe(self, event: TurnEvent) -> None:
+        """Take the turn's next event."""
+        match event:
+            case Token():
+                if not self._has_token:
+                    self._take_first_token(time.perf_counter())
+            case Started():
+                self._start(event)
+            case Paused():
+                self._pause(event.checkpoint)
+            case TurnFinished():
+                self.span.set_attributes(at_end(event, self._pauses))
+                self._end()
+            case Failed():
+                self._fail(event.error)
+
+    def placed(self, memory: SessionMemory) -> None:
+        """Note a move of the session's KV, or that it is lost. KV that only grows has not moved."""
+        before, self._kv = self._kv, memory
+        if before.tier in (None, memory.tier):
+            return
+        now = time.perf_counter()
+        is_read = memory.tier is Tier.TO_HOST and before.tier is Tier.DISK
+        if self._returns_since is None and (is_read or memory.tier is Tier.TO_DEVICE):
+            self._returns_since = now
+        moved = memory.bytes_in - before.bytes_in + memory.bytes_out - before.bytes_out
+        self.span.add_event(
+            names.KV_MOVE,
+            {
+                names.KV_FROM: tier_of(before),
+                names.KV_TO: tier_of(memory),
+                names.KV_BYTES: moved,
+            },
+            self._ns(now),
+        )
+
+    def resumed(self) -> None:
+        """Link the request that has resumed the turn, and wait in the queue again."""
+        now = time.perf_counter()
+        request = get_current_span(caller()).get_span_context()
+        if request.is_valid:
+            self.span.add_link(request)
+        by = names.BY_TIMEOUT if REQUEST.get() is None else names.BY_REQUEST
+        self.span.add_event(names.RESUME, {names.RESUME_BY: by, **by_request()}, self._ns(now))
+        tell_caller(self.span.get_span_context())
+        self._returns_since = None
+        self._enter(names.QUEUE, now)
+
+    def _start(self, event: Started) -> None:
+        at = max(event.at, self._since)
+        restored_s, self._restored_ms = (event.restore_ms - self._restored_ms) / 1000, event.restore_ms
+        if restored_s > 0 and self._part is not None and self._parts < MOST_PARTS:
+            self._parts += 1
+            # The word that the KV has set out may have come after it was there.
+            began = max(self._since, min(self._returns_since or self._since, at - restored_s))
+            below = set_span_in_context(self._part, Context())
+            restore = self._tracer.start_span(names.RESTORE, below, start_time=self._ns(began))
+            restore.end(self._ns(min(began + restored_s, at)))
+        self._returns_since = None
+        self._enter(names.DECODE if self._has_token else names.PREFILL, at)
+
+    def _take_first_token(self, now: float) -> None:
+        self._has_token = True
+        if not self._pauses:
+            self.span.set_attribute(names.TIME_TO_FIRST_TOKEN, now - self._begun)
+        self.span.add_event(names.FIRST_TOKEN, timestamp=self._ns(now))
+        self._enter(names.DECODE, now)
+
+    def _pause(self, checkpoint: CheckpointInfo) -> None:
+        self._pauses += 1
+        self._enter(names.PAUSE, time.perf_counter(), of_pause(checkpoint))
+
+    def _fail(self, error: DjinnError) -> None:
+        self.span.set_attributes({names.ERROR_TYPE: error.code, names.PAUSES: self._pauses})
+        self.span.set_status(StatusCode.ERROR, error.code)
+        self._end()
+
+    def _end(self) -> None:
+        now = time.perf_counter()
+        self._leave(now)
+        self.span.end(self._ns(now))
+
+    def _enter(self, name: str, at: float, attributes: Attributes | None = None) -> None:
+        self._leave(at)
+        self._since = at
+        if self._parts < MOST_PARTS:
+            self._parts += 1
+            self._part = self._tracer.start_span(name, self._below, attributes=attributes, start_time=self._ns(at))
+
+    def _leave(self, at: float) -> None:
+        if self._part is not None:
+            self._part.end(self._ns(at))
+            self._part = None
+
+    def _ns(self, at: float) -> int:
+        """The same time in Unix nanoseconds."""
+        return self._zero_ns + int(at * 1e9)

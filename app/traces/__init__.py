@@ -1,1 +1,0 @@
-"""Traces: a span of OpenTelemetry for each turn. Without them nothing here but `base.py` is imported."""

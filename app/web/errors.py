@@ -1,0 +1,264 @@
+"""The one way from an exception to an HTTP answer, and what a rejected request is told."""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from app.domain.errors import (
+    DjinnError,
+    Draining,
+    EngineError,
+    FieldOutOfRange,
+    MalformedRequest,
+    MethodNotAllowed,
+    NotFound,
+    TooLarge,
+    Unauthenticated,
+)
+from app.web.schema_words import KEY, Schema, allowed, find_field, given, limits_of, schema_of
+from app.web.sse import ClientDisconnected
+
+logger = logging.getLogger(__name__)
+
+BUG_MESSAGE = "internal error; the server's log has the details"
+LONG_WORD = re.compile(r"(\S{100})\S+")
+LONGEST_TEXT = 1000
+"""Characters of an error's message: a client's own input can be in it."""
+
+MESSAGES_PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
+"""Those of Anthropic's API, which has another error body."""
+OVERLOADED = 529
+"""What that API answers in place of 503."""
+MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    OVERLOADED: "overloaded_error",
+}
+"""Its words for a status that has words of its own."""
+
+
+def error_answer(error: DjinnError, scope: Mapping[str, Any]) -> tuple[int, bytes]:
+    """The status and the body of the answer to the request of an ASGI `scope`."""
+    if scope["path"] not in MESSAGES_PATHS:
+        return error.status, error_body(error)
+    return _messages_status(error), messages_error_body(error, scope.get("state", {}).get("request_id"))
+
+
+def error_body(error: DjinnError) -> bytes:
+    """The error as JSON, as the OpenAI API has it, and what the error carries beside it."""
+    body = error.body()
+    return orjson.dumps({**body, "error": {name: value and _clean(value) for name, value in body["error"].items()}})
+
+
+def messages_error_body(error: DjinnError, request_id: str | None) -> bytes:
+    """The error as JSON, as Anthropic's API has it."""
+    status = _messages_status(error)
+    kind = MESSAGES_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    detail = {"type": kind, "message": _clean(error.message)}
+    return orjson.dumps({"type": "error", "error": detail, "request_id": request_id})
+
+
+def visible_error(error: Exception) -> DjinnError:
+    """What a client is told of `error` once its response has begun. Logs an unexpected error."""
+    if isinstance(error, DjinnError):
+        return error
+    logger.error("a streamed answer failed", exc_info=error)
+    return DjinnError(BUG_MESSAGE)
+
+
+def body_of(error: Exception) -> bytes:
+    """`error_body` for a response that has begun, whose status cannot tell any more."""
+    return error_body(visible_error(error))
+
+
+def _messages_status(error: DjinnError) -> int:
+    return OVERLOADED if error.status == Draining.status else error.status
+
+
+def _clean(text: str) -> str:
+    """Cuts what a client sent at length; its lone surrogates become question marks: UTF-8 has none."""
+    return LONG_WORD.sub(r"\1...", text)[:LONGEST_TEXT].encode(errors="replace").decode()
+
+
+Problem = dict[str, Any]
+"""An error as pydantic describes it."""
+
+OWN_WORDS = frozenset({"value_error", "role", "prompt", "kind", "item", "tool_choice"})
+"""Types whose message the models here wrote themselves."""
+WORDS: dict[str, Callable[[Problem], str]] = {
+    "missing": lambda problem: "required",
+    "extra_forbidden": lambda problem: "unknown field",
+    "unexpected_keyword_argument": lambda problem: "unknown field",
+    "string_unicode": lambda problem: "a string in Unicode; got half of a surrogate pair",
+    "bytes_invalid_encoding": lambda problem: f"a string in base64; got {given(problem['input'])}",
+    "byte_size": lambda problem: f"a size such as 2GiB; got {given(problem['input'])}",
+    "byte_size_unit": lambda problem: f"a size such as 2GiB; got {given(problem['input'])}",
+    "json_invalid": lambda problem: "invalid JSON",
+}
+"""By type. Of any other, the field's schema says what is allowed."""
+
+
+def describe_problem(root: Schema, problem: Problem, location: Sequence[str | int]) -> tuple[str, str]:
+    """The field at `location` of a value that `root` describes, and what is wrong with it."""
+    kind = problem["type"]
+    field, schemas = find_field(root, location)
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        # No schema has a name for it.
+        return ".".join(filter(None, (field, str(location[-1])))), WORDS[kind](problem)
+    if kind in OWN_WORDS:
+        return field, problem["msg"].removeprefix("Value error, ")
+    return field, WORDS[kind](problem) if kind in WORDS else _compared(schemas, problem)
+
+
+def _compared(schemas: list[Schema], problem: Problem) -> str:
+    """What is allowed, and what came instead."""
+    limits = limits_of(problem.get("ctx", {}))
+    if limits:
+        schemas = [{"type": "number", **limits, **schema} for schema in schemas or [{}]]
+    whose = "its name: " if KEY in problem["loc"][-1:] else ""
+    return f"{whose}{allowed(schemas)}; got {given(problem['input'])}"
+
+
+SHOWN_PROBLEMS = 3
+ELSEWHERE = {"query": " in the query string", "header": " as a header"}
+"""Where a missing field belongs, if not in the body."""
+
+
+def describe_validation(request: Request, error: RequestValidationError) -> DjinnError:
+    """The first problems of a rejected request."""
+    problems = error.errors()
+    first = problems[0]
+    if first["loc"] == ("body",) and first["type"] == "string_unicode":
+        return FieldOutOfRange("the body has a field whose name is not Unicode: half of a surrogate pair")
+    if first["loc"] == ("body",) and first["type"] != "value_error":
+        return MalformedRequest("the body must be a JSON object, sent with Content-Type: application/json")
+    return _refusal(_described(request, problem) for problem in problems[:SHOWN_PROBLEMS])
+
+
+def describe_body(model: type[BaseModel], error: ValidationError) -> DjinnError:
+    """The first problems of a body that came by another way than a request."""
+    problems = error.errors()[:SHOWN_PROBLEMS]
+    return _refusal(describe_problem(schema_of(model), dict(problem), problem["loc"]) for problem in problems)
+
+
+def _described(request: Request, problem: dict[str, Any]) -> tuple[str, str]:
+    """The field that `problem` is about, and what is wrong with it. A missing one is looked for in the body first."""
+    place, *location = problem["loc"]
+    field, words = describe_problem(_schema(request, place), problem, location)
+    return field, words + (ELSEWHERE.get(place, "") if problem["type"] == "missing" else "")
+
+
+def _refusal(problems: Iterable[tuple[str, str]]) -> DjinnError:
+    described = list(problems)
+    # Both forms that a field may have can say the same.
+    sentences = dict.fromkeys(f"{field}: {words}" if field else words for field, words in described)
+    return FieldOutOfRange("; ".join(sentences), param=described[0][0] or None)
+
+
+def _schema(request: Request, place: str) -> Schema:
+    """That of the whole body or query, or of all headers that the route reads."""
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute)
+    if place == "header":
+        types = {field.alias: Annotated[field.annotation, *field.metadata] for field in _headers(route.dependant)}
+        return {"properties": {str(name): schema_of(each) for name, each in types.items()}}
+    field = route.body_field if place == "body" else route.dependant.query_params[0]
+    assert field is not None
+    model: Any = field.field_info.annotation
+    return schema_of(model)
+
+
+def _headers(dependant: Dependant) -> Iterator[FieldInfo]:
+    yield from (field.field_info for field in dependant.header_params)
+    for each in dependant.dependencies:
+        yield from _headers(each)
+
+
+REQUEST_ID_HEADER = "X-Request-Id"
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that has gone."""
+
+METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+"""Those that a route may be for."""
+
+FROM_STATUS: dict[int, type[DjinnError]] = {
+    error.status: error for error in (MalformedRequest, NotFound, MethodNotAllowed, TooLarge)
+}
+"""What the framework's own exceptions mean here."""
+
+
+def error_response(error: DjinnError, scope: Mapping[str, Any]) -> Response:
+    """The answer to the request of an ASGI `scope`, which failed with `error`."""
+    headers = dict(error.headers)
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
+    status, body = error_answer(error, scope)
+    return Response(body, status, headers, "application/json")
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Those that the path has a route for (RFC 9110, 15.5.6). The framework names those of one of its routes."""
+    path = {name: request.scope[name] for name in ("type", "path", "root_path", "headers", "query_string")}
+    routes = request.app.router.routes
+
+    def is_allowed(method: str) -> bool:
+        return any(route.matches({**path, "method": method})[0] is Match.FULL for route in routes)
+
+    return list(filter(is_allowed, METHODS))
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every exception with `error_response`."""
+
+    async def on_djinn_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, DjinnError)
+        return error_response(error, request.scope)
+
+    async def on_validation_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return error_response(describe_validation(request, error), request.scope)
+
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if isinstance(error.__cause__, DjinnError):
+            # FastAPI wraps whatever reading a body raises.
+            return error_response(error.__cause__, request.scope)
+        meaning = FROM_STATUS.get(error.status_code, EngineError)
+        reason = f"{error.detail}: {error.__cause__}" if error.__cause__ else error.detail
+        hint = "; GET /docs shows all routes" if meaning is NotFound else ""
+        response = error_response(meaning(f"{request.method} {request.url.path}: {reason}{hint}"), request.scope)
+        response.headers.update(error.headers or {})
+        if meaning is MethodNotAllowed:
+            response.headers["Allow"] = ", ".join(_allowed_methods(request))
+        return response
+
+    async def on_bug(request: Request, error: Exception) -> Response:
+        response = error_response(DjinnError(BUG_MESSAGE), request.scope)
+        # Answered outside the middleware that sets this header everywhere else.
+        response.headers[REQUEST_ID_HEADER] = request.state.request_id
+        return response
+
+    async def on_disconnect(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    app.add_exception_handler(ClientDisconnected, on_disconnect)
+    app.add_exception_handler(DjinnError, on_djinn_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(Exception, on_bug)

@@ -1,0 +1,307 @@
+"""What every request passes on its way to a route: ids, the access log, other sites, traces, the lease.
+
+Anthropic's API has it under another name; its paths answer with both.
+
+The header is in the editors' draft of W3C Trace Context. The recommendation has none for answers, and keeps
+`traceparent` for requests.
+
+A site can let its own name point to any address (DNS rebinding), and any page can send a form to http://127.0.0.1:8000.
+A server without keys would take both for its user. `Host` tells the first, and `Origin` the second.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.domain.errors import Fenced, ForeignHost
+from app.domain.text import ANY_HOST, PRIVATE_HOSTS, is_private_name
+from app.journal.lease import FolderLease
+from app.logs import REQUEST, method_of, route_of, session_of
+from app.telemetry.traces import TRACE_RESPONSE
+from app.web.bodies import matched
+from app.web.errors import MESSAGES_PATHS, REQUEST_ID_HEADER, error_response
+
+logger = logging.getLogger(__name__)
+
+MESSAGES_HEADER = "Request-Id"
+ANSWERS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
+"""The messages that have the headers of an answer."""
+SESSION_HEADER = "X-Session-ID"
+"""Names the session that an answer of the OpenAI routes is from."""
+SANE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def new_request_id() -> str:
+    """One that no other answer has."""
+    return f"req_{secrets.token_hex(12)}"
+
+
+class RequestIdMiddleware:
+    """Sets `request.state.request_id` and the response header. Lines of the log name the request from here on."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        request_id = given if SANE.fullmatch(given) else new_request_id()
+        scope.setdefault("state", {})["request_id"] = request_id
+        REQUEST.set(scope)  # the task is this request's alone
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] in ANSWERS:
+                message.setdefault("headers", [])
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = request_id
+                if scope["path"] in MESSAGES_PATHS:
+                    headers[MESSAGES_HEADER] = request_id
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
+
+
+SWITCHING_PROTOCOLS, INTERNAL_ERROR = 101, 500
+"""The status of an answer that names none: a WebSocket's, and that of a bug before the first header."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """Its `status`, and the `session` that it named: empty if it named none."""
+
+    status: int = INTERNAL_ERROR
+    session: str = ""
+
+    def watched(self, send: Send) -> Send:
+        """The same as `send`, with a look at the answer's beginning."""
+
+        async def send_watched(message: Message) -> None:
+            if message["type"] in ANSWERS:
+                self.status = message.get("status", SWITCHING_PROTOCOLS)
+                self.session = Headers(raw=message.get("headers", [])).get(SESSION_HEADER, "")
+            await send(message)
+
+        return send_watched
+
+
+class AccessLogMiddleware:
+    """Logs a line when a request is over: a stream's when it has ended, a WebSocket's when it has closed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        began, answer = time.perf_counter(), Answer()
+        try:
+            await self.app(scope, receive, answer.watched(send))
+        finally:
+            _log(scope, answer, (time.perf_counter() - began) * 1000)
+
+
+def _log(scope: Scope, answer: Answer, duration_ms: float) -> None:
+    about = matched(scope)
+    fields = {
+        "client": scope["client"][0] if scope.get("client") else None,
+        "method": method_of(scope),
+        "path": route_of(about),
+        "status": answer.status,
+        "duration_ms": round(duration_ms, 3),
+    }
+    logger.info(
+        "%s %s %s %d %.1f ms",
+        fields["client"] or "-",
+        fields["method"] or "-",
+        fields["path"] or "-",  # of no route
+        answer.status,
+        duration_ms,
+        extra={"fields": fields, "session": session_of(about, answer.session)},
+    )
+
+
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+READABLE = (
+    "Retry-After",
+    "X-Request-Id",
+    "Request-Id",
+    "X-Session-ID",
+    "X-Djinn-Ignored",
+    "Idempotent-Replayed",
+    TRACE_RESPONSE,
+    *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
+)
+"""Headers of answers that a page may read. Those of requests are not held to a list: SDKs send many of their own."""
+
+
+def cross_origin(origins: Sequence[str]) -> list[Middleware]:
+    """What answers browsers for pages of `origins`; nothing without any. Keys are in headers, never in cookies."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=METHODS,
+            allow_headers=("*",),
+            expose_headers=READABLE,
+            allow_private_network=True,  # the server may be on the machine of the browser
+        )
+    ]
+
+
+class TraceResponseMiddleware:
+    """Writes the header where the request has begun a turn, or resumed one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+
+        async def send_with_span(message: Message) -> None:
+            if message["type"] in ANSWERS and TRACE_RESPONSE in scope["state"]:
+                message.setdefault("headers", [])
+                MutableHeaders(scope=message)[TRACE_RESPONSE] = scope["state"][TRACE_RESPONSE]
+            await send(message)
+
+        await self.app(scope, receive, send_with_span)
+
+
+SCHEMES = {"ws": "http", "wss": "https"}
+"""What the page of a WebSocket has."""
+PORTS = {"http": 80, "https": 443}
+FLAGS = {"Host": "--allowed-hosts names those", "Origin": "--cors-origin names others"}
+
+
+class HostMiddleware:
+    """Refuses requests to a `Host` that is none of `hosts`: names without ports, `ANY_HOST` or `PRIVATE_HOSTS`.
+
+    Without keys it also refuses requests of pages, by their `Origin`, unless the server itself has served the page, or
+    it is one of `origins`. With keys it does not look: a browser adds no key to what another page sends.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str], origins: Iterable[str], *, needs_key: bool) -> None:
+        self.app = app
+        self._hosts = frozenset(host.lower().strip("[]") for host in hosts)
+        self._origins = frozenset(origins)
+        self._needs_key = needs_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        wrong = None if scope["type"] == "lifespan" else self._wrong(scope["scheme"], Headers(scope=scope))
+        if wrong is None:
+            await self.app(scope, receive, send)
+            return
+        message = f"this server does not answer to that {wrong}; {FLAGS[wrong]} that it answers to"
+        await error_response(ForeignHost(message, param=wrong), scope)(scope, receive, send)
+
+    def _wrong(self, scheme: str, headers: Headers) -> str | None:
+        """The header that names another host. Browsers send both; programs need not."""
+        host, origin = headers.get("host"), headers.get("origin")
+        if host is not None and not self._answers_to(host):
+            return "Host"
+        if origin is None or self._needs_key or not self._origins.isdisjoint((origin, ANY_HOST)):
+            return None
+        own = None if host is None else _site(f"{SCHEMES.get(scheme, scheme)}://{host}")
+        return None if own is not None and own == _site(origin) else "Origin"
+
+    def _answers_to(self, host: str) -> bool:
+        if ANY_HOST in self._hosts:
+            return True
+        parts = _split(f"//{host}")
+        name = None if parts is None else parts.hostname
+        if name is None:
+            return False
+        return name in self._hosts or (PRIVATE_HOSTS in self._hosts and is_private_name(name))
+
+
+def _site(url: str) -> tuple[str, str, int] | None:
+    """The scheme, name and port of a page: one site may do nothing in the name of another. None if there is none."""
+    parts = _split(url)
+    if parts is None or parts.hostname is None:
+        return None
+    port = PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
+    return parts.scheme, parts.hostname, port
+
+
+def _split(url: str) -> SplitResult | None:
+    """None if it is no URL."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # read last, so it is checked last
+    except ValueError:
+        return None
+    return parts
+
+
+OF_SESSIONS = "/v1/"
+"""What is below tells of sessions, or changes them. The rest tells of the server itself, or keeps nothing."""
+TRY_AGAIN_LATER = 1013
+"""The code with which a WebSocket is closed (RFC 6455, 7.4.1)."""
+
+
+class LeaseGate:
+    """Lets a request pass while the lease of the state folder is held, and its answer too: a process can be frozen
+    between the two. What has begun is cut off, so that no client takes it for whole.
+    """
+
+    def __init__(self, app: ASGIApp, lease: FolderLease) -> None:
+        self.app = app
+        self._lease = lease
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "lifespan" or not scope["path"].startswith(OF_SESSIONS):
+            await self.app(scope, receive, send)
+            return
+        try:
+            self._lease.require()
+        except Fenced as error:
+            await error_response(error, scope)(scope, receive, send)
+            return
+        await self.app(scope, receive, self._held(scope, receive, send))
+
+    def _held(self, scope: Scope, receive: Receive, send: Send) -> Send:
+        """The same as `send` while the lease is held. Afterwards one last message goes out, and no more."""
+        has_begun = is_over = False
+
+        async def send_held(message: Message) -> None:
+            nonlocal has_begun, is_over
+            if is_over:
+                return
+            if self._lease.holds:
+                has_begun = True
+                await send(message)
+                return
+            is_over = True
+            await self._end(scope, receive, send, has_begun=has_begun)
+
+        return send_held
+
+    async def _end(self, scope: Scope, receive: Receive, send: Send, *, has_begun: bool) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": Fenced.code})
+        elif has_begun:
+            cut: Callable[[], None] | None = scope["state"].get("cut")
+            if cut is not None:  # else the answer that lacks its end is one
+                cut()
+        else:
+            error = Fenced("the lease of the state folder ran out meanwhile: whether this was done is not known")
+            await error_response(error, scope)(scope, receive, send)

@@ -1,1 +1,0 @@
-"""The OpenAPI document, in the forms that generators of clients understand."""

@@ -1,0 +1,283 @@
+"""HTTP/1.1 by uvicorn and h11, with an account of what the client still owes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from app.domain.errors import DjinnError, MalformedRequest, RequestTimeout
+from app.settings import Settings
+from app.telemetry.metrics import ConnectionMetrics, Ended
+from app.web.connections import Connection, ConnectionTable, SmallPieces
+from app.web.errors import error_body
+from app.web.middleware import new_request_id
+
+REST_BYTES = 1 << 20
+"""A body of at most so many bytes is read to its end after its answer: a new connection would cost more."""
+SHOWN_CHARACTERS = 200
+"""Of a complaint, which may have the client's own bytes in it."""
+CLOSE = (b"connection", b"close")
+
+
+class HttpWire(h11.Connection):
+    """The server's side of one connection. Says `Connection: close` where it answers before a large body has come.
+
+    The head of an answer is held back for what follows: each write to a socket wakes the client.
+    """
+
+    def __init__(self, on_held: Callable[[], None]) -> None:
+        """`on_held` is called whenever a head is held: the caller must take it soon, as nothing may follow for long."""
+        super().__init__(h11.SERVER)
+        self.complaint = ""
+        """What was wrong with what the client sent, once `next_event` has raised."""
+        self._pieces = SmallPieces()
+        self._rest_is_small = True
+        self._is_ambiguous = False
+        """Whether the request has told the length of its body in two ways: what comes behind it may be of it."""
+        self._on_held = on_held
+        self._held = b""
+
+    def next_event(self) -> Any:
+        """The next part of a request. Raises `h11.RemoteProtocolError` for what is not HTTP, and for a body in too many
+        small chunks.
+        """
+        try:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                self._rest_is_small = _is_small(event)
+                names = {name for name, _ in event.headers}
+                self._is_ambiguous = {b"content-length", b"transfer-encoding"} <= names
+            elif isinstance(event, h11.Data) and event.chunk_start:
+                self._count(len(event.data))
+        except h11.RemoteProtocolError as error:
+            self.complaint = str(error)[:SHOWN_CHARACTERS]
+            raise
+        return event
+
+    def send(self, event: Any) -> Any:
+        """The bytes of a part of an answer, behind a head that is held; of a head itself none."""
+        if isinstance(event, h11.Response) and (self._is_ambiguous or self._leaves_body()):
+            headers = [*event.headers.raw_items(), CLOSE]
+            event = h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
+        data = super().send(event)
+        if isinstance(event, h11.Response):
+            self._held = data or b""
+            self._on_held()
+            return b""
+        return self.take_held() + (data or b"")
+
+    def take_held(self) -> bytes:
+        """The head that is held back. It is not held afterwards."""
+        held, self._held = self._held, b""
+        return held
+
+    def _count(self, size: int) -> None:
+        if not self._pieces.take(size, time.monotonic()):
+            raise h11.RemoteProtocolError("the body comes in too many small chunks")
+
+    def _leaves_body(self) -> bool:
+        """Whether an answer that begins now leaves a body behind that is not worth its reading."""
+        if self.their_state is not h11.SEND_BODY:
+            return False
+        return not self._rest_is_small or self.they_are_waiting_for_100_continue
+
+
+def _is_small(request: h11.Request) -> bool:
+    """Whether the request says that its body is small, or has none."""
+    headers = dict(request.headers)
+    return b"transfer-encoding" not in headers and int(headers.get(b"content-length", b"0")) <= REST_BYTES
+
+
+def last_answer(error: DjinnError, *headers: str) -> bytes:
+    """The whole answer, with `headers` besides those that each has."""
+    body = error_body(error)
+    status = HTTPStatus(error.status)
+    lines = (
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        f"x-request-id: {new_request_id()}",
+        "connection: close",
+        *headers,
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+READ_BYTES = 64 << 10
+"""Most that one read brings: all of it is taken before anybody else has a turn. asyncio's own is four times as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long a client may keep the server waiting, in s."""
+
+    header_s: float
+    """For a whole header, and for the first one since the connection was made."""
+    body_s: float
+    """For the next part of a body; for all of what is left once the answer is complete."""
+    write_s: float
+    """Until the client reads the next part of an answer."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Deadlines:
+        """What the settings ask for."""
+        return cls(settings.header_timeout_s, settings.body_timeout_s, settings.write_timeout_s)
+
+
+class HttpProtocol(H11Protocol):
+    """One connection that speaks HTTP. Says to the table whether a request is under way."""
+
+    def __init__(self, connection: Connection, table: ConnectionTable, **uvicorn: Any) -> None:
+        """`uvicorn` is what uvicorn's own protocol takes."""
+        super().__init__(**uvicorn)
+        self.app_state = {**self.app_state, "hand_over": self.hand_over, "cut": self.cut}  # each request has a copy
+        self.conn: HttpWire = HttpWire(self._send_held_soon)
+        self._served, self.app = self.app, self._serve
+        self._connection = connection
+        self._table = table
+        self._owed: Ended | None = None
+        """What the client is to send next; None while the server is to answer, and between requests."""
+        self._since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Wait for the first header."""
+        super().connection_made(transport)
+        # An answer is sent when the client has read the one before: what waits here can only shrink.
+        transport.set_write_buffer_limits(high=0)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's sockets have it
+        self._connection.transport = transport
+        self._follow()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sent."""
+        super().data_received(data)
+        self._follow()
+        if self._owed is Ended.BODY and not self.cycle.response_complete:
+            self._since = self.loop.time()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or for what is left of a body that the answer did not wait for."""
+        super().on_response_complete()
+        self._follow()
+        self._since = self.loop.time()
+
+    def hand_over(self) -> socket.socket:
+        """The socket, in place of an answer: its new owner speaks with the client from now on, and closes it.
+
+        Raises `OSError` if the client has gone, or has sent more than its request.
+        """
+        if self.transport.is_closing() or self.conn.trailing_data[0]:
+            raise ConnectionError("the client has gone, or has not waited for the answer")
+        own = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
+        self.cycle.disconnected = True
+        self._connection.abort()  # closes this descriptor alone; the client must not linger and read foreign bytes
+        return own
+
+    def cut(self) -> None:
+        """End the connection in the middle of an answer: so the client knows that the rest is missing."""
+        self._send_held()
+        self.cycle.disconnected = True
+        self.transport.close()
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        """Have the application answer. A head whose body it has left out goes out too, before uvicorn closes."""
+        try:
+            await self._served(scope, receive, send)
+        finally:
+            self._send_held()
+
+    def _send_held_soon(self) -> None:
+        self.loop.call_soon(self._send_held)
+
+    def _send_held(self) -> None:
+        if (held := self.conn.take_held()) and not self.transport.is_closing():
+            self.transport.write(held)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: to ask for another protocol is no error, and the route may know it."""
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read everything."""
+        super().resume_writing()
+        self._connection.note_sent()
+        self._follow()
+
+    def overdue(self, now: float, deadlines: Deadlines) -> Ended | None:
+        """What the client should have sent by now."""
+        if self._owed is None or self.transport.is_closing():
+            return None
+        if self._owed is Ended.BODY and (self.flow.read_paused or self.cycle.waiting_for_100_continue):
+            self._since = now  # the server keeps the client waiting
+        limit_s = deadlines.header_s if self._owed is Ended.HEADER else deadlines.body_s
+        return self._owed if now - self._since > limit_s else None
+
+    def time_out(self) -> None:
+        """End the connection of a client that owes something, with an answer if it has begun a request."""
+        begun = self._owed is Ended.BODY or bool(self.conn.trailing_data[0])
+        self._end(RequestTimeout(f"the rest of the request's {self._owed} did not come in time") if begun else None)
+
+    def send_400_response(self, msg: str) -> None:
+        """End the connection of a client that does not speak HTTP, in the server's own words."""
+        self._end(MalformedRequest(f"the request cannot be read: {self.conn.complaint}"))
+
+    def _end(self, error: DjinnError | None) -> None:
+        """Answer with `error` unless an answer has begun, and close."""
+        self._send_held()
+        if error is not None and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(last_answer(error))
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # an answer that comes now would follow the one above
+        self.transport.close()
+
+    def _follow(self) -> None:
+        """Note what the client owes after anything that can change it."""
+        match self.conn.their_state:
+            case _ if self.transport.get_protocol() is not self:
+                owed = None  # a WebSocket by now
+            case h11.IDLE:
+                # Between two requests uvicorn has a timer of its own. A byte of the next header ends it.
+                owed = Ended.HEADER if self.timeout_keep_alive_task is None else None
+            case h11.SEND_BODY:
+                owed = Ended.BODY
+            case _:
+                owed = None
+        if owed is not self._owed:
+            self._owed, self._since = owed, self.loop.time()
+        # Who still sends a body after its answer has no request under way either.
+        is_answered = owed is Ended.BODY and self.cycle.response_complete
+        is_waiting = (self.conn.their_state is h11.IDLE or is_answered) and not self.flow.write_paused
+        self._table.set_waiting(self._connection, self.loop.time() if is_waiting else None)
+
+
+LOOKS = 4
+"""Looks at every connection within the shortest deadline. A timer for each would be set anew with every packet."""
+
+
+async def watch(table: ConnectionTable, deadlines: Deadlines, metrics: ConnectionMetrics) -> None:
+    """End what is overdue, for ever."""
+    interval_s = min(deadlines.header_s, deadlines.body_s, deadlines.write_s) / LOOKS
+    while True:
+        await asyncio.sleep(interval_s)
+        end_overdue(table, deadlines, metrics, asyncio.get_running_loop().time())
+
+
+def end_overdue(table: ConnectionTable, deadlines: Deadlines, metrics: ConnectionMetrics, now: float) -> None:
+    """End what is overdue at `now`, in s of the event loop's clock."""
+    for connection in table:
+        if connection.stalled_s(now) > deadlines.write_s:
+            metrics.count_ended(Ended.UNREAD)
+            connection.reset()
+            continue
+        protocol = None if connection.transport is None else connection.transport.get_protocol()
+        if isinstance(protocol, HttpProtocol) and (cause := protocol.overdue(now, deadlines)) is not None:
+            metrics.count_ended(cause)
+            protocol.time_out()

@@ -1,1 +1,0 @@
-"""Fields of a body that a route does not declare: kept, named in the answer, or refused."""

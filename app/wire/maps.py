@@ -1,0 +1,161 @@
+"""Bodies about maps of what a session keeps inside the model, over layers and positions."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from app.domain.activations import MAX_MAP_POSITIONS, ActivationMap, ActivationNorms, MapLayer
+from app.domain.errors import FieldOutOfRange
+from app.sessions.whitebox import LensMap
+from app.text.tokenizer import Tokens
+from app.wire.breakpoints import VECTOR_NAME
+from app.wire.checkpoint import RANGE, ActivationQuery, PositionsText
+
+T = TypeVar("T")
+
+LIST = re.compile(r"\d{1,9}(,\d{1,9}){0,511}", re.ASCII)
+DIGITS = 4
+"""Of a log-probability behind the point: 64 positions of 30 layers take 50 kB."""
+
+
+def _require_layers(text: str) -> str:
+    found = RANGE.fullmatch(text)
+    if LIST.fullmatch(text) is None and (found is None or int(found[1]) >= int(found[2])):
+        raise ValueError("layers such as 3,7,11, or first:end with first lower than end, which is not included")
+    return text
+
+
+LayersText = Annotated[str, AfterValidator(_require_layers)]
+
+
+class MapQuery(ActivationQuery):
+    """Which residual streams."""
+
+    positions: PositionsText = Field(
+        "last",
+        description="last: the last position that is kept; all: all that are; first:end, positions in the session's "
+        f"history; at most {MAX_MAP_POSITIONS}",
+    )
+    layers: LayersText | None = Field(None, description="such as 3,7,11 or first:end; absent: all")
+
+    def to_layers(self, num_layers: int) -> tuple[int, ...] | None:
+        """The layers, in order; None: all. Raises `FieldOutOfRange` for one that the model does not have."""
+        if self.layers is None:
+            return None
+        first, colon, end = self.layers.partition(":")
+        last = int(end) - 1 if colon else max(map(int, self.layers.split(",")))
+        if last >= num_layers:
+            raise FieldOutOfRange(f"layers: {last} must be from 0 to {num_layers - 1}", param="layers")
+        return tuple(range(int(first), last + 1)) if colon else tuple(sorted(set(map(int, self.layers.split(",")))))
+
+
+class LensMapQuery(MapQuery):
+    """Which residual streams the lens reads, and how much it tells."""
+
+    top_k: int = Field(1, ge=1, le=5, description="tokens to report for each residual stream")
+
+
+class NormsQuery(MapQuery):
+    """Which residual streams to measure, and against what."""
+
+    vector: str | None = Field(None, pattern=VECTOR_NAME, description="name of a vector to compare each with")
+
+
+class MapView(BaseModel):
+    """A map over positions `[first, end)` of the history, where `token_ids` stand.
+
+    `[kept_first, kept_end)` are all positions for which the server keeps a residual stream after one of the layers.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    first: int
+    end: int
+    kept_first: int
+    kept_end: int
+    token_ids: list[int]
+
+
+class LensMapLayer(BaseModel):
+    """The lens after one layer, with a list for each position, best first: empty where nothing is kept."""
+
+    layer: int
+    token_ids: list[list[int]]
+    logprobs: list[list[float | None]] = Field(
+        description="natural logarithms, to 4 digits; null where the residual stream is not finite"
+    )
+
+
+class LensMapView(MapView):
+    """The logit lens as a map: what the model would say if the layers above were skipped.
+
+    `texts` has the text of each token in the answer, by its id.
+    """
+
+    layers: list[LensMapLayer]
+    texts: dict[str, str]
+
+    @classmethod
+    def of(cls, found: LensMap, tokens: Tokens) -> Self:
+        """The wire form of `found`."""
+        layers, begin = [], 0
+        for each in found.map.layers:
+            tops = found.tops[begin : begin + len(each.positions)]
+            begin += len(each.positions)
+            rows = _by_position(found.map, each, tops, ())
+            ids = [[token_id for token_id, _ in top] for top in rows]
+            logprobs = [[_rounded(logprob) for _, logprob in top] for top in rows]
+            layers.append(LensMapLayer(layer=each.layer, token_ids=ids, logprobs=logprobs))
+        named = {token_id for each in layers for top in each.token_ids for token_id in top}
+        texts = {str(token_id): tokens.token_text(token_id) for token_id in sorted(named.union(found.map.token_ids))}
+        return cls(**_place(found.map), layers=layers, texts=texts)
+
+
+class NormsLayer(BaseModel):
+    """The residual streams after one layer, with a number for each position: null where nothing is kept."""
+
+    layer: int
+    norms: list[float | None] = Field(description="L2 length; null also where it is not finite")
+    cosines: list[float | None] | None = Field(description="to the vector; null where there is no direction")
+
+
+class NormsView(MapView):
+    """How long residual streams are, and how they lie to a vector."""
+
+    layers: list[NormsLayer]
+
+    @classmethod
+    def of(cls, found: ActivationNorms) -> Self:
+        """The wire form of `found`."""
+        layers = []
+        for index, each in enumerate(found.map.layers):
+            norms = _by_position(found.map, each, list(map(_finite, found.norms[index])), None)
+            cosines = found.cosines and _by_position(found.map, each, list(map(_finite, found.cosines[index])), None)
+            layers.append(NormsLayer(layer=each.layer, norms=norms, cosines=cosines))
+        return cls(**_place(found.map), layers=layers)
+
+
+def _place(found: ActivationMap) -> dict[str, Any]:
+    return {
+        "first": found.first,
+        "end": found.end,
+        "kept_first": found.kept_first,
+        "kept_end": found.kept_end,
+        "token_ids": list(found.token_ids),
+    }
+
+
+def _by_position(found: ActivationMap, layer: MapLayer, values: Sequence[T], gap: T) -> list[T]:
+    by_position = dict(zip(layer.positions, values, strict=True))
+    return [by_position.get(position, gap) for position in range(found.first, found.end)]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _rounded(logprob: float) -> float | None:
+    return round(logprob, DIGITS) if math.isfinite(logprob) else None
