@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import app.gpu.kv.pools
-import app.gpu.startup.loader
+import app.gpu.startup.kv
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import SessionId
@@ -86,7 +86,7 @@ def defer(model: TinyModel, device: DeferredDevice, patch: pytest.MonkeyPatch) -
     patch.setattr(app.gpu.kv.pools, "PIECE_BYTES", 1)
     # Triton's kernels are no operators of PyTorch.
     patch.setattr(triton_draw, "draw", device.deferred_draw(triton_draw.draw))
-    patch.setattr(app.gpu.startup.loader, "KVPool", make_pool)
+    patch.setattr(app.gpu.startup.kv, "KVPool", make_pool)
     return replace(model, stack=cast("LayerStack", DeferredStack(model.stack, device)), streams=device)
 
 
