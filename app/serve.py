@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from app.engine_process.engine import EngineProcess
 
+    Commands = argparse._SubParsersAction[OneLineParser]
+
 
 LOOK_S = 1.0
 """Between two looks at the engine of a server that stands by."""
@@ -107,9 +109,6 @@ def _no_garbage_collected() -> Iterator[None]:
     finally:
         gc.enable()
 
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[OneLineParser]
 
 CONTROLS = ("auto", "ray", "processes")
 """What may start the replicas of a cluster."""

@@ -24,6 +24,7 @@ from app.model_store.saved import save
 from app.model_store.tensors import index_tensors, is_read_in_place
 
 if TYPE_CHECKING:
+    from gguf import GGUFReader
     from transformers import PreTrainedTokenizerFast
 
 _DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
@@ -52,10 +53,6 @@ def _set_split(tokenizer: PreTrainedTokenizerFast, split: str) -> None:
         backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
     elif isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) and split not in _PLAIN_GPT2:
         raise ValueError(f"its pre-tokenizer {split!r} is not known here; use the model's Transformers folder")
-
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
 
 
 def convert_gguf(source: Path, folder: Path) -> None:
@@ -213,10 +210,6 @@ def _main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(_main())
-
-
 _FORM = 4
 """Of the folders, so that one of another form is never read."""
 
@@ -240,3 +233,7 @@ def gguf_folder(cache_dir: Path, name: str, identity: str) -> Path:
     """Where the folder of a GGUF file is, once it is made. `identity` tells files of the same name apart."""
     key = hashlib.sha256(f"{_FORM}\0{identity}".encode()).hexdigest()[:12]
     return cache_dir.expanduser() / "gguf" / f"{name}-{key}"
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from app.model_store.install import BrokenModel
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,6 @@ class ModelTokenizer:
         )
         return cls(tokenizer.backend_tokenizer, facts)
 
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 SAVED = "djinn.json"
 _TOKENIZER = "tokenizer.json"

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from app.domain.errors import UnknownModel
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 BOS_ID, EOS_ID, IM_START_ID, IM_END_ID = 256, 257, 258, 259
 _SPECIAL = ("<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
@@ -49,10 +49,6 @@ def byte_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", chat_template=_CHAT_TEMPLATE
     )
-
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 def _llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **others: Any) -> dict[str, Any]:

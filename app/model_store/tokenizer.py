@@ -31,10 +31,6 @@ def read_generation(path: Path) -> dict[str, Any]:
     return found
 
 
-if TYPE_CHECKING:
-    from app.model_store.resolve import ResolvedModel
-
-
 def load_tokenizer(model: ResolvedModel) -> ModelTokenizer:
     """The tokenizer in the model's folder, or the byte-level one if its weights are random.
 

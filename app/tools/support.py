@@ -3,90 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-from transformers.utils.chat_parsing import ResponseParser
-from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.domain.values import Grammar, GrammarKind
 from app.text.tokenizer import Tokens
-from app.tools.definitions import Tool, ToolFormat, ToolMode, ToolUse, find_format
+from app.tools.definitions import Tool, ToolMode, ToolUse, find_format
 from app.tools.grammar import call_grammar, with_spaces
 from app.tools.prompt import Message, messages_as_text, messages_for_template, with_instructions
-from app.tools.reader import (
-    AnswerReader,
-    CallArguments,
-    CallBegun,
-    CallsOnly,
-    FamilyReader,
-    Piece,
-    Speech,
-    new_call_id,
-    read_calls,
-)
-
-CALLS = "tool_calls"
-
-
-class TemplateReader:
-    """An `AnswerReader` for a `response_template`. A call comes once it is complete."""
-
-    def __init__(self, form: ToolFormat, template: ResponseTemplate) -> None:
-        self._form = form
-        self._parser: ResponseParser | None = ResponseParser(template, prefix="")
-        self._unread: list[str] = []
-        """Text of a region of calls that is open, or in the parser's hands."""
-        self._speech = Speech()
-        self.calls = 0
-
-    @property
-    def is_whole(self) -> bool:
-        return self.calls > 0
-
-    def push(self, text: str) -> Iterator[Piece]:
-        if self._parser is None:
-            yield from self._speech.say(text)
-            return
-        self._unread.append(text)
-        try:
-            events = self._parser.feed(text)
-        except (ValueError, KeyError, RecursionError):
-            yield from self._give_up()
-            return
-        yield from self._pieces(events)
-
-    def finish(self) -> Iterator[Piece]:
-        if self._parser is not None:
-            try:
-                events = self._parser.finalize()[1]
-            except (ValueError, KeyError, RecursionError):
-                yield from self._give_up()
-            else:
-                yield from self._pieces(events)
-        if not self.calls:
-            yield from self._speech.finish()
-
-    def _pieces(self, events: list[dict[str, Any]]) -> Iterator[Piece]:
-        for event in events:
-            if event["type"] == "region_close" and event["field"] == CALLS:
-                self._unread.clear()
-                for name, arguments in read_calls(event["value"]) or ():
-                    self._speech.drop_space()
-                    self.calls += 1
-                    yield CallBegun(self.calls - 1, new_call_id(self._form), name)
-                    yield CallArguments(self.calls - 1, arguments)
-            elif event["type"] == "region_chunk" and event["field"] != CALLS:
-                self._unread.clear()
-                yield from self._speech.say(event["text"])
-
-    def _give_up(self) -> Iterator[Piece]:
-        """What the parser could not read is content, and so is all that follows."""
-        self._parser = None
-        yield from self._speech.say("".join(self._unread))
-
+from app.tools.reader import AnswerReader, CallsOnly, FamilyReader
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplate
@@ -162,7 +89,7 @@ class ToolSupport:
         if not use.callable:
             return None
         if self._template is not None:
-            from app.tools.support import TemplateReader
+            from app.tools.template_reader import TemplateReader
 
             return TemplateReader(self._form, self._template)
         reader = FamilyReader(self._form, only_at_start=has_form)

@@ -205,7 +205,7 @@ class HostMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        wrong = None if scope["type"] == "lifespan" else self._wrong(scope["scheme"], Headers(scope=scope))
+        wrong = None if scope["type"] == "lifespan" else self._wrong(scope.get("scheme", "http"), Headers(scope=scope))
         if wrong is None:
             await self.app(scope, receive, send)
             return
