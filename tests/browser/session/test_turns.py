@@ -202,6 +202,7 @@ def test_a_turn_that_breaks_off_empties_its_field_only_if_the_session_has_the_pr
     expect(page.get_by_label("Text")).to_have_value("Once more")
     send.click()
     expect(alert).to_have_count(0)
+    expect(page.get_by_label("Text")).to_have_value("")  # the session has the prompt
     assert on.history()["text"].count("Once more") == 1
 
 
