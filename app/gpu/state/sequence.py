@@ -268,14 +268,14 @@ class TokenSequence:
         return Tier.DISK if self.computed else None
 
     @property
-    def held(self) -> list[BlockId]:
+    def held(self) -> Sequence[BlockId]:
         """The device blocks that the session holds."""
-        return self.blocks[self.behind :]
+        return self.blocks[self.behind :] if self.behind else self.blocks
 
     @property
-    def copies(self) -> list[BlockId]:
+    def copies(self) -> Sequence[BlockId]:
         """The host blocks that it holds."""
-        return self.host_blocks[self.behind :]
+        return self.host_blocks[self.behind :] if self.behind else self.host_blocks
 
     @property
     def copied(self) -> int:
