@@ -36,7 +36,7 @@ class Call(Generic[T]):
     `json` is its body, or `tensor`, a safetensors file. `undo` makes, of the answer, the call that takes back what this
     one did: an asyncio caller may be cancelled while it waits, and no other caller would know of it. A call that
     `comes_to_its_end` does so even then. One that `is_keyed` opens a session or starts a turn: the server does that
-    once for each key. `abandon` ends what it has begun, when its caller does not wait for the answer any more.
+    once for each key. `abandon` cancels what it has begun when the caller stops waiting.
     """
 
     method: str

@@ -52,7 +52,7 @@ class Connection:
     """Where the server is and how to reach it.
 
     `timeout` is how long the server may be silent, in seconds (None: for ever). A turn that is not streamed is silent
-    until it is over. `max_retries` is how often a call is made again.
+    until it is over. `max_retries` is how often the client retries a call.
     """
 
     base_url: str

@@ -1,4 +1,4 @@
-"""Which calls are made again, and after how long. Nothing here does I/O."""
+"""Which calls the client retries, and after how long. Nothing here does I/O."""
 
 import random
 import uuid
@@ -11,7 +11,7 @@ DEFAULT_RETRIES = 2
 FIRST_WAIT_S = 0.5
 """Before the first retry, where the server does not say how long; twice as long before the next."""
 LONGEST_WAIT_S = 30.0
-"""A call whose server wants more is not made again."""
+"""The client does not retry if the server asks for a longer wait."""
 NOT_DONE = frozenset(
     {
         "moving",
@@ -23,16 +23,19 @@ NOT_DONE = frozenset(
         "bodies_full",
         "journal_unavailable",
         "engine_restarting",
+        "engine_stalled",
+        "peer_away",
+        "peer_full",
     }
 )
-"""Codes of answers that say that nothing was done. So does each with status 429."""
-MAYBE_DONE = frozenset({"replica_lost", "fenced"})
-"""Codes of answers that leave it open. A call with a key may be made again all the same."""
+"""Codes of answers that say that the server did nothing. Status 429 says so too."""
+MAYBE_DONE = frozenset({"replica_lost", "fenced", "move_unsettled"})
+"""Codes of answers that leave it open. The client retries only calls with a key."""
 
 
 class Attempts:
-    """The attempts of one call. All of them have the same `Idempotency-Key`, if the call takes one. A call that is made
-    only once needs none: the server ends its turn with the connection.
+    """The attempts of one call. All of them have the same `Idempotency-Key`, if the call takes one. Without
+    retries none is sent: the server then cancels the turn when the connection ends.
     """
 
     def __init__(self, call: Call[Any], max_retries: int) -> None:

@@ -53,7 +53,7 @@ class Transport:
         return read_answer(call, response)
 
     def abandon(self, call: Call[Any]) -> None:
-        """Have the server end what the call has begun."""
+        """Cancel on the server what the call has begun."""
         if call.abandon is not None and self._max_retries:  # else it has no key, and ends with the connection
             with suppress(DjinnError):
                 request = to_request(self._http, call.abandon)
@@ -135,7 +135,7 @@ class AsyncTransport:
                 await asyncio.sleep(attempts.wait_after(error))
 
     async def abandon(self, call: Call[Any]) -> None:
-        """Have the server end what the call has begun."""
+        """Cancel on the server what the call has begun."""
         if call.abandon is not None and self._max_retries:  # else it has no key, and ends with the connection
             with suppress(DjinnError, TimeoutError):
                 async with asyncio.timeout(self._abandon_s):

@@ -329,13 +329,13 @@ class EngineRestarting(EngineAway, code="engine_restarting"):
 
 
 class EngineStalled(EngineAway, code="engine_stalled"):
-    """The engine lives, but does not get on. A turn that has failed with this has left its session as it was.
+    """The engine lives, but makes no progress. A turn that has failed with this has left its session as it was.
 
     `refused`: the engine was not even asked, so another replica may do the request.
     """
 
     def __init__(self, reason: str, *, refused: bool) -> None:
-        super().__init__(f"the engine does not get on, repeat the request in a few seconds: {reason}")
+        super().__init__(f"the engine makes no progress, retry in a few seconds: {reason}")
         if refused:
             self.headers = MappingProxyType({NOT_DONE: "stalled"})
 

@@ -132,9 +132,9 @@ class Deaths:
 
 
 SILENT_S = 3.0
-"""Without a beat for so long: new work is refused. Most processes that are late go on before their turns must end."""
+"""Without a beat for so long: new work is refused. Most late processes beat again before their turns must end."""
 UNHEARD_S = 7.0
-"""Without a beat for so long: turns end too. Their clients can repeat them where an engine gets on."""
+"""Without a beat for so long: turns end too. Their clients can repeat them where an engine works."""
 
 
 class Stalls:
@@ -196,7 +196,7 @@ class EngineProcess:
 
     When the process dies, or makes no progress for `timeout_s` seconds, another is started: `deliver` gets `Lost`,
     and `Back` when the new one takes commands. All that was sent before is then forgotten. Before that, `deliver` gets
-    `Stalled` from an engine that does not get on, and `GoesOn` if it does so in the end.
+    `Stalled` from an engine that makes no progress, and `GoesOn` if it makes some after all.
     """
 
     def __init__(self, timeout_s: float, start: Callable[[], Child] = Child, *, stuck_s: float = math.inf) -> None:
@@ -325,14 +325,14 @@ class EngineProcess:
                 self._take(frame)
 
     def _tell(self, news: Stalled | GoesOn | None, deliver: Deliver) -> None:
-        """Say that the engine does not get on, or does so again."""
+        """Log that the engine makes no progress, or makes some again."""
         if news is None or self._stopping.is_set():
             return
         if isinstance(news, GoesOn):
-            logger.warning("the engine goes on: it takes turns again")
+            logger.warning("the engine makes progress again and takes turns")
         else:
             logger.error(
-                "the engine does not get on: %s; %s",
+                "the engine makes no progress: %s; %s",
                 news.reason,
                 "its turns fail" if news.ends_turns else "new turns are refused",
             )

@@ -75,7 +75,7 @@ class Engine(Protocol):
 
 
 class EngineExecutor:
-    """Runs the engine on a thread of its own and gives the event loop futures and turns for its answers."""
+    """Runs the engine on a thread and gives the event loop futures and turns for its answers."""
 
     def __init__(self, engine: Engine, on_notice: Callable[[Notice], None]) -> None:
         """`on_notice` takes what answers no command, on the event loop."""
@@ -93,7 +93,7 @@ class EngineExecutor:
         self._is_back = False
         """Whether it is there already, and sessions are opened in it."""
         self.stall: str | None = None
-        """Why the engine, which lives, takes nothing that needs an answer; None: it gets on."""
+        """Why the engine, which lives, takes nothing that needs an answer; None: it makes progress."""
         self.losses = 0
         """How often the engine has died."""
         self._reopen: Callable[[], Awaitable[None]] | None = None
@@ -127,7 +127,7 @@ class EngineExecutor:
 
     def on_stall(self, end_turns: Callable[[EngineStalled], None], go_on: Callable[[], None]) -> None:
         """Have `end_turns` called when the engine has not got on for so long that its turns must fail, by `fail_turn`,
-        and `go_on` when it gets on again.
+        and `go_on` when it makes progress again.
         """
         self._end_turns, self._go_on = end_turns, go_on
 
@@ -224,7 +224,7 @@ class EngineExecutor:
 
     def check(self) -> None:
         """Raise `EngineError` if the engine has died, `EngineRestarting` if another is on its way, and `EngineStalled`
-        if it does not get on.
+        if it makes no progress.
         """
         if self.failure is not None:
             raise self._error(self.failure)

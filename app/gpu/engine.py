@@ -93,7 +93,7 @@ class MessageQueue:
 
 
 class Progress:
-    """Whether the engine thread gets on. It changes this; another thread, which watches it, may read at any time."""
+    """Whether the engine thread makes progress. It changes this; the thread that watches it may read at any time."""
 
     def __init__(self) -> None:
         self.count = 0

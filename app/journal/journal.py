@@ -217,7 +217,7 @@ class Journal:
         return self._store.load_responses()
 
     def load_keyed(self) -> list[KeyedRecord]:
-        """Requests with a key of their own. Call after `load`, before `start`. Raises like `load`."""
+        """Requests with an `Idempotency-Key`. Call after `load`, before `start`. Raises like `load`."""
         return self._store.load_keyed()
 
     def load_homes(self) -> Homes:

@@ -179,7 +179,7 @@ class JournalStore:
             raise refusals.unusable(self._path, error) from error
 
     def load_keyed(self) -> list[KeyedRecord]:
-        """Requests with a key of their own. Raises `FieldOutOfRange` if the file is damaged."""
+        """Requests with an `Idempotency-Key`. Raises `FieldOutOfRange` if the file is damaged."""
         try:
             return tables.load_keyed(self._connection)
         except (sqlite3.DatabaseError, ValueError, LookupError, TypeError) as error:

@@ -126,7 +126,7 @@ class Back:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """The engine lives, but does not get on. It may go on, with all that it holds; it then does what it was sent.
+    """The engine lives, but makes no progress. It may go on, with all that it holds; it then does what it was sent.
 
     `ends_turns`: it has not got on for so long that its turns are not waited for any more.
     """
@@ -137,7 +137,7 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class GoesOn:
-    """The engine that had stalled gets on again."""
+    """The engine that had stalled makes progress again."""
 
 
 TurnEvent = Started | PromptScored | Token | Paused | TurnFinished | Failed

@@ -125,8 +125,8 @@ async def _keyed(
             min_length=1,
             max_length=LONGEST_KEY,
             pattern="^[ -~]+$",
-            description="a key of the client's own for this request, such as a UUID: if it comes again with the same "
-            "key within a day, it gets the answer of the first, and nothing is done twice",
+            description="a key that the client chooses for this request, such as a UUID: a retry with the same key "
+            "within a day gets the answer of the first, and nothing is done twice",
         ),
     ] = None,
 ) -> KeyedRequest | None:

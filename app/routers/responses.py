@@ -87,7 +87,7 @@ def _made_before(services: Services, keyed: KeyedRequest) -> StoredResponse | No
 
 
 def _again(made: StoredResponse, keyed: KeyedRequest, *, stream: bool) -> Response:
-    """The answer of a response that was made before. Its events are fewer than those of one that is made."""
+    """Answer a retry with the response that is kept. It has fewer events than one that is generated."""
     keyed.is_answered = True
     answer: Response
     if stream:

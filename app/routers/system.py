@@ -42,7 +42,7 @@ async def get_health() -> Status:
 
 @router.get("/ready", operation_id="getReady", responses=errors(503))
 async def get_ready(request: Request, response: Response, services: ServicesDep) -> Status:
-    """Whether new work is taken: 503 while the server shuts down, while its engine is started again or does not get on,
+    """Whether new work is taken: 503 while the server shuts down, while its engine restarts or makes no progress,
     while its journal cannot be written, and while it has no lease of its state folder; 500 if the engine has failed for
     good. Needs no API key. Without one, the answer says no more than the error's code. With one, the message tells why,
     and a replica of a cluster tells how busy it is.
@@ -58,7 +58,7 @@ async def get_ready(request: Request, response: Response, services: ServicesDep)
 
 
 def _is_known(request: Request, services: Services) -> bool:
-    """Whether the caller is no stranger: a tenant, a server of the cluster, or anybody where no key is needed."""
+    """Whether the caller is no stranger: a tenant, a server of the cluster, or any caller where no key is needed."""
     cluster = services.cluster
     if not services.tenancy.directory or request.state.tenant is not None:
         return True

@@ -135,7 +135,7 @@ class DeadlyTurns:
         self._suspects.clear()
 
     def clear(self) -> None:
-        """The engine that had stalled goes on: its turns have done no harm."""
+        """Note that a stalled engine makes progress again: its turns did no harm."""
         self._suspects.clear()
 
     def note_end(self, owner: str | None, context: array[int]) -> None:

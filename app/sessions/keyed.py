@@ -28,12 +28,12 @@ class KeptAnswer:
 
 @dataclass(slots=True, eq=False)
 class KeyedRequest:
-    """One request with a key, from its first arrival on. Those who do it note here what they have done."""
+    """One request with a key, from its first arrival on. Routes note here what they have done for it."""
 
     owner: str | None
     key: str
     digest: bytes
-    """Of all that makes it the same request: another one with its key is a mistake."""
+    """Of path, query and body: a request with the same key and another digest is refused."""
     at: float
     """When it came, in Unix seconds."""
     session: SessionId | None = None
@@ -49,7 +49,7 @@ class KeyedRequest:
     is_answered: bool = False
     """Whether its answer is one to be given again: no error, and nothing is missing."""
     outlives_client: bool = False
-    """Whether it goes on for a while when its client has gone, who may be back."""
+    """Whether it runs on for a while after its client has disconnected."""
     answer: KeptAnswer | None = None
 
     def finish(self, session: SessionId, token_ids: Iterable[int], event: TurnFinished) -> None:
@@ -73,7 +73,7 @@ def repeated_turn(done: DoneTurn) -> Turn:
 
 
 class KeyedRequests:
-    """The requests of all tenants with keys. Each is known for a day. Used on the event loop only."""
+    """All tenants' requests with keys, each kept for a day. Used on the event loop only."""
 
     def __init__(self, records: Iterable[KeyedRecord] = (), clock: Callable[[], float] = time.time) -> None:
         """`records` are those of the journal, the oldest first. `clock` gives Unix seconds."""
@@ -118,7 +118,7 @@ class KeyedRequests:
         return request
 
     def end(self, request: KeyedRequest, answer: KeptAnswer | None) -> None:
-        """The request has been answered, or has failed. One that has done nothing may come again."""
+        """Note that a request has been answered or has failed. One that changed nothing is forgotten."""
         request.is_running = False
         if self._of_owner[request.owner].get(request.key) is not request:  # its session has closed
             return

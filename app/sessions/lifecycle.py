@@ -128,7 +128,7 @@ async def take_up(registry: SessionRegistry) -> None:
 
 
 def end_turns(registry: SessionRegistry, error: EngineStalled) -> None:
-    """Let go of the turns that an engine has which does not get on: each fails with `error`, and its session is as
+    """Let go of the turns that an engine has which makes no progress: each fails with `error`, and its session is as
     before. Paused ones stay: they wait for their clients.
 
     If the engine goes on, it has to have these sessions as they are here. So each is closed there and opened again,

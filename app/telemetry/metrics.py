@@ -184,7 +184,7 @@ MOVE_FIGURES: dict[str, tuple[str, Callable[[MoveTotals], float]]] = {
 
 def engine_metrics(memory: MemoryMap | None, *, is_up: bool) -> Iterator[Metric]:
     """Every metric that follows from the map; None: there is none now. `is_up`: there is an engine."""
-    yield GaugeMetricFamily("djinn_engine_up", "0 while there is no engine, or it does not get on", float(is_up))
+    yield GaugeMetricFamily("djinn_engine_up", "0 while there is no engine, or it makes no progress", float(is_up))
     if memory is not None:
         yield from _memory_metrics(memory)
 

@@ -152,7 +152,7 @@ class TurnReader:
     ) -> None:
         """When a stop string is complete, `on_stop` is called with the number of generated tokens that stay in the
         history; it must see to a `Cancel` with that `keep`. `settled` is awaited before the `TurnFinished`, so that a
-        finished turn is durable. Its error takes the place of the `TurnFinished`, which `finished` has all the same.
+        finished turn is durable. Its error takes the place of the `TurnFinished`, which `finished` still has.
         """
         self.turn = turn
         self.rule = rule

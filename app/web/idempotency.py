@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a request that comes again gets the answer of the first, and nothing is done twice.
+"""`Idempotency-Key`: a retried request gets the answer of the first, and nothing is done twice.
 
 It follows draft-ietf-httpapi-idempotency-key-header, and Stripe's API where that is silent.
 """
@@ -26,13 +26,15 @@ PATHS = frozenset({SESSIONS, "/v1/responses", "/v1/chat/completions", "/v1/compl
 OF_SESSION = ("/generate", "/fork")
 """What paths of sessions end with that open a session or start a turn."""
 GRACE_S = 30.0
-"""How long a turn goes on without its client, who may be back: what is cut off would stay in the history, half done."""
+"""How long a turn runs on after its client has disconnected: the client may retry, and a cancelled turn would stay half
+done in the history.
+"""
 
 
 class IdempotencyMiddleware:
     """Answers requests with a key. `state.keyed` is where routes note what they have done, or find that it is done.
 
-    Who asks again while the first is answered gets the same answer as it comes.
+    A retry that arrives while the first request is being answered streams the same answer.
     """
 
     def __init__(self, app: ASGIApp, requests: KeyedRequests) -> None:
@@ -83,7 +85,7 @@ class IdempotencyMiddleware:
         was_done = request.is_done
         try:
             await self.app(scope, running.receive, _marked(running.send) if was_done else running.send)
-        except Exception as error:  # those who wait for the answer raise it
+        except Exception as error:  # `follow` raises it for each waiting client
             running.error = error
         finally:
             del self._running[request]
@@ -108,7 +110,7 @@ class _Running:
 
     @property
     def is_left(self) -> bool:
-        """Whether it is being cancelled, as nobody waits for it any more."""
+        """Whether it is being cancelled because no client waits for it."""
         return self._gone.is_set()
 
     @property
@@ -123,7 +125,7 @@ class _Running:
         return KeptAnswer(start["status"], tuple(start["headers"]), body)
 
     async def receive(self) -> Message:
-        """What the application receives: the body, and its client's end when none is left."""
+        """Give the application the body, and a disconnect once no client is left."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -169,7 +171,7 @@ class _Running:
             raise self.error
 
     def _leave(self) -> None:
-        """Have the application end, now or later, if nobody waits for the answer."""
+        """Cancel the request, now or after `GRACE_S`, if no client waits for its answer."""
         if self._followers or self.is_over.is_set():
             return
         wait_s = GRACE_S if self._request.outlives_client else 0.0
@@ -202,7 +204,7 @@ def _digest(scope: Scope, body: bytes) -> bytes:
 
 
 async def _whole(receive: Receive) -> bytes | None:
-    """The body; None if the client has gone before it was there. Raises `DjinnError` for one that is refused."""
+    """Read the body; None if the client disconnects first. Raises `DjinnError` if it is refused."""
     parts: list[bytes] = []
     while True:
         try:

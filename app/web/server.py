@@ -206,8 +206,8 @@ class Server(ListeningServer):
             print(f"Djinn serves {self._services.info.name} on {url}", flush=True)
 
     def _hear_hangups(self) -> None:
-        """Read files again at each, where there are any; else end at the first. A replica goes on all the same: its
-        front door passes on what it hears.
+        """Reload files at each SIGHUP; without files end at the first. A replica never ends: its front door passes its
+        own SIGHUP on.
         """
         if self._hangups is None:
             return

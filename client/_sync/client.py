@@ -61,9 +61,9 @@ class Sessions:
 class Djinn:
     """A Djinn server. Use it as a context manager, or `close` it when done.
 
-    A call is made up to `max_retries` times again where the server says that nothing was done, or cannot be reached.
-    Calls that open sessions or start turns have an `Idempotency-Key`. They are made again after a lost connection too,
-    and nothing is done twice.
+    The client retries a call up to `max_retries` times where the server says that nothing was done, or cannot be
+    reached. Calls that open sessions or start turns have an `Idempotency-Key`: the client retries them after a lost
+    connection too, and nothing is done twice.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import client
+from app.domain.errors import DjinnError
 from client import AsyncDjinn, Djinn, retries
 from tests.client.conftest import SESSION, wait_until_idle
 
@@ -162,6 +163,15 @@ def test_what_a_retry_would_not_help_is_told_at_once(ask: Ask, first: bytes) -> 
     with answering(first) as stub, pytest.raises(client.APIError):
         ask(stub.url, "create")
     assert len(stub.asked) == 1
+
+
+def test_the_client_knows_every_error_that_says_when_to_retry() -> None:
+    kinds = [DjinnError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    told = {kind.code for kind in kinds if kind.status == 503 and kind.retry_after_s and not kind.__subclasses__()}
+    assert "engine_restarting" in told
+    assert told <= retries.NOT_DONE | retries.MAYBE_DONE
 
 
 def test_each_call_has_a_key_of_its_own(djinn: Djinn) -> None:

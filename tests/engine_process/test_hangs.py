@@ -107,9 +107,9 @@ def test_a_suspended_engine_holds_up_no_client_of_any_api_and_goes_on(
             assert each.answer is not None
             assert each.answer.headers["Retry-After"] == "2"
             if each.path == "/v1/messages":
-                assert "does not get on" in assert_messages_error(each.answer, 529)
+                assert "makes no progress" in assert_messages_error(each.answer, 529)
             else:
-                assert "does not get on" in assert_error(each.answer, 503, "engine_stalled")
+                assert "makes no progress" in assert_error(each.answer, 503, "engine_stalled")
         assert http.get("/health").status_code == 200
     until_ready(http)
     assert engine.is_running()
@@ -132,7 +132,7 @@ def test_streams_that_have_begun_end_with_an_error_event(server: ServerProcess, 
             assert each.ended_at - began < TURNS_S + SLACK_S
     for each in asked:
         last = json.loads([line for line in each.events if line.startswith("data: {")][-1].removeprefix("data: "))
-        assert "does not get on" in json.dumps(last), (each.path, last)
+        assert "makes no progress" in json.dumps(last), (each.path, last)
     until_ready(http)
 
 

@@ -1,4 +1,4 @@
-"""When the server takes an engine for one that does not get on, and when it trusts it again."""
+"""When the server takes an engine for one that makes no progress, and when it trusts it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of turns and sessions while the engine lives and does not get on, and when it goes on."""
+"""What becomes of turns and sessions while the engine lives and makes no progress, and when it goes on."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class FrontDoor:
         self._moves = Moves()
         self._tenant_of = tenant_of
         self._placed: OrderedDict[tuple[str | None, str], str] = OrderedDict()
-        """Where requests with a key of their own went that no session has to answer, the oldest first."""
+        """The replica of each keyed request that opens a session, the oldest first."""
         self._sockets = Sockets(self._named, owners, fleet, max_message_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,7 +151,7 @@ class FrontDoor:
         return await self._owners.of_name(tenant, names[0], scope)
 
     def _place(self, headers: Headers) -> Replica:
-        """Where a new session goes. A request that comes again with its key goes to the replica that may have done it.
+        """Where a new session goes. A retried request goes to the replica that may have done it.
         Raises `ReplicaAway`.
         """
         name = self._key_of(headers)

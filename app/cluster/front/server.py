@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.cluster.directory import Directory
 from app.cluster.fleet import OWN_NAME, Fleet
 from app.cluster.front.door import FrontDoor
-from app.cluster.front.key_gate import KeyGate
 from app.cluster.front.look import Lookout
 from app.cluster.front.merged.answers import Merged
 from app.cluster.front.protocol import FrontProtocol
@@ -26,13 +25,16 @@ from app.cluster.front.routing.metrics import RoutingMetrics
 from app.cluster.front.routing.owners import Owners
 from app.cluster.front.routing.seeking import Seeker
 from app.cluster.front.upstream.pool import Pool
+from app.domain.errors import Unauthenticated
 from app.settings import Settings
 from app.telemetry.metrics import ConnectionMetrics
 from app.tenants.gate import authenticate
 from app.tenants.tenancy import Tenancy
 from app.web.body_limit import BodyBudget, BodyLimitMiddleware
 from app.web.connections import Caps, Connection
-from app.web.middleware import HostMiddleware, RequestIdMiddleware
+from app.web.errors import error_response
+from app.web.middleware import HostMiddleware, RequestIdMiddleware, cross_origin
+from app.web.openapi import is_open
 from app.web.server import ANSWERS_S, Hangups, ListeningServer
 
 logger = logging.getLogger(__name__)
@@ -94,6 +96,41 @@ class Front:
             self.tenancy.close()
 
 
+class KeyGate:
+    """Checks the API key before the door asks a replica for anything. It refuses requests without a valid key, except
+    on open paths. `state.has_key` tells the layers behind it whether the caller has shown a key.
+
+    It answers CORS preflights of `origins` itself: browsers send no key with them.
+    """
+
+    def __init__(self, app: ASGIApp, tenant_of: Callable[[Headers], str | None], origins: Sequence[str]) -> None:
+        """`tenant_of` returns the tenant whose key the request has; None without a valid key."""
+        self.app = app
+        self._tenant_of = tenant_of
+        self._has_origins = bool(origins)
+        self._refuse: ASGIApp = _refuse
+        for each in cross_origin(origins):
+            self._refuse = each.cls(self._refuse, *each.args, **each.kwargs)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or one WebSocket."""
+        headers = Headers(scope=scope)
+        scope["state"]["has_key"] = has_key = self._tenant_of(headers) is not None
+        if self._is_preflight(scope, headers) or not (has_key or is_open(scope["path"])):
+            await self._refuse(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _is_preflight(self, scope: Scope, headers: Headers) -> bool:
+        asks = scope["type"] == "http" and scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+        return self._has_origins and asks and "origin" in headers
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    error = Unauthenticated("a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY")
+    await error_response(error, scope)(scope, receive, send)
+
+
 def _guarded(
     door: ASGIApp, settings: Settings, tenant_of: Callable[[Headers], str | None], living: Callable[[], Any]
 ) -> ASGIApp:
@@ -144,7 +181,7 @@ class FrontServer(ListeningServer):
         self._hangups = hangups
 
     def has_started(self, url: str) -> None:
-        """Say so, and hear hangups. None ends a front door: whoever sends one wants files to be read again."""
+        """Say so, and handle SIGHUP: it reloads files, and never ends a front door."""
         if self._hangups is not None:
             self._hangups.hand_to(partial(self._reload_on, asyncio.get_running_loop()))
         names = ", ".join(each.name for each in self.front.fleet)
@@ -153,7 +190,7 @@ class FrontServer(ListeningServer):
     def reload(self) -> None:
         """Read the file of tenants again, if there is one."""
         if not self.front.tenancy.has_files:
-            logger.info("SIGHUP: the front door has no file to read again, and goes on")
+            logger.info("SIGHUP: the front door has no file to reload, and keeps running")
         self.front.tenancy.reload()
 
     def _reload_on(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -174,7 +211,7 @@ class FrontServer(ListeningServer):
         """Serve a connection that asks for a WebSocket."""
 
         async def serve() -> None:
-            await self.config.loaded_app(scope, _nothing, _Denial(client).send)
+            await self.config.loaded_app(scope, _nothing, _denying(client.transport))
 
         task = asyncio.create_task(serve())
         self.server_state.tasks.add(task)
@@ -186,14 +223,10 @@ async def _nothing() -> Message:
     return {"type": "websocket.connect"}
 
 
-class _Denial:
+def _denying(transport: asyncio.Transport) -> Send:
     """Writes the answer that a client gets in place of a WebSocket."""
 
-    def __init__(self, client: FrontProtocol) -> None:
-        self._client = client
-
-    async def send(self, message: Message) -> None:
-        transport = self._client.transport
+    async def send(message: Message) -> None:
         if message["type"] == "websocket.http.response.start":
             status = HTTPStatus(message["status"])
             lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode(), b"connection: close"]
@@ -203,3 +236,5 @@ class _Denial:
             transport.write(message.get("body", b""))
             if not message.get("more_body", False):
                 transport.close()
+
+    return send

@@ -288,7 +288,7 @@ class TokenSequence:
         return max(0, len(self.blocks) - self.copied)
 
     def growth(self, pool: BlockPool, tokens: int) -> int:
-        """Most device blocks that it takes beside its own on its way to so many computed tokens."""
+        """The most device blocks that it still needs until so many tokens are computed."""
         missing = pool.blocks_for(tokens) - len(self.blocks)
         if missing > 0 and pool.window is not None:
             missing = min(missing, pool.most_for(tokens) - len(self.blocks) + self.behind)

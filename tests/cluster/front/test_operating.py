@@ -32,7 +32,7 @@ def test_a_door_without_files_goes_on_when_it_hears_a_hangup(caplog: pytest.LogC
         serving_door({"a": url}, hangups=hangups) as door,
     ):
         hangups._hear(signal.SIGHUP, None)
-        wait_until(lambda: "no file to read again" in caplog.text)
+        wait_until(lambda: "no file to reload" in caplog.text)
         assert not door.server.should_exit
         assert httpx.get(f"{door.url}/ready").status_code == 200
 

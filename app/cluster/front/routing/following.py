@@ -30,7 +30,7 @@ class Why(enum.Enum):
     MOVES = "moving"
     DRAINS = "draining"
     STALLS = "stalled"
-    """Its engine does not get on."""
+    """Its engine makes no progress."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class DenseLinear:
       float32. The products are PyTorch's.
 
     PyTorch chooses how to sum by the number of rows. With `batch_invariant` all products are our own, in tiles of one
-    size: a row's result has the same bits whatever rows are beside it.
+    size: a row's result has the same bits whatever other rows are in the batch.
     """
 
     def __init__(
