@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -16,7 +17,7 @@ from starlette.types import Scope
 from app.cluster.moves.cluster import Cluster, Membership
 from app.cluster.moves.doors import ClusterDoors, Way
 from app.cluster.prefill.prefill import Prefill
-from app.domain.errors import DjinnError
+from app.domain.errors import DjinnError, FieldOutOfRange
 from app.domain.values import NEUTRAL, SamplingDefaults
 from app.engine_process.engine import EngineProcess
 from app.engine_process.executor import Engine
@@ -44,7 +45,7 @@ from app.services import Lifespan, open_services
 from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequests
 from app.settings import Settings
-from app.telemetry.opening import open_traces
+from app.settings.values import named_by
 from app.telemetry.traces import Traces
 from app.tenants.gate import TenantMiddleware, import_limit
 from app.tenants.tenancy import AuditMiddleware, Tenancy
@@ -66,6 +67,8 @@ from app.web.schema_words import schema_of
 from app.wire.turns import SamplingFields
 
 logger = logging.getLogger(__name__)
+OTLP_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+OTLP_HTTP = "http/protobuf"
 
 
 def sampling_defaults(model: ResolvedModel, generation_config: str) -> SamplingDefaults:
@@ -91,6 +94,27 @@ def sampling_defaults(model: ResolvedModel, generation_config: str) -> SamplingD
         told = ", ".join(f"{name} {value:g}" for name, value in changed.items())
         logger.info("defaults of sampling from the model: %s", told)
     return found
+
+
+def open_traces(endpoint: str | None) -> Traces:
+    """Traces that go to the collector at the URL `endpoint`; None: where `OTEL_EXPORTER_OTLP_*` say.
+
+    Raises `FieldOutOfRange` if the packages are not installed, or a variable asks for another protocol than HTTP.
+    """
+    for name in OTLP_PROTOCOLS:
+        if os.environ.get(name, OTLP_HTTP) not in (OTLP_HTTP, ""):
+            raise FieldOutOfRange(f"{name} must be {OTLP_HTTP}: spans go out in no other way", param=name)
+    try:
+        from app.telemetry import export
+    except ValueError as error:
+        raise FieldOutOfRange(f"OTEL_PROPAGATORS: {error}", param="OTEL_PROPAGATORS") from error
+    except ModuleNotFoundError as error:
+        name = named_by(endpoint)
+        raise FieldOutOfRange(
+            f"{name}: traces need packages that are not installed ({error.name}): pip install 'djinn-server[otel]'",
+            param=name,
+        ) from error
+    return export.SpanTraces(export.exporter_to(endpoint))
 
 
 def middleware(

@@ -27,10 +27,10 @@ from pydantic import ValidationError
 import app.telemetry
 from app.cli import main
 from app.domain.errors import FieldOutOfRange
+from app.main import open_traces
 from app.settings import Settings
 from app.telemetry import export
 from app.telemetry.export import BETWEEN_LINES_S, QuietExporter
-from app.telemetry.opening import open_traces
 from tests.routers.generating import GREEDY
 from tests.serving import serve
 from tests.traces.conftest import CALLER

@@ -277,21 +277,11 @@ def _attend(
         at = head_at + block.to(tl.int64) * block_stride + key % block_size * columns
         keys = _load_rows(pool, scales, at, key < end, dim, head_dim).to(queries.dtype)
         values = _load_rows(pool, scales, at + value_offset, key < end, dim, head_dim).to(queries.dtype)
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        if capped:  # softcap * tanh(scores / softcap)
-            shrunk = tl.exp2(tl.abs(scores) * (-2 * _LOG2_E / softcap))
-            capped_at = softcap * (1 - shrunk) / (1 + shrunk)
-            scores = tl.where(scores < 0, -capped_at, capped_at)
+        scores = _scores(queries, keys, scale, softcap, capped)
         seen = key[None, :] <= position[:, None]
         if window:
             seen &= key[None, :] > position[:, None] - window
-        scores = tl.where(seen, scores * _LOG2_E, float("-inf"))  # in units of log 2: weights are powers of 2
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        finite = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # a query that sees nothing keeps its state
-        weights = tl.exp2(scores - finite[:, None])
-        shrink = tl.exp2(peak - finite)
-        sum_ = tl.dot(weights.to(values.dtype), values, sum_ * shrink[:, None], input_precision="ieee")
-        peak, total = new_peak, total * shrink + tl.sum(weights, 1)
+        peak, total, sum_ = _fold(tl.where(seen, scores, float("-inf")), values, peak, total, sum_)
 
     at = packed * tl.num_programs(1) * group + head
     if sums is None:
@@ -330,6 +320,32 @@ def _load_rows(
         scale = tl.load(scales + (at + head_dim) // 4, mask=in_context, other=0.0)
         rows = decode(rows) * scale[:, None]
     return rows
+
+
+@triton.jit
+def _scores(
+    queries: tl.tensor, keys: tl.tensor, scale: tl.tensor, softcap: tl.tensor, capped: tl.constexpr
+) -> tl.tensor:
+    """`[tile_rows, tile_keys]` in units of log 2, so that the weights are powers of 2."""
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+    if capped:  # softcap * tanh(scores / softcap)
+        shrunk = tl.exp2(tl.abs(scores) * (-2 * _LOG2_E / softcap))
+        capped_at = softcap * (1 - shrunk) / (1 + shrunk)
+        scores = tl.where(scores < 0, -capped_at, capped_at)
+    return scores * _LOG2_E
+
+
+@triton.jit
+def _fold(
+    scores: tl.tensor, values: tl.tensor, peak: tl.tensor, total: tl.tensor, sum_: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """One step of the online softmax. A row of scores that are all -inf changes nothing of its state."""
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    finite = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weights = tl.exp2(scores - finite[:, None])
+    shrink = tl.exp2(peak - finite)
+    sum_ = tl.dot(weights.to(values.dtype), values, sum_ * shrink[:, None], input_precision="ieee")
+    return new_peak, total * shrink + tl.sum(weights, 1), sum_
 
 
 @triton.jit(do_not_specialize=["splits"])
