@@ -63,7 +63,7 @@ def check_gpu(device: str, build: TorchBuild, gpu: GPU | None, problem: str | No
         return error(DEVICE, f"PyTorch cannot use {device}: {build.problem}", LOOK_FURTHER)
     if problem is None:
         there = ", ".join(f"cuda:{index}" for index in range(build.gpu_count))
-        return error(DEVICE, f"{device} is not here: {there}", "choose one of these; CUDA_VISIBLE_DEVICES hides others")
+        return error(DEVICE, f"{device} is not here: {there}", "name one of these; CUDA_VISIBLE_DEVICES hides others")
     return error(
         DEVICE,
         f"{device} does not answer: {problem}",
