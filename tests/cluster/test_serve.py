@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -94,10 +95,16 @@ def test_sessions_move_and_outlive_a_replica_and_nobody_behind_the_front_door_se
 @pytest.mark.timeout(300)
 def test_a_replica_computes_the_long_prompts_of_another(tmp_path: Path) -> None:
     with cluster(tmp_path, "--prefill-replicas", "1", "--prefill-apart-tokens", "64") as http:
-        session = open_session(http)
-        assert home_of(session) == "a"
-        long = [token_id % 200 + 10 for token_id in range(200)]
-        assert generate(http, session, long)["usage"]["cached_tokens"] >= len(long) - 1
+        tokens = itertools.count(3)
+
+        def is_computed_there() -> bool:
+            """Once `a` has heard of the other."""
+            session = open_session(http)
+            assert home_of(session) == "a"
+            usage = generate(http, session, [next(tokens)] * 200, max_tokens=1)["usage"]
+            return bool(usage["cached_tokens"] >= 199)
+
+        wait_until(is_computed_there)
         came = re.findall(r'djinn_prompts_apart_total{.*came="whole".*} (\S+)', http.get("/metrics").text)
         assert sum(map(float, came)) == 1
 

@@ -4,6 +4,7 @@ sent again changes nothing. Mistakes in a cluster's files and settings are refus
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import http.client
@@ -22,9 +23,10 @@ import pytest
 from pydantic import ValidationError
 
 from app.cluster.load import HEADER, Load
+from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.key import ClusterKey
-from app.cluster.moves.peers import Peers
-from app.cluster.moves.signatures import DIGEST, SIGNATURE, sign_request
+from app.cluster.moves.peers import Peer, Peers
+from app.cluster.moves.signatures import DIGEST, SIGNATURE, sign_answer, sign_request
 from app.cluster.moves.wire import COMMIT, OFFER, SETTLE, Answer, Question, encode
 from app.domain.errors import FieldOutOfRange
 from app.domain.homes import Taken, home_of_response
@@ -270,6 +272,35 @@ def test_a_socket_that_comes_too_late_is_closed_and_one_in_use_ends_with_its_tab
     for _, other_end in pairs:
         with other_end:
             assert other_end.recv(1) == b""
+
+
+@pytest.mark.parametrize("cut", [None, 1, -12, -11, -10, -9, -8])
+async def test_what_an_engine_sends_right_behind_the_answer_is_for_the_other_engine(cut: int | None) -> None:
+    """The answer comes in two pieces that are cut here; the second has the first 8 bytes of the KV too."""
+    key, ended = ClusterKey(KEY.encode()), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:-2]
+        signed = sign_answer(key, dict(line.split(": ", 1) for line in lines), 101, b"taken")
+        head = f"HTTP/1.1 101 Switching Protocols\r\ndjinn-seq: taken\r\n{SIGNATURE}: {signed}\r\n\r\n"
+        sent = head.encode() + b"KV of it"
+        writer.write(sent[:cut])
+        await writer.drain()
+        await asyncio.sleep(0.02)
+        writer.write(sent[cut:] if cut else b"")
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        calls, port = PeerCalls(key), server.sockets[0].getsockname()[1]
+        connection, said = await calls.connect(Peer("b", f"http://127.0.0.1:{port}"), OFFER, b"")
+        with connection:
+            connection.setblocking(True)
+            behind = await asyncio.to_thread(connection.recv, 8, socket.MSG_WAITALL)
+            await ended.wait()
+        assert (said, behind) == ("taken", b"KV of it")
 
 
 # A move that is recorded and sent again.

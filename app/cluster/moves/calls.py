@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from http import HTTPStatus
 
@@ -21,6 +22,7 @@ ANSWER_S = 30.0
 UPGRADE = {"connection": "upgrade", "upgrade": "djinn-kv"}
 READ_BYTES = 1 << 16
 MAX_ANSWER_BYTES = 1 << 16
+HEAD_END = b"\r\n\r\n"
 
 
 class PeerCalls:
@@ -94,8 +96,8 @@ class PeerCalls:
 async def _exchange(
     peer: Peer, connection: socket.socket, path: str, headers: dict[str, str], body: bytes
 ) -> tuple[int, bytes, str, bool]:
-    """The status, the body and the signature of the answer; that of 101 has its content in a header. After it nothing
-    is read. Last, whether the connection takes another request. Raises `PeerAway`.
+    """The status, the body and the signature of the answer; that of 101 has its content in a header. What comes behind
+    it is left to the engine. Last, whether the connection takes another request. Raises `PeerAway`.
     """
     loop, host = asyncio.get_running_loop(), ":".join(map(str, peer.address))
     h11_side = h11.Connection(h11.CLIENT)
@@ -115,6 +117,7 @@ async def _read(
     loop: asyncio.AbstractEventLoop, connection: socket.socket, h11_side: h11.Connection
 ) -> tuple[int, bytes, str]:
     status, signature, body = 0, "", b""
+    h11_side.receive_data(await _read_head(loop, connection))
     while True:
         event = h11_side.next_event()
         match event:
@@ -137,3 +140,20 @@ async def _read(
                 raise OSError("it has closed the connection")
             case _:
                 continue
+
+
+async def _read_head(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> bytes:
+    """The head of the answer and not a byte more: behind a 101, the other engine may already be sending KV. Raises
+    `OSError`.
+    """
+    head = b""
+    while HEAD_END not in head:
+        first = await loop.sock_recv(connection, 1)
+        if not first or len(head) > MAX_ANSWER_BYTES:
+            raise OSError("its answer has no end" if first else "it has closed the connection")
+        head += first
+        with contextlib.suppress(BlockingIOError):  # nothing more has come yet
+            waiting = connection.recv(READ_BYTES, socket.MSG_PEEK)
+            end = (head + waiting).find(HEAD_END)
+            head += connection.recv(len(waiting) if end < 0 else end + len(HEAD_END) - len(head))
+    return head
