@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from app.domain.errors import ContextTooLong, MalformedRequest, NotFound, WrongState
-from app.domain.values import FinishReason, KVPolicy, SamplingParams
+from app.domain.values import FinishReason, KVPolicy, Phase, SamplingParams
 from app.messages import Cancel, PromptScored, Rewind
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
@@ -85,14 +85,37 @@ def test_forks_go_their_own_ways_from_shared_blocks(driver: Driver, oracle: Any)
         assert driver.tokens(turn) == expected(oracle, [*history, k], 6)
 
 
-def test_writing_again_to_a_shared_prefix_withdraws_it(driver: Driver, oracle: Any) -> None:
-    session, start = driver.open(), prompt(10, 20)
+@pytest.mark.parametrize(("spare", "found"), [(6, 4 * BLOCK), (2, BLOCK)])
+def test_a_history_that_was_cut_is_found_again_while_there_is_room(
+    driver: Driver, oracle: Any, spare: int, found: int
+) -> None:
+    session, start, pool = driver.open(), prompt(10, 20), driver.scheduler.cache.pool
     driver.answer(session, start, 1)
     driver.do(Rewind(driver.ticket(), session, BLOCK + 2))
+    taken = pool.allocate(pool.available - spare)
     driver.answer(session, prompt(11, 9), 1)
+    pool.release(taken)
     turn = driver.answer(driver.open(), start, 6)
     assert driver.tokens(turn) == expected(oracle, start, 6)
-    assert driver.end(turn).usage.cached_tokens == BLOCK
+    assert driver.end(turn).usage.cached_tokens == found
+
+
+@pytest.mark.parametrize("parks", [False, True])
+def test_a_session_that_changes_its_history_takes_the_longest_prefix_there_is(
+    driver: Driver, oracle: Any, parks: bool
+) -> None:
+    """Its own of two turns ago, or that of another session, on the device or on the host."""
+    system, session, other = prompt(1, 2 * BLOCK + 1), driver.open(), driver.open()
+    tasks = [[*system, *prompt(seed, 30)] for seed in (2, 3, 4)]
+    driver.answer(other, tasks[2], 4)
+    for task, cached in [(0, 2 * BLOCK), (1, 2 * BLOCK + 1), (0, 36), (1, 36), (2, 36), (2, 38)]:
+        turn = driver.answer(session, tasks[task], 4, replace=True)
+        assert driver.tokens(turn) == expected(oracle, tasks[task], 4)
+        usage = driver.end(turn).usage
+        assert (usage.cached_tokens, usage.tokens_recomputed) == (cached, 0)
+        if parks:
+            for each in (session, other):
+                driver.signal(each, Phase.IO_WAIT)
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_in_company(model: ResolvedModel, kv_dtype: str) -> None:

@@ -46,6 +46,21 @@ class KVCache:
             self.hold_copies(sequence, blocks, len(hashes) - len(blocks))
             self.accept_prefix(sequence)
 
+    def finds_longer_prefix(self, sequence: TokenSequence) -> bool:
+        """Whether one of the pools has a longer prefix of the history than the sequence itself.
+
+        A turn that goes on where the last one ended asks for one block and finds none, in no more than one hash.
+        """
+        size = self.pool.block_size
+        index, (edits, limit) = sequence.computed // size, expected_edits(sequence)
+        if (index + 1) * size > min(len(sequence.tokens) - 1, limit) or len(sequence.hashes) < index:
+            return False
+        if self.pool.window is None:
+            following = self._hash(sequence, index, sequence.hashes[index - 1] if index else sequence.namespace, edits)
+            if self.pool.find(following) is None and self.host.find(following) is None:
+                return False
+        return any(len(self.find_prefix(sequence, pool)[1]) > index for pool in (self.pool, self.host))
+
     def find_prefix(self, sequence: TokenSequence, pool: BlockPool) -> tuple[list[BlockId], list[BlockHash]]:
         """The longest prefix of the history that `pool` has all blocks of that the next token sees: these, and the
         hashes of the whole prefix. Of a window that is its end.
@@ -114,21 +129,26 @@ class KVCache:
         """Make room to write the next `length` tokens; the caller has checked that `missing` blocks are available.
 
         Returns block copies (source, target) to make before the step. A block that the next tokens are written to is
-        copied if another sequence holds it too.
+        copied if another sequence holds it too, and, where a block is left for that, if it serves as a prefix: who
+        comes back to a history that was cut finds all of it.
         """
         copies = []
         first = sequence.computed // self.pool.block_size
+        needed = max(0, self.pool.blocks_for(sequence.computed + length) - len(sequence.blocks))
         self.release_copies(sequence, first)
-        for index in self._shared_with_others(sequence):
+        copied = self._shared_with_others(sequence)
+        if first < len(sequence.blocks) and first not in copied and self.pool.is_published(sequence.blocks[first]):
+            if self.pool.available > needed + len(copied):
+                copied.append(first)
+            else:
+                self.pool.unpublish(sequence.blocks[first])
+        for index in copied:
             source = sequence.blocks[index]
             [target] = self.pool.allocate(1)
             sequence.blocks[index] = target
             self.pool.release([source])
             copies.append((source, target))
-        if first < len(sequence.blocks):
-            self.pool.unpublish(sequence.blocks[first])
-        needed = self.pool.blocks_for(sequence.computed + length) - len(sequence.blocks)
-        if needed > 0:
+        if needed:
             sequence.blocks.extend(self.pool.allocate(needed))
         return copies
 

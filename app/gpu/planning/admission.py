@@ -87,6 +87,7 @@ class Admission:
         None: its KV is on the way, and turns behind it may pass.
         """
         most_for, scores_prompt = self._pool.most_for, sequence.active_turn.scores_prompt
+        self._prefer_longer_prefix(sequence)
         if sequence.tier is None and not scores_prompt:
             self._cache.match_host_prefix(sequence)
         if sequence.tier is Tier.DISK:
@@ -117,6 +118,17 @@ class Admission:
         self._tiers.cancel_move(sequence)
         self._queue.start(sequence)
         return True
+
+    def _prefer_longer_prefix(self, sequence: TokenSequence) -> None:
+        """Let go of KV of the session where that of others, or of its own earlier history, covers more of the prompt:
+        the turn then takes that. KV that is let go stays a prefix until others need its blocks.
+        """
+        turn = sequence.active_turn
+        has_begun = turn.cached_tokens is not None or sequence.checkpoint is not None
+        if has_begun or turn.scores_prompt or sequence.guaranteed or sequence.tier is None:
+            return
+        if self._cache.finds_longer_prefix(sequence):
+            self._tiers.cut(sequence, 0)
 
     def _note_start(self, sequence: TokenSequence, plan: StepPlan) -> None:
         """Note when a turn has left the queue, and how much of its history it recomputes."""

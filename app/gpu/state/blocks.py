@@ -213,6 +213,10 @@ class BlockPool:
         """Whether the block has a single holder, and is not found by its content."""
         return self._refs[block] == 1 and block not in self._hash_of
 
+    def is_published(self, block: BlockId) -> bool:
+        """Whether the block is found by its content."""
+        return block in self._hash_of
+
     def unpublish(self, block: BlockId) -> None:
         """Withdraw a block from the prefix index, because its holder is about to write to it again."""
         block_hash = self._hash_of.pop(block, None)
