@@ -116,12 +116,14 @@ class AttentionSpec:
     """What a layer's attention needs beside its tensors.
 
     `scale` multiplies the scores. `window` is the number of most recent keys a query sees, itself included (None: all).
-    `softcap` bounds scores to `softcap * tanh(score / softcap)` as Gemma 2 does (None: off).
+    `softcap` bounds scores to `softcap * tanh(score / softcap)` as Gemma 2 does (None: off). `sinks`, `[heads]`
+    float32, are scores that take part in each softmax and have no value, as in gpt-oss (Xiao et al., arXiv:2309.17453).
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+    sinks: Tensor | None = None
 
 
 class Attention(Protocol):

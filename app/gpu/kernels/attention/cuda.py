@@ -25,7 +25,7 @@ class CudaAttention:
     prompts attend in one more call:
 
     - in PyTorch's flash attention over their own keys and values, if they are float16 or bfloat16 with heads of up to
-      `FLASH_DIMS` dimensions, the spec has no softcap, none has a past, and the pool does not round them;
+      `FLASH_DIMS` dimensions, the spec has no softcap and no sinks, none has a past, and the pool does not round them;
     - in the Triton kernel otherwise. PyTorch's flash attention reads pools in blocks of 256 tokens, if at all.
 
     `batch_invariant`: every row attends in the Triton kernel, in tiles of one height and with its keys in one piece.
@@ -55,7 +55,7 @@ class CudaAttention:
             in_flash = not self._batch_invariant and query.dtype in HALVES and query.shape[2] <= FLASH_DIMS
             prompts = batch.rows[decodes:]
             is_kept = kv.dtype is query.dtype and all(row.length == row.context for row in prompts)
-            if in_flash and is_kept and spec.softcap is None:
+            if in_flash and is_kept and spec.softcap is None and spec.sinks is None:
                 states, longest = [x[decodes:] for x in (query, key, value)], max(row.length for row in prompts)
                 output[decodes:] = _attend_flash(states, starts, longest, spec)
             else:

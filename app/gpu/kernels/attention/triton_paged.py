@@ -115,6 +115,7 @@ def attend(
         contexts,
         starts,
         output,
+        spec.sinks,
         sums,
         peaks,
         totals,
@@ -138,7 +139,8 @@ def attend(
     )
     if splits > 1:
         grid, dims = (tokens, heads), triton.next_power_of_2(head_dim)
-        _merge[grid](sums, peaks, totals, output, splits, head_dim=head_dim, tile_splits=MAX_SPLITS, tile_dims=dims)
+        parts = sums, peaks, totals, spec.sinks
+        _merge[grid](*parts, output, splits, head_dim=head_dim, tile_splits=MAX_SPLITS, tile_dims=dims)
 
 
 def _processors(device: torch.device) -> int:
@@ -213,6 +215,7 @@ def _attend(
     contexts: tl.tensor,
     starts: tl.tensor,
     output: tl.tensor,
+    sinks: tl.tensor,
     sums: tl.tensor,
     peaks: tl.tensor,
     totals: tl.tensor,
@@ -285,6 +288,11 @@ def _attend(
 
     at = packed * tl.num_programs(1) * group + head
     if sums is None:
+        if sinks is not None:
+            sink = tl.load(sinks + head) * _LOG2_E
+            highest = tl.maximum(peak, sink)
+            kept = tl.exp2(peak - highest)
+            total, sum_ = total * kept + tl.exp2(sink - highest), sum_ * kept[:, None]
         attended = sum_ / tl.where(total == 0, 1.0, total)[:, None]
         tl.store(output + at[:, None] * head_dim + dim[None, :], attended, mask=in_tile)
     else:
@@ -353,6 +361,7 @@ def _merge(
     sums: tl.tensor,
     peaks: tl.tensor,
     totals: tl.tensor,
+    sinks: tl.tensor,
     output: tl.tensor,
     splits: tl.tensor,
     head_dim: tl.constexpr,
@@ -368,10 +377,15 @@ def _merge(
     seen = total != 0  # not-a-number counts, so that it shows
     peak = tl.load(peaks + at, mask=seen, other=float("-inf"))
     highest = tl.max(peak, 0)
+    if sinks is not None:
+        sink = tl.load(sinks + tl.program_id(1)) * _LOG2_E
+        highest = tl.maximum(highest, sink)
     weight = tl.exp2(peak - tl.where(highest == float("-inf"), 0.0, highest))
     real = seen[:, None] & (dims < head_dim)[None, :]
     sum_at = sums + at[:, None] * head_dim + dims[None, :]
     joined = tl.sum(tl.load(sum_at, mask=real, other=0.0) * weight[:, None], 0)
     whole = tl.sum(total * weight, 0)
+    if sinks is not None:
+        whole += tl.exp2(sink - highest)
     joined = joined / tl.where(whole == 0, 1.0, whole)
     tl.store(output + query * head_dim + dims, joined, mask=dims < head_dim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 
 import pytest
@@ -39,6 +39,7 @@ class Shape:
     dtype: torch.dtype = torch.float32
     pool_dtype: torch.dtype = torch.float32
     spec: AttentionSpec = field(default_factory=lambda: AttentionSpec(scale=0.3))
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ def draw_inputs(shape: Shape, seed: int = 0, device: torch.device = DEVICES["cpu
     fused = fused.to(device, shape.dtype)
     query, key, value = fused.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
     batch = make_batch(shape.rows, tables, shape.block_size, device)
-    return Inputs(query, key, value, to_rows(pool.to(device), shape.pool_dtype), batch, shape.spec)
+    sinks = torch.linspace(-2, 4, shape.heads, device=device) if shape.has_sinks else None
+    pool = to_rows(pool.to(device), shape.pool_dtype)
+    return Inputs(query, key, value, pool, batch, replace(shape.spec, sinks=sinks))
 
 
 def assert_agrees(backend: str, shape: Shape, tolerance: float = 2e-5) -> None:
@@ -116,13 +119,14 @@ CHUNKS = st.tuples(st.integers(0, 60), st.integers(2, 40))
 
 @st.composite
 def any_shape(draw: st.DrawFn) -> Shape:
-    """Any mixture of decode rows and chunks, group and block sizes, window and softcap."""
+    """Any mixture of decode rows and chunks, group and block sizes, window, softcap and sinks."""
     rows = draw(st.lists(DECODES, max_size=4)) + draw(st.lists(CHUNKS, max_size=3)) or [(0, 1)]
     kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 5))
     window, softcap = draw(st.one_of(st.none(), st.integers(1, 700))), draw(st.sampled_from([None, 2.0]))
     spec = AttentionSpec(scale=0.3, window=window, softcap=softcap)
     block_size = draw(st.sampled_from([1, 2, 7, 16, 64, 256]))
-    return Shape(rows, kv_heads * group, kv_heads, block_size=block_size, spec=spec)
+    has_sinks = draw(st.booleans())
+    return Shape(rows, kv_heads * group, kv_heads, block_size=block_size, spec=spec, has_sinks=has_sinks)
 
 
 def chunks(inputs: Inputs, cuts: list[tuple[int, int]]) -> list[Inputs]:

@@ -60,7 +60,7 @@ def _visible(row: RowShape, spec: AttentionSpec, device: torch.device) -> Tensor
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, spec: AttentionSpec) -> Tensor:
     """`[heads, length, head_dim]` queries over `[kv_heads, context, head_dim]` keys and values."""
-    if spec.softcap is None:
+    if spec.softcap is None and spec.sinks is None:
         # SDPA takes its fused path only with a batch axis.
         return F.scaled_dot_product_attention(
             query[None], keys[None], values[None], attn_mask=visible, scale=spec.scale, enable_gqa=True
@@ -68,5 +68,9 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, spec: 
     groups = query.shape[0] // keys.shape[0]
     keys, values = keys.repeat_interleave(groups, 0), values.repeat_interleave(groups, 0)
     scores = (query @ keys.transpose(1, 2)).float() * spec.scale
-    scores = (spec.softcap * torch.tanh(scores / spec.softcap)).masked_fill(~visible, float("-inf"))
-    return scores.softmax(-1).to(values.dtype) @ values
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if spec.sinks is not None:
+        scores = torch.cat((scores, spec.sinks[:, None, None].expand(*scores.shape[:2], 1)), 2)
+    return scores.softmax(-1)[..., : keys.shape[1]].to(values.dtype) @ values

@@ -98,6 +98,7 @@ SHAPES: dict[str, Shape] = {
     "heads of 256": Shape(MIXED, head_dim=256, spec=AttentionSpec(0.0625)),
     "a group of 20": Shape([(40, 1), (3, 1), (9, 12)], heads=20, kv_heads=1),
     "flat scores": Shape(MIXED, spec=AttentionSpec(1e-4)),
+    "sinks": Shape(MIXED, has_sinks=True),
     "peaked scores": Shape(MIXED, spec=AttentionSpec(30.0)),
     "float16": Shape(MIXED, dtype=FLOAT16, pool_dtype=FLOAT16),
     "bfloat16, limited": Shape(MIXED, dtype=BFLOAT16, pool_dtype=BFLOAT16, spec=LIMITED),
@@ -108,7 +109,7 @@ SHAPES: dict[str, Shape] = {
     "float16 over float8, limited": Shape(MIXED, head_dim=64, dtype=FLOAT16, pool_dtype=FLOAT8, spec=LIMITED),
 }
 LARGE = {"heads of 256": pytest.mark.long}
-INTERPRETED = ("float16", "float32 over float8, limited")
+INTERPRETED = ("float16", "sinks", "float32 over float8, limited")
 """What `make test` looks at in Triton's interpreter."""
 
 

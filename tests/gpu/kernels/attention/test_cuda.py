@@ -136,9 +136,10 @@ def processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("spec", [PLAIN, AttentionSpec(0.3, window=300, softcap=2.0)], ids=["plain", "limited"])
-def test_splitting_the_keys_changes_no_result(processors: int, spec: AttentionSpec) -> None:
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_splitting_the_keys_changes_no_result(processors: int, spec: AttentionSpec, has_sinks: bool) -> None:
     for rows in ([(0, 1), (128, 1), (500, 1)], [(0, 5), (300, 9)]):
-        shape = Shape(rows, head_dim=12, spec=spec)
+        shape = Shape(rows, head_dim=12, spec=spec, has_sinks=has_sinks)
         assert_agrees("cuda", shape)
         whole, found = (
             draw_inputs(shape, device=DEVICE).run(CudaAttention(batch_invariant=each)) for each in (True, False)

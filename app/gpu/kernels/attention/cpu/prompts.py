@@ -26,7 +26,16 @@ from numba.np.numpy_support import carray
 from torch import Tensor
 
 from app.gpu.kernels.attention.base import AttentionSpec, Batch, RowShape
-from app.gpu.kernels.attention.cpu.queries import NO_WINDOW, ONE, ZERO, PoolLayer, Queries, bounded, query_scale
+from app.gpu.kernels.attention.cpu.queries import (
+    NO_WINDOW,
+    ZERO,
+    PoolLayer,
+    Queries,
+    bounded,
+    no_sinks,
+    query_scale,
+    sink_score,
+)
 from app.gpu.kernels.cpu.compile import inlined
 from app.gpu.kernels.cpu.intrinsics import LEAST_EXPONENT, exp2, fetch_add, pointer
 from app.gpu.kernels.cpu.launch import draw, parallel
@@ -113,6 +122,7 @@ def attend_prompts(
         window=spec.window or NO_WINDOW,
         query=query,
         output=output,
+        sinks=no_sinks(heads) if spec.sinks is None else spec.sinks,
         pool=kv,
         tables=batch.block_tables,
         scale=spec.scale,
@@ -133,6 +143,7 @@ def _attend(
     window: int,
     query: Queries,
     output: Tensor,
+    sinks: Tensor,
     pool: PoolLayer,
     tables: Tensor,
     scale: float,
@@ -188,7 +199,7 @@ def _attend(
                 _fold(merged, _states(start, index, lines, merged.shape[1]), factors)
                 done += 1
         if done == splits:
-            _give_output(a, output, token, count, head, merged, head_dim)
+            _give_output(a, output, sinks, token, count, head, merged, head_dim)
             counts[row, head] = 0
 
 
@@ -381,12 +392,15 @@ def _fold(merged: Any, state: Any, factors: Any) -> None:
 
 
 @inlined
-def _give_output(a: Any, output: Any, token: int, count: int, head: int, state: Any, head_dim: int) -> None:
+def _give_output(a: Any, output: Any, sinks: Any, token: int, count: int, head: int, state: Any, head_dim: int) -> None:
     """Write the results of the queries that `_take_queries` takes."""
     group = a.heads // a.kv_heads
-    total = len(state) - 1
+    width = len(state) - 2
     for lane in range(count * group):
         at = ((token + lane // group) * a.heads + head * group + lane % group) * head_dim
-        scale = ONE / state[total, lane]
+        sink, own = sink_score(sinks, head * group + lane % group), state[width, lane]
+        peak = max(own, sink)
+        kept, added = exp2(max(own - peak, LEAST_EXPONENT)), exp2(max(sink - peak, LEAST_EXPONENT))
+        scale = kept / (state[width + 1, lane] * kept + added)
         for i in range(head_dim):
             output[at + i] = state[i, lane] * scale
