@@ -17,6 +17,8 @@ from app.model_store.resolve import ResolvedModel
 _FAMILIES = {**dict.fromkeys(VARIANTS, LLAMA), "gpt2": GPT2}
 """Those that run on kernels of ours, by `model_type`."""
 _KNOWN = ", ".join(sorted(_FAMILIES))
+UNBOUNDED = 32_768
+"""Tokens of a sequence of a model whose config names no limit."""
 
 
 def load_stack(
@@ -120,7 +122,8 @@ def multiplies_blocks(model: ResolvedModel) -> bool:
 
 def _length(model: ResolvedModel, wanted: int | None) -> int:
     """The longest sequence; FieldOutOfRange if `wanted` is more than the model has positions for."""
-    own: int = model.config.get_text_config().max_position_embeddings
+    config = model.config.get_text_config()
+    own: int = getattr(config, "max_position_embeddings", getattr(config, "max_seq_len", UNBOUNDED))
     if wanted is not None and not 2 <= wanted <= own:
         raise FieldOutOfRange(
             f"max_model_len must be between 2 and {own} for {model.name}; got {wanted}", param="max_model_len"

@@ -9,12 +9,14 @@ after thousands, whose keys and values are random.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from types import EllipsisType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, Cache, DynamicLayer, PreTrainedModel
@@ -30,6 +32,10 @@ from app.model_store.resolve import ResolvedModel
 Attend = Callable[[Tensor, Tensor, Tensor, AttentionSpec], Tensor]
 """`Attention` over the batch and the KV of one layer's call: of queries, keys, values and a spec."""
 _NAME = "djinn_paged"
+_call = threading.local()
+"""Of the layer that this thread runs: `attend`, and the `window` of the mask that its attention had. Not every
+architecture passes keyword arguments on to attention.
+"""
 _WITHOUT_EFFECT = {"cache_position", "dropout", "is_causal", "position_ids", "use_cache"}
 """Keywords that reach attention and change nothing here: positions are in the batch, there is no dropout outside
 training, no cache but the pool, and causality is implied."""
@@ -92,31 +98,27 @@ def paged_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    attend: Attend | None = None,
     scaling: float | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     sliding_window: int | EllipsisType | None = ...,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The function Transformers calls: query `[1, heads, tokens, head_dim]`, result `[1, tokens, heads, head_dim]`.
-    `attend` has travelled through the layer's keyword arguments.
+    """The function Transformers calls: query and key `[1, heads, tokens, head_dim]`, value `[1, heads, tokens, value
+    dim]`, result `[1, tokens, heads, value dim]`.
 
     Raises ValueError for a model that asks of attention what `AttentionSpec` cannot say.
     """
-    if attend is None:
-        raise ValueError("its layers do not pass keyword arguments on to attention")
     extra = sorted(name for name, given in others.items() if given is not None and name not in _WITHOUT_EFFECT)
     if extra:
         raise ValueError(f"its attention takes {', '.join(extra)}")
-    if isinstance(sliding_window, EllipsisType):
-        if getattr(module.config, "sliding_window", None) is not None:
-            raise ValueError("it has a sliding window and does not pass it on to attention")
-        sliding_window = None
+    window = _call.window if isinstance(sliding_window, EllipsisType) else sliding_window
     if attention_mask is not None or not getattr(module, "is_causal", True):
         raise ValueError("its attention is not causal")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return attend(query, key, value, AttentionSpec(scale, sliding_window, softcap))[None], None
+    sinks = None if s_aux is None else s_aux.float()
+    return _call.attend(query, key, value, AttentionSpec(scale, window, softcap, sinks))[None], None
 
 
 AttentionInterface.register(_NAME, paged_attention)
@@ -124,7 +126,7 @@ AttentionInterface.register(_NAME, paged_attention)
 
 class _Recorder(nn.Module):
     """Stands in for a layer: keeps what it was called with, and passes `answer`, or else its input, on. While it is
-    `transparent` it passes on what the layer answers.
+    `transparent` it passes on what the layer answers. Some layers answer with a tuple that begins with that.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -133,13 +135,18 @@ class _Recorder(nn.Module):
         self.received: Tensor
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]]
         self.answer: Tensor | None = None
+        self.behind: tuple[Any, ...] | None = None
+        """What the layer's tuple has behind the tensor, if it answers with one."""
         self.transparent = True
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.received, self.arguments = hidden_states, (args, kwargs)
         if self.transparent:
-            return self.layer(hidden_states, *args, **kwargs)
-        return hidden_states if self.answer is None else self.answer
+            found = self.layer(hidden_states, *args, **kwargs)
+            self.behind = found[1:] if isinstance(found, tuple) else None
+            return found
+        answer = hidden_states if self.answer is None else self.answer
+        return answer if self.behind is None else (answer, *self.behind)
 
     def __getattr__(self, name: str) -> Any:
         """What the forward reads off a layer, such as `attention_type`, is the layer's own."""
@@ -149,8 +156,17 @@ class _Recorder(nn.Module):
             return getattr(super().__getattr__("layer"), name)
 
 
+class _Heads(NamedTuple):
+    """Shapes of what a layer gives to attention for one token: `[kv_heads, key_dim]` and `[kv_heads, value_dim]`."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
 class _Past(DynamicLayer):
-    """Random keys and values of a sequence's first `length` tokens, which every layer sees before its own.
+    """Random keys and values of a sequence's first `length` tokens, or latents that a layer makes them of, which every
+    layer sees before its own.
 
     Values are large enough that their mean weighs as much as one key's would.
     """
@@ -158,19 +174,19 @@ class _Past(DynamicLayer):
     def __init__(self, length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.length = length
-        self.states: list[Tensor] = []
-        """Keys and values, `[1, heads, length, head_dim]`, once their shapes are known."""
+        self._states: dict[Any, list[Tensor]] = {}
+        """By shape, `[1, heads, length, dim]` each."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         new = key_states, value_states
-        if not self.states:
+        shapes = tuple(states.shape[1::2] for states in new)
+        if shapes not in self._states:
             generator = torch.Generator(key_states.device).manual_seed(0)
-            for states, std in zip(new, (1.0, self.length**0.5), strict=True):
-                past = states.new_empty(*states.shape[:2], self.length, states.shape[3])
-                self.states.append(past.normal_(0, std, generator=generator))
-        if any(past.shape[1::2] != states.shape[1::2] for past, states in zip(self.states, new, strict=True)):
-            raise ValueError("its layers have keys and values of several shapes")
-        keys, values = (torch.cat(pair, 2) for pair in zip(self.states, new, strict=True))
+            self._states[shapes] = [
+                states.new_empty(*states.shape[:2], self.length, states.shape[3]).normal_(0, std, generator=generator)
+                for states, std in zip(new, (1.0, self.length**0.5), strict=True)
+            ]
+        keys, values = (torch.cat(pair, 2) for pair in zip(self._states[shapes], new, strict=True))
         return keys, values
 
     def get_seq_length(self) -> int:
@@ -199,16 +215,18 @@ class TransformersStack:
         cache = Cache(layers=[past] * self.num_layers)
         after_past = model(input_ids=tokens[None], past_key_values=cache, use_cache=True).logits[0].float()
         masks = [recorder.arguments[1].get("attention_mask") for recorder in self._recorders]
+        self._mask_windows = [_window_of(mask) for mask in masks]
         for recorder in self._recorders:
             recorder.transparent = False
         model.set_attn_implementation(_NAME)
         self._recorded: Batch | None = None
-        self.kv_heads, self.head_dim, windows = self._measure()
+        heads, windows = self._measure()
+        self.kv_heads, self.head_dim = max(each.kv_heads for each in heads), max(max(each[1:]) for each in heads)
         for mask, window in zip(masks, windows, strict=True):
             _require_window(mask, window)
         self.states: Sequence[LayerState] = [attention_state(self.kv_heads, self.head_dim, each) for each in windows]
         self._prove(tokens, expected)
-        self._prove_far(past, tokens, torch.cat((after_past, expected)))
+        self._prove_far(cache, past.length, tokens, torch.cat((after_past, expected)))
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         self._recorded = None
@@ -216,10 +234,19 @@ class TransformersStack:
         return self._recorders[0].received[0]
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        attention = self._attention
-        return self._run_layer(
-            index, hidden, batch, lambda query, key, value, spec: attention(query, key, value, kv, batch, spec)
-        )
+        def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+            states = (F.pad(query, (0, self.head_dim - query.shape[2])), *self._pooled(key, value))
+            return self._attention(*states, kv, batch, spec)[..., : value.shape[2]]
+
+        return self._run_layer(index, hidden, batch, attend)
+
+    def _pooled(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[tokens, heads, dim]` of any layer as the pool has them, which has room for the widest.
+        Narrower ones end in zeros there. Where a layer has fewer heads, each is there several times.
+        """
+        key, value = (F.pad(x, (0, self.head_dim - x.shape[2])) for x in (key, value))
+        copies = self.kv_heads // key.shape[1]
+        return (key, value) if copies == 1 else (key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1))
 
     def _run_layer(self, index: int, hidden: Tensor, batch: Batch, attend: Attend) -> Tensor:
         if self._recorded is not batch:
@@ -228,10 +255,10 @@ class TransformersStack:
             self._recorded = batch
         recorder = self._recorders[index]
         args, kwargs = recorder.arguments
-        output = recorder.layer(hidden[None], *args, **kwargs, attend=attend)
-        if not isinstance(output, Tensor):
-            raise ValueError(f"its layers return {type(output).__name__}, not one tensor")
-        return output[0]
+        _call.attend, _call.window = attend, self._mask_windows[index]
+        output = recorder.layer(hidden[None], *args, **kwargs)
+        after: Tensor = output if recorder.behind is None else output[0]
+        return after[0]
 
     def head(self, hidden: Tensor) -> Tensor:
         self._recorded = None
@@ -243,26 +270,25 @@ class TransformersStack:
             self._recorders[-1].answer = None
         return logits[0].float()
 
-    def _measure(self) -> tuple[int, int, list[int | None]]:
-        """`kv_heads`, `head_dim` and each layer's window, from what every layer gives to attention: configs name them
-        in many ways.
-        """
-        shapes: set[tuple[int, ...]] = set()
-        windows: list[int | None] = [None] * self.num_layers
+    def _measure(self) -> tuple[list[_Heads], list[int | None]]:
+        """Each layer's heads and window, from what it gives to attention: configs name them in many ways."""
+        heads, windows = list[_Heads](), list[int | None]()
 
         def measure(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-            shapes.update((tuple(key.shape[1:]), tuple(value.shape[1:])))
-            windows[index] = spec.window
+            heads.append(_Heads(key.shape[1], key.shape[2], value.shape[2]))
+            windows.append(spec.window)
             return value.new_zeros(*query.shape[:2], value.shape[2])
 
         batch = make_batch([(0, 1)], [[0]], 1, self.device)
         hidden = self.embed(torch.zeros_like(batch.positions), batch.positions)
         for index in range(self.num_layers):
             self._run_layer(index, hidden, batch, measure)
-        if len(shapes) != 1:
-            raise ValueError(f"its layers have keys and values of several shapes: {sorted(shapes)}")
-        kv_heads, head_dim = shapes.pop()
-        return kv_heads, head_dim, windows
+            if len(heads) != index + 1:
+                raise ValueError(f"its layer {index} does not attend through Transformers' attention interface, once")
+        most = max(each.kv_heads for each in heads)
+        if any(most % each.kv_heads for each in heads):
+            raise ValueError(f"its layers have {sorted({each.kv_heads for each in heads})} heads of keys and values")
+        return heads, windows
 
     def _prove(self, tokens: Tensor, expected: Tensor) -> None:
         """Compare a prefill and some decode steps with the logits that the untouched model gave for `tokens`.
@@ -272,35 +298,42 @@ class TransformersStack:
         pool, logits = self._empty_pool(1, self.num_layers), []
         for span in [(0, _PREFILL), *((position, 1) for position in range(_PREFILL, _PROOF_TOKENS))]:
             batch = make_batch([span], [[0]], _PROOF_BLOCK, self.device)
-            logits.append(self._run(tokens[batch.positions], batch, pool))
+            hidden = self.embed(tokens[batch.positions], batch.positions)
+            for index in range(self.num_layers):
+                hidden = self.layer(index, hidden, batch, pool[:, index])
+            logits.append(self.head(hidden))
         self._require_same(torch.cat(logits), expected, "")
 
-    def _prove_far(self, past: _Past, tokens: Tensor, expected: Tensor) -> None:
-        """Compare a step of two sequences, of which one has had `past` before `tokens` and the other nothing, with the
-        logits of the untouched model.
+    def _prove_far(self, cache: Cache, length: int, tokens: Tensor, expected: Tensor) -> None:
+        """Compare a step of two sequences, of which one has had the `length` tokens of `cache` before `tokens` and the
+        other nothing, with the logits of the untouched model.
 
         Finds what depends on a sequence's length, or on that of another one: windows, frequencies, scales.
         """
-        blocks = -(-(past.length + len(tokens)) // _PROOF_BLOCK)
-        pool = self._empty_pool(blocks + 1, 1)  # every layer has the same past, and leaves its own tokens to the next
-        places = torch.arange(past.length, device=self.device)
-        for kind, states in enumerate(past.states):
-            heads = states[0].repeat(self.kv_heads // states.shape[1], 1, 1)  # a cache may have some once
-            pool[places // _PROOF_BLOCK, 0, kind, :, places % _PROOF_BLOCK] = heads.transpose(0, 1)
-        spans, tables = [(past.length, len(tokens)), (0, len(tokens))], [list(range(blocks)), [blocks]]
-        batch = make_batch(spans, tables, _PROOF_BLOCK, self.device)
-        self._require_same(self._run(tokens.repeat(2), batch, pool), expected, f" after {past.length} tokens")
+        blocks = -(-(length + len(tokens)) // _PROOF_BLOCK)
+        places = torch.arange(length, device=self.device)
+        self._decoder(input_ids=tokens[None], past_key_values=cache, use_cache=True)
+        behind = [recorder.arguments for recorder in self._recorders]
+        new = self._recorders[0].received
+        spans, tables = [(length, len(tokens)), (0, len(tokens))], [list(range(blocks)), [blocks]]
+        batch, pool = make_batch(spans, tables, _PROOF_BLOCK, self.device), self._empty_pool(blocks + 1, 1)[:, 0]
+        hidden = self.embed(tokens.repeat(2), batch.positions)
+
+        def place(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+            """The layer makes keys and values of what the cache has of its past: they go to the pool."""
+            for kind, states in enumerate(self._pooled(key[:length], value[:length])):
+                pool[places // _PROOF_BLOCK, kind, :, places % _PROOF_BLOCK] = states
+            return value.new_zeros(*query.shape[:2], value.shape[2])
+
+        for index, (recorder, (args, kwargs)) in enumerate(zip(self._recorders, behind, strict=True)):
+            _call.attend, _call.window = place, None
+            recorder.layer(new, *args, **kwargs)
+            hidden = self.layer(index, hidden, batch, pool)
+        self._require_same(self.head(hidden), expected, f" after {length} tokens")
 
     def _empty_pool(self, blocks: int, layers: int) -> Tensor:
         shape = (blocks, layers, 2, self.kv_heads, _PROOF_BLOCK, self.head_dim)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
-
-    def _run(self, token_ids: Tensor, batch: Batch, pool: Tensor) -> Tensor:
-        """The logits of all tokens of a batch."""
-        hidden = self.embed(token_ids, batch.positions)
-        for index in range(self.num_layers):
-            hidden = self.layer(index, hidden, batch, pool[:, index % pool.shape[1]])
-        return self.head(hidden)
 
     def _require_same(self, logits: Tensor, expected: Tensor, where: str) -> None:
         error = float(torch.dist(logits, expected) / expected.norm())
@@ -316,6 +349,14 @@ def _take_out_layers(decoder: nn.Module, count: int) -> list[_Recorder]:
             setattr(decoder, name, nn.ModuleList(recorders))
             return recorders
     raise ValueError(f"its decoder has no list of {count} layers")
+
+
+def _window_of(mask: Tensor | None) -> int | None:
+    """The window of a layer that has this `mask` `[1, 1, queries, keys]`, where its last query does not see all."""
+    if mask is None:
+        return None
+    seen = int((mask[0, 0, -1] == 0).sum())
+    return seen if seen < mask.shape[3] else None
 
 
 def _require_window(mask: Tensor | None, window: int | None) -> None:

@@ -76,6 +76,33 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma2": {"model_type": "gemma2", **_GQA, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _MIXED},
     "gemma3": {"model_type": "gemma3_text", **_GQA, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _MIXED},
     "mixtral": {"model_type": "mixtral", **_GQA, "num_local_experts": 4},
+    "gpt_oss, sinks": {
+        "model_type": "gpt_oss",
+        **_GQA,
+        "head_dim": 16,
+        "sliding_window": _WINDOW,
+        "layer_types": _MIXED,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "deepseek_v3, latents": {
+        "model_type": "deepseek_v3",
+        **_GQA,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 3,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 12,
+        "v_head_dim": 12,
+    },
+    "stablelm, keywords dropped": {"model_type": "stablelm", **_GQA, "hidden_size": 64},
+    "phimoe, window in the mask": {
+        "model_type": "phimoe",
+        **_GQA,
+        "sliding_window": _WINDOW,
+        "num_local_experts": 4,
+    },
 }
 
 

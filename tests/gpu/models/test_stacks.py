@@ -74,6 +74,8 @@ def test_prefill_agrees_with_transformers(pair: Pair, chunks: list[int]) -> None
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
 def test_kv_of_a_smaller_type_is_that_of_a_cache_that_rounds(pair: Pair, kv_dtype: torch.dtype) -> None:
     """In every part of a prompt and after it, the keys and values of a step's own tokens included."""
+    if hasattr(pair.oracle.config, "kv_lora_rank"):
+        pytest.skip("Transformers keeps latents, and rounds those")
     tokens = sequence(40)
     [found] = Drive(pair.stack, [tokens], kv_dtype).run([{0: 7}, {0: 30}, {0: 1}, {0: 2}])
     expected, exact = expect(pair.oracle, tokens, RoundingCache(kv_dtype)), expect(pair.oracle, tokens)
@@ -124,18 +126,11 @@ def test_a_length_the_model_was_not_made_for_is_refused(case: str, length: int) 
 
 
 _UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
-    "sinks": ({"model_type": "gpt_oss", "layer_types": ["full_attention"] * 3, "num_local_experts": 4}, "s_aux"),
     "state-space": ({"model_type": "mamba"}, "mamba"),
     "encoder-decoder": ({"model_type": "t5"}, "t5"),
     "linear-attention": ({"model_type": "qwen3_next", "num_experts": 4}, "linear_attention"),
-    "latent-attention": (
-        {"model_type": "deepseek_v3", "num_key_value_heads": 4, "first_k_dense_replace": 3},
-        "keys and values of several shapes",
-    ),
-    "own-attention": ({"model_type": "bloom", "n_layer": 3, "n_head": 4}, "bloom"),
-    "differential-attention": ({"model_type": "diffllama"}, "its logits are off by"),
-    "kwargs-dropped": ({"model_type": "stablelm", "hidden_size": 64}, "keyword arguments"),
-    "window-in-the-mask": ({"model_type": "phimoe", "sliding_window": 8, "num_local_experts": 4}, "sliding window"),
+    "own-attention": ({"model_type": "bloom", "n_layer": 3, "n_head": 4}, "Transformers' attention interface"),
+    "differential-attention": ({"model_type": "diffllama"}, "attention interface, once"),
 }
 
 
