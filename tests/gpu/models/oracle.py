@@ -76,6 +76,12 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma2": {"model_type": "gemma2", **_GQA, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _MIXED},
     "gemma3": {"model_type": "gemma3_text", **_GQA, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _MIXED},
     "mixtral": {"model_type": "mixtral", **_GQA, "num_local_experts": 4},
+    "gemma4, heads of two sizes": {
+        "model_type": "gemma4_text",
+        **_GQA,
+        **{"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+        **{"hidden_size_per_layer_input": 0, "sliding_window": _WINDOW, "layer_types": [*_MIXED[:2], _MIXED[1]]},
+    },
     "gpt_oss, sinks": {
         "model_type": "gpt_oss",
         **_GQA,
