@@ -20,7 +20,7 @@ from app.engine_process import engine
 from app.serve import SPIN_COUNT
 from tests.waiting import wait_until
 
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 120
 READY = re.compile(r"Djinn serves \S+ on (http://\S+:\d+)\n")
 TINY = ("--model", "random:tiny-llama", "--port", "0", "--kv-device", "4MiB", "--kv-host", "16MiB")
 IMPORTED = [

@@ -21,7 +21,7 @@ from tests.processes import ServerProcess, metric, serve_process, until_ready
 from tests.waiting import wait_until
 
 PROMPT = [5, 6, 7]
-BACK_S = 60.0
+BACK_S = 120.0
 KEY = "secret-of-the-test"
 
 
