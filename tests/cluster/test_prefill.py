@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-from app.gpu.engine import Engine
 from app.gpu.kv import stream
 from app.gpu.kv.stream import PromptStreams
 from app.gpu.state.moves import Move, Moved
@@ -172,14 +171,7 @@ def is_impatient() -> None:
 
 
 def is_slow() -> None:
-    launch = Engine.launch
-
-    def launches(self: Engine) -> Any:
-        if self._scheduler.has_work:
-            time.sleep(0.1)
-        return launch(self)
-
-    Engine.launch = launches  # type: ignore[method-assign]
+    _after_parts(lambda: time.sleep(0.5))
 
 
 @pytest.mark.parametrize(
