@@ -12,42 +12,17 @@ from pydantic import ValidationError
 
 from app.demo import bench, demo
 from app.domain.errors import DjinnError, FieldOutOfRange
-from app.flags import USAGE_ERROR, OneLineParser, add_flags, in_flags, settings_of
+from app.flags import USAGE_ERROR, OneLineParser, add_command, add_flags, in_flags, settings_of
 from app.model_store.pull import CATALOG
 from app.serve import add_cluster_flags, run_cluster, serve
 from app.settings import Settings
-from app.shell import SHELL_COMMANDS, add_shell_commands, run_shell_command
+from app.shell import add_shell_commands
 from app.tenants.tenant import digest, new_key
-from app.web.errors import describe_problem
-from app.web.schema_words import schema_of
+from app.web.errors import described
 
 PLACES = {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY}
 """What a flag's value is on this machine, by its metavar."""
 MODELS = ("MODEL", "NAME")
-
-
-def completion(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script for `shell`: bash, zsh or fish. It knows commands, flags, words that a flag takes, models, files and
-    folders. The parser is changed, and is for nothing else then.
-    """
-    for action in _actions(parser):
-        metavar = action.metavar if isinstance(action.metavar, str) else ""
-        if metavar in PLACES:
-            action.complete = PLACES[metavar]  # type: ignore[attr-defined]
-        elif metavar.startswith("{"):
-            action.choices = metavar.strip("{}").split(",")
-        elif metavar in MODELS and action.dest in ("model", "name"):
-            action.choices = list(CATALOG)
-    return shtab.complete(parser, shell)
-
-
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Those of the parser and of each of its commands."""
-    for action in parser._actions:
-        yield action
-        if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                yield from _actions(each)
 
 
 SHELLS = ("bash", "zsh", "fish")
@@ -62,29 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments, unknown = _parser().parse_known_args(argv)
         if unknown:
             arguments.parser.refuse(unknown)
-        if arguments.command == "serve":
-            return serve(settings_of(arguments), stands_by=arguments.standby)
-        if arguments.command == "cluster":
-            return run_cluster(arguments)
-        if arguments.command == "doctor":
-            return _doctor(arguments)
-        if arguments.command == "demo":
-            return demo(arguments.model, opens=arguments.open)
-        if arguments.command == "bench":
-            return bench(arguments.output, arguments.rivals, full=arguments.full)
-        if arguments.command in SHELL_COMMANDS:
-            return run_shell_command(arguments)
-        if arguments.command == "backup":
-            _back_up(arguments)
-        elif arguments.command == "completion":
-            _complete(arguments.shell)
-        elif arguments.command == "keys":
-            _new_key()
-        else:
-            _models(arguments.action, getattr(arguments, "name", ""))
+        status: int | None = arguments.run(arguments)
     except ValidationError as error:
-        for problem in error.errors():
-            field, words = describe_problem(schema_of(Settings), dict(problem), problem["loc"])
+        for field, words in described(Settings, error):
             said = f"{field}: {words}" if field else words
             print(f"djinn: {in_flags(said, about=said.partition(':')[0])}", file=sys.stderr)
         return USAGE_ERROR
@@ -93,16 +48,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
-    return 0
+    return status or 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser("djinn", description="An inference server for agents.")
     parser.add_argument("--version", action=_ShowVersion, help="what is installed, and what it would serve with")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    _add_serve(_add_command(commands, "serve", "load a model and serve it over HTTP"))
-    add_cluster_flags(_add_command(commands, "cluster", "several servers behind one front door"), _add_command)
-    showing = _add_command(commands, "demo", "serve a model to a dozen agents, and show them in the browser")
+    serving = add_command(commands, "serve", "load a model and serve it over HTTP", _serve)
+    serving.epilog = "DJINN_<NAME> sets the same from the environment, for example DJINN_PORT; a flag wins."
+    serving.add_argument(
+        "--standby",
+        action="store_true",
+        help="import everything, then wait for a line of standard input: what `djinn cluster serve --standby` starts",
+    )
+    add_flags(serving)
+    add_cluster_flags(add_command(commands, "cluster", "several servers behind one front door", run_cluster))
+    showing = add_command(commands, "demo", "serve a model to a dozen agents, and show them in the browser", _demo)
     showing.add_argument(
         "--model",
         metavar="MODEL",
@@ -110,48 +72,35 @@ def _parser() -> argparse.ArgumentParser:
         help="as `djinn serve` has it (default: %(default)s)",
     )
     showing.add_argument("--open", action="store_true", help="open the page in the browser")
-    _add_bench(_add_command(commands, "bench", "compare Djinn with the other installed servers"))
-    add_shell_commands(lambda name, text: _add_command(commands, name, text))
-    backup = _add_command(commands, "backup", "copy a state folder, also while a server uses it")
+    comparing = add_command(commands, "bench", "compare Djinn with the other installed servers", _bench)
+    comparing.add_argument("--full", action="store_true", help="hours, with eighty agents (default: some minutes)")
+    comparing.add_argument(
+        "--rivals", metavar="PEER[,PEER...]", help="the other servers, or none (default: those that are installed)"
+    )
+    comparing.add_argument(
+        "--output", metavar="FOLDER", default="report", help="where the reports go (default: %(default)s)"
+    )
+    add_shell_commands(commands)
+    backup = add_command(commands, "backup", "copy a state folder, also while a server uses it", _back_up)
     backup.add_argument("folder", metavar="FOLDER", help="the copy: a folder that is empty, or not there yet")
     backup.add_argument("--with-kv", action="store_true", help="KV files too: turns of the copy compute less again")
     _add_settings(backup, ("state-dir", "FOLDER"))
-    doctor = _add_command(commands, "doctor", "examine this machine before anything is measured on it")
+    doctor = add_command(commands, "doctor", "examine this machine before anything is measured on it", _doctor)
     _add_settings(doctor, ("device", "NAME"), ("state-dir", "FOLDER"), ("cache-dir", "FOLDER"))
     doctor.add_argument("--weights", action="store_true", help="read the copies of streamed weights wholly: minutes")
     doctor.add_argument("--json", action="store_true", help="all facts too, for programs")
-    keys = _add_command(commands, "keys", "API keys of tenants")
+    keys = add_command(commands, "keys", "API keys of tenants", _new_key)
     making = keys.add_subparsers(dest="action", metavar="ACTION", required=True)
     making.add_parser("new", help="make a key, and its digest for the file of --tenants")
-    models = _add_command(commands, "models", "the models that Djinn knows by name")
+    models = add_command(commands, "models", "the models that Djinn knows by name", _models)
     actions = models.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("pull", help="fetch a model").add_argument("name", metavar="NAME")
     actions.add_parser("list", help="what there is, and what is here already")
     export = actions.add_parser("export", help="make a Transformers folder of a GGUF file's model, in float32")
     export.add_argument("name", metavar="MODEL", help="a pulled name or a .gguf file")
-    completing = _add_command(commands, "completion", "a script that lets a shell complete these commands")
+    completing = add_command(commands, "completion", "a script that lets a shell complete these commands", _complete)
     completing.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     return parser
-
-
-def _add_serve(parser: OneLineParser) -> None:
-    parser.epilog = "DJINN_<NAME> sets the same from the environment, for example DJINN_PORT; a flag wins."
-    parser.add_argument(
-        "--standby",
-        action="store_true",
-        help="import everything, then wait for a line of standard input: what `djinn cluster serve --standby` starts",
-    )
-    add_flags(parser)
-
-
-def _add_bench(parser: OneLineParser) -> None:
-    parser.add_argument("--full", action="store_true", help="hours, with eighty agents (default: some minutes)")
-    parser.add_argument(
-        "--rivals", metavar="PEER[,PEER...]", help="the other servers, or none (default: those that are installed)"
-    )
-    parser.add_argument(
-        "--output", metavar="FOLDER", default="report", help="where the reports go (default: %(default)s)"
-    )
 
 
 class _ShowVersion(argparse._VersionAction):
@@ -164,17 +113,22 @@ class _ShowVersion(argparse._VersionAction):
         parser.exit()
 
 
-def _add_command(commands: argparse._SubParsersAction[OneLineParser], name: str, text: str) -> OneLineParser:
-    """A parser that unknown flags of its command are referred to."""
-    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-    parser.set_defaults(parser=parser)
-    return parser
-
-
 def _add_settings(command: OneLineParser, *settings: tuple[str, str]) -> None:
     """Flags of some settings, and their metavars."""
     for setting, metavar in settings:
         command.add_argument(f"--{setting}", metavar=metavar, default=argparse.SUPPRESS, help="as `djinn serve` has it")
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    return serve(settings_of(arguments), stands_by=arguments.standby)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    return demo(arguments.model, opens=arguments.open)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    return bench(arguments.output, arguments.rivals, full=arguments.full)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -196,24 +150,41 @@ def _back_up(arguments: argparse.Namespace) -> None:
     back_up(settings.state_dir.expanduser(), kv_dir, Path(arguments.folder).expanduser())
 
 
-def _complete(shell: str) -> None:
-    from app.cli import completion
+def _complete(arguments: argparse.Namespace) -> None:
+    """The script knows commands, flags, words that a flag takes, models, files and folders."""
+    parser = _parser()
+    for action in _actions(parser):
+        metavar = action.metavar if isinstance(action.metavar, str) else ""
+        if metavar in PLACES:
+            action.complete = PLACES[metavar]  # type: ignore[attr-defined]
+        elif metavar.startswith("{"):
+            action.choices = metavar.strip("{}").split(",")
+        elif metavar in MODELS and action.dest in ("model", "name"):
+            action.choices = list(CATALOG)
+    print(shtab.complete(parser, arguments.shell))
 
-    print(completion(_parser(), shell))
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Those of the parser and of each of its commands."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from _actions(each)
 
 
-def _new_key() -> None:
+def _new_key(_arguments: argparse.Namespace) -> None:
     key = new_key()
     print(f"key:    {key}\nsha256: {digest(key.encode())}")
 
 
-def _models(action: str, name: str) -> None:
+def _models(arguments: argparse.Namespace) -> None:
     from app.model_store import commands
 
     cache_dir = Settings().cache_dir.expanduser()
-    if action == "pull":
-        commands.pull(name, cache_dir)
-    elif action == "export":
-        commands.export(name, cache_dir)
+    if arguments.action == "pull":
+        commands.pull(arguments.name, cache_dir)
+    elif arguments.action == "export":
+        commands.export(arguments.name, cache_dir)
     else:
         commands.list_models(cache_dir)

@@ -1,14 +1,18 @@
 """The flags of `djinn serve`: one for each setting."""
 
+from __future__ import annotations
+
 import argparse
 import difflib
 import re
-from collections.abc import Sequence
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeAlias, get_args, get_origin
 
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
+from app.domain.values import KVBudget
 from app.settings import Settings
 
 USAGE_ERROR = 2
@@ -20,54 +24,20 @@ METAVARS = {
     "host": "ADDRESS",
     "port": "PORT",
     "api_keys": "KEY[,KEY...]",
-    "tenants": "FILE",
-    "audit_log": "FILE",
     "otlp_endpoint": "URL",
     "replica": "NAME",
-    "peers": "FILE",
-    "cluster_key_file": "FILE",
-    "lease_s": "SECONDS",
-    "prefill_apart_tokens": "TOKENS",
     "allowed_hosts": "NAME[,NAME...]",
     "cors_origins": "ORIGIN[,ORIGIN...]",
     "model": "MODEL",
     "served_name": "NAME",
     "device": "DEVICE",
-    "tensor_parallel": "COUNT",
     "seed": "NUMBER",
-    "cache_dir": "FOLDER",
-    "weights_device": "SIZE",
-    "chunk_size": "SIZE",
-    "kv_device": "SIZE",
-    "kv_host": "SIZE",
-    "kv_disk": "SIZE",
-    "state_dir": "FOLDER",
     "block_size": "TOKENS",
-    "max_step_tokens": "TOKENS",
-    "max_running": "COUNT",
-    "max_draft_tokens": "TOKENS",
-    "max_queue": "COUNT",
     "max_model_len": "TOKENS",
-    "max_sessions": "COUNT",
-    "max_responses": "COUNT",
-    "max_responses_bytes": "SIZE",
-    "max_connections": "COUNT",
-    "max_connections_per_address": "COUNT",
-    "header_timeout_s": "SECONDS",
-    "body_timeout_s": "SECONDS",
-    "write_timeout_s": "SECONDS",
-    "max_request_bytes": "SIZE",
-    "max_bodies_bytes": "SIZE",
-    "max_import_bytes": "SIZE",
-    "max_spool_bytes": "SIZE",
-    "max_logprobs_bytes": "SIZE",
-    "max_activation_bytes": "SIZE",
-    "disk_reserve": "SIZE",
-    "engine_timeout_s": "SECONDS",
-    "engine_stuck_s": "SECONDS",
-    "drain_timeout_s": "SECONDS",
 }
-"""What `--help` calls the value of each setting that is neither a choice of words nor a switch."""
+"""What `--help` calls the value of a setting, where neither the end of its name nor its type tells."""
+OF_NAMES = {"_dir": "FOLDER", "_tokens": "TOKENS"}
+OF_TYPES = {Path: "FILE", ByteSize: "SIZE", KVBudget: "SIZE", float: "SECONDS", int: "COUNT"}
 GROUPS = {
     "host": "access and logs",
     "model": "the model",
@@ -123,6 +93,18 @@ class OneLineParser(argparse.ArgumentParser):
         return f": {', '.join(map(str, action.choices))}" if action and action.choices else ""
 
 
+Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
+Run = Callable[[argparse.Namespace], int | None]
+"""Does what a command line says; returns the exit status, None for 0."""
+
+
+def add_command(commands: Commands, name: str, text: str, run: Run | None = None) -> OneLineParser:
+    """A parser that unknown flags of its command are referred to. None: `run` is that of the command that it is in."""
+    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.set_defaults(parser=parser, **({} if run is None else {"run": run}))
+    return parser
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Give the parser a flag for each setting. What is not given is not in the namespace."""
     group: argparse._ActionsContainer = parser
@@ -137,10 +119,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         elif get_origin(field.annotation) is Literal:
             options["metavar"] = f"{{{','.join(get_args(field.annotation))}}}"
         else:
-            options["metavar"] = METAVARS[name]
+            options["metavar"] = METAVARS.get(name) or _metavar(name, field)
         if name in ALIASES:
             options["action"] = "append"
         group.add_argument(*flags, **options)
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
+    """What `--help` calls its value, by the end of its name or by its type."""
+    if named := [word for end, word in OF_NAMES.items() if name.endswith(end)]:
+        return named[0]
+    types = (field.annotation, *get_args(field.annotation))
+    return next(word for each, word in OF_TYPES.items() if each in types)
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:

@@ -103,7 +103,7 @@ def _log_threads_error(found: threading.ExceptHookArgs) -> None:
 LogFormat = Literal["text", "json"]
 
 CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160))}
-"""A line break within a message would be a line of its own, with what a client wrote in it."""
+"""A line break within a message would be a separate line, with what a client wrote in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def configure(log: Log) -> None:
 
 
 def configured() -> Log:
-    """This process's log, for another process beside it."""
+    """This process's log, for another process of the same server."""
     root = logging.getLogger()
     for handler in root.handlers:
         if isinstance(handler.formatter, TextFormatter | JsonFormatter):

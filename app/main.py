@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
@@ -41,29 +42,27 @@ from app.routers import (
     turns,
 )
 from app.routers.sessions import IMPORT_PATH
-from app.services import Lifespan, open_services
+from app.services import open_services, running
 from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequests
 from app.settings import Settings
 from app.settings.values import named_by
 from app.telemetry.traces import Traces
 from app.tenants.gate import TenantMiddleware, import_limit
-from app.tenants.tenancy import AuditMiddleware, Tenancy
+from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens, load_tokens
 from app.web.bodies import refuse_unread
-from app.web.body_limit import BodyBudget, BodyLimitMiddleware
-from app.web.errors import describe_problem, install_error_handlers
+from app.web.body_limit import BodyLimitMiddleware, body_budget
+from app.web.errors import described, install_error_handlers
 from app.web.idempotency import IdempotencyMiddleware
 from app.web.middleware import (
-    AccessLogMiddleware,
     HostMiddleware,
     LeaseGate,
-    RequestIdMiddleware,
-    TraceResponseMiddleware,
+    RequestMiddleware,
+    access_log,
     cross_origin,
 )
 from app.web.openapi import DescribedAPI
-from app.web.schema_words import schema_of
 from app.wire.turns import SamplingFields
 
 logger = logging.getLogger(__name__)
@@ -83,8 +82,7 @@ def sampling_defaults(model: ResolvedModel, generation_config: str) -> SamplingD
     try:
         fields = SamplingFields.model_validate(said)
     except ValidationError as error:
-        problem = error.errors()[0]
-        field, words = describe_problem(schema_of(SamplingFields), dict(problem), problem["loc"])
+        field, words = next(described(SamplingFields, error))
         raise BrokenModel(
             f"{path}: {field}: {words}; correct it, or start with generation_config none", param="generation_config"
         ) from error
@@ -124,27 +122,25 @@ def middleware(
     cluster: Cluster | None,
     ways: Mapping[str, Way],
     keyed: KeyedRequests,
-    *,
-    is_traced: bool,
 ) -> list[Middleware]:
     """All of it, outermost first. `lease` is that of the state folder. `ways` are those of the cluster, beside that of
-    sessions. `is_traced`: answers name the trace of their turn.
+    sessions.
     """
 
     def most_imported(scope: Scope) -> int:
         own = import_limit(scope)
         return int(settings.max_import_bytes) if own is None else min(own, int(settings.max_import_bytes))
 
-    audit = [] if tenancy.audit is None else [Middleware(AuditMiddleware, log=tenancy.audit, clock=tenancy.clock)]
-    access = [Middleware(AccessLogMiddleware)] if settings.access_log else []
-    spans = [Middleware(TraceResponseMiddleware)] if is_traced else []
+    audit = [] if tenancy.audit is None else [tenancy.audit.record]
+    records = [*([access_log] if settings.access_log else []), *audit]
     gate = [] if lease is None else [Middleware(LeaseGate, lease=lease)]
-    doors = [] if cluster is None else [_doors(cluster, ways)]
+    # Before the gates for clients: other servers have no key of a tenant.
+    doors: list[Middleware] = []
+    if cluster is not None:
+        here, key = cluster.member.here, cluster.member.key
+        doors = [Middleware(ClusterDoors, here=here, key=key, arrivals=cluster.arrivals, ways=ways)]
     return [
-        Middleware(RequestIdMiddleware),
-        *spans,
-        *access,
-        *audit,
+        Middleware(RequestMiddleware, records=records),
         *gate,
         *doors,
         *cross_origin(settings.cors_origins),
@@ -159,16 +155,10 @@ def middleware(
             BodyLimitMiddleware,
             max_bytes=min(int(settings.max_request_bytes), int(settings.max_bodies_bytes)),
             routes={("POST", IMPORT_PATH): most_imported},
-            budget=BodyBudget(int(settings.max_bodies_bytes)),
+            budget=body_budget(int(settings.max_bodies_bytes)),
         ),
         Middleware(IdempotencyMiddleware, requests=keyed),
     ]
-
-
-def _doors(cluster: Cluster, ways: Mapping[str, Way]) -> Middleware:
-    """Before the gates for clients: other servers have no key of a tenant."""
-    member = cluster.member
-    return Middleware(ClusterDoors, here=member.here, key=member.key, arrivals=cluster.arrivals, ways=ways)
 
 
 ROUTERS = (
@@ -288,30 +278,20 @@ def create_app(
         sampling=sampling,
     )
     prefill = None if member is None else Prefill(services.sessions, member, settings)
-    lifespan = Lifespan(
-        services=services, restored=restored, journal=journal, room=room, traces=traces, prefill=prefill
-    )
     ways = {} if prefill is None else prefill.ways
-    lease, cluster, keyed = services.lease, services.cluster, keeper.keyed
-    layers = middleware(settings, tenancy, lease, cluster, ways, keyed, is_traced=traces is not None)
-    app = _described(lifespan, layers)
-    app.state.services = services
-    install_error_handlers(app)
-    add_routes(app)
-    return app
-
-
-def _described(lifespan: Lifespan, layers: list[Middleware]) -> DescribedAPI:
-    """An application without routes."""
-    return DescribedAPI(
+    app = DescribedAPI(
         title="Djinn",
         version=version("djinn-server"),
-        lifespan=lifespan.run,
+        lifespan=partial(running, services, restored, journal, room, traces, prefill),
         redirect_slashes=False,
         docs_url=None,  # the framework's pages load a CDN; `routers/system.py` has one
         redoc_url=None,
         dependencies=[Depends(refuse_unread)],
-        middleware=layers,
+        middleware=middleware(settings, tenancy, services.lease, services.cluster, ways, keeper.keyed),
         # The framework's own would have paths, errors and refused bodies: what requests said.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
+    app.state.services = services
+    install_error_handlers(app)
+    add_routes(app)
+    return app

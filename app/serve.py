@@ -8,12 +8,12 @@ import logging
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from app.domain.errors import EngineError, FieldOutOfRange
-from app.flags import OneLineParser, add_flags, settings_of
+from app.flags import Commands, OneLineParser, add_command, add_flags, settings_of
 from app.logs import Log, configure
 from app.machine.memory import raise_descriptor_limit
 from app.settings import Settings
@@ -24,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from app.engine_process.engine import EngineProcess
-
-    Commands = argparse._SubParsersAction[OneLineParser]
 
 
 LOOK_S = 1.0
@@ -42,16 +40,11 @@ def serve(settings: Settings, *, stands_by: bool = False) -> int:
     state folder. If the input ends instead, the process ends. It ends too if its engine's process dies.
     """
     settings.require_safe_access()
-    with Hangups.heard() as hangups:
-        return _serve_until_told(settings, hangups, stands_by)
-
-
-def _serve_until_told(settings: Settings, hangups: Hangups, stands_by: bool) -> int:
     configure(Log(logging.INFO, settings.log_format, settings.replica))
     logging.getLogger("httpx").setLevel(logging.WARNING)
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     descriptors = raise_descriptor_limit()
-    with ExitStack() as held:
+    with Hangups.heard() as hangups, ExitStack() as held:
         bound = None if stands_by else held.enter_context(bind(settings.host, settings.port))
         # Imports take seconds: --help and a wrong flag need not wait for them.
         with _no_garbage_collected():
@@ -84,7 +77,7 @@ def _serve_until_told(settings: Settings, hangups: Hangups, stands_by: bool) -> 
 
 def _wait_until_wanted(process: EngineProcess) -> int | None:
     """Wait for a line of standard input. With what this process should end if none comes: the input has ended, or the
-    engine's process has, which nobody is served without.
+    engine's process has, without which no request is served.
     """
     from app.web.server import ENDED, ENGINE_LOST
 
@@ -115,11 +108,19 @@ CONTROLS = ("auto", "ray", "processes")
 MOST_REPLICAS = 64
 
 
-def add_cluster_flags(parser: OneLineParser, add_command: Callable[[Commands, str, str], OneLineParser]) -> None:
-    """Add `serve` and `front`, each by `add_command`."""
+def add_cluster_flags(parser: OneLineParser) -> None:
+    """Add `serve` and `front`."""
     actions: Commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_serve(add_command(actions, "serve", "start replicas and a front door before them"))
-    _add_front(add_command(actions, "front", "a front door before replicas that run already"))
+    front = add_command(actions, "front", "a front door before replicas that run already")
+    front.add_argument(
+        "--target",
+        action="append",
+        required=True,
+        metavar="NAME=URL",
+        help="a replica, by its --replica; once for each",
+    )
+    add_flags(front)
 
 
 def run_cluster(arguments: argparse.Namespace) -> int:
@@ -180,17 +181,6 @@ def _add_serve(serve: OneLineParser) -> None:
         "--replica-gpus", type=float, default=0.0, metavar="COUNT", help="GPUs of Ray's for each (default: 0)"
     )
     add_flags(serve)
-
-
-def _add_front(front: OneLineParser) -> None:
-    front.add_argument(
-        "--target",
-        action="append",
-        required=True,
-        metavar="NAME=URL",
-        help="a replica, by its --replica; once for each",
-    )
-    add_flags(front)
 
 
 def _count(text: str) -> int:

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from fastapi import FastAPI
@@ -65,7 +64,12 @@ def open_services(
         on_queued=tool_waits.end,
         traces=traces,
     )
-    responses = _responses(settings, registry, journal, restored)
+    responses = ResponseStore(
+        registry, journal, limit=settings.max_responses, max_bytes=int(settings.max_responses_bytes)
+    )
+    responses.restore(restored)
+    spooled = settings.state_dir and settings.state_dir.expanduser() / "tmp"  # with the journal, if there is one
+    spool = Spool(spooled, room.beside(spooled) if spooled else room, int(settings.max_spool_bytes))
     bound_sessions = BoundSessions(registry, restored)
     bindings = Bindings(bound_sessions, responses, tool_waits, keeper.keyed)
     return Services(
@@ -79,7 +83,7 @@ def open_services(
         bound_sessions=bound_sessions,
         tool_waits=tool_waits,
         responses=responses,
-        spool=_spool(settings, room),
+        spool=spool,
         side_work=registry.side_work,
         vectors=Vectors(journal, keeper.room),
         tenancy=tenancy,
@@ -90,80 +94,55 @@ def open_services(
     )
 
 
-def _responses(
-    settings: Settings, registry: SessionRegistry, journal: Journal | None, restored: Sequence[Session]
-) -> ResponseStore:
-    """The responses that are kept, with those of the journal's sessions."""
-    limit, max_bytes = settings.max_responses, int(settings.max_responses_bytes)
-    store = ResponseStore(registry, journal, limit=limit, max_bytes=max_bytes)
-    store.restore(restored)
-    return store
-
-
-def _spool(settings: Settings, room: DiskRoom) -> Spool:
-    """Where session files are on their way in and out: beside the journal, if there is one."""
-    folder = settings.state_dir and settings.state_dir.expanduser() / "tmp"
-    return Spool(folder, room.beside(folder) if folder else room, int(settings.max_spool_bytes))
-
-
 QUIET_S = 1.0
 """Between the start, or the last look at turns that run, and the preparation of grammars."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lifespan:
-    """Starts and ends what the application consists of. `restored` are the journal's sessions. `room` is that of files
-    beside the journal.
+@asynccontextmanager
+async def running(
+    services: Services,
+    restored: Sequence[Session],
+    journal: Journal | None,
+    room: DiskRoom,
+    traces: Traces | None,
+    prefill: Prefill | None,
+    _app: FastAPI,
+) -> AsyncIterator[None]:
+    """The life of the application: what began last ends first. `restored` are the journal's sessions. `room` is that of
+    files beside the journal.
     """
-
-    services: Services
-    restored: Sequence[Session]
-    journal: Journal | None
-    room: DiskRoom
-    traces: Traces | None
-    prefill: Prefill | None
-
-    @asynccontextmanager
-    async def run(self, _app: FastAPI) -> AsyncIterator[None]:
-        """The life of the application: what began last ends first."""
-        registry, tenancy, cluster = self.services.sessions, self.services.tenancy, self.services.cluster
-        executor, table = registry.executor, registry.table
-        async with AsyncExitStack() as ends:
-            ends.callback(tenancy.close)
-            if self.traces is not None:
-                ends.push_async_callback(asyncio.to_thread, self.traces.close)
-            if self.journal is not None:
-                self.journal.start()
-                ends.push_async_callback(asyncio.to_thread, self.journal.close)
-            executor.on_back(partial(take_up, registry))
-            executor.on_stall(partial(end_turns, registry), registry.turns.deadly.clear)
-            executor.start()
-            ends.push_async_callback(executor.stop)
-            await restore(registry, self.restored)
-            if cluster is not None:
-                cluster.start()
-                ends.push_async_callback(cluster.close)
-            if self.prefill is not None:
-                self.prefill.start()
-                ends.push_async_callback(self.prefill.close)
-            endless = [
-                sweep(registry),
-                guard_host(executor, table, tenancy.quotas),
-                _settle(executor.engine.grammars, table),
-            ]
-            if cluster is not None and self.services.settings.balance:
-                endless.append(cluster.balance.run())
-            if self.journal is not None and self._has_kv_files:
-                endless.append(guard_disk(executor, self.journal, self.room))
-            for work in endless:
-                ends.push_async_callback(_end, asyncio.create_task(work))
-            yield
-
-    @property
-    def _has_kv_files(self) -> bool:
-        """Whether KV files share the room's disk."""
-        kv_dir = self.services.settings.engine().kv_dir
-        return kv_dir is not None and self.room.beside(kv_dir) is self.room
+    registry, tenancy, cluster = services.sessions, services.tenancy, services.cluster
+    executor, table, kv_dir = registry.executor, registry.table, services.settings.engine().kv_dir
+    async with AsyncExitStack() as ends:
+        ends.callback(tenancy.close)
+        if traces is not None:
+            ends.push_async_callback(asyncio.to_thread, traces.close)
+        if journal is not None:
+            journal.start()
+            ends.push_async_callback(asyncio.to_thread, journal.close)
+        executor.on_back(partial(take_up, registry))
+        executor.on_stall(partial(end_turns, registry), registry.turns.deadly.clear)
+        executor.start()
+        ends.push_async_callback(executor.stop)
+        await restore(registry, restored)
+        if cluster is not None:
+            cluster.start()
+            ends.push_async_callback(cluster.close)
+        if prefill is not None:
+            prefill.start()
+            ends.push_async_callback(prefill.close)
+        endless = [
+            sweep(registry),
+            guard_host(executor, table, tenancy.quotas),
+            _settle(executor.engine.grammars, table),
+        ]
+        if cluster is not None and services.settings.balance:
+            endless.append(cluster.balance.run())
+        if journal is not None and kv_dir is not None and room.beside(kv_dir) is room:
+            endless.append(guard_disk(executor, journal, room))  # KV files share the journal's disk
+        for work in endless:
+            ends.push_async_callback(_end, asyncio.create_task(work))
+        yield
 
 
 async def _settle(grammars: GrammarCompiler, table: SessionTable) -> None:

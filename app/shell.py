@@ -1,7 +1,6 @@
 """The flags of `djinn ps`, `djinn top` and `djinn chat`. `client/shell/` does what they ask for."""
 
 import argparse
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -9,24 +8,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from app.domain.values import SessionState, Tier
+from app.flags import Commands, add_command
 
-AddCommand = Callable[[str, str], argparse.ArgumentParser]
 KEY = "An API key comes from DJINN_API_KEY: others can see arguments in the list of processes."
 STATES = [state.value for state in SessionState if state is not SessionState.CLOSED]
 SAMPLING = {"max_tokens": "COUNT", "temperature": "NUMBER", "seed": "NUMBER"}
 """Fields of a turn that `djinn chat` has flags for."""
 
 
-def add_shell_commands(add_command: AddCommand) -> None:
+def add_shell_commands(commands: Commands) -> None:
     """Add the three commands."""
-    _add_ps(add_command("ps", "list the sessions of a server"))
-    _add_top(add_command("top", "show what a server does, each second"))
-    _add_chat(add_command("chat", "talk in a session of a server, and stop it between two layers"))
-
-
-def run_shell_command(arguments: argparse.Namespace) -> int:
-    """Do what the command says; returns the exit status."""
-    return SHELL_COMMANDS[arguments.command](arguments)
+    _add_ps(add_command(commands, "ps", "list the sessions of a server", _ps))
+    _add_top(add_command(commands, "top", "show what a server does, each second", _top))
+    _add_chat(add_command(commands, "chat", "talk in a session of a server, and stop it between two layers", _chat))
 
 
 def _add_ps(parser: argparse.ArgumentParser) -> None:
@@ -79,8 +73,7 @@ def _positive(text: str) -> int:
 
 def _field(name: str, text: str) -> int | float:
     """The value of a field of a turn, within the field's range."""
-    from app.web.errors import describe_problem
-    from app.web.schema_words import schema_of  # half a second, which the other commands need not wait for
+    from app.web.errors import described  # half a second, which the other commands need not wait for
     from app.wire.turns import SamplingFields
 
     given: int | float | str = text
@@ -89,9 +82,7 @@ def _field(name: str, text: str) -> int | float:
     try:
         value: int | float = getattr(SamplingFields.model_validate({name: given}), name)
     except ValidationError as error:
-        problem = error.errors()[0]
-        _, words = describe_problem(schema_of(SamplingFields), dict(problem), problem["loc"])
-        raise argparse.ArgumentTypeError(words) from error
+        raise argparse.ArgumentTypeError(next(described(SamplingFields, error))[1]) from error
     return value
 
 
@@ -114,6 +105,3 @@ def _chat(arguments: argparse.Namespace) -> int:
     given: dict[str, Any] = {name: getattr(arguments, name) for name in SAMPLING}
     sampling: TurnOptions = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
     return chat(arguments.url, session=arguments.session, keep=arguments.keep, raw=arguments.raw, sampling=sampling)
-
-
-SHELL_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"ps": _ps, "top": _top, "chat": _chat}

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from app.domain.values import SamplingParams, StopRule
 from app.engine_process.turn import Turn
-from app.exports.spool import Spool, SpoolFile
-from app.machine.files import Claim, DiskRoom
+from app.exports.spool import SpoolFile
+from app.machine.budget import Share
+from app.machine.files import DiskRoom
 from app.messages import TurnFinished
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -57,4 +58,4 @@ async def engine_tokens(registry: SessionRegistry, session: Session) -> int:
 def spooled(path: Path) -> SpoolFile:
     """The file `path` for an export, as if a spool had room for it."""
     room = DiskRoom(path.parent)
-    return SpoolFile(path, None, Spool(None, room, 1 << 30), Claim(room))
+    return SpoolFile(path, Share(room), 1 << 30, Share(room))

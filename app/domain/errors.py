@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-"""The OpenAI API's words for a status that has words of its own."""
+"""The OpenAI API's words for a status that has its own."""
 NOT_DONE = "Djinn-Not-Done"
 """The header of answers to requests of which nothing was done, as they are for another server: says why."""
 
@@ -19,15 +19,28 @@ class DjinnError(Exception):
     retry_after_s: int | None = None
     """When the client should retry; None: unknown."""
     headers: Mapping[str, str] = {}
-    """What the answer's header says of it, beside that."""
+    """Other headers of the answer."""
 
-    def __init_subclass__(cls, *, status: int | None = None, code: str | None = None, **others: Any) -> None:
-        """A kind of error has its base's status and code unless it is given its own."""
+    def __init_subclass__(
+        cls,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+        not_done: str | None = None,
+        **others: Any,
+    ) -> None:
+        """A kind of error has what its base has, but for what it is given here. `not_done`: nothing of the request was
+        done, and this is why, for the header `NOT_DONE`.
+        """
         super().__init_subclass__(**others)
         if status is not None:
             cls.status = status
             cls.type = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         cls.code = code or cls.code
+        cls.retry_after_s = retry_after_s or cls.retry_after_s
+        if not_done is not None:
+            cls.headers = MappingProxyType({NOT_DONE: not_done})
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -140,13 +153,10 @@ class AlreadyThere(DjinnError, status=409, code="already_there"):
     """The session is at home where it was to move."""
 
 
-class Moving(WrongState, code="moving"):
+class Moving(WrongState, code="moving", retry_after_s=1, not_done="moving"):
     """The session is on its way to another server, or about to be. Nothing of the request was done; carries
     Retry-After.
     """
-
-    retry_after_s = 1
-    headers: Mapping[str, str] = MappingProxyType({NOT_DONE: "moving"})
 
 
 class Moved(DjinnError, status=421, code="moved"):
@@ -160,16 +170,12 @@ class Moved(DjinnError, status=421, code="moved"):
         self.headers = {"Djinn-Home": home}
 
 
-class PeerAway(DjinnError, status=503, code="peer_away"):
+class PeerAway(DjinnError, status=503, code="peer_away", retry_after_s=5):
     """The other server does not answer. The session stays; carries Retry-After."""
 
-    retry_after_s = 5
 
-
-class PeerFull(DjinnError, status=503, code="peer_full"):
+class PeerFull(DjinnError, status=503, code="peer_full", retry_after_s=5):
     """The other server has no room for the session, which stays; carries Retry-After."""
-
-    retry_after_s = 5
 
 
 class NameTaken(DjinnError, status=409, code="name_taken"):
@@ -184,10 +190,8 @@ class PeerStranger(DjinnError, status=502, code="peer_stranger"):
     """One of the two servers has not the key of the cluster, or another. The session stays."""
 
 
-class MoveUnsettled(DjinnError, status=503, code="move_unsettled"):
+class MoveUnsettled(DjinnError, status=503, code="move_unsettled", retry_after_s=5):
     """The other server may have taken the session. This server asks until it answers. Neither serves it meanwhile."""
-
-    retry_after_s = 5
 
 
 class BadExport(FieldOutOfRange, code="bad_export"):
@@ -225,11 +229,8 @@ class RateLimited(Busy, code="rate_limit_exceeded"):
     """The tenant has used up its minute."""
 
 
-class Draining(DjinnError, status=503, code="draining"):
+class Draining(DjinnError, status=503, code="draining", retry_after_s=5, not_done="draining"):
     """The server is shutting down, and has done nothing of the request; carries Retry-After."""
-
-    retry_after_s = 5
-    headers: Mapping[str, str] = MappingProxyType({NOT_DONE: "draining"})
 
 
 class SpoolFull(Busy, code="spool_full"):
@@ -252,44 +253,34 @@ class JournalUnavailable(DjinnError, status=503, code="journal_unavailable"):
     """Not done: the journal cannot be written, so it would not survive a restart."""
 
 
-class Fenced(DjinnError, status=503, code="fenced"):
+class Fenced(DjinnError, status=503, code="fenced", retry_after_s=2):
     """The server has no lease of its state folder, and another one may have its sessions. Whether the request was done
     is not known if it had begun before; carries Retry-After.
     """
-
-    retry_after_s = 2
 
 
 class TooManyConnections(DjinnError, status=503, code="connection_limit"):
     """As many connections are open as may be."""
 
 
-class BodiesFull(DjinnError, status=503, code="bodies_full"):
+class BodiesFull(DjinnError, status=503, code="bodies_full", retry_after_s=1):
     """Not done: the bodies of requests under way take as much memory as they may; carries Retry-After."""
 
-    retry_after_s = 1
 
-
-class ReplicaAway(DjinnError, status=503, code="replica_away"):
+class ReplicaAway(DjinnError, status=503, code="replica_away", retry_after_s=2):
     """Not done: the replica that has what the request is about does not answer; carries Retry-After."""
-
-    retry_after_s = 2
 
 
 class ReplicaLost(DjinnError, status=502, code="replica_lost"):
     """The replica went away in the middle: whether the request was done is not known."""
 
 
-class ReplicaMoving(DjinnError, status=503, code="moving_on"):
+class ReplicaMoving(DjinnError, status=503, code="moving_on", retry_after_s=1):
     """Not done: the session has moved, and the request could not be sent after it; carries Retry-After."""
 
-    retry_after_s = 1
 
-
-class DirectoryAway(DjinnError, status=503, code="directory_away"):
+class DirectoryAway(DjinnError, status=503, code="directory_away", retry_after_s=2):
     """Not done: only the cluster's directory knows whom the request is for, and it is away; carries Retry-After."""
-
-    retry_after_s = 2
 
 
 class NotDurable(DjinnError, code="not_durable"):
@@ -307,7 +298,7 @@ class NotDurable(DjinnError, code="not_durable"):
         self._turn = turn
 
     def body(self) -> dict[str, Any]:
-        """`{"error": ...}`, with the turn beside it if there is one."""
+        """`{"error": ...}`, and the turn if there is one."""
         return super().body() if self._turn is None else {**super().body(), "turn": self._turn}
 
 
@@ -315,10 +306,8 @@ class EngineError(DjinnError, code="engine_error"):
     """A bug or a device failure."""
 
 
-class EngineAway(DjinnError, status=503):
+class EngineAway(DjinnError, status=503, retry_after_s=2):
     """The engine takes nothing now; carries Retry-After."""
-
-    retry_after_s = 2
 
 
 class EngineRestarting(EngineAway, code="engine_restarting"):

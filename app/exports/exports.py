@@ -21,8 +21,7 @@ from app.machine.files import size
 from app.messages import Export, ExportedKV, Import, ImportedKV, Reinstate
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Pause, Session
-from app.web.errors import describe_problem
-from app.web.schema_words import schema_of
+from app.web.errors import described
 from app.wire.sessions import MAX_TTL_S
 
 MAX_BLOCK_SIZE = 256
@@ -139,8 +138,7 @@ def _checks(registry: SessionRegistry, history: array[int]) -> LabelChecks:
 def _reason(error: ValueError | FieldOutOfRange) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
-    first = error.errors()[0]
-    field, words = describe_problem(schema_of(ExportLabel), dict(first), first["loc"])
+    field, words = next(described(ExportLabel, error))
     return f"{field}: {words}" if field else words
 
 

@@ -7,12 +7,13 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from app.domain.errors import DiskShort, FieldOutOfRange, SpoolFull, TooLarge
-from app.domain.values import leaves_as_much
-from app.machine.files import Claim, DiskFull, DiskRoom, make_writable, size
+from app.machine.budget import Budget, Share
+from app.machine.files import DiskFull, DiskRoom, make_writable, size
 
 CHUNK_BYTES = 1 << 20
 MAX_FILES = 32
@@ -24,36 +25,41 @@ PREFIX = "djinn-"
 class SpoolFile:
     """A file on its way, which takes part of the spool's budget and of the disk's room."""
 
-    def __init__(self, path: Path, owner: str | None, spool: Spool, claim: Claim) -> None:
+    def __init__(self, path: Path, share: Share, max_bytes: int, claim: Share) -> None:
         self.path = path
-        self.owner = owner
-        self.claimed = 0
-        """Bytes that it may have."""
-        self._spool = spool
+        self._share = share
+        self._max_bytes = max_bytes
         self._claim = claim
+
+    @property
+    def claimed(self) -> int:
+        """Bytes that it may have."""
+        return self._share.held
 
     def claim(self, total: int) -> None:
         """Make sure that the file may have `total` bytes. Raises `TooLarge`, `SpoolFull`, `DiskShort`."""
-        more = total - self.claimed
-        if more <= 0:
+        had = self.claimed
+        if total <= had:
             return
-        self._spool.check(self, more, total)
+        if total > self._max_bytes:
+            raise TooLarge(f"the session's file needs {size(total)}; max_spool_bytes allows {size(self._max_bytes)}")
+        self._share.require(total)
         try:
-            self._claim.grow(more)
+            self._claim.grow(total - had)
         except DiskFull as error:
+            self._share.shrink(had)
             raise DiskShort(f"the session's file was not stored: {error.strerror}") from error
-        self.claimed = total
 
     def wrote(self, count: int) -> None:
         """So many bytes of it are on the disk."""
-        self._claim.wrote(count)
+        self._claim.give(count)
 
 
 class Spool:
     """A folder for them. Used on the event loop; the disk is waited for on other threads.
 
     All files together have at most `max_bytes` bytes; `room` is that on their disk. Tenants share the files and the
-    bytes as `leaves_as_much` says.
+    bytes.
     """
 
     def __init__(self, folder: Path | None, room: DiskRoom, max_bytes: int) -> None:
@@ -65,51 +71,45 @@ class Spool:
             _clear(folder)
         self._folder = folder
         self._room = room
-        self._max_bytes = max_bytes
-        self._files: set[SpoolFile] = set()
+        self._files = Budget(MAX_FILES, _too_many)
+        self._bytes = Budget(max_bytes, partial(_too_large, max_bytes))
 
     @contextlib.asynccontextmanager
     async def file(self, owner: str | None) -> AsyncIterator[SpoolFile]:
-        """A file in a folder of its own, which is deleted with all that is in it at the end of the block. None: there
+        """A file in a separate folder, which is deleted with all that is in it at the end of the block. None: there
         are no tenants.
 
         Raises `SpoolFull` if too many are under way, `DiskShort`.
         """
-        taken, own = len(self._files), len(self._of(owner))
-        if not leaves_as_much(MAX_FILES, taken=taken, more=1, besides=own, whole=1):
-            is_full = taken >= MAX_FILES
-            count, whose = (MAX_FILES, "") if is_full else (own, " of this tenant")
-            raise SpoolFull(f"{count} exports and imports{whose} are under way, the most allowed now", retry_after_s=1)
-        with self._room.claiming() as claim:
-            try:
-                inside = tempfile.TemporaryDirectory(dir=self._folder, prefix=PREFIX)
-            except OSError as error:
-                raise DiskShort(f"the session's file was not stored: {error.strerror}") from error
-            file = SpoolFile(Path(inside.name) / "session.safetensors", owner, self, claim)
-            self._files.add(file)
-            try:
-                yield file
-            finally:
-                await asyncio.to_thread(inside.cleanup)
-                self._files.discard(file)
+        place, share = Share(self._files, owner), Share(self._bytes, owner)
+        place.require(1)
+        try:
+            with self._room.claiming() as claim:
+                try:
+                    inside = tempfile.TemporaryDirectory(dir=self._folder, prefix=PREFIX)
+                except OSError as error:
+                    raise DiskShort(f"the session's file was not stored: {error.strerror}") from error
+                try:
+                    yield SpoolFile(Path(inside.name) / "session.safetensors", share, self._bytes.limit, claim)
+                finally:
+                    await asyncio.to_thread(inside.cleanup)
+        finally:
+            share.shrink()
+            place.shrink()
 
-    def check(self, file: SpoolFile, more: int, total: int) -> None:
-        """Raise `TooLarge` if a file of `total` bytes never fits, `SpoolFull` if there is no room for `more` now."""
-        if total > self._max_bytes:
-            raise TooLarge(f"the session's file needs {size(total)}; max_spool_bytes allows {size(self._max_bytes)}")
-        taken = sum(each.claimed for each in self._files)
-        own = sum(each.claimed for each in self._of(file.owner) if each is not file)
-        if not leaves_as_much(self._max_bytes, taken=taken, more=more, besides=own, whole=total):
-            whose = f", {size(own)} of it by this tenant, who leaves others as much" if own else ""
-            raise SpoolFull(
-                f"exports and imports under way take {size(taken)} of the {size(self._max_bytes)} that they may have"
-                f"{whose}; this one needs {size(total)}",
-                retry_after_s=1,
-            )
 
-    def _of(self, owner: str | None) -> list[SpoolFile]:
-        """The tenant's files. Without tenants there are no others to leave room to."""
-        return [] if owner is None else [each for each in self._files if each.owner == owner]
+def _too_many(taken: int, own: int, _needed: int) -> SpoolFull:
+    count, whose = (MAX_FILES, "") if taken >= MAX_FILES else (own, " of this tenant")
+    return SpoolFull(f"{count} exports and imports{whose} are under way, the most allowed now", retry_after_s=1)
+
+
+def _too_large(max_bytes: int, taken: int, own: int, needed: int) -> SpoolFull:
+    whose = f", {size(own)} of it by this tenant, who leaves others as much" if own else ""
+    return SpoolFull(
+        f"exports and imports under way take {size(taken)} of the {size(max_bytes)} that they may have{whose}; "
+        f"this one needs {size(needed)}",
+        retry_after_s=1,
+    )
 
 
 def _clear(folder: Path) -> None:

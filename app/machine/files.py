@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from app.machine.budget import Share
+
 
 def make_writable(folder: Path, mode: int = 0o777) -> None:
     """Make the folder if need be, and a file in it that is gone at once. Raises `OSError` if either fails."""
@@ -105,7 +107,7 @@ OVER_NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "afs", "ocfs2", "gfs2"}
     | {"9p", "virtiofs"}
 )
-"""Types beside those of FUSE."""
+"""Types other than those of FUSE."""
 
 
 def free_bytes(folder: Path) -> int:
@@ -143,27 +145,8 @@ class DiskFull(OSError):
     """A file would take room that is not there, or that is reserved. `strerror` says how much is missing."""
 
 
-class Claim:
-    """Bytes that a file under way has yet to write. `grow` and `wrote` follow it."""
-
-    def __init__(self, room: DiskRoom) -> None:
-        self._room = room
-        self.left = 0
-
-    def grow(self, count: int) -> None:
-        """Claim `count` bytes more. Raises `DiskFull`."""
-        self._room.take(count)
-        self.left += count
-
-    def wrote(self, count: int) -> None:
-        """So many of the bytes have been written: the disk itself counts them from now on."""
-        count = min(count, self.left)
-        self._room.give(count)
-        self.left -= count
-
-
 class DiskRoom:
-    """What is free on the disk of `folder` beside `reserve` bytes. Any thread may use it."""
+    """What is free on the disk of `folder`, without `reserve` bytes. Any thread may use it."""
 
     def __init__(self, folder: Path, reserve: int = 0) -> None:
         self._folder = folder
@@ -173,7 +156,7 @@ class DiskRoom:
 
     @property
     def free(self) -> int:
-        """Bytes that are free beside the reserve. Raises `OSError`."""
+        """Bytes that are free, without the reserve. Raises `OSError`."""
         return max(0, free_bytes(self._folder) - self.reserve)
 
     @property
@@ -182,17 +165,19 @@ class DiskRoom:
         return max(0, self.reserve - free_bytes(self._folder))
 
     @contextmanager
-    def claiming(self, count: int = 0) -> Iterator[Claim]:
-        """Claim `count` bytes for a file that is written meanwhile. Raises `DiskFull`."""
-        claim = Claim(self)
+    def claiming(self, count: int = 0) -> Iterator[Share]:
+        """Claim `count` bytes for a file that is written meanwhile: what is written is given back, as the disk itself
+        counts it from then on. Raises `DiskFull`.
+        """
+        claim = Share(self)
         claim.grow(count)
         try:
             yield claim
         finally:
-            claim.wrote(claim.left)
+            claim.shrink()
 
-    def take(self, count: int) -> None:
-        """Claim bytes. Raises `DiskFull`."""
+    def take(self, holder: str | None, count: int, held: int = 0) -> None:
+        """Claim bytes for any holder. Raises `DiskFull`."""
         with self._lock:
             room = free_bytes(self._folder) - self.reserve - self._claimed
             if count > max(0, room):
@@ -202,7 +187,7 @@ class DiskRoom:
                 )
             self._claimed += count
 
-    def give(self, count: int) -> None:
+    def give(self, holder: str | None, count: int) -> None:
         """Let go of bytes that were claimed."""
         with self._lock:
             self._claimed -= count

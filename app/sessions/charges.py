@@ -1,13 +1,14 @@
 """Turns as they are counted for their owners: before they begin, while they run, and when they have ended."""
 
 import contextlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from app.domain.errors import BeyondTenantLimit, FieldOutOfRange, LogprobsFull, TenantLimit
-from app.domain.values import Quotas, Settle, TurnUsage, leaves_as_much
+from app.domain.values import Quotas, Settle, TurnUsage
+from app.machine.budget import Budget
 from app.machine.files import size
 from app.messages import Failed, Started, TurnEvent, TurnFinished
 from app.sessions.table import SessionTable
@@ -18,50 +19,18 @@ there. While a prompt is scored, the engine's process has the object too: that o
 """
 
 
-class LogprobRoom:
-    """At most `max_bytes` bytes, which tenants share as `leaves_as_much` says, where each call is a thing. Without
-    tenants there are no others to leave room to. Used on the event loop only.
-    """
+def logprob_budget(max_bytes: int) -> Budget:
+    """What the log-probabilities of all calls may have together, in bytes. Its error is `LogprobsFull`."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._taken = Counter[str | None]()
-        """Bytes of each tenant that has some."""
-        self._total = 0
+    def refuse(taken: int, own: int, needed: int) -> LogprobsFull:
+        whose = f", {size(own)} of it those of this tenant, who leaves others as much" if own else ""
+        return LogprobsFull(
+            f"the log-probabilities of calls under way take {size(taken)} of the {size(max_bytes)} of "
+            f"max_logprobs_bytes{whose}; those of this call need {size(needed)}",
+            retry_after_s=RETRY_AFTER_S,
+        )
 
-    def check(self, owner: str | None, count: int) -> None:
-        """Raise `LogprobsFull` unless a call may report `count` log-probabilities now, and `FieldOutOfRange` unless one
-        ever may.
-        """
-        more = count * BYTES_EACH
-        if more > self._max_bytes:
-            raise FieldOutOfRange(
-                f"logprobs: this call may report {count:,} log-probabilities, and at most "
-                f"{self._max_bytes // BYTES_EACH:,} fit max_logprobs_bytes: ask for fewer of them, or for fewer tokens",
-                param="logprobs",
-            )
-        own = self._taken[owner] if owner is not None else 0
-        if more and not leaves_as_much(self._max_bytes, taken=self._total, more=more, besides=own, whole=more):
-            whose = f", {size(own)} of it those of this tenant, who leaves others as much" if own else ""
-            raise LogprobsFull(
-                f"the log-probabilities of calls under way take {size(self._total)} of the {size(self._max_bytes)} of "
-                f"max_logprobs_bytes{whose}; those of this call need {size(more)}",
-                retry_after_s=RETRY_AFTER_S,
-            )
-
-    def take(self, owner: str | None, count: int) -> None:
-        """Have room for `count` log-probabilities, which `check` has found."""
-        self._add(owner, count * BYTES_EACH)
-
-    def give(self, owner: str | None, count: int) -> None:
-        """Give back what was taken."""
-        self._add(owner, -count * BYTES_EACH)
-
-    def _add(self, owner: str | None, more: int) -> None:
-        self._total += more
-        self._taken[owner] += more
-        if not self._taken[owner]:
-            del self._taken[owner]
+    return Budget(max_bytes, refuse)
 
 
 class TurnCharge:
@@ -143,7 +112,7 @@ def reported(alternatives: int | None, tokens: int) -> int:
 class Charges:
     """Counts the turns of all owners, and those that calls have yet to begin. Used on the event loop only."""
 
-    def __init__(self, table: SessionTable, quotas: Quotas, logprobs: LogprobRoom, kv_bytes_per_token: int) -> None:
+    def __init__(self, table: SessionTable, quotas: Quotas, logprobs: Budget, kv_bytes_per_token: int) -> None:
         self._table = table
         self._quotas = quotas
         self._logprobs = logprobs
@@ -166,12 +135,15 @@ class Charges:
         `BeyondTenantLimit` or `FieldOutOfRange` unless it ever may.
         """
         self._require(owner, [need.context for need in needs])
-        self._logprobs.check(owner, sum(need.logprobs for need in needs))
+        logprobs = sum(need.logprobs for need in needs)
+        if logprobs:
+            self._require_logprobs(owner, logprobs)
         settles = self._quotas.reserve(owner, [need.sent + min(need.most, MOST_RESERVED) for need in needs])
+        if logprobs:
+            self._logprobs.take(owner, logprobs * BYTES_EACH)
         charges = []
         for settle, need in zip(settles, needs, strict=True):
-            self._logprobs.take(owner, need.logprobs)
-            give_back = partial(self._logprobs.give, owner, need.logprobs)
+            give_back = partial(self._logprobs.give, owner, need.logprobs * BYTES_EACH)
             charge = TurnCharge(settle, sent=need.sent, generated=generated, give_back=give_back)
             self._coming[owner][charge] = need.context
             cleanup.callback(self._answered, owner, charge)
@@ -199,6 +171,19 @@ class Charges:
         if room is not None and (sum(busy) + sum(new)) * size > room:
             limit = f"{room} bytes of KV of turns under way"
             raise _refusal(limit, sum(busy) * size, sum(new) * size, ever=sum(new) * size <= room)
+
+    def _require_logprobs(self, owner: str | None, count: int) -> None:
+        """Raise `LogprobsFull` unless a call may report `count` log-probabilities now, and `FieldOutOfRange` unless one
+        ever may.
+        """
+        if count * BYTES_EACH > self._logprobs.limit:
+            raise FieldOutOfRange(
+                f"logprobs: this call may report {count:,} log-probabilities, and at most "
+                f"{self._logprobs.limit // BYTES_EACH:,} fit max_logprobs_bytes: ask for fewer of them, or for fewer "
+                "tokens",
+                param="logprobs",
+            )
+        self._logprobs.require(owner, count * BYTES_EACH)
 
     def _answered(self, owner: str | None, charge: TurnCharge) -> None:
         if charge in self._coming.get(owner, {}):

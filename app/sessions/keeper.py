@@ -35,7 +35,8 @@ from app.journal.records import (
     SessionRecord,
     Steering,
 )
-from app.machine.files import Claim, DiskFull, DiskRoom
+from app.machine.budget import Share
+from app.machine.files import DiskFull, DiskRoom
 from app.sessions.keyed import KeyedRequests
 from app.sessions.session import Session, SessionUsage
 
@@ -49,7 +50,7 @@ class JournalRoom:
     def __init__(self, room: DiskRoom | None) -> None:
         """None: nothing is journaled."""
         self._room = room
-        self._claims: dict[SessionId, Claim] = {}
+        self._claims: dict[SessionId, Share] = {}
         """Of turns that are paused: the journal gets what they bring when they end."""
 
     @contextmanager
@@ -58,12 +59,12 @@ class JournalRoom:
         if self._room is None:
             yield
             return
-        claim = Claim(self._room)
+        claim = Share(self._room)
         _grow(claim, COPIES * count)
         try:
             yield
         finally:
-            claim.wrote(claim.left)
+            claim.shrink()
 
     @contextmanager
     def keeping(self, session: SessionId, count: int) -> Iterator[None]:
@@ -73,20 +74,20 @@ class JournalRoom:
         if self._room is None:
             yield
             return
-        claim = self._claims.setdefault(session, Claim(self._room))
-        more = min(COPIES * count, MOST - claim.left)
+        claim = self._claims.setdefault(session, Share(self._room))
+        more = min(COPIES * count, MOST - claim.held)
         _grow(claim, more)
         try:
             yield
         except Exception:
-            claim.wrote(more)
+            claim.give(more)
             raise
 
     def release(self, session: SessionId) -> None:
         """The session's turn has ended, or the session is gone."""
         claim = self._claims.pop(session, None)
         if claim is not None:
-            claim.wrote(claim.left)
+            claim.shrink()
 
 
 def vector_bytes(edits: Iterable[Edit]) -> int:
@@ -94,7 +95,7 @@ def vector_bytes(edits: Iterable[Edit]) -> int:
     return sum({id(edit.vector.data): len(edit.vector.data) for edit in edits if edit.vector is not None}.values())
 
 
-def _grow(claim: Claim, count: int) -> None:
+def _grow(claim: Share, count: int) -> None:
     try:
         claim.grow(count)
     except DiskFull as error:

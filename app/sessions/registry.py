@@ -11,7 +11,7 @@ from app.domain.memory_map import MemoryMap
 from app.domain.values import ForkPoint, Phase, Quotas, Residency, SessionId, SessionState
 from app.engine_process.executor import EngineExecutor
 from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
-from app.sessions.charges import Charges, LogprobRoom
+from app.sessions.charges import Charges, logprob_budget
 from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequest
 from app.sessions.pauses import Pauses, TurnEnds
@@ -91,7 +91,7 @@ class SessionRegistry:
         self._memory = MemoryReads(executor)
         self.side_work = SideWork(table.turns.others_run)
         self.maps = ActivationMaps(executor, head)
-        room = LogprobRoom(int(settings.max_logprobs_bytes))
+        room = logprob_budget(int(settings.max_logprobs_bytes))
         self.charges = Charges(table, quotas, room, executor.engine.info.kv_bytes_per_token)
         self.turns = Turns(
             executor,

@@ -1,6 +1,7 @@
 """Every setting of the server together: the only reader of the environment (`DJINN_*`)."""
 
 import os
+from dataclasses import fields
 from importlib.util import find_spec
 from typing import Self
 
@@ -91,29 +92,15 @@ class Settings(LimitSettings, MemorySettings, ModelSettings, ClusterSettings, Ac
         return self
 
     def engine(self) -> EngineSettings:
-        """The engine's section."""
-        return EngineSettings(
-            device=self.device,
-            tensor_parallel=self.tensor_parallel,
-            dtype=self.dtype,
-            matmul_precision=self.matmul_precision,
-            batch_invariant=self.batch_invariant,
-            cuda_graphs=self.cuda_graphs,
-            weights_device=self.weights_device,
-            weights_dir=self.cache_dir.expanduser() / "weights",
-            chunk_bytes=int(self.chunk_size),
-            kv_dtype=self.kv_dtype,
-            kv_device=self.kv_device,
-            kv_host=self.kv_host,
-            kv_disk=self.kv_disk,
-            kv_dir=None if self.state_dir is None else self.state_dir.expanduser() / "kv",
-            kv_policy=KVPolicy(self.kv_policy),
-            block_size=self.block_size,
-            max_step_tokens=self.max_step_tokens,
-            max_running=self.max_running,
-            max_draft_tokens=self.max_draft_tokens,
-            max_activation_bytes=int(self.max_activation_bytes),
-            prefill_transport="tcp" if self.role == "both" else self.prefill_transport,
-            computes_prompts=self.role == "prefill",
-            max_model_len=self.max_model_len,
-        )
+        """The engine's section: settings of the same name as they are, and those that follow from others."""
+        named = {each.name for each in fields(EngineSettings)} & Settings.model_fields.keys()
+        derived = {
+            "weights_dir": self.cache_dir.expanduser() / "weights",
+            "chunk_bytes": int(self.chunk_size),
+            "kv_dir": None if self.state_dir is None else self.state_dir.expanduser() / "kv",
+            "kv_policy": KVPolicy(self.kv_policy),
+            "max_activation_bytes": int(self.max_activation_bytes),
+            "prefill_transport": "tcp" if self.role == "both" else self.prefill_transport,
+            "computes_prompts": self.role == "prefill",
+        }
+        return EngineSettings(**{**{name: getattr(self, name) for name in named}, **derived})

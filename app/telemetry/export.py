@@ -12,12 +12,12 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from app.settings.values import TRACES_PATH
-from app.telemetry.names import DJINN, SCHEMA_URL
 from app.telemetry.spans import TurnSpan
 from app.telemetry.traces import CLOSE_S, TurnStart
 
 logger = logging.getLogger(__name__)
 
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.1"
 BETWEEN_LINES_S = 60.0
 SPEAKS_FOR_ITSELF = {
     "opentelemetry.exporter": logging.CRITICAL,
@@ -82,13 +82,13 @@ class SpanTraces:
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = QuietExporter(exporter)
         own = version("djinn-server")
-        resource = Resource.create({SERVICE_NAME: DJINN, SERVICE_VERSION: own})
+        resource = Resource.create({SERVICE_NAME: "djinn", SERVICE_VERSION: own})
         # Not the global provider: what else uses that would send what requests said.
         self._provider = TracerProvider(
             resource=resource.merge(OTELResourceDetector().detect()), shutdown_on_exit=False
         )
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
-        self._tracer = self._provider.get_tracer(DJINN, own, schema_url=SCHEMA_URL)
+        self._tracer = self._provider.get_tracer("djinn", own, schema_url=SCHEMA_URL)
         hush()
 
     def begin(self, turn: TurnStart) -> TurnSpan | None:

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from app.domain.homes import MoveReason
 from app.domain.memory_map import DraftCounts, MemoryMap, MoveTotals, StepCounts, TextUse
 from app.domain.values import JournalState, Tier
-from app.telemetry.turn_metrics import TurnMetrics, seconds
+from app.telemetry.turn_metrics import TurnMetrics, labelled, seconds
 
 
 class Refused(StrEnum):
@@ -44,25 +44,10 @@ class ConnectionMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.open = Gauge("djinn_connections", "Open connections of clients", registry=registry)
-        self._refused = Counter(
-            "djinn_connections_refused", "Connections that were not taken", ["cause"], registry=registry
+        self.refused = labelled(
+            "djinn_connections_refused", "Connections that were not taken", "cause", Refused, registry
         )
-        self._ended = Counter(
-            "djinn_connections_ended", "Connections that the server ended", ["cause"], registry=registry
-        )
-        # A series that begins with its first event has no rate of it.
-        for refused in Refused:
-            self._refused.labels(refused.value)
-        for ended in Ended:
-            self._ended.labels(ended.value)
-
-    def count_refused(self, cause: Refused) -> None:
-        """Count one that was not taken."""
-        self._refused.labels(cause.value).inc()
-
-    def count_ended(self, cause: Ended) -> None:
-        """Count one that the server ended."""
-        self._ended.labels(cause.value).inc()
+        self.ended = labelled("djinn_connections_ended", "Connections that the server ended", "cause", Ended, registry)
 
 
 def journal_metrics(state: JournalState) -> Iterator[Metric]:
@@ -105,18 +90,14 @@ def tenant_metrics(uses: Mapping[str, TenantUse]) -> Iterator[Metric]:
     yield from (sessions, turns, kv)
 
 
-OUTCOMES = ("whole", "part", "none")
-
-
 class PromptMetrics:
     """What this server has asked for, and what it has computed for others, in the given registry."""
 
     def __init__(self, own: CollectorRegistry) -> None:
-        self._asked = Counter(
-            "djinn_prompts_apart", "Prompts that another server was to compute", ["came"], registry=own
+        outcomes = ("whole", "part", "none")
+        self._asked = labelled(
+            "djinn_prompts_apart", "Prompts that another server was to compute", "came", outcomes, own
         )
-        for outcome in OUTCOMES:
-            self._asked.labels(outcome)
         self._asked_tokens = Counter(
             "djinn_prompt_tokens_apart", "Tokens of prompts whose KV another server has sent", registry=own
         )
@@ -272,7 +253,7 @@ SIGNAL_BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.01
 
 
 class Metrics:
-    """What the server counts by itself, in a registry of its own, and what it asks for at each scrape."""
+    """What the server counts by itself, in its registry, and what it asks for at each scrape."""
 
     def __init__(self, model_name: str) -> None:
         own = CollectorRegistry()
@@ -282,11 +263,9 @@ class Metrics:
             "djinn_ignored_fields", "Fields without effect that answers named", ["field"], registry=own
         )
         self.engine_restarts = Counter("djinn_engine_restarts", "Engines that took a dead one's place", registry=own)
-        self.moved = Counter(
-            "djinn_sessions_moved", "Sessions that have gone to another server, by why", ["reason"], registry=own
+        self.moved = labelled(
+            "djinn_sessions_moved", "Sessions that have gone to another server, by why", "reason", MoveReason, own
         )
-        for reason in MoveReason:
-            self.moved.labels(reason.value)
         self.event_streams = Gauge("djinn_event_streams", "Open streams of /v1/events", registry=own)
         self.connections = ConnectionMetrics(own)
         self.prompts = PromptMetrics(own)

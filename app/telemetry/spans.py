@@ -1,4 +1,11 @@
-"""The span of one turn: it opens in the queue and ends with the turn. What it says are numbers, names and ids."""
+"""The span of one turn: it opens in the queue and ends with the turn. What it says are numbers, names and ids.
+
+`gen_ai.*` and `error.type` are from OpenTelemetry's semantic conventions 1.41.1. Since 1.42.0 those for GenAI have a
+repository of their own, open-telemetry/semantic-conventions-genai, without a release yet. None of them is stable.
+`gen_ai.server.time_to_first_token` is the name of a metric there; here it is an attribute, in seconds from submit. A
+turn that paused before its first token has none. An error is told by its `code`: its message may have a part of what a
+client wrote.
+"""
 
 import os
 import time
@@ -23,10 +30,9 @@ from opentelemetry.util.types import AttributeValue
 from app.domain.activations import CheckpointInfo
 from app.domain.errors import DjinnError
 from app.domain.memory_map import SessionMemory
-from app.domain.values import SamplingParams, Tier
+from app.domain.values import Tier
 from app.logs import REQUEST, request_id
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
-from app.telemetry import names
 from app.telemetry.traces import TRACE_RESPONSE, TurnStart
 
 CHAT_FIELDS = ("messages", "input")
@@ -37,68 +43,43 @@ Attributes = dict[str, AttributeValue]
 
 def operation_of(turn: TurnStart) -> str:
     """The kind of the turn, in a word of the conventions."""
-    return names.CHAT if turn.param in CHAT_FIELDS else names.TEXT_COMPLETION
+    return "chat" if turn.param in CHAT_FIELDS else "text_completion"
 
 
 def at_begin(turn: TurnStart) -> Attributes:
     """What is known before the turn runs: samplers may look at it."""
     known: Attributes = {
-        names.OPERATION: operation_of(turn),
-        names.PROVIDER: names.DJINN,
-        names.REQUEST_MODEL: turn.model,
-        names.CONVERSATION: turn.session,
-        names.MAX_TOKENS: turn.max_tokens,
-        names.KV_TIER: tier_of(turn.kv),
+        "gen_ai.operation.name": operation_of(turn),
+        "gen_ai.provider.name": "djinn",
+        "gen_ai.request.model": turn.model,
+        "gen_ai.conversation.id": turn.session,
+        "gen_ai.request.max_tokens": turn.max_tokens,
+        "djinn.kv.tier": tier_of(turn.kv),
+        **by_request(),
     }
     if turn.owner is not None:
-        known[names.TENANT] = turn.owner
-    return known | by_request() | ({} if turn.sampling is None else _of_sampling(turn.sampling))
+        known["djinn.tenant"] = turn.owner
+    if (sampling := turn.sampling) is not None:
+        known |= {
+            "gen_ai.request.seed": sampling.seed,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.top_k": sampling.top_k,
+            "gen_ai.request.presence_penalty": sampling.presence_penalty,
+            "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        }
+    return known
 
 
 def tier_of(kv: SessionMemory) -> str:
     """Where KV is, or is moving."""
-    return names.NO_TIER if kv.tier is None else kv.tier.value
+    return "none" if kv.tier is None else kv.tier.value
 
 
 def by_request() -> Attributes:
     """The id of the task's request, if there is one."""
     found = request_id()
-    return {} if found is None else {names.REQUEST_ID: found}
-
-
-def at_end(event: TurnFinished, pauses: int) -> Attributes:
-    """Why the turn ended, and what it took."""
-    usage = event.usage
-    return {
-        names.FINISH_REASONS: (event.reason.value,),
-        names.INPUT_TOKENS: usage.prompt_tokens,
-        names.CACHED_TOKENS: usage.cached_tokens,
-        names.OUTPUT_TOKENS: usage.completion_tokens,
-        names.RECOMPUTED_TOKENS: usage.tokens_recomputed,
-        names.PAUSES: pauses,
-    }
-
-
-def of_pause(checkpoint: CheckpointInfo) -> Attributes:
-    """Where a turn has paused."""
-    where: Attributes = {
-        names.PAUSE_LAYER: checkpoint.layer,
-        names.PAUSE_FIRST: checkpoint.first,
-        names.PAUSE_END: checkpoint.end,
-        names.PAUSE_PASS: checkpoint.in_pass.value,
-    }
-    return where if checkpoint.breakpoint is None else {**where, names.PAUSE_BREAKPOINT: checkpoint.breakpoint}
-
-
-def _of_sampling(sampling: SamplingParams) -> Attributes:
-    return {
-        names.SEED: sampling.seed,
-        names.TEMPERATURE: sampling.temperature,
-        names.TOP_P: sampling.top_p,
-        names.TOP_K: sampling.top_k,
-        names.PRESENCE_PENALTY: sampling.presence_penalty,
-        names.FREQUENCY_PENALTY: sampling.frequency_penalty,
-    }
+    return {} if found is None else {"djinn.request.id": found}
 
 
 _PROPAGATOR: TextMapPropagator = (
@@ -169,7 +150,7 @@ class TurnSpan:
         """Of the turn's earlier parts: the engine tells the sum."""
         self._returns_since: float | None = None
         """When the KV set out for the device, since the turn is in the queue."""
-        self._enter(names.PAUSE if turn.is_copy else names.QUEUE, self._begun)
+        self._enter("pause" if turn.is_copy else "queue", self._begun)
 
     def observe(self, event: TurnEvent) -> None:
         """Take the turn's next event."""
@@ -182,8 +163,7 @@ class TurnSpan:
             case Paused():
                 self._pause(event.checkpoint)
             case TurnFinished():
-                self.span.set_attributes(at_end(event, self._pauses))
-                self._end()
+                self._finish(event)
             case Failed():
                 self._fail(event.error)
 
@@ -198,11 +178,11 @@ class TurnSpan:
             self._returns_since = now
         moved = memory.bytes_in - before.bytes_in + memory.bytes_out - before.bytes_out
         self.span.add_event(
-            names.KV_MOVE,
+            "djinn.kv.move",
             {
-                names.KV_FROM: tier_of(before),
-                names.KV_TO: tier_of(memory),
-                names.KV_BYTES: moved,
+                "djinn.kv.from": tier_of(before),
+                "djinn.kv.to": tier_of(memory),
+                "djinn.kv.bytes": moved,
             },
             self._ns(now),
         )
@@ -213,11 +193,11 @@ class TurnSpan:
         request = get_current_span(caller()).get_span_context()
         if request.is_valid:
             self.span.add_link(request)
-        by = names.BY_TIMEOUT if REQUEST.get() is None else names.BY_REQUEST
-        self.span.add_event(names.RESUME, {names.RESUME_BY: by, **by_request()}, self._ns(now))
+        by = "timeout" if REQUEST.get() is None else "request"
+        self.span.add_event("djinn.resume", {"djinn.resume.by": by, **by_request()}, self._ns(now))
         tell_caller(self.span.get_span_context())
         self._returns_since = None
-        self._enter(names.QUEUE, now)
+        self._enter("queue", now)
 
     def _start(self, event: Started) -> None:
         at = max(event.at, self._since)
@@ -227,24 +207,46 @@ class TurnSpan:
             # The word that the KV has set out may have come after it was there.
             began = max(self._since, min(self._returns_since or self._since, at - restored_s))
             below = set_span_in_context(self._part, Context())
-            restore = self._tracer.start_span(names.RESTORE, below, start_time=self._ns(began))
+            restore = self._tracer.start_span("restore", below, start_time=self._ns(began))
             restore.end(self._ns(min(began + restored_s, at)))
         self._returns_since = None
-        self._enter(names.DECODE if self._has_token else names.PREFILL, at)
+        self._enter("decode" if self._has_token else "prefill", at)
 
     def _take_first_token(self, now: float) -> None:
         self._has_token = True
         if not self._pauses:
-            self.span.set_attribute(names.TIME_TO_FIRST_TOKEN, now - self._begun)
-        self.span.add_event(names.FIRST_TOKEN, timestamp=self._ns(now))
-        self._enter(names.DECODE, now)
+            self.span.set_attribute("gen_ai.server.time_to_first_token", now - self._begun)
+        self.span.add_event("djinn.first_token", timestamp=self._ns(now))
+        self._enter("decode", now)
 
     def _pause(self, checkpoint: CheckpointInfo) -> None:
         self._pauses += 1
-        self._enter(names.PAUSE, time.perf_counter(), of_pause(checkpoint))
+        where: Attributes = {
+            "djinn.pause.layer": checkpoint.layer,
+            "djinn.pause.first_position": checkpoint.first,
+            "djinn.pause.end_position": checkpoint.end,
+            "djinn.pause.pass": checkpoint.in_pass.value,
+        }
+        if checkpoint.breakpoint is not None:
+            where["djinn.pause.breakpoint"] = checkpoint.breakpoint
+        self._enter("pause", time.perf_counter(), where)
+
+    def _finish(self, event: TurnFinished) -> None:
+        usage = event.usage
+        self.span.set_attributes(
+            {
+                "gen_ai.response.finish_reasons": (event.reason.value,),
+                "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+                "gen_ai.usage.output_tokens": usage.completion_tokens,
+                "djinn.usage.recomputed_tokens": usage.tokens_recomputed,
+                "djinn.turn.pauses": self._pauses,
+            }
+        )
+        self._end()
 
     def _fail(self, error: DjinnError) -> None:
-        self.span.set_attributes({names.ERROR_TYPE: error.code, names.PAUSES: self._pauses})
+        self.span.set_attributes({"error.type": error.code, "djinn.turn.pauses": self._pauses})
         self.span.set_status(StatusCode.ERROR, error.code)
         self._end()
 

@@ -1,6 +1,7 @@
 """Prometheus metrics of turns, and the clock that records each."""
 
 import time
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -18,58 +19,25 @@ def seconds(name: str, text: str, buckets: tuple[float, ...], registry: Collecto
     return Histogram(name, text, buckets=buckets, registry=registry)
 
 
-class TokenMetrics:
-    """Tokens of all turns, in the given registry."""
-
-    def __init__(self, own: CollectorRegistry) -> None:
-        self.prompt = Counter("djinn_prompt_tokens", "Context tokens that turns started from", registry=own)
-        self.generation = Counter("djinn_generation_tokens", "Tokens generated", registry=own)
-        self.recomputed = Counter("djinn_recomputed_tokens", "Tokens whose KV had been lost", registry=own)
-        self.cache_queries = Counter("djinn_prefix_cache_queries", "Tokens looked up in the KV", registry=own)
-        self.cache_hits = Counter("djinn_prefix_cache_hits", "Tokens whose KV was there already", registry=own)
-
-
-class ResumeMetrics:
-    """What turns wait for that go on with a history, in the given registry."""
-
-    def __init__(self, own: CollectorRegistry) -> None:
-        self.first_token = seconds(
-            "djinn_resumed_first_token_seconds",
-            "From submit to first token, of turns that go on with a history",
-            TURN_BUCKETS,
-            own,
-        )
-        self.waits = Counter("djinn_resumed_wait_seconds", "What those seconds were spent on", ["part"], registry=own)
-        for part in ("queue", "restore", "prefill"):
-            self.waits.labels(part)  # a series that begins with its first event has no rate of it
-
-
-class PauseMetrics:
-    """What the engine spends on turns that pause, in the given registry."""
-
-    def __init__(self, own: CollectorRegistry) -> None:
-        self.save = seconds(
-            "djinn_checkpoint_save_seconds",
-            "Engine time to keep the residual stream of a turn that pauses",
-            CHECKPOINT_BUCKETS,
-            own,
-        )
-        self.restore = seconds(
-            "djinn_checkpoint_restore_seconds",
-            "Engine time to put the residual stream of a resumed turn back into the batch, or on a GPU to launch that",
-            CHECKPOINT_BUCKETS,
-            own,
-        )
-        self.dispatch = seconds(
-            "djinn_resume_dispatch_seconds", "Engine time to carry out the command to resume", CHECKPOINT_BUCKETS, own
-        )
+def labelled(name: str, text: str, label: str, values: Iterable[str], registry: CollectorRegistry) -> Counter:
+    """A counter with a series for each of the label's `values` at once: one that begins with its first event has no
+    rate of it, and a share has no second operand.
+    """
+    counter = Counter(name, text, [label], registry=registry)
+    for value in values:
+        counter.labels(value)
+    return counter
 
 
 class TurnMetrics:
     """Turns of one server, in the given registry."""
 
     def __init__(self, own: CollectorRegistry) -> None:
-        self.tokens = TokenMetrics(own)
+        self.prompt_tokens = Counter("djinn_prompt_tokens", "Context tokens that turns started from", registry=own)
+        self.generation_tokens = Counter("djinn_generation_tokens", "Tokens generated", registry=own)
+        self.recomputed_tokens = Counter("djinn_recomputed_tokens", "Tokens whose KV had been lost", registry=own)
+        self.cache_queries = Counter("djinn_prefix_cache_queries", "Tokens looked up in the KV", registry=own)
+        self.cache_hits = Counter("djinn_prefix_cache_hits", "Tokens whose KV was there already", registry=own)
         self.first_token = seconds("djinn_time_to_first_token_seconds", "From submit to first token", TURN_BUCKETS, own)
         self.inter_token = seconds(
             "djinn_inter_token_latency_seconds", "Between two tokens of a turn", TOKEN_BUCKETS, own
@@ -80,12 +48,33 @@ class TurnMetrics:
         self.restore = seconds(
             "djinn_turn_restore_seconds", "Wait for KV on its way, of turns that had to wait for it", TURN_BUCKETS, own
         )
-        self.resumed = ResumeMetrics(own)
-        self.pauses = PauseMetrics(own)
+        self.resumed_first_token = seconds(
+            "djinn_resumed_first_token_seconds",
+            "From submit to first token, of turns that go on with a history",
+            TURN_BUCKETS,
+            own,
+        )
+        parts = ("queue", "restore", "prefill")
+        self.resumed_waits = labelled(
+            "djinn_resumed_wait_seconds", "What those seconds were spent on", "part", parts, own
+        )
+        self.checkpoint_save = seconds(
+            "djinn_checkpoint_save_seconds",
+            "Engine time to keep the residual stream of a turn that pauses",
+            CHECKPOINT_BUCKETS,
+            own,
+        )
+        self.checkpoint_restore = seconds(
+            "djinn_checkpoint_restore_seconds",
+            "Engine time to put the residual stream of a resumed turn back into the batch, or on a GPU to launch that",
+            CHECKPOINT_BUCKETS,
+            own,
+        )
+        self.resume_dispatch = seconds(
+            "djinn_resume_dispatch_seconds", "Engine time to carry out the command to resume", CHECKPOINT_BUCKETS, own
+        )
         self.turn = seconds("djinn_turn_seconds", "From submit to end", TURN_BUCKETS, own)
-        self.finished = Counter("djinn_turns_finished", "Turns that ended", ["finished_reason"], registry=own)
-        for reason in FinishReason:
-            self.finished.labels(reason.value)  # without a series, a share of failed turns has no second operand
+        self.finished = labelled("djinn_turns_finished", "Turns that ended", "finished_reason", FinishReason, own)
         self.failed = Counter("djinn_turns_failed", "Turns that failed", ["code"], registry=own)
 
 
@@ -119,7 +108,7 @@ class TurnClock:
                 if self._last_token is None and not self._has_paused:
                     self.prefill_ms = (now - self._started) * 1000  # what comes after is not the engine's time alone
                 self._has_paused = True
-                self._metrics.pauses.save.observe(event.checkpoint.saved_ms / 1000)
+                self._metrics.checkpoint_save.observe(event.checkpoint.saved_ms / 1000)
                 self._observe_resume(event.resumed)
             case TurnFinished():
                 self._observe_resume(event.resumed)
@@ -147,21 +136,21 @@ class TurnClock:
         self._last_token = now
 
     def _observe_resumed(self, now: float) -> None:
-        self._metrics.resumed.first_token.observe(now - self._submitted)
+        self._metrics.resumed_first_token.observe(now - self._submitted)
         for part, ms in (("queue", self.queue_ms), ("restore", self.restore_ms), ("prefill", self.prefill_ms)):
-            self._metrics.resumed.waits.labels(part).inc(ms / 1000)
+            self._metrics.resumed_waits.labels(part).inc(ms / 1000)
 
     def _observe_resume(self, cost: ResumeCost | None) -> None:
         if cost is not None:
-            self._metrics.pauses.dispatch.observe(cost.dispatch_ms / 1000)
-            self._metrics.pauses.restore.observe(cost.restore_ms / 1000)
+            self._metrics.resume_dispatch.observe(cost.dispatch_ms / 1000)
+            self._metrics.checkpoint_restore.observe(cost.restore_ms / 1000)
 
     def _observe_end(self, event: TurnFinished, now: float) -> None:
         usage = event.usage
         self._metrics.turn.observe(now - self._submitted)
         self._metrics.finished.labels(event.reason.value).inc()
-        self._metrics.tokens.prompt.inc(usage.prompt_tokens)
-        self._metrics.tokens.generation.inc(usage.completion_tokens)
-        self._metrics.tokens.recomputed.inc(usage.tokens_recomputed)
-        self._metrics.tokens.cache_queries.inc(usage.prompt_tokens)
-        self._metrics.tokens.cache_hits.inc(usage.cached_tokens)
+        self._metrics.prompt_tokens.inc(usage.prompt_tokens)
+        self._metrics.generation_tokens.inc(usage.completion_tokens)
+        self._metrics.recomputed_tokens.inc(usage.tokens_recomputed)
+        self._metrics.cache_queries.inc(usage.prompt_tokens)
+        self._metrics.cache_hits.inc(usage.cached_tokens)

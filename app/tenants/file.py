@@ -12,8 +12,7 @@ from pydantic import Field, PlainValidator, ValidationError
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import Limits
 from app.tenants.tenant import Key, Role, Tenant
-from app.web.errors import describe_problem
-from app.web.schema_words import schema_of
+from app.web.errors import described
 from app.wire.base import WireModel
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -145,7 +144,7 @@ def read_tenants(path: Path) -> tuple[Tenant, ...]:
         found = _File.model_validate(content)
     except ValidationError as error:
         problem = error.errors()[0]
-        field, words = describe_problem(schema_of(_File), dict(problem), problem["loc"])
+        field, words = next(described(_File, error))
         if problem["loc"][-1:] == ("sha256",) and problem["type"] != "missing":
             words = "64 lowercase hexadecimal digits: `djinn keys new` prints them with the key"  # it may be the key
         raise _refusal(path, f"{field}: {words}" if field else f"the file must be {words}") from error

@@ -12,7 +12,7 @@ from app.web.openapi import is_open
 
 FIGURES = "/metrics"
 OF_METRICS = frozenset({FIGURES, "/ready", "/health"})
-"""All that the role `metrics` may read beside the page, which holds no data."""
+"""All that the role `metrics` may read, and the page, which holds no data."""
 
 
 class TenantMiddleware:

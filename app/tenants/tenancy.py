@@ -3,21 +3,22 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import orjson
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from app.domain.errors import FieldOutOfRange
 from app.logs import method_of, route_of, session_of
 from app.machine.files import counted
 from app.settings import Settings
 from app.tenants.file import read_tenants
-from app.tenants.quotas import TenantQuotas, Windows
+from app.tenants.quotas import TenantQuotas
 from app.tenants.tenant import Directory, tenants_of_keys
 from app.web.bodies import matched
 from app.web.middleware import Answer
@@ -33,13 +34,29 @@ KEYS = frozenset({b"authorization", b"x-api-key"})
 class AuditLog:
     """A file that lines are appended to. Each is written before the next request is looked at."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises `FieldOutOfRange` if the file cannot be opened."""
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        """`clock` gives Unix seconds. Raises `FieldOutOfRange` if the file cannot be opened."""
         self._path = path
+        self._clock = clock
         try:
             self._file = self._open()
         except OSError as error:
             raise FieldOutOfRange(f"audit_log {path}: {error.strerror}", param="audit_log") from error
+
+    @contextmanager
+    def record(self, scope: Scope, answer: Answer) -> Iterator[None]:
+        """Append a line of the request when it is over.
+
+        The looks of a front door and of other replicas leave no line: they come each second. Only `User-Agent` says
+        what they are, so a client can look like one. It then learns what everybody may: whether the server is ready.
+        With a key it would also learn about the key, so that leaves a line.
+        """
+        began = self._clock()
+        try:
+            yield
+        finally:
+            if not _is_look(scope):
+                self.write(_line(scope, began, answer))
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line. If that fails, the server goes on, and its own log says so."""
@@ -68,31 +85,6 @@ class AuditLog:
         return FileIO(self._path, "a", opener=lambda path, flags: os.open(path, flags, 0o600))
 
 
-class AuditMiddleware:
-    """Writes a line when a request is over: a stream's when it has ended, a WebSocket's when it has closed.
-
-    The looks of a front door and of other replicas leave no line: they come each second. Only `User-Agent` says what
-    they are, so a client can look like one. It then learns what everybody may: whether the server is ready. With a key
-    it would also learn about the key, so that leaves a line.
-    """
-
-    def __init__(self, app: ASGIApp, log: AuditLog, clock: Callable[[], float]) -> None:
-        self.app = app
-        self._log = log
-        self._clock = clock
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        if scope["type"] == "lifespan" or _is_look(scope):
-            await self.app(scope, receive, send)
-            return
-        began, answer = self._clock(), Answer()
-        try:
-            await self.app(scope, receive, answer.watched(send))
-        finally:
-            self._log.write(_line(scope, began, answer))
-
-
 def _is_look(scope: Scope) -> bool:
     if scope["type"] != "http" or scope["method"] != "GET" or scope["path"] != "/ready":
         return False
@@ -119,14 +111,13 @@ class Tenancy:
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
         """`clock` gives Unix seconds. Raises `FieldOutOfRange` for a file that cannot be used."""
-        self.clock = clock
         self._file: Path | None = settings.tenants and settings.tenants.expanduser()
         tenants = tenants_of_keys(settings.api_keys) if self._file is None else read_tenants(self._file)
         self.directory = Directory(tenants, clock)
         self.api_keys = {each.name: each.keys[0].sha256 for each in tenants} if self._file is None else {}
         """The SHA-256 digest of each key of `--api-keys`, by the name of its tenant."""
-        self.quotas = TenantQuotas(self.directory, Windows(clock))
-        self.audit = None if settings.audit_log is None else AuditLog(settings.audit_log.expanduser())
+        self.quotas = TenantQuotas(self.directory, clock)
+        self.audit = None if settings.audit_log is None else AuditLog(settings.audit_log.expanduser(), clock)
         self._reading = asyncio.Lock()
         self._readings: set[asyncio.Task[None]] = set()
 

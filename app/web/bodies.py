@@ -22,7 +22,7 @@ from app.web.sse import ClientDisconnected
 MAX_VALUES = 1 << 18
 """Values that a body may have, or twice as many as a context has tokens: reading them holds up all other clients."""
 MAX_NAMES = 10_000
-"""Names in one object: of those that no field has, each becomes an error of its own."""
+"""Names in one object: each that no field has becomes a separate error."""
 LARGE_BYTES = 1 << 16
 """A body of so many bytes holds up others for a while: reading it is a tenant's side work."""
 SHOWN_CHARACTERS = 20

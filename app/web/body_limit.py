@@ -5,7 +5,6 @@ One whose length is declared in two ways gets 400, and one for which there is no
 A WebSocket with a message over the limit is closed.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,67 +13,23 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.domain.errors import BodiesFull, CompressedBody, DjinnError, MalformedRequest, TooLarge
-from app.domain.values import leaves_as_much
+from app.machine.budget import Budget, Share
 from app.machine.files import size
 from app.web.connections import origin_of
 from app.web.errors import error_response
 
 
-class BodyBudget:
-    """At most `max_bytes` bytes for all bodies, which clients share as `leaves_as_much` says. Used on the event loop
-    only.
-    """
+def body_budget(max_bytes: int) -> Budget:
+    """What the bodies of all requests may have together, in bytes. Its error is `BodiesFull`."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._taken = Counter[str]()
-        """Bytes of each client that has some."""
-        self._total = 0
+    def refuse(taken: int, own: int, needed: int) -> BodiesFull:
+        whose = f", {size(own)} of it by this client, who leaves others as much" if own else ""
+        return BodiesFull(
+            f"bodies of requests under way take {size(taken)} of the {size(max_bytes)} that they may have{whose}; "
+            f"this one needs {size(needed)}"
+        )
 
-    def take(self, client: str, count: int, held: int = 0) -> None:
-        """Take `count` bytes for a body that has `held` so far. Raises `BodiesFull`, and takes none then."""
-        besides = self._taken[client] - held
-        if not leaves_as_much(self._max_bytes, taken=self._total, more=count, besides=besides, whole=held + count):
-            whose = f", {size(self._taken[client])} of it by this client, who leaves others as much" if besides else ""
-            raise BodiesFull(
-                f"bodies of requests under way take {size(self._total)} of the {size(self._max_bytes)} that they may "
-                f"have{whose}; this one needs {size(held + count)}"
-            )
-        self._taken[client] += count
-        self._total += count
-
-    def give(self, client: str, count: int) -> None:
-        """Give back what was taken for a body."""
-        self._total -= count
-        self._taken[client] -= count
-        if not self._taken[client]:
-            del self._taken[client]
-
-
-class Share:
-    """What one body has of the budget. Used by one request or WebSocket."""
-
-    def __init__(self, budget: BodyBudget, client: str) -> None:
-        self._budget = budget
-        self._client = client
-        self.held = 0
-        """Bytes that it has."""
-
-    def require(self, count: int) -> None:
-        """Have `count` bytes at least. Raises `BodiesFull`."""
-        if count > self.held:
-            self._budget.take(self._client, count - self.held, self.held)
-            self.held = count
-
-    def shrink(self, count: int) -> None:
-        """Have no more than `count` bytes."""
-        if self.held > count:
-            self._budget.give(self._client, self.held - count)
-            self.held = count
-
-    def give_back(self) -> None:
-        """Have none any more."""
-        self.shrink(0)
+    return Budget(max_bytes, refuse)
 
 
 def client_of(scope: Mapping[str, Any]) -> str:
@@ -113,7 +68,7 @@ class BodyLimitMiddleware:
         app: ASGIApp,
         max_bytes: int,
         routes: Mapping[tuple[str, str], Callable[[Scope], int]],
-        budget: BodyBudget,
+        budget: Budget,
     ) -> None:
         self.app = app
         self.max_bytes = max_bytes
@@ -159,7 +114,7 @@ class BodyLimitMiddleware:
             await self.app(scope, receive_counted, send)
         finally:
             if share is not None:
-                share.give_back()
+                share.shrink()
 
     async def _serve_messages(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a WebSocket. Its protocol has a message while it comes, and asks for its part of the budget."""
@@ -167,7 +122,7 @@ class BodyLimitMiddleware:
         try:
             await self.app(scope, self._limited(receive, send), send)
         finally:
-            share.give_back()
+            share.shrink()
 
     def _limited(self, receive: Receive, send: Send) -> Receive:
         """Receives messages of a WebSocket. To the application, one over the limit is the end of the connection."""
@@ -190,7 +145,7 @@ def _check(headers: Headers, max_bytes: int, too_large: str) -> None:
     if encoding != "identity":
         raise CompressedBody(f"Content-Encoding {encoding}: send the body as it is", param="Content-Encoding")
     if "content-length" in headers and "transfer-encoding" in headers:
-        # A proxy may believe the one, and this server the other: what is left over would be a request of its own.
+        # A proxy may believe the one, and this server the other: what is left over would be a second request.
         raise MalformedRequest("a body has Content-Length or Transfer-Encoding, not both", param="Content-Length")
     if _declared(headers) > max_bytes:
         raise TooLarge(too_large)

@@ -8,7 +8,7 @@ import logging
 import socket
 import struct
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
@@ -149,7 +149,7 @@ class ConnectionTable:
     def make_room(self, origin: str, now: float) -> Refused | None:
         """Make room for one more of that origin; returns why there is none.
 
-        At a cap, the connection that has been without a request for longest gives way. A client that keeps one open
+        At a cap, the connection that has been without a request for longest is closed. A client that keeps one open
         between requests knows that servers close those.
         """
         cap = self.caps.of_origin(origin)
@@ -190,12 +190,12 @@ class ConnectionTable:
                 crowd.waiting.setdefault(connection, since)
 
     def _shrink(self, crowd: _Crowd, cap: int, now: float) -> bool:
-        """Whether there is room for one more below the cap, if need be because another gives way."""
+        """Whether there is room for one more below the cap, if need be after another was closed."""
         if len(crowd.open) < cap:
             return True
         if (connection := crowd.giving_way(now)) is None or connection.transport is None:
             return False
-        self._metrics.count_ended(Ended.GAVE_WAY)
+        self._metrics.ended.labels(Ended.GAVE_WAY).inc()
         connection.abort()
         # Its descriptor is free in a moment, its room must be at once.
         self.close(connection)
@@ -240,17 +240,13 @@ DROPPED_BYTES = 16 << 20
 """Of what a client still sends, so much is read and dropped. The rest waits until the connection is closed."""
 
 
-@dataclass(slots=True)
-class _Stay:
-    until: asyncio.TimerHandle
-    dropped: int = 0
-
-
 class Lingering:
     """Keeps ended connections for a moment. Used on the event loop only."""
 
     def __init__(self) -> None:
-        self._stays: dict[socket.socket, _Stay] = {}
+        self._stays: dict[socket.socket, asyncio.TimerHandle] = {}
+        """Those that stay, and the timer of their end."""
+        self._dropped = Counter[socket.socket]()
         self._is_open = True
 
     def take(self, ended: socket.socket) -> None:
@@ -264,7 +260,7 @@ class Lingering:
             self._let_go(next(iter(self._stays)))
         ended.setblocking(False)
         loop = asyncio.get_running_loop()
-        self._stays[ended] = _Stay(loop.call_later(LINGER_S, self._let_go, ended))
+        self._stays[ended] = loop.call_later(LINGER_S, self._let_go, ended)
         loop.add_reader(ended, self._drop, ended)
 
     def close(self) -> None:
@@ -281,15 +277,15 @@ class Lingering:
             return
         except OSError:
             size = 0
-        stay = self._stays[ended]
-        stay.dropped += size
+        self._dropped[ended] += size
         if size == 0:
             self._let_go(ended)
-        elif stay.dropped >= DROPPED_BYTES:
+        elif self._dropped[ended] >= DROPPED_BYTES:
             asyncio.get_running_loop().remove_reader(ended)
 
     def _let_go(self, ended: socket.socket) -> None:
-        self._stays.pop(ended).until.cancel()
+        self._stays.pop(ended).cancel()
+        del self._dropped[ended]
         asyncio.get_running_loop().remove_reader(ended)
         ended.close()
 

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Annotated, Any
 
 import orjson
@@ -48,7 +49,7 @@ MESSAGES_TYPES = {
     429: "rate_limit_error",
     OVERLOADED: "overloaded_error",
 }
-"""Its words for a status that has words of its own."""
+"""Its words for a status that has its own."""
 
 
 def error_answer(error: DjinnError, scope: Mapping[str, Any]) -> tuple[int, bytes]:
@@ -59,7 +60,7 @@ def error_answer(error: DjinnError, scope: Mapping[str, Any]) -> tuple[int, byte
 
 
 def error_body(error: DjinnError) -> bytes:
-    """The error as JSON, as the OpenAI API has it, and what the error carries beside it."""
+    """The error as JSON, as the OpenAI API has it, and what else the error carries."""
     body = error.body()
     return orjson.dumps({**body, "error": {name: value and _clean(value) for name, value in body["error"].items()}})
 
@@ -112,7 +113,7 @@ WORDS: dict[str, Callable[[Problem], str]] = {
 """By type. Of any other, the field's schema says what is allowed."""
 
 
-def describe_problem(root: Schema, problem: Problem, location: Sequence[str | int]) -> tuple[str, str]:
+def _describe(root: Schema, problem: Problem, location: Sequence[str | int]) -> tuple[str, str]:
     """The field at `location` of a value that `root` describes, and what is wrong with it."""
     kind = problem["type"]
     field, schemas = find_field(root, location)
@@ -146,19 +147,23 @@ def describe_validation(request: Request, error: RequestValidationError) -> Djin
         return FieldOutOfRange("the body has a field whose name is not Unicode: half of a surrogate pair")
     if first["loc"] == ("body",) and first["type"] != "value_error":
         return MalformedRequest("the body must be a JSON object, sent with Content-Type: application/json")
-    return _refusal(_described(request, problem) for problem in problems[:SHOWN_PROBLEMS])
+    return _refusal(_described_in(request, problem) for problem in problems[:SHOWN_PROBLEMS])
 
 
 def describe_body(model: type[BaseModel], error: ValidationError) -> DjinnError:
     """The first problems of a body that came by another way than a request."""
-    problems = error.errors()[:SHOWN_PROBLEMS]
-    return _refusal(describe_problem(schema_of(model), dict(problem), problem["loc"]) for problem in problems)
+    return _refusal(islice(described(model, error), SHOWN_PROBLEMS))
 
 
-def _described(request: Request, problem: dict[str, Any]) -> tuple[str, str]:
+def described(model: type[BaseModel], error: ValidationError) -> Iterator[tuple[str, str]]:
+    """Each field of the model that has a problem, and what is wrong with it."""
+    return (_describe(schema_of(model), dict(problem), problem["loc"]) for problem in error.errors())
+
+
+def _described_in(request: Request, problem: dict[str, Any]) -> tuple[str, str]:
     """The field that `problem` is about, and what is wrong with it. A missing one is looked for in the body first."""
     place, *location = problem["loc"]
-    field, words = describe_problem(_schema(request, place), problem, location)
+    field, words = _describe(_schema(request, place), problem, location)
     return field, words + (ELSEWHERE.get(place, "") if problem["type"] == "missing" else "")
 
 
@@ -226,19 +231,14 @@ def _allowed_methods(request: Request) -> list[str]:
 def install_error_handlers(app: FastAPI) -> None:
     """Answer every exception with `error_response`."""
 
-    async def on_djinn_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, DjinnError)
-        return error_response(error, request.scope)
-
-    async def on_validation_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return error_response(describe_validation(request, error), request.scope)
-
-    async def on_http_exception(request: Request, error: Exception) -> Response:
+    async def on_error(request: Request, error: Exception) -> Response:
+        if isinstance(error, RequestValidationError):
+            error = describe_validation(request, error)
+        elif isinstance(error.__cause__, DjinnError) and isinstance(error, HTTPException):
+            error = error.__cause__  # FastAPI wraps whatever reading a body raises
+        if isinstance(error, DjinnError):
+            return error_response(error, request.scope)
         assert isinstance(error, HTTPException)
-        if isinstance(error.__cause__, DjinnError):
-            # FastAPI wraps whatever reading a body raises.
-            return error_response(error.__cause__, request.scope)
         meaning = FROM_STATUS.get(error.status_code, EngineError)
         reason = f"{error.detail}: {error.__cause__}" if error.__cause__ else error.detail
         hint = "; GET /docs shows all routes" if meaning is NotFound else ""
@@ -258,7 +258,6 @@ def install_error_handlers(app: FastAPI) -> None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     app.add_exception_handler(ClientDisconnected, on_disconnect)
-    app.add_exception_handler(DjinnError, on_djinn_error)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
-    app.add_exception_handler(HTTPException, on_http_exception)
+    for kind in (DjinnError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, on_error)
     app.add_exception_handler(Exception, on_bug)

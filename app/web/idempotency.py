@@ -16,6 +16,7 @@ from app.domain.errors import BadRequest, DjinnError, KeyReused, MalformedReques
 from app.sessions.keyed import KeptAnswer, KeyedRequest, KeyedRequests
 from app.web.errors import error_response
 from app.web.middleware import SESSION_HEADER
+from app.web.sse import disconnected
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotent-Replayed"
@@ -145,7 +146,7 @@ class _Running:
     async def follow(self, receive: Receive, send: Send) -> None:
         """Send the answer, from its beginning, until it is over or the client has gone. Raises what it failed with."""
         news, sent = asyncio.Event(), 0
-        watching = asyncio.create_task(_disconnected(receive))
+        watching = asyncio.create_task(disconnected(receive))
         watching.add_done_callback(lambda task: news.set())
         self._followers.add(news)
         if self._leaving is not None:
@@ -216,11 +217,6 @@ async def _whole(receive: Receive) -> bytes | None:
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _send_again(answer: KeptAnswer, send: Send) -> None:

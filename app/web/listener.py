@@ -24,7 +24,7 @@ PAUSE_S = 0.1
 """Until the next try, when the system could give none."""
 UNSENT_BYTES = 256 << 10
 """Of an answer that a client reads slowly, the kernel keeps no more than this, instead of some MB for each connection.
-A slow reader is then soon told apart from one that reads nothing.
+It is then soon clear whether a client reads slowly, or nothing.
 """
 RETRY_AFTER_S = 1
 
@@ -90,7 +90,7 @@ class Listener:
     def _pause(self, error: OSError) -> None:
         """The system keeps saying that a connection is there: to try at once again would take all of a core."""
         logger.warning("connections cannot be taken: %s; they wait", error.strerror)
-        self._metrics.count_refused(Refused.SYSTEM)
+        self._metrics.refused.labels(Refused.SYSTEM).inc()
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._bound)
         self._retry = loop.call_later(PAUSE_S, self._watch)
@@ -115,7 +115,7 @@ class Listener:
             accepted.close()
 
     def _refuse(self, accepted: socket.socket, peer: str, cause: Refused) -> None:
-        self._metrics.count_refused(cause)
+        self._metrics.refused.labels(cause).inc()
         caps = self._table.caps
         if cause is Refused.TOTAL:
             error = TooManyConnections(f"{caps.total} connections are open, each with a request: try again")

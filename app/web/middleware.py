@@ -1,9 +1,7 @@
-"""What every request passes on its way to a route: ids, the access log, other sites, traces, the lease.
+"""What every request passes on its way to a route: its id and its records, other sites, the lease.
 
-Anthropic's API has it under another name; its paths answer with both.
-
-The header is in the editors' draft of W3C Trace Context. The recommendation has none for answers, and keeps
-`traceparent` for requests.
+Anthropic's API calls the header of the id otherwise; its paths answer with both. `traceresponse` is in the editors'
+draft of W3C Trace Context: the recommendation has no header for answers.
 
 A site can let its own name point to any address (DNS rebinding), and any page can send a form to http://127.0.0.1:8000.
 A server without keys would take both for its user. `Host` tells the first, and `Origin` the second.
@@ -15,7 +13,8 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
@@ -47,34 +46,6 @@ def new_request_id() -> str:
     return f"req_{secrets.token_hex(12)}"
 
 
-class RequestIdMiddleware:
-    """Sets `request.state.request_id` and the response header. Lines of the log name the request from here on."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-        request_id = given if SANE.fullmatch(given) else new_request_id()
-        scope.setdefault("state", {})["request_id"] = request_id
-        REQUEST.set(scope)  # the task is this request's alone
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] in ANSWERS:
-                message.setdefault("headers", [])
-                headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID_HEADER] = request_id
-                if scope["path"] in MESSAGES_PATHS:
-                    headers[MESSAGES_HEADER] = request_id
-            await send(message)
-
-        await self.app(scope, receive, send_with_id)
-
-
 SWITCHING_PROTOCOLS, INTERNAL_ERROR = 101, 500
 """The status of an answer that names none: a WebSocket's, and that of a bug before the first header."""
 
@@ -86,34 +57,62 @@ class Answer:
     status: int = INTERNAL_ERROR
     session: str = ""
 
-    def watched(self, send: Send) -> Send:
-        """The same as `send`, with a look at the answer's beginning."""
 
-        async def send_watched(message: Message) -> None:
-            if message["type"] in ANSWERS:
-                self.status = message.get("status", SWITCHING_PROTOCOLS)
-                self.session = Headers(raw=message.get("headers", [])).get(SESSION_HEADER, "")
-            await send(message)
-
-        return send_watched
+Record = Callable[[Scope, Answer], AbstractContextManager[None]]
+"""Is entered as a request begins and left when it is over: a stream's when it has ended, a WebSocket's when it has
+closed.
+"""
 
 
-class AccessLogMiddleware:
-    """Logs a line when a request is over: a stream's when it has ended, a WebSocket's when it has closed."""
+class RequestMiddleware:
+    """What each request has from its beginning to its end: an id, the headers that name it and the span of its turn,
+    and `records`.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Sets `request.state.request_id`. Lines of the log name the request from here on.
+    """
+
+    def __init__(self, app: ASGIApp, records: Sequence[Record] = ()) -> None:
         self.app = app
+        self._records = records
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        began, answer = time.perf_counter(), Answer()
-        try:
-            await self.app(scope, receive, answer.watched(send))
-        finally:
-            _log(scope, answer, (time.perf_counter() - began) * 1000)
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        request_id = given if SANE.fullmatch(given) else new_request_id()
+        state, answer = scope.setdefault("state", {}), Answer()
+        state["request_id"] = request_id
+        REQUEST.set(scope)  # the task is this request's alone
+
+        async def send_named(message: Message) -> None:
+            if message["type"] in ANSWERS:
+                message.setdefault("headers", [])
+                headers = MutableHeaders(scope=message)
+                answer.status = message.get("status", SWITCHING_PROTOCOLS)
+                answer.session = headers.get(SESSION_HEADER, "")
+                headers[REQUEST_ID_HEADER] = request_id
+                if scope["path"] in MESSAGES_PATHS:
+                    headers[MESSAGES_HEADER] = request_id
+                if TRACE_RESPONSE in state:
+                    headers[TRACE_RESPONSE] = state[TRACE_RESPONSE]
+            await send(message)
+
+        with ExitStack() as over:
+            for record in self._records:
+                over.enter_context(record(scope, answer))
+            await self.app(scope, receive, send_named)
+
+
+@contextmanager
+def access_log(scope: Scope, answer: Answer) -> Iterator[None]:
+    """Log a line of the request, without its content."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        _log(scope, answer, (time.perf_counter() - began) * 1000)
 
 
 def _log(scope: Scope, answer: Answer, duration_ms: float) -> None:
@@ -164,24 +163,6 @@ def cross_origin(origins: Sequence[str]) -> list[Middleware]:
             allow_private_network=True,  # the server may be on the machine of the browser
         )
     ]
-
-
-class TraceResponseMiddleware:
-    """Writes the header where the request has begun a turn, or resumed one."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-
-        async def send_with_span(message: Message) -> None:
-            if message["type"] in ANSWERS and TRACE_RESPONSE in scope["state"]:
-                message.setdefault("headers", [])
-                MutableHeaders(scope=message)[TRACE_RESPONSE] = scope["state"][TRACE_RESPONSE]
-            await send(message)
-
-        await self.app(scope, receive, send_with_span)
 
 
 SCHEMES = {"ws": "http", "wss": "https"}

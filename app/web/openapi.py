@@ -115,18 +115,18 @@ def describe_unions(components: dict[str, Schema]) -> None:
     """Change the components by every rule of this file. They allow the same as before."""
     for schema in components.values():
         _tell_apart(schema, components)
-    for schema in _schemas(list(components.values())):
+    for schema in _objects(list(components.values())):
         _require_tag(schema, components)
         _open_list(schema, components)
 
 
-def _schemas(node: Any) -> Iterator[Schema]:
+def _objects(node: Any) -> Iterator[dict[str, Any]]:
     """Every object in `node`, which a rule may change meanwhile."""
     if isinstance(node, dict):
         yield node
     if isinstance(node, dict | list):
         for each in list(node.values() if isinstance(node, dict) else node):
-            yield from _schemas(each)
+            yield from _objects(each)
 
 
 def _tell_apart(schema: Schema, components: dict[str, Schema]) -> None:
@@ -206,14 +206,16 @@ def _plain(document: dict[str, Any]) -> dict[str, Any]:
         for operation in operations.values():
             _drop_framework_refusal(operation["responses"])
     components.pop(FRAMEWORK_REFUSAL, None)
-    for media in _schema_holders(document["paths"]):
+    for media in _objects(document["paths"]):  # parameters, headers and bodies
+        if not isinstance(media.get("schema"), dict):
+            continue
         for name, schema in media["schema"].pop("$defs", {}).items():
             components.setdefault(name, schema)
         media["schema"] = simplify(media["schema"])
     for name in sorted(components):
         components[name] = simplify(components.pop(name))
     describe_unions(components)
-    named = _named(document)
+    named = {each["$ref"].removeprefix(REF) for each in _objects(document) if isinstance(each.get("$ref"), str)}
     document["components"]["schemas"] = {name: components[name] for name in components if name in named}
     describe_security(document)
     return document
@@ -224,26 +226,3 @@ def _drop_framework_refusal(responses: dict[str, Any]) -> None:
     content = responses.get("422", {}).get("content", {})
     if content.get("application/json", {}).get("schema", {}).get("$ref", "").endswith(FRAMEWORK_REFUSAL):
         del responses["422"]
-
-
-def _named(node: Any) -> set[str]:
-    """The components that something under `node` refers to."""
-    if isinstance(node, list):
-        return set().union(*map(_named, node))
-    if not isinstance(node, dict):
-        return set()
-    here = {node["$ref"].removeprefix(REF)} if isinstance(node.get("$ref"), str) else set()
-    return here.union(*map(_named, node.values()))
-
-
-def _schema_holders(node: Any) -> Iterator[dict[str, Any]]:
-    """Every object under `node` that has a `schema`: parameters, headers and bodies."""
-    if isinstance(node, list):
-        for each in node:
-            yield from _schema_holders(each)
-    elif isinstance(node, dict):
-        if isinstance(node.get("schema"), dict):
-            yield node
-        for key, value in node.items():
-            if key != "schema":
-                yield from _schema_holders(value)

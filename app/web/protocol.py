@@ -1,4 +1,6 @@
-"""HTTP/1.1 by uvicorn and h11, with an account of what the client still owes."""
+"""HTTP/1.1 by uvicorn and h11, with an account of what the client still owes, and WebSockets by uvicorn and websockets,
+with bounds for what one read may bring. No other file of the server reaches into uvicorn's protocols.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,17 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import DATA_OPCODES, CloseCode, Frame
+from websockets.protocol import State
 
-from app.domain.errors import DjinnError, MalformedRequest, RequestTimeout
+from app.domain.errors import BodiesFull, DjinnError, MalformedRequest, RequestTimeout
+from app.machine.budget import Share
 from app.settings import Settings
 from app.telemetry.metrics import ConnectionMetrics, Ended
 from app.web.connections import Connection, ConnectionTable, SmallPieces
@@ -98,7 +103,7 @@ def _is_small(request: h11.Request) -> bool:
 
 
 def last_answer(error: DjinnError, *headers: str) -> bytes:
-    """The whole answer, with `headers` besides those that each has."""
+    """The whole answer, with `headers` after those that each answer has."""
     body = error_body(error)
     status = HTTPStatus(error.status)
     lines = (
@@ -114,23 +119,6 @@ def last_answer(error: DjinnError, *headers: str) -> bytes:
 
 READ_BYTES = 64 << 10
 """Most that one read brings: all of it is taken before anybody else has a turn. asyncio's own is four times as much."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """How long a client may keep the server waiting, in s."""
-
-    header_s: float
-    """For a whole header, and for the first one since the connection was made."""
-    body_s: float
-    """For the next part of a body; for all of what is left once the answer is complete."""
-    write_s: float
-    """Until the client reads the next part of an answer."""
-
-    @classmethod
-    def of(cls, settings: Settings) -> Deadlines:
-        """What the settings ask for."""
-        return cls(settings.header_timeout_s, settings.body_timeout_s, settings.write_timeout_s)
 
 
 class HttpProtocol(H11Protocol):
@@ -211,13 +199,15 @@ class HttpProtocol(H11Protocol):
         self._connection.note_sent()
         self._follow()
 
-    def overdue(self, now: float, deadlines: Deadlines) -> Ended | None:
-        """What the client should have sent by now."""
+    def overdue(self, now: float, settings: Settings) -> Ended | None:
+        """What the client should have sent by now: a whole header, the first one counted from when the connection was
+        made; the next part of a body; or all that is left of it once the answer is complete.
+        """
         if self._owed is None or self.transport.is_closing():
             return None
         if self._owed is Ended.BODY and (self.flow.read_paused or self.cycle.waiting_for_100_continue):
             self._since = now  # the server keeps the client waiting
-        limit_s = deadlines.header_s if self._owed is Ended.HEADER else deadlines.body_s
+        limit_s = settings.header_timeout_s if self._owed is Ended.HEADER else settings.body_timeout_s
         return self._owed if now - self._since > limit_s else None
 
     def time_out(self) -> None:
@@ -244,7 +234,7 @@ class HttpProtocol(H11Protocol):
             case _ if self.transport.get_protocol() is not self:
                 owed = None  # a WebSocket by now
             case h11.IDLE:
-                # Between two requests uvicorn has a timer of its own. A byte of the next header ends it.
+                # Between two requests uvicorn has its own timer. A byte of the next header ends it.
                 owed = Ended.HEADER if self.timeout_keep_alive_task is None else None
             case h11.SEND_BODY:
                 owed = Ended.BODY
@@ -258,26 +248,109 @@ class HttpProtocol(H11Protocol):
         self._table.set_waiting(self._connection, self.loop.time() if is_waiting else None)
 
 
+SLICE_BYTES = 4096
+"""What is taken at a time: the frames in it are taken at once."""
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """One connection that speaks WebSocket. What comes behind a message waits until the application has that."""
+
+    def __init__(self, **uvicorn: Any) -> None:
+        """`uvicorn` is what uvicorn's own protocol takes."""
+        super().__init__(**uvicorn)
+        self._pieces = SmallPieces()
+        self._kept = b""
+        """Of what one read has brought, the part that waits."""
+        self._message_bytes = 0
+        """Of the message that the application has, and of the whole frames of the next one."""
+        self._had_bytes = 0
+        """Of the message that the application has."""
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sent. One that does not wait for the answer to its handshake gets none."""
+        if self.handshake_initiated and not self.handshake_complete:
+            self.transport.close()
+            return
+        self._kept += data
+        self._take()
+
+    async def receive(self) -> Any:
+        """What the client sent next. The application needs the message before no more."""
+        self._message_bytes -= self._had_bytes
+        self._had_bytes = 0
+        if (share := self._share) is not None:
+            share.shrink(self._held_bytes)
+        message = await super().receive()
+        self._had_bytes = self._message_bytes
+        self._take()
+        return message
+
+    async def send(self, message: Any) -> None:
+        """Send a message, or close."""
+        await super().send(message)
+        self._take()
+
+    def shutdown(self) -> None:
+        """Close, as the server ends. A client that closes has said all there is to say, and is not told once more."""
+        if self.handshake_complete and self.conn.state is not State.OPEN:
+            self.stop_keepalive()
+            self.transport.close()
+        else:
+            super().shutdown()
+
+    def handle_events(self) -> None:
+        """Take the frames that have come, or close if there are too many small ones."""
+        now = self.loop.time()
+        frames = [event for event in self.conn.events if isinstance(event, Frame)]
+        if all(self._pieces.take(len(frame.data), now) for frame in frames):
+            self._message_bytes += sum(len(frame.data) for frame in frames if frame.opcode in DATA_OPCODES)
+            super().handle_events()
+        else:
+            self._refuse(CloseCode.POLICY_VIOLATION, "too many small frames")
+
+    @property
+    def _share(self) -> Share | None:
+        """What the messages have of the budget of bodies; None before the handshake, or if that is refused."""
+        scope: Any = getattr(self, "scope", None)
+        share: Share | None = scope and scope["state"].get("share")
+        return share
+
+    @property
+    def _held_bytes(self) -> int:
+        return self._message_bytes + len(self.conn.reader.buffer)
+
+    def _refuse(self, code: CloseCode, reason: str) -> None:
+        self.conn.fail(code, reason)
+        self.handle_parser_exception()
+
+    def _take(self) -> None:
+        """Go on with what waits, up to the next message."""
+        while self._kept and not self.read_paused and not self.transport.is_closing():
+            taken, self._kept = self._kept[:SLICE_BYTES], self._kept[SLICE_BYTES:]
+            super().data_received(taken)
+            if (share := self._share) is not None and not self.close_sent:
+                try:
+                    share.require(self._held_bytes)
+                except BodiesFull:
+                    self._refuse(CloseCode.TRY_AGAIN_LATER, "messages under way take as much memory as they may")
+
+
 LOOKS = 4
 """Looks at every connection within the shortest deadline. A timer for each would be set anew with every packet."""
 
 
-async def watch(table: ConnectionTable, deadlines: Deadlines, metrics: ConnectionMetrics) -> None:
+async def watch(table: ConnectionTable, settings: Settings, metrics: ConnectionMetrics) -> None:
     """End what is overdue, for ever."""
-    interval_s = min(deadlines.header_s, deadlines.body_s, deadlines.write_s) / LOOKS
+    interval_s = min(settings.header_timeout_s, settings.body_timeout_s, settings.write_timeout_s) / LOOKS
     while True:
         await asyncio.sleep(interval_s)
-        end_overdue(table, deadlines, metrics, asyncio.get_running_loop().time())
-
-
-def end_overdue(table: ConnectionTable, deadlines: Deadlines, metrics: ConnectionMetrics, now: float) -> None:
-    """End what is overdue at `now`, in s of the event loop's clock."""
-    for connection in table:
-        if connection.stalled_s(now) > deadlines.write_s:
-            metrics.count_ended(Ended.UNREAD)
-            connection.reset()
-            continue
-        protocol = None if connection.transport is None else connection.transport.get_protocol()
-        if isinstance(protocol, HttpProtocol) and (cause := protocol.overdue(now, deadlines)) is not None:
-            metrics.count_ended(cause)
-            protocol.time_out()
+        now = asyncio.get_running_loop().time()
+        for connection in table:
+            if connection.stalled_s(now) > settings.write_timeout_s:
+                metrics.ended.labels(Ended.UNREAD).inc()
+                connection.reset()
+                continue
+            protocol = None if connection.transport is None else connection.transport.get_protocol()
+            if isinstance(protocol, HttpProtocol) and (cause := protocol.overdue(now, settings)) is not None:
+                metrics.ended.labels(cause).inc()
+                protocol.time_out()

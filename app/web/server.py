@@ -26,8 +26,7 @@ from app.telemetry.metrics import ConnectionMetrics
 from app.telemetry.traces import CLOSE_S as TRACES_S
 from app.web.connections import ONCE_PER_MINUTE, Caps, Connection, ConnectionTable
 from app.web.listener import Listener
-from app.web.protocol import Deadlines, HttpProtocol, watch
-from app.web.websocket import WebSocketProtocol
+from app.web.protocol import HttpProtocol, WebSocketProtocol, watch
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ class ListeningServer(uvicorn.Server):
         logging.getLogger("uvicorn.error").addFilter(ONCE_PER_MINUTE)
         self.table = ConnectionTable(caps, metrics)
         self._metrics = metrics
-        self._deadlines = Deadlines.of(settings)
+        self._settings = settings
         self._listener: Listener | None = None
         self._watching: asyncio.Task[None] | None = None
         self._told_at = 0.0
@@ -88,7 +87,7 @@ class ListeningServer(uvicorn.Server):
         if self.started:
             self._listener = Listener(bound, self.table, self._metrics, self.speak)
             self._listener.start(self.config.backlog)
-            self._watching = asyncio.create_task(watch(self.table, self._deadlines, self._metrics))
+            self._watching = asyncio.create_task(watch(self.table, self._settings, self._metrics))
             self.has_started(_url(bound))
 
     def has_started(self, url: str) -> None:

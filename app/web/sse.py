@@ -84,11 +84,12 @@ class _Pulse:
 
 
 async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
-    await _disconnected(receive)
+    await disconnected(receive)
     scope.cancel()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has gone. Call it once the body has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -99,7 +100,7 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
     Call it once the body has been read.
     """
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(request.receive))
+    watching = asyncio.ensure_future(disconnected(request.receive))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

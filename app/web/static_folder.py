@@ -1,4 +1,4 @@
-"""A folder of files for browsers: found by name, told apart by their content, with the policy that pages run under."""
+"""A folder of files for browsers: found by name, known by their content, with the policy that pages run under."""
 
 import asyncio
 import gzip
@@ -6,7 +6,6 @@ import hashlib
 import re
 from base64 import b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -35,16 +34,6 @@ POLICY = (
 GZIP_ACCEPTED = re.compile(r"\s*(gzip|\*)\s*(;\s*q\s*=\s*(1|0?\.\d*[1-9]\d*|1\.0*)\s*)?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class StaticFile:
-    """One file as browsers get it. `headers` are those of each answer about it."""
-
-    content: bytes
-    gzipped: bytes | None
-    etag: str
-    headers: dict[str, str]
-
-
 class StaticFolder:
     """The files that were under `folder` at the start. A file that is edited later is read again."""
 
@@ -56,20 +45,20 @@ class StaticFolder:
         path = self._paths.get(name)
         if path is None:
             return None
-        file = await asyncio.to_thread(_file, path)  # to compress a large one takes a fifth of a second
-        if _names(request.headers.getlist("if-none-match"), file.etag):
-            return Response(status_code=304, headers=_without_type(file.headers))
-        if file.gzipped is not None and _takes_gzip(request.headers.getlist("accept-encoding")):
-            return Response(file.gzipped, headers={**file.headers, "Content-Encoding": "gzip"})
-        return Response(file.content, headers=file.headers)
-
-
-def _file(path: Path) -> StaticFile:
-    return _read(path, path.stat().st_mtime_ns)
+        # To compress a large one takes a fifth of a second.
+        content, gzipped, headers = await asyncio.to_thread(lambda: _read(path, path.stat().st_mtime_ns))
+        if _names(request.headers.getlist("if-none-match"), headers["ETag"]):
+            return Response(
+                status_code=304, headers={name: value for name, value in headers.items() if name != "Content-Type"}
+            )
+        if gzipped is not None and _takes_gzip(request.headers.getlist("accept-encoding")):
+            return Response(gzipped, headers={**headers, "Content-Encoding": "gzip"})
+        return Response(content, headers=headers)
 
 
 @lru_cache(maxsize=256)
-def _read(path: Path, _modified_ns: int) -> StaticFile:
+def _read(path: Path, _modified_ns: int) -> tuple[bytes, bytes | None, dict[str, str]]:
+    """The file, also compressed unless that makes it no smaller, and the headers of each answer about it."""
     content = path.read_bytes()
     gzipped = None if path.suffix in COMPRESSED else gzip.compress(content, mtime=0)
     etag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'  # weak: it stands for both encodings
@@ -82,7 +71,7 @@ def _read(path: Path, _modified_ns: int) -> StaticFile:
         "Vary": "Accept-Encoding",
         "ETag": etag,
     }
-    return StaticFile(content, gzipped, etag, headers)
+    return content, gzipped, headers
 
 
 def policy_of(page: bytes) -> str:
@@ -102,7 +91,3 @@ def _names(fields: Iterable[str], etag: str) -> bool:
 def _takes_gzip(fields: Iterable[str]) -> bool:
     """Whether `Accept-Encoding` allows gzip."""
     return any(GZIP_ACCEPTED.fullmatch(each) for field in fields for each in field.split(","))
-
-
-def _without_type(headers: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name != "Content-Type"}

@@ -57,7 +57,7 @@ def test_what_has_been_written_is_counted_once_and_no_bytes_need_no_room(
 ) -> None:
     with room.claiming(500) as claim:
         monkeypatch.setattr(files, "free_bytes", lambda folder: 700)
-        claim.wrote(300)
+        claim.give(300)
         with room.claiming(100):
             pass
         with pytest.raises(DiskFull):

@@ -209,7 +209,8 @@ def test_calls_of_all_its_size_are_answered_one_after_the_other_and_larger_ones_
     http = serve_with(max_logprobs_bytes=2 * OF_A_CALL * BYTES_EACH)
     for stream in (False, True) * 3:
         complete(http, prompts=2, stream=stream).raise_for_status()
-    assert_error(complete(http, prompts=3), 400, "field_out_of_range", param="logprobs")
+    refusal = assert_error(complete(http, prompts=3), 400, "field_out_of_range", param="logprobs")
+    assert f"at most {2 * OF_A_CALL} fit max_logprobs_bytes" in refusal
 
 
 def test_a_paused_turn_holds_what_it_may_yet_report(serve_with: ServeWith) -> None:

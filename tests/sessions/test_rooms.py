@@ -1,4 +1,4 @@
-"""What turns and other work may take: time, log-probabilities, tokens, and the journal's room on a disk."""
+"""What turns and other work may take: time, tokens, and the journal's room on a disk."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from safetensors.numpy import save
 
 from app.domain.breakpoints import MAX_INTERVENTION_BYTES
-from app.domain.errors import DiskShort, EngineError, FieldOutOfRange, LogprobsFull
+from app.domain.errors import DiskShort, EngineError
 from app.domain.values import SessionId, Ticket
 from app.journal.journal import COPIES
 from app.machine.files import DiskRoom
 from app.messages import Failed, Started
-from app.sessions.charges import BYTES_EACH, LogprobRoom, TurnCharge
+from app.sessions.charges import TurnCharge
 from app.sessions.keeper import JournalRoom
 from app.sessions.side_work import Lane, SideWork
 from tests.conftest import ServeWith
@@ -32,33 +32,6 @@ def test_a_turn_that_fails_costs_its_tenant_nothing() -> None:
     for event in (Started(Ticket(1), 60), Failed(Ticket(1), EngineError("x"))):
         charge.observe(event)
     assert settled == [0]
-
-
-# Log-probabilities.
-
-MOST_LOGPROBS = 100
-
-
-def has_room(logprobs: LogprobRoom, owner: str | None, count: int) -> bool:
-    try:
-        logprobs.check(owner, count)
-    except LogprobsFull:
-        return False
-    return True
-
-
-def test_a_tenant_with_several_calls_leaves_as_much_to_others() -> None:
-    logprobs = LogprobRoom(MOST_LOGPROBS * BYTES_EACH)
-    logprobs.take("ada", MOST_LOGPROBS)  # one call may have all of it
-    assert not any(has_room(logprobs, owner, 1) for owner in ("ada", "bob", None))
-    logprobs.give("ada", MOST_LOGPROBS)
-    while has_room(logprobs, "ada", 10):
-        logprobs.take("ada", 10)
-    assert has_room(logprobs, "bob", 50)
-    assert not has_room(logprobs, "bob", 51)
-    with pytest.raises(FieldOutOfRange, match="at most 100 fit max_logprobs_bytes") as refused:
-        logprobs.check("ada", MOST_LOGPROBS + 1)
-    assert refused.value.param == "logprobs"
 
 
 # The journal's room on a disk.

@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from app.telemetry import export, names
+from app.telemetry import export
 
 CALLER = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 RESUMER = "00-" + "c" * 32 + "-" + "d" * 16 + "-01"
@@ -26,7 +26,7 @@ class Spans:
     @property
     def turns(self) -> list[ReadableSpan]:
         """Those of turns, in the order in which the turns began."""
-        return sorted((span for span in self if attribute(span, names.CONVERSATION)), key=began)
+        return sorted((span for span in self if attribute(span, "gen_ai.conversation.id")), key=began)
 
     def turn(self) -> ReadableSpan:
         (found,) = self.turns

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import threading
 import time
 from dataclasses import replace
@@ -29,7 +31,7 @@ from app.domain.memory_map import SessionMemory
 from app.domain.values import FinishReason, SamplingParams, SessionId, Ticket, Tier, TurnUsage
 from app.logs import REQUEST
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
-from app.telemetry import names
+from app.telemetry import spans
 from app.telemetry.spans import MOST_PARTS, TurnSpan
 from app.telemetry.traces import TurnStart
 from tests.routers.breakpoints.pausing import arm, generate, open_session
@@ -96,11 +98,11 @@ def requested(*headers: tuple[bytes, bytes]) -> dict[str, object]:
 def test_the_names_are_those_of_the_conventions() -> None:
     modules = (gen_ai_attributes, gen_ai_metrics, error_attributes)
     published = {name for module in modules for name in vars(module).values() if isinstance(name, str)}
-    ours = {name for name in vars(names).values() if isinstance(name, str) and name.startswith(("gen_ai.", "error."))}
+    ours = set(re.findall(r'"((?:gen_ai|error)\.[a-z_.]+)"', inspect.getsource(spans)))
     assert len(ours) > 10
     assert ours <= published
     operations = {each.value for each in gen_ai_attributes.GenAiOperationNameValues}
-    assert {names.CHAT, names.TEXT_COMPLETION} <= operations
+    assert {"chat", "text_completion"} <= operations
 
 
 def test_a_turn_has_its_parts_and_its_usage(traced: Traced) -> None:
@@ -111,19 +113,19 @@ def test_a_turn_has_its_parts_and_its_usage(traced: Traced) -> None:
     assert traced.spans.tree(span) == ["queue", "prefill", "decode"]
     assert span.status.status_code is StatusCode.UNSET
     told = (
-        names.CONVERSATION,
-        names.TENANT,
-        names.KV_TIER,
-        names.INPUT_TOKENS,
-        names.CACHED_TOKENS,
-        names.OUTPUT_TOKENS,
+        "gen_ai.conversation.id",
+        "djinn.tenant",
+        "djinn.kv.tier",
+        "gen_ai.usage.input_tokens",
+        "gen_ai.usage.cache_read.input_tokens",
+        "gen_ai.usage.output_tokens",
     )
     assert [attribute(span, name) for name in told] == [SESSION, "tenant", "host", 9, 4, 3]
-    assert attribute(span, names.FINISH_REASONS) == ("stop",)
-    seconds = attribute(span, names.TIME_TO_FIRST_TOKEN)
+    assert attribute(span, "gen_ai.response.finish_reasons") == ("stop",)
+    seconds = attribute(span, "gen_ai.server.time_to_first_token")
     assert isinstance(seconds, float)
     assert 0 < seconds < 60
-    assert len(events(span, names.FIRST_TOKEN)) == 1
+    assert len(events(span, "djinn.first_token")) == 1
 
 
 def test_an_error_is_the_spans_status_without_its_message(traced: Traced) -> None:
@@ -132,7 +134,7 @@ def test_an_error_is_the_spans_status_without_its_message(traced: Traced) -> Non
     turn.observe(ENDS[1])
     span = traced.spans.turn()
     assert span.status.status_code is StatusCode.ERROR
-    assert span.status.description == attribute(span, names.ERROR_TYPE) == "engine_restarting"
+    assert span.status.description == attribute(span, "error.type") == "engine_restarting"
     assert "swordfish" not in span.to_json()
 
 
@@ -165,9 +167,9 @@ def test_a_turn_that_pauses_at_each_token_has_an_end_of_spans(traced: Traced, re
         turn.resumed()
     turn.observe(FINISHED)
     below = [each for each in traced.spans if each.parent is not None]
-    assert any(each.name == names.RESTORE for each in below) == bool(restore_ms)
+    assert any(each.name == "restore" for each in below) == bool(restore_ms)
     assert len(below) == MOST_PARTS
-    assert attribute(traced.spans.turn(), names.PAUSES) == MOST_PARTS
+    assert attribute(traced.spans.turn(), "djinn.turn.pauses") == MOST_PARTS
 
 
 STRETCH = st.tuples(st.floats(0, 50), st.integers(0, 3), st.sampled_from([None, *Tier]))
@@ -230,22 +232,22 @@ def test_a_turn_that_waited_was_restored_paused_and_resumed_is_one_tree(kept: Sp
     assert [f"{link.context.trace_id:x}" for link in span.links] == ["c" * 32]
     for answer in (paused, resumed):
         assert answer.headers["traceresponse"].startswith(named(span))
-    assert attribute(span, names.REQUEST_ID) == paused.headers["x-request-id"]
+    assert attribute(span, "djinn.request.id") == paused.headers["x-request-id"]
     moves = [
-        [attribute(event, name) for name in (names.KV_FROM, names.KV_TO, names.KV_BYTES)]
-        for event in events(span, names.KV_MOVE)
+        [attribute(event, name) for name in ("djinn.kv.from", "djinn.kv.to", "djinn.kv.bytes")]
+        for event in events(span, "djinn.kv.move")
     ]
     assert [move[:2] for move in moves] == [["host", "to_device"], ["to_device", "device"]]
     assert moves[1][2] == usage["bytes_in"] > 0
     (restore,) = kept.below(queue)
     assert ended(restore) - began(restore) == pytest.approx(1e6 * usage["resume_ms"]["restore"], rel=0.01)
     (pause,) = [each for each in kept.below(span) if each.name == "pause"]
-    assert [attribute(pause, name) for name in (names.PAUSE_LAYER, names.PAUSE_BREAKPOINT)] == [1, armed["id"]]
-    assert attribute(events(span, names.RESUME)[0], names.RESUME_BY) == "request"
-    assert attribute(span, names.CONVERSATION) == session.rpartition("/")[2]
-    assert attribute(span, names.FINISH_REASONS) == ("length",)
-    assert attribute(span, names.OUTPUT_TOKENS) == 4
-    assert attribute(running_span, names.FINISH_REASONS) == ("cancelled",)
+    assert [attribute(pause, name) for name in ("djinn.pause.layer", "djinn.pause.breakpoint")] == [1, armed["id"]]
+    assert attribute(events(span, "djinn.resume")[0], "djinn.resume.by") == "request"
+    assert attribute(span, "gen_ai.conversation.id") == session.rpartition("/")[2]
+    assert attribute(span, "gen_ai.response.finish_reasons") == ("length",)
+    assert attribute(span, "gen_ai.usage.output_tokens") == 4
+    assert attribute(running_span, "gen_ai.response.finish_reasons") == ("cancelled",)
 
 
 def test_a_timeout_resumes_a_turn_and_its_fork_and_a_close_ends_another(kept: Spans) -> None:
@@ -265,9 +267,9 @@ def test_a_timeout_resumes_a_turn_and_its_fork_and_a_close_ends_another(kept: Sp
     assert first.context is not None
     assert [link.context.span_id for link in second.links] == [first.context.span_id]
     for span in (first, second):
-        assert attribute(events(span, names.RESUME)[0], names.RESUME_BY) == "timeout"
-        assert attribute(span, names.FINISH_REASONS) == ("length",)
-    assert attribute(closed, names.FINISH_REASONS) == ("cancelled",)
+        assert attribute(events(span, "djinn.resume")[0], "djinn.resume.by") == "timeout"
+        assert attribute(span, "gen_ai.response.finish_reasons") == ("length",)
+    assert attribute(closed, "gen_ai.response.finish_reasons") == ("cancelled",)
     assert_nested(kept)
 
 

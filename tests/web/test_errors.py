@@ -15,9 +15,8 @@ from pydantic import ValidationError
 
 import app.main
 from app.domain.errors import Busy, Draining, FieldOutOfRange
-from app.web.errors import MESSAGES_PATHS, describe_problem, error_answer, install_error_handlers
-from app.web.middleware import RequestIdMiddleware
-from app.web.schema_words import schema_of
+from app.web.errors import MESSAGES_PATHS, described, error_answer, install_error_handlers
+from app.web.middleware import RequestMiddleware
 from app.wire.base import WireModel
 from tests.errors import assert_error, assert_messages_error
 
@@ -137,7 +136,7 @@ async def test_a_bug_keeps_its_secrets_and_a_busy_server_says_when_to_come_back(
     error: Exception, status: int, code: str, retry_after: str | None
 ) -> None:
     failing = FastAPI()
-    failing.add_middleware(RequestIdMiddleware)
+    failing.add_middleware(RequestMiddleware)
     install_error_handlers(failing)
 
     @failing.get("/failing")
@@ -175,8 +174,7 @@ def test_no_word_of_the_validator_comes_through() -> None:
             try:
                 model.model_validate(body)
             except ValidationError as refused:
-                for problem in refused.errors():
-                    _, words = describe_problem(schema_of(model), dict(problem), problem["loc"])
+                for problem, (_, words) in zip(refused.errors(), described(model, refused), strict=True):
                     assert not FOREIGN.search(words), words
                     assert words
                     seen.add(problem["type"])

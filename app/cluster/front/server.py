@@ -30,10 +30,10 @@ from app.settings import Settings
 from app.telemetry.metrics import ConnectionMetrics
 from app.tenants.gate import authenticate
 from app.tenants.tenancy import Tenancy
-from app.web.body_limit import BodyBudget, BodyLimitMiddleware
+from app.web.body_limit import BodyLimitMiddleware, body_budget
 from app.web.connections import Caps, Connection
 from app.web.errors import error_response
-from app.web.middleware import HostMiddleware, RequestIdMiddleware, cross_origin
+from app.web.middleware import HostMiddleware, RequestMiddleware, cross_origin
 from app.web.openapi import is_open
 from app.web.server import ANSWERS_S, Hangups, ListeningServer
 
@@ -140,13 +140,13 @@ def _guarded(
         door,
         max_bytes=min(int(settings.max_request_bytes), int(settings.max_bodies_bytes)),
         routes={IMPORT: lambda scope: most},
-        budget=BodyBudget(int(settings.max_bodies_bytes)),
+        budget=body_budget(int(settings.max_bodies_bytes)),
     )
     app = KeyGate(app, tenant_of, settings.cors_origins)
     app = HostMiddleware(
         app, hosts=settings.answered_hosts, origins=settings.cors_origins, needs_key=settings.needs_key
     )
-    app = RequestIdMiddleware(app)
+    app = RequestMiddleware(app)
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":

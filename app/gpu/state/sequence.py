@@ -26,7 +26,6 @@ from app.domain.values import (
     Tier,
     TokenLogprobs,
     TurnUsage,
-    leaves_as_much,
 )
 from app.gpu.state.blocks import BlockHash, BlockId, BlockPool
 from app.gpu.state.checkpoints import Captured, CaptureLog, Cell, Checkpoint
@@ -34,6 +33,7 @@ from app.gpu.state.drafts import Drafter
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.moves import Move
 from app.grammars.matcher import Matcher
+from app.machine.budget import leaves_as_much
 from app.machine.files import size
 
 

@@ -16,8 +16,9 @@ from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-from app.web.body_limit import BodyBudget, Share
-from app.web.websocket import WebSocketProtocol
+from app.machine.budget import Share
+from app.web.body_limit import body_budget
+from app.web.protocol import WebSocketProtocol
 from tests.web.connections.conftest import GET, HEADER, LIMIT, PATIENCE_S, Edge, read_answer, read_to_end, serving
 
 PONG = b"\x8a\x00"
@@ -154,7 +155,7 @@ async def test_who_does_not_wait_for_the_handshake_is_closed() -> None:
 
 
 async def test_a_message_that_comes_counts_while_the_application_has_one() -> None:
-    share, turn = Share(BodyBudget(1 << 30), "somebody"), asyncio.Event()
+    share, turn = Share(body_budget(1 << 30), "somebody"), asyncio.Event()
 
     async def busy(scope: Any, receive: Any, send: Any) -> None:
         scope["state"]["share"] = share

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.errors import BodiesFull
-from app.web.body_limit import BodyBudget, client_of
+from app.web.body_limit import body_budget, client_of
 from tests.errors import assert_error
 from tests.processes import serve_process
 from tests.serving import serve
@@ -107,7 +107,7 @@ def test_a_large_body_is_not_kept_in_memory(tmp_path: Path, method: str, limit: 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, BUDGET), st.booleans())))
 def test_no_client_takes_what_it_must_leave(asked: list[tuple[str, int, bool]]) -> None:
-    budget, bodies = BodyBudget(BUDGET), list[tuple[str, int]]()
+    budget, bodies = body_budget(BUDGET), list[tuple[str, int]]()
     for client, count, is_over in asked:
         if is_over and bodies:
             budget.give(*bodies.pop(0))
@@ -127,7 +127,7 @@ def test_no_client_takes_what_it_must_leave(asked: list[tuple[str, int, bool]]) 
 
 
 def test_a_body_that_grows_is_one_body() -> None:
-    budget, sizes = BodyBudget(BUDGET), Counter[str]()
+    budget, sizes = body_budget(BUDGET), Counter[str]()
     for _ in range(10):
         budget.take("a", 100, sizes["a"])
         sizes["a"] += 100

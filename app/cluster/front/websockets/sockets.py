@@ -18,7 +18,7 @@ from app.cluster.front.routing.targets import RESPONSES
 from app.cluster.front.websockets.ends import ClientEnd, ReplicaEnd, shake
 from app.cluster.front.websockets.frames import BadFrame, FirstMessage, close_frame
 from app.domain.errors import DjinnError, ReplicaLost, ReplicaMoving
-from app.web.body_limit import Share
+from app.machine.budget import Share
 
 LARGEST_DENIAL = 64 << 10
 """Bytes of an answer that a replica gives in place of a WebSocket."""
@@ -104,7 +104,7 @@ class Sockets:
                 end.close()
                 raise ReplicaLost(f"replica {owner.name} refused the connection with status {head.status_code}")
         end.write(first.kept)
-        share.shrink(0)
+        share.shrink()
         return end
 
 
