@@ -18,7 +18,7 @@ from app.domain.errors import EngineAway, EngineError, StreamLimit
 from app.domain.values import KVPolicy, SessionId, SessionState
 from app.messages import Failed, Paused, TurnFinished
 from app.sessions.registry import SessionRegistry
-from app.sessions.session import Session
+from app.sessions.session import Session, Watcher
 from app.web.sse import sse_event
 from app.wire.checkpoint import CheckpointView
 from app.wire.live import BreakpointsNews, EditNews, PauseNews, SessionNews, SnapshotView, TokensNews, TurnNews
@@ -133,7 +133,7 @@ class Scope(NamedTuple):
         return self.is_operator or session.owner == self.owner
 
 
-class Feed:
+class Feed(Watcher):
     """The watcher of all sessions. `channels` has those with current or recent readers."""
 
     def __init__(self) -> None:

@@ -22,8 +22,8 @@ from app.openai.response_store import ResponseStore
 from app.routers.dependencies import Services
 from app.sessions.guards import guard_disk, guard_host
 from app.sessions.keeper import SessionKeeper
-from app.sessions.lifecycle import Notices, end_turns, restore, sweep, take_up
-from app.sessions.named import BoundSessions, ToolWaits
+from app.sessions.lifecycle import end_turns, restore, sweep, take_notice, take_up
+from app.sessions.named import BoundSessions
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.table import SessionTable
@@ -51,18 +51,17 @@ def open_services(
     sampling: SamplingDefaults,
 ) -> Services:
     """Around the engine, which need not run yet. `restored` are the sessions that `keeper` has found in the journal."""
-    feed, metrics, tool_waits = Feed(), Metrics(engine.info.name), ToolWaits()
+    feed, metrics = Feed(), Metrics(engine.info.name)
     table = SessionTable(settings.max_sessions, tenancy.quotas, feed)
     registry = SessionRegistry(
-        EngineExecutor(engine, Notices(table, keeper).take),
+        EngineExecutor(engine, partial(take_notice, table, keeper)),
         table,
         keeper,
         tokens,
         metrics,
         settings,
         tenancy.quotas,
-        on_queued=tool_waits.end,
-        traces=traces,
+        traces,
     )
     responses = ResponseStore(
         registry, journal, limit=settings.max_responses, max_bytes=int(settings.max_responses_bytes)
@@ -71,7 +70,7 @@ def open_services(
     spooled = settings.state_dir and settings.state_dir.expanduser() / "tmp"  # with the journal, if there is one
     spool = Spool(spooled, room.beside(spooled) if spooled else room, int(settings.max_spool_bytes))
     bound_sessions = BoundSessions(registry, restored)
-    bindings = Bindings(bound_sessions, responses, tool_waits, keeper.keyed)
+    bindings = Bindings(bound_sessions, responses, registry.tool_waits, keeper.keyed)
     return Services(
         settings=settings,
         info=engine.info,
@@ -81,7 +80,6 @@ def open_services(
         sessions=registry,
         tool_support=ToolSupport(tokens),
         bound_sessions=bound_sessions,
-        tool_waits=tool_waits,
         responses=responses,
         spool=spool,
         side_work=registry.side_work,

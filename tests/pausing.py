@@ -57,7 +57,7 @@ async def paused(
 ) -> tuple[Session, TurnReader]:
     """A session whose turn has come to its first pause."""
     session = registry.create(metadata={"a": "b"})
-    await registry.breakpoints.arm(session, breakpoint)
+    await registry.whitebox.arm(session, breakpoint)
     reader = start(registry, session, *stop, **asked)
     assert isinstance(await read(reader), Paused)
     assert session.state is SessionState.PAUSED

@@ -275,6 +275,32 @@ Swap = Callable[[bytes], bytes]
 """From a tensor's data to its digest, or back."""
 
 
+class TensorTable:
+    """Tensors by their digest of `digest_size` bytes, which stands for their data elsewhere."""
+
+    def __init__(self, tensors: Iterable[bytes] = (), *, digest_size: int) -> None:
+        self._size = digest_size
+        self.data = {self._digest(data): data for data in tensors}
+        """All of them, by digest."""
+        self._digests: dict[int, tuple[bytes, bytes]] = {}
+        """By the identity of the bytes, which are kept so that no others get it: many edits share a vector."""
+
+    def put(self, data: bytes) -> bytes:
+        """Note `data`; returns what stands for it."""
+        known = self._digests.get(id(data))
+        if known is None:
+            known = self._digests[id(data)] = self._digest(data), data
+            self.data.setdefault(*known)
+        return known[0]
+
+    def get(self, stands: bytes) -> bytes:
+        """The data that `stands` is for. What is no digest of a tensor here is data itself."""
+        return self.data.get(stands, stands)
+
+    def _digest(self, data: bytes) -> bytes:
+        return hashlib.blake2b(data, digest_size=self._size).digest()
+
+
 def swapped_breakpoint(breakpoint: Breakpoint, swap: Swap) -> Breakpoint:
     """The breakpoint with other data in the vectors of its edits."""
     return replace(breakpoint, edits=tuple(swapped_edit(edit, swap) for edit in breakpoint.edits))

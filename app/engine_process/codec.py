@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import msgspec
+from msgspec import structs
 
 from app.domain.activations import (
     Activation,
@@ -33,7 +34,6 @@ from app.messages import (
     ImportedKV,
     KeptKV,
     Open,
-    ReceivedKV,
     ReceivedPrompt,
     ReceiveKV,
     Reinstate,
@@ -55,10 +55,10 @@ def take_out(value: T) -> tuple[T, Sent | None]:
     """What is sent of `value`, and its interventions beside it, if it has any."""
     if isinstance(value, Reinstate):
         paused = value.paused
-        bare = replace(value, interventions=(), paused=None if paused is None else replace(paused, interventions=()))
+        bare = structs.replace(value, interventions=(), paused=None if paused is None else _with(paused, ()))
         return bare, pack(value.interventions, () if paused is None else paused.interventions)
     if isinstance(value, Open | PausedTurn | ReceiveKV | TurnFinished) and value.interventions:
-        return replace(value, interventions=()), pack(value.interventions)
+        return _with(value, ()), pack(value.interventions)
     return value, None
 
 
@@ -67,10 +67,17 @@ def put_back(value: T, plain: Any) -> T:
     first, *others = unpack(plain)
     if isinstance(value, Reinstate):
         [second] = others
-        paused = None if value.paused is None else replace(value.paused, interventions=second)
-        return replace(value, interventions=first, paused=paused)
+        paused = None if value.paused is None else _with(value.paused, second)
+        return structs.replace(value, interventions=first, paused=paused)
     assert isinstance(value, Open | PausedTurn | ReceiveKV | TurnFinished)
-    return replace(value, interventions=first)
+    return _with(value, first)
+
+
+def _with(value: T, interventions: Interventions) -> T:
+    """The same value with other interventions."""
+    change: Any = replace if is_dataclass(value) else structs.replace
+    found: T = change(value, interventions=interventions)
+    return found
 
 
 def pack(*lists: Interventions) -> Sent:
@@ -108,7 +115,7 @@ VALUES: dict[str, Any] = {
     "int": int,
     **{each.__name__: each for each in (Activation, ActivationMap, ActivationNorms, Captures, ExportedKV, ImportedKV)},
     **{each.__name__: each for each in (CheckpointLens, KeptKV, LensRows, MemoryMap, PausedTurn)},
-    **{each.__name__: each for each in (ReceivedKV, ReceivedPrompt, SentKV)},
+    **{each.__name__: each for each in (ReceivedPrompt, SentKV)},
 }
 """What a `Done` may carry, by the name of its type."""
 MADE_LATER = ("ActivationNorms", "Captures")

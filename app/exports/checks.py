@@ -1,4 +1,4 @@
-"""Checks of the label in an exported file: it comes from a client, and the engine trusts it."""
+"""The one check of a snapshot: it comes from a client or another server, and the engine trusts it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from app.domain.breakpoints import (
     work_of,
 )
 from app.domain.values import ModelInfo
-from app.exports.label import ExportLabel, PausedTurnLabel
+from app.exports.snapshot import PausedTurnSnapshot, SessionSnapshot, check_text
+from app.sessions.registry import SessionRegistry
 from app.sessions.whitebox import MAX_BREAKPOINTS
 from app.wire.breakpoints import MAX_EDITS, MAX_FACTOR, MAX_FLOAT32, MAX_TIMEOUT_S, MIN_TIMEOUT_S, NEEDED_BY, fits
 from app.wire.tensors import EXPONENTS, to_float32
@@ -33,10 +34,21 @@ from app.wire.tensors import EXPONENTS, to_float32
 ID = re.compile(r"bp_[0-9a-f]{16}")
 
 
-class LabelChecks:
-    """Checks a label against the model that it is for, the history that it came with, and the length of a pass here.
+def read_snapshot(registry: SessionRegistry, text: bytes, history: array[int]) -> SessionSnapshot:
+    """The snapshot of a session with that history, which a client or another server has sent. Takes long.
 
-    Every method raises `ValueError` or `FieldOutOfRange` for a label that no server has exported.
+    Raises `ValueError` or `FieldOutOfRange` for a text that no server has written.
+    """
+    check_text(text, len(history))
+    snapshot = SessionSnapshot.from_json(text)
+    SnapshotChecks(registry.executor.engine.info, history, part_tokens=registry.part_tokens).check(snapshot)
+    return snapshot
+
+
+class SnapshotChecks:
+    """Checks a snapshot against the model that it is for, the history that it came with, and the length of a pass here.
+
+    Every method raises `ValueError` or `FieldOutOfRange` for a snapshot that no server has exported.
     """
 
     def __init__(self, info: ModelInfo, history: array[int], *, part_tokens: int) -> None:
@@ -44,20 +56,20 @@ class LabelChecks:
         self._history = history
         self._part_tokens = part_tokens
         self._finite = set[TensorData]()
-        """Those whose values have been looked at: a label may name one often."""
+        """Those whose values have been looked at: a snapshot may name one often."""
 
-    def check(self, label: ExportLabel) -> None:
+    def check(self, snapshot: SessionSnapshot) -> None:
         """Check all of it."""
-        ids = [each.id for each in label.breakpoints]
+        ids = [each.id for each in snapshot.breakpoints]
         _require(len(set(ids)) == len(ids) <= MAX_BREAKPOINTS, "breakpoints")
-        for breakpoint in label.breakpoints:
+        for breakpoint in snapshot.breakpoints:
             self._check_breakpoint(breakpoint)
         _require(
-            work_of(label.breakpoints) <= MAX_WORK, f"breakpoints: more than {MAX_WORK} edits and captures in a pass"
+            work_of(snapshot.breakpoints) <= MAX_WORK, f"breakpoints: more than {MAX_WORK} edits and captures in a pass"
         )
-        self._check_interventions(label.interventions)
-        if label.turn is not None:
-            self._check_turn(label.turn)
+        self._check_interventions(snapshot.interventions)
+        if snapshot.turn is not None:
+            self._check_turn(snapshot.turn)
 
     def _check_breakpoint(self, breakpoint: Breakpoint) -> None:
         layers, when, info = breakpoint.layers, breakpoint.when, self._info
@@ -120,7 +132,7 @@ class LabelChecks:
         _require(tensor in self._finite or bool(np.isfinite(to_float32(tensor)).all()), "values")
         self._finite.add(tensor)
 
-    def _check_turn(self, turn: PausedTurnLabel) -> None:
+    def _check_turn(self, turn: PausedTurnSnapshot) -> None:
         tokens, info, fields = len(self._history), self._info, turn.fields
         generated = tokens - turn.prompt_tokens
         _require(fields.max_tokens is not None and 0 <= generated <= max(0, fields.max_tokens - 1), "max_tokens")

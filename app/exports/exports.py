@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from array import array
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,11 +13,11 @@ from pydantic import ValidationError
 from app.domain.errors import BadExport, Busy, FieldOutOfRange, TooLarge, WrongState
 from app.domain.values import MAX_LABEL_BYTES, ModelInfo, SessionState
 from app.engine_process.turn import Turn
-from app.exports.checks import LabelChecks
-from app.exports.label import ExportLabel, PausedTurnLabel, check_text, has_room, most_values
+from app.exports.checks import read_snapshot
+from app.exports.snapshot import SessionSnapshot, has_room, most_values, take_snapshot
 from app.exports.spool import SpoolFile
 from app.machine.files import size
-from app.messages import Export, ExportedKV, Import, ImportedKV, Reinstate
+from app.messages import Export, ExportedKV, Import, ImportedKV
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Pause, Session
 from app.web.errors import described
@@ -39,14 +38,12 @@ async def export_session(registry: SessionRegistry, session: Session, file: Spoo
     same.
     """
     session.require(SessionState.IDLE, SessionState.PAUSED, to="export")
-    place, here = registry.paused_copies.place(session), _Place.of(session)
-    turn = await registry.paused_copies.export(session)
-    here.check(session)
-    label = None if turn is None or place is None else PausedTurnLabel.of(turn, place)
-    about = await asyncio.to_thread(ExportLabel.of(session, label).to_json)  # thousands of edits take long
+    here = _place(session)
+    snapshot, _, _ = await take_snapshot(registry, session)
+    about = await asyncio.to_thread(snapshot.to_json)  # thousands of edits take long
     text, tokens = about.encode(), len(session.history)
     fits = await asyncio.to_thread(has_room, text, tokens)
-    here.check(session)
+    _check_place(session, here)
     if not fits:
         raise TooLarge(
             f"the session's metadata, breakpoints, edits and paused turn have {size(len(text))} as JSON; a file may "
@@ -57,7 +54,7 @@ async def export_session(registry: SessionRegistry, session: Session, file: Spoo
     path = str(file.path)
     exported: ExportedKV = await registry.executor.call(lambda ticket: Export(ticket, session.id, path, about))
     file.wrote(file.claimed)
-    here.check(session)
+    _check_place(session, here)
     return exported
 
 
@@ -112,60 +109,41 @@ async def _open_and_import(
 
 
 async def _furnish(registry: SessionRegistry, session: Session, found: ImportedKV, file: BinaryIO) -> None:
-    """Give the session what the file holds. Raises `ValueError` or `FieldOutOfRange` for an invalid label."""
+    """Give the session what the file holds. Raises `ValueError` or `FieldOutOfRange` for an invalid snapshot."""
     session.history = array("I", found.token_ids)
     session.uncounted = len(session.history)  # as far as the file has no KV of it
-    label = await asyncio.to_thread(_read, file, found, _checks(registry, session.history))
-    session.metadata, session.ttl_s = label.metadata, label.ttl_s or MAX_TTL_S
-    session.breakpoints = {each.id: each for each in label.breakpoints}
-    session.interventions = label.interventions
-    if label.turn is not None:
-        place = label.turn.to_place(session.history)
-        copies = registry.paused_copies
-        async with AsyncExitStack() as cleanup:
-            charge = copies.reserve(session, place, cleanup, sent=place.prompt_tokens)
-            await copies.reinstate(session, label.turn.to_turn(), place, charge)
-    elif label.breakpoints or label.interventions:
-        await registry.executor.call(
-            lambda ticket: Reinstate(ticket, session.id, label.breakpoints, label.interventions)
-        )
-
-
-def _checks(registry: SessionRegistry, history: array[int]) -> LabelChecks:
-    return LabelChecks(registry.executor.engine.info, history, part_tokens=registry.part_tokens)
+    snapshot = await asyncio.to_thread(_read, registry, file, found, session.history)
+    session.metadata, session.ttl_s = snapshot.metadata, snapshot.ttl_s or MAX_TTL_S
+    session.breakpoints = {each.id: each for each in snapshot.breakpoints}
+    session.interventions = snapshot.interventions
+    turn = snapshot.turn
+    if turn is None:
+        await registry.turns.furnish(session, None, None)
+    else:
+        place = turn.to_place(session.history)
+        await registry.turns.furnish(session, turn.to_turn(), place, sent=place.prompt_tokens)
 
 
 def _reason(error: ValueError | FieldOutOfRange) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
-    field, words = next(described(ExportLabel, error))
+    field, words = next(described(SessionSnapshot, error))
     return f"{field}: {words}" if field else words
 
 
-def _read(file: BinaryIO, found: ImportedKV, checks: LabelChecks) -> ExportLabel:
+def _read(registry: SessionRegistry, file: BinaryIO, found: ImportedKV, history: array[int]) -> SessionSnapshot:
     file.seek(found.about_at)
-    text = file.read(found.about_bytes)
-    check_text(text, len(found.token_ids))
-    label = ExportLabel.from_json(text)
-    checks.check(label)
-    return label
+    return read_snapshot(registry, file.read(found.about_bytes), history)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a session was when its export began. What the engine writes later is of the same history only there."""
+def _place(session: Session) -> tuple[Pause | None, Turn | None, int]:
+    """Where a session is. What the engine writes later is of the same history only there."""
+    return session.pause, session.turn, len(session.history)
 
-    pause: Pause | None
-    turn: Turn | None
-    tokens: int
 
-    @classmethod
-    def of(cls, session: Session) -> _Place:
-        return cls(session.pause, session.turn, len(session.history))
-
-    def check(self, session: Session) -> None:
-        """Raise `WrongState` unless the session is still there."""
-        if self.pause is not None and session.pause is not self.pause:
-            raise WrongState(f"cannot export: session {session.id} has been resumed meanwhile")
-        if _Place.of(session) != self:
-            raise WrongState(f"cannot export: the history of session {session.id} has changed meanwhile; export again")
+def _check_place(session: Session, place: tuple[Pause | None, Turn | None, int]) -> None:
+    """Raise `WrongState` unless the session is still there, where its export began."""
+    if place[0] is not None and session.pause is not place[0]:
+        raise WrongState(f"cannot export: session {session.id} has been resumed meanwhile")
+    if _place(session) != place:
+        raise WrongState(f"cannot export: the history of session {session.id} has changed meanwhile; export again")

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from app.domain.breakpoints import Edit, TensorData
 from app.domain.errors import NotDurable
-from app.domain.homes import Homes
-from app.domain.values import JournalState, ModelInfo, SessionId
+from app.domain.values import JournalState, ModelInfo
 from app.journal import lease as leases
 from app.journal.lease import FolderLock
 from app.journal.records import (
@@ -26,11 +26,8 @@ from app.journal.records import (
     Departed,
     Entry,
     Key,
-    KeyedRecord,
     ResponseRecord,
     SessionRecord,
-    Steering,
-    VectorKey,
     WriteBatch,
     add_to,
     describe,
@@ -40,6 +37,7 @@ from app.machine.files import free_bytes, is_over_network
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 COPIES = 2
 """A change is written to the log first, and then to the file, while it is still in the log."""
 
@@ -204,25 +202,9 @@ class Journal:
         """Every session and its history, by id. Call before `start`. Raises what `JournalStore.load` raises."""
         return self._store.load(model, keys)
 
-    def load_steering(self) -> dict[SessionId, Steering]:
-        """That of every session that has some. Call after `load`, before `start`. Raises like `load`."""
-        return self._store.load_steering()
-
-    def load_vectors(self) -> dict[VectorKey, TensorData]:
-        """Every owner's vectors. Call after `load`, before `start`. Raises like `load`."""
-        return self._store.load_vectors()
-
-    def load_responses(self) -> list[ResponseRecord]:
-        """Every response. Call after `load`, before `start`. Raises like `load`."""
-        return self._store.load_responses()
-
-    def load_keyed(self) -> list[KeyedRecord]:
-        """Requests with an `Idempotency-Key`. Call after `load`, before `start`. Raises like `load`."""
-        return self._store.load_keyed()
-
-    def load_homes(self) -> Homes:
-        """Sessions that have moved between servers. Call after `load`, before `start`. Raises like `load`."""
-        return self._store.load_homes()
+    def read(self, load: Callable[[sqlite3.Connection], T]) -> T:
+        """What a function of `tables` finds. Call after `load`, before `start`. Raises like `load`."""
+        return self._store.read(load)
 
     def start(self) -> None:
         """Start to write."""

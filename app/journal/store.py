@@ -9,30 +9,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
-from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
-from app.domain.homes import Homes
 from app.domain.leases import Lease
-from app.domain.values import ModelInfo, Phase, Residency, SessionId
+from app.domain.values import ModelInfo, Phase, Residency
 from app.journal import key_names, lease_table, refusals, tables
 from app.journal.key_names import rename_tenants
 from app.journal.lease_table import Renewals
 from app.journal.migrations import FORMAT, OLDEST, bring_up_to_date
 from app.journal.records import (
     TOKEN_BYTES,
-    KeyedRecord,
-    ResponseRecord,
     SessionRecord,
-    Steering,
-    VectorKey,
     WriteBatch,
     moves,
 )
-from app.journal.writing import COLUMNS, Fence, Refused, no_fence, write_batch
+from app.journal.writing import COLUMNS, Fence, Refused, write_batch
 from app.machine.files import counted, make_private
 
+T = TypeVar("T")
 TABLES = f"""
 CREATE TABLE model (name TEXT NOT NULL, vocab_size INTEGER NOT NULL, layers INTEGER NOT NULL, hidden INTEGER NOT NULL)
 STRICT;
@@ -101,7 +96,7 @@ class JournalStore:
         self._path = path
         self._renewals = Renewals(path)
         self._modes = ("DELETE", "FULL") if shared else ("WAL", "NORMAL")
-        self.fence: Fence = no_fence
+        self.fence: Fence = lambda connection: None
         """Called in each transaction: it raises an exception unless the folder is still this server's."""
         if not path.exists():
             make_journal(path)
@@ -157,39 +152,11 @@ class JournalStore:
                 raise self._damaged(f"the history of session {session} has tokens that the model does not have")
         return [(record, histories[record.id]) for record in sorted(records, key=lambda record: record.id)]
 
-    def load_steering(self) -> dict[SessionId, Steering]:
-        """That of every session that has some. Raises `FieldOutOfRange` if the file is damaged."""
+    def read(self, load: Callable[[sqlite3.Connection], T]) -> T:
+        """What `load`, a function of `tables`, finds in the file. Raises `FieldOutOfRange` if the file is damaged."""
         try:
-            return tables.load_steering(self._connection)
-        except (sqlite3.DatabaseError, ValueError) as error:
-            raise refusals.unusable(self._path, error) from error
-
-    def load_vectors(self) -> dict[VectorKey, TensorData]:
-        """Every owner's vectors. Raises `FieldOutOfRange` if the file is damaged."""
-        try:
-            return tables.load_vectors(self._connection)
-        except (sqlite3.DatabaseError, ValueError) as error:
-            raise refusals.unusable(self._path, error) from error
-
-    def load_responses(self) -> list[ResponseRecord]:
-        """Every response. Raises `FieldOutOfRange` if the file is damaged."""
-        try:
-            return tables.load_responses(self._connection)
-        except sqlite3.DatabaseError as error:
-            raise refusals.unusable(self._path, error) from error
-
-    def load_keyed(self) -> list[KeyedRecord]:
-        """Requests with an `Idempotency-Key`. Raises `FieldOutOfRange` if the file is damaged."""
-        try:
-            return tables.load_keyed(self._connection)
+            return load(self._connection)
         except (sqlite3.DatabaseError, ValueError, LookupError, TypeError) as error:
-            raise refusals.unusable(self._path, error) from error
-
-    def load_homes(self) -> Homes:
-        """Sessions that have moved. Raises `FieldOutOfRange` if the file is damaged."""
-        try:
-            return tables.load_homes(self._connection)
-        except (sqlite3.DatabaseError, ValueError) as error:
             raise refusals.unusable(self._path, error) from error
 
     def apply(self, batch: WriteBatch) -> Refused:

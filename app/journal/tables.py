@@ -3,7 +3,6 @@
 A vector that several of them use is stored once.
 """
 
-import hashlib
 import json
 import sqlite3
 import time
@@ -12,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from app.domain.breakpoints import Breakpoint, Intervention, Swap, TensorData
+from app.domain.breakpoints import Breakpoint, Intervention, Swap, TensorData, TensorTable
 from app.domain.homes import MOST_KEPT, Home, Homes, HomeState
 from app.domain.values import FinishReason, SessionId, TurnUsage
 from app.journal.records import (
@@ -44,29 +43,15 @@ def references(*tables: str) -> str:
     )
 
 
-class TensorPutter:
-    """Puts tensors into the table in one transaction. A row that refers to each must follow in the same one."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        self._digests: dict[int, tuple[bytes, bytes]] = {}
-        """By the identity of the bytes, which are kept so that no others get it: many edits share a vector."""
-
-    def put(self, data: bytes) -> bytes:
-        """Put `data` there, unless it is there already; returns its digest."""
-        known = self._digests.get(id(data))
-        if known is not None:
-            return known[0]
-        digest = hashlib.blake2b(data, digest_size=32).digest()  # long enough that no tenant finds another's
-        if self._connection.execute("SELECT 1 FROM tensor WHERE digest = ?", (digest,)).fetchone() is None:
-            self._connection.execute("INSERT INTO tensor VALUES (?, ?)", (digest, data))
-        self._digests[id(data)] = digest, data
-        return digest
+DIGEST_BYTES = 32
+"""Of a tensor: long enough that no tenant finds another's."""
 
 
-def load_tensors(connection: sqlite3.Connection) -> dict[bytes, bytes]:
-    """Every tensor's data by its digest."""
-    return dict(connection.execute("SELECT digest, data FROM tensor"))
+def _put_tensors(connection: sqlite3.Connection, tensors: TensorTable) -> None:
+    """Write those that are not there yet. A row that refers to each must be written in the same transaction."""
+    for digest, data in tensors.data.items():
+        if connection.execute("SELECT 1 FROM tensor WHERE digest = ?", (digest,)).fetchone() is None:
+            connection.execute("INSERT INTO tensor VALUES (?, ?)", (digest, data))
 
 
 BREAKPOINT_TABLES = f"""
@@ -89,14 +74,10 @@ CREATE TABLE vector (
 
 def put_breakpoints(connection: sqlite3.Connection, session: SessionId, armed: tuple[Breakpoint, ...]) -> None:
     """Write a session's breakpoints in the place of those that it had; most sessions have none, and no row."""
-    tensors, used = TensorPutter(connection), set[bytes]()
-
-    def put(data: bytes) -> bytes:
-        digest = tensors.put(data)
-        used.add(digest)
-        return digest
-
-    body = breakpoints_to_json(armed, put)
+    tensors = TensorTable(digest_size=DIGEST_BYTES)
+    body = breakpoints_to_json(armed, tensors.put)
+    _put_tensors(connection, tensors)
+    used = tensors.data.keys()
     known = "SELECT tensor FROM breakpoint_vector WHERE session = ?"
     before = {tensor for (tensor,) in connection.execute(known, (session,))}
     new, gone = (((session, tensor) for tensor in each) for each in (used - before, before - used))
@@ -109,7 +90,7 @@ def put_breakpoints(connection: sqlite3.Connection, session: SessionId, armed: t
 
 def put_interventions(connection: sqlite3.Connection, session: SessionId, change: InterventionChange) -> None:
     """Write what has changed of a session's interventions."""
-    tensors = TensorPutter(connection)
+    tensors = TensorTable(digest_size=DIGEST_BYTES)
     for number, made in change.rows.items():
         vector = made.edit.vector
         tensor = None if vector is None else tensors.put(vector.data)
@@ -118,13 +99,8 @@ def put_interventions(connection: sqlite3.Connection, session: SessionId, change
             "ON CONFLICT DO UPDATE SET body = excluded.body, tensor = excluded.tensor",
             (session, number, intervention_to_json(made, tensors.put), tensor),
         )
+    _put_tensors(connection, tensors)
     connection.execute("DELETE FROM intervention WHERE session = ? AND number >= ?", (session, change.count))
-
-
-def delete_steering(connection: sqlite3.Connection, session: SessionId) -> None:
-    """Delete a session's breakpoints and interventions, if it has any."""
-    for table in ("breakpoints", "breakpoint_vector", "intervention"):
-        connection.execute(f"DELETE FROM {table} WHERE session = ?", (session,))
 
 
 def load_steering(connection: sqlite3.Connection) -> dict[SessionId, Steering]:
@@ -147,12 +123,13 @@ def put_vector(connection: sqlite3.Connection, key: VectorKey, vector: TensorDat
     if vector is None:
         connection.execute("DELETE FROM vector WHERE owner = ? AND name = ?", (key.owner or "", key.name))
         return
-    (size,) = vector.shape
+    (size,), tensors = vector.shape, TensorTable(digest_size=DIGEST_BYTES)
     connection.execute(
         "INSERT INTO vector VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT DO UPDATE SET dtype = excluded.dtype, size = excluded.size, tensor = excluded.tensor",
-        (key.owner or "", key.name, vector.dtype, size, TensorPutter(connection).put(vector.data)),
+        (key.owner or "", key.name, vector.dtype, size, tensors.put(vector.data)),
     )
+    _put_tensors(connection, tensors)
 
 
 def load_vectors(connection: sqlite3.Connection) -> dict[VectorKey, TensorData]:
@@ -166,7 +143,7 @@ def load_vectors(connection: sqlite3.Connection) -> dict[VectorKey, TensorData]:
 
 
 def _data_of(connection: sqlite3.Connection) -> Swap:
-    tensors = load_tensors(connection)
+    tensors: dict[bytes, bytes] = dict(connection.execute("SELECT digest, data FROM tensor"))
 
     def data(digest: bytes) -> bytes:
         if digest not in tensors:
@@ -208,11 +185,6 @@ def put_gone_responses(
     connection.executemany("REPLACE INTO response_gone VALUES (?, ?, ?)", rows)
 
 
-def close_home(connection: sqlite3.Connection, session: SessionId) -> None:
-    """Note that a session has come to its end here."""
-    connection.execute("UPDATE home SET state = 'closed' WHERE session = ? AND state != 'gone'", (session,))
-
-
 def load_homes(connection: sqlite3.Connection) -> Homes:
     """All of them. Raises `ValueError` for a state that there is not."""
     rows = connection.execute("SELECT session, state, epoch, seq, peer, peer_seq, owner, name FROM home")
@@ -235,11 +207,6 @@ def put_response(connection: sqlite3.Connection, key: ResponseKey, record: Respo
         connection.execute(
             "REPLACE INTO response VALUES (?, ?, CAST(? AS TEXT))", (record.id, record.session, record.body)
         )
-
-
-def delete_responses(connection: sqlite3.Connection, session: SessionId) -> None:
-    """Delete those of a session."""
-    connection.execute("DELETE FROM response WHERE session = ?", (session,))
 
 
 def load_responses(connection: sqlite3.Connection) -> list[ResponseRecord]:
@@ -275,11 +242,6 @@ def put_keyed(connection: sqlite3.Connection, record: KeyedRecord) -> None:
         "(SELECT at FROM keyed_request WHERE owner = ?1 ORDER BY at DESC LIMIT 1 OFFSET ?2)",
         (owner, MOST_KEYS),
     )
-
-
-def delete_keyed(connection: sqlite3.Connection, session: SessionId) -> None:
-    """Delete those that have opened the session, or had a turn in it."""
-    connection.execute("DELETE FROM keyed_request WHERE session = ?", (session,))
 
 
 def load_keyed(connection: sqlite3.Connection) -> list[KeyedRecord]:

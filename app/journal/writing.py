@@ -28,11 +28,7 @@ Refused = dict[Key, str]
 Fence = Callable[[sqlite3.Connection], None]
 
 
-def no_fence(_connection: sqlite3.Connection) -> None:
-    """No other server can have the folder."""
-
-
-def write_batch(connection: sqlite3.Connection, batch: WriteBatch, fence: Fence = no_fence) -> Refused:
+def write_batch(connection: sqlite3.Connection, batch: WriteBatch, fence: Fence) -> Refused:
     """Write each change of `batch` whole or not at all; returns those that cannot be written, such as one that is too
     large. Raises an exception, and writes nothing, if the file cannot be written, and what `fence` raises.
     """
@@ -78,12 +74,11 @@ def _write_entry(connection: sqlite3.Connection, key: Key, entry: Entry) -> None
 
 
 def _delete_session(connection: sqlite3.Connection, session: SessionId) -> None:
+    """Delete all that goes with a session, and note that it has come to its end here unless it is at home elsewhere."""
     connection.execute("DELETE FROM session WHERE id = ?", (session,))
-    connection.execute("DELETE FROM tokens WHERE session = ?", (session,))
-    tables.delete_steering(connection, session)
-    tables.delete_responses(connection, session)
-    tables.delete_keyed(connection, session)
-    tables.close_home(connection, session)
+    for table in ("tokens", "breakpoints", "breakpoint_vector", "intervention", "response", "keyed_request"):
+        connection.execute(f"DELETE FROM {table} WHERE session = ?", (session,))
+    connection.execute("UPDATE home SET state = 'closed' WHERE session = ? AND state != 'gone'", (session,))
 
 
 def _write_session(connection: sqlite3.Connection, change: Change) -> None:

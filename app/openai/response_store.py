@@ -12,6 +12,7 @@ from app.domain.errors import Moving, NotFound, PeerFull, WrongState
 from app.engine_process.turn import Turn
 from app.journal.journal import Journal
 from app.journal.records import ResponseKey, ResponseRecord
+from app.journal.tables import load_responses
 from app.openai.response import Conversation, ResponseObject, StoredResponse
 from app.openai.response_items import AnyItem, Item, to_json, without_logprobs
 from app.sessions.registry import SessionRegistry
@@ -95,7 +96,7 @@ class ResponseStore:
         if self._journal is None:
             return
         by_id = {session.id: session for session in sessions}
-        for record, kept in in_order(self._journal.load_responses()):
+        for record, kept in in_order(self._journal.read(load_responses)):
             session = by_id.get(record.session)
             if session is None:
                 self._journal.append(ResponseKey(record.id), None)

@@ -74,7 +74,7 @@ async def create_breakpoint(
 ) -> BreakpointView:
     """Arm a breakpoint, whatever the session is doing. Vectors that its edits name are taken as they are now."""
     breakpoint = body.to_breakpoint(services.info, to_edits(body.edits or (), services, owner))
-    await services.sessions.breakpoints.arm(session, breakpoint)
+    await services.sessions.whitebox.arm(session, breakpoint)
     return BreakpointView.model_validate(breakpoint)
 
 
@@ -96,13 +96,13 @@ async def get_breakpoint(session: SessionDep, breakpoint_id: str) -> BreakpointV
 @router.delete("/breakpoints", operation_id="deleteBreakpoints", status_code=204, responses=errors(404))
 async def delete_breakpoints(session: SessionDep, services: ServicesDep) -> None:
     """Remove all breakpoints of the session. One that is paused stays so."""
-    await services.sessions.breakpoints.disarm(session, None)
+    await services.sessions.whitebox.disarm(session, None)
 
 
 @router.delete("/breakpoints/{breakpoint_id}", operation_id="deleteBreakpoint", status_code=204, responses=errors(404))
 async def delete_breakpoint(session: SessionDep, breakpoint_id: str, services: ServicesDep) -> None:
     """Remove one breakpoint. A session that is paused at it stays so."""
-    await services.sessions.breakpoints.disarm(session, breakpoint_id)
+    await services.sessions.whitebox.disarm(session, breakpoint_id)
 
 
 @router.get(
@@ -120,7 +120,7 @@ async def get_captures(request: Request, session: SessionDep, services: Services
     """
     place = await cleanup.enter_async_context(AsyncExitStack())
     piece = await place.enter_async_context(services.side_work.turn(session.owner, Lane.ACTIVATIONS))
-    captures = await services.sessions.breakpoints.captures(session)
+    captures = await services.sessions.whitebox.captures(session)
     content = await asyncio.to_thread(_captures_file, captures)
     piece.seconds = len(content) / FILE_BYTES_PER_S
     if len(content) <= PART_BYTES:
@@ -131,7 +131,7 @@ async def get_captures(request: Request, session: SessionDep, services: Services
 @router.delete("/captures", operation_id="deleteCaptures", status_code=204, responses=errors(404))
 async def delete_captures(session: SessionDep, services: ServicesDep) -> None:
     """Forget what has been captured."""
-    await services.sessions.breakpoints.clear_captures(session)
+    await services.sessions.whitebox.clear_captures(session)
 
 
 def _captures_file(captures: Captures) -> bytes:
@@ -211,8 +211,8 @@ async def get_lens_map(
     The tokens of all sessions go first. A client that disconnects ends it.
     """
     layers = query.to_layers(services.info.num_layers)
-    lens = services.sessions.maps.lens(session, query.to_positions(), layers, query.top_k)
-    return LensMapView.of(await unless_disconnected(request, lens), services.tokens)
+    lens = services.sessions.whitebox.lens_map(session, query.to_positions(), layers, query.top_k)
+    return LensMapView.of(*await unless_disconnected(request, lens), services.tokens)
 
 
 @maps_router.get("/norms", operation_id="getNorms", responses=errors(404))
@@ -226,7 +226,7 @@ async def get_norms(
     """The L2 length of the same residual streams, and the cosine of each to a vector, if one is named."""
     vector = None if query.vector is None else _direction(query.vector, services, owner)
     layers = query.to_layers(services.info.num_layers)
-    norms = services.sessions.maps.norms(session, query.to_positions(), layers, vector)
+    norms = services.sessions.whitebox.norms(session, query.to_positions(), layers, vector)
     return NormsView.of(await unless_disconnected(request, norms))
 
 

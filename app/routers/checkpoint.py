@@ -66,7 +66,7 @@ async def get_activation(
     """
     place = await cleanup.enter_async_context(AsyncExitStack())
     piece = await place.enter_async_context(services.side_work.turn(session.owner, Lane.ACTIVATIONS))
-    activation = await services.sessions.checkpoints.read(session, query.to_positions())
+    activation = await services.sessions.whitebox.read_checkpoint(session, query.to_positions())
     as_json = _wants_json(request)
     content = await asyncio.to_thread(_json if as_json else _file, activation)
     piece.seconds = len(content) / FILE_BYTES_PER_S
@@ -81,7 +81,7 @@ async def put_activation(request: Request, session: SessionDep, services: Servic
     content = await whole_body(request)
     pause = session.require_pause(to="write the checkpoint")
     tensor = await services.side_work.run(session.owner, _read_activation, content, pause.info)
-    await services.sessions.checkpoints.write(session, tensor)
+    await services.sessions.whitebox.write_checkpoint(session, tensor)
     return CheckpointView.of(pause.info, pause.expires_at)
 
 
@@ -91,7 +91,7 @@ async def edit_checkpoint(
 ) -> CheckpointView:
     """Change the residual stream: every edit, or none if one cannot be made."""
     pause = session.require_pause(to="edit the checkpoint")
-    await services.sessions.checkpoints.edit(session, to_edits(body.edits, services, owner))
+    await services.sessions.whitebox.edit_checkpoint(session, to_edits(body.edits, services, owner))
     return CheckpointView.of(pause.info, pause.expires_at)
 
 
@@ -99,7 +99,7 @@ async def edit_checkpoint(
 async def get_lens(session: SessionDep, query: Annotated[LensQuery, Query()], services: ServicesDep) -> LensView:
     """What the model would say if the layers that are left were skipped."""
     layer = session.require_pause(to="read the checkpoint").info.layer
-    found = await services.sessions.checkpoints.lens(session, query.to_positions(), query.top_k)
+    found = await services.sessions.whitebox.lens(session, query.to_positions(), query.top_k)
     return LensView(layer=layer, positions=[LensPositionView.of(each, services.tokens) for each in found])
 
 

@@ -15,7 +15,7 @@ from app.exports.spool import Spool
 from app.journal.lease import FolderLease
 from app.openai.response_store import ResponseStore
 from app.sessions.keyed import KeyedRequest
-from app.sessions.named import BoundSessions, ToolWaits
+from app.sessions.named import BoundSessions
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.side_work import SideWork
@@ -43,7 +43,6 @@ class Services:
     sessions: SessionRegistry
     tool_support: ToolSupport
     bound_sessions: BoundSessions
-    tool_waits: ToolWaits
     responses: ResponseStore
     spool: Spool
     side_work: SideWork

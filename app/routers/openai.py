@@ -242,7 +242,7 @@ class OpenAICall:
         """The answer has called these tools: the session that the call is bound to waits until its next call."""
         services = self.services
         if self._session is not None and self._turn is not None and services.settings.park_on_tool_calls:
-            services.tool_waits.begin(services.sessions, self._session, self._turn, names)
+            services.sessions.wait_for_tools(self._session, self._turn, names)
 
     def _sessions(self, n: int, user: str | None, undo: ExitStack, prompts: Sequence[Sequence[int]]) -> OpenSession:
         """Where the choices run: each in a session that lives as long as the call, or the one in the bound session.

@@ -97,7 +97,7 @@ class ResponseRun:
         is_waiting = self.response.status == "completed" and bool(self._writer.called)
         services, session = self._services, self._stored.conversation.session
         if is_waiting and services.settings.park_on_tool_calls:
-            services.tool_waits.begin(services.sessions, session, self._reader.turn, self._writer.called)
+            services.sessions.wait_for_tools(session, self._reader.turn, self._writer.called)
 
     async def _end(self) -> None:
         self._keep()

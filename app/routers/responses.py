@@ -175,7 +175,7 @@ async def cancel_response(response_id: str, services: ServicesDep, owner: OwnerD
         status = services.responses.find(owner, response_id).answer.status if running is None else "over"
         raise MalformedRequest(f"the response is {status}: only a running one can be cancelled", param="response_id")
     stored, turn = running
-    services.sessions.ends.cancel(stored.conversation.session, turn)
+    services.sessions.pauses.cancel(stored.conversation.session, turn)
     await turn.ended.wait()
     return _shown(stored.answer.model_copy(update={"status": "cancelled"}))
 

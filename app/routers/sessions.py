@@ -131,7 +131,7 @@ async def cancel_turn(session: SessionDep, services: ServicesDep) -> SessionView
     """
     session.require(SessionState.QUEUED, SessionState.RUNNING, SessionState.PAUSED, to="cancel")
     assert session.turn is not None
-    services.sessions.ends.cancel(session, session.turn)
+    services.sessions.pauses.cancel(session, session.turn)
     await session.turn.ended.wait()
     await services.sessions.keeper.settled(session)
     return SessionView.of(session)

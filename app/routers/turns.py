@@ -251,7 +251,7 @@ async def resume_session(
     registry, until = services.sessions, body.to_until()
     registry.pauses.check_resume(session, until)
     if body.edits is not None:
-        await registry.checkpoints.edit(session, to_edits(body.edits, services, owner))
+        await registry.whitebox.edit_checkpoint(session, to_edits(body.edits, services, owner))
     try:
         reader = registry.pauses.resume(session, until)
     except (Draining, Moving) as error:  # a retry of the whole request would edit it twice
@@ -260,5 +260,5 @@ async def resume_session(
         raise WrongState(
             f"the edits are made, but the turn is not resumed: {error.message}; resume it alone"
         ) from error
-    cleanup.callback(registry.ends.release, session, reader.turn)
+    cleanup.callback(registry.pauses.release, session, reader.turn)
     return await answer_turn(request, session, reader, stream=body.stream)

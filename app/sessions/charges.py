@@ -152,7 +152,7 @@ class Charges:
 
     def begin(self, owner: str | None, charge: TurnCharge) -> None:
         """The owner's turn has begun: its session counts from now on, and its end settles."""
-        self._forget(owner, charge)
+        del self._coming[owner][charge]
 
     def _require(self, owner: str | None, new: Sequence[int]) -> None:
         """Raise `TenantLimit` unless the owner may have more turns that wait, run or are paused, with contexts of `new`
@@ -162,7 +162,7 @@ class Charges:
         if limits.turns_at_once is None and limits.device_bytes is None:
             return
         busy = [len(session.history) for session in self._table.turns.of(owner)]
-        busy += self._coming.get(owner, {}).values()
+        busy += self._coming[owner].values()
         most = limits.turns_at_once
         if most is not None and len(busy) + len(new) > most:
             limit = f"{most} turn{'s' * (most > 1)} at once"
@@ -186,16 +186,9 @@ class Charges:
         self._logprobs.require(owner, count * BYTES_EACH)
 
     def _answered(self, owner: str | None, charge: TurnCharge) -> None:
-        if charge in self._coming.get(owner, {}):
-            self._forget(owner, charge)
+        if self._coming[owner].pop(charge, None) is not None:
             charge.drop()
         charge.answered()
-
-    def _forget(self, owner: str | None, charge: TurnCharge) -> None:
-        coming = self._coming[owner]
-        del coming[charge]
-        if not coming:
-            del self._coming[owner]
 
 
 def _refusal(limit: str, held: int, needed: int, *, ever: bool) -> TenantLimit | BeyondTenantLimit:

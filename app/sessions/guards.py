@@ -33,15 +33,11 @@ async def guard_disk(executor: EngineExecutor, journal: Journal, room: DiskRoom)
     """
     while True:
         await asyncio.sleep(DISK_INTERVAL_S)
-        missing = _missing(journal, room)
+        # A journal without room may be at a quota, which no figure shows.
+        missing = max(room.missing, room.reserve if journal.state.is_full else 0)
         if missing and executor.failure is None:
             with contextlib.suppress(EngineAway):
                 await executor.call(partial(FreeDisk, count=missing))
-
-
-def _missing(journal: Journal, room: DiskRoom) -> int:
-    """Bytes that must become free. A journal without room may be at a quota, which no figure shows."""
-    return max(room.missing, room.reserve if journal.state.is_full else 0)
 
 
 HOST_INTERVAL_S = 0.5

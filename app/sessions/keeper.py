@@ -6,9 +6,9 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any
+
+import msgspec
 
 from app.domain.breakpoints import MAX_INTERVENTION_BYTES, Breakpoint, Edit
 from app.domain.errors import DiskShort
@@ -20,7 +20,6 @@ from app.domain.values import (
     ModelInfo,
     SessionId,
     SessionState,
-    TurnUsage,
     common_prefix,
 )
 from app.journal.journal import COPIES, Journal
@@ -35,6 +34,7 @@ from app.journal.records import (
     SessionRecord,
     Steering,
 )
+from app.journal.tables import load_homes, load_keyed, load_steering
 from app.machine.budget import Share
 from app.machine.files import DiskFull, DiskRoom
 from app.sessions.keyed import KeyedRequests
@@ -130,9 +130,10 @@ class SessionKeeper:
         """The sessions in the journal, all idle, oldest first. `keys` and errors are those of `JournalStore.load`."""
         found = [] if self._journal is None else self._journal.load(model, keys)
         self._journaled = {record.id: (history, len(history)) for record, history in found}
-        self._steering = {} if self._journal is None else self._journal.load_steering()
-        self.homes = Homes() if self._journal is None else self._journal.load_homes()
-        self.keyed = KeyedRequests([] if self._journal is None else self._journal.load_keyed())
+        if self._journal is not None:
+            self._steering = self._journal.read(load_steering)
+            self.homes = self._journal.read(load_homes)
+            self.keyed = KeyedRequests(self._journal.read(load_keyed))
         sessions = [
             session_of(record, history, self._steering.get(record.id, NO_STEERING)) for record, history in found
         ]
@@ -238,7 +239,7 @@ def record_of(session: Session) -> SessionRecord:
         phase=session.phase,
         created_at=session.created_at,
         used_at=session.used_at,
-        usage=json.dumps(asdict(session.usage)),
+        usage=msgspec.json.encode(session.usage).decode(),
         forked_from=None if origin is None else origin.session,
         forked_tokens=None if origin is None else origin.tokens,
         namespace=session.namespace,
@@ -257,21 +258,12 @@ def session_of(record: SessionRecord, history: array[int], steering: Steering) -
         phase=record.phase,
         created_at=record.created_at,
         used_at=record.used_at,
-        forked_from=_origin(record),
+        forked_from=None
+        if record.forked_from is None or record.forked_tokens is None
+        else ForkPoint(record.forked_from, record.forked_tokens),
         namespace=record.namespace,
-        usage=_usage(json.loads(record.usage)),
+        usage=msgspec.json.decode(record.usage, type=SessionUsage),
         history=history,
         breakpoints={each.id: each for each in steering.breakpoints},
         interventions=steering.interventions,
     )
-
-
-def _origin(record: SessionRecord) -> ForkPoint | None:
-    if record.forked_from is None or record.forked_tokens is None:
-        return None
-    return ForkPoint(record.forked_from, record.forked_tokens)
-
-
-def _usage(fields: dict[str, Any]) -> SessionUsage:
-    last = fields.pop("last")
-    return SessionUsage(**fields, last=None if last is None else TurnUsage(**last))

@@ -4,14 +4,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import assert_never
 
 from app.domain.errors import Busy, DjinnError, EngineRestarting, EngineStalled
 from app.domain.memory_map import SessionMemory
 from app.domain.values import Phase, Residency, SessionState, Ticket
-from app.engine_process.executor import EngineExecutor
 from app.messages import Close, KeepKV, KeptKV, Lacking, Notice, Open, Placed, Restored, Rewind, SetPhase, Spent
 from app.sessions.keeper import SessionKeeper
 from app.sessions.registry import SessionRegistry
@@ -100,7 +99,8 @@ async def reopen(registry: SessionRegistry) -> None:
     opened: dict[Session, int] = {}
     while missing := [session for session in registry.table if session not in opened]:  # some may come from elsewhere
         missing.sort(key=lambda session: session.residency is not Residency.GUARANTEED)
-        for some in _batched(missing, AT_ONCE):
+        for first in range(0, len(missing), AT_ONCE):
+            some = missing[first : first + AT_ONCE]
             lengths = await asyncio.gather(*(_reopen(registry, session) for session in some))
             opened |= dict(zip(some, lengths, strict=True))
     registry.executor.post(Restored, while_restarting=True)
@@ -177,7 +177,7 @@ async def _end_turns(registry: SessionRegistry, timeout_s: float) -> None:
     busy = registry.table.busy
     paused = [each for each in busy if each[0].state is SessionState.PAUSED]
     for session, turn in paused:
-        registry.ends.cancel(session, turn)
+        registry.pauses.cancel(session, turn)
     logger.info(
         "drain: turns that run or wait: %d, for at most %g s; paused ones, which are cancelled: %d",
         len(busy) - len(paused),
@@ -191,7 +191,7 @@ async def _end_turns(registry: SessionRegistry, timeout_s: float) -> None:
         finished = sum(turn.ended.is_set() for _, turn in busy) - sum(turn.ended.is_set() for _, turn in paused)
         for session, turn in late:
             if registry.executor.failure is None:
-                registry.ends.cancel(session, turn)
+                registry.pauses.cancel(session, turn)
         _, stuck = await asyncio.wait(ends, timeout=KEEP_S + LATE_S)
         logger.info("drain: turns that came to their end: %d; cancelled: %d", finished, len(busy) - finished)
         if stuck:
@@ -206,20 +206,16 @@ async def _reopen(registry: SessionRegistry, session: Session) -> int:
     session.place(SessionMemory())
     tokens = len(session.history)  # a turn that has finished may still be cut at a stop string
     try:
-        await _open(registry.executor, session)
+        await registry.executor.call(_opening(session), while_restarting=True)
     except Busy as error:
         logger.warning("a session comes back as best_effort: %s", error.message, extra={"session": session.id})
         session.residency = Residency.BEST_EFFORT
         registry.keeper.note(session)
-        await _open(registry.executor, session)
+        await registry.executor.call(_opening(session), while_restarting=True)
     if session.phase is not Phase.COMPUTE:
         set_phase = partial(SetPhase, session=session.id, phase=session.phase)
         await registry.executor.call(set_phase, while_restarting=True)
     return tokens
-
-
-async def _open(executor: EngineExecutor, session: Session) -> None:
-    await executor.call(_opening(session), while_restarting=True)
 
 
 def _opening(session: Session) -> Callable[[Ticket], Open]:
@@ -236,32 +232,20 @@ def _opening(session: Session) -> Callable[[Ticket], Open]:
     )
 
 
-def _batched(sessions: Sequence[Session], size: int) -> Iterator[Sequence[Session]]:
-    """In parts of at most `size`."""
-    return (sessions[first : first + size] for first in range(0, len(sessions), size))
-
-
-class Notices:
-    """Takes the engine's notices to their sessions. Used on the event loop only."""
-
-    def __init__(self, table: SessionTable, keeper: SessionKeeper) -> None:
-        self._table = table
-        self._keeper = keeper
-
-    def take(self, notice: Notice) -> None:
-        """Note one. A session that has closed meanwhile has nothing left to note."""
-        session = self._table.find(notice.session)
-        if session is None:
-            return
-        match notice:
-            case Placed():
-                session.place(notice.memory)
-            case Spent():
-                if notice.breakpoint in session.breakpoints:
-                    session.spent[notice.breakpoint] = session.breakpoints.pop(notice.breakpoint)
-                    self._keeper.note(session)
-                    session.watcher.armed(session)
-            case Lacking():
-                self._table.on_lacking(session, notice)
-            case _:
-                assert_never(notice)
+def take_notice(table: SessionTable, keeper: SessionKeeper, notice: Notice) -> None:
+    """Take a notice of the engine to its session. One that has closed meanwhile has nothing left to note."""
+    session = table.find(notice.session)
+    if session is None:
+        return
+    match notice:
+        case Placed():
+            session.place(notice.memory)
+        case Spent():
+            if notice.breakpoint in session.breakpoints:
+                session.spent[notice.breakpoint] = session.breakpoints.pop(notice.breakpoint)
+                keeper.note(session)
+                session.watcher.armed(session)
+        case Lacking():
+            table.on_lacking(session, notice)
+        case _:
+            assert_never(notice)

@@ -1,4 +1,7 @@
-"""Paused turns: each pause ends when someone resumes or cancels its turn, and otherwise by its timeout."""
+"""Turns that stop: cancelled, let go of or paused.
+
+Each pause ends when someone resumes or cancels its turn, and otherwise by its timeout.
+"""
 
 import asyncio
 import logging
@@ -19,13 +22,19 @@ from app.text.generation import TurnReader
 
 logger = logging.getLogger(__name__)
 
+STALL_LOOK_S = 1.0
+"""How long a timeout waits for an engine that has stalled, each time."""
 
-class TurnEnds:
-    """Ends the turns of all open sessions. Used on the event loop only."""
 
-    def __init__(self, executor: EngineExecutor, keeper: SessionKeeper) -> None:
+class Pauses:
+    """Ends and pauses the turns of all open sessions. Used on the event loop only."""
+
+    def __init__(self, executor: EngineExecutor, table: SessionTable, keeper: SessionKeeper) -> None:
         self._executor = executor
+        self._table = table
         self._keeper = keeper
+        self._reading: set[asyncio.Task[None]] = set()
+        """Reads turns that a timeout has resumed."""
 
     def cancel(
         self,
@@ -54,21 +63,6 @@ class TurnEnds:
         running = not turn.ended.is_set() and session.state is not SessionState.PAUSED
         if running and turn.readers <= 0:
             self.cancel(session, turn)
-
-
-STALL_LOOK_S = 1.0
-"""How long a timeout waits for an engine that has stalled, each time."""
-
-
-class Pauses:
-    """The pauses of all sessions. Used on the event loop only."""
-
-    def __init__(self, executor: EngineExecutor, table: SessionTable, ends: TurnEnds) -> None:
-        self._executor = executor
-        self._table = table
-        self._ends = ends
-        self._reading: set[asyncio.Task[None]] = set()
-        """Reads turns that a timeout has resumed."""
 
     def resume(self, session: Session, until: Until) -> TurnReader:
         """Go on with the turn; returns its reader. The caller must `release` the turn.
@@ -124,7 +118,7 @@ class Pauses:
             return
         assert session.turn is not None
         if self._table.draining and not self._table.evacuates(session):  # resume refuses from now on
-            self._ends.cancel(session, session.turn)
+            self.cancel(session, session.turn)
             return
         # No request asks for what the timer does, also if one has brought the paused turn.
         left_s = max(0.0, expires_at - time.time())
@@ -139,7 +133,7 @@ class Pauses:
             self.go_on(session, time.time() + STALL_LOOK_S)
             return
         if session.pause_limit.on_timeout is OnTimeout.ABORT:
-            self._ends.cancel(session, session.turn)
+            self.cancel(session, session.turn)
             return
         task = asyncio.create_task(self._read_on(session, self.resume(session, NEXT_BREAKPOINT)))
         self._reading.add(task)
@@ -152,4 +146,4 @@ class Pauses:
         except DjinnError as error:
             logger.warning("a turn that a timeout had resumed: %s", error.message, extra={"session": session.id})
         finally:
-            self._ends.release(session, reader.turn)
+            self.release(session, reader.turn)

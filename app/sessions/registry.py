@@ -3,23 +3,25 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 
 from app.domain.errors import EngineAway, EngineStalled, FieldOutOfRange, JournalUnavailable, NotDurable
 from app.domain.homes import Home, new_session_id
 from app.domain.memory_map import MemoryMap
 from app.domain.values import ForkPoint, Phase, Quotas, Residency, SessionId, SessionState
 from app.engine_process.executor import EngineExecutor
+from app.engine_process.turn import Turn
 from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
 from app.sessions.charges import Charges, logprob_budget
 from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequest
-from app.sessions.pauses import Pauses, TurnEnds
+from app.sessions.pauses import Pauses
 from app.sessions.session import Session
 from app.sessions.side_work import SideWork
 from app.sessions.table import SessionTable
-from app.sessions.turns import PausedCopies, Turns
-from app.sessions.whitebox import ActivationMaps, Breakpoints, Checkpoints, HeadTime
+from app.sessions.tool_waits import ToolWaits
+from app.sessions.turns import Turns
+from app.sessions.whitebox import Whitebox
 from app.settings import Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.traces import Traces
@@ -42,7 +44,7 @@ class MemoryReads:
         self._rests_until = 0.0
 
     async def read(self) -> MemoryMap:
-        """The memory as it is now or later. Raises what `EngineExecutor.call` raises."""
+        """The engine's memory map, as it is now or a moment later. Raises what `EngineExecutor.call` raises."""
         if self._next is None:
             self._next = asyncio.create_task(self._make())
         return await asyncio.shield(self._next)
@@ -59,7 +61,7 @@ class MemoryReads:
 class SessionRegistry:
     """Every open session, and what can be done to them. Used on the event loop only.
 
-    Routes reach through it: `table` finds sessions, `turns` starts turns and `ends` ends them, `pauses` resumes them.
+    Routes reach through it: `table` finds sessions, `turns` starts turns, `pauses` ends and resumes them.
     """
 
     def __init__(
@@ -71,11 +73,8 @@ class SessionRegistry:
         metrics: Metrics,
         settings: Settings,
         quotas: Quotas,
-        *,
-        on_queued: Callable[[Session], None],
         traces: Traces | None = None,
     ) -> None:
-        """`on_queued` is told of each session whose next turn is in the queue."""
         self.executor = executor
         self.table = table
         self.keeper = keeper
@@ -83,31 +82,26 @@ class SessionRegistry:
         self.metrics = metrics
         self.part_tokens = min(settings.max_step_tokens, executor.engine.info.max_model_len)
         """Most tokens that one pass of a session has."""
-        self.breakpoints = Breakpoints(executor, keeper)
-        head = HeadTime(executor, table.turns.any_run)
-        self.checkpoints = Checkpoints(executor, head, keeper)
-        self.ends = TurnEnds(executor, keeper)
-        self.pauses = Pauses(executor, table, self.ends)
-        self._memory = MemoryReads(executor)
+        self.whitebox = Whitebox(executor, keeper, table.turns.any_run)
+        self.pauses = Pauses(executor, table, keeper)
+        self.memory = MemoryReads(executor).read
+        self.tool_waits = ToolWaits()
         self.side_work = SideWork(table.turns.others_run)
-        self.maps = ActivationMaps(executor, head)
         room = logprob_budget(int(settings.max_logprobs_bytes))
-        self.charges = Charges(table, quotas, room, executor.engine.info.kv_bytes_per_token)
+        charges = Charges(table, quotas, room, executor.engine.info.kv_bytes_per_token)
         self.turns = Turns(
             executor,
             table,
             keeper,
             tokens,
             metrics,
-            self.ends,
             self.pauses,
-            self.charges,
+            charges,
             self.side_work,
+            self.tool_waits,
             max_turns=settings.max_turns,
-            on_queued=on_queued,
             traces=traces,
         )
-        self.paused_copies = PausedCopies(executor, self.turns, self.pauses, self.charges)
 
     def new_id(self) -> SessionId:
         """A fresh id, which names this server if it is one of a cluster."""
@@ -213,15 +207,11 @@ class SessionRegistry:
         child.namespace = session.namespace
         child.history, child.uncounted = session.history[:], session.uncounted
         child.breakpoints, child.interventions = dict(session.breakpoints), session.interventions
-        place = self.paused_copies.place(session)
-        async with contextlib.AsyncExitStack() as cleanup:
-            if place is None:
-                async with self.opening(child):
-                    await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id), stall_ends_it=True)
-            else:
-                charge = self.paused_copies.reserve(child, place, cleanup, sent=place.left_of_prompt)
-                async with self.opening(child):
-                    await self.paused_copies.fork(session, child, place, charge)
+        if (place := session.paused_place) is not None:
+            await self.turns.fork_paused(session, child, place, self.opening(child))
+        else:
+            async with self.opening(child):
+                await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id), stall_ends_it=True)
         await self.keep(child, keyed)
         return child
 
@@ -247,6 +237,18 @@ class SessionRegistry:
             self.executor.post(lambda ticket: SetPhase(ticket, session.id, phase, resume_in_ms))
             self.keeper.note(session)
 
+    def wait_for_tools(self, session: Session, turn: Turn, tools: Iterable[str]) -> None:
+        """`turn` has ended in calls of `tools`: its session is in `io_wait` until its next turn.
+
+        A client may read an answer late. If the session has had another turn since, it waits for other things. One that
+        leaves for another server is told nothing more.
+        """
+        if session.state is not SessionState.IDLE or session.turn is not turn or session.leaving:
+            return
+        expected = self.tool_waits.begin(session, tools)
+        if self.executor.failure is None:  # else the answer is there all the same
+            self.set_phase(session, Phase.IO_WAIT, None if expected is None else 1000 * expected)
+
     @contextlib.asynccontextmanager
     async def ephemeral(
         self, owner: str | None = None, *, metadata: dict[str, str] | None = None
@@ -258,10 +260,6 @@ class SessionRegistry:
         finally:
             if session.state is not SessionState.CLOSED:
                 self.drop(session)
-
-    async def memory(self) -> MemoryMap:
-        """The engine's memory map, as it is now or a moment later."""
-        return await self._memory.read()
 
     def _forget(self, session: Session) -> None:
         session.move(SessionState.CLOSED)

@@ -16,7 +16,6 @@ from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionSta
 from app.engine_process.turn import Turn
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.sessions.keyed import KeyedRequest
-from app.sessions.watcher import NOBODY, Watcher
 from app.telemetry.traces import TurnTrace
 from app.text.generation import TextRule, TurnReader
 
@@ -110,6 +109,40 @@ TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
 """Which states may follow a state. A turn ends in `idle` from wherever it is; `closed` is final."""
 
 
+class Watcher:
+    """Told of sessions that can be found, on the event loop. It must neither raise nor wait. This one does nothing."""
+
+    def opened(self, session: Session) -> None:
+        """From now on the session is found."""
+
+    def changed(self, session: Session) -> None:
+        """Its state, phase, history or KV is another. Not told of each token."""
+
+    def grew(self, session: Session) -> None:
+        """The turn has one more token. Called for each: it must cost next to nothing."""
+
+    def closed(self, session: Session) -> None:
+        """The session is gone. Its turn, if it has one, ends with it."""
+
+    def begun(self, session: Session) -> None:
+        """A turn is in the queue."""
+
+    def armed(self, session: Session) -> None:
+        """Its breakpoints are others."""
+
+    def edited(self, session: Session, layer: int) -> None:
+        """A client has changed the checkpoint of its paused turn, which was after that layer."""
+
+    def stopped(self, session: Session, event: Paused | TurnFinished | Failed) -> None:
+        """The turn has paused or is over; the session has followed already."""
+
+    def end(self) -> None:
+        """The server shuts down, and nothing more will happen."""
+
+
+NOBODY = Watcher()
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Session:
     """One session. `owner` is the tenant's name (None: there are no keys); times are Unix seconds.
@@ -173,7 +206,7 @@ class Session:
     """Whether another server has it soon, or may have it: requests cannot reach it here."""
     arrived_at: float | None = None
     """When it came from another server, by the monotonic clock; None: not since this one's start."""
-    watcher: Watcher[Session] = NOBODY
+    watcher: Watcher = NOBODY
     """Told of what happens to it, once it is found."""
     on_move: Callable[[Session], None] = lambda session: None
     """Told of each new state: the table counts turns."""
@@ -231,6 +264,22 @@ class Session:
         if self.ttl_s is None or self.busy or self.leaving:
             return None
         return self.used_at + self.ttl_s
+
+    @property
+    def paused_place(self) -> PausedPlace | None:
+        """What another session needs to be paused where this one is; None if it is not paused."""
+        if self.pause is None:
+            return None
+        assert self.reader is not None
+        return PausedPlace(
+            info=self.pause.info,
+            limit=self.pause_limit,
+            rule=self.reader.rule,
+            before=self.settled_history[:],
+            prompt_tokens=self.prompt_tokens,
+            max_tokens=self.max_tokens,
+            logprobs=tuple(self.reader.all_logprobs),
+        )
 
     def require(self, *allowed: SessionState, to: str) -> None:
         """Raise `WrongState` unless the session is in one of the `allowed` states, `Moving` while it leaves. `to` says

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -48,12 +48,6 @@ class Piece:
         return self.seconds * (1 / SHARE - 1)
 
 
-@dataclass(slots=True)
-class _Places:
-    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2)))
-    rests_until: float = 0.0
-
-
 class SideWork:
     """Has one piece of a tenant's work in a lane done at a time for two processors, in the order in which they were
     asked for.
@@ -64,7 +58,9 @@ class SideWork:
     def __init__(self, others_run: Callable[[str | None], bool]) -> None:
         """`others_run` says whether tenants other than that one have turns under way."""
         self._others_run = others_run
-        self._places: defaultdict[tuple[str | None, Lane], _Places] = defaultdict(_Places)
+        at_once = max(1, (os.cpu_count() or 1) // 2)
+        self._free = defaultdict[tuple[str | None, Lane], asyncio.Semaphore](lambda: asyncio.Semaphore(at_once))
+        self._rests_until = defaultdict[tuple[str | None, Lane], float](float)
 
     async def run(self, owner: str | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `function` makes of a text, on another thread. Who is cancelled leaves when it has returned."""
@@ -79,9 +75,9 @@ class SideWork:
     @asynccontextmanager
     async def turn(self, owner: str | None, lane: Lane) -> AsyncIterator[Piece]:
         """A piece of work of the tenant, which lasts as long as the block."""
-        places = self._places[owner, lane]
-        async with places.free:
-            rest = places.rests_until - time.perf_counter()
+        key = owner, lane
+        async with self._free[key]:
+            rest = self._rests_until[key] - time.perf_counter()
             if rest > 0 and self._others_run(owner):
                 await asyncio.sleep(rest)
             piece = Piece()
@@ -89,7 +85,7 @@ class SideWork:
                 yield piece
             finally:
                 # A short piece beside a long one does not end the rest after that.
-                places.rests_until = max(places.rests_until, time.perf_counter() + piece.rest_s)
+                self._rests_until[key] = max(self._rests_until[key], time.perf_counter() + piece.rest_s)
 
 
 def _timed(function: Callable[[], T], piece: Piece) -> T:

@@ -13,8 +13,7 @@ from app.domain.homes import home_of
 from app.domain.values import Phase, Quotas, Residency, SessionId, SessionState, Tier
 from app.engine_process.turn import Turn
 from app.messages import Lacking
-from app.sessions.session import Session
-from app.sessions.watcher import NOBODY, Watcher
+from app.sessions.session import NOBODY, Session, Watcher
 
 
 class BusySessions:
@@ -76,18 +75,8 @@ class SessionPlaces:
         self.limit = limit
         self._quotas = quotas
         self._sessions = sessions
-        self._held: Counter[str | None] = Counter()
+        self.held: Counter[str | None] = Counter()
         """How many each owner has."""
-
-    def take(self, owner: str | None) -> None:
-        """Count one more of the owner's."""
-        self._held[owner] += 1
-
-    def let_go(self, owner: str | None) -> None:
-        """Count one fewer."""
-        self._held[owner] -= 1
-        if not self._held[owner]:
-            del self._held[owner]
 
     def giving_way(self, owner: str | None, count: int) -> list[Session]:
         """The sessions that must close before the owner may open `count` more, in that order. Its own come first where
@@ -96,7 +85,7 @@ class SessionPlaces:
         Raises `TenantLimit` and `SessionLimit` if too few may close.
         """
         own = self._giving_way_of(owner, count)
-        excess = self._held.total() + count - len(own) - self.limit
+        excess = self.held.total() + count - len(own) - self.limit
         if excess <= 0:
             return own
         giving = [session for session in self._sessions() if session.gives_way and session not in own]
@@ -108,7 +97,7 @@ class SessionPlaces:
         """The owner's sessions that must close for its own limit, and for what it leaves to others: of the latter no
         more than it opens, as others may have come since.
         """
-        quota, wanted = self._quotas.limits(owner).sessions, self._held[owner] + count
+        quota, wanted = self._quotas.limits(owner).sessions, self.held[owner] + count
         over_quota = 0 if quota is None else max(0, wanted - quota)
         over_share = min(count, max(0, wanted - self._share(owner, wanted)))
         if not over_quota and not over_share:
@@ -121,7 +110,7 @@ class SessionPlaces:
             )
         if len(giving) < over_share:
             raise SessionLimit(
-                f"this tenant has {self._held[owner]} of the {self.limit} sessions that may be open, and leaves others "
+                f"this tenant has {self.held[owner]} of the {self.limit} sessions that may be open, and leaves others "
                 f"one for each {HELD_FOR_A_FREE} of its own",
                 retry_after_s=RETRY_AFTER_S,
             )
@@ -133,7 +122,7 @@ class SessionPlaces:
         """
         if owner is None:
             return self.limit
-        left = self.limit - (self._held.total() - self._held[owner])
+        left = self.limit - (self.held.total() - self.held[owner])
         if wanted > _part(left):
             left += sum(session.owner != owner and session.gives_way for session in self._sessions())
         return _part(left)
@@ -155,7 +144,7 @@ RequireHome = Callable[[SessionId, str | None, bool], None]
 class SessionTable:
     """Every open session. Sessions that the engine is still opening count, but are not found yet."""
 
-    def __init__(self, limit: int, quotas: Quotas, watcher: Watcher[Session] = NOBODY) -> None:
+    def __init__(self, limit: int, quotas: Quotas, watcher: Watcher = NOBODY) -> None:
         self.watcher = watcher
         """Told of every session that is found."""
         self.draining = False
@@ -220,7 +209,7 @@ class SessionTable:
     def add(self, session: Session) -> None:
         """Take in a session; from now on it is found."""
         self._open[session.id] = session
-        self._places.take(session.owner)
+        self._places.held[session.owner] += 1
         self.turns.follow(session)
         session.watcher = self.watcher
         self.watcher.opened(session)
@@ -228,7 +217,7 @@ class SessionTable:
     def remove(self, session: Session) -> None:
         """Let go of a session that closes."""
         del self._open[session.id]
-        self._places.let_go(session.owner)
+        self._places.held[session.owner] -= 1
         self.turns.leave(session)
         closed = self._closed[session.owner]
         closed[session.id] = None
@@ -241,7 +230,7 @@ class SessionTable:
     def opening(self, session: Session) -> Iterator[None]:
         """Count the session while the engine opens it, and take it in if that went well."""
         self._opening[session.id] = session
-        self._places.take(session.owner)
+        self._places.held[session.owner] += 1
         self.turns.follow(session)
         try:
             yield
@@ -250,7 +239,7 @@ class SessionTable:
             raise
         finally:
             del self._opening[session.id]
-            self._places.let_go(session.owner)
+            self._places.held[session.owner] -= 1
         self.add(session)
 
     def get(self, session_id: str, owner: str | None = None, *, or_any: bool = False) -> Session:

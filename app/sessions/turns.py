@@ -4,25 +4,26 @@ import asyncio
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
 from app.domain.activations import PausedTurn
 from app.domain.errors import Busy, ContextTooLong, EngineAway, EngineStalled, FieldOutOfRange, WrongState
-from app.domain.values import FinishReason, Grammar, SamplingParams, SessionState, StopRule, Ticket
+from app.domain.values import FinishReason, Grammar, SamplingParams, SessionState, StopRule
 from app.engine_process.executor import EngineExecutor
 from app.engine_process.turn import Turn
 from app.journal.records import DoneTurn
-from app.messages import Failed, Fork, Paused, ReadPaused, Reinstate, Submit, TurnEvent, TurnFinished
+from app.messages import Failed, Fork, Paused, Reinstate, Submit, TurnEvent, TurnFinished
 from app.sessions.charges import MOST_RESERVED, Charges, TurnCharge, TurnNeed, reported
 from app.sessions.guards import DeadlyTurns
 from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequest, repeated_turn
-from app.sessions.pauses import Pauses, TurnEnds
+from app.sessions.pauses import Pauses
 from app.sessions.session import PausedPlace, Session
 from app.sessions.side_work import Lane, SideWork
 from app.sessions.table import SessionTable
+from app.sessions.tool_waits import ToolWaits
 from app.telemetry.metrics import Metrics
 from app.telemetry.traces import Traces, TurnStart, TurnTrace
 from app.telemetry.turn_metrics import TurnClock
@@ -64,28 +65,25 @@ class Turns:
         keeper: SessionKeeper,
         tokens: Tokens,
         metrics: Metrics,
-        ends: TurnEnds,
         pauses: Pauses,
         charges: Charges,
         side_work: SideWork,
+        tool_waits: ToolWaits,
         *,
         max_turns: int,
-        on_queued: Callable[[Session], None],
         traces: Traces | None,
     ) -> None:
-        """`on_queued` is told of each session whose next turn is in the queue."""
         self._executor = executor
         self._table = table
         self._keeper = keeper
         self._tokens = tokens
         self._metrics = metrics
-        self._ends = ends
-        self._pauses = pauses
         self._charges = charges
         self._side_work = side_work
         self._max_turns = max_turns
-        self._on_queued = on_queued
+        self._tool_waits = tool_waits
         self._traces = traces
+        self._pauses = pauses
         self._known_grammars: OrderedDict[Grammar, None] = OrderedDict()
         self.deadly = DeadlyTurns()
         self.apart_tokens: Callable[[], int] = lambda: 0
@@ -143,7 +141,16 @@ class Turns:
             sent = len(request.token_ids) + (0 if request.replace else session.uncounted)
             need = _need(request, len(history), sent)
             (charge,) = self._charges.reserve(session.owner, [need], cleanup)
-        submit = partial(_submit, session, request, self.apart_tokens())
+        submit = partial(
+            Submit,
+            session=session.id,
+            token_ids=tuple(request.token_ids),
+            sampling=request.sampling,
+            stop=request.stop,
+            replace=request.replace,
+            pausable=request.pausable,
+            apart_tokens=self.apart_tokens(),
+        )
         turn = self._executor.start_turn(submit, self.observer(session, charge))
         self._charges.begin(session.owner, charge)  # from here on the turn has an end
         session.begin(turn, history, request.stop.max_tokens)
@@ -151,9 +158,9 @@ class Turns:
         if request.keyed is not None:
             request.keyed.session, request.keyed.outlives_client = session.id, not request.replace
         session.watcher.begun(session)
-        cleanup.callback(self._ends.release, session, turn)
+        cleanup.callback(self._pauses.release, session, turn)
         self.trace(session, request)
-        self._on_queued(session)
+        self._tool_waits.end(session)
         return self.reader(session, turn, request.text)
 
     def reserve(self, owner: str | None, requests: Sequence[TurnRequest], cleanup: AsyncExitStack) -> list[TurnCharge]:
@@ -163,7 +170,7 @@ class Turns:
 
     def reader(self, session: Session, turn: Turn, rule: TextRule) -> TurnReader:
         """Read the session's turn from now on."""
-        on_stop = partial(self._ends.cancel, session, turn, reason=FinishReason.STOP)
+        on_stop = partial(self._pauses.cancel, session, turn, reason=FinishReason.STOP)
         settled = partial(self._keeper.settled, session)
         session.reader = TurnReader(turn, self._tokens, rule, on_stop, settled)
         return session.reader
@@ -260,100 +267,59 @@ class Turns:
             )
         return room if max_tokens is None else max_tokens
 
+    async def fork_paused(
+        self, session: Session, child: Session, place: PausedPlace, opening: AbstractAsyncContextManager[None]
+    ) -> None:
+        """Make `child` a session that is paused there, where `session` is, and have it opened by `opening`. Raises what
+        `Charges.reserve` does, before anything is opened.
+        """
+        async with AsyncExitStack() as cleanup:
+            charge = self._reserve(child, place, cleanup, sent=place.left_of_prompt)
+            async with opening:
+                turn = await self._executor.call_for_turn(
+                    lambda ticket, turn: Fork(ticket, session.id, child.id, turn),
+                    self.observer(child, charge),
+                )
+                self._take_up(child, turn, place, charge, copy_of=session.trace)
 
-def _need(request: TurnRequest, context: int, sent: int) -> TurnNeed:
-    most, sampling = request.stop.max_tokens, request.sampling
-    of_prompt = reported(sampling.prompt_logprobs, context)
-    return TurnNeed(context, sent, most, of_prompt + reported(sampling.logprobs, min(most, MOST_RESERVED)))
+    async def furnish(
+        self, session: Session, paused: PausedTurn | None, place: PausedPlace | None, *, sent: int = 0
+    ) -> None:
+        """Have the engine give a session that comes from elsewhere its breakpoints, its interventions, and its turn if
+        that is paused. `sent`: tokens of the turn's context that it may have to compute.
 
-
-def _submit(session: Session, request: TurnRequest, apart_tokens: int, ticket: Ticket) -> Submit:
-    return Submit(
-        ticket,
-        session.id,
-        tuple(request.token_ids),
-        request.sampling,
-        request.stop,
-        request.replace,
-        request.pausable,
-        apart_tokens,
-    )
-
-
-def _require_no_pauses(session: Session) -> None:
-    if session.pausing:
-        raise WrongState(
-            f"session {session.id} would pause at breakpoint {session.pausing[0]}, and this API has no pauses: use "
-            f"/v1/sessions/{session.id}/generate, or remove the breakpoint"
+        Raises what `Charges.reserve` does, and `FieldOutOfRange` for a grammar that is invalid, or that the turn does
+        not match.
+        """
+        give = partial(
+            Reinstate,
+            session=session.id,
+            breakpoints=tuple(session.breakpoints.values()),
+            interventions=session.interventions,
         )
+        if paused is None or place is None:
+            if session.breakpoints or session.interventions:
+                await self._executor.call(give)
+            return
+        async with AsyncExitStack() as cleanup:
+            charge = self._reserve(session, place, cleanup, sent=sent)
+            grammar = paused.sampling.grammar
+            held = None if grammar is None else await self.compiled(grammar)
+            turn = await self._executor.call_for_turn(
+                lambda ticket, turn: give(ticket, paused=paused, turn=turn), self.observer(session, charge)
+            )
+            del held  # the engine has its own now
+            self._take_up(session, turn, place, charge)
 
-
-class PausedCopies:
-    """Takes paused turns from session to session. Used on the event loop only."""
-
-    def __init__(self, executor: EngineExecutor, turns: Turns, pauses: Pauses, charges: Charges) -> None:
-        self._executor = executor
-        self._turns = turns
-        self._pauses = pauses
-        self._charges = charges
-
-    def place(self, session: Session) -> PausedPlace | None:
-        """What another session needs to be paused where this one is; None if it is not paused."""
-        if session.pause is None:
-            return None
-        reader = session.reader
-        assert reader is not None
-        return PausedPlace(
-            info=session.pause.info,
-            limit=session.pause_limit,
-            rule=reader.rule,
-            before=session.settled_history[:],
-            prompt_tokens=session.prompt_tokens,
-            max_tokens=session.max_tokens,
-            logprobs=tuple(reader.all_logprobs),
-        )
-
-    def reserve(self, copy: Session, place: PausedPlace, cleanup: AsyncExitStack, *, sent: int) -> TurnCharge:
+    def _reserve(self, copy: Session, place: PausedPlace, cleanup: AsyncExitStack, *, sent: int) -> TurnCharge:
         """Count a copy that is paused there, and what is left of its turn, until it has been made or `cleanup` unwinds.
         `sent`: tokens of its context that it may have to compute.
-
-        Raises what `Charges.reserve` does.
         """
         generated = len(copy.history) - place.prompt_tokens
         logprobs = reported(place.rule.logprobs, min(place.max_tokens, MOST_RESERVED))
         need = TurnNeed(len(copy.history), sent, max(0, place.max_tokens - generated), logprobs)
         (charge,) = self._charges.reserve(copy.owner, [need], cleanup, generated=generated)
         return charge
-
-    async def fork(self, session: Session, child: Session, place: PausedPlace, charge: TurnCharge) -> None:
-        """Make `child` a session that is paused there, where `session` is. `charge` is what `reserve` has counted."""
-        turn = await self._executor.call_for_turn(
-            lambda ticket, turn: Fork(ticket, session.id, child.id, turn),
-            self._turns.observer(child, charge),
-        )
-        self._take_up(child, turn, place, charge, copy_of=session.trace)
-
-    async def export(self, session: Session) -> PausedTurn | None:
-        """The session's turn as it can go on elsewhere; None if it is not paused."""
-        if session.pause is None:
-            return None
-        found: PausedTurn = await self._executor.call(lambda ticket: ReadPaused(ticket, session.id))
-        return found
-
-    async def reinstate(self, session: Session, paused: PausedTurn, place: PausedPlace, charge: TurnCharge) -> None:
-        """Give a session that is being imported its breakpoints, its interventions, and a turn that is paused. `charge`
-        is what `reserve` has counted.
-
-        Raises `FieldOutOfRange` for a grammar that is invalid, or that the turn does not match.
-        """
-        breakpoints, grammar = tuple(session.breakpoints.values()), paused.sampling.grammar
-        held = None if grammar is None else await self._turns.compiled(grammar)
-        turn = await self._executor.call_for_turn(
-            lambda ticket, turn: Reinstate(ticket, session.id, breakpoints, session.interventions, paused, turn),
-            self._turns.observer(session, charge),
-        )
-        del held  # the engine has its own now
-        self._take_up(session, turn, place, charge)
 
     def _take_up(
         self,
@@ -368,7 +334,21 @@ class PausedCopies:
         self._charges.begin(session.owner, charge)
         turn.readers = 0
         session.take_up(turn, place)
-        self._turns.trace(session, copy_of=copy_of)
-        reader = self._turns.reader(session, turn, place.rule)
+        self.trace(session, copy_of=copy_of)
+        reader = self.reader(session, turn, place.rule)
         reader.replay(session.history[place.prompt_tokens :], place.logprobs)
         self._pauses.wait(session, place.info)
+
+
+def _need(request: TurnRequest, context: int, sent: int) -> TurnNeed:
+    most, sampling = request.stop.max_tokens, request.sampling
+    of_prompt = reported(sampling.prompt_logprobs, context)
+    return TurnNeed(context, sent, most, of_prompt + reported(sampling.logprobs, min(most, MOST_RESERVED)))
+
+
+def _require_no_pauses(session: Session) -> None:
+    if session.pausing:
+        raise WrongState(
+            f"session {session.id} would pause at breakpoint {session.pausing[0]}, and this API has no pauses: use "
+            f"/v1/sessions/{session.id}/generate, or remove the breakpoint"
+        )

@@ -5,9 +5,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Any
 
 from app.domain.activations import (
     Activation,
@@ -25,6 +24,7 @@ from app.domain.values import SessionState, Ticket
 from app.engine_process.executor import EngineExecutor
 from app.journal.journal import Journal
 from app.journal.records import VectorKey
+from app.journal.tables import load_vectors
 from app.messages import (
     Arm,
     ClearCaptures,
@@ -42,21 +42,84 @@ from app.messages import (
 from app.sessions.keeper import JournalRoom, SessionKeeper, vector_bytes
 from app.sessions.session import Session
 
-MAX_BREAKPOINTS = 64
+SHARE = 0.1
+"""Of the engine's time, that all lenses together take while turns are under way: tokens wait for no more."""
+
+LOOK_S = 0.05
+"""How often a rest looks whether any turn is still under way."""
 
 
-class Breakpoints:
-    """Arms and disarms, in the engine and in the journal. `Session.breakpoints` follows. Used on the event loop only.
+class HeadTime:
+    """Has lenses computed, one at a time. Used on the event loop only.
 
-    A breakpoint is in `Session.breakpoints` from before the engine has it until after: a pause that it makes finds it.
+    While turns are under way, there is a rest after each. A tenant waits for one at a time, so that tenants take turns.
     """
 
-    def __init__(self, executor: EngineExecutor, keeper: SessionKeeper) -> None:
+    def __init__(self, executor: EngineExecutor, any_runs: Callable[[], bool]) -> None:
+        """`any_runs` says whether any turn is under way."""
+        self._executor = executor
+        self._any_runs = any_runs
+        self._asking: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By tenant."""
+        self._computing = asyncio.Lock()
+        self._rests_until = 0.0
+
+    async def take(self, owner: str | None, make: Callable[[Ticket], Lens | MapLens]) -> Any:
+        """Wait until it is time for the tenant's, and have it computed; returns the answer. The caller may be cancelled
+        at any moment.
+        """
+        async with self._asking[owner]:
+            await self._computing.acquire()
+            try:
+                while (rest := self._rests_until - time.perf_counter()) > 0 and self._any_runs():  # noqa: ASYNC110 (most rests are a moment)
+                    await asyncio.sleep(min(rest, LOOK_S))
+            except BaseException:
+                self._computing.release()
+                raise
+            # The engine computes it though its client leaves, so that the rest after it is due all the same.
+            return await asyncio.shield(self._computed(make))
+
+    async def _computed(self, make: Callable[[Ticket], Lens | MapLens]) -> Any:
+        """Then others may wait for the next one."""
+        try:
+            found = await self._executor.call(make)
+            self._rests_until = time.perf_counter() + found.seconds * (1 / SHARE - 1)
+            return found
+        finally:
+            self._computing.release()
+
+
+MAX_BREAKPOINTS = 64
+MAX_LENS_POSITIONS = 64
+"""In one call: all turns wait while the head is applied to them."""
+SLICE_S = 0.01
+"""How long a slice is meant to take: about a step of a small model, as a turn that comes meanwhile waits for it."""
+LEAST_SLICE, MOST_SLICE = 8, 64
+"""Residual streams in a slice. The head's weights are read once for each: fewer would be hardly faster."""
+
+LensTops = tuple[tuple[tuple[int, float], ...], ...]
+"""For each residual stream, token ids with natural-log probabilities, best first."""
+
+
+class Whitebox:
+    """Breakpoints, checkpoints and maps of all sessions. Used on the event loop only.
+
+    What is about a checkpoint raises `WrongState` unless the session is paused.
+    """
+
+    def __init__(self, executor: EngineExecutor, keeper: SessionKeeper, any_runs: Callable[[], bool]) -> None:
+        """`any_runs` says whether any turn is under way."""
         self._executor = executor
         self._keeper = keeper
+        self._head = HeadTime(executor, any_runs)
+        self._mapping: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By tenant."""
+        self._measuring: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """The same for norms, which do not wait for a lens: that can take seconds."""
 
     async def arm(self, session: Session, breakpoint: Breakpoint) -> None:
-        """Add a breakpoint, whatever the session is doing; when this returns it is armed and durable.
+        """Add a breakpoint, whatever the session is doing; when this returns it is armed and durable. It is in
+        `Session.breakpoints` from before the engine has it until after: a pause that it makes finds it.
 
         On an error there is no such breakpoint. Raises:
         - `FieldOutOfRange` if the session has too many breakpoints, or too much to do in a step;
@@ -116,91 +179,20 @@ class Breakpoints:
         self._keeper.note(session)
         session.watcher.armed(session)
 
-
-SHARE = 0.1
-"""Of the engine's time, that all lenses together take while turns are under way: tokens wait for no more."""
-
-LOOK_S = 0.05
-"""How often a rest looks whether any turn is still under way."""
-
-
-class _Timed(Protocol):
-    @property
-    def seconds(self) -> float: ...
-
-
-Found = TypeVar("Found", bound=_Timed)
-
-
-class HeadTime:
-    """Has lenses computed, one at a time. Used on the event loop only.
-
-    While turns are under way, there is a rest after each. A tenant waits for one at a time, so that tenants take turns.
-    """
-
-    def __init__(self, executor: EngineExecutor, any_runs: Callable[[], bool]) -> None:
-        """`any_runs` says whether any turn is under way."""
-        self._executor = executor
-        self._any_runs = any_runs
-        self._asking: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By tenant."""
-        self._computing = asyncio.Lock()
-        self._rests_until = 0.0
-
-    async def take(self, owner: str | None, make: Callable[[Ticket], Lens | MapLens], answer: type[Found]) -> Found:
-        """Wait until it is time for the tenant's, and have it computed; returns the `answer`. The caller may be
-        cancelled at any moment.
-        """
-        async with self._asking[owner]:
-            await self._computing.acquire()
-            try:
-                while (rest := self._rests_until - time.perf_counter()) > 0 and self._any_runs():  # noqa: ASYNC110 (most rests are a moment)
-                    await asyncio.sleep(min(rest, LOOK_S))
-            except BaseException:
-                self._computing.release()
-                raise
-            # The engine computes it though its client leaves, so that the rest after it is due all the same.
-            return cast("Found", await asyncio.shield(self._computed(make, answer)))
-
-    async def _computed(self, make: Callable[[Ticket], Lens | MapLens], answer: type[Found]) -> Found:
-        """Then others may wait for the next one."""
-        try:
-            found: Found = await self._executor.call(make)
-            self._rests_until = time.perf_counter() + found.seconds * (1 / SHARE - 1)
-            return found
-        finally:
-            self._computing.release()
-
-
-MAX_LENS_POSITIONS = 64
-"""In one call: all turns wait while the head is applied to them."""
-
-
-class Checkpoints:
-    """The checkpoints of all sessions. Used on the event loop only.
-
-    Every method raises `WrongState` unless the session is paused.
-    """
-
-    def __init__(self, executor: EngineExecutor, head: HeadTime, keeper: SessionKeeper) -> None:
-        self._executor = executor
-        self._keeper = keeper
-        self._head = head
-
-    async def read(self, session: Session, positions: Positions) -> Activation:
+    async def read_checkpoint(self, session: Session, positions: Positions) -> Activation:
         """The checkpoint's residual stream. Raises `FieldOutOfRange` for positions that are not in it."""
         session.require_pause(to="read the checkpoint")
         found: Activation = await self._executor.call(lambda ticket: ReadCheckpoint(ticket, session.id, positions))
         return found
 
-    async def edit(self, session: Session, edits: tuple[Edit, ...]) -> None:
+    async def edit_checkpoint(self, session: Session, edits: tuple[Edit, ...]) -> None:
         """Change the checkpoint, by all of `edits` or none. Raises `FieldOutOfRange`, and `DiskShort`."""
         layer = session.require_pause(to="edit the checkpoint").info.layer
         with self._room(session, vector_bytes(edits)):
             await self._executor.call(lambda ticket: EditCheckpoint(ticket, session.id, edits))
         session.watcher.edited(session, layer)
 
-    async def write(self, session: Session, tensor: TensorData) -> None:
+    async def write_checkpoint(self, session: Session, tensor: TensorData) -> None:
         """Put `tensor` in the place of the checkpoint's residual stream. Raises `FieldOutOfRange`, and `DiskShort`."""
         layer = session.require_pause(to="write the checkpoint").info.layer
         with self._room(session, len(tensor.data)):
@@ -214,59 +206,20 @@ class Checkpoints:
         """
         _check_lens(session.require_pause(to="read the checkpoint").info, positions)
         make = partial(Lens, session=session.id, positions=positions, top_k=top_k)
-        return (await self._head.take(session.owner, make, CheckpointLens)).positions
+        found: CheckpointLens = await self._head.take(session.owner, make)
+        return found.positions
 
     def _room(self, session: Session, count: int) -> AbstractContextManager[None]:
         """Room in the journal for bytes that the turn has changed with."""
         return nullcontext() if session.ephemeral else self._keeper.room.keeping(session.id, count)
 
+    async def lens_map(
+        self, session: Session, positions: Positions, layers: tuple[int, ...] | None, top_k: int
+    ) -> tuple[ActivationMap, LensTops]:
+        """A map after the layers given (None: all), and the `top_k` tokens that the final norm and the head make of
+        each of its residual streams. The caller may be cancelled at any moment.
 
-def _check_lens(info: CheckpointInfo, positions: Positions) -> None:
-    """Raise `FieldOutOfRange` if `positions` are too many of the checkpoint's."""
-    end = info.end if positions.end is None else min(info.end, positions.end)
-    count = 1 if positions.last else end - max(info.first, positions.first)
-    if count > MAX_LENS_POSITIONS:
-        raise FieldOutOfRange(
-            f"positions: the lens takes 1 to {MAX_LENS_POSITIONS} of the checkpoint's {info.first}:{info.end} at once, "
-            f"not {count}",
-            param="positions",
-        )
-
-
-SLICE_S = 0.01
-"""How long a slice is meant to take: about a step of a small model, as a turn that comes meanwhile waits for it."""
-LEAST_SLICE, MOST_SLICE = 8, 64
-"""Residual streams in a slice. The head's weights are read once for each: fewer would be hardly faster."""
-
-LensTops = tuple[tuple[tuple[int, float], ...], ...]
-"""For each residual stream, token ids with natural-log probabilities, best first."""
-
-
-@dataclass(frozen=True, slots=True)
-class LensMap:
-    """A map, and the lens of each of its residual streams, layer by layer."""
-
-    map: ActivationMap
-    tops: LensTops
-
-
-class ActivationMaps:
-    """Reads maps of all sessions. Used on the event loop only.
-
-    Each tenant has one map of each kind at a time. The slices of a lens give way to turns (`HeadTime`).
-    """
-
-    def __init__(self, executor: EngineExecutor, head: HeadTime) -> None:
-        self._executor = executor
-        self._head = head
-        self._mapping: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By tenant."""
-        self._measuring: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """The same for norms, which do not wait for a lens: that can take seconds."""
-
-    async def lens(self, session: Session, positions: Positions, layers: tuple[int, ...] | None, top_k: int) -> LensMap:
-        """The `top_k` tokens that the final norm and the head make of each residual stream that is kept, after the
-        layers given (None: all). The caller may be cancelled at any moment.
+        Each tenant has one map at a time. The slices of its lens give way to turns (`HeadTime`).
 
         Raises `FieldOutOfRange` for positions that are not in the history, and for too many.
         """
@@ -275,7 +228,7 @@ class ActivationMaps:
                 found: ActivationMap = await self._executor.call(
                     lambda ticket: OpenMap(ticket, session.id, positions, layers)
                 )
-                return LensMap(found, await self._slices(session, found.count, top_k))
+                return found, await self._slices(session, found.count, top_k)
             finally:
                 if session.state is not SessionState.CLOSED and self._executor.failure is None:
                     self._executor.post(lambda ticket: CloseMap(ticket, session.id))
@@ -296,10 +249,22 @@ class ActivationMaps:
         while (first := len(tops)) < count:
             end = min(count, first + size)
             make = partial(MapLens, session=session.id, first=first, end=end, top_k=top_k)
-            found = await self._head.take(session.owner, make, LensRows)
+            found: LensRows = await self._head.take(session.owner, make)
             tops += found.rows
             size = max(LEAST_SLICE, min(MOST_SLICE, int((end - first) * SLICE_S / found.seconds)))
         return tuple(tops)
+
+
+def _check_lens(info: CheckpointInfo, positions: Positions) -> None:
+    """Raise `FieldOutOfRange` if `positions` are too many of the checkpoint's."""
+    end = info.end if positions.end is None else min(info.end, positions.end)
+    count = 1 if positions.last else end - max(info.first, positions.first)
+    if count > MAX_LENS_POSITIONS:
+        raise FieldOutOfRange(
+            f"positions: the lens takes 1 to {MAX_LENS_POSITIONS} of the checkpoint's {info.first}:{info.end} at once, "
+            f"not {count}",
+            param="positions",
+        )
 
 
 MAX_VECTORS = 1000
@@ -312,7 +277,7 @@ class Vectors:
         """Takes up what the journal has, which must have been loaded. `room` is that on its disk."""
         self._journal = journal
         self._room = room or JournalRoom(None)
-        self._vectors: dict[VectorKey, TensorData] = {} if journal is None else journal.load_vectors()
+        self._vectors: dict[VectorKey, TensorData] = {} if journal is None else journal.read(load_vectors)
 
     def get(self, owner: str | None, name: str) -> TensorData:
         """The owner's vector of that name. Raises `NotFound`."""

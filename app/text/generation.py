@@ -5,6 +5,8 @@ import codecs
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from app.domain.values import FinishReason, TokenLogprobs
 from app.engine_process.turn import TokenRun, Turn
 from app.messages import Paused, PromptScored, Started, TurnFinished
@@ -262,4 +264,4 @@ class TurnReader:
             return finished
         usage = replace(finished.usage, completion_tokens=len(self.token_ids))
         history = usage.prompt_tokens + len(self.token_ids)
-        return replace(finished, reason=FinishReason.STOP, usage=usage, history_tokens=history)
+        return structs.replace(finished, reason=FinishReason.STOP, usage=usage, history_tokens=history)

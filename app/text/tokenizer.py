@@ -194,20 +194,12 @@ class Tokens:
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        limit: TextLimit | CharacterLimit | None = None,
+        self, messages: Sequence[Mapping[str, Any]], *, limit: TextLimit | CharacterLimit | None = None
     ) -> list[int]:
-        """Token ids of a conversation in the model's own chat template; the arguments and errors of `chat_text` and
-        `encode`.
+        """Token ids of a conversation in the model's own chat template, up to the assistant's turn. Raises what
+        `chat_text` and `encode` raise.
         """
-        text = self.chat_text(
-            messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
-        )
-        return self.encode(text, add_special_tokens=False, limit=limit)
+        return self.encode(self.chat_text(messages), add_special_tokens=False, limit=limit)
 
     def chat_text(
         self,

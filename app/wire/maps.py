@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from app.domain.activations import MAX_MAP_POSITIONS, ActivationMap, ActivationNorms, MapLayer
 from app.domain.errors import FieldOutOfRange
-from app.sessions.whitebox import LensMap
+from app.sessions.whitebox import LensTops
 from app.text.tokenizer import Tokens
 from app.wire.breakpoints import VECTOR_NAME
 from app.wire.checkpoint import RANGE, ActivationQuery, PositionsText
@@ -99,19 +99,19 @@ class LensMapView(MapView):
     texts: dict[str, str]
 
     @classmethod
-    def of(cls, found: LensMap, tokens: Tokens) -> Self:
-        """The wire form of `found`."""
+    def of(cls, found: ActivationMap, tops: LensTops, tokens: Tokens) -> Self:
+        """The wire form of a map and its `tops`."""
         layers, begin = [], 0
-        for each in found.map.layers:
-            tops = found.tops[begin : begin + len(each.positions)]
+        for each in found.layers:
+            its_tops = tops[begin : begin + len(each.positions)]
             begin += len(each.positions)
-            rows = _by_position(found.map, each, tops, ())
+            rows = _by_position(found, each, its_tops, ())
             ids = [[token_id for token_id, _ in top] for top in rows]
             logprobs = [[_rounded(logprob) for _, logprob in top] for top in rows]
             layers.append(LensMapLayer(layer=each.layer, token_ids=ids, logprobs=logprobs))
         named = {token_id for each in layers for top in each.token_ids for token_id in top}
-        texts = {str(token_id): tokens.token_text(token_id) for token_id in sorted(named.union(found.map.token_ids))}
-        return cls(**_place(found.map), layers=layers, texts=texts)
+        texts = {str(token_id): tokens.token_text(token_id) for token_id in sorted(named.union(found.token_ids))}
+        return cls(**_place(found), layers=layers, texts=texts)
 
 
 class NormsLayer(BaseModel):

@@ -70,7 +70,7 @@ async def test_when_the_engine_dies_who_waits_is_told_and_who_comes_later_too(in
             start_turn(registry, session, [5], SamplingParams(seed=0), StopRule(max_tokens=5))
         with pytest.raises(EngineError, match="out of memory"):
             registry.create()
-        registry.ends.release(session, turn)
+        registry.pauses.release(session, turn)
         assert {each.id for each in registry.table.page(limit=9)} == {session.id, expiring.id}
         await until(lambda: len(registry.table.page(limit=9)) == 1)  # expiry goes on
 

@@ -135,7 +135,7 @@ def _any_value(kind: Any, depth: int) -> st.SearchStrategy[Any]:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         return st.builds(kind, **{each.name: _any_value(hints[each.name], depth) for each in dataclasses.fields(kind)})
-    if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple
+    if isinstance(kind, type) and issubclass(kind, tuple | msgspec.Struct):  # a NamedTuple
         hints = typing.get_type_hints(kind)
         return st.builds(kind, **{name: _any_value(each, depth) for name, each in hints.items()})
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -172,7 +172,7 @@ def seen(value: object) -> object:
     """All that a value holds, errors and fields that do not count for equality included."""
     if isinstance(value, DjinnError):
         return type(value), vars(value)
-    fields = getattr(type(value), "__dataclass_fields__", None)
+    fields = getattr(type(value), "__dataclass_fields__", getattr(type(value), "__struct_fields__", None))
     if fields is not None:
         return type(value), {name: seen(getattr(value, name)) for name in fields}
     return [seen(each) for each in value] if isinstance(value, tuple | list) else value

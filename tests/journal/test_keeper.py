@@ -39,6 +39,7 @@ from app.journal.records import (
     intervention_from_json,
     intervention_to_json,
 )
+from app.journal.tables import load_vectors
 from app.sessions.keeper import SessionKeeper
 from app.sessions.session import Session, SessionUsage
 from tests.journal.building import FILE, execute, histories, model_info
@@ -212,7 +213,7 @@ async def test_vectors_are_each_owners_own_and_the_last_of_a_name_counts(journal
     journal.close()
     again = Journal(tmp_path)
     again.load(model_info())
-    assert again.load_vectors() == {
+    assert again.read(load_vectors) == {
         mine: vector(4.0, 0.0),
         unowned: vector(5.0, 0.0),
         VectorKey("me", "half"): TensorData("bfloat16", (2,), b"\x80\x3f\x00\x40"),

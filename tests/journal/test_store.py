@@ -19,6 +19,7 @@ from app.domain.values import ModelInfo, SessionId
 from app.journal.migrations import FORMAT, OLDEST
 from app.journal.records import Departed, ResponseKey, ResponseRecord, WriteBatch, add_to
 from app.journal.store import JournalStore
+from app.journal.tables import load_homes, load_responses
 from tests.file_sizes import largest_file
 from tests.journal.building import FILE, change, execute, filled, histories, model_info, record
 from tests.privileges import unprivileged_folder
@@ -231,7 +232,7 @@ def response(name: str, session: str = "ses_1", body: bytes = b"{}") -> tuple[Re
 def kept(path: Path) -> dict[str, bytes]:
     """The bodies that a fresh start finds, by id."""
     with closing(JournalStore(path)) as store:
-        return {record.id: record.body for record in store.load_responses()}
+        return {record.id: record.body for record in store.read(load_responses)}
 
 
 def test_a_response_is_as_it_was_written_last_until_it_or_its_session_goes(tmp_path: Path) -> None:
@@ -258,7 +259,7 @@ def test_what_a_session_has_brought_is_written_with_it_or_not_at_all(tmp_path: P
     assert kept(tmp_path / FILE).keys() == {"resp_1"}
     with closing(JournalStore(tmp_path / FILE)) as again:
         assert [record.id for record, _ in again.load(model_info())] == ["ses_1"]
-        assert again.load_homes().epoch(SessionId("ses_2")) == 0
+        assert again.read(load_homes).epoch(SessionId("ses_2")) == 0
 
 
 def test_where_responses_have_gone_is_known_until_their_session_is_forgotten(tmp_path: Path) -> None:
@@ -267,10 +268,10 @@ def test_where_responses_have_gone_is_known_until_their_session_is_forgotten(tmp
     store.apply(dict([response("resp_1")]))
     gone = Home(HomeState.GONE, 1, 1, "b", 0, None, "mine")
     store.apply({one: Departed(gone, ("resp_1",))})
-    homes = store.load_homes()
+    homes = store.read(load_homes)
     assert (homes.gone_by_response("resp_1"), homes.gone_by_name(None, "mine")) == (one, one)
     store.apply({SessionId("ses_2"): Departed(replace(gone, seq=1 + MOST_KEPT, name=None))})
-    homes = store.load_homes()
+    homes = store.read(load_homes)
     store.close()
     assert (homes.gone_by_response("resp_1"), homes.gone_by_name(None, "mine")) == (None, None)
     assert kept(tmp_path / FILE) == {}

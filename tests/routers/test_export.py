@@ -17,7 +17,7 @@ from starlette.types import Message
 
 from app.domain.errors import SessionLimit
 from app.domain.values import SessionState
-from app.exports import label
+from app.exports import snapshot
 from app.main import load_app
 from app.routers.dependencies import Services
 from tests.conftest import ServeWith
@@ -138,7 +138,7 @@ def test_a_file_that_says_nothing_gets_the_time_to_live_of_any_session(http: htt
 def test_what_no_server_would_import_is_not_exported(
     http: httpx.Client, used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(label, "MAX_LABEL_BYTES", 20)
+    monkeypatch.setattr(snapshot, "MAX_LABEL_BYTES", 20)
     assert "may have" in assert_error(http.get(f"{used}/export"), 413, "request_too_large")
 
 

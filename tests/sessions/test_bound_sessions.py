@@ -19,8 +19,8 @@ from app.domain.errors import Moving, NameTaken, SessionLimit, WrongState
 from app.domain.values import Phase, SessionState, StopRule
 from app.engine_process.turn import Turn
 from app.routers.dependencies import Services
-from app.sessions.named import MAX_TOOLS, WINDOW, ToolTimes, ToolWaits
 from app.sessions.session import UNNAMED, Session
+from app.sessions.tool_waits import MAX_TOOLS, WINDOW, ToolWaits, expected_wait, note_wait
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, LONG, PROMPT, finish, start_turn
 from tests.tenants.tenant_files import Clock
@@ -84,12 +84,12 @@ async def test_after_a_restart_a_session_is_not_a_strangers_with_the_same_system
 
 
 async def test_a_session_that_would_pause_is_not_found_until_its_breakpoint_is_gone(services: Services) -> None:
-    bound, breakpoints = services.bound_sessions, services.sessions.breakpoints
+    bound, whitebox = services.bound_sessions, services.sessions.whitebox
     session = await spoken(services, list(range(3, 43)))
     pause = Breakpoint("bp_pause", (0,), Action.PAUSE)
-    await breakpoints.arm(session, pause)
+    await whitebox.arm(session, pause)
     assert bound.find_continued("me", [*session.history, 70]) is None
-    await breakpoints.disarm(session, pause.id)
+    await whitebox.disarm(session, pause.id)
     assert bound.find_continued("me", [*session.history, 70]) is session
 
 
@@ -199,34 +199,28 @@ async def test_a_session_that_leaves_is_not_continued_and_gives_way_to_nobody() 
 
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=40))
 def test_nearly_all_waits_are_longer_than_is_expected(waits: list[float]) -> None:
-    times = ToolTimes()
+    times: dict[str, list[float]] = {}
     for seconds in waits:
-        times.note("search", seconds)
-    expected = times.expect("search")
+        note_wait(times, "search", seconds)
+    expected = expected_wait(times, "search")
     assert expected is not None
     last = waits[-WINDOW:]
     assert min(last) <= expected <= max(last)
     assert sum(seconds >= expected for seconds in last) >= 0.8 * len(last)
 
 
-def test_an_unknown_tool_has_no_expected_time_and_names_without_end_take_no_room() -> None:
-    times = ToolTimes()
-    assert times.expect("search") is None
-    times.note("first", 1)
+def test_names_of_tools_without_end_take_no_room() -> None:
+    times = {"first": [1.0]}
     for number in range(MAX_TOOLS):
-        times.note(f"tool-{number}", 1)
-    assert times.expect("first") is None
-    assert times.expect("tool-0") == 1
+        note_wait(times, f"tool-{number}", 1)
+    assert expected_wait(times, "first") is None
+    assert expected_wait(times, "tool-0") == 1
 
 
 def expected_ms(session: Session) -> float | None:
     """In how many ms the engine expects the session back."""
     assert session.phase is Phase.IO_WAIT
     return None if session.returns_at is None else 1000 * (session.returns_at - time.time())
-
-
-def about(ms: float) -> Any:
-    return pytest.approx(ms, abs=200)
 
 
 async def answer(services: Services, session: Session) -> Turn:
@@ -239,16 +233,16 @@ async def test_a_wait_ends_with_any_turn_but_one_that_is_refused(services: Servi
     registry = services.sessions
     session = registry.create()
     turn = await answer(services, session)
-    services.tool_waits.begin(registry, session, turn, ["search"])
+    registry.wait_for_tools(session, turn, ["search"])
     assert expected_ms(session) is None
-    await registry.breakpoints.arm(session, Breakpoint("bp_pause", (0,), Action.PAUSE))
+    await registry.whitebox.arm(session, Breakpoint("bp_pause", (0,), Action.PAUSE))
     with pytest.raises(WrongState):
         start_turn(registry, session, PROMPT, GREEDY, LONG, pausable=False)
-    await registry.breakpoints.disarm(session, "bp_pause")
+    await registry.whitebox.disarm(session, "bp_pause")
     assert session.phase is Phase.IO_WAIT
     await asyncio.sleep(0.3)
     turn = await answer(services, session)
-    services.tool_waits.begin(registry, session, turn, ["search"])
+    registry.wait_for_tools(session, turn, ["search"])
     found = expected_ms(session)
     assert found is not None
     assert found >= 250
@@ -259,12 +253,12 @@ async def test_a_session_that_has_gone_on_or_leaves_is_not_parked(services: Serv
     late = await answer(services, session)
 
     def phase_after(turn: Turn) -> Phase:
-        services.tool_waits.begin(services.sessions, session, turn, ["search"])
+        services.sessions.wait_for_tools(session, turn, ["search"])
         return session.phase
 
     running = start_turn(services.sessions, session, PROMPT, GREEDY, LONG)
     assert phase_after(running) is Phase.COMPUTE
-    services.sessions.ends.release(session, running)
+    services.sessions.pauses.release(session, running)
     await finish(running)
     last = await answer(services, session)
     assert phase_after(late) is Phase.COMPUTE
@@ -275,45 +269,39 @@ async def test_a_session_that_has_gone_on_or_leaves_is_not_parked(services: Serv
 
 
 async def test_the_time_of_return_is_learned_by_session_and_tool(services: Services) -> None:
-    registry = services.sessions
     clock = Clock()
     waits = ToolWaits(clock=clock)
-    mine, other, strange = registry.create("me"), registry.create("me"), registry.create("you")
-    turns = {session: await answer(services, session) for session in (mine, other, strange)}
+    mine, other, strange = (services.sessions.create(owner) for owner in ("me", "me", "you"))
 
     def wait(session: Session, seconds: float, *tools: str) -> float | None:
-        waits.begin(registry, session, turns[session], tools)
-        expected = expected_ms(session)
+        expected = waits.begin(session, tools)
         clock.now += seconds
         waits.end(session)
         return expected
 
     assert [wait(mine, 12.0, "search"), wait(mine, 3.0, "add")] == [None, None]
-    assert wait(mine, 1.0, "search") == about(12_000)
-    assert wait(mine, 5.0, "search", "add") == about(3000), "the slower of 1 and 3"
-    assert wait(other, 40.0, "search") == about(1000), "from the owner's other session"
-    assert wait(other, 40.0, "search") == about(40_000), "its own is better"
+    assert wait(mine, 1.0, "search") == 12
+    assert wait(mine, 5.0, "search", "add") == 3, "the slower of 1 and 3"
+    assert wait(other, 40.0, "search") == 1, "from the owner's other session"
+    assert wait(other, 40.0, "search") == 40, "its own is better"
     assert wait(strange, 1.0, "search") is None
 
 
 async def test_what_was_learned_goes_with_the_session(services: Services) -> None:
-    registry = services.sessions
     clock = Clock()
     here, there = ToolWaits(clock=clock), ToolWaits(clock=clock)
-    session = registry.create("me")
-    turn = await answer(services, session)
+    session = services.sessions.create("me")
     assert here.export(session) is None
-    here.begin(registry, session, turn, ["search"])
+    here.begin(session, ["search"])
     clock.now += 7.0
     here.end(session)
-    here.begin(registry, session, turn, ["search"])
+    here.begin(session, ["search"])
     sent = here.export(session)
     assert sent is not None
     there.adopt(session, sent)
     clock.now += 9.0
     there.end(session)
-    there.begin(registry, session, turn, ["search"])
-    assert expected_ms(session) == about(7000)
+    assert there.begin(session, ["search"]) == pytest.approx(7, abs=0.5)
     learned = there.export(session)
     assert learned is not None
     assert learned.times["search"] == pytest.approx([7.0, 9.0], abs=0.5)

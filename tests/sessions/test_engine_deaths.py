@@ -175,15 +175,12 @@ async def test_a_request_that_a_dead_engine_refuses_closes_no_session(
     assert [each.id for each in registry.table] == [session.id for session in sessions]
 
 
-async def test_a_finished_call_of_a_tool_needs_no_engine(
-    engine: ListeningEngine, app: FastAPI, registry: SessionRegistry
-) -> None:
+async def test_a_finished_call_of_a_tool_needs_no_engine(engine: ListeningEngine, registry: SessionRegistry) -> None:
     session = registry.create()
     reader = begin(registry, session, b"ask")
     engine.tell(*tokens_of(engine, b"yes"), end_of(engine, 3, 3), DEATH)
     await reader.read()
-    services: Services = app.state.services
-    services.tool_waits.begin(registry, session, reader.turn, ["look_up"])
+    registry.wait_for_tools(session, reader.turn, ["look_up"])
     assert session.phase is Phase.COMPUTE
 
 

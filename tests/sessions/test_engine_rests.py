@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,10 @@ from app.domain.errors import EngineError
 from app.domain.values import SessionId, Ticket
 from app.messages import CloseMap, Command, Inspect, Lens, MapLens, OpenMap, ReadNorms
 from app.sessions import registry, whitebox
+from app.sessions.keeper import SessionKeeper
 from app.sessions.registry import MemoryReads, SessionRegistry
 from app.sessions.session import Session
-from app.sessions.whitebox import MOST_SLICE, ActivationMaps, HeadTime
+from app.sessions.whitebox import MOST_SLICE, HeadTime, Whitebox
 from tests.pausing import PROMPT, start
 
 SECONDS = 0.002
@@ -82,10 +84,8 @@ class Engine:
 
 
 async def look(head: HeadTime, owner: str) -> None:
-    def make(ticket: Ticket) -> Lens:
-        return Lens(ticket, SessionId(owner), Positions(last=True), 1)
-
-    assert await head.take(owner, make, CheckpointLens) == CheckpointLens((), SECONDS)
+    make = partial(Lens, session=SessionId(owner), positions=Positions(last=True), top_k=1)
+    assert await head.take(owner, make) == CheckpointLens((), SECONDS)
 
 
 async def test_many_lenses_leave_turns_most_of_the_time_and_another_tenant_waits_for_one() -> None:
@@ -97,8 +97,7 @@ async def test_many_lenses_leave_turns_most_of_the_time_and_another_tenant_waits
 
 
 async def test_where_no_turn_runs_no_lens_waits() -> None:
-    head = HeadTime(Engine(), lambda: False)  # type: ignore[arg-type]
-    began = time.perf_counter()
+    began, head = time.perf_counter(), HeadTime(Engine(), lambda: False)  # type: ignore[arg-type]
     await asyncio.gather(*(look(head, "alone") for _ in range(8)))
     assert time.perf_counter() - began < 8 * SECONDS * (1 / whitebox.SHARE - 1)
 
@@ -128,8 +127,8 @@ async def test_who_asks_while_one_is_made_gets_a_newer_one() -> None:
     assert len(engine.asked) == 3
 
 
-def maps_of(engine: Engine, *, busy: bool) -> ActivationMaps:
-    return ActivationMaps(engine, HeadTime(engine, lambda: busy))  # type: ignore[arg-type]
+def maps_of(engine: Engine, *, busy: bool) -> Whitebox:
+    return Whitebox(engine, SessionKeeper(None), lambda: busy)  # type: ignore[arg-type]
 
 
 def session(name: str, owner: str | None = None) -> Session:
@@ -139,8 +138,8 @@ def session(name: str, owner: str | None = None) -> Session:
 @pytest.mark.parametrize("seconds", [0.0001, 0.01, 3.0])
 async def test_a_map_is_whole_and_its_slices_are_small(seconds: float) -> None:
     engine = Engine(seconds)
-    found = await maps_of(engine, busy=False).lens(session("a"), ALL, None, 1)
-    assert [top[0][0] for top in found.tops] == list(range(CELLS))
+    _, tops = await maps_of(engine, busy=False).lens_map(session("a"), ALL, None, 1)
+    assert [top[0][0] for top in tops] == list(range(CELLS))
     sizes = [each.end - each.first for each in engine.slices]
     assert max(sizes) <= MOST_SLICE
     assert (max(sizes) == MOST_SLICE) == (seconds == 0.0001)
@@ -150,7 +149,7 @@ async def test_a_map_is_whole_and_its_slices_are_small(seconds: float) -> None:
 async def test_maps_of_several_tenants_share_that_time() -> None:
     engine = Engine()
     maps = maps_of(engine, busy=True)
-    await asyncio.gather(*(maps.lens(session(name, name), ALL, None, 1) for name in "ab"))
+    await asyncio.gather(*(maps.lens_map(session(name, name), ALL, None, 1) for name in "ab"))
     engine.assert_rested(whitebox.SHARE)
     assert sorted(engine.sessions[:8]) == list("aaaabbbb")
 
@@ -158,7 +157,7 @@ async def test_maps_of_several_tenants_share_that_time() -> None:
 async def test_a_tenant_has_one_map_at_a_time() -> None:
     engine = Engine()
     maps = maps_of(engine, busy=False)
-    await asyncio.gather(*(maps.lens(session(name, "acme"), ALL, None, 1) for name in "abc"))
+    await asyncio.gather(*(maps.lens_map(session(name, "acme"), ALL, None, 1) for name in "abc"))
     assert engine.most_open == 1
     assert engine.sessions == sorted(engine.sessions)
     await asyncio.gather(*(maps.norms(session(name, "acme"), ALL, None, None) for name in "abc"))
@@ -169,14 +168,14 @@ async def test_who_leaves_has_no_more_slices_computed_and_costs_turns_no_more_th
     engine = Engine()
     maps = maps_of(engine, busy=True)
     for _ in range(4):
-        reading = asyncio.create_task(maps.lens(session("a"), ALL, None, 1))
+        reading = asyncio.create_task(maps.lens_map(session("a"), ALL, None, 1))
         await asyncio.wait_for(engine.is_asked.wait(), 10)
         engine.is_asked.clear()
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
     done = len(engine.sessions)
-    await maps.lens(session("b"), ALL, None, 1)
+    await maps.lens_map(session("b"), ALL, None, 1)
     assert set(engine.sessions[done:]) == {"b"}
     assert engine.open == set()
     engine.assert_rested(whitebox.SHARE)
@@ -190,5 +189,5 @@ async def test_a_paused_turn_does_not_count_as_one_under_way(registry: SessionRe
     assert registry.table.turns.any_run()
     await reader.read()
     assert not registry.table.turns.any_run()
-    assert (await registry.maps.lens(one, ALL, None, 1)).map.count == 0
+    assert (await registry.whitebox.lens_map(one, ALL, None, 1))[0].count == 0
     assert len(one.history) == len(PROMPT) + 3

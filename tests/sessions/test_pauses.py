@@ -66,7 +66,7 @@ async def test_a_cancel_is_not_overtaken_by_a_resume_nor_the_other_way_round(reg
         session, reader = await paused(registry, tokens=500)
         if resumed_first:
             registry.pauses.resume(session, NEXT_BREAKPOINT)
-        registry.ends.cancel(session, reader.turn)
+        registry.pauses.cancel(session, reader.turn)
         with pytest.raises(WrongState):
             registry.pauses.resume(session, NEXT_BREAKPOINT)
         await asyncio.wait_for(reader.turn.ended.wait(), 60)
@@ -80,14 +80,14 @@ async def test_who_leaves_before_the_pause_ends_the_turn_but_not_who_leaves_at_i
     registry: SessionRegistry,
 ) -> None:
     session = registry.create()
-    await registry.breakpoints.arm(session, PROMPT_END)
+    await registry.whitebox.arm(session, PROMPT_END)
     reader = start(registry, session)
-    registry.ends.release(session, reader.turn)
+    registry.pauses.release(session, reader.turn)
     end = await read(reader)
     assert isinstance(end, TurnFinished)
     assert end.reason is FinishReason.CANCELLED
     session, reader = await paused(registry, breakpoint=PROMPT_END)
-    registry.ends.release(session, reader.turn)
+    registry.pauses.release(session, reader.turn)
     await registry.memory()
     assert session.state is SessionState.PAUSED
 
@@ -95,9 +95,9 @@ async def test_who_leaves_before_the_pause_ends_the_turn_but_not_who_leaves_at_i
 async def test_who_has_resumed_a_turn_ends_it_by_leaving_but_nobody_before(registry: SessionRegistry) -> None:
     session, reader = await paused(registry, breakpoint=PROMPT_END, tokens=900)
     registry.pauses.resume(session, NEXT_BREAKPOINT)
-    registry.ends.release(session, reader.turn)  # of whoever had started it
+    registry.pauses.release(session, reader.turn)  # of whoever had started it
     await until(lambda: session.state is SessionState.RUNNING)
-    registry.ends.release(session, reader.turn)
+    registry.pauses.release(session, reader.turn)
     end = await read(reader)
     assert isinstance(end, TurnFinished)
     assert end.reason is FinishReason.CANCELLED
@@ -119,13 +119,13 @@ async def test_at_the_end_nobody_waits_for_a_paused_turn_or_one_that_pauses_then
     (at_rest, first), (going, second) = await paused(registry), await paused(registry, tokens=500)
     registry.pauses.resume(going, Until(end=True))
     late = registry.create()
-    await registry.breakpoints.arm(late, replace(EACH_TOKEN, when=When(position=len(PROMPT) + 3)))
+    await registry.whitebox.arm(late, replace(EACH_TOKEN, when=When(position=len(PROMPT) + 3)))
     third = start(registry, late, tokens=500)
     draining = asyncio.create_task(drain(registry, timeout_s=30))
     await asyncio.wait_for(asyncio.gather(first.turn.ended.wait(), third.turn.ended.wait()), 60)
     with pytest.raises((Draining, WrongState)):
         registry.pauses.resume(at_rest, NEXT_BREAKPOINT)
-    registry.ends.cancel(going, second.turn)
+    registry.pauses.cancel(going, second.turn)
     await asyncio.wait_for(draining, 60)
     assert {each.state for each in (at_rest, going, late)} == {SessionState.IDLE}
     end = await read(third)
@@ -138,7 +138,7 @@ async def test_a_turn_that_nobody_resumes_goes_on_by_itself_stop_strings_and_all
     expected = await whole(registry, text[5:8], tokens=12)
     brief = replace(PROMPT_END, timeout_s=BRIEF)
     session, reader = await paused(registry, text[5:8], breakpoint=brief, tokens=12)
-    registry.ends.release(session, reader.turn)
+    registry.pauses.release(session, reader.turn)
     await until(lambda: session.state is SessionState.IDLE)
     assert session.history[len(PROMPT) :].tolist() == expected.token_ids
     assert len(session.history) == await engine_tokens(registry, session)
@@ -238,12 +238,12 @@ async def test_a_turn_that_cannot_pause_excludes_a_breakpoint_that_does(
     session, rule = registry.create(), StopRule(max_tokens=900)
     turn = start_turn(registry, session, PROMPT, GREEDY, rule, pausable=False)
     with pytest.raises(WrongState):
-        await registry.breakpoints.arm(session, EACH_TOKEN)
+        await registry.whitebox.arm(session, EACH_TOKEN)
     assert session.breakpoints == {}
-    await registry.breakpoints.arm(session, WATCH)
-    registry.ends.release(session, turn)
+    await registry.whitebox.arm(session, WATCH)
+    registry.pauses.release(session, turn)
     await turn.ended.wait()
-    await registry.breakpoints.arm(session, EACH_TOKEN)
+    await registry.whitebox.arm(session, EACH_TOKEN)
     with pytest.raises(WrongState, match=f"/v1/sessions/{session.id}/generate"):
         start_turn(registry, session, PROMPT, GREEDY, rule, pausable=False)
 
@@ -261,7 +261,7 @@ async def two_turns(registry: SessionRegistry, *breakpoints: Breakpoint) -> list
     """What the second of two turns generates."""
     session = registry.create()
     for each in breakpoints:
-        await registry.breakpoints.arm(session, each)
+        await registry.whitebox.arm(session, each)
     for _ in range(2):
         reader = start(registry, session)
         assert isinstance(await read(reader), TurnFinished)
@@ -277,7 +277,7 @@ async def test_breakpoints_and_steering_are_there_after_a_restart(
     assert steered != plain
     async with running_services(state_dir=tmp_path) as first:
         session = first.sessions.create()
-        await first.sessions.breakpoints.arm(session, steer)
+        await first.sessions.whitebox.arm(session, steer)
         assert isinstance(await read(start(first.sessions, session)), TurnFinished)
     async with running_services(state_dir=tmp_path) as again:
         back = again.sessions.table.get(session.id)
@@ -293,8 +293,8 @@ async def test_arming_waits_for_the_journal_and_one_who_leaves_meanwhile_leaves_
         registry = services.sessions
         session, _ = await paused(registry)
         with held_up(tmp_path):
-            staying = asyncio.create_task(registry.breakpoints.arm(session, WATCH))
-            leaving = asyncio.create_task(registry.breakpoints.arm(session, STEER))
+            staying = asyncio.create_task(registry.whitebox.arm(session, WATCH))
+            leaving = asyncio.create_task(registry.whitebox.arm(session, STEER))
             await asyncio.sleep(0.2)
             assert not staying.done()
             leaving.cancel()
@@ -314,7 +314,7 @@ async def test_a_paused_session_comes_back_idle_as_it_was_before_the_turn(tmp_pa
         session = registry.create()
         assert isinstance(await read(start(registry, session)), TurnFinished)
         before = session.history[:]
-        await registry.breakpoints.arm(session, EACH_TOKEN)
+        await registry.whitebox.arm(session, EACH_TOKEN)
         assert isinstance(await read(start(registry, session)), Paused)
         child = await registry.fork(session)
         shutil.copytree(tmp_path / "state", tmp_path / "left")  # what a kill would leave

@@ -40,7 +40,7 @@ async def test_a_second_turn_at_the_same_time_is_refused(registry: SessionRegist
     for refused in (registry.fork(session), registry.rewind(session, 0)):
         with pytest.raises(WrongState, match="running"):
             await refused
-    registry.ends.release(session, turn)
+    registry.pauses.release(session, turn)
 
 
 async def test_a_grammar_that_is_compiled_does_not_wait_for_one_that_is_not(registry: SessionRegistry) -> None:
@@ -66,7 +66,7 @@ async def test_a_session_expires_after_its_ttl_but_not_under_a_turn(registry: Se
     assert registry.table.get(used.id) is used
     with pytest.raises(NotFound):
         registry.table.get(unused.id)
-    registry.ends.release(used, turn)
+    registry.pauses.release(used, turn)
     await until(lambda: used.state is SessionState.CLOSED)
     await assert_nothing_is_held(registry)
 
@@ -135,7 +135,7 @@ async def one_random_step(registry: SessionRegistry, session: Session, choose: r
         keep = choose.randint(0, 3) if action.startswith("cut") else None
         if action != "finish":
             reason = FinishReason.CANCELLED if keep is None else FinishReason.STOP
-            registry.ends.cancel(session, turn, keep=keep, reason=reason)
+            registry.pauses.cancel(session, turn, keep=keep, reason=reason)
         await finish(turn)
         assert keep is None or len(session.history) == start + keep
 
@@ -265,10 +265,10 @@ async def test_as_many_turns_are_taken_as_may_run_and_wait(max_running: int, max
             start_turn(registry, registry.create(), PROMPT, GREEDY, LONG)
         other = registry.create("other")
         await finish(start_turn(registry, other, PROMPT, GREEDY, StopRule(max_tokens=1)))
-        registry.ends.release(*taken[0])
+        registry.pauses.release(*taken[0])
         await finish(taken[0][1])
         late = registry.create()
         taken[0] = late, start_turn(registry, late, PROMPT, GREEDY, LONG)
         for session, turn in taken:
-            registry.ends.release(session, turn)
+            registry.pauses.release(session, turn)
             await finish(turn)

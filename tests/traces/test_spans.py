@@ -7,7 +7,6 @@ import json
 import re
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -185,7 +185,7 @@ def test_however_a_turn_goes_all_spans_end_within_their_parents(
     for restore_ms, tokens, tier in stretches:
         turn.placed(SessionMemory(tier=tier))
         restored += restore_ms
-        turn.observe(replace(started(restored), at=time.perf_counter() + (0 if is_late else -1)))
+        turn.observe(structs.replace(started(restored), at=time.perf_counter() + (0 if is_late else -1)))
         observe(turn, *[TOKEN] * tokens, PAUSED)
         turn.resumed()
     turn.observe(end)

@@ -12,8 +12,9 @@ from app.domain.errors import TooLarge
 from app.journal.records import KeyedRecord, ResponseRecord
 from app.openai.response_store import Journaled, ResponseStore, in_order, record_of
 from app.sessions.keyed import KeyedRequests
-from app.sessions.named import BoundSessions, SentWaits, ToolWaits
+from app.sessions.named import BoundSessions
 from app.sessions.session import Session
+from app.sessions.tool_waits import ToolWaits, Waits
 
 MAX_RESPONSE_BYTES = 128 << 20
 """Of a session's responses, as JSON."""
@@ -24,7 +25,7 @@ class Binding(msgspec.Struct, frozen=True):
 
     responses: list[tuple[str, bytes]]
     """Id and JSON of each, as the journal has it."""
-    waits: SentWaits | None
+    waits: Waits | None
     prompt_tokens: int
     """Where the session's last turn began."""
     keyed: list[KeyedRecord] = []

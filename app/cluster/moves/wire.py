@@ -11,7 +11,7 @@ from app.domain.values import ModelInfo, SessionId
 from app.journal.records import SessionRecord
 
 FORMAT = 2
-"""Of an offer. One more whenever anything in it, or in a label, changes its meaning."""
+"""Of an offer. One more whenever anything in it, or in a snapshot, changes its meaning."""
 PREFIX = "/v1/cluster/"
 OFFER, COMMIT, ABORT, SETTLE = (f"{PREFIX}{step}" for step in ("offer", "commit", "abort", "settle"))
 
@@ -52,7 +52,7 @@ class Offer(msgspec.Struct, frozen=True):
     returns_at: float | None
     pause_expires_at: float | None
     label: str
-    """What `app.exports` writes of breakpoints, edits and the paused turn."""
+    """The `SessionSnapshot`, as a file has it: breakpoints, edits and the paused turn."""
     binding: Binding
     cached_tokens: int = 0
     """Of the paused turn's usage, as the next one."""

@@ -119,7 +119,7 @@ class Transfers:
             self._adopt(sequence, report)
         else:
             self._sessions.add(sequence)
-        return messages.ReceivedKV(sequence.computed)
+        return sequence.computed
 
     def _adopt(self, sequence: TokenSequence, report: Moved) -> None:
         """Open a session whose file has the KV of its first tokens, as the report says."""

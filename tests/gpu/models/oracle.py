@@ -79,8 +79,13 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma4, heads of two sizes": {
         "model_type": "gemma4_text",
         **_GQA,
-        **{"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
-        **{"hidden_size_per_layer_input": 0, "sliding_window": _WINDOW, "layer_types": [*_MIXED[:2], _MIXED[1]]},
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": _WINDOW,
+        "layer_types": [*_MIXED[:2], _MIXED[1]],
     },
     "gpt_oss, sinks": {
         "model_type": "gpt_oss",

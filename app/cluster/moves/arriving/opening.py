@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,10 +11,10 @@ from app.cluster.moves.wire import Offer
 from app.domain.breakpoints import Intervention
 from app.domain.errors import JournalUnavailable, NotDurable
 from app.domain.values import Phase
-from app.exports.checks import LabelChecks
-from app.exports.label import ExportLabel, check_text
+from app.exports.checks import read_snapshot
+from app.exports.snapshot import SessionSnapshot
 from app.journal.records import Steering
-from app.messages import PublishKV, Reinstate, SetPhase
+from app.messages import PublishKV, SetPhase
 from app.sessions.keeper import session_of
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -27,33 +26,30 @@ class Opening:
 
     offer: Offer
     session: Session
-    label: ExportLabel
+    snapshot: SessionSnapshot
     brought: Brought
 
     @classmethod
     def of(cls, registry: SessionRegistry, offer: Offer) -> Opening:
         """That of an offer. Raises `ValueError` and `FieldOutOfRange` for one that no server makes. Takes long."""
         history = array("I", offer.history)
-        check_text(offer.label.encode(), len(history))
-        label = ExportLabel.from_json(offer.label)
-        LabelChecks(registry.executor.engine.info, history, part_tokens=registry.part_tokens).check(label)
-        session = session_of(offer.record, history, Steering(label.breakpoints, label.interventions))
+        snapshot = read_snapshot(registry, offer.label.encode(), history)
+        session = session_of(offer.record, history, Steering(snapshot.breakpoints, snapshot.interventions))
         session.uncounted, session.returns_at = offer.uncounted, offer.returns_at
-        return cls(offer, session, label, Brought(session, offer.binding))
+        return cls(offer, session, snapshot, Brought(session, offer.binding))
 
     @property
     def computed_with(self) -> tuple[Intervention, ...]:
         """The edits that its KV has."""
-        return self.label.interventions if self.label.turn is None else self.label.turn.interventions
+        return self.snapshot.interventions if self.snapshot.turn is None else self.snapshot.turn.interventions
 
     async def open(self, registry: SessionRegistry) -> None:
         """Give the session, which the engine has, all that it had; when this returns it is durable.
 
         Raises what that raises; then the journal knows nothing of it. Raises `NotDurable` if it may.
         """
-        async with AsyncExitStack() as cleanup:
-            await self._furnish(registry, cleanup)
-            await self._keep(registry)
+        await self._furnish(registry)
+        await self._keep(registry)
 
     def go_on(self, registry: SessionRegistry) -> None:
         """Go on where it stood, as it is found now. Others of its tenant may share its KV."""
@@ -62,20 +58,16 @@ class Opening:
         if self.offer.pause_expires_at is not None:
             registry.pauses.go_on(self.session, self.offer.pause_expires_at)
 
-    async def _furnish(self, registry: SessionRegistry, cleanup: AsyncExitStack) -> None:
+    async def _furnish(self, registry: SessionRegistry) -> None:
         """Give it what it has beside its KV."""
-        session, label, offer = self.session, self.label, self.offer
-        if label.turn is not None:
-            place = label.turn.to_place(session.history, before=array("I", offer.before or b""))
+        session, snapshot, offer = self.session, self.snapshot, self.offer
+        if snapshot.turn is None:
+            await registry.turns.furnish(session, None, None)
+        else:
+            place = snapshot.turn.to_place(session.history, before=array("I", offer.before or b""))
             cached, again = offer.cached_tokens, offer.tokens_recomputed
-            turn = replace(label.turn.to_turn(), cached_tokens=cached, tokens_recomputed=again)
-            copies = registry.paused_copies
-            charge = copies.reserve(session, place, cleanup, sent=place.left_of_prompt)
-            await copies.reinstate(session, turn, place, charge)
-        elif label.breakpoints or label.interventions:
-            await registry.executor.call(
-                lambda ticket: Reinstate(ticket, session.id, label.breakpoints, label.interventions)
-            )
+            turn = replace(snapshot.turn.to_turn(), cached_tokens=cached, tokens_recomputed=again)
+            await registry.turns.furnish(session, turn, place, sent=place.left_of_prompt)
         if session.phase is not Phase.COMPUTE:
             registry.executor.post(partial(SetPhase, session=session.id, phase=session.phase))
 

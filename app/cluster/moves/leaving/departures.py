@@ -32,7 +32,7 @@ from app.domain.errors import (
 )
 from app.domain.homes import HomeState, MoveReason, Taken
 from app.domain.values import SessionId, SessionState
-from app.exports.label import ExportLabel, PausedTurnLabel, has_room
+from app.exports.snapshot import has_room, take_snapshot
 from app.messages import SendKV, SentKV
 from app.sessions.keeper import record_of
 from app.sessions.registry import SessionRegistry
@@ -163,11 +163,9 @@ class Departures:
         return sent, word
 
     async def _offer(self, session: Session, token: str) -> Offer:
-        copies, history = self._registry.paused_copies, session.history
-        place, pause = copies.place(session), session.pause
-        turn = await copies.export(session)
-        label = None if turn is None or place is None else PausedTurnLabel.of(turn, place)
-        about = await asyncio.to_thread(ExportLabel.of(session, label).to_json)
+        history, pause = session.history, session.pause
+        snapshot, turn, place = await take_snapshot(self._registry, session)
+        about = await asyncio.to_thread(snapshot.to_json)
         if not await asyncio.to_thread(has_room, about.encode(), len(history)):
             raise TooLarge("the session's metadata, breakpoints, edits and paused turn are too large to move")
         return Offer(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from array import array
-from collections.abc import Iterable
+from functools import partial
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
@@ -18,12 +17,15 @@ from app.domain.breakpoints import (
     OnTimeout,
     Swap,
     TensorData,
+    TensorTable,
     swapped_breakpoint,
     swapped_intervention,
 )
 from app.domain.text import has_more_values, is_nested_too_deep
 from app.domain.values import MAX_LABEL_BYTES, NEUTRAL, SamplingParams, StopRule, TokenLogprobs
 from app.machine.files import size
+from app.messages import ReadPaused
+from app.sessions.registry import SessionRegistry
 from app.sessions.session import PausedPlace, PauseLimit, Session
 from app.text.generation import TextRule
 from app.wire.base import MAX_COUNT, TokenId, WireModel
@@ -31,35 +33,8 @@ from app.wire.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from app.wire.sessions import SessionLabels
 from app.wire.turns import SamplingFields, StructuredOutputs
 
-
-class TensorTable:
-    """Tensors by their digest, which stands for their data elsewhere in the label."""
-
-    def __init__(self, tensors: Iterable[bytes] = ()) -> None:
-        self._data: dict[bytes, bytes] = {_digest(data): data for data in tensors}
-        self._digests: dict[int, tuple[bytes, bytes]] = {}
-        """By the identity of the bytes, which are kept so that no others get it."""
-
-    @property
-    def tensors(self) -> tuple[bytes, ...]:
-        """All of them."""
-        return tuple(self._data.values())
-
-    def put(self, data: bytes) -> bytes:
-        """Note `data`; returns what stands for it."""
-        known = self._digests.get(id(data))
-        if known is None:
-            known = self._digests[id(data)] = _digest(data), data
-            self._data.setdefault(*known)
-        return known[0]
-
-    def get(self, stands: bytes) -> bytes:
-        """The data that `stands` is for. What is no digest of a tensor here is data itself."""
-        return self._data.get(stands, stands)
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
+DIGEST_BYTES = 16
+"""Of what stands for a tensor in a snapshot."""
 
 
 def _fail_fast(schema: Any, handler: GetCoreSchemaHandler, seen: set[int]) -> None:
@@ -128,7 +103,7 @@ class TurnFields(SamplingFields):
         )
 
 
-class PausedTurnLabel(_FailsFast, WireModel):
+class PausedTurnSnapshot(_FailsFast, WireModel):
     """A paused turn, whole."""
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -184,19 +159,19 @@ class PausedTurnLabel(_FailsFast, WireModel):
         )
 
 
-class ExportLabel(_FailsFast, SessionLabels):
+class SessionSnapshot(_FailsFast, SessionLabels):
     """What a client says of the session, its breakpoints, and the turn in it if that is paused."""
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     breakpoints: tuple[Breakpoint, ...] = ()
     interventions: tuple[Intervention, ...] = ()
-    turn: PausedTurnLabel | None = None
+    turn: PausedTurnSnapshot | None = None
     tensors: tuple[bytes, ...] = ()
     """In the text: what the vectors of all edits have, each once."""
 
     @classmethod
-    def of(cls, session: Session, turn: PausedTurnLabel | None) -> Self:
+    def of(cls, session: Session, turn: PausedTurnSnapshot | None) -> Self:
         """That of a session with such a turn in it (None: which is idle)."""
         return cls(
             metadata=session.metadata,
@@ -209,14 +184,14 @@ class ExportLabel(_FailsFast, SessionLabels):
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """That of a file. Raises `ValueError` for any other text."""
-        label = cls.model_validate_json(text)
-        return label._swapped(TensorTable(label.tensors).get, tensors=())
+        snapshot = cls.model_validate_json(text)
+        return snapshot._swapped(TensorTable(snapshot.tensors, digest_size=DIGEST_BYTES).get, tensors=())
 
     def to_json(self) -> str:
         """As a file has it: a digest is in the place of each vector, and the vector in `tensors`."""
-        table = TensorTable()
-        label = self._swapped(table.put)
-        return label.model_copy(update={"tensors": table.tensors}).model_dump_json()
+        table = TensorTable(digest_size=DIGEST_BYTES)
+        snapshot = self._swapped(table.put)
+        return snapshot.model_copy(update={"tensors": tuple(table.data.values())}).model_dump_json()
 
     def _swapped(self, swap: Swap, **changed: object) -> Self:
         turn = self.turn
@@ -227,6 +202,17 @@ class ExportLabel(_FailsFast, SessionLabels):
         return self.model_copy(
             update={"breakpoints": breakpoints, "interventions": interventions, "turn": turn, **changed}
         )
+
+
+async def take_snapshot(
+    registry: SessionRegistry, session: Session
+) -> tuple[SessionSnapshot, PausedTurn | None, PausedPlace | None]:
+    """That of the session as it is now, and the two halves of the turn in it if that is paused."""
+    place = session.paused_place
+    if place is None:
+        return SessionSnapshot.of(session, None), None, None
+    turn: PausedTurn = await registry.executor.call(partial(ReadPaused, session=session.id))
+    return SessionSnapshot.of(session, PausedTurnSnapshot.of(turn, place)), turn, place
 
 
 def _swapped(interventions: tuple[Intervention, ...], swap: Swap) -> tuple[Intervention, ...]:
@@ -242,17 +228,17 @@ MAX_NAMES = 1024
 
 
 def most_values(tokens: int) -> int:
-    """The most values that the label of a session of so many tokens has, lists and objects included."""
+    """The most values that the snapshot of a session of so many tokens has, lists and objects included."""
     return MAX_VALUES + TOKEN_VALUES * tokens
 
 
 def has_room(text: bytes, tokens: int) -> bool:
-    """Whether a server would import the label of a session of so many tokens."""
+    """Whether a server would import the snapshot of a session of so many tokens."""
     return len(text) <= MAX_LABEL_BYTES and not has_more_values(text, most_values(tokens))
 
 
 def check_text(text: bytes, tokens: int) -> None:
-    """Raise `ValueError` for a text that is no label of a session of so many tokens, or no JSON."""
+    """Raise `ValueError` for a text that is no snapshot of a session of so many tokens, or no JSON."""
     if not has_room(text, tokens):
         raise ValueError(f"it may have {size(MAX_LABEL_BYTES)} and {most_values(tokens)} values")
     if not is_nested_too_deep(text):  # which the fields refuse

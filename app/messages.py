@@ -1,14 +1,45 @@
-"""Commands: all that the event loop tells the engine."""
+"""Messages between the event loop and the engine thread: commands in, events out.
 
-from dataclasses import dataclass
+Every command is answered by exactly one terminal event that carries its ticket: `TurnFinished` or `Paused` for a
+`Submit` or a `Resume`, `Done` for any other, `Failed` for either. `Started` and `Token` may come before the end of a
+turn. A turn that is cancelled while it is paused ends once more, with `TurnFinished`, under the ticket that it was
+paused under. Nothing is dropped in silence.
+"""
 
-from app.domain.activations import PausedTurn
+import time
+
+from msgspec import Struct, field
+
+from app.domain.activations import CheckpointInfo, PausedTurn, ResumeCost
 from app.domain.breakpoints import NEXT_BREAKPOINT, Breakpoint, Edit, Intervention, Positions, TensorData, Until
-from app.domain.values import FinishReason, Phase, Residency, SamplingParams, SessionId, StopRule, Ticket
+from app.domain.errors import DjinnError
+from app.domain.memory_map import SessionMemory
+from app.domain.values import (
+    FinishReason,
+    Phase,
+    Residency,
+    SamplingParams,
+    SessionId,
+    StopRule,
+    Ticket,
+    TokenLogprobs,
+    TurnUsage,
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Ticketed(Struct, frozen=True):
+    """A command, or what answers it."""
+
+    ticket: Ticket
+
+
+class OfSession(Ticketed, frozen=True):
+    """A command about one session."""
+
+    session: SessionId
+
+
+class Submit(OfSession, frozen=True):
     """Run one turn: append `token_ids` to the session's history and generate.
 
     With `replace`, `token_ids` is the whole wanted history: the engine keeps the longest common prefix with the history
@@ -18,8 +49,6 @@ class Submit:
     compute it: then `Lacking` says so, and the turn goes on after `ReceivePrompt` or `ComputePrompt`.
     """
 
-    ticket: Ticket
-    session: SessionId
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     stop: StopRule
@@ -28,17 +57,13 @@ class Submit:
     apart_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(OfSession, frozen=True):
     """Go on with a paused turn. Fails as `WrongState` unless it is paused; its other ends are those of a `Submit`."""
 
-    ticket: Ticket
-    session: SessionId
     until: Until = NEXT_BREAKPOINT
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(OfSession, frozen=True):
     """End the turn `turn`, keep the session. Answered by `Done(tokens: int)`, the length of the history now.
 
     `keep` is the number of generated tokens that stay in the history (None: all of them); the turn's own
@@ -47,18 +72,12 @@ class Cancel:
     A stop string found in the text is a `Cancel` with `reason=STOP`.
     """
 
-    ticket: Ticket
-    session: SessionId
     turn: Ticket
     keep: int | None = None
     reason: FinishReason = FinishReason.CANCELLED
 
 
-TurnCommand = Submit | Resume | Cancel
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(OfSession, frozen=True):
     """Make the session known to the engine, with the history that it has already. Answered by `Done(None)`.
 
     KV prefixes are shared only between sessions of one `namespace` (None: that of the `tenant`): no tenant ever sees
@@ -66,8 +85,6 @@ class Open:
     that the history was computed with, `breakpoints` those that are armed.
     """
 
-    ticket: Ticket
-    session: SessionId
     tenant: str = ""
     residency: Residency = Residency.BEST_EFFORT
     token_ids: tuple[int, ...] = ()
@@ -76,91 +93,67 @@ class Open:
     namespace: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
+class Fork(OfSession, frozen=True):
     """Open `child` with the history, the breakpoints and, copy-on-write, the KV of `session`; a paused one's child is
     paused in the same place. Answered by `Done(tokens: int)`.
 
     `turn` is the ticket of the child's paused turn, None if `session` is idle; fails as `WrongState` if that is wrong.
     """
 
-    ticket: Ticket
-    session: SessionId
     child: SessionId
     turn: Ticket | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rewind:
+class Rewind(OfSession, frozen=True):
     """Drop every token of the history from position `to_token` on. Answered by `Done(tokens: int)`."""
 
-    ticket: Ticket
-    session: SessionId
     to_token: int
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(OfSession, frozen=True):
     """Forget the session and free everything it holds; a running turn ends as cancelled. Answered by `Done(None)`."""
 
-    ticket: Ticket
-    session: SessionId
 
-
-@dataclass(frozen=True, slots=True)
-class FreeHost:
+class FreeHost(OfSession, frozen=True):
     """Take the KV of a session without a turn out of host memory: to disk, or it is lost if it does not fit there.
     Answered by `Done(None)` when that has been ordered; nothing is if the KV is elsewhere.
     """
 
-    ticket: Ticket
-    session: SessionId
 
-
-@dataclass(frozen=True, slots=True)
-class SetPhase:
+class SetPhase(OfSession, frozen=True):
     """Say what the client is doing, and when it will go on. Answered by `Done(None)`; `Placed` tells of moves of KV.
 
     `resume_in_ms` is counted from now; None: unknown. Fails as `WrongState` while a turn is in the session.
     """
 
-    ticket: Ticket
-    session: SessionId
     phase: Phase
     resume_in_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+class Export(OfSession, frozen=True):
     """Write the session's history and KV to the file `path`. Answered by `Done(ExportedKV)` when the file is whole.
 
     KV that cannot be brought to the host is left out: the file is then only the history. `about` is for the importer;
     the engine only carries it. Fails as `WrongState` while a turn is in the session.
     """
 
-    ticket: Ticket
-    session: SessionId
     path: str
     about: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Import:
+class Import(OfSession, frozen=True):
     """Open the session from the exported file `path`, which the engine takes over. Answered by `Done(ImportedKV)`.
 
     Its KV is shared only between sessions of one `namespace`, which need not be all of the `tenant`. Fails as
     `BadExport` if the file is not whole, or not of this model.
     """
 
-    ticket: Ticket
-    session: SessionId
     path: str
     namespace: str = ""
     tenant: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SendKV:
+class SendKV(OfSession, frozen=True):
     """Send the session's history and KV to another server's engine, over a connection that the engine has been given
     under the number `connection`. Answered by `Done(SentKV)` when all of it has been written to the connection.
 
@@ -168,15 +161,12 @@ class SendKV:
     runs, or if the session has captures: they do not travel.
     """
 
-    ticket: Ticket
-    session: SessionId
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiveKV:
+class ReceiveKV(OfSession, frozen=True):
     """Open the session with the history `token_ids`, and with the KV that `SendKV` of another server's engine sends
-    over the connection of that number. Answered by `Done(ReceivedKV)` when all of it has come.
+    over the connection of that number. Answered by `Done(tokens: int)`, those with KV, when all of it has come.
 
     The KV goes to host memory, or to disk if the host has no room. Fails as `PeerFull` if neither has, as
     `PeerMismatch` if it is not of this model, as `EngineError` if the connection ends early: then there is no such
@@ -184,8 +174,6 @@ class ReceiveKV:
     session shares it before `PublishKV`.
     """
 
-    ticket: Ticket
-    session: SessionId
     connection: int
     tenant: str
     residency: Residency
@@ -194,178 +182,120 @@ class ReceiveKV:
     namespace: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class PublishKV:
+class PublishKV(OfSession, frozen=True):
     """Let the other sessions of its namespace share the KV that `ReceiveKV` has brought: whose it is was a claim until
     now. Answered by `Done(None)`.
     """
 
-    ticket: Ticket
-    session: SessionId
 
-
-SessionCommand = Open | Fork | Rewind | Close | SetPhase | FreeHost | Export | Import | SendKV | ReceiveKV | PublishKV
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
+class Arm(OfSession, frozen=True):
     """Add a breakpoint to a session in any state. Answered by `Done(None)`.
 
     Fails as `WrongState` if it pauses and a turn runs that is not `pausable`.
     """
 
-    ticket: Ticket
-    session: SessionId
     breakpoint: Breakpoint
 
 
-@dataclass(frozen=True, slots=True)
-class Disarm:
+class Disarm(OfSession, frozen=True):
     """Take one breakpoint from a session, or all (`breakpoint` None); one that is gone already is no error. Answered
     by `Done(None)`. A pause that it made goes on.
     """
 
-    ticket: Ticket
-    session: SessionId
     breakpoint: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCaptures:
+class ReadCaptures(OfSession, frozen=True):
     """Answered by `Done(Callable[[], Captures])`: the copy may take long, so another thread makes it."""
 
-    ticket: Ticket
-    session: SessionId
 
-
-@dataclass(frozen=True, slots=True)
-class ClearCaptures:
+class ClearCaptures(OfSession, frozen=True):
     """Forget all captures. Answered by `Done(None)`."""
 
-    ticket: Ticket
-    session: SessionId
 
-
-@dataclass(frozen=True, slots=True)
-class ReadCheckpoint:
+class ReadCheckpoint(OfSession, frozen=True):
     """Answered by `Done(Activation)`. Fails as `WrongState` unless the session is paused, `FieldOutOfRange` for
     positions that are not in the checkpoint.
     """
 
-    ticket: Ticket
-    session: SessionId
     positions: Positions
 
 
-@dataclass(frozen=True, slots=True)
-class EditCheckpoint:
+class EditCheckpoint(OfSession, frozen=True):
     """Apply edits to the checkpoint of a paused session, all or none. Answered by `Done(None)`.
 
     Fails as `WrongState`, and as `FieldOutOfRange` for positions outside the checkpoint or a result that is not finite.
     """
 
-    ticket: Ticket
-    session: SessionId
     edits: tuple[Edit, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WriteCheckpoint:
+class WriteCheckpoint(OfSession, frozen=True):
     """Put another residual stream in the place of a checkpoint's; shape, dtype and finite values have been checked
     except against this checkpoint's number of positions. Answered by `Done(None)`.
     """
 
-    ticket: Ticket
-    session: SessionId
     tensor: TensorData
 
 
-@dataclass(frozen=True, slots=True)
-class Lens:
+class Lens(OfSession, frozen=True):
     """Apply the final norm and the head to a checkpoint. Answered by `Done(CheckpointLens)`."""
 
-    ticket: Ticket
-    session: SessionId
     positions: Positions
     top_k: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpenMap:
+class OpenMap(OfSession, frozen=True):
     """Hold on to the residual streams of now at some positions and layers (None: all) for `MapLens`, until `CloseMap`.
 
     Answered by `Done(ActivationMap)`; `FieldOutOfRange` for positions that are not in the history, or too many.
     """
 
-    ticket: Ticket
-    session: SessionId
     positions: Positions
     layers: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class MapLens:
+class MapLens(OfSession, frozen=True):
     """Apply the final norm and the head to residual streams `[first, end)` of the session's map, counted through its
     layers. Answered by `Done(LensRows)`; `WrongState` if none is open.
     """
 
-    ticket: Ticket
-    session: SessionId
     first: int
     end: int
     top_k: int
 
 
-@dataclass(frozen=True, slots=True)
-class CloseMap:
+class CloseMap(OfSession, frozen=True):
     """Let go of the session's map, if it has one. Answered by `Done(None)`."""
 
-    ticket: Ticket
-    session: SessionId
 
-
-@dataclass(frozen=True, slots=True)
-class ReadNorms:
+class ReadNorms(OfSession, frozen=True):
     """Answered by `Done(Callable[[], ActivationNorms])`, as `ReadCaptures` is. Fails as `OpenMap` does. `vector` is
     `[hidden_size]`, and not zero.
     """
 
-    ticket: Ticket
-    session: SessionId
     positions: Positions
     layers: tuple[int, ...] | None
     vector: TensorData | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPaused:
+class ReadPaused(OfSession, frozen=True):
     """Read a paused turn, to continue it elsewhere. Answered by `Done(PausedTurn)`; `WrongState` unless paused."""
 
-    ticket: Ticket
-    session: SessionId
 
-
-@dataclass(frozen=True, slots=True)
-class Reinstate:
+class Reinstate(OfSession, frozen=True):
     """Give an imported session its breakpoints, edits and paused turn back. All of it has been checked.
 
     A `paused` turn has the ticket `turn` from now on. Answered by `Done(None)`.
     """
 
-    ticket: Ticket
-    session: SessionId
     breakpoints: tuple[Breakpoint, ...] = ()
     interventions: tuple[Intervention, ...] = ()
     paused: PausedTurn | None = None
     turn: Ticket | None = None
 
 
-BreakpointCommand = Arm | Disarm | ReadCaptures | ClearCaptures | ReadNorms | OpenMap | MapLens | CloseMap | Reinstate
-CheckpointCommand = ReadCheckpoint | EditCheckpoint | WriteCheckpoint | Lens | ReadPaused
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivePrompt:
+class ReceivePrompt(OfSession, frozen=True):
     """Have the turn, of which `Lacking` has told, wait for KV of its prompt: blocks from number `first` on, which
     `SendPrompt` of another server's engine sends over the connection. Answered by `Done(ReceivedPrompt)` when nothing
     more comes; then the turn goes on with what has come.
@@ -374,26 +304,20 @@ class ReceivePrompt:
     waits no more.
     """
 
-    ticket: Ticket
-    session: SessionId
     turn: Ticket
     connection: int
     first: int
 
 
-@dataclass(frozen=True, slots=True)
-class ComputePrompt:
+class ComputePrompt(OfSession, frozen=True):
     """Have the turn of a `Lacking` event go on: no other replica computes its prompt. Answered by `Done(None)`, also if
     it waits no more.
     """
 
-    ticket: Ticket
-    session: SessionId
     turn: Ticket
 
 
-@dataclass(frozen=True, slots=True)
-class SendPrompt:
+class SendPrompt(OfSession, frozen=True):
     """Send the blocks of the session, from number `first` on, over the connection of that number, as they are computed
     by its turn, which generates nothing. Answered by `Done(SentKV)` when the last of them has been written to the
     connection.
@@ -401,50 +325,198 @@ class SendPrompt:
     Fails as `EngineError` if the turn ends before it has them all, or the other server wants them no more.
     """
 
-    ticket: Ticket
-    session: SessionId
     connection: int
     first: int
 
 
-PromptCommand = ReceivePrompt | ComputePrompt | SendPrompt
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Ticketed, frozen=True):
     """Say that all sessions from before a restart are open: KV files without a session are deleted. Answered by
     `Done(None)`.
     """
 
-    ticket: Ticket
 
-
-@dataclass(frozen=True, slots=True)
-class Inspect:
+class Inspect(Ticketed, frozen=True):
     """Ask for the memory map. Answered by `Done(MemoryMap)`."""
 
-    ticket: Ticket
 
-
-@dataclass(frozen=True, slots=True)
-class FreeDisk:
+class FreeDisk(Ticketed, frozen=True):
     """Delete KV files of `count` bytes, as far as there are any that may go. Answered by `Done(None)` when that has
     been ordered.
     """
 
-    ticket: Ticket
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class KeepKV:
+class KeepKV(Ticketed, frozen=True):
     """Write the KV of `sessions` to disk, the first ones first, as far as there is room and `within_s` seconds: the
     engine is about to stop. Those with a turn follow when it is over. Answered by `Done(KeptKV)`.
     """
 
-    ticket: Ticket
     sessions: tuple[SessionId, ...]
     within_s: float
 
 
 ServerCommand = Restored | Inspect | FreeDisk | KeepKV
+SessionCommand = Open | Fork | Rewind | Close | SetPhase | FreeHost | Export | Import | SendKV | ReceiveKV | PublishKV
+BreakpointCommand = Arm | Disarm | ReadCaptures | ClearCaptures | ReadNorms | OpenMap | MapLens | CloseMap | Reinstate
+CheckpointCommand = ReadCheckpoint | EditCheckpoint | WriteCheckpoint | Lens | ReadPaused
+PromptCommand = ReceivePrompt | ComputePrompt | SendPrompt
+Command = (
+    Submit | Resume | Cancel | SessionCommand | BreakpointCommand | CheckpointCommand | PromptCommand | ServerCommand
+)
+
+
+class Started(Ticketed, frozen=True):
+    """The turn left the queue at `at` (`time.perf_counter`); `cached_tokens` of its context already had their KV.
+
+    `restore_ms` of its time in the queue went by while its KV came back to the device.
+    """
+
+    cached_tokens: int
+    restore_ms: float = 0.0
+    at: float = field(default_factory=time.perf_counter)
+
+
+class PromptScored(Ticketed, frozen=True):
+    """Log-probabilities of the prompt tokens from the second on, when `SamplingParams.prompt_logprobs` asked for
+    them.
+    """
+
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+class Token(Ticketed, frozen=True):
+    """One generated token."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+class TurnFinished(Ticketed, frozen=True):
+    """The turn is over; `history_tokens` is the length of the session's history now.
+
+    `interventions` are all that the history was computed with; None: as before the turn.
+    """
+
+    reason: FinishReason
+    usage: TurnUsage
+    history_tokens: int
+    interventions: tuple[Intervention, ...] | None = None
+    resumed: ResumeCost | None = None
+    """Of the last pause, if there was one."""
+
+
+class Paused(Ticketed, frozen=True):
+    """The turn has stopped at a boundary, until it is resumed."""
+
+    checkpoint: CheckpointInfo
+    usage: TurnUsage
+    resumed: ResumeCost | None = None
+    """Of the pause before, if there was one."""
+
+
+class Done(Ticketed, frozen=True):
+    """The answer to a command that is not a `Submit`."""
+
+    value: object = None
+
+
+class Failed(Ticketed, frozen=True):
+    """The command could not be carried out; the session is as it was before it, unless the error says otherwise."""
+
+    error: DjinnError
+
+
+class Placed(Struct, frozen=True):
+    """Where a session's KV is now. It answers no command: KV also moves by itself."""
+
+    session: SessionId
+    memory: SessionMemory
+
+
+class Lacking(Struct, frozen=True):
+    """The turn waits for another server to compute its prompt, whose blocks from the one of that number, `first`, on
+    have no KV here. It answers no command. The listener sends `ReceivePrompt` or `ComputePrompt`.
+    """
+
+    session: SessionId
+    turn: Ticket
+    first: int
+
+
+class Spent(Struct, frozen=True):
+    """A breakpoint that acts `once` has done so, and is gone. It answers no command."""
+
+    session: SessionId
+    breakpoint: str
+
+
+class Lost(Struct, frozen=True):
+    """The engine has died, and all that it held with it. Commands before this are not answered. Another is started."""
+
+    reason: str
+
+
+class Back(Struct, frozen=True):
+    """Another engine takes commands. It knows of no session yet."""
+
+
+class Stalled(Struct, frozen=True):
+    """The engine lives, but makes no progress. It may go on, with all that it holds; it then does what it was sent.
+
+    `ends_turns`: it has not got on for so long that its turns are not waited for any more.
+    """
+
+    reason: str
+    ends_turns: bool
+
+
+class GoesOn(Struct, frozen=True):
+    """The engine that had stalled makes progress again."""
+
+
+TurnEvent = Started | PromptScored | Token | Paused | TurnFinished | Failed
+Notice = Placed | Spent | Lacking
+"""Events that answer no command."""
+Event = TurnEvent | Done | Notice
+Replacement = Lost | Back | Stalled | GoesOn
+"""What is told of an engine in a process of its own."""
+
+
+class ExportedKV(Struct, frozen=True):
+    """An export has been written: tokens of the history, and how many of them have their KV in the file."""
+
+    tokens: int
+    computed_tokens: int
+
+
+class ImportedKV(Struct, frozen=True):
+    """An import has been read: the history, and where in the file the `about` of the export is, in bytes."""
+
+    token_ids: tuple[int, ...]
+    about_at: int
+    about_bytes: int
+
+
+class KeptKV(Struct, frozen=True):
+    """`sessions` have their KV on disk, that of `tokens` tokens; `lost` others have some which is not there."""
+
+    sessions: int
+    tokens: int
+    lost: int
+    lost_tokens: int
+
+
+class SentKV(Struct, frozen=True):
+    """A session's history of `tokens` has been sent, with the KV of the first `computed_tokens`, in so many bytes."""
+
+    tokens: int
+    computed_tokens: int
+    bytes: int
+
+
+class ReceivedPrompt(Struct, frozen=True):
+    """KV of `tokens` tokens of a prompt has come from another server; `error` says why not that of all."""
+
+    tokens: int
+    error: str | None = None

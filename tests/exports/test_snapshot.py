@@ -35,14 +35,14 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.positions import Run
 from app.domain.text import has_more_values
 from app.domain.values import SamplingParams, SessionId, StopRule, TokenLogprobs
-from app.exports.checks import LabelChecks
-from app.exports.label import (
+from app.exports.checks import SnapshotChecks
+from app.exports.snapshot import (
     MAX_NAMES,
     MAX_VALUES,
     TOKEN_VALUES,
-    ExportLabel,
-    PausedTurnLabel,
+    PausedTurnSnapshot,
     ScoredToken,
+    SessionSnapshot,
     check_text,
     most_values,
 )
@@ -77,23 +77,23 @@ RULE = TextRule(("stop", "€"), 2, logprobs=1)
 PAUSED = PausedPlace(PLACE, PauseLimit(2.5, OnTimeout.ABORT), RULE, HISTORY[:3], 3, 9, LOGPROBS)
 
 
-def label(turn: PausedTurn | None = TURN, place: PausedPlace = PAUSED, **changed: Any) -> ExportLabel:
+def snapshot(turn: PausedTurn | None = TURN, place: PausedPlace = PAUSED, **changed: Any) -> SessionSnapshot:
     """That of a session with everything, or with some things `changed`, as it is read from a file."""
     session = Session(SessionId("ses_1"), None, {"task": "é"}, 60, history=HISTORY)
     session.breakpoints = {each.id: each for each in (STEER, WAIT)}
     session.interventions = MADE
-    whole = ExportLabel.of(session, None if turn is None else PausedTurnLabel.of(turn, place))
-    return ExportLabel.from_json(whole.model_copy(update=changed).to_json())
+    whole = SessionSnapshot.of(session, None if turn is None else PausedTurnSnapshot.of(turn, place))
+    return SessionSnapshot.from_json(whole.model_copy(update=changed).to_json())
 
 
-def check(found: ExportLabel) -> None:
-    LabelChecks(MODEL, HISTORY, part_tokens=2).check(found)
+def check(found: SessionSnapshot) -> None:
+    SnapshotChecks(MODEL, HISTORY, part_tokens=2).check(found)
 
 
 def test_everything_comes_back_as_it_was() -> None:
-    found = label()
+    found = snapshot()
     check(found)
-    check(label(interventions=(Intervention(0, 3, 1, SCALE, (Run(0, 1), Run(2, 3))),)))
+    check(snapshot(interventions=(Intervention(0, 3, 1, SCALE, (Run(0, 1), Run(2, 3))),)))
     assert (found.metadata, found.ttl_s) == ({"task": "é"}, 60)
     assert (found.breakpoints, found.interventions) == ((STEER, WAIT), MADE)
     assert found.turn is not None
@@ -107,9 +107,9 @@ def test_a_vector_of_many_edits_is_in_the_file_once() -> None:
     session = Session(SessionId("ses_1"), None, history=HISTORY)
     session.interventions = made
     session.breakpoints = {STEER.id: STEER}
-    text = ExportLabel.of(session, None).to_json()
+    text = SessionSnapshot.of(session, None).to_json()
     assert text.count(base64.urlsafe_b64encode(vector.data).decode()) == 1
-    found = ExportLabel.from_json(text)
+    found = SessionSnapshot.from_json(text)
     assert (found.interventions, found.breakpoints) == (made, (STEER,))
     assert len({id(each.edit.vector.data) for each in found.interventions if each.edit.vector is not None}) == 1
 
@@ -123,7 +123,7 @@ def test_a_vector_of_many_edits_is_checked_once(monkeypatch: pytest.MonkeyPatch)
         return to_float32(tensor)
 
     monkeypatch.setattr("app.exports.checks.to_float32", look)
-    check(label(None, breakpoints=(), interventions=(Intervention(1, 3, 2, WRITTEN),) * 64))
+    check(snapshot(None, breakpoints=(), interventions=(Intervention(1, 3, 2, WRITTEN),) * 64))
     assert len(looked) == 1
 
 
@@ -133,10 +133,10 @@ def test_written_activations_count_each_although_they_are_one_in_the_file() -> N
     written = tensor(len(history))
     most = MAX_INTERVENTION_BYTES // len(written.data)
     made = Intervention(0, len(history), 2, Edit(EditOp.REPLACE, vector=written))
-    checks = LabelChecks(MODEL, history, part_tokens=2)
-    checks.check(label(None, breakpoints=(), interventions=(made,) * most))
+    checks = SnapshotChecks(MODEL, history, part_tokens=2)
+    checks.check(snapshot(None, breakpoints=(), interventions=(made,) * most))
     with pytest.raises(ValueError, match="bytes"):
-        checks.check(label(None, breakpoints=(), interventions=(made,) * (most + 1)))
+        checks.check(snapshot(None, breakpoints=(), interventions=(made,) * (most + 1)))
 
 
 EDITS = {
@@ -195,28 +195,28 @@ TURNS = {
 }
 
 
-REFUSED: dict[str, Callable[[], ExportLabel]] = {
-    **{f"breakpoint: {name}": partial(label, breakpoints=(each,)) for name, each in BREAKPOINTS.items()},
-    **{f"intervention: {name}": partial(label, interventions=(each,)) for name, each in INTERVENTIONS.items()},
-    "intervention of the turn": partial(label, replace(TURN, interventions=(INTERVENTIONS["past the history"],))),
-    **{f"turn: {name}": partial(label, turn) for name, turn in TURNS.items()},
-    **{f"pause: {s} s": partial(label, place=replace(PAUSED, limit=PauseLimit(s))) for s in (1e9, 0.0, math.nan)},
+REFUSED: dict[str, Callable[[], SessionSnapshot]] = {
+    **{f"breakpoint: {name}": partial(snapshot, breakpoints=(each,)) for name, each in BREAKPOINTS.items()},
+    **{f"intervention: {name}": partial(snapshot, interventions=(each,)) for name, each in INTERVENTIONS.items()},
+    "intervention of the turn": partial(snapshot, replace(TURN, interventions=(INTERVENTIONS["past the history"],))),
+    **{f"turn: {name}": partial(snapshot, turn) for name, turn in TURNS.items()},
+    **{f"pause: {s} s": partial(snapshot, place=replace(PAUSED, limit=PauseLimit(s))) for s in (1e9, 0.0, math.nan)},
 }
 
 
 @pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
-def test_what_no_session_can_have_does_not_come_in(make: Callable[[], ExportLabel]) -> None:
+def test_what_no_session_can_have_does_not_come_in(make: Callable[[], SessionSnapshot]) -> None:
     with pytest.raises((ValueError, FieldOutOfRange)):
         check(make())
 
 
-def in_pass(in_pass: Pass, first: int, end: int, prompt_tokens: int) -> ExportLabel:
+def in_pass(in_pass: Pass, first: int, end: int, prompt_tokens: int) -> SessionSnapshot:
     """That of a turn over the history that is paused in such a pass."""
     size = 4 * MODEL.hidden_size * (end - first)
     place = replace(PLACE, in_pass=in_pass, first=first, end=end, bytes=size)
     generated = len(HISTORY) - prompt_tokens
     turn = replace(TURN, checkpoint=place, hidden=tensor(end - first), prompt_tokens=prompt_tokens, interventions=())
-    return label(turn, replace(PAUSED, logprobs=LOGPROBS[:generated]))
+    return snapshot(turn, replace(PAUSED, logprobs=LOGPROBS[:generated]))
 
 
 @pytest.mark.parametrize(
@@ -248,13 +248,13 @@ def test_a_turn_is_paused_in_no_other_pass(kind: Pass, first: int, end: int, pro
 
 def test_breakpoints_do_not_have_more_to_do_than_can_be_armed() -> None:
     busy = [replace(STEER, id=f"bp_{index:016x}", edits=(SCALE,) * 16) for index in range(9)]
-    check(label(breakpoints=(*busy[:8], WAIT)))
+    check(snapshot(breakpoints=(*busy[:8], WAIT)))
     with pytest.raises(ValueError, match="more than 256 edits"):
-        check(label(breakpoints=tuple(busy)))
+        check(snapshot(breakpoints=tuple(busy)))
     with pytest.raises(ValueError, match="breakpoints"):
-        check(label(breakpoints=(WAIT, WAIT)))
+        check(snapshot(breakpoints=(WAIT, WAIT)))
     often = replace(STEER, when=When(every=2), layers=(0, 1), edits=(SCALE,) * 16)
-    check(label(breakpoints=tuple(replace(often, id=f"bp_{index:016x}") for index in range(8))))
+    check(snapshot(breakpoints=tuple(replace(often, id=f"bp_{index:016x}") for index in range(8))))
 
 
 def test_there_are_not_more_interventions_than_are_kept() -> None:
@@ -262,19 +262,19 @@ def test_there_are_not_more_interventions_than_are_kept() -> None:
     made = (Intervention.at(every_other, 1, SCALE),) * 3
     history = array("I", [1] * MAX_INTERVENTIONS)
     one_each = [Intervention(first, first + 1, 1, SCALE) for first in range(MAX_INTERVENTIONS - 6)]
-    checks = LabelChecks(MODEL, history, part_tokens=2)
-    checks.check(label(None, interventions=(*made, *one_each)))
+    checks = SnapshotChecks(MODEL, history, part_tokens=2)
+    checks.check(snapshot(None, interventions=(*made, *one_each)))
     with pytest.raises(ValueError, match=f"more than {MAX_INTERVENTIONS}"):
-        checks.check(label(None, interventions=(*made, *one_each, one_each[0])))
+        checks.check(snapshot(None, interventions=(*made, *one_each, one_each[0])))
 
 
 def test_no_position_has_more_interventions_than_a_pass_can_have() -> None:
     made = tuple(Intervention.at((Run(0, 3, 2),), 1, SCALE) for _ in range(MAX_PASS_EDITS))
     beside = Intervention(1, 2, 1, SCALE)
-    check(label(None, interventions=(*made, beside)))
+    check(snapshot(None, interventions=(*made, beside)))
     for forged in (Intervention(2, 3, 2, SCALE), Intervention(0, 2, 1, SCALE)):
         with pytest.raises(ValueError, match=f"more than {MAX_PASS_EDITS} at one position"):
-            check(label(None, interventions=(*made, forged)))
+            check(snapshot(None, interventions=(*made, forged)))
 
 
 VECTOR = TensorData("float32", (1,), bytes(4))
@@ -283,10 +283,10 @@ EDIT = Edit(EditOp.ADD, -0.5, VECTOR, max_norm=2.0)
 
 def test_a_session_with_as_many_edits_as_it_may_have_comes_in() -> None:
     made = tuple(Intervention(first, first + 1, 1, EDIT) for first in range(MAX_INTERVENTIONS))
-    text = ExportLabel(interventions=made).model_dump_json().encode()
+    text = SessionSnapshot(interventions=made).model_dump_json().encode()
     assert not has_more_values(text, MAX_VALUES // 2)  # its paused turn may have as many
     check_text(text, tokens=0)
-    assert ExportLabel.model_validate_json(text).interventions == made
+    assert SessionSnapshot.model_validate_json(text).interventions == made
 
 
 def test_all_log_probabilities_of_a_token_come_in() -> None:
@@ -302,13 +302,13 @@ def test_all_log_probabilities_of_a_token_come_in() -> None:
     ],
     ids=["values", "names"],
 )
-def test_a_text_that_is_no_label_is_refused_before_its_fields_are_looked_at(text: bytes, says: str) -> None:
+def test_a_text_that_is_no_snapshot_is_refused_before_its_fields_are_looked_at(text: bytes, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         check_text(text, tokens=1)
 
 
 WRONG: list[object] = [{}] * 1000
-LONG_LABELS: dict[str, object] = {
+LONG_SNAPSHOTS: dict[str, object] = {
     "breakpoints": {"breakpoints": WRONG},
     "interventions": {"interventions": WRONG},
     "edits": {"breakpoints": [{"id": "bp", "layers": [1], "action": "edit", "edits": WRONG}]},
@@ -316,8 +316,8 @@ LONG_LABELS: dict[str, object] = {
 }
 
 
-@pytest.mark.parametrize("label", LONG_LABELS.values(), ids=LONG_LABELS)
-def test_only_the_first_wrong_value_of_a_list_is_told(label: object) -> None:
+@pytest.mark.parametrize("snapshot", LONG_SNAPSHOTS.values(), ids=LONG_SNAPSHOTS)
+def test_only_the_first_wrong_value_of_a_list_is_told(snapshot: object) -> None:
     with pytest.raises(ValidationError) as refused:
-        ExportLabel.model_validate_json(json.dumps(label))
+        SessionSnapshot.model_validate_json(json.dumps(snapshot))
     assert refused.value.error_count() < 20
