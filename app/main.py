@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from app.cluster.moves.cluster import Cluster, Membership
 from app.cluster.moves.doors import ClusterDoors, Way
-from app.cluster.prefill.prefill import Prefill
+from app.cluster.prefill import Prefill
 from app.domain.errors import DjinnError, FieldOutOfRange
 from app.domain.values import NEUTRAL, SamplingDefaults
 from app.engine_process.engine import EngineProcess

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.cluster import Cluster, Membership
-from app.cluster.prefill.prefill import Prefill
+from app.cluster.prefill import Prefill
 from app.domain.values import KVPolicy, SamplingDefaults
 from app.engine_process.executor import Engine, EngineExecutor, GrammarCompiler
 from app.events import EventStreams, Feed

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NewType, Protocol, TypeVar
+from typing import NewType, Protocol, TypeVar
 
 
 class GrammarKind(StrEnum):
@@ -81,10 +81,6 @@ class KVPolicy(StrEnum):
 
 AUTO_DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 """What `--dtype auto` computes in, on each kind of device."""
-
-
-PrefillTransport = Literal["tcp", "nixl"]
-"""How KV of prompts goes between servers: over their connection, or read from the other's memory."""
 
 
 class WeightsDtype(StrEnum):

@@ -6,6 +6,7 @@ Each gets a higher number than those before it, and they come in this order.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -24,7 +25,7 @@ class SocketTable:
         """The highest number that has come: of those up to it, none comes any more."""
         self._unwanted = set[int]()
         """Those that are closed as they come."""
-        self._used = set[socket.socket]()
+        self._used: dict[int, socket.socket] = {}
         self._closed = False
         self._came = threading.Condition()
 
@@ -41,26 +42,44 @@ class SocketTable:
             self._came.notify_all()
 
     def discard(self, number: int) -> None:
-        """Close the socket, even if it has not come yet: it is not needed."""
+        """Close the socket, even if it has not come yet: it is not needed. A thread that uses it learns that it has
+        ended, and closes it.
+        """
         with self._came:
-            found = self._sockets.pop(number, None)
-            if found is not None:
-                found.close()
+            if (waiting := self._sockets.pop(number, None)) is not None:
+                waiting.close()
+            elif (used := self._used.pop(number, None)) is not None:
+                _end(used)
             elif number > self._latest:
                 self._unwanted.add(number)
 
+    def is_ended(self, number: int) -> bool:
+        """Whether the other end of a socket that is here has closed it. That end must not have sent anything."""
+        with self._came:
+            found = self._sockets.get(number) or self._used.get(number)
+            if found is None:
+                return False
+            poll = select.poll()
+            poll.register(found, select.POLLIN)
+            return bool(poll.poll(0))
+
     @contextlib.contextmanager
-    def take(self, number: int, wait_s: float = WAIT_S) -> Iterator[socket.socket]:
-        """The socket, which is closed in the end; waits for it. Raises `OSError` if it does not come, or has gone: if
-        it comes later, it is closed.
+    def take(self, number: int, wait_s: float = WAIT_S, *, keep: bool = False) -> Iterator[socket.socket]:
+        """The socket; waits for it. In the end it is closed. With `keep` it can be taken again, unless an error has
+        come or it has been discarded. Raises `OSError` if it does not come, or has gone: if it comes later, it is
+        closed.
         """
-        connection = self._take(number, wait_s)
+        connection, is_kept = self._take(number, wait_s), False
         try:
-            with connection:
-                yield connection
+            yield connection
+            is_kept = keep
         finally:
             with self._came:
-                self._used.discard(connection)
+                is_wanted = self._used.pop(number, None) is not None and not self._closed
+                if is_kept and is_wanted:
+                    self._sockets[number] = connection
+                else:
+                    connection.close()
 
     def close(self) -> None:
         """Close those not taken, and all that come. Users of the others learn that they have ended."""
@@ -69,9 +88,8 @@ class SocketTable:
             for connection in self._sockets.values():
                 connection.close()
             self._sockets.clear()
-            for connection in self._used:
-                with contextlib.suppress(OSError):  # the other end may have closed it
-                    connection.shutdown(socket.SHUT_RDWR)
+            for connection in self._used.values():
+                _end(connection)
             self._came.notify_all()
 
     def _take(self, number: int, wait_s: float) -> socket.socket:
@@ -86,8 +104,13 @@ class SocketTable:
                     raise OSError("the connection to the other server has not come")
                 self._came.wait(left)
             connection = self._sockets.pop(number)
-            self._used.add(connection)
+            self._used[number] = connection
             return connection
+
+
+def _end(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the other end may have closed it
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def send_socket(way: socket.socket, number: int, connection: socket.socket) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
 from app.domain.homes import REPLICA_NAME
-from app.domain.values import PrefillTransport
 from app.settings.values import none_or_path
 
 CLUSTER_LEASE_S = 15.0
@@ -49,12 +48,6 @@ class ClusterSettings(BaseModel):
     )
     prefill_apart_tokens: int = Field(
         512, ge=1, description="with --role decode, tokens without KV from which a prompt is long"
-    )
-
-    prefill_transport: PrefillTransport = Field(
-        "tcp",
-        description="with --role decode or prefill, how KV travels between them: tcp, or nixl, which reads the other's "
-        "memory; both servers need the same",
     )
 
     @field_validator("replica")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.domain.values import KVBudget, KVPolicy, PrefillTransport
+from app.domain.values import KVBudget, KVPolicy
 
 DRAFT_TOKENS = 7
 """Most drafted tokens of one row: it has eight then, which attention on a CPU still takes one by one."""
@@ -44,8 +44,4 @@ class EngineSettings:
     """None: `DRAFT_TOKENS` where drafts change no token, and help."""
     max_activation_bytes: int
     """Of checkpoints and captures in host memory."""
-    prefill_transport: PrefillTransport
-    """Of KV of prompts between servers."""
-    computes_prompts: bool
-    """For other servers, which may read the host's pool then."""
     max_model_len: int | None

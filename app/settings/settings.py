@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import fields
-from importlib.util import find_spec
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -79,8 +78,6 @@ class Settings(LimitSettings, MemorySettings, ModelSettings, ClusterSettings, Ac
             raise ValueError("peers: sessions that move must survive a restart, and state_dir is none")
         if self.peers is None and self.role != "both":
             raise ValueError("role: needs peers, which compute prompts or have them computed")
-        if self.prefill_transport == "nixl" and find_spec("nixl_cu12") is None:
-            raise ValueError("prefill_transport: NIXL is not installed: pip install 'djinn-server[nixl]'")
         return self
 
     @model_validator(mode="after")
@@ -100,7 +97,5 @@ class Settings(LimitSettings, MemorySettings, ModelSettings, ClusterSettings, Ac
             "kv_dir": None if self.state_dir is None else self.state_dir.expanduser() / "kv",
             "kv_policy": KVPolicy(self.kv_policy),
             "max_activation_bytes": int(self.max_activation_bytes),
-            "prefill_transport": "tcp" if self.role == "both" else self.prefill_transport,
-            "computes_prompts": self.role == "prefill",
         }
         return EngineSettings(**{**{name: getattr(self, name) for name in named}, **derived})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
+from app.gpu.device.streams import Event
 from app.gpu.kv import stream
-from app.gpu.kv.stream import PromptStreams
-from app.gpu.state.moves import Move, Moved
+from app.gpu.kv.mover import KVMover
+from app.gpu.state.moves import Move, Moved, MoveKind
 from tests.cluster.pair import DRAWN, GREEDY, Pair, pair
 from tests.durability.restarting import generate, open_session
 from tests.processes import metric
@@ -28,14 +28,7 @@ WHOLE = len(PROMPT) - 1
 """What another server computes of it."""
 STEP = ("--max-step-tokens", "64", "--max-running", "32")
 """A prompt comes in many parts."""
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="NIXL is for Linux")
-TRANSPORTS = ("tcp", pytest.param("nixl", marks=[pytest.mark.long, LINUX]))
 ROLES = {"a": (*STEP, "--role", "decode", "--prefill-apart-tokens", "200"), "b": (*STEP, "--role", "prefill")}
-
-
-def roles(transport: str) -> dict[str, tuple[str, ...]]:
-    """`ROLES`, with prompts that come in this way."""
-    return {name: (*flags, "--prefill-transport", transport) for name, flags in ROLES.items()}
 
 
 def came(http: httpx.Client) -> dict[str, float]:
@@ -63,10 +56,9 @@ def say(http: httpx.Client, **asked: Any) -> tuple[Any, Any]:
     return first, generate(http, session, [9], **asked)
 
 
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    by_nixl = request.param == "nixl"  # it is one for each process
-    with pair(tmp_path_factory.mktemp("apart"), flags=roles(request.param), as_processes=by_nixl) as found:
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with pair(tmp_path_factory.mktemp("apart"), flags=ROLES) as found:
         acquainted(found)
         yield found
 
@@ -83,16 +75,6 @@ def test_it_says_what_one_server_says(servers: Pair, sampling: dict[str, Any]) -
         assert metric(b, "djinn_prompts_served_total") == served + 1
         assert first["usage"]["cached_tokens"] == WHOLE
     assert second["usage"]["cached_tokens"] == len(PROMPT) + 7
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_prompts_come_as_was_asked_for(tmp_path: Path, transport: str) -> None:
-    with pair(tmp_path, flags=roles(transport), as_processes=True) as servers:
-        acquainted(servers)
-        for process in servers.processes.values():
-            has_nixl = "nixl" in Path(f"/proc/{process.pid}/maps").read_text()
-            assert has_nixl == (transport == "nixl")
 
 
 def test_a_short_prompt_and_a_known_one_stay(servers: Pair) -> None:
@@ -147,15 +129,15 @@ def test_engines_of_their_own_get_the_connections(tmp_path: Path) -> None:
 
 def _after_parts(act: Callable[[], None]) -> None:
     """Act when a long prompt has been sent for a part."""
-    send = PromptStreams.send
+    carry_out = KVMover.carry_out
 
-    def sends(self: PromptStreams, move: Move) -> Moved:
-        sent = send(self, move)
-        if len(move.token_ids) == WHOLE:
+    def carries_out(self: KVMover, move: Move, ready: Event) -> Moved:
+        done = carry_out(self, move, ready)
+        if move.kind is MoveKind.SEND_PROMPT and len(move.token_ids) == WHOLE:
             act()
-        return sent
+        return done
 
-    PromptStreams.send = sends  # type: ignore[method-assign]
+    KVMover.carry_out = carries_out  # type: ignore[method-assign]
 
 
 def dies() -> None:
@@ -174,18 +156,9 @@ def is_slow() -> None:
     _after_parts(lambda: time.sleep(0.5))
 
 
-@pytest.mark.parametrize(
-    ("breaks", "transport"),
-    [
-        (dies, "tcp"),
-        pytest.param(hangs, "tcp", marks=pytest.mark.long),
-        *(pytest.param(each, "nixl", marks=[pytest.mark.long, LINUX]) for each in (dies, hangs)),
-    ],
-)
-def test_a_prompt_that_breaks_off_is_computed_to_its_end_here(
-    tmp_path: Path, breaks: Callable[[], None], transport: str
-) -> None:
-    with pair(tmp_path, start=False, as_processes=True, flags=roles(transport)) as servers:
+@pytest.mark.parametrize("breaks", [dies, pytest.param(hangs, marks=pytest.mark.long)])
+def test_a_prompt_that_breaks_off_is_computed_to_its_end_here(tmp_path: Path, breaks: Callable[[], None]) -> None:
+    with pair(tmp_path, start=False, as_processes=True, flags=ROLES) as servers:
         a = servers.start("a", prepare=is_impatient)
         servers.start("b", prepare=breaks)
         acquainted(servers)
@@ -213,7 +186,6 @@ def test_a_server_that_is_away_is_not_waited_for(tmp_path: Path) -> None:
         ("--kv-host", "0"),
         ("--model", "random:tiny-gpt2"),
         pytest.param(("--block-size", "8"), marks=pytest.mark.long),
-        pytest.param(("--prefill-transport", "nixl"), marks=[pytest.mark.long, LINUX]),
     ],
 )
 def test_a_server_that_cannot_help_hinders_nobody(tmp_path: Path, other: tuple[str, ...]) -> None:

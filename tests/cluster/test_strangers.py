@@ -33,7 +33,7 @@ from app.domain.homes import Taken, home_of_response
 from app.domain.values import SessionId
 from app.machine.handover import SocketTable, receive_sockets, send_socket
 from app.main import load_app
-from app.settings import Settings, settings
+from app.settings import Settings
 from tests.cluster.pair import KEY, PROMPT, SOON_S, Chain, Pair, code, pair, sdk, used_session
 from tests.durability.restarting import generate, open_session
 from tests.serving import serve, tiny_settings
@@ -230,12 +230,6 @@ def test_settings_of_a_cluster_need_each_other(changed: dict[str, Any], says: st
     assert Settings(**whole).peers == Path("peers.yaml")
     with pytest.raises(ValidationError, match=says):
         Settings(**{**whole, **changed})
-
-
-def test_a_transport_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "find_spec", lambda name: None)
-    with pytest.raises(ValidationError, match=r"NIXL is not installed: pip install 'djinn-server\[nixl\]'"):
-        Settings(prefill_transport="nixl")
 
 
 def test_a_socket_goes_to_whoever_knows_its_number() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -58,8 +58,6 @@ def cpu_settings(**changed: Any) -> EngineSettings:
         "max_running": 8,
         "max_draft_tokens": None,
         "max_activation_bytes": 1 << 30,
-        "prefill_transport": "tcp",
-        "computes_prompts": False,
         "max_model_len": None,
     }
     return EngineSettings(**settings | changed)
@@ -183,6 +181,9 @@ class Driver:
             steps += 1
         return steps
 
+    def check(self) -> None:
+        check_blocks(self.scheduler, self.handler.sequences)
+
     def move(self) -> None:
         """Carry out what has been ordered, and what that leads to, until nothing moves any more."""
         while True:
@@ -241,8 +242,13 @@ class Driver:
             raise failures[0].error
 
 
-def check_queue(scheduler: Scheduler) -> None:
-    """Fail if a sequence is in two lists, or one at rest is busy, or a busy one has nothing to do."""
+def check_blocks(scheduler: Scheduler, sequences: Collection[TokenSequence]) -> None:
+    """Fail if a block of a tier is not accounted for, a sequence is in two lists, one at rest is busy, or a busy one
+    has nothing to do.
+    """
+    cache, tiers = scheduler.cache, scheduler.placement.tiers
+    cache.pool.check_integrity([*(each.held for each in sequences), *tiers.held(cache.pool)])
+    cache.host.check_integrity([*(each.copies for each in sequences), *tiers.held(cache.host)])
     queue, resident, away = scheduler.queue, scheduler.placement.resident, scheduler.placement.away
     groups = [set(group) for group in (queue.waiting, queue.running, resident, away)]
     assert len(set().union(*groups)) == sum(map(len, groups)), "a session is in two lists"

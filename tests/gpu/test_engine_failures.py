@@ -14,7 +14,7 @@ from app.gpu.device import hardware
 from app.gpu.device.hardware import DeviceLost
 from app.messages import Event, Failed, Open, Submit, Token, TurnFinished
 from app.model_store.resolve import ResolvedModel
-from tests.gpu.driving import GREEDY, Driver, check_queue
+from tests.gpu.driving import GREEDY, Driver
 from tests.gpu.oracle import greedy_tokens as expected
 from tests.gpu.tiny_engine import driver, make_engine, model, oracle, prompt
 
@@ -114,7 +114,7 @@ def test_an_error_of_planning_ends_the_turn_that_it_is_about_and_no_other(
     assert [each.ticket for each in failed] == [turn]
     assert isinstance(failed[0].error, EngineError)
     assert "division" in failed[0].error.message
-    check_queue(scheduler)
+    driver.check()
     again = driver.submit(session, [4], 5)
     driver.finish(again, *others.values())
     assert driver.tokens(again) == expected(oracle, [*before, 4], 5)

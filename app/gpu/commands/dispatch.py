@@ -16,12 +16,12 @@ from app.gpu.commands.transfers import Exchange, Transfers
 from app.gpu.commands.whitebox import Whitebox
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.shutdown import ShutdownFlush
-from app.gpu.kv.stream import PromptStreams
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.state.kv_header import KVFileHeader
 from app.gpu.state.moves import Moved
 from app.gpu.state.sequence import TokenSequence
+from app.machine.handover import SocketTable
 from app.messages import Command, Done, Event, Failed
 
 logger = logging.getLogger(__name__)
@@ -41,17 +41,17 @@ class CommandHandler:
         steps: Callable[[], StepCounts],
         saved: Mapping[SessionId, KVFileHeader],
         refused: Collection[SessionId],
-        transports: PromptStreams,
+        connections: SocketTable,
     ) -> None:
         """`text` and `steps` are for the memory map. `saved` are the headers of KV files that an earlier server has
-        left, `refused` the files that are of no use. `transports` lead to other servers.
+        left, `refused` the files that are of no use. `connections` lead to other servers.
         """
         placement = self._placement = scheduler.placement
         self._scheduler = scheduler
         self._phases = phases
         self._activations = turns.activations
         self._text, self._steps = text, steps
-        self._transports = transports
+        self._connections = connections
         self._exchanges: dict[Ticket, tuple[Command, Exchange]] = {}
         """Commands that go on until they can be answered."""
         self._awaited: dict[int, Ticket] = {}
@@ -59,7 +59,7 @@ class CommandHandler:
         self._flush: ShutdownFlush | None = None
         """What is written before the engine stops."""
         sessions = self._sessions = Sessions(scheduler, phases, turns, saved, refused)
-        transfers = self._transfers = Transfers(placement, sessions, turns.max_model_len, transports)
+        transfers = self._transfers = Transfers(placement, sessions, turns.max_model_len, connections)
         self.on_session: dict[type[Command], Callable[[TokenSequence, Any], object]] = {
             messages.Submit: self._submit,
             messages.Resume: sessions.resume,
@@ -138,7 +138,7 @@ class CommandHandler:
             logger.error("command %s failed", type(command).__name__, exc_info=error)
             error = EngineError(f"the command failed: {error}")
         if isinstance(command, messages.SendKV | messages.ReceiveKV | messages.SendPrompt | messages.ReceivePrompt):
-            self._transports.end(command.connection)
+            self._connections.discard(command.connection)
         return [Failed(command.ticket, error)]
 
     def _submit(self, sequence: TokenSequence, command: messages.Submit) -> list[Event]:

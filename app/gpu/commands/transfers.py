@@ -17,10 +17,10 @@ from app.domain.errors import BadExport, DiskShort, EngineError, PeerFull, PeerM
 from app.domain.values import Ticket, Tier
 from app.gpu.commands.sessions import Sessions, make_sequence, namespace_hash, require_rest
 from app.gpu.kv.placement import Placement
-from app.gpu.kv.stream import PromptStreams
 from app.gpu.kv.tiers import file_namespace
 from app.gpu.state.moves import Move, Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence, TurnState
+from app.machine.handover import SocketTable
 
 Exchange = Generator[Move | None, Moved | None, object]
 """A command that takes a while. It yields the move that it waits for, or None, and is resumed with that one's report,
@@ -32,14 +32,14 @@ class Transfers:
     with as much KV as has come.
     """
 
-    def __init__(self, placement: Placement, sessions: Sessions, max_model_len: int, transports: PromptStreams) -> None:
+    def __init__(self, placement: Placement, sessions: Sessions, max_model_len: int, connections: SocketTable) -> None:
         self._placement = placement
         self._tiers = placement.tiers
         self._cache = placement.tiers.cache
         self._host = placement.tiers.cache.host
         self._sessions = sessions
         self._max_model_len = max_model_len
-        self._transports = transports
+        self._connections = connections
         self._receiving = set[Ticket]()
         """Turns for which a prompt comes, or will when there is room for it."""
 
@@ -236,7 +236,7 @@ class Transfers:
             while (report := (yield turn.coming)) is None:
                 if is_wanted and sequence.turn is not turn:
                     is_wanted = False
-                    self._transports.end(command.connection)
+                    self._connections.discard(command.connection)
         finally:
             self._receiving.discard(turn.ticket)
             turn.awaits_prefill, turn.coming = False, None
@@ -265,6 +265,7 @@ class Transfers:
                 source=source,
                 token_ids=tuple(sequence.tokens),
                 connection=command.connection,
+                begins=sent == command.first,
                 ends=ready == end,
             )
             while (report := (yield move)) is None:
@@ -275,7 +276,7 @@ class Transfers:
         return messages.SentKV(len(sequence.tokens), len(sequence.tokens), sent_bytes)
 
     def _require_receiver(self, command: messages.SendPrompt) -> None:
-        if self._transports.is_gone(command.connection):
+        if self._connections.is_ended(command.connection):
             raise _not_sent("the other server wants it no more")
 
     def _ready_blocks(self, sequence: TokenSequence, command: messages.SendPrompt, sent: int, end: int) -> int:

@@ -19,7 +19,7 @@ from app.domain.values import SessionId
 from app.gpu.device.streams import PASSED, Event
 from app.gpu.kv.file import DiskStore, read_export, write_kv_file
 from app.gpu.kv.pools import LANDED, HostPool
-from app.gpu.kv.stream import OpenWay, PromptStreams, SocketTransport, each_block, receive_into, receive_lead, send_kv
+from app.gpu.kv.stream import each_block, receive_into, receive_lead, receive_prompt, send_kv, send_prompt
 from app.gpu.state.kv_header import KVFileDamaged, KVFileError, KVFileHeader, KVFileMismatch, KVIdentity
 from app.gpu.state.moves import Move, Moved, MoveKind
 from app.machine.cores import free_from_core
@@ -100,14 +100,7 @@ class MoveQueue:
 class KVMover:
     """Owns the copy workers. `disk` is None where there is no disk tier; only exports are written then."""
 
-    def __init__(
-        self,
-        host: HostPool,
-        identity: KVIdentity,
-        disk: DiskStore | None,
-        open_way: OpenWay = SocketTransport,
-    ) -> None:
-        """`open_way` is how prompts go to other servers, and come from them."""
+    def __init__(self, host: HostPool, identity: KVIdentity, disk: DiskStore | None) -> None:
         self._host = host
         self._identity = identity
         self._disk = disk
@@ -120,7 +113,6 @@ class KVMover:
         self._report: Callable[[Moved], None] = lambda report: None
         self.connections = SocketTable()
         """Those to other servers that the engine has been given."""
-        self.prompts = PromptStreams(host, identity, self.connections, open_way)
 
     def start(self, report: Callable[[Moved], None]) -> None:
         """Start the workers; each end of a move is reported from the worker's thread."""
@@ -213,9 +205,12 @@ class KVMover:
             case MoveKind.RECEIVE:
                 return self._receive(move)
             case MoveKind.SEND_PROMPT:
-                return self.prompts.send(move)
+                with self.connections.take(move.connection, keep=not move.ends) as connection:
+                    sent = send_prompt(connection, move, self._host.spans(move.source), self._identity)
+                return Moved(move.number, sent_bytes=sent)
             case MoveKind.RECEIVE_PROMPT:
-                return self.prompts.receive(move)
+                with self.connections.take(move.connection) as connection:
+                    return receive_prompt(connection, move, self._host.views(move.target), self._identity)
         return Moved(move.number)
 
     def _receive(self, move: Move) -> Moved:

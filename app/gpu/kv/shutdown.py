@@ -30,11 +30,11 @@ class ShutdownFlush:
         self._promised: dict[TokenSequence, None] = {}
         """Those that have room on disk, also once they are closed."""
         self._unpromised: list[TokenSequence] = []
-        room, pool = placement.disk_blocks, placement.tiers.cache.pool
+        room, pool, host = placement.disk_blocks, placement.tiers.cache.pool, placement.tiers.cache.host
         for sequence in sequences:  # those whose files fit together
             tokens = sequence.computed if sequence.turn is None else len(sequence.tokens)
             blocks = max(pool.kept_for(tokens), sequence.disk_blocks)
-            if blocks <= room:
+            if blocks <= room and (blocks <= host.num_blocks or _is_kept(sequence)):  # it goes over the host
                 room -= blocks
                 self._promised[sequence] = None
             else:

@@ -8,7 +8,7 @@ whole is worth nothing.
     kv         block after block, as the pool holds them
 
 The sender of a prompt has no blocks until it is computed. So they come in parts, and end when one of the two closes.
-What has come by then is of use. They go any way on which bytes come in the order of their sending.
+What has come by then is of use.
 
     lead    BLAKE2b of the model's identity, the layout of its KV, and the prompt's tokens
     blocks  one after the other, from the one on that the receiver has asked for; zeros are behind the prompt in the
@@ -17,16 +17,11 @@ What has come by then is of use. They go any way on which bytes come in the orde
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import select
 import socket
-import threading
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from app.gpu.kv.file import MAX_HEADER_BYTES, zero_after
 from app.gpu.state.kv_header import (
@@ -42,10 +37,6 @@ from app.gpu.state.kv_header import (
     read_header,
 )
 from app.gpu.state.moves import Move, Moved
-from app.machine.handover import SocketTable
-
-if TYPE_CHECKING:
-    from app.gpu.kv.pools import HostPool
 
 SILENCE_S = 10.0
 """How long a connection may take for `SLICE_BYTES`, either way."""
@@ -68,7 +59,7 @@ def send_kv(connection: socket.socket, header: KVFileHeader, spans: Sequence[mem
     connection.sendall(lead)
     parts = [*spans[:-1], *_without_rest(spans[-1], header.computed_tokens, header.identity.layout)] if spans else []
     for part in parts:
-        send_slices(connection, part)
+        _send_slices(connection, part)
     return len(lead) + sum(map(len, parts))
 
 
@@ -81,7 +72,7 @@ def _without_rest(span: memoryview, tokens: int, layout: KVLayout) -> list[memor
     return [span[: -layout.block_bytes], memoryview(last)]
 
 
-def send_slices(connection: socket.socket, data: memoryview) -> None:
+def _send_slices(connection: socket.socket, data: memoryview) -> None:
     """The time limit of `sendall` is for all that it is given."""
     for first in range(0, len(data), SLICE_BYTES):
         connection.sendall(data[first : first + SLICE_BYTES])
@@ -133,142 +124,40 @@ def each_block(connection: socket.socket, count: int, block_bytes: int) -> Itera
         yield block
 
 
-class SocketTransport:
-    """One way to another server: a connection that the two have handed to their engines. One thread at a time sends or
-    receives; any may ask or end.
+def send_prompt(connection: socket.socket, move: Move, spans: Sequence[memoryview], identity: KVIdentity) -> int:
+    """Send a part of a prompt, with the lead before the first; returns how many bytes. `spans` are the part's blocks,
+    neighbours joined. Raises `OSError`.
     """
-
-    def __init__(self, taken: AbstractContextManager[socket.socket]) -> None:
-        """Raises `OSError` if the connection does not come."""
-        self._taken = contextlib.ExitStack()
-        connection = self._taken.enter_context(taken)
-        connection.settimeout(PATIENCE_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection = connection
-        self._in_use = threading.Lock()
-
-    def send(self, data: memoryview) -> None:
-        """Send it all. Raises `OSError`."""
-        with self._in_use:
-            send_slices(self._connection, data)
-
-    def receive(self, target: memoryview) -> None:
-        """Fill the target. Raises `OSError` if not enough comes."""
-        with self._in_use:
-            receive_into(self._connection, [target])
-
-    def is_gone(self) -> bool:
-        """Whether the receiver has gone away: it sends nothing, so there is only its end to read."""
-        return self._is_ready(select.POLLIN)
-
-    def _is_ready(self, events: int) -> bool:
-        """Whether any of the `select.poll` events has come, or the connection is closed here."""
-        poll = select.poll()
-        try:
-            poll.register(self._connection, events)
-        except ValueError:
-            return True
-        return bool(poll.poll(0))
-
-    def end(self) -> None:
-        """Release it. Senders and receivers then fail."""
-        with contextlib.suppress(OSError):  # the other end may have gone before
-            self._connection.shutdown(socket.SHUT_RDWR)
-        with self._in_use:  # a thread that still reads would read from a later connection with the same number
-            self._taken.close()
+    _be_patient(connection)
+    lead = _lead(move, identity) if move.begins else b""
+    parts = [*spans[:-1], *_without_rest(spans[-1], len(move.token_ids), identity.layout)] if move.ends else spans
+    connection.sendall(lead)
+    for part in parts:
+        _send_slices(connection, part)
+    return len(lead) + sum(map(len, parts))
 
 
-OpenWay = Callable[[AbstractContextManager[socket.socket]], SocketTransport]
-"""Makes a way of a connection. Raises `OSError` if the connection does not come."""
+def receive_prompt(connection: socket.socket, move: Move, blocks: Iterable[memoryview], identity: KVIdentity) -> Moved:
+    """Receive a prompt, as much of it as comes. Raises `KVFileMismatch`."""
+    _be_patient(connection)
+    size, count = identity.layout.block_size, len(move.token_ids)
+    computed = move.first * size
+    try:
+        if receive(connection, LEAD_BYTES) != _lead(move, identity):
+            raise KVFileMismatch("the other server has another model, or computes another prompt")
+        for block in blocks:
+            receive_into(connection, [block])
+            computed = min(computed + size, count)
+    except OSError as error:
+        return Moved(move.number, computed=computed, error=str(error))
+    return Moved(move.number, computed=computed)
 
 
-class PromptStreams:
-    """Ways to other servers, by the number of the connection. A worker sends or receives; the engine ends."""
+def _be_patient(connection: socket.socket) -> None:
+    connection.settimeout(PATIENCE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def __init__(self, host: HostPool, identity: KVIdentity, connections: SocketTable, open_way: OpenWay) -> None:
-        self._open_way = open_way
-        self._host = host
-        self._identity = identity
-        self._connections = connections
-        self._open: dict[int, SocketTransport | None] = {}
-        """None: a worker is about to open it."""
-        self._changing = threading.Lock()
 
-    def send(self, move: Move) -> Moved:
-        """Send a part of a prompt, with the lead before the first. Raises `OSError`."""
-        way, is_new = self._take(move.connection)
-        try:
-            lead = memoryview(self._lead(move)) if is_new else memoryview(b"")
-            spans = [lead, *self._host.spans(move.source)]
-            if move.ends:
-                spans[-1:] = _without_rest(spans[-1], len(move.token_ids), self._identity.layout)
-            for span in spans:
-                way.send(span)
-        except OSError:
-            self._close(move.connection)
-            raise
-        if move.ends:
-            self._close(move.connection)
-        return Moved(move.number, sent_bytes=sum(map(len, spans)))
-
-    def receive(self, move: Move) -> Moved:
-        """Receive a prompt, as much of it as comes. Raises `OSError` if none does, `KVFileMismatch`."""
-        way, _ = self._take(move.connection)
-        size, count = self._identity.layout.block_size, len(move.token_ids)
-        came = Moved(move.number, computed=move.first * size)
-        try:
-            lead = bytearray(LEAD_BYTES)
-            way.receive(memoryview(lead))
-            if lead != self._lead(move):
-                raise KVFileMismatch("the other server has another model, or computes another prompt")
-            for block in self._host.views(move.target):
-                way.receive(block)
-                came = replace(came, computed=min(came.computed + size, count))
-        except OSError as error:
-            came = replace(came, error=str(error))
-        finally:
-            self._close(move.connection)
-        return came
-
-    def is_gone(self, connection: int) -> bool:
-        """Whether the receiver has gone away, as far as anything has been sent."""
-        with self._changing:
-            way = self._open.get(connection)
-        return way is not None and way.is_gone()
-
-    def end(self, connection: int) -> None:
-        """Let go of a connection, wherever it is. For the engine."""
-        if not self._close(connection):
-            self._connections.discard(connection)
-
-    def _close(self, connection: int) -> bool:
-        """Whether it was open."""
-        with self._changing:
-            way = self._open.pop(connection, None)
-        if way is not None:
-            way.end()
-        return way is not None
-
-    def _take(self, connection: int) -> tuple[SocketTransport, bool]:
-        """The way, and whether nothing has passed over it yet."""
-        with self._changing:
-            known = self._open.setdefault(connection, None)
-        if known is not None:
-            return known, False
-        try:
-            way = self._open_way(self._connections.take(connection))
-        except BaseException:
-            self._close(connection)
-            raise
-        with self._changing:
-            is_wanted = connection in self._open
-            if is_wanted:
-                self._open[connection] = way
-        if not is_wanted:
-            way.end()
-            raise ConnectionError("the receiver has dropped the prompt of this connection")
-        return way, True
-
-    def _lead(self, move: Move) -> bytes:
-        header = encode_header(KVFileHeader(self._identity, move.token_ids, len(move.token_ids)))
-        return hashlib.blake2b(header + array("i", move.token_ids).tobytes(), digest_size=LEAD_BYTES).digest()
+def _lead(move: Move, identity: KVIdentity) -> bytes:
+    header = encode_header(KVFileHeader(identity, move.token_ids, len(move.token_ids)))
+    return hashlib.blake2b(header + array("i", move.token_ids).tobytes(), digest_size=LEAD_BYTES).digest()

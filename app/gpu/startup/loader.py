@@ -24,8 +24,7 @@ from app.gpu.kv.loan import lend_nothing
 from app.gpu.kv.mover import KVMover
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
-from app.gpu.kv.pools import HostPool, KVPool
-from app.gpu.kv.stream import OpenWay, SocketTransport
+from app.gpu.kv.pools import KVPool
 from app.gpu.kv.tiers import KVTiers
 from app.gpu.models.base import LayerStack
 from app.gpu.models.recipe import Recipe, choose_draft_tokens
@@ -102,7 +101,7 @@ def build_engine(
     turns = Turns(scheduler, limit, grammars.match, activations)
     to_host = partial(HostTensor.of, streams=loaded.streams)
     whitebox = Whitebox(scheduler.placement, runner.predict, to_host, grammars.match, activations)
-    mover = KVMover(kv.host, kv.identity, kv.disk, _open_way(settings, kv.host))
+    mover = KVMover(kv.host, kv.identity, kv.disk)
     saved, refused = find_files(kv.disk)
     handler = CommandHandler(
         scheduler,
@@ -113,7 +112,7 @@ def build_engine(
         steps=runner.counts,
         saved=saved,
         refused=refused,
-        transports=mover.prompts,
+        connections=mover.connections,
     )
     return Engine(
         _describe(model.name, stack, limit, kv.identity.layout),
@@ -128,15 +127,6 @@ def build_engine(
         progress,
         loaded.close,
     )
-
-
-def _open_way(settings: EngineSettings, host: HostPool) -> OpenWay:
-    """How prompts go from server to server."""
-    if settings.prefill_transport != "nixl":
-        return SocketTransport
-    from app.gpu.kv.nixl import NixlAgent, NixlTransport
-
-    return partial(NixlTransport, agent=NixlAgent(host.data if settings.computes_prompts else None))
 
 
 def _describe(name: str, stack: LayerStack, max_model_len: int, layout: KVLayout) -> ModelInfo:

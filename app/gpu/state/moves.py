@@ -82,6 +82,8 @@ class Move:
     namespace: BlockHash = b""
     connection: int = 0
     """The number of the one to the other server."""
+    begins: bool = False
+    """Whether nothing has been sent over it."""
     ends: bool = False
     """Whether nothing more is sent over it."""
 

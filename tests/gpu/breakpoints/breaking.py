@@ -6,11 +6,24 @@ import itertools
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from app.domain.activations import Activation, Captures, CheckpointInfo
-from app.domain.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, OnTimeout, Positions, Until, When
+from app.domain.breakpoints import (
+    ALL,
+    MAX_WORK,
+    NEXT_BREAKPOINT,
+    Action,
+    Breakpoint,
+    Edit,
+    EditOp,
+    OnTimeout,
+    Positions,
+    Until,
+    When,
+)
 from app.domain.memory_map import StackUse
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.engine import Engine
@@ -34,9 +47,10 @@ from app.messages import (
 )
 from tests.gpu.breakpoints.breaking_models import prompt
 from tests.gpu.breakpoints.breaking_oracle import tensor_of
-from tests.gpu.driving import GREEDY, Driver, check_queue
+from tests.gpu.driving import GREEDY, Driver
 
 MAX_STEPS = 20_000
+SAME = tuple(Edit(EditOp.SCALE, 1.0) for _ in range(16))
 
 
 @dataclass
@@ -93,12 +107,9 @@ class BreakDriver(Driver):
         super().take(events)
 
     def check(self) -> None:
-        """Raise an error unless every block of every tier is accounted for, and every checkpoint and capture."""
-        scheduler, sequences = self.scheduler, self.handler.sequences
-        cache, tiers = scheduler.cache, self.placement.tiers
-        cache.pool.check_integrity([*(s.held for s in sequences), *tiers.held(cache.pool)])
-        cache.host.check_integrity([*(s.copies for s in sequences), *tiers.held(cache.host)])
-        check_queue(scheduler)
+        """Every checkpoint and capture is accounted for too."""
+        super().check()
+        sequences = self.handler.sequences
         checkpoints = [s.checkpoint.hidden.nbytes for s in sequences if s.checkpoint is not None]
         captures = {s.session: s.captures.nbytes for s in sequences if s.captures.nbytes}
         held = StackUse(len(checkpoints), sum(checkpoints), sum(captures.values()), captures)
@@ -119,18 +130,16 @@ class BreakDriver(Driver):
         self.do(Arm(self.ticket(), session, made))
         return made
 
-    def open_armed(
-        self,
-        *layers: int,
-        action: Action = Action.PAUSE,
-        when: When = When(),  # noqa: B008 (frozen)
-        edits: tuple[Edit, ...] = (),
-        once: bool = False,
-    ) -> SessionId:
-        """A session with one breakpoint."""
+    def open_armed(self, *layers: int, **armed: Any) -> SessionId:
+        """A session with one breakpoint, as `arm` takes it."""
         session = self.open()
-        self.arm(session, *layers, action=action, when=when, edits=edits, once=once)
+        self.arm(session, *layers, **armed)
         return session
+
+    def arm_all(self, session: SessionId, when: When = When()) -> None:  # noqa: B008 (frozen)
+        """All the work that a session may have in a step of four layers, and none of it changes a token."""
+        for _ in range(MAX_WORK // (4 * len(SAME))):
+            self.arm(session, 0, 1, 2, 3, action=Action.EDIT, edits=SAME, when=when)
 
     def disarm(self, session: SessionId, made: Breakpoint | None = None) -> None:
         """Remove this breakpoint, or all."""
@@ -151,17 +160,9 @@ class BreakDriver(Driver):
         self.take(self.engine.handle(command))
         return Turn(self.events, session, [ticket])
 
-    def turn(
-        self,
-        session: SessionId,
-        token_ids: Sequence[int],
-        max_tokens: int,
-        sampling: SamplingParams = GREEDY,
-        *,
-        stop: StopRule | None = None,
-    ) -> Turn:
-        """A turn that has paused or ended."""
-        turn = self.begin(session, token_ids, max_tokens, sampling, stop=stop)
+    def turn(self, session: SessionId, token_ids: Sequence[int], *asked: Any, **more: Any) -> Turn:
+        """A turn, as `begin` takes it, that has paused or ended."""
+        turn = self.begin(session, token_ids, *asked, **more)
         self.settle(turn)
         return turn
 

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.domain.breakpoints import MAX_WORK, STEP_WORK, Action, Edit, EditOp, Intervention, When
-from app.domain.values import SessionId
 from app.gpu.planning.queue import StepPlan
 from app.gpu.state.paths import Record, work_of
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
@@ -21,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 LAYERS = (0, 1, 2, 3)
 LONG = prompt(21, 97)
 SHORT = prompt(22, 5)
-SAME = tuple(Edit(EditOp.SCALE, 1.0) for _ in range(16))
 
 
 def operations(plan: StepPlan) -> int:
@@ -44,18 +42,12 @@ def in_steps(driver: BreakDriver, turn: Turn) -> list[int]:
     return [number for number, found in enumerate(sessions) if turn.session in found]
 
 
-def arm_all(driver: BreakDriver, session: SessionId, when: When) -> None:
-    """All that a session may do, and none of it changes a token."""
-    for _ in range(MAX_WORK // (len(LAYERS) * len(SAME))):
-        driver.arm(session, *LAYERS, action=Action.EDIT, edits=SAME, when=when)
-
-
 def test_sessions_that_want_more_than_a_step_take_turns_and_others_have_every_step(tiny_llama: TinyModel) -> None:
     driver, count = BreakDriver(tiny_llama.engine(max_step_tokens=128)), 8
     plain = driver.begin(driver.open(), SHORT, 60)
     sessions = [driver.open() for _ in range(2)]
     for session in sessions:
-        arm_all(driver, session, When(every=2))
+        driver.arm_all(session, When(every=2))
     busy = [driver.begin(session, LONG, count) for session in sessions]
     driver.settle(plain, *busy)
     last = max(in_steps(driver, turn)[-1] for turn in busy)
@@ -88,7 +80,7 @@ def test_a_prompt_that_only_captures_has_the_parts_of_a_crowded_step(
 def test_a_prompt_that_wants_more_than_a_step_comes_in_shorter_parts(tiny_llama: TinyModel, every: int) -> None:
     driver = BreakDriver(tiny_llama.engine(max_step_tokens=128))
     session = driver.open()
-    arm_all(driver, session, When(every=every))
+    driver.arm_all(session, When(every=every))
     driver.arm(session, LAYERS[-1])  # it pauses when all edits are made
     turn = driver.begin(session, LONG, 3)
     parts = [(place.first, place.end) for place in driver.run(turn)]

@@ -261,6 +261,15 @@ def test_a_tenant_leaves_as_much_as_it_takes(tiny_llama: TinyModel) -> None:
         paused(driver, driver.open("late"))
 
 
+def exported(driver: BreakDriver, session: SessionId, imported: SessionId, folder: Path) -> PausedTurn:
+    """What a paused session has; its history and KV are imported as another one."""
+    read, path = driver.do(ReadPaused(driver.ticket(), session)), str(folder / "session.kv")
+    assert isinstance(read, PausedTurn)
+    driver.do(Export(driver.ticket(), session, path, "{}"))
+    driver.do(Import(driver.ticket(), imported, path, ""))
+    return read
+
+
 def test_copies_of_a_paused_session_need_room(tiny_llama: TinyModel, tmp_path: Path) -> None:
     tiers: dict[str, Any] = {"host_blocks": 200, "policy": KVPolicy.SIGNAL, "kv_dir": tmp_path / "kv"}
     driver = driver_with(tiny_llama, 2 * len(START) - 1, **tiers)
@@ -268,10 +277,7 @@ def test_copies_of_a_paused_session_need_room(tiny_llama: TinyModel, tmp_path: P
     turn = paused(driver, session)
     with pytest.raises(ActivationsFull):
         driver.do(Fork(driver.ticket(), session, child, driver.ticket()))
-    read, path = driver.do(ReadPaused(driver.ticket(), session)), str(tmp_path / "session.kv")
-    assert isinstance(read, PausedTurn)
-    driver.do(Export(driver.ticket(), session, path, "{}"))
-    driver.do(Import(driver.ticket(), imported, path, ""))
+    read = exported(driver, session, imported, tmp_path)
     with pytest.raises(ActivationsFull):
         driver.do(Reinstate(driver.ticket(), imported, paused=read, turn=driver.ticket()))
     driver.cancel(turn)
@@ -289,10 +295,7 @@ def test_a_paused_turn_that_its_grammar_refuses_changes_nothing(
     session, imported = driver.open(), SessionId("imported")
     driver.arm(session, 1, when=When(Pass.DECODE))
     driver.turn(session, START, COUNT)
-    read, path = driver.do(ReadPaused(driver.ticket(), session)), str(tmp_path / "session.kv")
-    assert isinstance(read, PausedTurn)
-    driver.do(Export(driver.ticket(), session, path, "{}"))
-    driver.do(Import(driver.ticket(), imported, path, ""))
+    read = exported(driver, session, imported, tmp_path)
     grammar = Grammar(GrammarKind.REGEX, "[0-9]{500}", "regex")
     refused = replace(read, sampling=replace(read.sampling, grammar=grammar))
     armed = tuple(driver.sequence(session).breakpoints.values())

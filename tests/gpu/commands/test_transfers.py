@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, When
-from app.domain.errors import EngineError, NotFound, PeerFull, PeerMismatch, WrongState
-from app.domain.values import KVPolicy, Phase, Residency, SamplingParams, SessionId, Tier
-from app.messages import Arm, PublishKV, ReceiveKV, Rewind, SendKV, SentKV
+from app.domain.errors import EngineError, PeerMismatch, WrongState
+from app.domain.values import KVPolicy, Residency, SessionId
+from app.messages import Arm, PublishKV, ReceiveKV, SendKV, SentKV
 from app.model_store.resolve import ResolvedModel, resolve
-from tests.gpu.driving import GREEDY, Driver, tcp_pair
+from tests.gpu.driving import Driver, tcp_pair
 from tests.gpu.tiny_engine import BLOCK, make_engine, model, prompt
 
 __all__ = ["model"]
 
 ID = SessionId("ses_a_1")
-DRAWN = SamplingParams(seed=7, temperature=1.0)
 PROMPT = prompt(3, 3 * BLOCK + 2)
 
 
@@ -26,17 +25,11 @@ def make(model: ResolvedModel, host_blocks: int = 100, kv_dir: Path | None = Non
     return Driver(make_engine(model, host_blocks=host_blocks, policy=KVPolicy.SIGNAL, kv_dir=kv_dir))
 
 
-def open_with_turn(driver: Driver, sampling: SamplingParams = GREEDY) -> list[int]:
+def open_with_turn(driver: Driver) -> list[int]:
     """A session with a turn of 6 tokens; returns its history."""
     driver.open("t", ID)
-    turn = driver.answer(ID, PROMPT, 6, sampling)
+    turn = driver.answer(ID, PROMPT, 6)
     return [*PROMPT, *driver.tokens(turn)]
-
-
-def go_on(driver: Driver, sampling: SamplingParams = GREEDY) -> tuple[list[int], int]:
-    """The tokens of the next turn, and how many had their KV."""
-    turn = driver.answer(ID, [9], 8, sampling)
-    return driver.tokens(turn), driver.end(turn).usage.cached_tokens
 
 
 def send(driver: Driver, connection: socket.socket) -> SentKV:
@@ -67,25 +60,6 @@ def cached_of(driver: Driver, tenant: str) -> int:
     return driver.end(asked).usage.cached_tokens
 
 
-@pytest.mark.parametrize(("sampling", "tier"), [(DRAWN, Tier.DEVICE), (GREEDY, Tier.HOST), (DRAWN, Tier.DISK)])
-def test_it_goes_on_as_if_it_had_stayed(
-    model: ResolvedModel, tmp_path: Path, sampling: SamplingParams, tier: Tier
-) -> None:
-    stayed, here, there = make(model), make(model, kv_dir=tmp_path), make(model)
-    open_with_turn(stayed, sampling)
-    history = open_with_turn(here, sampling)
-    if tier is not Tier.DEVICE:
-        here.signal(ID, Phase.IDLE if tier is Tier.DISK else Phase.IO_WAIT)
-    assert here.place(ID).tier is tier
-    sent, received = move(here, there, history)
-    assert (sent.tokens, sent.computed_tokens) == (len(history), len(history) - 1)
-    assert received == len(history) - 1
-    tokens, cached = go_on(there, sampling)
-    assert (tokens, cached) == go_on(stayed, sampling)
-    assert cached == len(history) - 1
-    assert go_on(here, sampling) == (tokens, cached), "the one that was sent is as it was"
-
-
 def test_without_room_on_the_host_it_goes_to_disk(model: ResolvedModel, tmp_path: Path) -> None:
     here, there = make(model), make(model, host_blocks=2, kv_dir=tmp_path)
     history = open_with_turn(here)
@@ -95,16 +69,6 @@ def test_without_room_on_the_host_it_goes_to_disk(model: ResolvedModel, tmp_path
     there.close(ID)
     there.move()
     assert not list(tmp_path.iterdir())
-
-
-def test_without_room_anywhere_it_is_refused(model: ResolvedModel) -> None:
-    here, there = make(model), make(model, host_blocks=2)
-    history = open_with_turn(here)
-    with pytest.raises(PeerFull, match="neither host memory nor the disk"):
-        move(here, there, history)
-    with pytest.raises(NotFound):
-        there.do(Rewind(there.ticket(), ID, 0))
-    assert go_on(here)[1] == len(history) - 1
 
 
 def test_another_model_is_refused(model: ResolvedModel, tmp_path: Path) -> None:

@@ -437,22 +437,18 @@ def test_a_copy_from_another_file_system_that_fails_half_way_leaves_no_file(stor
 
 
 def test_a_bad_file_is_not_adopted(store: DiskStore, upload: Path) -> None:
-    write_kv_file(upload, PLAIN, blocks_of(PLAIN))
-    with pytest.raises(KVFileDamaged, match="namespace"):
-        store.adopt(upload, TWO, max_tokens=6)
-    write_kv_file(upload, replace(EXPORT, checksum=Checksum.CRC32), blocks_of(PLAIN))
-    with pytest.raises(KVFileDamaged, match="SHA-256"):
-        store.adopt(upload, TWO, max_tokens=6)
-    write_kv_file(upload, EXPORT, blocks_of(PLAIN))
-    damage(upload, -40)
-    with pytest.raises(KVFileDamaged, match="checksum"):
-        store.adopt(upload, TWO, max_tokens=6)
-    foreign = replace(PLAIN, identity=replace(IDENTITY, fingerprint="model-b"))
-    write_kv_file(upload, foreign, blocks_of(foreign))
-    with pytest.raises(KVFileMismatch):
-        store.adopt(upload, TWO, max_tokens=6)
-    write_kv_file(upload, EXPORT, blocks_of(PLAIN))
-    with pytest.raises(KVFileError, match=r"token_ids .* from 0 to 5$"):
-        store.adopt(upload, TWO, max_tokens=5)
+    foreign = replace(EXPORT, identity=replace(IDENTITY, fingerprint="model-b"))
+    for header, damaged, max_tokens, error, says in (
+        (PLAIN, False, 6, KVFileDamaged, "namespace"),
+        (replace(EXPORT, checksum=Checksum.CRC32), False, 6, KVFileDamaged, "SHA-256"),
+        (EXPORT, True, 6, KVFileDamaged, "checksum"),
+        (foreign, False, 6, KVFileMismatch, "another model"),
+        (EXPORT, False, 5, KVFileError, r"token_ids .* from 0 to 5$"),
+    ):
+        write_kv_file(upload, header, blocks_of(header))
+        if damaged:
+            damage(upload, -40)
+        with pytest.raises(error, match=says):
+            store.adopt(upload, TWO, max_tokens=max_tokens)
     assert upload.exists()
     assert store.index()[0] == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -30,7 +30,7 @@ from app.gpu.state.moves import HalfPass, Move, Moved, MoveKind
 from tests.gpu.breakpoints.breaking_models import TinyModel
 from tests.gpu.device.deferring import DeferredDevice
 from tests.gpu.driving import tcp_pair
-from tests.gpu.kv.tiering import calls_of
+from tests.gpu.kv.tiering import growth
 
 READ, WRITE, DELETE = MoveKind.FROM_DISK, MoveKind.TO_DISK, MoveKind.DELETE
 
@@ -64,15 +64,14 @@ def test_what_is_ordered_for_one_session_is_done_in_its_order_and_reads_that_dep
 
 
 def test_the_next_move_costs_no_more_in_a_queue_of_ten_times_as_many() -> None:
-    counts = []
-    for number in (100, 1000):
+    def prepare(number: int) -> Callable[[], object]:
         queue = MoveQueue()
         for each in range(number):
             queue.put(Move(each, DELETE, SessionId(f"s{each}")), PASSED)
         queue.close()
-        counts.append(calls_of(partial(list, iter(queue.get, None))))
-    few, many = counts
-    assert many < 12 * few
+        return partial(list, iter(queue.get, None))
+
+    assert growth(prepare, few=100) < 12
 
 
 ID = SessionId("ses_a_1")

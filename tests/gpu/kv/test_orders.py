@@ -17,7 +17,7 @@ from app.domain.values import Phase, SessionId, Tier
 from app.gpu.kv.phases import BLOCKS_A_LOOK, TRIED
 from app.gpu.kv.ranking import LAPSE_S, ReturnOrder, Victims, rank
 from app.gpu.state.sequence import TokenSequence
-from tests.gpu.kv.tiering import BLOCK_SIZE, Bench, calls_of, tier_of
+from tests.gpu.kv.tiering import BLOCK_SIZE, Bench, growth, tier_of
 
 MARGIN_S = 0.125
 TIMES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4), st.integers(0, 9)), max_size=12)
@@ -137,17 +137,14 @@ def without_host(number: int) -> tuple[Bench, list[TokenSequence]]:
 def test_a_look_costs_the_same_beside_ten_times_as_many_sessions(
     make: Callable[[int], tuple[Bench, list[TokenSequence]]], what: str
 ) -> None:
-    counts = []
-    for number in (40, 400):
+    def prepare(number: int) -> Callable[[], object]:
         bench, sessions = make(number)
-        if what == "a look without news":
-            bench.placement.changed = True
-            counts.append(calls_of(bench.phases.tick))
-        else:
-            counts.append(calls_of(partial(bench.phases.signal, sessions[-1], Phase.IO_WAIT, 900.0)))
-        assert make is crowded or bench.placement.take_placed() == []
-    few, many = counts
-    assert many < 1.2 * few
+        if what == "a word of one session":
+            return partial(bench.phases.signal, sessions[-1], Phase.IO_WAIT, 900.0)
+        bench.placement.changed = True
+        return bench.phases.tick
+
+    assert growth(prepare) < 1.2
 
 
 def test_room_for_a_small_session_is_used_although_larger_ones_come_first() -> None:
@@ -179,43 +176,30 @@ def test_a_look_begins_a_part_of_many_prefetches_and_the_next_goes_on() -> None:
 
 
 def test_a_drain_of_ten_times_as_many_sessions_costs_no_more_for_each() -> None:
-    counts = []
-    for number in (40, 400):
+    def prepare(number: int) -> Callable[[], object]:
         bench = Bench(device=2 * number, host=2 * number)
-        sessions = [bench.session(2 * BLOCK_SIZE, first_token=each) for each in range(number)]
-        for sequence in sessions:
-            bench.phases.signal(sequence, Phase.IO_WAIT, 1000.0)
-        counts.append(calls_of(bench.finish))
-        assert {tier_of(each) for each in sessions} == {Tier.HOST}
-    few, many = counts
-    assert many < 12 * few
+        for each in range(number):
+            bench.phases.signal(bench.session(2 * BLOCK_SIZE, first_token=each), Phase.IO_WAIT, 1000.0)
+        return bench.finish
+
+    assert 8 < growth(prepare) < 12, "all of them leave"
 
 
 def test_room_for_one_prompt_costs_no_more_for_each_of_ten_times_as_many_that_leave() -> None:
-    counts = []
-    for number in (60, 600):
-        bench = Bench(device=2 * number, host=2 * number)
-        sessions = [bench.session(2 * BLOCK_SIZE, first_token=each) for each in range(number)]
-        turn = bench.session(0)
-        bench.begin_turn(turn)
-        counts.append(calls_of(partial(bench.placement.make_room, 2 * number, turn)))
-        assert {tier_of(each) for each in sessions} == {Tier.TO_HOST}
-        assert bench.device.leaving == 2 * number
-    few, many = counts
-    assert many < 12 * few
+    assert 8 < growth(lambda number: make_all_room(number, on_host=False)) < 12
+
+
+def make_all_room(number: int, *, on_host: bool) -> Callable[[], object]:
+    """One prompt asks for the whole device, which so many sessions fill. The host is empty, or full too."""
+    bench = Bench(device=2 * number, host=2 * number, disk=4 * number)
+    for each in range(number) if on_host else ():
+        bench.placed(2, Tier.HOST, first_token=-1 - each)
+    for each in range(number):
+        bench.session(2 * BLOCK_SIZE, first_token=each)
+    turn = bench.session(0)
+    bench.begin_turn(turn)
+    return partial(bench.placement.make_room, 2 * number, turn)
 
 
 def test_those_who_give_way_look_for_room_on_a_full_host_once() -> None:
-    counts = []
-    for number in (20, 200):
-        bench = Bench(device=2 * number, host=2 * number, disk=4 * number)
-        for each in range(number):
-            bench.placed(2, Tier.HOST, first_token=each)
-        for each in range(number):
-            bench.session(2 * BLOCK_SIZE, first_token=-1 - each)
-        turn = bench.session(0)
-        bench.begin_turn(turn)
-        counts.append(calls_of(partial(bench.placement.make_room, 2 * number, turn)))
-        assert bench.orders()
-    few, many = counts
-    assert many < 15 * few
+    assert 8 < growth(lambda number: make_all_room(number, on_host=True), few=20) < 15

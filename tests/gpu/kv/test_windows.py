@@ -12,17 +12,20 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.memory_map import SessionMemory
-from app.domain.values import KVBudget, KVPolicy, Phase, SessionId, Ticket, Tier
-from app.gpu.startup.loader import load_engine
+from app.domain.values import KVPolicy, Phase, SessionId, Ticket, Tier
 from app.gpu.state.layer_state import FoldState, TokenState, WindowState, window_of
 from app.gpu.state.moves import MoveKind
 from app.gpu.state.sequence import TokenSequence
-from app.messages import Export, Import, Rewind
+from app.messages import Export, Import
 from app.model_store.resolve import ResolvedModel, resolve
 from app.wire.memory import MemoryEstimate
-from tests.gpu.driving import Driver, cpu_settings
+from tests.gpu.driving import Driver
 from tests.gpu.kv.tiering import Bench
 from tests.gpu.oracle import greedy_tokens
+from tests.gpu.tiny_engine import BLOCK as SMALL_BLOCK
+from tests.gpu.tiny_engine import make_engine, oracle, prompt
+
+__all__ = ["oracle"]
 
 WINDOW, BLOCK = 512, 16
 MOST_BLOCKS = WINDOW // BLOCK + 1
@@ -42,34 +45,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ResolvedModel:
     return resolve(str(folder), cache_dir=folder)
 
 
-@pytest.fixture(scope="module")
-def oracle(model: ResolvedModel) -> Any:
-    assert model.folder is not None
-    return AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32).eval()
-
-
 @pytest.fixture
 def make_driver(model: ResolvedModel, tmp_path: Path) -> Callable[[int], Driver]:
     """Of an engine with so many blocks on the device."""
 
     def make(blocks: int) -> Driver:
-        settings = cpu_settings(
-            block_size=BLOCK,
-            kv_device=KVBudget(bytes=blocks * BLOCK_BYTES),
-            kv_host=KVBudget(bytes=80 * BLOCK_BYTES),
-            kv_disk=KVBudget(bytes=80 * BLOCK_BYTES),
-            kv_dir=tmp_path / "kv",
-            kv_policy=KVPolicy.SIGNAL,
-            max_step_tokens=256,
-        )
-        return Driver(load_engine(model, settings))
+        of_both = [count * BLOCK // SMALL_BLOCK for count in (blocks, 80)]
+        engine = make_engine(model, of_both[0], 256, of_both[1], KVPolicy.SIGNAL, tmp_path / "kv", block_size=BLOCK)
+        return Driver(engine)
 
     return make
-
-
-def tokens_of(count: int, seed: int = 0) -> list[int]:
-    tokens: list[int] = torch.randint(0, 512, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return tokens
 
 
 def evict_all(driver: Driver) -> None:
@@ -77,12 +62,6 @@ def evict_all(driver: Driver) -> None:
     cache = driver.scheduler.cache
     for pool in (cache.pool, cache.host):
         pool.release(pool.allocate(pool.available))
-
-
-def check(driver: Driver) -> None:
-    cache, sequences = driver.scheduler.cache, driver.handler.sequences
-    cache.pool.check_integrity([each.held for each in sequences])
-    cache.host.check_integrity([each.copies for each in sequences])
 
 
 def test_eight_thousand_tokens_take_the_room_of_a_window_in_every_tier(
@@ -96,10 +75,10 @@ def test_eight_thousand_tokens_take_the_room_of_a_window_in_every_tier(
         turns.append(driver.answer(session, new, 8))
         history.extend([*new, *driver.tokens(turns[-1])])
         assert history[-8:] == greedy_tokens(oracle, history[:-8], 8)
-        check(driver)
+        driver.check()
         return driver.place(session)
 
-    place = answer(tokens_of(8000))
+    place = answer(prompt(0, 8000))
     assert (place.tier, place.computed_tokens) == (Tier.DEVICE, 8007)
     assert 0 < place.device_bytes <= most
     assert place.host_bytes <= most
@@ -111,7 +90,7 @@ def test_eight_thousand_tokens_take_the_room_of_a_window_in_every_tier(
         assert held == {**dict.fromkeys(held, 0), tier: held[tier]}
         assert 0 < held[tier] <= most
         evict_all(driver)
-        place = answer(tokens_of(20, seed=len(history)))
+        place = answer(prompt(len(history), 20))
         assert driver.end(turns[-1]).usage.tokens_recomputed == 0
     memory = driver.memory()
     assert memory.kv_owned_bytes <= most
@@ -123,51 +102,32 @@ def test_a_device_holds_as_many_sessions_as_windows_fit(make_driver: Callable[[i
     """Three of 1,500 tokens on a device for one and a half, were all kept: they take turns and recompute nothing."""
     driver = make_driver(150)
     sessions = [driver.open() for _ in range(3)]
-    prompts = [tokens_of(1500, seed) for seed in range(3)]
+    prompts = [prompt(seed, 1500) for seed in range(3)]
     turns = [driver.submit(session, tokens, 5) for session, tokens in zip(sessions, prompts, strict=True)]
     driver.finish(*turns)
     for session, turn, tokens in zip(sessions, turns, prompts, strict=True):
         assert driver.tokens(turn) == greedy_tokens(oracle, tokens, 5)
         assert driver.place(session).tier is Tier.DEVICE
         assert driver.end(turn).usage.tokens_recomputed == 0
-    check(driver)
-
-
-@pytest.mark.parametrize("keep", [1990, 1300, 40])
-@pytest.mark.parametrize("evicted", [False, True])
-def test_a_rewind_goes_on_from_what_the_window_has_or_recomputes(
-    make_driver: Callable[[int], Driver], oracle: Any, keep: int, evicted: bool
-) -> None:
-    driver = make_driver(80)
-    session, tokens = driver.open(), tokens_of(2000)
-    driver.answer(session, tokens, 4)
-    child = driver.fork_idle(session)
-    driver.do(Rewind(driver.ticket(), session, keep))
-    if evicted:
-        evict_all(driver)
-    check(driver)
-    for each, history in ((session, tokens[:keep]), (child, driver.sequence(child).tokens[:])):
-        turn = driver.answer(each, [7, 8], 4)
-        assert driver.tokens(turn) == greedy_tokens(oracle, [*history, 7, 8], 4)
-        check(driver)
+    driver.check()
 
 
 def test_a_prompt_that_another_session_has_had_needs_the_end_of_it_only(
     make_driver: Callable[[int], Driver], oracle: Any
 ) -> None:
-    driver, tokens = make_driver(80), tokens_of(2000)
+    driver, tokens = make_driver(80), prompt(0, 2000)
     driver.generate(tokens, 1)
     session = driver.open()
     turn = driver.answer(session, [*tokens, 1, 2], 4)
     assert driver.end(turn).usage.cached_tokens == 2000
     assert driver.tokens(turn) == greedy_tokens(oracle, [*tokens, 1, 2], 4)
-    check(driver)
+    driver.check()
 
 
 def test_an_export_has_the_window_and_comes_back_as_a_session(
     make_driver: Callable[[int], Driver], oracle: Any, tmp_path: Path
 ) -> None:
-    driver, tokens, path = make_driver(80), tokens_of(2000), str(tmp_path / "export")
+    driver, tokens, path = make_driver(80), prompt(0, 2000), str(tmp_path / "export")
     session = driver.open()
     turn = driver.answer(session, tokens, 4)
     driver.do(Export(driver.ticket(), session, path))
@@ -179,7 +139,7 @@ def test_an_export_has_the_window_and_comes_back_as_a_session(
     turn = driver.answer(copy, [5], 4)
     assert driver.tokens(turn) == greedy_tokens(oracle, [*history, 5], 4)
     assert driver.end(turn).usage.tokens_recomputed == 0
-    check(driver)
+    driver.check()
 
 
 @pytest.mark.parametrize(

@@ -116,13 +116,13 @@ class Play:
         return not (self._commands or self._reports) or self._random.random() < 0.4
 
     def start(self, report: Callable[[Moved], None]) -> None:
-        """See `KVMover.start`."""
+        """There are no workers: moves are done when they are chosen."""
 
     def stop(self) -> None:
-        """See `KVMover.stop`."""
+        """Nothing to end."""
 
     def submit(self, moves: Iterable[Move]) -> None:
-        """See `KVMover.submit`. Some are done now, the others later."""
+        """Some are done now, the others later."""
         self._orders += [(move, self._mover._host.now()) for move in moves]
         while self._orders and self._random.random() < 0.3:
             self._carry_out()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.breakpoints import MAX_WORK, Action, Edit, EditOp, When
+from app.domain.breakpoints import When
 from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.messages import Fork
 from app.model_store.resolve import ResolvedModel
@@ -137,15 +137,10 @@ def test_rows_that_are_not_cut_leave_steps_to_those_who_decode(tiny_llama: TinyM
     driver.finish(one)
 
 
-LAYERS = (0, 1, 2, 3)
-EDITS = tuple(Edit(EditOp.SCALE, 1.0) for _ in range(16))
-
-
 def open_busy(driver: BreakDriver) -> SessionId:
     """A session of the tenant `busy` that does all in each of its rows that a step has room for."""
     session = driver.open("busy")
-    for _ in range(MAX_WORK // (len(LAYERS) * len(EDITS))):
-        driver.arm(session, *LAYERS, action=Action.EDIT, edits=EDITS)
+    driver.arm_all(session)
     return session
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import NoReturn, cast
+from typing import NoReturn
 
 import pytest
 from hypothesis import settings
@@ -28,7 +28,6 @@ from app.gpu.kv.cache import KVCache
 from app.gpu.kv.loan import lend_nothing
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
-from app.gpu.kv.stream import PromptStreams
 from app.gpu.kv.tiers import KVTiers
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.queue import StepPlan
@@ -38,6 +37,7 @@ from app.gpu.sampling import Sampled
 from app.gpu.state.blocks import BlockPool
 from app.gpu.state.segments import Row
 from app.gpu.state.sequence import ActivationRoom
+from app.machine.handover import SocketTable
 from app.messages import (
     Cancel,
     Close,
@@ -53,7 +53,7 @@ from app.messages import (
     Token,
     TurnFinished,
 )
-from tests.gpu.driving import check_queue
+from tests.gpu.driving import check_blocks
 from tests.gpu.kv.kv_model import KVModel
 
 pytestmark = pytest.mark.timeout(600)  # a hundred examples, however slow the machine
@@ -116,7 +116,7 @@ class PlanningMachine(RuleBasedStateMachine):
             steps=StepCounts,
             saved={},
             refused=(),
-            transports=cast("PromptStreams", nobody_asks),
+            connections=SocketTable(),
         )
         self.model = KVModel(BLOCK_SIZE, self.WINDOW)
         self.tickets = map(Ticket, itertools.count(1))
@@ -278,10 +278,7 @@ class PlanningMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:
-        sequences = self.handler.sequences
-        self.pool.check_integrity([*(s.held for s in sequences), *self.tiers.held(self.pool)])
-        self.host.check_integrity([*(s.copies for s in sequences), *self.tiers.held(self.host)])
-        check_queue(self.scheduler)
+        check_blocks(self.scheduler, self.handler.sequences)
 
     @invariant()
     def a_session_holds_its_window_and_a_block(self) -> None:

@@ -1,0 +1,249 @@
+"""Prompts that one server of a cluster computes for another, so that sessions which decode there do not notice them.
+
+A server whose role is `decode` offers its long prompts to one whose role is `prefill`. No turn fails for it: what does
+not come is computed at home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from array import array
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from app.cluster.fleet import Replica, State
+from app.cluster.front.look import INTERVAL_S
+from app.cluster.moves.calls import PeerCalls
+from app.cluster.moves.cluster import Membership
+from app.cluster.moves.doors import Way, read_message
+from app.cluster.moves.giving import give
+from app.cluster.moves.outlook import Outlook
+from app.cluster.moves.peers import Peer
+from app.cluster.moves.wire import PREFIX, Model
+from app.domain.errors import DjinnError, PeerAway, PeerFull, PeerMismatch, WrongState
+from app.domain.homes import new_session_id
+from app.domain.values import SamplingParams, SessionId, StopRule
+from app.messages import Close, ComputePrompt, Lacking, Open, ReceivedPrompt, ReceivePrompt, SendPrompt, SentKV, Submit
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+from app.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 3
+"""Of a prompt that is offered. One more whenever anything in it changes its meaning."""
+PROMPT = f"{PREFIX}prompt"
+DECODE, PREFILL = "decode", "prefill"
+OFFER_S = 2.0
+"""How long another server may take to say whether it computes a prompt: the turn waits for that too."""
+AT_ONCE = 16
+"""Prompts that wait or are computed: a replica that asks for one more computes it itself, which is faster."""
+NO_TOKENS = StopRule(0)
+
+
+class Form(msgspec.Struct, frozen=True):
+    """What both servers must have alike."""
+
+    model: Model
+    block_size: int
+
+
+class PromptOffer(msgspec.Struct, frozen=True):
+    """A prompt whose KV is to come over the connection. Closing the connection cancels it."""
+
+    format: int
+    source: str
+    """The server that asks."""
+    form: Form
+    tenant: str
+    namespace: str | None
+    """Of the session, if it is not the tenant's: only then may others find what has been computed for it."""
+    token_ids: bytes
+    """Of the whole prompt, as the journal has them."""
+    first: int
+    """The number of the first block that is to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedPrompt:
+    """One prompt that has been taken note of."""
+
+    prefill: Prefill
+    offer: PromptOffer
+    said: str = "computed"
+    """What the other server is told."""
+
+    def begin(self, connection: socket.socket) -> None:
+        """Compute it, and send what is computed over the connection."""
+        self.prefill.serve(self.offer, connection)
+
+    async def lose(self) -> None:
+        """Forget it."""
+        self.prefill.lose()
+
+
+class Prefill:
+    """Asks for prompts, or computes them, or does neither, as the server's role has it. Used on the event loop only."""
+
+    def __init__(self, registry: SessionRegistry, member: Membership, settings: Settings) -> None:
+        self._registry = registry
+        self._metrics = registry.metrics.prompts
+        self._here = member.here
+        self._role = settings.role
+        self._least = settings.prefill_apart_tokens
+        self._form = Form(Model.of(registry.executor.engine.info), settings.block_size)
+        self._calls = PeerCalls(member.key)
+        self._outlook = Outlook(member.here, member.peers, member.host, member.key)
+        self._serving = 0
+        """Prompts that wait or are computed here."""
+        self._under_way = set[asyncio.Task[None]]()
+        self.ways: Mapping[str, Way] = {PROMPT: self}
+        """What other servers may offer, by path."""
+
+    def start(self) -> None:
+        """Look for servers that compute prompts, and have the engine ask, if this server does."""
+        if self._role == DECODE:
+            self._registry.turns.apart_tokens = self.apart_tokens
+            self._registry.table.on_lacking = self._lacking
+            self._start(self._look())
+
+    async def close(self) -> None:
+        """Give up all that is under way."""
+        for task in self._under_way:
+            task.cancel()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+        self._outlook.close()
+        self._calls.close()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    # Prompts that other servers compute for this one.
+
+    async def _look(self) -> None:
+        while True:
+            await self._outlook.look()
+            await asyncio.sleep(INTERVAL_S)
+
+    def apart_tokens(self) -> int:
+        """How many tokens without KV make a prompt that another server may compute; 0: none does."""
+        return self._least if self._best() is not None else 0
+
+    def _best(self) -> Replica | None:
+        """The server with the fewest turns of those that compute prompts."""
+        found = [each for each in self._outlook.ready if each.load and each.load.role == PREFILL]
+        return min(found, key=lambda each: each.load.turns + each.placed if each.load else 0, default=None)
+
+    def _lacking(self, session: Session, notice: Lacking) -> None:
+        self._start(self._have_computed(session, notice))
+
+    async def _have_computed(self, session: Session, notice: Lacking) -> None:
+        executor, number = self._registry.executor, None
+        try:
+            number = give(executor, await self._offer(session, notice))
+        except (DjinnError, OSError, TimeoutError) as error:
+            logger.warning("a prompt is computed here: %s", error or "no other replica accepted it in time")
+            self._metrics.asked(whole=False, tokens=0)
+        finally:
+            if number is None and executor.failure is None:  # else the engine that waited is gone, and the turn with it
+                executor.post(lambda ticket: ComputePrompt(ticket, session.id, notice.turn))
+        if number is None:
+            return
+        try:
+            received: ReceivedPrompt = await executor.call(
+                lambda ticket: ReceivePrompt(ticket, session.id, notice.turn, number, notice.first)
+            )
+        except DjinnError as error:
+            received = ReceivedPrompt(0, error.message)
+        if received.error is not None:
+            logger.warning("the rest of a prompt is computed here: %s", received.error, extra={"session": session.id})
+        self._metrics.asked(whole=received.error is None, tokens=received.tokens)
+
+    async def _offer(self, session: Session, notice: Lacking) -> socket.socket:
+        """The connection on which the prompt will come. Raises `DjinnError`, `TimeoutError`, `OSError`."""
+        replica, turn = self._best(), session.turn
+        if replica is None:
+            raise PeerAway("no server that computes prompts is there any more")
+        if turn is None or turn.ticket != notice.turn or turn.ended.is_set():
+            raise WrongState("its turn has ended")
+        offer = PromptOffer(
+            format=FORMAT,
+            source=self._here,
+            form=self._form,
+            tenant=session.owner or "",
+            namespace=session.namespace,
+            token_ids=session.history[: session.prompt_tokens].tobytes(),
+            first=notice.first,
+        )
+        replica.placed += 1
+        try:
+            async with asyncio.timeout(OFFER_S):
+                peer = Peer(replica.name, replica.url)
+                connection, _ = await self._calls.connect(peer, PROMPT, msgspec.msgpack.encode(offer))
+        except (PeerAway, TimeoutError):
+            replica.told(State.AWAY, None)  # until the next look has found it
+            raise
+        return connection
+
+    # Prompts that this server computes for others.
+
+    async def offer(self, body: bytes) -> OfferedPrompt:
+        """Take note of a prompt. Raises `PeerMismatch`, `PeerFull`."""
+        offer: PromptOffer = read_message(body, PromptOffer)
+        executor = self._registry.executor
+        if self._role != PREFILL:
+            raise PeerMismatch("this server computes no prompts for others: its role is not prefill")
+        if (offer.format, offer.form) != (FORMAT, self._form):
+            raise PeerMismatch("the prompt is for another version, model or size of blocks than this server has")
+        if self._serving >= AT_ONCE:
+            raise PeerFull(f"{AT_ONCE} prompts wait here")
+        try:
+            self._registry.table.require_no_drain()
+            executor.check()
+        except DjinnError as error:
+            raise PeerFull(error.message) from error
+        self._serving += 1
+        return OfferedPrompt(self, offer)
+
+    def serve(self, offer: PromptOffer, connection: socket.socket) -> None:
+        """Compute a prompt that has been taken note of."""
+        self._start(self._serve(offer, connection))
+
+    def lose(self) -> None:
+        """Forget a prompt that has been taken note of."""
+        self._serving -= 1
+
+    async def _serve(self, offer: PromptOffer, connection: socket.socket) -> None:
+        session, executor = new_session_id(self._here), self._registry.executor
+        try:
+            sent = await self._send(session, offer, give(executor, connection))
+            self._metrics.served(sent.computed_tokens)
+        except (DjinnError, OSError) as error:
+            logger.info("a prompt of %s was not computed to its end: %s", offer.source, error)
+        finally:
+            self._serving -= 1
+            if executor.failure is None:
+                executor.post(partial(Close, session=session))
+
+    async def _send(self, session: SessionId, offer: PromptOffer, number: int) -> SentKV:
+        """Have the engine compute the prompt, but for the token whose logits are wanted there, and send it. Raises
+        `DjinnError`.
+        """
+        executor, tokens = self._registry.executor, array("I", offer.token_ids)
+        opening = partial(Open, session=session, tenant=offer.tenant, namespace=offer.namespace)
+        executor.post(opening)
+        greedy = SamplingParams(seed=0, temperature=0)
+        turn = partial(Submit, session=session, token_ids=tuple(tokens[:-1]), sampling=greedy, stop=NO_TOKENS)
+        executor.start_turn(turn, lambda event: None)
+        sending = partial(SendPrompt, session=session, connection=number, first=offer.first)
+        sent: SentKV = await executor.call(sending)
+        return sent
