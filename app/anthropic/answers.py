@@ -5,81 +5,23 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, Discriminator, Field, Json
-from pydantic_core import from_json
-from typing_extensions import TypeAliasType
+from pydantic import Discriminator, Field
+from pydantic_core import from_json, to_json
 
 from app.anthropic.messages import ID_PREFIX
 from app.domain.values import FinishReason
 from app.messages import Started, TurnFinished
 from app.text.generation import TextChunk, TextItem
-from app.tools.reader import AnswerReader, CallArguments, CallBegun, Content, Piece
+from app.tools.reader import Answer, CallArguments, CallBegun, Content, Piece
 from app.web.errors import messages_error_body, visible_error
 from app.web.sse import sse_event
+from app.wire.shapes import event_of, fixed, list_of, shape, union_of
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 Event = dict[str, Any]
 """One event of a stream; `type` is its name."""
 
 
-class TextAnswer(BaseModel):
-    """What the model says."""
-
-    type: Literal["text"] = "text"
-    text: str
-
-
-class ToolUseAnswer(BaseModel):
-    """A call that the client is to make; it sends the result in a block with this id."""
-
-    type: Literal["tool_use"] = "tool_use"
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-AnswerBlock = TypeAliasType("AnswerBlock", Annotated[TextAnswer | ToolUseAnswer, Field(discriminator="type")])
-
-
-class MessageUsage(BaseModel):
-    """Tokens of one call. The prompt is the sum of the three kinds of input."""
-
-    input_tokens: int = Field(description="tokens of the prompt whose KV was computed")
-    cache_creation_input_tokens: int = Field(0, description="always 0: all KV stays, and none costs more")
-    cache_read_input_tokens: int = Field(description="tokens of the prompt whose KV was there")
-    output_tokens: int
-
-    @classmethod
-    def of(cls, *, prompt: int, cached: int, generated: int) -> "MessageUsage":
-        """Of a prompt of so many tokens, `cached` of which had their KV already."""
-        return cls(input_tokens=prompt - cached, cache_read_input_tokens=cached, output_tokens=generated)
-
-
-class MessageHead(BaseModel):
-    """The fields that an answer has from its beginning."""
-
-    id: str
-    type: Literal["message"] = "message"
-    role: Literal["assistant"] = "assistant"
-    model: str
-    usage: MessageUsage
-
-
-class MessageAnswer(MessageHead):
-    """The model's answer. `stop_sequence` is the one of the call's that ended it."""
-
-    content: list[AnswerBlock]
-    stop_reason: StopReason
-    stop_sequence: str | None
-
-
-class TokenCount(BaseModel):
-    """The tokens of a prompt."""
-
-    input_tokens: int
-
-
-def whole_message(events: Iterable[Event]) -> MessageAnswer:
+def whole_message(events: Iterable[Event]) -> Event:
     """Put an answer together from the events that a stream of it has."""
     message: Event = {}
     texts: list[list[str]] = []
@@ -100,7 +42,7 @@ def whole_message(events: Iterable[Event]) -> MessageAnswer:
             block["text"] = "".join(pieces)
         else:
             block["input"] = _input("".join(pieces))
-    return MessageAnswer(**message)
+    return message
 
 
 def _input(text: str) -> dict[str, Any]:
@@ -110,6 +52,16 @@ def _input(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _usage(prompt: int, cached: int, generated: int) -> dict[str, int]:
+    """A `MessageUsage`: `cached` tokens of the prompt had their KV already."""
+    return {
+        "input_tokens": prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": generated,
+    }
 
 
 class MessageWriter:
@@ -122,24 +74,19 @@ class MessageWriter:
         self,
         model: str,
         prompt_tokens: int,
+        answer: Answer,
         *,
-        reader: AnswerReader | None,
         on_calls: Callable[[Sequence[str]], None],
     ) -> None:
-        """`reader` finds the calls of the answer; None: there are no tools, and all of the answer is text.
-
-        `on_calls` is told the tools that the answer has called, before its last events.
-        """
+        """`on_calls` is told the tools that the answer has called, before its last events."""
         self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
         self._prompt_tokens = prompt_tokens
-        self._reader = reader
+        self._answer = answer
         self._on_calls = on_calls
         self._has_begun = False
         self._blocks = 0
         self._open: str | None = None
         """Type of the block that is open."""
-        self._stop_sequence: str | None = None
-        self._called: list[str] = []
 
     def events(self, item: TextItem) -> Iterator[Event]:
         """What the turn's next item gives."""
@@ -147,13 +94,12 @@ class MessageWriter:
             self._has_begun = True
             yield self._start(item.cached_tokens if isinstance(item, Started) else 0)
         if isinstance(item, TextChunk):
-            self._stop_sequence = item.stop
-            yield from self._deltas(self._reader.push(item.text) if self._reader else [Content(item.text)])
+            yield from self._deltas(self._answer.pieces(item))
         elif isinstance(item, TurnFinished):
             yield from self._end(item)
 
     def _start(self, cached: int) -> Event:
-        usage = MessageUsage.of(prompt=self._prompt_tokens, cached=cached, generated=0).model_dump()
+        usage = _usage(self._prompt_tokens, cached, 0)
         message: Event = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return {"type": "message_start", "message": message}
 
@@ -165,7 +111,6 @@ class MessageWriter:
                         yield from self._open_block({"type": "text", "text": ""})
                     yield self._delta({"type": "text_delta", "text": piece.text})
                 case CallBegun():
-                    self._called.append(piece.name)
                     call_id = ID_PREFIX + piece.id.rpartition("_")[2]
                     yield from self._open_block({"type": "tool_use", "id": call_id, "name": piece.name, "input": {}})
                 case CallArguments():
@@ -186,27 +131,25 @@ class MessageWriter:
         return {"type": "content_block_delta", "index": self._blocks - 1, "delta": delta}
 
     def _end(self, finished: TurnFinished) -> Iterator[Event]:
-        left = list(self._deltas(self._reader.finish())) if self._reader else []
+        left = list(self._deltas(self._answer.pieces(finished)))
         reason = self._stop_reason(finished)
         if reason == "tool_use":
-            self._on_calls(self._called)
+            self._on_calls(self._answer.calls)
         yield from left
         yield from self._close_block()
         cost = finished.usage
-        usage = MessageUsage.of(
-            prompt=cost.prompt_tokens, cached=cost.cached_tokens, generated=cost.completion_tokens
-        ).model_dump()
-        stopped = {"stop_reason": reason, "stop_sequence": self._stop_sequence}
+        usage = _usage(cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens)
+        stopped = {"stop_reason": reason, "stop_sequence": self._answer.stop}
         yield {"type": "message_delta", "delta": stopped, "usage": usage}
         yield {"type": "message_stop"}
 
-    def _stop_reason(self, finished: TurnFinished) -> StopReason:
+    def _stop_reason(self, finished: TurnFinished) -> str:
         """A call that the end of the answer may have cut off is not to be made."""
         if finished.reason is FinishReason.LENGTH:
             return "max_tokens"
-        if self._stop_sequence is not None:
+        if self._answer.stop is not None:
             return "stop_sequence"
-        return "tool_use" if self._reader is not None and self._reader.is_whole else "end_turn"
+        return "tool_use" if self._answer.calls else "end_turn"
 
 
 Items = AsyncIterator[tuple[int, TextItem]]
@@ -223,136 +166,130 @@ async def stream(items: Items, writer: MessageWriter, request_id: str) -> AsyncG
         yield sse_event("error", messages_error_body(visible_error(error), request_id))
 
 
-async def collect(items: Items, writer: MessageWriter) -> MessageAnswer:
-    """The whole answer."""
-    return whole_message([event async for _, item in items for event in writer.events(item)])
+async def collect(items: Items, writer: MessageWriter) -> bytes:
+    """The JSON of the whole answer. An input that a model wrote may have integers of more than 64 bits."""
+    whole = whole_message([event async for _, item in items for event in writer.events(item)])
+    return to_json(whole, inf_nan_mode="null")
 
 
-class MessagesErrorDetail(BaseModel):
-    """What went wrong; the message names the field at fault."""
-
-    type: Literal[
-        "invalid_request_error",
-        "authentication_error",
-        "permission_error",
-        "not_found_error",
-        "request_too_large",
-        "rate_limit_error",
-        "api_error",
-        "overloaded_error",
-    ]
-    message: str
-
-
-class MessagesErrorBody(BaseModel):
-    """The body of every error answer on these routes, and the data of an `error` event."""
-
-    type: Literal["error"]
-    error: MessagesErrorDetail
-    request_id: str | None
-
-
-class BegunMessage(MessageHead):
-    """An answer before its first block."""
-
-    type: Literal["message"]
-    role: Literal["assistant"]
-    content: Annotated[list[TextAnswer], Field(max_length=0)]
-    stop_reason: None
-    stop_sequence: None
-
-
-class MessageStart(BaseModel):
-    """The turn has left the queue. The usage has the tokens of the prompt."""
-
-    type: Literal["message_start"]
-    message: BegunMessage
-
-
-class ContentBlockStart(BaseModel):
-    """A block begins: a text without a character, or a call without its input."""
-
-    type: Literal["content_block_start"]
-    index: int
-    content_block: AnswerBlock
-
-
-class TextDelta(BaseModel):
-    """The next text of a block."""
-
-    type: Literal["text_delta"]
-    text: str
-
-
-class InputJsonDelta(BaseModel):
-    """The next piece of the JSON text of a call's input."""
-
-    type: Literal["input_json_delta"]
-    partial_json: str
-
-
-class ContentBlockDelta(BaseModel):
-    """A block goes on."""
-
-    type: Literal["content_block_delta"]
-    index: int
-    delta: Annotated[TextDelta | InputJsonDelta, Discriminator("type")]
-
-
-class ContentBlockStop(BaseModel):
-    """A block is whole."""
-
-    type: Literal["content_block_stop"]
-    index: int
-
-
-class StoppedDelta(BaseModel):
-    """Why the answer ended."""
-
-    stop_reason: StopReason
-    stop_sequence: str | None
-
-
-class MessageDelta(BaseModel):
-    """The answer has ended. The usage is that of the whole call."""
-
-    type: Literal["message_delta"]
-    delta: StoppedDelta
-    usage: MessageUsage
-
-
-class MessageStop(BaseModel):
-    """The last event of an answer without an error."""
-
-    type: Literal["message_stop"]
-
-
-StreamedMessage = TypeAliasType(
-    "StreamedMessage",
-    Annotated[
-        MessageStart
-        | ContentBlockStart
-        | ContentBlockDelta
-        | ContentBlockStop
-        | MessageDelta
-        | MessageStop
-        | MessagesErrorBody,
-        Discriminator("type"),
-    ],
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+TextAnswer = shape("TextAnswer", "What the model says.", {"type": fixed("text"), "text": str})
+ToolUseAnswer = shape(
+    "ToolUseAnswer",
+    "A call that the client is to make; it sends the result in a block with this id.",
+    {"type": fixed("tool_use"), "id": str, "name": str, "input": dict[str, Any]},
 )
-"""The data of one event. An error is the last one."""
+AnswerBlock = union_of("AnswerBlock", "type", TextAnswer, ToolUseAnswer)
+MessageUsage = shape(
+    "MessageUsage",
+    "Tokens of one call. The prompt is the sum of the three kinds of input.",
+    {
+        "input_tokens": (int, Field(description="tokens of the prompt whose KV was computed")),
+        "cache_creation_input_tokens": (int, Field(0, description="always 0: all KV stays, and none costs more")),
+        "cache_read_input_tokens": (int, Field(description="tokens of the prompt whose KV was there")),
+        "output_tokens": int,
+    },
+)
+MessageAnswer = shape(
+    "MessageAnswer",
+    "The model's answer. `stop_sequence` is the one of the call's that ended it.",
+    {
+        "id": str,
+        "type": fixed("message"),
+        "role": fixed("assistant"),
+        "model": str,
+        "usage": MessageUsage,
+        "content": [AnswerBlock],
+        "stop_reason": StopReason,
+        "stop_sequence": str | None,
+    },
+)
+TokenCount = shape("TokenCount", "The tokens of a prompt.", {"input_tokens": int})
+MessagesErrorDetail = shape(
+    "MessagesErrorDetail",
+    "What went wrong; the message names the field at fault.",
+    {
+        "type": Literal[
+            "invalid_request_error",
+            "authentication_error",
+            "permission_error",
+            "not_found_error",
+            "request_too_large",
+            "rate_limit_error",
+            "api_error",
+            "overloaded_error",
+        ],
+        "message": str,
+    },
+)
+MessagesErrorBody = shape(
+    "MessagesErrorBody",
+    "The body of every error answer on these routes, and the data of an `error` event.",
+    {"type": "error", "error": MessagesErrorDetail, "request_id": str | None},
+)
 
-
-class MessageEvent(BaseModel):
-    """A server-sent event of a streamed message. `data` is the JSON text of a `StreamedMessage` of the type `event`."""
-
-    event: Literal[
-        "message_start",
-        "content_block_start",
-        "content_block_delta",
-        "content_block_stop",
-        "message_delta",
-        "message_stop",
-        "error",
-    ]
-    data: Json[StreamedMessage]
+BegunMessage = shape(
+    "BegunMessage",
+    "An answer before its first block.",
+    {
+        "id": str,
+        "type": "message",
+        "role": "assistant",
+        "model": str,
+        "usage": MessageUsage,
+        "content": (list_of(TextAnswer), Field(max_length=0)),
+        "stop_reason": None,
+        "stop_sequence": None,
+    },
+)
+MessageStart = shape(
+    "MessageStart",
+    "The turn has left the queue. The usage has the tokens of the prompt.",
+    {"type": "message_start", "message": BegunMessage},
+)
+ContentBlockStart = shape(
+    "ContentBlockStart",
+    "A block begins: a text without a character, or a call without its input.",
+    {"type": "content_block_start", "index": int, "content_block": AnswerBlock},
+)
+TextDelta = shape("TextDelta", "The next text of a block.", {"type": "text_delta", "text": str})
+InputJsonDelta = shape(
+    "InputJsonDelta",
+    "The next piece of the JSON text of a call's input.",
+    {"type": "input_json_delta", "partial_json": str},
+)
+AnyDelta: Any = Annotated[TextDelta | InputJsonDelta, Discriminator("type")]
+ContentBlockDelta = shape(
+    "ContentBlockDelta", "A block goes on.", {"type": "content_block_delta", "index": int, "delta": AnyDelta}
+)
+ContentBlockStop = shape("ContentBlockStop", "A block is whole.", {"type": "content_block_stop", "index": int})
+StoppedDelta = shape("StoppedDelta", "Why the answer ended.", {"stop_reason": StopReason, "stop_sequence": str | None})
+MessageDelta = shape(
+    "MessageDelta",
+    "The answer has ended. The usage is that of the whole call.",
+    {"type": "message_delta", "delta": StoppedDelta, "usage": MessageUsage},
+)
+MessageStop = shape("MessageStop", "The last event of an answer without an error.", {"type": "message_stop"})
+StreamedMessage = union_of(
+    "StreamedMessage",
+    "type",
+    MessageStart,
+    ContentBlockStart,
+    ContentBlockDelta,
+    ContentBlockStop,
+    MessageDelta,
+    MessageStop,
+    MessagesErrorBody,
+)
+MessageEvent = event_of(
+    "MessageEvent",
+    "A server-sent event of a streamed message. `data` is the JSON text of a `StreamedMessage` of the type `event`.",
+    StreamedMessage,
+    "message_start",
+    "content_block_start",
+    "content_block_delta",
+    "content_block_stop",
+    "message_delta",
+    "message_stop",
+    "error",
+)

@@ -1,20 +1,21 @@
 """The bodies of `/v1/messages` and `/v1/messages/count_tokens`, and their prompt."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Field, Tag
 from typing_extensions import TypeAliasType
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.values import Grammar, GrammarKind
+from app.domain.values import Grammar
 from app.text.tokenizer import CharacterLimit, TextLimit, Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse, check_parameters
-from app.tools.support import ToolSupport, form_without_effect, turn_grammar
-from app.wire.base import MAX_COUNT, LongList, WireModel
+from app.tools.support import ToolSupport
+from app.wire.base import MAX_COUNT, LongList, TextOrList, WireModel, by_tag
+from app.wire.calls import CallBody
 from app.wire.extras import ANTHROPIC, OpenBody
-from app.wire.turns import SamplingFields, StopString, schema_text
+from app.wire.turns import StopString, json_form
 
 
 class TextBlock(OpenBody):
@@ -33,26 +34,7 @@ class ToolUseBlock(OpenBody):
     input: dict[str, Any]
 
 
-def _form(content: object) -> str:
-    return "list of blocks" if isinstance(content, list) else "plain text"
-
-
-def _kind_of(*kinds: str) -> Callable[[object], str | None]:
-    """Tells which of the `kinds` a block is."""
-
-    def kind(block: object) -> str | None:
-        found = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-        return found if found in kinds else None
-
-    return kind
-
-
-TextContent = TypeAliasType(
-    "TextContent",
-    Annotated[
-        Annotated[str, Tag("plain text")] | Annotated[LongList[TextBlock], Tag("list of blocks")], Discriminator(_form)
-    ],
-)
+TextContent = TypeAliasType("TextContent", TextOrList[str, LongList[TextBlock]])
 
 
 class ToolResultBlock(OpenBody):
@@ -73,10 +55,12 @@ UserBlock = TypeAliasType(
     "UserBlock",
     Annotated[
         Annotated[TextBlock, Tag("text")] | Annotated[ToolResultBlock, Tag("tool_result")],
-        Discriminator(
-            _kind_of("text", "tool_result"),
-            custom_error_type="kind",
-            custom_error_message="a block of type text or tool_result: the models here read text",
+        by_tag(
+            "type",
+            "text",
+            "tool_result",
+            error="kind",
+            words="a block of type text or tool_result: the models here read text",
         ),
     ],
 )
@@ -84,19 +68,15 @@ AssistantBlock = TypeAliasType(
     "AssistantBlock",
     Annotated[
         Annotated[TextBlock, Tag("text")] | Annotated[ToolUseBlock, Tag("tool_use")],
-        Discriminator(
-            _kind_of("text", "tool_use"),
-            custom_error_type="kind",
-            custom_error_message="a block of type text or tool_use: the models here write text and calls",
+        by_tag(
+            "type",
+            "text",
+            "tool_use",
+            error="kind",
+            words="a block of type text or tool_use: the models here write text and calls",
         ),
     ],
 )
-UserContent = Annotated[
-    Annotated[str, Tag("plain text")] | Annotated[LongList[UserBlock], Tag("list of blocks")], Discriminator(_form)
-]
-AssistantContent = Annotated[
-    Annotated[str, Tag("plain text")] | Annotated[LongList[AssistantBlock], Tag("list of blocks")], Discriminator(_form)
-]
 
 
 def text_of(content: str | Iterable[TextBlock]) -> str:
@@ -125,7 +105,7 @@ class UserInput(OpenBody):
     """What the user says, and what tools answered."""
 
     role: Literal["user"]
-    content: UserContent
+    content: TextOrList[str, LongList[UserBlock]]
 
     def for_template(self) -> Iterator[dict[str, Any]]:
         """The message as chat templates read it: each answer of a tool is a message of its own."""
@@ -144,7 +124,7 @@ class AssistantInput(OpenBody):
     """What the model said earlier, and its calls. The last message may be the beginning of the answer."""
 
     role: Literal["assistant"]
-    content: AssistantContent
+    content: TextOrList[str, LongList[AssistantBlock]]
 
     def for_template(self) -> Iterator[dict[str, Any]]:
         """The message as chat templates read it, but that the arguments of its calls are still text."""
@@ -156,19 +136,14 @@ class AssistantInput(OpenBody):
         yield {"role": "assistant", "content": text_of(texts)} | ({"tool_calls": calls} if calls else {})
 
 
-def _role_of(message: object) -> str | None:
-    found = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
-    return found if found in ("system", "user", "assistant") else None
-
-
 MessageInput = TypeAliasType(
     "MessageInput",
     Annotated[
         Annotated[SystemInput, Tag("system")]
         | Annotated[UserInput, Tag("user")]
         | Annotated[AssistantInput, Tag("assistant")],
-        Discriminator(
-            _role_of, custom_error_type="role", custom_error_message="a message of the role user, assistant or system"
+        by_tag(
+            "role", "system", "user", "assistant", error="role", words="a message of the role user, assistant or system"
         ),
     ],
 )
@@ -179,16 +154,13 @@ def chat_of(system: str | Sequence[TextBlock] | None, messages: Sequence[Message
     chat: Chat = [] if system is None else [{"role": "system", "content": text_of(system)}]
     for message in messages:
         for each in message.for_template():
-            if chat and _is_continued(chat[-1], each):
-                chat[-1]["content"] += f"\n{each.pop('content')}"
-                chat[-1] |= each
+            last: dict[str, Any] = chat[-1] if chat else {"role": None}
+            if last["role"] == each["role"] != "tool" and "tool_calls" not in last:
+                last["content"] += f"\n{each.pop('content')}"
+                last |= each
             else:
                 chat.append(each)
     return chat
-
-
-def _is_continued(last: dict[str, Any], new: dict[str, Any]) -> bool:
-    return last["role"] == new["role"] != "tool" and "tool_calls" not in last
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
@@ -221,20 +193,12 @@ class AutoChoice(OpenBody):
     type: Literal["auto"]
     disable_parallel_tool_use: bool = False
 
-    def to_use(self, tools: Sequence[Tool]) -> ToolUse:
-        """See `tool_use`."""
-        return ToolUse.of(tools, ToolMode.AUTO, None, parallel=not self.disable_parallel_tool_use)
-
 
 class AnyChoice(OpenBody):
     """The model calls at least one tool."""
 
     type: Literal["any"]
     disable_parallel_tool_use: bool = False
-
-    def to_use(self, tools: Sequence[Tool]) -> ToolUse:
-        """See `tool_use`."""
-        return ToolUse.of(tools, ToolMode.REQUIRED, None, parallel=not self.disable_parallel_tool_use)
 
 
 class NamedChoice(OpenBody):
@@ -244,25 +208,11 @@ class NamedChoice(OpenBody):
     name: ToolName
     disable_parallel_tool_use: bool = False
 
-    def to_use(self, tools: Sequence[Tool]) -> ToolUse:
-        """See `tool_use`."""
-        named = frozenset({self.name})
-        return ToolUse.of(tools, ToolMode.REQUIRED, named, parallel=not self.disable_parallel_tool_use)
-
 
 class NoChoice(OpenBody):
     """The model calls nothing."""
 
     type: Literal["none"]
-
-    def to_use(self, tools: Sequence[Tool]) -> ToolUse:
-        """See `tool_use`."""
-        return ToolUse.of(tools, ToolMode.NONE, None, parallel=True)
-
-
-def _kind_of_choice(choice: object) -> str | None:
-    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
-    return kind if kind in ("auto", "any", "tool", "none") else None
 
 
 ToolChoice = Annotated[
@@ -270,15 +220,18 @@ ToolChoice = Annotated[
     | Annotated[AnyChoice, Tag("any")]
     | Annotated[NamedChoice, Tag("tool")]
     | Annotated[NoChoice, Tag("none")],
-    Discriminator(
-        _kind_of_choice, custom_error_type="kind", custom_error_message="an object of type auto, any, tool or none"
-    ),
+    by_tag("type", "auto", "any", "tool", "none", error="kind", words="an object of type auto, any, tool or none"),
 ]
+MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.REQUIRED, "none": ToolMode.NONE}
 
 
-def tool_use(tools: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolUse:
+def tool_use(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolUse:
     """What a turn may do with the tools. Raises `FieldOutOfRange` if the fields do not fit together."""
-    return (choice or AutoChoice(type="auto")).to_use([tool.to_tool() for tool in tools])
+    tools = [each.to_tool() for each in definitions]
+    if choice is None or isinstance(choice, NoChoice):
+        return ToolUse.of(tools, ToolMode.AUTO if choice is None else ToolMode.NONE, None, parallel=True)
+    named = frozenset({choice.name}) if isinstance(choice, NamedChoice) else None
+    return ToolUse.of(tools, MODES[choice.type], named, parallel=not choice.disable_parallel_tool_use)
 
 
 class MessagesQuery(WireModel):
@@ -340,8 +293,10 @@ class CountTokensBody(PromptFields):
     """A call whose prompt is to be counted."""
 
 
-class MessagesBody(SamplingFields, PromptFields):
+class MessagesBody(CallBody, PromptFields):
     """A conversation to go on with."""
+
+    form_field: ClassVar[str] = "output_config"
 
     max_tokens: int = Field(ge=0, le=MAX_COUNT, description="most tokens to generate; 0 only computes the prompt")
     stop_sequences: Annotated[list[StopString], Field(max_length=16)] = Field(
@@ -360,25 +315,14 @@ class MessagesBody(SamplingFields, PromptFields):
         """The caller's name for its end user."""
         return None if self.metadata is None else self.metadata.user_id
 
-    def without_effect(self) -> list[str]:
-        """See `OpenBody`."""
-        return [*super().without_effect(), *form_without_effect(self.to_grammar(), self.to_tool_use())]
+    def own_form(self) -> Grammar | None:
+        """What `output_config` says."""
+        form = None if self.output_config is None else self.output_config.format
+        return None if form is None else json_form(form.json_schema, "output_config.format.schema")
 
-    def to_grammar(self) -> Grammar | None:
-        """What the answer must match, from `output_config` or `structured_outputs`."""
-        asked = None if self.output_config is None else self.output_config.format
-        if asked is None:
-            return super().to_grammar()
-        if self.structured_outputs is not None:
-            raise FieldOutOfRange("give only one of output_config and structured_outputs", param="output_config")
-        return Grammar(GrammarKind.JSON_SCHEMA, schema_text(asked.json_schema), "output_config.format.schema")
-
-    def to_turn_grammar(self, use: ToolUse, support: ToolSupport) -> Grammar | None:
-        """What holds the turn: the form of the answer, the calls that it may make, or either of them.
-
-        Raises `FieldOutOfRange` for a form that cannot stand beside calls.
-        """
-        return turn_grammar(self.to_grammar(), use, support)
+    def to_tool_use(self) -> ToolUse:
+        """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
+        return PromptFields.to_tool_use(self)
 
 
 def prompt_tokens(

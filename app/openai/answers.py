@@ -1,38 +1,29 @@
 """Answers of the generating routes, whole and streamed: both are made of the same chunks."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Any, Literal, Protocol
 
 import orjson
 
-from app.domain.values import FinishReason, ModelInfo, TokenLogprobs, TurnUsage
+from app.domain.values import FinishReason, ModelInfo, TurnUsage
 from app.messages import Started, TurnFinished
-from app.openai.chat import (
-    AnswerFunction,
-    AnswerMessage,
-    AnswerToolCall,
-    ChatChoice,
-)
-from app.openai.fields import StreamOptions, Usage
+from app.openai.fields import StreamOptions
+from app.openai.logprobs import json_list, one_list, scored_token
 from app.text.generation import TextChunk, TextItem
 from app.text.tokenizer import Tokens
-from app.tools.reader import AnswerReader, CallArguments, CallBegun, Content, Piece
+from app.tools.reader import Answer, CallArguments, CallBegun, Content, Piece
 from app.web.errors import body_of
 
 Items = AsyncIterator[tuple[int, TextItem]]
 """What `Choices` yields: an item and the index of its choice."""
 
 Entry = dict[str, Any]
-"""One entry of a chunk's `choices`, to be written as JSON."""
+"""One entry of a chunk's `choices`, to be written as JSON. `bytes` in it are JSON already."""
 
 
 class ChunkWriter(Protocol):
@@ -45,40 +36,17 @@ class ChunkWriter(Protocol):
         ...
 
 
-class Written(Protocol):
-    """A part of an answer that is JSON already."""
-
-    def fragment(self) -> orjson.Fragment:
-        """The JSON."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The fields that open an answer and each of its chunks.
+def head_of(prefix: Literal["chatcmpl", "cmpl"], info: ModelInfo) -> dict[str, Any]:
+    """The fields that open a new answer and each of its chunks.
 
     `system_fingerprint` changes with what can make equal seeds give other results.
     """
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-
-    @classmethod
-    def new(cls, prefix: Literal["chatcmpl", "cmpl"], info: ModelInfo) -> Head:
-        """The head of a new answer."""
-        configuration = hashlib.sha256(repr(info).encode()).hexdigest()
-        return cls(
-            id=f"{prefix}-{secrets.token_hex(16)}",
-            created=int(time.time()),
-            model=info.name,
-            system_fingerprint=f"fp_{configuration[:10]}",
-        )
-
-    def fields(self) -> dict[str, Any]:
-        """The head as JSON fields."""
-        return asdict(self)
+    return {
+        "id": f"{prefix}-{secrets.token_hex(16)}",
+        "created": int(time.time()),
+        "model": info.name,
+        "system_fingerprint": f"fp_{hashlib.sha256(repr(info).encode()).hexdigest()[:10]}",
+    }
 
 
 class UsageCount:
@@ -100,18 +68,27 @@ class UsageCount:
         elif isinstance(item, TurnFinished):
             self._usages[index] = item.usage
 
-    def so_far(self, index: int) -> Usage:
-        """What choice `index` alone has cost until now."""
-        return Usage.of_tokens(
-            prompt=self._prompt_tokens[index // self._n],
-            completion=self._generated[index],
-            cached=self._cached[index],
+    def so_far(self, index: int) -> dict[str, Any]:
+        """The `Usage` of choice `index` alone until now."""
+        return _usage(self._prompt_tokens[index // self._n], self._cached[index], self._generated[index])
+
+    def total(self) -> dict[str, Any]:
+        """The `Usage` of the choices that have finished: a prompt counts once, with its first choice."""
+        firsts = [usage for index, usage in self._usages.items() if index % self._n == 0]
+        return _usage(
+            sum(usage.prompt_tokens for usage in firsts),
+            sum(usage.cached_tokens for usage in firsts),
+            sum(usage.completion_tokens for usage in self._usages.values()),
         )
 
-    def total(self) -> Usage:
-        """The sum over the choices that have finished."""
-        firsts = (usage for index, usage in self._usages.items() if index % self._n == 0)
-        return Usage.of(firsts, self._usages.values())
+
+def _usage(prompt: int, cached: int, completion: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def openai_finish_reason(finished: TurnFinished) -> Literal["stop", "length"]:
@@ -119,8 +96,8 @@ def openai_finish_reason(finished: TurnFinished) -> Literal["stop", "length"]:
     return "stop" if finished.reason is FinishReason.STOP else "length"
 
 
-async def collect(items: Items, writer: ChunkWriter, *, n: int, count: int) -> tuple[list[list[Entry]], Usage]:
-    """Read all `count` choices to their ends; returns each one's entries, and the usage."""
+async def collect(items: Items, writer: ChunkWriter, *, n: int, count: int) -> tuple[list[list[Entry]], dict[str, Any]]:
+    """Read all `count` choices to their ends; returns each one's entries, and the `Usage`."""
     usage = UsageCount(n)
     collected: list[list[Entry]] = [[] for _ in range(count)]
     async for index, item in items:
@@ -153,13 +130,13 @@ async def stream(
             for entry in await writer.entries(index, item):
                 chunk = {**head, "choices": [entry]}
                 if options.include_usage and options.continuous_usage_stats:
-                    chunk["usage"] = usage.so_far(index).model_dump()
+                    chunk["usage"] = usage.so_far(index)
                 yield _event(_json(chunk))
     except Exception as error:
         yield _event(body_of(error))
         return
     if options.include_usage:
-        yield _event(orjson.dumps({**head, "choices": [], "usage": usage.total().model_dump()}))
+        yield _event(orjson.dumps({**head, "choices": [], "usage": usage.total()}))
     yield _event(b"[DONE]")
 
 
@@ -173,18 +150,11 @@ async def whole_json(head: dict[str, Any], choices: Iterable[Entry], **others: o
 
 
 def _json(value: object) -> bytes:
-    return orjson.dumps(value, default=_fragment)
-
-
-def _fragment(part: Written) -> orjson.Fragment:
-    return part.fragment()
+    return orjson.dumps(value, default=orjson.Fragment)
 
 
 def _event(data: bytes) -> bytes:
     return b"data: %b\n\n" % data
-
-
-Delta = dict[str, Any]
 
 
 class ChatChunkWriter:
@@ -198,113 +168,75 @@ class ChatChunkWriter:
         tokens: Tokens,
         *,
         logprobs: bool,
-        new_reader: Callable[[], AnswerReader | None] = lambda: None,
-        on_calls: Callable[[Sequence[str]], None] = lambda names: None,
+        new_answer: Callable[[], Answer],
+        on_calls: Callable[[Sequence[str]], None],
     ) -> None:
-        """`new_reader` finds the calls of an answer; without one all of it is content.
-
-        `on_calls` is told the tools that an answer has called, once it is over and before its last entry. An answer
+        """`on_calls` is told the tools that an answer has called, once it is over and before its last entry. An answer
         that ran out of tokens calls nothing: its last call may be incomplete.
         """
         self._tokens = tokens
-        self._new_reader = new_reader
+        self._new_answer = new_answer
         self._on_calls = on_calls
         self._logprobs = logprobs
-        self._readers: dict[int, AnswerReader | None] = {}
-        self._called: dict[int, list[str]] = {}
+        self._answers: dict[int, Answer] = {}
 
     async def entries(self, index: int, item: TextItem) -> Sequence[Entry]:
-        """See `ChunkWriter`."""
-        return list(self._entries(index, item))
+        """What choice `index`'s next item gives, each for a chunk of its own."""
+        return list(self._entries(index, item)) if isinstance(item, TextChunk | TurnFinished) else ()
 
-    def _entries(self, index: int, item: TextItem) -> Iterator[Entry]:
-        if not isinstance(item, TextChunk | TurnFinished):
-            return
-        if index not in self._readers:
-            self._readers[index] = self._new_reader()
+    def _entries(self, index: int, item: TextChunk | TurnFinished) -> Iterator[Entry]:
+        if index not in self._answers:
+            self._answers[index] = self._new_answer()
             yield _entry(index, {"role": "assistant", "content": ""})
-        reader = self._readers[index]
+        answer = self._answers[index]
+        deltas = [_delta(piece) for piece in answer.pieces(item)]
         if isinstance(item, TurnFinished):
-            left = list(self._deltas(index, reader.finish() if reader else ()))
-            called, reason = self._called.pop(index, []), openai_finish_reason(item)
-            is_waiting = reader is not None and reader.is_whole and reason == "stop"
-            if is_waiting:
-                self._on_calls(called)
-            yield from (_entry(index, delta) for delta in left)
-            yield _entry(index, {}, finish_reason="tool_calls" if is_waiting else reason)
+            reason: str = openai_finish_reason(item)
+            if answer.calls and reason == "stop":
+                self._on_calls(answer.calls)
+                reason = "tool_calls"
+            yield from (_entry(index, delta) for delta in deltas)
+            yield _entry(index, {}, finish_reason=reason)
             return
-        deltas = list(self._deltas(index, reader.push(item.text) if reader else [Content(item.text)]))
         if self._logprobs:
-            logprobs = {"content": _encoded(item.logprobs, self._tokens), "refusal": None}
+            scored = json_list(scored_token(each, self._tokens) for each in item.logprobs)
             first, *deltas = deltas or [{"content": ""}]
-            yield _entry(index, first, logprobs=logprobs)
+            yield _entry(index, first, logprobs={"content": scored, "refusal": None})
         yield from (_entry(index, delta) for delta in deltas if delta.get("content") != "")
 
-    def _deltas(self, index: int, pieces: Iterable[Piece]) -> Iterator[Delta]:
-        for piece in pieces:
-            match piece:
-                case Content():
-                    yield {"content": piece.text}
-                case CallBegun():
-                    self._called.setdefault(index, []).append(piece.name)
-                    call = {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": ""}}
-                    yield {"tool_calls": [{"index": piece.index, **call}]}
-                case CallArguments():
-                    yield {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    match piece:
+        case Content():
+            return {"content": piece.text}
+        case CallBegun():
+            call = {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": ""}}
+            return {"tool_calls": [{"index": piece.index, **call}]}
+        case CallArguments():
+            return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
 
 
 def whole_choice(index: int, entries: Sequence[Entry]) -> Entry:
     """Put one choice together from its entries: a `ChatChoice`, for `whole_json` to write."""
-    scored = [entry["logprobs"]["content"] for entry in entries if entry["logprobs"]]
-    logprobs = {"content": list(chain.from_iterable(scored)), "refusal": None} if scored else None
-    return _said(index, entries).model_dump() | {"logprobs": logprobs}
-
-
-def _said(index: int, entries: Sequence[Entry]) -> ChatChoice:
-    """One choice, without its log-probabilities: they are JSON already."""
-    content = "".join(entry["delta"].get("content", "") for entry in entries)
-    calls = _whole_calls(call for entry in entries for call in entry["delta"].get("tool_calls", ()))
-    return ChatChoice(
-        index=index,
-        message=AnswerMessage(content=None if calls and not content else content, tool_calls=calls or None),
-        logprobs=None,
-        finish_reason=entries[-1]["finish_reason"],
-    )
-
-
-def _whole_calls(deltas: Iterable[Delta]) -> list[AnswerToolCall]:
-    calls: list[AnswerToolCall] = []
-    for delta in deltas:
-        if "id" in delta:
-            calls.append(AnswerToolCall(id=delta["id"], function=AnswerFunction(**delta["function"])))
+    deltas = [entry["delta"] for entry in entries]
+    content = "".join(delta.get("content", "") for delta in deltas)
+    calls: list[dict[str, Any]] = []
+    for call in (each for delta in deltas for each in delta.get("tool_calls", ())):
+        if "id" in call:
+            calls.append({"id": call["id"], "type": "function", "function": {**call["function"]}})
         else:
-            calls[delta["index"]].function.arguments += delta["function"]["arguments"]
-    return calls
-
-
-def _encoded(found: Iterable[TokenLogprobs], tokens: Tokens) -> list[orjson.Fragment]:
-    """Each token as the JSON of a `ChatTokenLogprob`: a tenth of its size as objects, of which a long answer has
-    millions.
-    """
-    return [
-        orjson.Fragment(
-            orjson.dumps(
-                {
-                    **_alternative(tokens, each.token_id, each.logprob),
-                    "top_logprobs": [_alternative(tokens, *top) for top in each.top],
-                }
-            )
-        )
-        for each in found
-    ]
-
-
-def _alternative(tokens: Tokens, token_id: int, logprob: float) -> dict[str, Any]:
-    text, utf8 = tokens.token_text(token_id), tokens.token_bytes(token_id)
-    return {"token": text, "logprob": logprob, "bytes": list(utf8)}
+            calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    message = {"role": "assistant", "content": None if calls and not content else content, "refusal": None}
+    scored = [entry["logprobs"]["content"] for entry in entries if entry["logprobs"]]
+    return {
+        "index": index,
+        "message": message | ({"tool_calls": calls} if calls else {}),
+        "logprobs": {"content": one_list(scored), "refusal": None} if scored else None,
+        "finish_reason": entries[-1]["finish_reason"],
+    }
 
 
 def _entry(
-    index: int, delta: Delta, *, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
+    index: int, delta: dict[str, Any], *, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
 ) -> Entry:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -1,12 +1,11 @@
 """The bodies of `/v1/chat/completions`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 from typing_extensions import TypeAliasType
 
-from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.openai.fields import (
     MAX_TOOLS,
@@ -15,16 +14,13 @@ from app.openai.fields import (
     GenerationFields,
     ResponseFormat,
     ToolChoice,
-    Usage,
     parallel_without_effect,
     tool_use,
 )
 from app.tools.definitions import ToolUse
-from app.tools.support import ToolSupport, form_without_effect, turn_grammar
-from app.wire.base import MAX_COUNT, LongList
+from app.wire.base import MAX_COUNT, LongList, TextOrList, type_of
 from app.wire.extras import OpenBody, asks_for
 from app.wire.sessions import Metadata
-from app.wire.turns import is_none
 
 
 class TextPart(OpenBody):
@@ -46,35 +42,16 @@ class RefusalPart(OpenBody):
         return self.refusal
 
 
-def _content_form(content: object) -> str:
-    return "list of parts" if isinstance(content, list) else "plain text"
-
-
-def _part_form(part: object) -> str:
-    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return "refusal part" if kind == "refusal" else "text part"
-
-
 AssistantPart = TypeAliasType(
     "AssistantPart",
     Annotated[
-        Annotated[TextPart, Tag("text part")] | Annotated[RefusalPart, Tag("refusal part")], Discriminator(_part_form)
+        Annotated[TextPart, Tag("text part")] | Annotated[RefusalPart, Tag("refusal part")],
+        Discriminator(lambda part: "refusal part" if type_of(part) == "refusal" else "text part"),
     ],
 )
-Content = TypeAliasType(
-    "Content",
-    Annotated[
-        Annotated[str, Tag("plain text")] | Annotated[LongList[TextPart], Field(min_length=1), Tag("list of parts")],
-        Discriminator(_content_form),
-    ],
-)
+Content = TypeAliasType("Content", TextOrList[str, Annotated[LongList[TextPart], Field(min_length=1)]])
 AssistantContent = TypeAliasType(
-    "AssistantContent",
-    Annotated[
-        Annotated[str, Tag("plain text")]
-        | Annotated[LongList[AssistantPart], Field(min_length=1), Tag("list of parts")],
-        Discriminator(_content_form),
-    ],
+    "AssistantContent", TextOrList[str, Annotated[LongList[AssistantPart], Field(min_length=1)]]
 )
 
 
@@ -91,11 +68,24 @@ class MessageBody(OpenBody):
 
     reads_extras: ClassVar[bool] = True
 
-    def _for_template(self, role: str, text: str | None, **optional: object) -> dict[str, Any]:
-        """Templates test for the optional keys, so those without a value are left out."""
+    @property
+    def text(self) -> str | None:
+        """The content as one text."""
+        content = getattr(self, "content", None)
+        return None if content is None else text_of(content)
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it, but that the arguments of its calls are still text.
+
+        Templates test for the optional keys, so those without a value are left out.
+        """
         extras = {name: value for name, value in (self.model_extra or {}).items() if asks_for("messages", name, value)}
-        known = {"content": text, **optional}
-        return {**extras, "role": role} | {name: value for name, value in known.items() if value is not None}
+        known = {name: getattr(self, name) for name in type(self).model_fields if name != "refusal"}
+        known["role"] = "system" if known["role"] == "developer" else known["role"]
+        known["content"] = self.text
+        if calls := known.get("tool_calls"):
+            known["tool_calls"] = [call.for_template() for call in calls]
+        return extras | {name: value for name, value in known.items() if value is not None and value != []}
 
 
 class SystemMessage(MessageBody):
@@ -105,10 +95,6 @@ class SystemMessage(MessageBody):
     content: Content
     name: Name | None = None
 
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it."""
-        return self._for_template("system", text_of(self.content), name=self.name)
-
 
 class UserMessage(MessageBody):
     """What the user says."""
@@ -116,10 +102,6 @@ class UserMessage(MessageBody):
     role: Literal["user"]
     content: Content
     name: Name | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it."""
-        return self._for_template("user", text_of(self.content), name=self.name)
 
 
 class FunctionCall(OpenBody):
@@ -135,6 +117,11 @@ class ToolCall(OpenBody):
     id: str
     type: Literal["function"]
     function: FunctionCall
+
+    def for_template(self) -> dict[str, Any]:
+        """The call as chat templates read it, but that its arguments are still text."""
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": self.type, "function": function}
 
 
 class AssistantMessage(MessageBody):
@@ -152,19 +139,11 @@ class AssistantMessage(MessageBody):
             raise ValueError("content is required unless there are tool_calls")
         return self
 
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it, but that the arguments of its calls are still text."""
-        calls = [
-            {
-                "id": call.id,
-                "type": call.type,
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
-            }
-            for call in self.tool_calls or ()
-        ]
-        texts = [] if self.content is None else [text_of(self.content)]
-        texts += [] if self.refusal is None else [self.refusal]
-        return self._for_template("assistant", "\n".join(texts), name=self.name, tool_calls=calls or None)
+    @property
+    def text(self) -> str:
+        """The content and the refusal as one text."""
+        said = [] if self.content is None else [text_of(self.content)]
+        return "\n".join(said if self.refusal is None else [*said, self.refusal])
 
 
 class ToolMessage(MessageBody):
@@ -173,10 +152,6 @@ class ToolMessage(MessageBody):
     role: Literal["tool"]
     content: Content
     tool_call_id: str
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it."""
-        return self._for_template("tool", text_of(self.content), tool_call_id=self.tool_call_id)
 
 
 ROLE_TAGS = {
@@ -195,13 +170,9 @@ class CustomMessage(MessageBody):
     role: str = Field(min_length=1, max_length=64, json_schema_extra={"not": {"enum": list(ROLE_TAGS)}})
     content: Content | None = None
 
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it: as it came, its text parts joined."""
-        return self._for_template(self.role, None if self.content is None else text_of(self.content))
-
 
 def _form_of(message: object) -> str | None:
-    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
+    role = type_of(message, "role")
     if isinstance(role, str):
         return ROLE_TAGS.get(role, "custom message")
     return "custom message" if isinstance(message, dict) else None
@@ -220,8 +191,15 @@ Message = TypeAliasType(
 )
 
 
+def chat_of(messages: Iterable[Message]) -> Iterator[dict[str, Any]]:
+    """The messages as chat templates read them."""
+    return (message.for_template() for message in messages)
+
+
 class ChatBody(GenerationFields):
     """A chat to answer."""
+
+    form_field: ClassVar[str] = "response_format"
 
     messages: LongList[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="the newer name of max_tokens")
@@ -252,31 +230,16 @@ class ChatBody(GenerationFields):
         return max_completion_tokens
 
     def without_effect(self) -> list[str]:
-        """See `OpenBody`."""
-        form = form_without_effect(self.to_grammar(), self.to_tool_use())
-        return [
-            *super().without_effect(),
-            *form,
-            *parallel_without_effect(self.tools, parallel=self.parallel_tool_calls),
-        ]
+        """The form beside calls that must be made, and `parallel_tool_calls` without tools."""
+        return super().without_effect() + parallel_without_effect(self.tools, parallel=self.parallel_tool_calls)
 
-    def to_grammar(self) -> Grammar | None:
-        """What the answer must match, from `response_format` or `structured_outputs`."""
-        asked = None if self.response_format is None else self.response_format.to_grammar()
-        if asked is not None and self.structured_outputs is not None:
-            raise FieldOutOfRange("give only one of response_format and structured_outputs", param="response_format")
-        return asked or super().to_grammar()
+    def own_form(self) -> Grammar | None:
+        """What `response_format` says."""
+        return None if self.response_format is None else self.response_format.to_grammar()
 
     def to_tool_use(self) -> ToolUse:
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
         return tool_use([tool.to_tool() for tool in self.tools], self.tool_choice, parallel=self.parallel_tool_calls)
-
-    def to_turn_grammar(self, use: ToolUse, support: ToolSupport) -> Grammar | None:
-        """What holds the turn: the form of the answer, the calls that it may make, or either of them.
-
-        Raises `FieldOutOfRange` for a form that cannot stand beside calls.
-        """
-        return turn_grammar(self.to_grammar(), use, support)
 
     @property
     def token_limit(self) -> int | None:
@@ -292,70 +255,3 @@ class ChatBody(GenerationFields):
     def alternatives(self) -> int | None:
         """How many alternatives to report per token; None to report nothing."""
         return (self.top_logprobs or 0) if self.logprobs else None
-
-
-class TokenAlternative(BaseModel):
-    """A token that could stand at a position. `bytes` are its UTF-8 bytes: a character can span tokens."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatTokenLogprob(TokenAlternative):
-    """The token that stands at a position, and the most likely ones there, best first."""
-
-    top_logprobs: list[TokenAlternative]
-
-
-class ChatLogprobs(BaseModel):
-    """One entry for each generated token, those that ended the answer included."""
-
-    content: list[ChatTokenLogprob]
-    refusal: None = None
-
-
-class AnswerFunction(BaseModel):
-    """A function and its arguments: the text of a JSON object, as the model wrote it."""
-
-    name: str
-    arguments: str
-
-
-class AnswerToolCall(BaseModel):
-    """A call that the client is to make; it sends the result in a message with this id."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: AnswerFunction
-
-
-class AnswerMessage(BaseModel):
-    """What the model says."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str | None = Field(description="null where the answer is only calls")
-    refusal: None = None
-    tool_calls: list[AnswerToolCall] | None = Field(None, exclude_if=is_none)
-
-
-class ChatChoice(BaseModel):
-    """One answer."""
-
-    index: int
-    message: AnswerMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
-
-
-class ChatCompletion(BaseModel):
-    """The answers to one chat. `system_fingerprint` changes when equal seeds may give other results."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: Usage
-    metadata: Metadata | None

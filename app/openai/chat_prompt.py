@@ -1,12 +1,12 @@
 """From the messages of a chat to its tokens, and which of their fields the chat template leaves out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest
-from app.openai.chat import ROLE_TAGS, Message
+from app.openai.chat import ROLE_TAGS
 from app.text.tokenizer import CharacterLimit, TextLimit, Tokens
 from app.tools.definitions import Tool
 from app.tools.support import ToolSupport
@@ -32,7 +32,7 @@ class ChatPrompt:
 
 
 def chat_prompt(
-    messages: Sequence[Message],
+    messages: Iterable[dict[str, Any]],
     tokens: Tokens,
     support: ToolSupport,
     tools: Sequence[Tool] = (),
@@ -41,8 +41,8 @@ def chat_prompt(
     continue_final_message: bool = False,
     limit: TextLimit | CharacterLimit | None = None,
 ) -> ChatPrompt:
-    """The chat in the model's own template, with its `tools`; the other arguments and errors of `Tokens.chat_text` and
-    `Tokens.encode`.
+    """The `messages`, as chat templates read them, in the model's own template with its `tools`; the other arguments
+    and errors of `Tokens.chat_text` and `Tokens.encode`.
 
     Raises `FieldOutOfRange` for messages of a role that make no difference to the text.
     """
@@ -52,7 +52,7 @@ def chat_prompt(
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
     )
-    chat = [message.for_template() for message in messages]
+    chat = list(messages)
     try:
         text = render(chat)
     except MalformedRequest as error:
@@ -68,12 +68,12 @@ def chat_prompt(
     return ChatPrompt(tokens.encode(text, add_special_tokens=False, limit=limit), paths)
 
 
-def _is_same(changed: Chat, text: str, render: Render) -> bool:
-    """Whether the changed chat has the same text. A template that must have a field does not leave it out."""
+def _text(chat: Chat, render: Render) -> str | None:
+    """The text of a changed chat; None: the template does not take it."""
     try:
-        return render(changed) == text
+        return render(chat)
     except MalformedRequest:
-        return False
+        return None
 
 
 def _custom_roles(chat: Chat) -> dict[str, int]:
@@ -93,18 +93,10 @@ def _refusal(chat: Chat, render: Render, error: MalformedRequest) -> MalformedRe
     for refused in [{role} for role in roles] + [set(roles)] * (len(roles) > 1):
         for stand_in in STAND_INS:
             changed = [{**each, "role": stand_in} if each["role"] in refused else each for each in chat]
-            if _renders(changed, render):
+            if _text(changed, render) is not None:
                 name = f"messages.{min(roles[role] for role in refused)}.role"
                 return MalformedRequest(f"{name}: {error.message}", param=name)
     return error
-
-
-def _renders(chat: Chat, render: Render) -> bool:
-    try:
-        render(chat)
-    except MalformedRequest:
-        return False
-    return True
 
 
 def _check_roles(chat: Chat, text: str, render: Render) -> None:
@@ -114,7 +106,7 @@ def _check_roles(chat: Chat, text: str, render: Render) -> None:
             {**each, "content": f"{each['content']}x"} if each["role"] == role and "content" in each else each
             for each in chat
         ]
-        if "content" in chat[first] and _is_same(changed, text, render):
+        if "content" in chat[first] and _text(changed, render) == text:
             name = f"messages.{first}.role"
             raise FieldOutOfRange(f"{name}: this model's chat template leaves out messages of this role", param=name)
 
@@ -129,11 +121,11 @@ def _left_out(chat: Chat, text: str, render: Render) -> set[tuple[str, str]]:
         for each in chat
         for name in each.keys() - ALWAYS_TAKEN.get(each["role"], {"role", "content"})
     }
-    if not fields or _is_same(_without(chat, fields), text, render):
+    if not fields or _text(_without(chat, fields), render) == text:
         return fields
     if len(fields) > MAX_CHECKED:
         raise FieldOutOfRange(f"messages: at most {MAX_CHECKED} fields besides role and content", param="messages")
-    return {field for field in fields if _is_same(_without(chat, {field}), text, render)}
+    return {field for field in fields if _text(_without(chat, {field}), render) == text}
 
 
 def _without(chat: Chat, fields: set[tuple[str, str]]) -> Chat:

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 
-from app.domain.errors import DjinnError, Draining, WrongState
-from app.domain.values import FinishReason, SamplingParams
+from app.domain.errors import Draining, WrongState
+from app.domain.values import FinishReason
 from app.messages import TurnFinished
 from app.sessions.charges import TurnCharge
 from app.sessions.keyed import KeyedRequest
@@ -82,7 +82,9 @@ class Choices:
             if isinstance(item, TurnFinished):
                 self._to_finish -= 1
                 if item.reason is FinishReason.CANCELLED:
-                    raise self._cancelled()
+                    if self._registry.table.draining:
+                        raise Draining("the server is shutting down; the turn was cancelled")
+                    raise WrongState("the turn was cancelled")
             yield index, item
         await self._cleanup.aclose()  # a client's next call, which its answer lets it make, finds the sessions closed
         if self._keyed is not None:
@@ -108,18 +110,15 @@ class Choices:
     def _start_choice(self, index: int) -> None:
         prompt, number = divmod(index, self._n)
         request = self._requests[prompt]
-        numbered = replace(request, sampling=_sampling_of(request.sampling, number))
-        reader = self._registry.turns.start(self._sessions[index], numbered, self._cleanup, self._charges[index])
+        if number:  # choices differ in their seeds; only the first reports the prompt's log-probabilities
+            seed = (request.sampling.seed + number) % (MAX_SEED + 1)
+            request = replace(request, sampling=replace(request.sampling, seed=seed, prompt_logprobs=None))
+        reader = self._registry.turns.start(self._sessions[index], request, self._cleanup, self._charges[index])
         if len(self._sessions) == 1:
             self._only = reader
             return
         task = asyncio.create_task(self._pump(index, reader))
         self._cleanup.push_async_callback(_end, task)
-
-    def _cancelled(self) -> DjinnError:
-        if self._registry.table.draining:
-            return Draining("the server is shutting down; the turn was cancelled")
-        return WrongState("the turn was cancelled")
 
     async def _pump(self, index: int, reader: TurnReader) -> None:
         """Move one choice's items to the reader, no faster than it reads."""
@@ -128,13 +127,6 @@ class Choices:
                 await self._merged.put((index, item))
         except Exception as error:  # the reader raises it
             await self._merged.put((index, error))
-
-
-def _sampling_of(sampling: SamplingParams, number: int) -> SamplingParams:
-    """The choices of a prompt differ in their seeds; only the first reports the prompt's log-probabilities."""
-    if number == 0:
-        return sampling
-    return replace(sampling, seed=(sampling.seed + number) % (MAX_SEED + 1), prompt_logprobs=None)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -1,11 +1,10 @@
 """What requests and answers of the OpenAI surface have in common."""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     Discriminator,
     Field,
     Tag,
@@ -15,10 +14,12 @@ from pydantic import (
 )
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.values import Grammar, GrammarKind, TurnUsage
+from app.domain.values import Grammar
 from app.tools.definitions import Tool, ToolMode, ToolUse, check_parameters
+from app.wire.base import type_of
+from app.wire.calls import CallBody
 from app.wire.extras import OpenBody
-from app.wire.turns import ANY_OBJECT, MAX_SEED, SamplingFields, schema_text
+from app.wire.turns import MAX_SEED, json_form
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -33,11 +34,11 @@ class StreamOptions(OpenBody):
     )
 
     def without_effect(self) -> Iterable[str]:
-        """See `OpenBody`."""
+        """`continuous_usage_stats`, where no usage is told."""
         return ["continuous_usage_stats"] if self.continuous_usage_stats and not self.include_usage else []
 
 
-class GenerationFields(SamplingFields, OpenBody):
+class GenerationFields(CallBody):
     """The fields that both generating routes share.
 
     A `seed` may be any integer. Seeds from 0 to 2^63 - 1 are taken as they are; any other is taken modulo 2^63, so
@@ -74,41 +75,6 @@ class GenerationFields(SamplingFields, OpenBody):
     def shown_usage(self) -> StreamOptions:
         """What a stream is to tell of the usage."""
         return self.stream_options or StreamOptions()
-
-
-class PromptTokensDetails(BaseModel):
-    """Where the prompt's KV came from."""
-
-    cached_tokens: int
-
-
-class Usage(BaseModel):
-    """Tokens of one call. A prompt counts once, however many choices it has."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-    @classmethod
-    def of(cls, prompts: Iterable[TurnUsage], choices: Iterable[TurnUsage]) -> Self:
-        """Sum up a call. `prompts` are the usages of each prompt's first choice, `choices` those of all choices."""
-        first = list(prompts)
-        return cls.of_tokens(
-            prompt=sum(usage.prompt_tokens for usage in first),
-            completion=sum(usage.completion_tokens for usage in choices),
-            cached=sum(usage.cached_tokens for usage in first),
-        )
-
-    @classmethod
-    def of_tokens(cls, *, prompt: int, completion: int, cached: int) -> Self:
-        """So many tokens of prompts, `cached` of which had their KV already, and of completions."""
-        return cls(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
-        )
 
 
 MAX_TOOLS = 128
@@ -155,10 +121,6 @@ class NamedTool(OpenBody):
     type: Literal["function"]
     function: FunctionName
 
-    def to_use(self, tools: Sequence[Tool], *, parallel: bool) -> ToolUse:
-        """See `tool_use`."""
-        return use_of_one(tools, self.function.name)
-
 
 class AllowedTools(OpenBody):
     """The tools that may be called, of those that the model sees."""
@@ -173,50 +135,54 @@ class AllowedToolsChoice(OpenBody):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
-    def to_use(self, tools: Sequence[Tool], *, parallel: bool) -> ToolUse:
-        """See `tool_use`."""
-        chosen = self.allowed_tools
-        names = frozenset(each.function.name for each in chosen.tools)
-        return ToolUse.of(tools, ToolMode(chosen.mode), names, parallel=parallel)
+
+class FlatNamedTool(OpenBody):
+    """One of the tools by its name."""
+
+    type: Literal["function"]
+    name: ToolName
 
 
-def _form_of(choice: object) -> str | None:
-    if isinstance(choice, str):
-        return "word"
-    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
-    return {"function": "named tool", "allowed_tools": "allowed tools"}.get(kind) if isinstance(kind, str) else None
+class FlatAllowedTools(OpenBody):
+    """The model calls some of the tools only."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[FlatNamedTool] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
+ChoiceWord = Annotated[Literal["none", "auto", "required"], Tag("word")]
 CHOICE_BY_FORM = Discriminator(
-    _form_of,
+    lambda choice: "word" if isinstance(choice, str) else type_of(choice),
     custom_error_type="tool_choice",
     custom_error_message="none, auto, required, or an object of type function or allowed_tools",
 )
-ChoiceWord = Annotated[Literal["none", "auto", "required"], Tag("word")]
 ToolChoice = Annotated[
-    ChoiceWord | Annotated[NamedTool, Tag("named tool")] | Annotated[AllowedToolsChoice, Tag("allowed tools")],
+    ChoiceWord | Annotated[NamedTool, Tag("function")] | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
+    CHOICE_BY_FORM,
+]
+FlatToolChoice = Annotated[
+    ChoiceWord | Annotated[FlatNamedTool, Tag("function")] | Annotated[FlatAllowedTools, Tag("allowed_tools")],
     CHOICE_BY_FORM,
 ]
 
 
-class ChoiceOfTools(Protocol):
-    """A `tool_choice` that names tools."""
-
-    def to_use(self, tools: Sequence[Tool], *, parallel: bool) -> ToolUse: ...
-
-
-def use_of_one(tools: Sequence[Tool], name: str) -> ToolUse:
-    """The use of one call of that tool. Raises `FieldOutOfRange` if there is none."""
-    return ToolUse.of(tools, ToolMode.REQUIRED, frozenset({name}), parallel=False)
-
-
-def tool_use(tools: Sequence[Tool], choice: str | ChoiceOfTools | None, *, parallel: bool) -> ToolUse:
+def tool_use(tools: Sequence[Tool], choice: ToolChoice | FlatToolChoice | None, *, parallel: bool) -> ToolUse:
     """What a turn may do with the tools. Raises `FieldOutOfRange` if the fields do not fit together."""
-    if choice is None:
-        choice = ToolMode.AUTO if tools else ToolMode.NONE
-    if isinstance(choice, str):
-        return ToolUse.of(tools, ToolMode(choice), None, parallel=parallel)
-    return choice.to_use(tools, parallel=parallel)
+    match choice:
+        case None:
+            return ToolUse.of(tools, ToolMode.AUTO if tools else ToolMode.NONE, None, parallel=parallel)
+        case NamedTool() | FlatNamedTool():
+            name = choice.name if isinstance(choice, FlatNamedTool) else choice.function.name
+            return ToolUse.of(tools, ToolMode.REQUIRED, frozenset({name}), parallel=False)
+        case AllowedToolsChoice(allowed_tools=allowed):
+            names = frozenset(each.function.name for each in allowed.tools)
+            return ToolUse.of(tools, ToolMode(allowed.mode), names, parallel=parallel)
+        case FlatAllowedTools():
+            names = frozenset(each.name for each in choice.tools)
+            return ToolUse.of(tools, ToolMode(choice.mode), names, parallel=parallel)
+        case _:
+            return ToolUse.of(tools, ToolMode(choice), None, parallel=parallel)
 
 
 def parallel_without_effect(tools: Sequence[object], *, parallel: bool) -> list[str]:
@@ -250,7 +216,5 @@ class ResponseFormat(OpenBody):
         """The engine's grammar; None if any text will do."""
         if self.type == "text":
             return None
-        if self.json_schema is None or self.json_schema.json_schema is None:
-            return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT, "response_format")
-        schema = schema_text(self.json_schema.json_schema)
-        return Grammar(GrammarKind.JSON_SCHEMA, schema, "response_format.json_schema.schema")
+        schema = None if self.json_schema is None else self.json_schema.json_schema
+        return json_form(schema, "response_format" if schema is None else "response_format.json_schema.schema")

@@ -11,19 +11,10 @@ from pydantic import BaseModel, Field
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import SamplingParams, SessionState, TurnUsage
-from app.openai.chat import (
-    AssistantMessage,
-    FunctionCall,
-    Message,
-    SystemMessage,
-    ToolCall,
-    ToolMessage,
-    UserMessage,
-)
+from app.openai.chat_prompt import Chat
 from app.openai.response_input import ResponseBody
 from app.openai.response_items import (
     AnyItem,
-    Encoded,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputMessageItem,
@@ -32,6 +23,9 @@ from app.openai.response_items import (
     JsonOf,
     OutputItem,
     OutputMessageItem,
+    OutputTextPart,
+    RefusedPart,
+    encoded,
     without_logprobs,
 )
 from app.sessions.session import Session
@@ -107,9 +101,9 @@ class ResponseObject(BaseModel):
     previous_response_id: str | None
     store: bool
     temperature: float
-    text: Annotated[Encoded, JsonOf(dict[str, Any])]
+    text: Annotated[bytes, JsonOf(dict[str, Any])]
     tool_choice: str | dict[str, Any]
-    tools: Annotated[Encoded, JsonOf(list[dict[str, Any]])]
+    tools: Annotated[bytes, JsonOf(list[dict[str, Any]])]
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
@@ -134,9 +128,9 @@ class ResponseObject(BaseModel):
             previous_response_id=body.previous_response_id,
             store=body.store,
             temperature=sampling.temperature,
-            text=Encoded.of({"format": body.text_format.model_dump(by_alias=True, exclude_none=True)}),
+            text=encoded({"format": body.text_format.model_dump(by_alias=True, exclude_none=True)}),
             tool_choice=choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
-            tools=Encoded.of(tools),
+            tools=encoded(tools),
             top_logprobs=body.top_logprobs or 0,
             top_p=sampling.top_p,
             user=body.user,
@@ -238,26 +232,24 @@ class Conversation:
         return response is self.latest and not self.is_running and self.session.state is SessionState.IDLE
 
 
-def to_messages(instructions: str | None, items: Iterable[AnyItem]) -> list[Message]:
-    """The chat: the instructions, then the items. Calls belong to the assistant's message before them."""
-    messages: list[Message] = []
-    if instructions is not None:
-        messages.append(SystemMessage(role="system", content=instructions))
+def to_chat(instructions: str | None, items: Iterable[AnyItem]) -> Chat:
+    """The instructions, then the items, as chat templates read them. Calls belong to the assistant's message before."""
+    chat: Chat = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         match item:
             case FunctionCallItem():
-                _add_call(messages, item)
-            case OutputMessageItem():
-                said = "\n".join(part.text for part in item.content)
-                messages.append(AssistantMessage(role="assistant", content=said))
+                if not chat or chat[-1]["role"] != "assistant":
+                    chat.append({"role": "assistant", "content": ""})
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                chat[-1].setdefault("tool_calls", []).append(call)
             case FunctionCallOutputItem():
                 text = item.output if isinstance(item.output, str) else _joined(item.output)
-                messages.append(ToolMessage(role="tool", content=text, tool_call_id=item.call_id))
-            case InputMessageItem(role="user"):
-                messages.append(UserMessage(role="user", content=_joined(item.content)))
-            case InputMessageItem():
-                messages.append(SystemMessage(role="system", content=_joined(item.content)))
-    return messages
+                chat.append({"role": "tool", "content": text, "tool_call_id": item.call_id})
+            case InputMessageItem() | OutputMessageItem():
+                role = "system" if item.role == "developer" else item.role
+                chat.append({"role": role, "content": _joined(item.content)})
+    return chat
 
 
 def check_calls(before: Sequence[AnyItem], new: Sequence[AnyItem]) -> None:
@@ -271,15 +263,5 @@ def check_calls(before: Sequence[AnyItem], new: Sequence[AnyItem]) -> None:
             raise FieldOutOfRange(message, param="input")
 
 
-def _add_call(messages: list[Message], item: FunctionCallItem) -> None:
-    function = FunctionCall(name=item.name, arguments=item.arguments)
-    call = ToolCall(id=item.call_id, type="function", function=function)
-    last = messages[-1] if messages else None
-    if isinstance(last, AssistantMessage):
-        messages[-1] = last.model_copy(update={"tool_calls": [*(last.tool_calls or ()), call]})
-    else:
-        messages.append(AssistantMessage(role="assistant", content="", tool_calls=[call]))
-
-
-def _joined(parts: Sequence[InputTextPart]) -> str:
+def _joined(parts: Sequence[InputTextPart | OutputTextPart | RefusedPart]) -> str:
     return "\n".join(part.text for part in parts)

@@ -1,23 +1,20 @@
 """What a call of `/v1/responses` brings."""
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal, assert_never
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 from typing_extensions import TypeAliasType
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.values import Grammar, GrammarKind
+from app.domain.values import Grammar
 from app.openai.fields import (
-    CHOICE_BY_FORM,
     MAX_TOOLS,
     MAX_TOP_LOGPROBS,
-    ChoiceWord,
+    FlatToolChoice,
     FunctionDefinition,
-    ToolName,
     parallel_without_effect,
     tool_use,
-    use_of_one,
 )
 from app.openai.response_items import (
     AnyItem,
@@ -31,12 +28,12 @@ from app.openai.response_items import (
     RefusedPart,
     new_id,
 )
-from app.tools.definitions import Tool, ToolMode, ToolUse
-from app.tools.support import form_without_effect
-from app.wire.base import MAX_COUNT, LongList
+from app.tools.definitions import ToolUse
+from app.wire.base import MAX_COUNT, LongList, TextOrList, type_of
+from app.wire.calls import CallBody
 from app.wire.extras import RESPONSES, OpenBody
 from app.wire.sessions import Metadata
-from app.wire.turns import ANY_OBJECT, SamplingFields, schema_text
+from app.wire.turns import json_form
 
 Id = Annotated[str, Field(min_length=1, max_length=256)]
 MAX_PARTS = 10_000
@@ -56,17 +53,8 @@ class RefusalBody(OpenBody):
     refusal: str
 
 
-PART_TAGS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""By type: the form of a part."""
-
-
 def _part_form(part: object) -> str | None:
-    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return PART_TAGS.get(kind) if isinstance(kind, str) else None
-
-
-def _content_form(content: object) -> str:
-    return "parts" if isinstance(content, list) else "text"
+    return {"input_text": "text", "output_text": "text", "refusal": "refusal"}.get(type_of(part) or "")
 
 
 PartBody = TypeAliasType(
@@ -81,12 +69,7 @@ PartBody = TypeAliasType(
     ],
 )
 ItemContent = TypeAliasType(
-    "ItemContent",
-    Annotated[
-        Annotated[str, Tag("text")]
-        | Annotated[LongList[PartBody], Field(min_length=1, max_length=MAX_PARTS), Tag("parts")],
-        Discriminator(_content_form),
-    ],
+    "ItemContent", TextOrList[str, Annotated[LongList[PartBody], Field(min_length=1, max_length=MAX_PARTS)]]
 )
 
 
@@ -105,7 +88,7 @@ class MessageBody(OpenBody):
     phase: str | None = Field(None, max_length=64, description="of OpenAI's own models: has no effect")
 
     def without_effect(self) -> list[str]:
-        """See `OpenBody`."""
+        """`phase`, if there is one."""
         return [] if self.phase is None else ["phase"]
 
     def to_item(self) -> AnyItem:
@@ -170,17 +153,14 @@ class ItemReferenceBody(OpenBody):
     id: Id
 
 
-InputItem = MessageBody | FunctionCallBody | FunctionCallOutputBody | ReasoningBody | ItemReferenceBody
 FORMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 
 
 def _form_of(item: object) -> str | None:
-    if isinstance(item, dict):
-        default = "item_reference" if item.keys() == {"id"} else "message"
-        kind = item.get("type") or default
-    else:
-        kind = getattr(item, "type", None)
-    return kind if isinstance(kind, str) and kind in FORMS else None
+    kind = type_of(item)
+    if isinstance(item, dict) and not item.get("type"):
+        kind = "item_reference" if item.keys() == {"id"} else "message"
+    return kind if kind in FORMS else None
 
 
 InputItemBody = TypeAliasType(
@@ -196,19 +176,6 @@ InputItemBody = TypeAliasType(
         ),
     ],
 )
-
-
-def to_item(body: InputItem, find: Callable[[str], AnyItem]) -> AnyItem | None:
-    """The item; None for one without effect. `find` gives a kept item by its id."""
-    match body:
-        case ReasoningBody():
-            return None
-        case ItemReferenceBody():
-            return find(body.id)
-        case MessageBody() | FunctionCallBody() | FunctionCallOutputBody():
-            return body.to_item()
-        case _:
-            assert_never(body)
 
 
 class TextFormat(OpenBody):
@@ -241,16 +208,6 @@ class TextConfig(OpenBody):
 
     format: FlatFormat | None = Field(None, description="the form that the text must have (default: any text)")
 
-    def to_grammar(self) -> Grammar | None:
-        """The engine's grammar; None if any text will do."""
-        match self.format:
-            case None | TextFormat():
-                return None
-            case JsonObjectFormat():
-                return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT, "text.format")
-            case FlatJsonSchemaFormat():
-                return Grammar(GrammarKind.JSON_SCHEMA, schema_text(self.format.json_schema), "text.format.schema")
-
 
 class FlatFunctionTool(FunctionDefinition):
     """A function that the model may call."""
@@ -258,54 +215,23 @@ class FlatFunctionTool(FunctionDefinition):
     type: Literal["function"]
 
 
-class FlatNamedTool(OpenBody):
-    """One of the tools by its name."""
-
-    type: Literal["function"]
-    name: ToolName
-
-    def to_use(self, tools: Sequence[Tool], *, parallel: bool) -> ToolUse:
-        """See `tool_use`."""
-        return use_of_one(tools, self.name)
-
-
-class FlatAllowedTools(OpenBody):
-    """The model calls some of the tools only."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[FlatNamedTool] = Field(min_length=1, max_length=MAX_TOOLS)
-
-    def to_use(self, tools: Sequence[Tool], *, parallel: bool) -> ToolUse:
-        """See `tool_use`."""
-        return ToolUse.of(tools, ToolMode(self.mode), frozenset(each.name for each in self.tools), parallel=parallel)
-
-
-FlatToolChoice = Annotated[
-    ChoiceWord | Annotated[FlatNamedTool, Tag("named tool")] | Annotated[FlatAllowedTools, Tag("allowed tools")],
-    CHOICE_BY_FORM,
-]
-
-
 MAX_ITEMS = 100_000
 LOGPROBS = "message.output_text.logprobs"
 """The entry of `include` that asks for log-probabilities."""
 
-Input = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[LongList[InputItemBody], Field(min_length=1, max_length=MAX_ITEMS), Tag("items")],
-    Discriminator(lambda value: "items" if isinstance(value, list) else "text"),
-]
+Input = TextOrList[str, Annotated[LongList[InputItemBody], Field(min_length=1, max_length=MAX_ITEMS)]]
 
 
 class ResponseStreamOptions(OpenBody):
     """Options of a streamed response: none has an effect."""
 
 
-class ResponseBody(SamplingFields, OpenBody):
+class ResponseBody(CallBody):
     """A response to generate. `input` is what is new since the response `previous_response_id`."""
 
     place: ClassVar[str] = RESPONSES
+    prompt_field: ClassVar[str] = "input"
+    form_field: ClassVar[str] = "text.format"
 
     model: str = Field(description="the served model's name, as /v1/models gives it")
     input: Input = Field(description="a text of the user, or items")
@@ -348,10 +274,10 @@ class ResponseBody(SamplingFields, OpenBody):
         return tools
 
     def without_effect(self) -> list[str]:
-        """See `OpenBody`."""
+        """Reasoning, a form beside calls that must be made, and more fields that ask for nothing here."""
         items = () if isinstance(self.input, str) else self.input
         unread = [f"input.{index}" for index, item in enumerate(items) if isinstance(item, ReasoningBody)]
-        unread += form_without_effect(self.to_grammar(), self.to_tool_use())
+        unread += super().without_effect()
         unread += parallel_without_effect(self.tools, parallel=self.parallel_tool_calls)
         return unread + [f"include.{index}" for index, name in enumerate(self.include) if name != LOGPROBS]
 
@@ -360,15 +286,18 @@ class ResponseBody(SamplingFields, OpenBody):
         if isinstance(self.input, str):
             text = InputTextPart(text=self.input)
             return [InputMessageItem(id=new_id("msg"), role="user", content=[text])]
-        found = (to_item(body, find) for body in self.input)
-        return [item for item in found if item is not None]
+        bodies = [body for body in self.input if not isinstance(body, ReasoningBody)]
+        return [find(body.id) if isinstance(body, ItemReferenceBody) else body.to_item() for body in bodies]
 
-    def to_grammar(self) -> Grammar | None:
-        """What the text must match, from `text.format` or `structured_outputs`."""
-        asked = None if self.text is None else self.text.to_grammar()
-        if asked is not None and self.structured_outputs is not None:
-            raise FieldOutOfRange("give only one of text.format and structured_outputs", param="text.format")
-        return asked or super().to_grammar()
+    def own_form(self) -> Grammar | None:
+        """What `text.format` says."""
+        match self.text_format:
+            case TextFormat():
+                return None
+            case JsonObjectFormat():
+                return json_form(None, "text.format")
+            case FlatJsonSchemaFormat() as form:
+                return json_form(form.json_schema, "text.format.schema")
 
     @property
     def text_format(self) -> FlatFormat:
@@ -380,6 +309,16 @@ class ResponseBody(SamplingFields, OpenBody):
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
         tools = [tool.to_tool() for tool in self.tools]
         return tool_use(tools, self.tool_choice, parallel=self.parallel_tool_calls)
+
+    @property
+    def token_limit(self) -> int | None:
+        """Most tokens to generate."""
+        return self.max_output_tokens
+
+    @property
+    def limit_field(self) -> str:
+        """The field that `token_limit` came in."""
+        return "max_output_tokens"
 
     @property
     def alternatives(self) -> int | None:

@@ -30,34 +30,21 @@ class Journaled(BaseModel):
     answer: ResponseObject
     is_deleted: bool = False
 
-    @classmethod
-    def of(cls, response: StoredResponse) -> Journaled:
-        """That of a response of a conversation."""
-        conversation = response.conversation
-        is_first = response is next(iter(conversation.responses.values()))
-        return cls(
-            conversation=conversation.id,
-            owns_session=conversation.owns_session,
-            start=response.start,
-            before=conversation.items[: response.start] if is_first else [],
-            input=list(response.input),
-            answer=response.answer,
-            is_deleted=response.is_deleted,
-        )
-
-    def to_conversation(self, session: Session) -> Conversation:
-        """The conversation whose first response this is."""
-        return Conversation(self.conversation, session, True, self.owns_session, list(self.before))
-
-    def to_response(self, conversation: Conversation) -> StoredResponse:
-        """The response again."""
-        return StoredResponse(conversation, self.start, self.input, self.answer, self.is_deleted)
-
 
 def record_of(response: StoredResponse) -> ResponseRecord:
     """A response as it is written."""
-    session = response.conversation.session
-    return ResponseRecord(response.answer.id, session.id, to_json(Journaled.of(response)))
+    conversation = response.conversation
+    is_first = response is next(iter(conversation.responses.values()))
+    kept = Journaled(
+        conversation=conversation.id,
+        owns_session=conversation.owns_session,
+        start=response.start,
+        before=conversation.items[: response.start] if is_first else [],
+        input=list(response.input),
+        answer=response.answer,
+        is_deleted=response.is_deleted,
+    )
+    return ResponseRecord(response.answer.id, conversation.session.id, to_json(kept))
 
 
 def in_order(records: Iterable[ResponseRecord]) -> list[tuple[ResponseRecord, Journaled]]:
@@ -141,8 +128,9 @@ class ResponseStore:
     def _take_in(self, session: Session, kept: Journaled, size: int) -> None:
         conversation = self._conversations.get(kept.conversation)
         if conversation is None:
-            conversation = self._conversations[kept.conversation] = kept.to_conversation(session)
-        response = kept.to_response(conversation)
+            conversation = Conversation(kept.conversation, session, True, kept.owns_session, list(kept.before))
+            self._conversations[kept.conversation] = conversation
+        response = StoredResponse(conversation, kept.start, kept.input, kept.answer, kept.is_deleted)
         self._add(response)
         self._measure(response, size)
         conversation.used_at = kept.answer.created_at
@@ -165,7 +153,9 @@ class ResponseStore:
             return running[0]
         found = self._responses.get(response_id)
         if found is None or found.is_deleted or found.conversation.session.owner != owner or found.conversation.is_dead:
-            self._require_home(owner, response_id)
+            session = self._registry.keeper.homes.gone_by_response(response_id)
+            if session is not None:
+                self._registry.table.require_home(session, owner, False)
             raise NotFound(f"no response {response_id[:100]}", param=param)
         if found.conversation.session.leaving:
             raise Moving(f"response {response_id} is on its way to another server, with its session")
@@ -208,11 +198,6 @@ class ResponseStore:
             self._forget(conversation)
         else:
             self._note(response)
-
-    def _require_home(self, owner: str | None, response_id: str) -> None:
-        session = self._registry.keeper.homes.gone_by_response(response_id)
-        if session is not None:
-            self._registry.table.require_home(session, owner, False)
 
     def _add(self, response: StoredResponse) -> None:
         response.conversation.add(response)

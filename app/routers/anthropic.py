@@ -15,8 +15,8 @@ from app.anthropic.answers import (
 )
 from app.anthropic.messages import CountTokensBody, MessagesBody, MessagesQuery, prompt_tokens
 from app.openai.models import tokenized_limit
+from app.routers.api_calls import BOUND_HEADERS, IGNORED_DESCRIPTION, ApiCallDep, IgnoredDep, OpenAIRoute, check_model
 from app.routers.dependencies import OwnerDep, ServicesDep
-from app.routers.openai import IGNORED_DESCRIPTION, SESSION_HEADER, IgnoredDep, OpenAICallDep, OpenAIRoute, check_model
 from app.text.tokenizer import TextLimit
 from app.web.openapi import component
 from app.web.sse import EventStream, unless_disconnected
@@ -30,10 +30,7 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
     **{status: {"model": MessagesErrorBody} for status in (409, 421, 529)},
     200: {
         "description": "The answer; with `stream`, events from `message_start` to `message_stop`.",
-        "headers": {
-            SESSION_HEADER: {"description": "the session that the call was bound to", "schema": {"type": "string"}},
-            **IGNORED_DESCRIPTION,
-        },
+        "headers": BOUND_HEADERS,
         "content": {EventStream.media_type: {"schema": component(MessageEvent)}},
     },
 }
@@ -44,7 +41,7 @@ async def create_message(
     request: Request,
     body: MessagesBody,
     query: Annotated[MessagesQuery, Query()],
-    call: OpenAICallDep,
+    call: ApiCallDep,
     ignored: IgnoredDep,
 ) -> Response:
     """Go on with a conversation. A client that disconnects cancels its turn."""
@@ -54,32 +51,19 @@ async def create_message(
     support, use = services.tool_support, body.to_tool_use()
     limit = TextLimit("messages", services.info.max_model_len)
     prompt = await services.side_work.run(call.owner, prompt_tokens, body, services.tokens, support, limit)
-    starting = call.start(
-        body,
-        [prompt],
-        user=body.user,
-        prompt_field="messages",
-        max_tokens=body.max_tokens,
-        logprobs=None,
-        grammar=body.to_turn_grammar(use, support),
-        shown=support.shown if use.callable else frozenset(),
-    )
-    choices = await unless_disconnected(request, starting)
-    writer = MessageWriter(
-        services.info.name,
-        len(prompt),
-        reader=support.reader(use, has_form=body.to_grammar() is not None),
-        on_calls=call.wait_for_tools,
-    )
+    choices = await unless_disconnected(request, call.start(body, [prompt], use, user=body.user))
+    answer = support.answer(use, has_form=body.to_grammar() is not None)
+    writer = MessageWriter(services.info.name, len(prompt), answer, on_calls=call.wait_for_tools)
     if body.stream:
         return call.answer(EventStream(stream(aiter(choices), writer, request.state.request_id)))
-    answer = await unless_disconnected(request, collect(aiter(choices), writer))
-    return call.answer(Response(answer.model_dump_json(), media_type="application/json"))
+    whole = await unless_disconnected(request, collect(aiter(choices), writer))
+    return call.answer(Response(whole, media_type="application/json"))
 
 
 @router.post(
     "/v1/messages/count_tokens",
     operation_id="countMessageTokens",
+    response_model=TokenCount,
     responses={**REFUSALS, 200: {"headers": IGNORED_DESCRIPTION}},
 )
 async def count_message_tokens(
@@ -88,10 +72,10 @@ async def count_message_tokens(
     services: ServicesDep,
     owner: OwnerDep,
     ignored: IgnoredDep,
-) -> TokenCount:
+) -> Any:
     """The tokens that a call with these fields has as its prompt."""
     ignored.read(body)
     check_model(services, body.model)
     limit = tokenized_limit("messages", services.info.max_model_len)
     prompt = await services.side_work.run(owner, prompt_tokens, body, services.tokens, services.tool_support, limit)
-    return TokenCount(input_tokens=len(prompt))
+    return {"input_tokens": len(prompt)}

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
-from typing import Annotated
+from functools import partial
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -12,6 +13,7 @@ from app.domain.activations import Captures
 from app.domain.breakpoints import Edit, TensorData
 from app.domain.errors import FieldOutOfRange, NotFound
 from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep, SessionDep, errors
+from app.sessions.session import Session
 from app.sessions.side_work import FILE_BYTES_PER_S, Lane
 from app.web.bodies import FILE, FILE_BODY, PART_BYTES, JsonRoute, file_response, whole_body
 from app.web.sse import unless_disconnected
@@ -28,6 +30,8 @@ from app.wire.breakpoints import (
 )
 from app.wire.maps import LensMapQuery, LensMapView, NormsQuery, NormsView
 from app.wire.tensors import norm, read_one, to_float32, vector_of, write_file
+
+T = TypeVar("T")
 
 
 def to_edits(bodies: Iterable[EditBody], services: Services, owner: str | None) -> tuple[Edit, ...]:
@@ -63,6 +67,23 @@ def _vector(body: EditBody, services: Services, owner: str | None, *, param: str
             f"{param}: for {body.op} its length must be from {shortest} to {longest}, not {norm(vector)}", param=param
         )
     return vector
+
+
+async def large_content(
+    services: Services,
+    session: Session,
+    cleanup: AsyncExitStack,
+    read: Callable[[], Awaitable[T]],
+    write: Callable[[T], bytes],
+) -> bytes:
+    """What `write` makes of what the engine lets one `read`, when it is the turn of the session's tenant."""
+    place = await cleanup.enter_async_context(AsyncExitStack())
+    piece = await place.enter_async_context(services.side_work.turn(session.owner, Lane.ACTIVATIONS))
+    content = await asyncio.to_thread(write, await read())
+    piece.seconds = len(content) / FILE_BYTES_PER_S
+    if len(content) <= PART_BYTES:
+        await place.aclose()  # only what takes memory until it is read keeps its place until then
+    return content
 
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["breakpoints"], route_class=JsonRoute)
@@ -118,14 +139,8 @@ async def get_captures(request: Request, session: SessionDep, services: Services
     JSON under each tensor's name: `breakpoint`, `layer`, `positions`, `token_ids`; and `dropped`, the number of those
     for which there was no room.
     """
-    place = await cleanup.enter_async_context(AsyncExitStack())
-    piece = await place.enter_async_context(services.side_work.turn(session.owner, Lane.ACTIVATIONS))
-    captures = await services.sessions.whitebox.captures(session)
-    content = await asyncio.to_thread(_captures_file, captures)
-    piece.seconds = len(content) / FILE_BYTES_PER_S
-    if len(content) <= PART_BYTES:
-        await place.aclose()  # only what takes memory until it is read keeps its place until then
-    return file_response(request, content)
+    read = partial(services.sessions.whitebox.captures, session)
+    return file_response(request, await large_content(services, session, cleanup, read, _captures_file))
 
 
 @router.delete("/captures", operation_id="deleteCaptures", status_code=204, responses=errors(404))

@@ -1,7 +1,6 @@
 """What a paused turn has left: look at it, change it."""
 
-import asyncio
-from contextlib import AsyncExitStack
+from functools import partial
 from typing import Annotated
 
 import orjson
@@ -10,14 +9,12 @@ from fastapi import APIRouter, Query, Request, Response
 from app.domain.activations import Activation, CheckpointInfo
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
-from app.routers.breakpoints import to_edits
+from app.routers.breakpoints import large_content, to_edits
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors, errors_of_file
-from app.sessions.side_work import FILE_BYTES_PER_S, Lane
 from app.web.bodies import (
     FILE,
     FILE_BODY,
     OCTET_STREAM,
-    PART_BYTES,
     SAFETENSORS,
     JsonRoute,
     LargeAnswer,
@@ -64,14 +61,10 @@ async def get_activation(
 
     With `Accept: application/json` it is JSON: `layer`, `first`, `end`, `dtype` and `values`, a list for each position.
     """
-    place = await cleanup.enter_async_context(AsyncExitStack())
-    piece = await place.enter_async_context(services.side_work.turn(session.owner, Lane.ACTIVATIONS))
-    activation = await services.sessions.whitebox.read_checkpoint(session, query.to_positions())
-    as_json = _wants_json(request)
-    content = await asyncio.to_thread(_json if as_json else _file, activation)
-    piece.seconds = len(content) / FILE_BYTES_PER_S
-    if len(content) <= PART_BYTES:
-        await place.aclose()  # only what takes memory until it is read keeps its place until then
+    accepted = accepted_types(request)
+    as_json = "application/json" in accepted and accepted.isdisjoint((OCTET_STREAM, SAFETENSORS))
+    read = partial(services.sessions.whitebox.read_checkpoint, session, query.to_positions())
+    content = await large_content(services, session, cleanup, read, _json if as_json else _file)
     return LargeAnswer(content, media_type="application/json") if as_json else file_response(request, content)
 
 
@@ -119,24 +112,17 @@ def _read_activation(content: bytes, info: CheckpointInfo) -> TensorData:
     return tensor
 
 
-def _wants_json(request: Request) -> bool:
-    """Whether `Accept` names JSON, and no file too."""
-    accepted = accepted_types(request)
-    return "application/json" in accepted and accepted.isdisjoint((OCTET_STREAM, SAFETENSORS))
+def _place(activation: Activation) -> dict[str, int]:
+    return {"layer": activation.layer, "first": activation.first, "end": activation.end}
 
 
 def _file(activation: Activation) -> bytes:
-    return write_file({ACTIVATION: activation.tensor}, _place(activation))
-
-
-def _place(activation: Activation) -> dict[str, str]:
-    return {"layer": str(activation.layer), "first": str(activation.first), "end": str(activation.end)}
+    place = {name: str(value) for name, value in _place(activation).items()}
+    return write_file({ACTIVATION: activation.tensor}, place)
 
 
 def _json(activation: Activation) -> bytes:
     """What `getActivation` answers in JSON. Its numbers are not worth a Python object each."""
     tensor = activation.tensor
-    place = {"layer": activation.layer, "first": activation.first, "end": activation.end}
-    return orjson.dumps(
-        {**place, "dtype": tensor.dtype, "values": to_float32(tensor)}, option=orjson.OPT_SERIALIZE_NUMPY
-    )
+    shown = {**_place(activation), "dtype": tensor.dtype, "values": to_float32(tensor)}
+    return orjson.dumps(shown, option=orjson.OPT_SERIALIZE_NUMPY)

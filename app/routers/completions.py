@@ -8,11 +8,10 @@ from fastapi import APIRouter, HTTPException, Request, Response
 
 from app.domain.errors import NotFound
 from app.domain.values import ModelInfo
-from app.openai.answers import ChatChunkWriter, Head, collect, stream, whole_choice, whole_json
-from app.openai.chat import ChatBody, ChatCompletion
+from app.openai.answers import ChatChunkWriter, collect, head_of, stream, whole_choice, whole_json
+from app.openai.chat import ChatBody, chat_of
 from app.openai.chat_prompt import chat_prompt
-from app.openai.chunks import ChatCompletionEvent, CompletionEvent
-from app.openai.completions import Completion, CompletionBody, CompletionChunkWriter, Echo, whole_continuation
+from app.openai.completions import CompletionBody, CompletionChunkWriter, Echo, whole_continuation
 from app.openai.models import (
     DefaultSampling,
     DetokenizeAnswer,
@@ -23,18 +22,18 @@ from app.openai.models import (
     TokenizeBody,
     tokenized_limit,
 )
-from app.routers.dependencies import OwnerDep, Services, ServicesDep
-from app.routers.openai import (
+from app.openai.shapes import ChatCompletion, ChatCompletionEvent, Completion, CompletionEvent
+from app.routers.api_calls import (
     IGNORED_DESCRIPTION,
+    ApiCallDep,
     IgnoredDep,
-    OpenAICallDep,
     OpenAIRoute,
     check_model,
     generation_responses,
     openai_errors,
 )
+from app.routers.dependencies import OwnerDep, Services, ServicesDep
 from app.text.tokenizer import TextLimit, Tokens
-from app.tools.support import ToolSupport
 from app.web.sse import EventStream, unless_disconnected
 from app.wire.base import check_token_ids
 
@@ -47,9 +46,7 @@ router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
     response_model=ChatCompletion,
     responses=generation_responses(ChatCompletionEvent),
 )
-async def create_chat_completion(
-    request: Request, body: ChatBody, call: OpenAICallDep, ignored: IgnoredDep
-) -> Response:
+async def create_chat_completion(request: Request, body: ChatBody, call: ApiCallDep, ignored: IgnoredDep) -> Response:
     """Answer a chat. A client that disconnects cancels its turns."""
     services = call.services
     ignored.read(body)
@@ -57,44 +54,26 @@ async def create_chat_completion(
     use, support = body.to_tool_use(), services.tool_support
     limit = TextLimit("messages", services.info.max_model_len)
     prompt = await services.side_work.run(
-        call.owner, chat_prompt, body.messages, services.tokens, support, use.tools, limit=limit
+        call.owner, chat_prompt, chat_of(body.messages), services.tokens, support, use.tools, limit=limit
     )
     ignored.add(prompt.left_out)
-    starting = call.start(
-        body,
-        [prompt.token_ids],
-        n=body.n,
-        user=body.user,
-        prompt_field="messages",
-        max_tokens=body.token_limit,
-        limit_field=body.limit_field,
-        logprobs=body.alternatives,
-        grammar=body.to_turn_grammar(use, support),
-        shown=support.shown if use.callable else frozenset(),
-    )
+    starting = call.start(body, [prompt.token_ids], use, n=body.n, user=body.user)
     choices = await unless_disconnected(request, starting)
     writer = ChatChunkWriter(
         services.tokens,
         logprobs=body.logprobs,
-        new_reader=partial(support.reader, use, has_form=body.to_grammar() is not None),
+        new_answer=partial(support.answer, use, has_form=body.to_grammar() is not None),
         on_calls=call.wait_for_tools,
     )
-    head = Head.new("chatcmpl", services.info).fields()
+    head = head_of("chatcmpl", services.info)
     if body.stream:
-        chunk_head = {**head, "object": "chat.completion.chunk"}
-        events = stream(
-            aiter(choices),
-            writer,
-            chunk_head,
-            n=body.n,
-            prompt_tokens=[len(prompt.token_ids)],
-            options=body.shown_usage,
-        )
+        head["object"], lengths = "chat.completion.chunk", [len(prompt.token_ids)]
+        events = stream(aiter(choices), writer, head, n=body.n, prompt_tokens=lengths, options=body.shown_usage)
         return call.answer(EventStream(events))
     entries, usage = await unless_disconnected(request, collect(aiter(choices), writer, n=body.n, count=body.n))
     head["object"] = "chat.completion"
     whole = starmap(whole_choice, enumerate(entries))
-    answer = await whole_json(head, whole, usage=usage.model_dump(), metadata=body.metadata)
+    answer = await whole_json(head, whole, usage=usage, metadata=body.metadata)
     return call.answer(Response(answer, media_type="application/json"))
 
 
@@ -104,9 +83,7 @@ async def create_chat_completion(
     response_model=Completion,
     responses=generation_responses(CompletionEvent),
 )
-async def create_completion(
-    request: Request, body: CompletionBody, call: OpenAICallDep, ignored: IgnoredDep
-) -> Response:
+async def create_completion(request: Request, body: CompletionBody, call: ApiCallDep, ignored: IgnoredDep) -> Response:
     """Go on with each prompt. A client that disconnects cancels its turns."""
     services = call.services
     ignored.read(body)
@@ -115,12 +92,9 @@ async def create_completion(
     starting = call.start(
         body,
         [prompt.token_ids for prompt in prompts],
+        body.to_tool_use(),
         n=body.n,
         user=body.user,
-        prompt_field="prompt",
-        max_tokens=body.max_tokens,
-        logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
     )
     choices = await unless_disconnected(request, starting)
     writer = CompletionChunkWriter(
@@ -130,7 +104,7 @@ async def create_completion(
         logprobs=body.logprobs is not None,
         token_ids=body.return_token_ids,
     )
-    head = Head.new("cmpl", services.info).fields() | {"object": "text_completion"}
+    head = head_of("cmpl", services.info) | {"object": "text_completion"}
     if body.stream:
         lengths = [len(prompt.token_ids) for prompt in prompts]
         events = stream(aiter(choices), writer, head, n=body.n, prompt_tokens=lengths, options=body.shown_usage)
@@ -139,7 +113,7 @@ async def create_completion(
         request, collect(aiter(choices), writer, n=body.n, count=len(prompts) * body.n)
     )
     whole = (whole_continuation(index, each, token_ids=body.return_token_ids) for index, each in enumerate(entries))
-    answer = await whole_json(head, whole, usage=usage.model_dump())
+    answer = await whole_json(head, whole, usage=usage)
     return call.answer(Response(answer, media_type="application/json"))
 
 
@@ -190,8 +164,7 @@ ANSWERS = {**openai_errors(404), 200: {"headers": IGNORED_DESCRIPTION}}
 async def tokenize(body: TokenizeBody, services: ServicesDep, owner: OwnerDep, ignored: IgnoredDep) -> TokenizeAnswer:
     """The tokens that a prompt or a chat becomes."""
     ignored.read(body)
-    if body.model is not None:
-        check_model(services, body.model)
+    check_model(services, body.model)
     answer, left_out = await services.side_work.run(owner, _tokenize, body, services)
     ignored.add(left_out)
     return answer
@@ -203,8 +176,7 @@ async def detokenize(
 ) -> DetokenizeAnswer:
     """The text of tokens."""
     ignored.read(body)
-    if body.model is not None:
-        check_model(services, body.model)
+    check_model(services, body.model)
     check_token_ids(body.tokens, services.info.vocab_size, param="tokens")
     text = await services.side_work.run(owner, services.tokens.decode, body.tokens, skip_special_tokens=False)
     return DetokenizeAnswer(prompt=text)
@@ -212,8 +184,23 @@ async def detokenize(
 
 def _tokenize(body: TokenizeBody, services: Services) -> tuple[TokenizeAnswer, Iterable[str]]:
     """The answer, and the fields of messages that the chat template leaves out."""
-    tokens = services.tokens
-    token_ids, left_out = _encode_chat(body, tokens, services.tool_support, services.info.max_model_len)
+    left_out: Iterable[str] = ()
+    tokens, limit = services.tokens, tokenized_limit(body.input_field, services.info.max_model_len)
+    if body.messages is None:
+        assert body.prompt is not None
+        token_ids = tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False, limit=limit)
+    else:
+        continues = bool(body.continue_final_message)
+        prompt = chat_prompt(
+            chat_of(body.messages),
+            tokens,
+            services.tool_support,
+            [tool.to_tool() for tool in body.tools or ()],
+            add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
+            continue_final_message=continues,
+            limit=limit,
+        )
+        token_ids, left_out = prompt.token_ids, prompt.left_out
     answer = TokenizeAnswer(
         count=len(token_ids),
         max_model_len=services.info.max_model_len,
@@ -221,24 +208,3 @@ def _tokenize(body: TokenizeBody, services: Services) -> tuple[TokenizeAnswer, I
         token_strs=[tokens.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None,
     )
     return answer, left_out
-
-
-def _encode_chat(
-    body: TokenizeBody, tokens: Tokens, support: ToolSupport, max_model_len: int
-) -> tuple[list[int], Iterable[str]]:
-    limit = tokenized_limit(body.input_field, max_model_len)
-    if body.messages is None:
-        assert body.prompt is not None
-        return tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False, limit=limit), ()
-    continues = bool(body.continue_final_message)
-    opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
-    prompt = chat_prompt(
-        body.messages,
-        tokens,
-        support,
-        [tool.to_tool() for tool in body.tools or ()],
-        add_generation_prompt=opens,
-        continue_final_message=continues,
-        limit=limit,
-    )
-    return prompt.token_ids, prompt.left_out

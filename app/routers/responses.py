@@ -6,28 +6,29 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest, NotFound
 from app.openai.response import DeletedResponse, ItemList, ResponseObject, StoredResponse
-from app.openai.response_events import CANCELLED_EVENT, LAST_EVENTS, ResponseEvent
+from app.openai.response_events import CANCELLED_EVENT, LAST_EVENTS
 from app.openai.response_input import ResponseBody
 from app.openai.response_items import AnyItem, to_json
 from app.openai.response_store import UnstoredConversation
-from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, ServicesDep
-from app.routers.openai import (
+from app.openai.shapes import ResponseEvent
+from app.routers.api_calls import (
     IGNORED_DESCRIPTION,
     SESSION_HEADER,
+    ApiCallDep,
     IgnoredDep,
     OpenAIRoute,
-    SessionNameDep,
     openai_errors,
 )
-from app.routers.response_call import ResponseCall, ResponseRun
+from app.routers.dependencies import OwnerDep, Services, ServicesDep
+from app.routers.response_call import ResponseRun, start_response
 from app.sessions.keyed import KeyedRequest
 from app.web.openapi import component
 from app.web.sse import EventStream, sse_event, unless_disconnected
-from app.wire.base import WireModel
+from app.wire.base import QueryModel
 
 router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
 SESSION_ID = {"description": "the session that the response was generated in", "schema": {"type": "string"}}
@@ -42,23 +43,14 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("/v1/responses", operation_id="createResponse", response_model=ResponseObject, responses=ANSWERS)
-async def create_response(
-    request: Request,
-    body: ResponseBody,
-    services: ServicesDep,
-    owner: OwnerDep,
-    cleanup: CleanupDep,
-    session_name: SessionNameDep,
-    ignored: IgnoredDep,
-    keyed: KeyedDep,
-) -> Response:
+async def create_response(request: Request, body: ResponseBody, call: ApiCallDep, ignored: IgnoredDep) -> Response:
     """Generate a response. A client that disconnects cancels it."""
+    services, keyed = call.services, call.keyed
     if keyed is not None and (made := _made_before(services, keyed)) is not None:
         return _again(made, keyed, stream=body.stream)
     unstored = UnstoredConversation(services.sessions)
-    cleanup.callback(unstored.close)
-    call = ResponseCall(services, owner, unstored, session_name, keyed)
-    run = await unless_disconnected(request, call.start(body, ignored, cleanup))
+    call.cleanup.callback(unstored.close)
+    run = await unless_disconnected(request, start_response(call, unstored, body, ignored))
     if body.stream:
         return _with_session(run, EventStream(_stream(run, keyed)))
     await unless_disconnected(request, _finish(run))
@@ -128,18 +120,14 @@ kept_router = APIRouter(prefix="/v1/responses/{response_id}", tags=["openai"], r
 ERRORS = openai_errors(404, 409, 421)
 
 
-class ReadQuery(WireModel):
+class ReadQuery(QueryModel):
     """How to read a response."""
-
-    model_config = ConfigDict(strict=False)
 
     stream: bool = Field(False, description="only false: events are not kept")
 
 
-class ItemsQuery(WireModel):
+class ItemsQuery(QueryModel):
     """Which items to list."""
-
-    model_config = ConfigDict(strict=False)
 
     limit: int = Field(20, ge=1, le=100)
     order: Literal["asc", "desc"] = Field("desc", description="desc: the last item comes first")

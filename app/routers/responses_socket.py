@@ -14,11 +14,11 @@ from app.domain.values import MAX_NAME
 from app.openai.response_events import Event
 from app.openai.response_input import ResponseBody
 from app.openai.response_store import UnstoredConversation
+from app.routers.api_calls import SESSION_HEADER, ApiCall, as_bad_request
 from app.routers.dependencies import Services
-from app.routers.openai import SESSION_HEADER
-from app.routers.response_call import ResponseCall
+from app.routers.response_call import start_response
 from app.web.bodies import read_in_turn
-from app.web.errors import body_of, describe_body, error_response
+from app.web.errors import describe_body, error_body, error_response, visible_error
 from app.wire.extras import IgnoredFields
 
 CREATE = "response.create"
@@ -27,10 +27,12 @@ CREATE = "response.create"
 class ResponseConnection:
     """Reads the client's events, and sends those of one response at a time."""
 
-    def __init__(self, websocket: WebSocket, services: Services, call: ResponseCall) -> None:
+    def __init__(self, websocket: WebSocket, session_name: str | None, unstored: UnstoredConversation) -> None:
         self._websocket = websocket
-        self._services = services
-        self._call = call
+        self._services: Services = websocket.app.state.services
+        self._owner: str | None = websocket.state.owner
+        self._session_name = session_name
+        self._unstored = unstored
         self._running: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
@@ -58,8 +60,8 @@ class ResponseConnection:
 
     async def _read(self, message: bytes) -> dict[str, Any]:
         """The fields of a `response.create` event. Raises `MalformedRequest` for any other."""
-        services, owner = self._services, self._websocket.state.owner
-        fields = await read_in_turn(message, services.info.max_model_len, services.side_work, owner)
+        services = self._services
+        fields = await read_in_turn(message, services.info.max_model_len, services.side_work, self._owner)
         if not isinstance(fields, dict) or fields.get("type") != CREATE:
             raise MalformedRequest(f"type: only events of type {CREATE} are taken", param="type")
         if self._running is not None and not self._running.done():
@@ -71,19 +73,19 @@ class ResponseConnection:
         try:
             self._websocket.state.admit()  # the key may have ended since the connection began
             async with AsyncExitStack() as cleanup:
-                run = await self._call.start(_body(fields), ignored, cleanup)
-                self._count(ignored)
+                call = ApiCall(self._services, self._owner, cleanup, self._session_name)
+                run = await start_response(call, self._unstored, _body(fields), ignored)
+                for label in ignored.labels():
+                    self._services.metrics.ignored_fields.labels(label).inc()
                 async with aclosing(run.events()) as events:
                     async for event in events:
-                        await self._send(_with_ignored(event, ignored))
+                        if event["sequence_number"] == 0 and ignored.header:  # there is no header to name them
+                            event["ignored_fields"] = ignored.header
+                        await self._send(event)
         except WebSocketDisconnect:
             pass  # the reader of the client's events sees it too
         except Exception as error:
             await self._send(_error_event(error))
-
-    def _count(self, ignored: IgnoredFields) -> None:
-        for label in ignored.labels():
-            self._services.metrics.ignored_fields.labels(label).inc()
 
     async def _send(self, event: Event) -> None:
         await self._websocket.send_text(orjson.dumps(event).decode())
@@ -97,38 +99,26 @@ def _body(fields: dict[str, Any]) -> ResponseBody:
         raise BadRequest(describe_body(ResponseBody, error)) from error
 
 
-def _with_ignored(event: Event, ignored: IgnoredFields) -> Event:
-    """The first event of a response names the ignored fields: there is no header to do so."""
-    return {**event, "ignored_fields": ignored.header} if event["sequence_number"] == 0 and ignored.header else event
-
-
 def _error_event(error: Exception) -> Event:
-    if isinstance(error, FieldOutOfRange):
-        error = BadRequest(error)
-    known = error if isinstance(error, DjinnError) else None
-    status = DjinnError.status if known is None else known.status
-    retry_after_s = None if known is None else known.retry_after_s
-    headers = {} if retry_after_s is None else {"headers": {"Retry-After": str(retry_after_s)}}
-    return {"type": "error", "status": status, "error": orjson.loads(body_of(error))["error"], **headers}
+    known = as_bad_request(visible_error(error))
+    headers = {} if known.retry_after_s is None else {"headers": {"Retry-After": str(known.retry_after_s)}}
+    return {"type": "error", "status": known.status, "error": orjson.loads(error_body(known))["error"], **headers}
 
 
 async def connect_responses(websocket: WebSocket) -> None:
     """Serve one connection until the client closes it."""
     websocket.scope["route"] = ROUTE  # as FastAPI does for its own
     services: Services = websocket.app.state.services
-    owner: str | None = websocket.state.owner
     try:
         session_name = _session_name(websocket)
-        if session_name is not None:
-            services.bound_sessions.find(owner, session_name)  # raises where it is, if it is on another server
+        if session_name is not None:  # if it is on another server, this raises where
+            services.bound_sessions.find(websocket.state.owner, session_name)
     except DjinnError as error:
-        refusal = BadRequest(error) if isinstance(error, FieldOutOfRange) else error
-        await websocket.send_denial_response(error_response(refusal, websocket.scope))
+        await websocket.send_denial_response(error_response(as_bad_request(error), websocket.scope))
         return
     with closing(UnstoredConversation(services.sessions)) as unstored:
-        call = ResponseCall(services, owner, unstored, session_name)
         await websocket.accept()
-        await ResponseConnection(websocket, services, call).serve()
+        await ResponseConnection(websocket, session_name, unstored).serve()
 
 
 def _session_name(websocket: WebSocket) -> str | None:

@@ -147,23 +147,21 @@ async def _with_turn(error: NotDurable, session: Session, reader: TurnReader) ->
 
 async def _turn(session: Session, reader: TurnReader, end: Paused | TurnFinished) -> tuple[str, bytes]:
     """The turn's status, and the JSON of its `TurnView`."""
-    paused, finished = (end, None) if isinstance(end, Paused) else (None, end)
+    checkpoint = None
+    if isinstance(end, Paused):
+        pause = session.pause  # None, or another one, if this one is over already
+        lasts = pause is not None and pause.info is end.checkpoint
+        checkpoint = CheckpointView.of(end.checkpoint, pause.expires_at if pause and lasts else None)
     view = TurnView(
-        status="paused" if paused else "finished",
+        status="paused" if checkpoint else "finished",
         text=reader.text,
         token_ids=reader.token_ids,
-        finish_reason=finished and finished.reason,
+        finish_reason=None if isinstance(end, Paused) else end.reason,
         usage=end.usage,
-        checkpoint=paused and CheckpointView.of(paused.checkpoint, _expires_at(session, paused)),
+        checkpoint=checkpoint,
     )
     found = None if reader.logprobs is None else tuple(reader.logprobs)
     return view.status, await json_with_logprobs(view, found, reader.written)
-
-
-def _expires_at(session: Session, paused: Paused) -> float | None:
-    """When the pause ends by itself; None if it is over already."""
-    pause = session.pause
-    return None if pause is None or pause.info is not paused.checkpoint else pause.expires_at
 
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=JsonRoute)

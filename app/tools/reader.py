@@ -4,11 +4,13 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
 
+from app.messages import TurnFinished
+from app.text.generation import TextChunk
 from app.tools.definitions import ToolFormat
 
 _ID_ALPHABET = string.ascii_letters + string.digits
@@ -48,11 +50,6 @@ class AnswerReader(Protocol):
     """
 
     @property
-    def calls(self) -> int:
-        """How many calls have begun."""
-        ...
-
-    @property
     def is_whole(self) -> bool:
         """Whether there are calls, and the arguments of each are a JSON object to its end."""
         ...
@@ -66,29 +63,32 @@ class AnswerReader(Protocol):
         ...
 
 
-class CallsOnly:
-    """Reads an answer whose grammar allows nothing but calls: if it is cut, its end is markup and no content."""
+class Answer:
+    """One answer as every API tells it: what the model says and calls, piece by piece."""
 
-    def __init__(self, reader: AnswerReader) -> None:
+    def __init__(self, reader: AnswerReader | None = None) -> None:
+        """`reader` finds the calls; None: there are no tools, and all of the answer is content."""
         self._reader = reader
+        self._called: list[str] = []
+        self.stop: str | None = None
+        """The stop string that ended it."""
+
+    def pieces(self, item: TextChunk | TurnFinished) -> list[Piece]:
+        """What the turn's next item says."""
+        pieces: Iterable[Piece]
+        if isinstance(item, TextChunk):
+            self.stop = item.stop
+            pieces = self._reader.push(item.text) if self._reader else [Content(item.text)]
+        else:
+            pieces = self._reader.finish() if self._reader else ()
+        found = list(pieces)
+        self._called += [piece.name for piece in found if isinstance(piece, CallBegun)]
+        return found
 
     @property
-    def calls(self) -> int:
-        return self._reader.calls
-
-    @property
-    def is_whole(self) -> bool:
-        return self._reader.is_whole
-
-    def push(self, text: str) -> Iterator[Piece]:
-        return _without_content(self._reader.push(text))
-
-    def finish(self) -> Iterator[Piece]:
-        return _without_content(self._reader.finish())
-
-
-def _without_content(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    return (piece for piece in pieces if not isinstance(piece, Content))
+    def calls(self) -> list[str]:
+        """The tools that the client is to call: none if one of the calls is cut."""
+        return self._called if self._reader is not None and self._reader.is_whole else []
 
 
 class Speech:
@@ -137,11 +137,6 @@ def read_calls(found: object) -> list[tuple[str, str]] | None:
 def is_name(name: object) -> bool:
     """Whether it can be told as the name of a tool: half of a surrogate pair cannot."""
     return isinstance(name, str) and name.isprintable()
-
-
-def is_object(text: str) -> bool:
-    """Whether the text is a JSON object."""
-    return isinstance(load_json(text), dict)
 
 
 def load_json(text: str) -> object:
@@ -208,9 +203,13 @@ class _State(Enum):
 class FamilyReader:
     """An `AnswerReader`. Arguments come as the model wrote them, piece by piece, where a call has its usual form."""
 
-    def __init__(self, form: ToolFormat, *, only_at_start: bool = False) -> None:
-        """`only_at_start`: an answer that does not begin with a call has none, whatever it says."""
+    def __init__(self, form: ToolFormat, *, only_at_start: bool = False, only_calls: bool = False) -> None:
+        """`only_at_start`: an answer that does not begin with a call has none, whatever it says.
+
+        `only_calls`: the answer's grammar allows nothing else. If it is cut, its end is markup and no content.
+        """
         self._form = form
+        self._only_calls = only_calls
         self._only_at_start = only_at_start or not form.marker
         self._state = _State.START if self._only_at_start else _State.CONTENT
         self._text = ""
@@ -230,9 +229,15 @@ class FamilyReader:
 
     def push(self, text: str) -> Iterator[Piece]:
         self._text += text
-        return self._read(last=False)
+        return self._told(self._read(last=False))
 
     def finish(self) -> Iterator[Piece]:
+        return self._told(self._finish())
+
+    def _told(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        return (piece for piece in pieces if not (self._only_calls and isinstance(piece, Content)))
+
+    def _finish(self) -> Iterator[Piece]:
         yield from self._read(last=True)
         self._unclaimed.append(self._text)
         if self._state not in (_State.ARGUMENTS, _State.REST):
@@ -317,7 +322,7 @@ class FamilyReader:
         self._arguments.append(taken)
         yield CallArguments(self.calls - 1, taken)
         if self._arguments_scan.is_complete:
-            self._whole += is_object("".join(self._arguments))
+            self._whole += isinstance(load_json("".join(self._arguments)), dict)
             self._state = _State.REST
 
     def _read_object(self) -> Iterator[Piece]:

@@ -13,7 +13,7 @@ from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse, find_format
 from app.tools.grammar import call_grammar, with_spaces
 from app.tools.prompt import Message, messages_as_text, messages_for_template, with_instructions
-from app.tools.reader import AnswerReader, CallsOnly, FamilyReader
+from app.tools.reader import Answer, FamilyReader
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplate
@@ -33,8 +33,11 @@ class ToolSupport:
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
         self._form = find_format(tokens.chat_template)
-        declared = tokens.response_template
-        self._template = None if declared is None else _load_template(declared)
+        self._template: ResponseTemplate | None = None
+        if (declared := tokens.response_template) is not None:
+            from transformers.utils.chat_parsing.response_templates import load_response_template
+
+            self._template = load_response_template(declared)
 
     @cached_property
     def writes_tools(self) -> bool:
@@ -81,26 +84,19 @@ class ToolSupport:
         answer = () if content is None else ((f"the form in {content.field}", _part(schema or {})),)
         return Grammar(GrammarKind.LARK, text, "tools", parts + answer)
 
-    def reader(self, use: ToolUse, *, has_form: bool) -> AnswerReader | None:
-        """A reader for one answer; None if nothing may be called, and all of it is content.
+    def answer(self, use: ToolUse, *, has_form: bool) -> Answer:
+        """An answer before its first token.
 
-        `has_form`: an answer that does not begin with a call is of another form, and has none.
+        `has_form`: if it does not begin with a call, it is of another form, and has none.
         """
         if not use.callable:
-            return None
+            return Answer()
         if self._template is not None:
             from app.tools.template_reader import TemplateReader
 
-            return TemplateReader(self._form, self._template)
-        reader = FamilyReader(self._form, only_at_start=has_form)
-        return CallsOnly(reader) if use.mode is ToolMode.REQUIRED else reader
-
-
-def _load_template(declared: dict[str, Any]) -> ResponseTemplate:
-    from transformers.utils.chat_parsing.response_templates import load_response_template
-
-    template: ResponseTemplate = load_response_template(declared)
-    return template
+            return Answer(TemplateReader(self._form, self._template))
+        only_calls = use.mode is ToolMode.REQUIRED
+        return Answer(FamilyReader(self._form, only_at_start=has_form, only_calls=only_calls))
 
 
 def turn_grammar(form: Grammar | None, use: ToolUse, support: ToolSupport) -> Grammar | None:

@@ -3,15 +3,40 @@
 from collections.abc import Iterable
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from app.domain.errors import FieldOutOfRange
+from app.wire.shapes import shape
 
 MAX_COUNT = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+S = TypeVar("S")
 T = TypeVar("T")
 LongList = Annotated[list[T], Field(fail_fast=True)]
 """A list that a client may make long. Only its first wrong value becomes an error: each costs more than a right one."""
+TextOrList = Annotated[
+    Annotated[S, Tag("text")] | Annotated[T, Tag("list")],
+    Discriminator(lambda value: "list" if isinstance(value, list) else "text"),
+]
+"""A text of type `S`, or a list of type `T`. An error is about the form that came."""
+
+
+def type_of(value: object, field: str = "type") -> str | None:
+    """The text in `field` of an object, whether it has been checked or is as a client has sent it."""
+    found = value.get(field) if isinstance(value, dict) else getattr(value, field, None)
+    return found if isinstance(found, str) else None
+
+
+def by_tag(field: str, *tags: str, error: str, words: str) -> Discriminator:
+    """Tells the members of a union apart by `field`, whose value is the `Tag` of each. `error` and `words` are type and
+    message of the error about another value.
+    """
+
+    def tag_of(value: object) -> str | None:
+        found = type_of(value, field)
+        return found if found in tags else None
+
+    return Discriminator(tag_of, custom_error_type=error, custom_error_message=words)
 
 
 class WireModel(BaseModel):
@@ -21,6 +46,12 @@ class WireModel(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, str_min_length=0)
+
+
+class QueryModel(WireModel):
+    """Base of what comes in a query string, where every value is a text."""
+
+    model_config = ConfigDict(strict=False)
 
 
 class View(BaseModel):
@@ -36,19 +67,14 @@ def check_token_ids(token_ids: Iterable[int], vocab_size: int, *, param: str) ->
         raise FieldOutOfRange(f"{param}: token id {wrong} must be at most {vocab_size - 1}", param=param)
 
 
-class ErrorDetail(BaseModel):
-    """What went wrong: `code` is for programs, `message` for people; `param` names the field at fault."""
-
-    message: str
-    type: str
-    code: str
-    param: str | None
-
-
-class ErrorBody(BaseModel):
-    """The body of every error answer, and the data of an `error` event."""
-
-    error: ErrorDetail
+ErrorDetail = shape(
+    "ErrorDetail",
+    "What went wrong: `code` is for programs, `message` for people; `param` names the field at fault.",
+    {"message": str, "type": str, "code": str, "param": str | None},
+)
+ErrorBody = shape(
+    "ErrorBody", "The body of every error answer, and the data of an `error` event.", {"error": ErrorDetail}
+)
 
 
 class Status(BaseModel):

@@ -8,9 +8,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
@@ -33,7 +31,7 @@ from app.domain.breakpoints import (
 )
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo
-from app.wire.base import MAX_COUNT, LongList, TokenId, View, WireModel, check_token_ids
+from app.wire.base import MAX_COUNT, LongList, QueryModel, TextOrList, TokenId, View, WireModel, check_token_ids
 from app.wire.tensors import norm
 
 MAX_EDITS = 16
@@ -62,20 +60,13 @@ def _require_order(ends: list[int]) -> list[int]:
 
 
 Float32 = Annotated[float, AfterValidator(_require_float32)]
-WordField = Annotated[Literal["last", "all"], Tag("a word")]
 RangeField = Annotated[
     LongList[Annotated[int, Field(ge=0, le=MAX_COUNT)]],
     Field(min_length=2, max_length=2),
     AfterValidator(_require_order),
-    Tag("a range"),
 ]
-PositionsField = Annotated[
-    WordField | RangeField, Discriminator(lambda value: "a range" if isinstance(value, list) else "a word")
-]
-VectorField = Annotated[
-    Annotated[VectorName, Tag("a name")] | Annotated[LongList[Float32], Tag("its numbers")],
-    Discriminator(lambda value: "its numbers" if isinstance(value, list) else "a name"),
-]
+PositionsField = TextOrList[Literal["last", "all"], RangeField]
+VectorField = TextOrList[VectorName, LongList[Float32]]
 
 NEEDED_BY: dict[str, tuple[EditOp, ...]] = {
     "factor": (EditOp.SCALE, EditOp.CLAMP),
@@ -303,10 +294,8 @@ def _positions(positions: Positions) -> Literal["last", "all"] | list[int]:
     return "last" if positions == LAST else "all"
 
 
-class VectorQuery(WireModel):
+class VectorQuery(QueryModel):
     """What to call a vector."""
-
-    model_config = ConfigDict(strict=False)
 
     name: str = Field(pattern=VECTOR_NAME)
 

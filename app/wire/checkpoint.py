@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from app.domain.activations import CheckpointInfo, LensPosition
 from app.domain.breakpoints import ALL, LAST, NEXT_BREAKPOINT, Positions, Until
 from app.text.tokenizer import Tokens
-from app.wire.base import WireModel
+from app.wire.base import QueryModel, WireModel
 from app.wire.breakpoints import Edits, ForwardPass, Layer
 
 RANGE = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
@@ -28,10 +28,8 @@ def _require_positions(text: str) -> str:
 PositionsText = Annotated[str, AfterValidator(_require_positions)]
 
 
-class ActivationQuery(WireModel):
+class ActivationQuery(QueryModel):
     """Which positions to read."""
-
-    model_config = ConfigDict(strict=False)
 
     positions: PositionsText = Field("all", description="last, all, or first:end, positions in the session's history")
 

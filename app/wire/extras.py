@@ -72,138 +72,97 @@ ANTHROPIC = "anthropic"
 RESPONSES = "responses"
 """The place of the bodies of `/v1/responses`."""
 
+
+def refused(reason: str | None, *names: str, **neutral: object) -> dict[str, Unsupported]:
+    """Fields that are refused for the same reason, some with the value that asks for nothing, or a tuple of those."""
+    known = {name: value if isinstance(value, tuple) else (value,) for name, value in neutral.items()}
+    return {name: Unsupported(known.get(name, ()), reason) for name in (*names, *neutral)}
+
+
+def ignored(*names: str, **neutral: object) -> dict[str, Unsupported]:
+    """Fields that change nothing, some with the value that asks for nothing, or a tuple of those."""
+    return refused(None, *names, **neutral)
+
+
 UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
     "": {
-        "add_generation_prompt": Unsupported((True,), OWN_TEMPLATE),
-        "allowed_token_ids": Unsupported((), "use logit_bias"),
-        "audio": Unsupported((), TEXT_ONLY),
-        "bad_words": Unsupported(([],), "use logit_bias"),
-        "best_of": Unsupported((1,), "every generated choice is returned; use n"),
-        "chat_template": Unsupported((), OWN_TEMPLATE),
-        "continue_final_message": Unsupported((False,), OWN_TEMPLATE),
-        "documents": Unsupported(([],), OWN_TEMPLATE),
-        "echo": Unsupported((False,), "only /v1/completions repeats the prompt"),
-        "function_call": Unsupported(("none", "auto"), DEPRECATED),
-        "functions": Unsupported(([],), DEPRECATED),
-        "grammar": Unsupported(("",), NO_FORM),
-        "guided_choice": Unsupported((), NO_FORM),
-        "guided_grammar": Unsupported((), NO_FORM),
-        "guided_json": Unsupported((), NO_FORM),
-        "guided_regex": Unsupported((), NO_FORM),
-        "include_stop_str_in_output": Unsupported((False,), "the text ends before the stop string"),
-        "json_schema": Unsupported((), NO_FORM),
-        "modalities": Unsupported((["text"],), TEXT_ONLY),
-        "prediction": Unsupported((), "the server takes no predicted text"),
-        "prompt_embeds": Unsupported((), "a prompt is a text or token ids"),
-        "prompt_logprobs": Unsupported((), "use echo and logprobs of /v1/completions"),
-        "response_format": Unsupported(({"type": "text"},), NO_FORM),
-        "skip_special_tokens": Unsupported((True,), "the text has no special tokens; use return_token_ids"),
-        "suffix": Unsupported(("",), "text cannot be generated in front of other text"),
-        "truncate_prompt_tokens": Unsupported((), "the server never shortens a prompt"),
-        "use_beam_search": Unsupported((False,), "tokens are sampled one by one"),
-        "web_search_options": Unsupported((), "the server cannot search the web"),
-        "cache_prompt": Unsupported((True,)),
-        "cache_salt": Unsupported(),
-        "chat_template_kwargs": Unsupported(({},)),
-        "id_slot": Unsupported((-1,)),
-        "metadata": Unsupported(({},)),
-        "priority": Unsupported((0,)),
-        "prompt_cache_key": Unsupported(),
-        "prompt_cache_retention": Unsupported(),
-        "reasoning_effort": Unsupported(("none",)),
-        "request_id": Unsupported(),
-        "safety_identifier": Unsupported(),
-        "service_tier": Unsupported(("auto", "default")),
-        "store": Unsupported((False,)),
-        "timings_per_token": Unsupported((False,)),
-        "verbosity": Unsupported(("medium",)),
+        **refused(
+            OWN_TEMPLATE, "chat_template", add_generation_prompt=True, continue_final_message=False, documents=[]
+        ),
+        **refused("use logit_bias", "allowed_token_ids", bad_words=[]),
+        **refused(TEXT_ONLY, "audio", modalities=["text"]),
+        **refused("every generated choice is returned; use n", best_of=1),
+        **refused("only /v1/completions repeats the prompt", echo=False),
+        **refused(DEPRECATED, function_call=("none", "auto"), functions=[]),
+        **refused(NO_FORM, "guided_choice", "guided_grammar", "guided_json", "guided_regex", "json_schema", grammar=""),
+        **refused(NO_FORM, response_format={"type": "text"}),
+        **refused("the text ends before the stop string", include_stop_str_in_output=False),
+        **refused("the server takes no predicted text", "prediction"),
+        **refused("a prompt is a text or token ids", "prompt_embeds"),
+        **refused("use echo and logprobs of /v1/completions", "prompt_logprobs"),
+        **refused("the text has no special tokens; use return_token_ids", skip_special_tokens=True),
+        **refused("text cannot be generated in front of other text", suffix=""),
+        **refused("the server never shortens a prompt", "truncate_prompt_tokens"),
+        **refused("tokens are sampled one by one", use_beam_search=False),
+        **refused("the server cannot search the web", "web_search_options"),
+        **ignored("cache_salt", "prompt_cache_key", "prompt_cache_retention", "request_id", "safety_identifier"),
+        **ignored(cache_prompt=True, chat_template_kwargs={}, id_slot=-1, metadata={}, priority=0, store=False),
+        **ignored(reasoning_effort="none", service_tier=("auto", "default"), timings_per_token=False),
+        **ignored(verbosity="medium"),
     },
     "stream_options": {
-        "continuous_usage_stats": Unsupported(),
-        "include_obfuscation": Unsupported((False,), "events are never padded"),
+        **ignored("continuous_usage_stats"),
+        **refused("events are never padded", include_obfuscation=False),
     },
     "messages": {
-        "annotations": Unsupported(([],)),
-        "audio": Unsupported((), TEXT_ONLY),
-        "function_call": Unsupported((), DEPRECATED),
-        "name": Unsupported(),
-        "reasoning": Unsupported(("",)),
-        "reasoning_content": Unsupported(("",)),
+        **refused(TEXT_ONLY, "audio"),
+        **refused(DEPRECATED, "function_call"),
+        **ignored("name", annotations=[], reasoning="", reasoning_content=""),
     },
-    "messages.content": {"cache_control": Unsupported()},
-    "messages.tool_calls": {"index": Unsupported()},
+    "messages.content": ignored("cache_control"),
+    "messages.tool_calls": ignored("index"),
     ANTHROPIC: {
-        "cache_control": Unsupported(),
-        "container": Unsupported((), "the server runs no code"),
-        "context_management": Unsupported(({},)),
-        "diagnostics": Unsupported(({},)),
-        "inference_geo": Unsupported(),
-        "mcp_servers": Unsupported(([],), "the server calls no tools"),
-        "service_tier": Unsupported(("auto", "standard_only")),
-        "speed": Unsupported(("standard",)),
+        **refused("the server runs no code", "container"),
+        **refused("the server calls no tools", mcp_servers=[]),
+        **ignored("cache_control", "inference_geo", context_management={}, diagnostics={}, speed="standard"),
+        **ignored(service_tier=("auto", "standard_only")),
     },
-    f"{ANTHROPIC}.output_config": {"effort": Unsupported()},
-    f"{ANTHROPIC}.system": {"cache_control": Unsupported(), "citations": Unsupported(([],))},
+    f"{ANTHROPIC}.output_config": ignored("effort"),
+    f"{ANTHROPIC}.system": ignored("cache_control", citations=[]),
     f"{ANTHROPIC}.tools": {
-        "allowed_callers": Unsupported((["direct"],)),
-        "cache_control": Unsupported(),
-        "defer_loading": Unsupported((False,)),
-        "eager_input_streaming": Unsupported((False, True)),
-        "input_examples": Unsupported(([],)),
+        **ignored("cache_control", allowed_callers=["direct"], defer_loading=False),
+        **ignored(eager_input_streaming=(False, True), input_examples=[]),
     },
-    f"{ANTHROPIC}.messages.content": {
-        "cache_control": Unsupported(),
-        "caller": Unsupported(({"type": "direct"},)),
-        "citations": Unsupported(([],)),
-    },
-    f"{ANTHROPIC}.messages.content.content": {"cache_control": Unsupported()},
+    f"{ANTHROPIC}.messages.content": ignored("cache_control", caller={"type": "direct"}, citations=[]),
+    f"{ANTHROPIC}.messages.content.content": ignored("cache_control"),
     RESPONSES: {
-        "context_management": Unsupported(([],), "the server never shortens a conversation"),
-        "conversation": Unsupported((), "use previous_response_id"),
-        "generate": Unsupported((True,), "the server cannot prepare a response without generating it"),
-        "moderation": Unsupported((), "the server moderates nothing"),
-        "prompt": Unsupported((), "the server keeps no prompt templates"),
-        "stream_id": Unsupported((), "a connection runs one response at a time"),
-        "image": Unsupported(),
-        "access_programs": Unsupported(),
-        "max_tool_calls": Unsupported(),
-        "prompt_cache_key": Unsupported(),
-        "prompt_cache_options": Unsupported(({},)),
-        "prompt_cache_retention": Unsupported(),
-        "reasoning": Unsupported(({},)),
-        "safety_identifier": Unsupported(),
-        "service_tier": Unsupported(("auto", "default")),
+        **refused("the server never shortens a conversation", context_management=[]),
+        **refused("use previous_response_id", "conversation"),
+        **refused("the server cannot prepare a response without generating it", generate=True),
+        **refused("the server moderates nothing", "moderation"),
+        **refused("the server keeps no prompt templates", "prompt"),
+        **refused("a connection runs one response at a time", "stream_id"),
+        **ignored("image", "access_programs", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention"),
+        **ignored("safety_identifier", prompt_cache_options={}, reasoning={}, service_tier=("auto", "default")),
     },
-    f"{RESPONSES}.stream_options": {"include_obfuscation": Unsupported((False,), "events are never padded")},
-    f"{RESPONSES}.text": {"verbosity": Unsupported(("medium",))},
+    f"{RESPONSES}.stream_options": refused("events are never padded", include_obfuscation=False),
+    f"{RESPONSES}.text": ignored(verbosity="medium"),
     f"{RESPONSES}.tools": {
-        "allowed_callers": Unsupported((["direct"],)),
-        "async": Unsupported((False,)),
-        "defer_loading": Unsupported((False,)),
-        "output_schema": Unsupported(),
+        **ignored("output_schema", allowed_callers=["direct"], defer_loading=False),
+        **ignored(**{"async": False}),
     },
-    f"{RESPONSES}.input": {
-        "caller": Unsupported(({"type": "direct"},)),
-        "name": Unsupported(),
-        "namespace": Unsupported(),
-    },
-    f"{RESPONSES}.input.content": {
-        "annotations": Unsupported(([],)),
-        "logprobs": Unsupported(([],)),
-        "prompt_cache_breakpoint": Unsupported(),
-    },
+    f"{RESPONSES}.input": ignored("name", "namespace", caller={"type": "direct"}),
+    f"{RESPONSES}.input.content": ignored("prompt_cache_breakpoint", annotations=[], logprobs=[]),
 }
 """By the path of the object that has them, without the indices of lists. `""` is the body itself.
 
 A body that declares a field of one of these names supports it: then the entry says nothing about that body.
 """
 
-NOTHING_KNOWN: dict[str, Unsupported] = {}
-
 
 def asks_for(place: str, name: str, value: object) -> bool:
     """Whether the field `name` of an object at `place`, which no body declares, asks for something."""
-    field = UNSUPPORTED.get(place, NOTHING_KNOWN).get(name)
+    field = UNSUPPORTED.get(place, {}).get(name)
     return value is not None if field is None else field.asks_for(value)
 
 
@@ -279,6 +238,6 @@ def _objects(body: OpenBody, place: str, path: str) -> Iterator[tuple[str, str, 
 def _refuse_unsupported(place: str, path: str, extras: dict[str, object]) -> None:
     if not extras:
         return
-    for name, field in UNSUPPORTED.get(place, NOTHING_KNOWN).items():
+    for name, field in UNSUPPORTED.get(place, {}).items():
         if field.reason is not None and name in extras and field.asks_for(extras[name]):
             raise FieldOutOfRange(f"{path}{name}: {field.reason}", param=f"{path}{name}")

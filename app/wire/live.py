@@ -1,9 +1,8 @@
 """The events of the live stream."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Json
-from typing_extensions import TypeAliasType
+from pydantic import BaseModel, Field
 
 from app.domain.values import FinishReason
 from app.messages import Failed, TurnFinished
@@ -11,9 +10,8 @@ from app.sessions.session import Session
 from app.wire.checkpoint import CheckpointView
 from app.wire.memory import MemoryView
 from app.wire.sessions import ResumeTimes, SessionView
+from app.wire.shapes import any_event
 from app.wire.turns import TurnUsageView
-
-EventId = Annotated[str | None, Field(description="for `Last-Event-ID`; the last part of a snapshot has it")]
 
 
 class TimedNews(BaseModel):
@@ -95,84 +93,21 @@ class EditNews(TimedNews):
     layer: int
 
 
-class LiveSnapshotEvent(BaseModel):
-    """The first event, and the next one for a client that has missed some. `data` is the JSON text of a
-    `SnapshotView`.
-    """
-
-    id: EventId = None
-    event: Literal["snapshot"]
-    data: Json[SnapshotView]
-
-
-class LiveSessionEvent(BaseModel):
-    """A session has opened, changed or closed. `data` is the JSON text of a `SessionNews`."""
-
-    id: EventId = None
-    event: Literal["session"]
-    data: Json[SessionNews]
-
-
-class LiveTurnEvent(BaseModel):
-    """A turn has begun or is over. `data` is the JSON text of a `TurnNews`."""
-
-    id: EventId = None
-    event: Literal["turn"]
-    data: Json[TurnNews]
-
-
-class LiveTokensEvent(BaseModel):
-    """Turns have generated tokens. `data` is the JSON text of a `TokensNews`."""
-
-    id: EventId = None
-    event: Literal["tokens"]
-    data: Json[TokensNews]
-
-
-class LivePauseEvent(BaseModel):
-    """A turn has paused. `data` is the JSON text of a `PauseNews`."""
-
-    id: EventId = None
-    event: Literal["pause"]
-    data: Json[PauseNews]
-
-
-class LiveBreakpointsEvent(BaseModel):
-    """A session has other breakpoints. `data` is the JSON text of a `BreakpointsNews`."""
-
-    id: EventId = None
-    event: Literal["breakpoints"]
-    data: Json[BreakpointsNews]
-
-
-class LiveEditEvent(BaseModel):
-    """A checkpoint is another. `data` is the JSON text of an `EditNews`."""
-
-    id: EventId = None
-    event: Literal["edit"]
-    data: Json[EditNews]
-
-
-class LiveMemoryEvent(BaseModel):
-    """The memory map, once a second. `data` is the JSON text of a `MemoryView`."""
-
-    id: EventId = None
-    event: Literal["memory"]
-    data: Json[MemoryView]
-
-
-LiveEvent = TypeAliasType(
+LiveEvent = any_event(
     "LiveEvent",
-    Annotated[
-        LiveSnapshotEvent
-        | LiveSessionEvent
-        | LiveTurnEvent
-        | LiveTokensEvent
-        | LivePauseEvent
-        | LiveBreakpointsEvent
-        | LiveEditEvent
-        | LiveMemoryEvent,
-        Discriminator("event"),
-    ],
+    (
+        "snapshot",
+        "LiveSnapshotEvent",
+        "The first event, and the next one for a client that has missed some.",
+        SnapshotView,
+    ),
+    ("session", "LiveSessionEvent", "A session has opened, changed or closed.", SessionNews),
+    ("turn", "LiveTurnEvent", "A turn has begun or is over.", TurnNews),
+    ("tokens", "LiveTokensEvent", "Turns have generated tokens.", TokensNews),
+    ("pause", "LivePauseEvent", "A turn has paused.", PauseNews),
+    ("breakpoints", "LiveBreakpointsEvent", "A session has other breakpoints.", BreakpointsNews),
+    ("edit", "LiveEditEvent", "A checkpoint is another.", EditNews),
+    ("memory", "LiveMemoryEvent", "The memory map, once a second.", MemoryView),
+    id=(str | None, Field(None, description="for `Last-Event-ID`; the last part of a snapshot has it")),
 )
 """One server-sent event of the live stream."""

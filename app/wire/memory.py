@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from app.domain.memory_map import MemoryMap
 from app.domain.values import KVPolicy, SessionState, Tier
 from app.sessions.session import Session
-from app.wire.base import View, WireModel
+from app.wire.base import QueryModel, View
 
 Direction = Literal["out", "in", "to_disk", "from_disk"]
 """Which way KV moves: between device and host, or between host and disk."""
@@ -227,10 +227,8 @@ def _milliseconds(moved: int, bytes_per_s: float | None) -> float | None:
     return None if bytes_per_s is None else 1000 * moved / bytes_per_s
 
 
-class EstimateQuery(WireModel):
+class EstimateQuery(QueryModel):
     """The size of the session to estimate, and how fast it is to be moved."""
-
-    model_config = ConfigDict(strict=False)
 
     tokens: int = Field(ge=1, le=10**9)
     bandwidth: float | None = Field(

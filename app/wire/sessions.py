@@ -2,12 +2,12 @@
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 
 from app.domain.values import MAX_NAME, Phase, Residency, SessionState, Tier
 from app.sessions.session import Session, SessionUsage
-from app.wire.base import MAX_COUNT, View, WireModel
+from app.wire.base import MAX_COUNT, QueryModel, View, WireModel
 from app.wire.checkpoint import CheckpointView
 
 DAY_MS = 24 * 3600 * 1000
@@ -75,10 +75,8 @@ ListedState = Annotated[
 ]
 
 
-class ListSessionsQuery(WireModel):
+class ListSessionsQuery(QueryModel):
     """Which sessions to list."""
-
-    model_config = ConfigDict(strict=False)
 
     limit: int = Field(20, ge=1, le=100)
     after: str | None = Field(None, description="id of the last session of the page before")
@@ -253,10 +251,8 @@ class PhaseView(BaseModel):
         return cls(phase=session.phase, tier=kv.tier, moving=moving)
 
 
-class HistoryQuery(WireModel):
+class HistoryQuery(QueryModel):
     """How much to tell of a history."""
-
-    model_config = ConfigDict(strict=False)
 
     pieces: bool = Field(False, description="also the text of each token")
 

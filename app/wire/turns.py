@@ -5,11 +5,11 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Json, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import TypeAliasType
 
 from app.domain.errors import FieldOutOfRange
@@ -24,8 +24,9 @@ from app.domain.values import (
     TokenLogprobs,
 )
 from app.text.generation import TextRule
-from app.wire.base import MAX_COUNT, ErrorBody, LongList, TokenId, View, WireModel, check_token_ids
+from app.wire.base import MAX_COUNT, ErrorDetail, LongList, TextOrList, TokenId, View, WireModel, check_token_ids
 from app.wire.checkpoint import CheckpointView
+from app.wire.shapes import any_event, shape
 
 ANY_OBJECT = '{"type":"object"}'
 MAX_CHOICES = 10_000
@@ -100,19 +101,17 @@ def schema_text(schema: dict[str, Any] | str) -> str:
     return schema if isinstance(schema, str) else json.dumps(schema)
 
 
+def json_form(schema: dict[str, Any] | None, field: str) -> Grammar:
+    """The form of JSON that matches the schema, which `field` asks for; without one it is any object."""
+    return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT if schema is None else schema_text(schema), field)
+
+
 MAX_SEED = 2**63 - 1
 OF_THE_MODEL = "(default: the model's, see /v1/models)"
 WITH_DEFAULTS = [field.name for field in fields(SamplingDefaults)]
 
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
-StopStrings = TypeAliasType(
-    "StopStrings",
-    Annotated[
-        Annotated[StopString, Tag("one string")]
-        | Annotated[list[StopString], Field(max_length=16), Tag("some strings")],
-        Discriminator(lambda value: "some strings" if isinstance(value, list) else "one string"),
-    ],
-)
+StopStrings = TypeAliasType("StopStrings", TextOrList[StopString, Annotated[list[StopString], Field(max_length=16)]])
 
 
 def _read_token_id(key: object) -> object:
@@ -167,16 +166,11 @@ class SamplingFields(WireModel):
         self, defaults: SamplingDefaults, *, logprobs: int | None = None, prompt_logprobs: int | None = None
     ) -> SamplingParams:
         """The engine's sampling parameters. The seed is drawn if the client gave none."""
-        chosen = self.sampling(defaults)
         return SamplingParams(
             seed=secrets.randbits(63) if self.seed is None else self.seed,
-            temperature=chosen.temperature,
-            top_p=chosen.top_p,
-            top_k=chosen.top_k,
-            min_p=chosen.min_p,
+            **asdict(self.sampling(defaults)),
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            repetition_penalty=chosen.repetition_penalty,
             logit_bias=self.logit_bias or {},
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
@@ -288,45 +282,18 @@ class TokenEvent(BaseModel):
     logprobs: list[TokenLogprobsView] | None = Field(None, exclude_if=is_none)
 
 
-class TurnErrorBody(ErrorBody):
-    """The error body of a route that answers with a turn."""
-
-    turn: TurnView | None = Field(
-        None, description="with `not_durable`: the answer of the turn, which is in the session's history"
-    )
-
-
-class TurnTokenEvent(BaseModel):
-    """Tokens that have been generated. `data` is the JSON text of a `TokenEvent`."""
-
-    event: Literal["token"]
-    data: Json[TokenEvent]
-
-
-class TurnPausedEvent(BaseModel):
-    """The last event of a turn that has paused. `data` is the JSON text of a `TurnView`."""
-
-    event: Literal["paused"]
-    data: Json[TurnView]
-
-
-class TurnFinishedEvent(BaseModel):
-    """The last event of a turn that is over. `data` is the JSON text of a `TurnView`."""
-
-    event: Literal["finished"]
-    data: Json[TurnView]
-
-
-class TurnErrorEvent(BaseModel):
-    """The last event of a turn that has failed. `data` is the JSON text of a `TurnErrorBody`."""
-
-    event: Literal["error"]
-    data: Json[TurnErrorBody]
-
-
-TurnEvent = TypeAliasType(
+_DONE = "with `not_durable`: the answer of the turn, which is in the session's history"
+TurnErrorBody = shape(
+    "TurnErrorBody",
+    "The error body of a route that answers with a turn.",
+    {"error": ErrorDetail, "turn": (TurnView | None, Field(None, description=_DONE))},
+)
+TurnEvent = any_event(
     "TurnEvent",
-    Annotated[TurnTokenEvent | TurnPausedEvent | TurnFinishedEvent | TurnErrorEvent, Discriminator("event")],
+    ("token", "TurnTokenEvent", "Tokens that have been generated.", TokenEvent),
+    ("paused", "TurnPausedEvent", "The last event of a turn that has paused.", TurnView),
+    ("finished", "TurnFinishedEvent", "The last event of a turn that is over.", TurnView),
+    ("error", "TurnErrorEvent", "The last event of a turn that has failed.", TurnErrorBody),
 )
 """One server-sent event of a streamed turn."""
 

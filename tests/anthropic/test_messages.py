@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,17 @@ import httpx
 import jsonschema
 import pytest
 
+from app.anthropic.answers import MessageWriter, collect
 from app.anthropic.messages import Chat, CountTokensBody, chat_of
+from app.domain.values import FinishReason, Ticket, TurnUsage
+from app.messages import TurnFinished
+from app.text.generation import TextChunk
+from app.tools.definitions import HERMES
+from app.tools.reader import Answer, FamilyReader
 from tests.anthropic.conftest import ASK, MODEL, prompt_of, text_of
 from tests.conftest import ServeWith
 from tests.tool_schemas import ENDS, SCHEMAS
+from tests.tools.calls import write
 
 GREEDY: Any = {"extra_body": {"temperature": 0, "ignore_eos": True}}
 
@@ -183,13 +191,6 @@ def result(number: int, **fields: Any) -> Any:
     return {"type": "tool_result", "tool_use_id": f"toolu_{number}", **fields}
 
 
-def test_blocks_are_lines() -> None:
-    assert chat({"role": "user", "content": [text("a"), text("b")]}, system=[text("c"), text("d")]) == [
-        {"role": "system", "content": "c\nd"},
-        {"role": "user", "content": "a\nb"},
-    ]
-
-
 def test_messages_of_one_role_in_a_row_are_one() -> None:
     said = [("user", "a"), ("user", "b"), ("assistant", "c"), ("assistant", "d"), ("user", "e"), ("system", "f")]
     assert chat(*({"role": role, "content": content} for role, content in said)) == [
@@ -286,6 +287,17 @@ def test_an_agent_that_signals_nothing_waits_off_the_device(sdk: anthropic.Anthr
     replies: Any = [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
     asked: Any = {**CALL, "messages": [*CALL["messages"], *replies], "max_tokens": 4, "tool_choice": {"type": "none"}}
     assert (sdk.messages.create(**asked, **bound).usage.cache_read_input_tokens or 0) > 0.8 * prompt_of(answer.usage)
+
+
+async def test_an_input_may_have_an_integer_of_any_length() -> None:
+    written = write(HERMES, ("f", json.dumps({"n": 10**40})))
+
+    async def items() -> AsyncIterator[tuple[int, Any]]:
+        for item in (TextChunk(written), TurnFinished(Ticket(1), FinishReason.STOP, TurnUsage(1, 0, 9, 0), 10)):
+            yield 0, item
+
+    writer = MessageWriter("tiny", 1, Answer(FamilyReader(HERMES)), on_calls=lambda names: None)
+    assert json.loads(await collect(items(), writer))["content"][0]["input"] == {"n": 10**40}
 
 
 PATHS = ["/v1/messages", "/v1/messages/count_tokens"]

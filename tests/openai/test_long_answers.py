@@ -17,13 +17,15 @@ from app.domain.values import NEUTRAL, FinishReason, SamplingParams, StopRule, T
 from app.messages import PromptScored, TurnFinished
 from app.openai.answers import whole_json
 from app.openai.choices import STARTED_AT_ONCE, Choices
-from app.openai.completions import SLICE, CompletionChunkWriter, Echo, whole_continuation
+from app.openai.completions import CompletionChunkWriter, Echo, whole_continuation
+from app.openai.logprobs import SLICE
 from app.openai.response import ResponseObject
 from app.openai.response_events import ResponseWriter
 from app.openai.response_input import ResponseBody
 from app.openai.response_items import to_json
 from app.sessions.turns import TurnRequest
 from app.text.generation import TextChunk, TextRule
+from app.tools.reader import Answer
 from tests.openai.conftest import MODEL
 from tests.openai.responses.asking import GREEDY, LOOK_UP
 from tests.others import turns_of_others
@@ -111,7 +113,7 @@ SCORED: Any = {**GREEDY, "input": "Hello", "top_logprobs": 2}
 def writer() -> ResponseWriter:
     body = ResponseBody.model_validate({"model": "m", "input": "x", "top_logprobs": 20})
     words: Any = Words()
-    return ResponseWriter(ResponseObject.begin(body, body.to_params(NEUTRAL), "resp_1", 1), words, None)
+    return ResponseWriter(ResponseObject.begin(body, body.to_params(NEUTRAL), "resp_1", 1), words, Answer())
 
 
 def write(made: ResponseWriter) -> None:

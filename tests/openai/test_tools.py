@@ -159,21 +159,6 @@ def test_a_stream_adds_up_to_the_whole_answer(sdk: Any) -> None:
     assert sum(event.type == "tool_calls.function.arguments.delta" for event in events) > 2
 
 
-def test_the_first_delta_of_a_call_names_it_and_the_others_bring_arguments(http: httpx.Client) -> None:
-    body = {**CALL, "tool_choice": "required", "parallel_tool_calls": False, "stream": True, "temperature": 0}
-    lines = [line[6:] for line in http.post("/v1/chat/completions", json=body).text.split("\n\n") if line]
-    assert lines[-1] == "[DONE]"
-    chunks = [json.loads(line)["choices"][0] for line in lines[:-1]]
-    assert chunks[0]["delta"] == {"role": "assistant", "content": ""}
-    assert chunks[-1]["delta"] == {}
-    assert chunks[-1]["finish_reason"] == "tool_calls"
-    first, *others = [chunk["delta"]["tool_calls"][0] for chunk in chunks[1:-1]]
-    assert first.keys() == {"index", "id", "type", "function"}
-    assert first["function"]["arguments"] == ""
-    assert all(each.keys() == {"index", "function"} for each in others)
-    assert all(each["function"].keys() == {"arguments"} for each in others)
-
-
 def test_a_call_that_ran_out_of_tokens_says_so_and_may_be_sent_back(sdk: Any, http: httpx.Client) -> None:
     """Frameworks ask again after it, with the call as it is."""
     cut = {**CALL, "max_tokens": 45, "tool_choice": NOW}

@@ -23,6 +23,8 @@ SHORT: list[Any] = [
     (MESSAGES, {"messages": ASKED, "max_tokens": 3}),
 ]
 FUNCTION: Any = {"type": "function", "name": "f", "parameters": PARAMETERS}
+CHAT_CALL: Any = {"tools": [{"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}]}
+CHAT_CALL |= {"tool_choice": "required", "parallel_tool_calls": False}
 RESPONSE_CALL: Any = {"tools": [FUNCTION], "tool_choice": "required", "parallel_tool_calls": False}
 ONE: Any = {"type": "any", "disable_parallel_tool_use": True}
 MESSAGE_CALL: Any = {"tools": [{"name": "f", "input_schema": PARAMETERS}], "tool_choice": ONE}
@@ -64,6 +66,7 @@ def test_events_of_a_turn(http: httpx.Client, document: Any) -> None:
     ("path", "body"),
     [
         (CHAT, {"messages": ASKED, "logprobs": True, "top_logprobs": 1}),
+        (CHAT, {"messages": ASKED, "max_tokens": 300, **CHAT_CALL}),
         (COMPLETIONS, {"prompt": "a", "logprobs": 1, "echo": True, "return_token_ids": True}),
     ],
 )

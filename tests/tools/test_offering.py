@@ -11,6 +11,7 @@ from llguidance.hf import from_tokenizer
 
 from app.model_store.saved import ModelTokenizer
 from app.model_store.shapes import IM_START_ID, byte_tokenizer
+from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
 from app.tools.definitions import HERMES, LLAMA, MISTRAL, Tool, ToolFormat, ToolMode, ToolUse, find_format
 from app.tools.grammar import MAX_CALLS, call_grammar
@@ -114,12 +115,13 @@ def test_a_checkpoint_may_say_itself_how_its_answers_are_read() -> None:
     fields = {"content": {"content": "text"}, "tool_calls": called}
     tokenizer.response_template = {"start_anchor": "assistant:", "fields": fields}
     own = ToolSupport(Tokens(ModelTokenizer.of(tokenizer), frozenset({257})))
-    reader: Any = own.reader(USE, has_form=False)
-    pieces = [*reader.push('Hm.<<{"name": "f", "arguments": {"a": 1}}>>'), *reader.finish()]
+    end: Any = None
+    answer = own.answer(USE, has_form=False)
+    pieces = [*answer.pieces(TextChunk('Hm.<<{"name": "f", "arguments": {"a": 1}}>>')), *answer.pieces(end)]
     assert [type(piece).__name__ for piece in pieces] == ["Content", "CallBegun", "CallArguments"]
-    assert reader.is_whole
-    broken: Any = own.reader(USE, has_form=False)
-    said = [*broken.push("Hm.<<oops>> and"), *broken.push(" more"), *broken.finish()]
+    assert answer.calls == ["f"]
+    broken = own.answer(USE, has_form=False)
+    said = [piece for item in (TextChunk("Hm.<<oops>> and"), TextChunk(" more"), end) for piece in broken.pieces(item)]
     assert "".join(piece.text for piece in said if isinstance(piece, Content)).endswith("oops>> and more")
 
 

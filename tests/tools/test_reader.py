@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.tools.definitions import HERMES, MISTRAL, ToolFormat
-from app.tools.reader import CallArguments, CallBegun, CallsOnly, Content, FamilyReader, Piece
+from app.tools.reader import CallArguments, CallBegun, Content, FamilyReader, Piece
 from tests.tools.calls import FORMATS, write
 
 Calls = list[tuple[str, str]]
@@ -78,15 +78,6 @@ def test_how_a_text_is_cut_makes_no_difference(text: str, cuts: list[int]) -> No
 @given(text=st.text(st.characters(blacklist_characters="<[{\0"), max_size=40), cuts=some_cuts)
 def test_plain_text_is_content_to_the_last_space(form: ToolFormat, text: str, cuts: list[int]) -> None:
     assert read(text, form, cuts) == (text, [])
-
-
-def test_arguments_are_told_as_they_come() -> None:
-    answer = write(HERMES, ("find", '{"what": "something long"}'))
-    reader = FamilyReader(HERMES)
-    middle = answer.index("long")
-    told = list(reader.push(answer[:middle]))
-    assert put_together(told) == ("", [("find", '{"what": "something ')])
-    assert put_together([*told, *reader.push(answer[middle:]), *reader.finish()])[1][0][1].endswith('long"}')
 
 
 F, G = ("f", '{"a": 1}'), ("g", "{}")
@@ -200,7 +191,7 @@ def test_an_answer_of_another_form_has_no_calls() -> None:
 def test_calls_that_are_cut_anywhere_leave_no_text_where_only_calls_may_come(form: ToolFormat) -> None:
     text = write(form, *[("add", '{"a": 3}')] * (2 if form.can_repeat else 1))
     for end in range(len(text)):
-        reader = CallsOnly(FamilyReader(form))
+        reader = FamilyReader(form, only_calls=True)
         content, calls = put_together([*reader.push(text[:end]), *reader.finish()])
         assert content == ""
         assert len(calls) == reader.calls

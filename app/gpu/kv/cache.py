@@ -47,7 +47,8 @@ class KVCache:
             self.accept_prefix(sequence)
 
     def finds_longer_prefix(self, sequence: TokenSequence) -> bool:
-        """Whether one of the pools has a longer prefix of the history than the sequence itself.
+        """Whether one of the pools has a prefix of the history that is longer than what the sequence has, by a block or
+        more.
 
         A turn that goes on where the last one ended asks for one block and finds none, in no more than one hash.
         """
@@ -59,7 +60,8 @@ class KVCache:
             following = self._hash(sequence, index, sequence.hashes[index - 1] if index else sequence.namespace, edits)
             if self.pool.find(following) is None and self.host.find(following) is None:
                 return False
-        return any(len(self.find_prefix(sequence, pool)[1]) > index for pool in (self.pool, self.host))
+        longest = max(len(self.find_prefix(sequence, pool)[1]) for pool in (self.pool, self.host))
+        return (longest - 1) * size >= sequence.computed
 
     def find_prefix(self, sequence: TokenSequence, pool: BlockPool) -> tuple[list[BlockId], list[BlockHash]]:
         """The longest prefix of the history that `pool` has all blocks of that the next token sees: these, and the

@@ -14,7 +14,8 @@ import pytest
 from app.domain.errors import NotFound, SessionLimit
 from app.openai.response_input import ResponseBody
 from app.openai.response_store import UnstoredConversation
-from app.routers.response_call import ResponseCall
+from app.routers.api_calls import ApiCall
+from app.routers.response_call import start_response
 from app.wire.extras import IgnoredFields
 from tests.errors import assert_error
 from tests.openai.conftest import MODEL
@@ -223,8 +224,8 @@ async def test_a_response_stays_until_it_is_kept() -> None:
     async with running_services(max_sessions=1) as services, AsyncExitStack() as cleanup:
         asked = {"model": services.info.name, "input": "x", "max_output_tokens": 4, "ignore_eos": True}
         body = ResponseBody.model_validate(asked)
-        call = ResponseCall(services, None, UnstoredConversation(services.sessions))
-        run = await call.start(body, IgnoredFields(strict=False), cleanup)
+        call, unstored = ApiCall(services, None, cleanup), UnstoredConversation(services.sessions)
+        run = await start_response(call, unstored, body, IgnoredFields(strict=False))
         events = run.events()
         async for event in events:
             if event["type"] == "response.output_text.done":

@@ -158,10 +158,11 @@ async def test_a_large_event_has_its_turn_among_the_tenants_work() -> None:
     async def send_text(text: str) -> None:
         sent.append(text)
 
-    websocket: Any = SimpleNamespace(state=SimpleNamespace(owner="a"), send_text=send_text, receive=messages.get)
-    services: Any = SimpleNamespace(side_work=side_work, info=SimpleNamespace(max_model_len=100))
-    call: Any = None
-    serving = asyncio.create_task(ResponseConnection(websocket, services, call).serve())
+    services = SimpleNamespace(side_work=side_work, info=SimpleNamespace(max_model_len=100))
+    app, state = SimpleNamespace(state=SimpleNamespace(services=services)), SimpleNamespace(owner="a")
+    websocket: Any = SimpleNamespace(app=app, state=state, send_text=send_text, receive=messages.get)
+    unstored: Any = None
+    serving = asyncio.create_task(ResponseConnection(websocket, None, unstored).serve())
     async with AsyncExitStack() as others:
         for _ in range(max(1, (os.cpu_count() or 1) // 2)):
             await others.enter_async_context(side_work.turn("a", Lane.TEXT))

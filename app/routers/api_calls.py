@@ -1,17 +1,16 @@
-"""What the routes of the OpenAI surface share: the call, its session, its refusals."""
+"""What the routes of other APIs share: the call, its session, its refusals, and its one way to the engine."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 
 from app.domain.errors import BadRequest, DjinnError, FieldOutOfRange, UnknownModel
-from app.domain.values import MAX_NAME, Grammar
+from app.domain.values import MAX_NAME
 from app.engine_process.turn import Turn
 from app.openai.choices import Choices, OpenSession
 from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, ServicesDep, errors
@@ -20,12 +19,14 @@ from app.sessions.session import Session
 from app.sessions.table import holding
 from app.sessions.turns import TurnRequest
 from app.settings import Settings
+from app.tools.definitions import ToolUse
+from app.tools.support import turn_grammar
 from app.web.bodies import JsonRoute
 from app.web.errors import describe_validation
 from app.web.openapi import component
 from app.web.sse import EventStream
+from app.wire.calls import CallBody
 from app.wire.extras import IgnoredFields
-from app.wire.turns import SamplingFields
 
 SESSION_HEADER = "X-Session-ID"
 SessionHeader = Annotated[
@@ -49,39 +50,6 @@ SessionNameDep = Annotated[str | None, Depends(_session_name)]
 """What `X-Session-ID` says."""
 
 
-def bound_session(
-    services: Services,
-    owner: str | None,
-    name: str | None,
-    prompts: Sequence[Sequence[int]],
-    *,
-    n: int,
-    user: str | None,
-    undo: ExitStack,
-) -> Session | None:
-    """The session that a call of `owner` is bound to, by the `name` in its header or by its history; None: it is not.
-
-    A name's first use opens a session, with `user` as metadata; `undo` drops it if the call cannot start.
-    Raises `FieldOutOfRange` for several prompts, or `n` choices.
-    """
-    bound_sessions = services.bound_sessions
-    if name is None and not (services.settings.bind_by_prefix and n == len(prompts) == 1):
-        return None
-    if n > 1:
-        raise FieldOutOfRange(f"n must be 1 with {SESSION_HEADER}: a session has one history", param="n")
-    if len(prompts) > 1:
-        raise FieldOutOfRange(f"prompt must be one prompt with {SESSION_HEADER}", param="prompt")
-    found = bound_sessions.find_continued(owner, prompts[0]) if name is None else bound_sessions.find(owner, name)
-    if found is not None:
-        return found
-    if name is None:
-        session = bound_sessions.open_unnamed(owner, metadata=labels(user))
-    else:
-        session = bound_sessions.open(owner, name, metadata=labels(user))
-    undo.callback(services.sessions.drop, session)
-    return session
-
-
 def labels(user: str | None) -> dict[str, str]:
     """The metadata of a session that the call opens; one that it finds keeps its own."""
     return {} if user is None else {"user": user}
@@ -95,6 +63,11 @@ IGNORED_DESCRIPTION: dict[str, Any] = {
     }
 }
 """The documented headers of an answer that names ignored fields."""
+BOUND_HEADERS: dict[str, Any] = {
+    SESSION_HEADER: {"description": "the session that the call was bound to", "schema": {"type": "string"}},
+    **IGNORED_DESCRIPTION,
+}
+"""Those of a generating route."""
 
 
 class OpenAIRoute(JsonRoute):
@@ -111,9 +84,9 @@ class OpenAIRoute(JsonRoute):
             try:
                 response = await handle(request)
             except RequestValidationError as error:
-                raise _as_bad_request(describe_validation(request, error)) from error
+                raise as_bad_request(describe_validation(request, error)) from error
             except DjinnError as error:
-                raise _as_bad_request(error) from error
+                raise as_bad_request(error) from error
             if ignored.header:
                 response.headers[IGNORED_HEADER] = ignored.header
             for label in ignored.labels():
@@ -137,100 +110,85 @@ def openai_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: answer for status, answer in errors(400, *statuses).items() if status != FieldOutOfRange.status}
 
 
-def _as_bad_request(error: DjinnError) -> DjinnError:
+def as_bad_request(error: DjinnError) -> DjinnError:
+    """The error as these routes answer it: 400 where the others answer 422."""
     return BadRequest(error) if error.status == FieldOutOfRange.status else error
 
 
-class OpenAICall:
-    """One call: who makes it, and the session that it is bound to, if any."""
+@dataclass(slots=True)
+class ApiCall:
+    """One call of OpenAI's or Anthropic's API: who makes it, and the session that it is bound to, if any."""
 
-    def __init__(
-        self,
-        services: Services,
-        owner: str | None,
-        cleanup: AsyncExitStack,
-        session_name: str | None,
-        keyed: KeyedRequest | None,
-    ) -> None:
-        """`cleanup` is unwound when the response is over; `session_name` is what `X-Session-ID` says, and `keyed` what
-        `Idempotency-Key` does.
+    services: Services
+    owner: str | None
+    cleanup: AsyncExitStack
+    """Unwound when the response is over."""
+    session_name: str | None = None
+    """What `X-Session-ID` says."""
+    keyed: KeyedRequest | None = None
+    """What `Idempotency-Key` does."""
+    _session: Session | None = None
+    _turn: Turn | None = None
+
+    async def requests(
+        self, body: CallBody, prompts: Sequence[Sequence[int]], use: ToolUse, **options: Any
+    ) -> list[TurnRequest]:
+        """The turns that the call asks for, one for each prompt: the one way from any API's body to the engine.
+        `options` are more of a `TurnRequest`.
+
+        Raises `FieldOutOfRange` for fields that do not fit the model or each other, and `ContextTooLong`.
         """
-        self.services = services
-        self.owner = owner
-        self._cleanup = cleanup
-        self._session_name = session_name
-        self._keyed = keyed
-        self._session: Session | None = None
-        self._turn: Turn | None = None
+        services, field = self.services, body.prompt_field
+        turns, support = services.sessions.turns, services.tool_support
+        body.check_vocabulary(services.info.vocab_size)
+        rooms = []
+        for index, prompt in enumerate(prompts):
+            param = field if len(prompts) == 1 else f"{field}.{index}"
+            if not prompt:
+                raise FieldOutOfRange(f"{param}: a turn needs at least 1 token to start from", param=param)
+            rooms.append(turns.room(len(prompt), body.token_limit, param=param, limit_param=body.limit_field))
+        asked = body.to_params(
+            services.sampling, logprobs=body.alternatives, prompt_logprobs=body.alternatives if body.echoes else None
+        )
+        sampling = replace(asked, grammar=turn_grammar(body.to_grammar(), use, support))
+        await turns.compile_grammar(self.owner, sampling, body.min_tokens, self.cleanup)
+        eos = services.tokens.eos_token_ids
+        stops = [body.to_stop_rule(max_tokens=room, eos_token_ids=eos) for room in rooms]
+        text = replace(body.to_text_rule(), shown=support.shown if use.callable else frozenset())
+        return [
+            TurnRequest(prompt, sampling, stop, text, replace=True, pausable=False, param=field, **options)
+            for prompt, stop in zip(prompts, stops, strict=True)
+        ]
 
     async def start(
         self,
-        body: SamplingFields,
+        body: CallBody,
         prompts: Sequence[Sequence[int]],
+        use: ToolUse,
         *,
         n: int = 1,
         user: str | None = None,
-        prompt_field: str,
-        max_tokens: int | None,
-        logprobs: int | None,
-        limit_field: str = "max_tokens",
-        prompt_logprobs: int | None = None,
-        grammar: Grammar | None = None,
-        shown: frozenset[int] = frozenset(),
     ) -> Choices:
         """Submit the prompts' turns; they end and their sessions close when the response is over.
 
-        `n` choices are made for each prompt; `user` is metadata of a session that the call opens. `grammar` takes the
-        place of the body's own; `shown` are special tokens that are part of the text.
+        `n` choices are made for each prompt; `user` is metadata of a session that the call opens.
 
-        Raises `FieldOutOfRange`, `ContextTooLong` (`prompt_field` names the prompts' field, `limit_field` that of
-        `max_tokens`), `WrongState` if the bound session is in use, `Moved` if it is on another server, `Busy` and
-        `Draining`.
+        Raises what `requests` does, `WrongState` if the bound session is in use, `Moved` if it is on another server,
+        `Busy` and `Draining`.
         """
         registry = self.services.sessions
-        body.check_vocabulary(self.services.info.vocab_size)
         _check_count(self.services.settings, prompts=len(prompts), n=n)
-        rooms = self._rooms(prompts, max_tokens, prompt_field, limit_field)
-        defaults = self.services.sampling
-        sampling = body.to_params(defaults, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-        sampling = sampling if grammar is None else replace(sampling, grammar=grammar)
-        await registry.turns.compile_grammar(self.owner, sampling, body.min_tokens, self._cleanup)
-        eos, text = self.services.tokens.eos_token_ids, replace(body.to_text_rule(), shown=shown)
-        requests = [
-            TurnRequest(
-                prompt,
-                sampling,
-                body.to_stop_rule(max_tokens=room, eos_token_ids=eos),
-                text,
-                replace=True,
-                pausable=False,
-                param=prompt_field,
-            )
-            for prompt, room in zip(prompts, rooms, strict=True)
-        ]
+        requests = await self.requests(body, prompts, use)
         # Before any session gives way: a refused call must close nothing.
         of_choices = [request for request in requests for _ in range(n)]
-        charges = registry.turns.reserve(self.owner, of_choices, self._cleanup)
+        charges = registry.turns.reserve(self.owner, of_choices, self.cleanup)
         with ExitStack() as undo:
             open_session = self._sessions(n, user, undo, prompts)
-            choices = Choices(registry, requests, n, charges, open_session, self._cleanup, self._keyed)
+            choices = Choices(registry, requests, n, charges, open_session, self.cleanup, self.keyed)
             await choices.start()
             undo.pop_all()
         self._turn = None if self._session is None else self._session.turn
         return choices
-
-    def _rooms(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int | None, prompt_field: str, limit_field: str
-    ) -> list[int]:
-        """How many tokens each prompt's turn may generate."""
-        rooms = []
-        for index, prompt in enumerate(prompts):
-            field = prompt_field if len(prompts) == 1 else f"{prompt_field}.{index}"
-            if not prompt:
-                raise FieldOutOfRange(f"{field}: a turn needs at least 1 token to start from", param=field)
-            turns = self.services.sessions.turns
-            rooms.append(turns.room(len(prompt), max_tokens, param=field, limit_param=limit_field))
-        return rooms
 
     def answer(self, response: Response) -> Response:
         """The response, with the session's id in its headers if the call was bound to one."""
@@ -247,30 +205,43 @@ class OpenAICall:
     def _sessions(self, n: int, user: str | None, undo: ExitStack, prompts: Sequence[Sequence[int]]) -> OpenSession:
         """Where the choices run: each in a session that lives as long as the call, or the one in the bound session.
 
-        `undo` gets what is to be done about it if they cannot start.
+        A name's first use opens a session, which `undo` drops if the call cannot start.
         """
-        session = bound_session(self.services, self.owner, self._session_name, prompts, n=n, user=user, undo=undo)
+        sessions, name = self.services.sessions, self.session_name
+        if name is None and not (self.services.settings.bind_by_prefix and n == len(prompts) == 1):
+            # For all or none: a refused call must close nothing.
+            sessions.make_room(self.owner, n * len(prompts))
+            return partial(sessions.ephemeral, self.owner, metadata=labels(user))
+        if n > 1:
+            raise FieldOutOfRange(f"n must be 1 with {SESSION_HEADER}: a session has one history", param="n")
+        if len(prompts) > 1:
+            raise FieldOutOfRange(f"prompt must be one prompt with {SESSION_HEADER}", param="prompt")
+        bound = self.services.bound_sessions
+        session = bound.find_continued(self.owner, prompts[0]) if name is None else bound.find(self.owner, name)
         if session is None:
-            # For all or none, for the same reason.
-            self.services.sessions.make_room(self.owner, n * len(prompts))
-            return partial(self.services.sessions.ephemeral, self.owner, metadata=labels(user))
+            metadata = labels(user)
+            if name is None:
+                session = bound.open_unnamed(self.owner, metadata=metadata)
+            else:
+                session = bound.open(self.owner, name, metadata=metadata)
+            undo.callback(sessions.drop, session)
         self._session = session
-        self._cleanup.enter_context(holding(session))  # it moves to no other server before the call is over
+        self.cleanup.enter_context(holding(session))  # it moves to no other server before the call is over
         return lambda: nullcontext(session)
 
 
-async def _openai_call(
+async def _api_call(
     services: ServicesDep, owner: OwnerDep, cleanup: CleanupDep, session_name: SessionNameDep, keyed: KeyedDep
-) -> OpenAICall:
-    return OpenAICall(services, owner, cleanup, session_name, keyed)
+) -> ApiCall:
+    return ApiCall(services, owner, cleanup, session_name, keyed)
 
 
-OpenAICallDep = Annotated[OpenAICall, Depends(_openai_call)]
+ApiCallDep = Annotated[ApiCall, Depends(_api_call)]
 
 
-def check_model(services: Services, name: str) -> None:
-    """Raise `UnknownModel` unless `name` is the served model's."""
-    if name != services.info.name:
+def check_model(services: Services, name: str | None) -> None:
+    """Raise `UnknownModel` for a `name` that is not the served model's."""
+    if name not in (None, services.info.name):
         raise UnknownModel(f"there is no model {name!r} here, only {services.info.name!r}", param="model")
 
 
@@ -290,14 +261,13 @@ def _check_count(settings: Settings, *, prompts: int, n: int) -> None:
             )
 
 
-def generation_responses(event: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+def generation_responses(event: Any) -> dict[int | str, dict[str, Any]]:
     """The documented `responses` of a generating route that streams `event`s."""
-    session_id = {"description": "the session that the call was bound to", "schema": {"type": "string"}}
     return {
         **openai_errors(404, 409, 421, 429, 503),
         200: {
             "description": "The answer; with `stream`, an event for each chunk, then `[DONE]`.",
-            "headers": {SESSION_HEADER: session_id, **IGNORED_DESCRIPTION},
+            "headers": BOUND_HEADERS,
             "content": {EventStream.media_type: {"schema": component(event)}},
         },
     }

@@ -1,0 +1,58 @@
+"""What a call of OpenAI's or Anthropic's API asks of its turns, in whichever fields it says so."""
+
+from typing import ClassVar
+
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import Grammar
+from app.tools.definitions import ToolUse
+from app.tools.support import form_without_effect
+from app.wire.extras import OpenBody
+from app.wire.turns import SamplingFields
+
+
+class CallBody(SamplingFields, OpenBody):
+    """Base of the bodies of the generating routes. The rest of the server reads them by these names alone."""
+
+    prompt_field: ClassVar[str] = "messages"
+    form_field: ClassVar[str] = ""
+    """The field that asks for a form of the answer beside `structured_outputs`, if there is one."""
+
+    @property
+    def token_limit(self) -> int | None:
+        """Most tokens to generate."""
+        return self.max_tokens
+
+    @property
+    def limit_field(self) -> str:
+        """The field that `token_limit` came in."""
+        return "max_tokens"
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives to report per token; None to report nothing."""
+        return None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer tells of the prompt's tokens too."""
+        return False
+
+    def own_form(self) -> Grammar | None:
+        """What `form_field` says."""
+        return None
+
+    def to_grammar(self) -> Grammar | None:
+        """What the answer must match. Raises `FieldOutOfRange` if two fields say it."""
+        asked = self.own_form()
+        if asked is not None and self.structured_outputs is not None:
+            both = f"give only one of {self.form_field} and structured_outputs"
+            raise FieldOutOfRange(both, param=self.form_field)
+        return asked or super().to_grammar()
+
+    def to_tool_use(self) -> ToolUse:
+        """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
+        return ToolUse()
+
+    def without_effect(self) -> list[str]:
+        """The declared fields that change nothing beside the others of this body."""
+        return form_without_effect(self.to_grammar(), self.to_tool_use())
