@@ -23,7 +23,6 @@ from app.domain.values import NEUTRAL, SamplingDefaults
 from app.engine_process.engine import EngineProcess
 from app.engine_process.executor import Engine
 from app.engine_process.frames import Load
-from app.engine_process.loading import disk_room, find_model, load_frame
 from app.journal.journal import Journal
 from app.journal.lease import FolderLease
 from app.machine.files import DiskRoom
@@ -197,7 +196,7 @@ def load_app(
     The engine runs in `process`, which is ended if that fails; None: on a thread of this one. `clock` gives Unix
     seconds. Keys of tenants and their limits go by it.
     """
-    load = load_frame(settings, logging.getLogger().getEffectiveLevel())
+    load = Load.of(settings, logging.getLogger().getEffectiveLevel())
     with ExitStack() as undo:
         if process is not None:
             undo.callback(process.close)
@@ -207,12 +206,12 @@ def load_app(
         if traces is not None:
             undo.callback(traces.close)
         member = Membership.read(settings)
-        model = find_model(load)
+        model = load.find_model()
         # Before the engine: it takes the folder, where the engine keeps files too.
         journal = None if settings.state_dir is None else Journal(settings.state_dir.expanduser(), settings.lease)
         if journal is not None:
             undo.callback(journal.close)
-        room = disk_room(load)
+        room = load.disk_room()
         if process is not None:
             process.begin(load)
         tokens, sampling = load_tokens(model), sampling_defaults(model, settings.generation_config)
@@ -226,9 +225,9 @@ def prepare(settings: Settings, process: EngineProcess) -> None:
     """Find the model in both processes: `load_app` has all imported then that it needs, and takes seconds less. What
     is there by then is never garbage, and the collector does not look through it again.
     """
-    load = load_frame(settings, logging.getLogger().getEffectiveLevel())
+    load = Load.of(settings, logging.getLogger().getEffectiveLevel())
     with suppress(DjinnError):  # `load_app` says it
-        model = find_model(load)
+        model = load.find_model()
         process.find(load)  # now that the model is on the disk
         load_tokens(model)
     gc.collect()
@@ -261,7 +260,7 @@ def create_app(
 
     Raises `FieldOutOfRange` if the journal's sessions are another model's.
     """
-    room = room or disk_room(load_frame(settings, logging.WARNING))
+    room = room or Load.of(settings, logging.WARNING).disk_room()
     keeper = SessionKeeper(journal, room)
     restored = keeper.load(engine.info, tenancy.api_keys)
     services = open_services(

@@ -18,7 +18,7 @@ from app.domain.values import Ticket
 from app.engine_process.channel import Channel
 from app.engine_process.codec import decode, encode_events
 from app.engine_process.engine import EngineProcess
-from app.engine_process.loading import load_frame
+from app.engine_process.frames import Load
 from app.gpu.startup.loader import load_engine
 from app.messages import Token
 from app.model_store.resolve import resolve
@@ -46,7 +46,7 @@ def engines(model: str) -> Iterator[tuple[LiveEngine, LiveEngine]]:
     process = EngineProcess(settings.engine_timeout_s)
     with ExitStack() as stack:
         stack.callback(process.close)
-        process.begin(load_frame(settings, logging.WARNING))
+        process.begin(Load.of(settings, logging.WARNING))
         here = load_engine(resolve(model, cache_dir=Path(), seed=settings.seed), settings.engine())
         yield stack.enter_context(LiveEngine(here)), stack.enter_context(LiveEngine(process.loaded()))
 

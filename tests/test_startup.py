@@ -38,12 +38,12 @@ def test_a_gguf_model_is_loaded_without_transformers_at_its_first_start_too(tmp_
 CONVERT = """
 import sys
 from pathlib import Path
-from app.model_store.install import ConversionFailed
+from app.model_store.install import ModelStoreError
 from app.model_store.gguf import cached_gguf
 
 try:
     cached_gguf(Path(sys.argv[1]), Path(sys.argv[2]))
-except ConversionFailed as error:
+except ModelStoreError as error:
     print(error)
 assert "torch" not in sys.modules
 """

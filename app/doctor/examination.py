@@ -47,7 +47,7 @@ from app.doctor.host import (
     read_numa,
     read_versions,
 )
-from app.doctor.probe import GPU, Copies, MachineProbe, ProbeFailed, TorchBuild
+from app.doctor.probe import GPU, Copies, MachineProbe, TorchBuild, first_line
 from app.domain.errors import WeightsLost
 from app.gpu.weights.file import REMEDY, WeightFile
 from app.gpu.weights.layout import UnusableFile
@@ -90,25 +90,6 @@ class Facts:
     versions: Versions
 
 
-def gather(device: str, build: TorchBuild, state_dir: Path | None, probe: MachineProbe, root: Path) -> Facts:
-    """`device`: `cpu` or `cuda:N`. `root`: where the kernel's `sys` and `proc` are."""
-    host = read_host_memory(root)
-    found = _ask_device(device, build, host.free_bytes, probe, root)
-    return Facts(
-        cpu=cpu_name(root),
-        nvidia_cards=nvidia_cards(root),
-        torch=build,
-        driver=Driver(read_release(root), probe.driver_cuda()),
-        device=found,
-        numa=read_numa(root, None if found.gpu is None else found.gpu.pci_address),
-        numactl=shutil.which("numactl") is not None,
-        memlock_bytes=read_memlock(),
-        host=host,
-        disk=None if state_dir is None else read_disk(state_dir),
-        versions=read_versions(),
-    )
-
-
 def _ask_device(device: str, build: TorchBuild, host_free: int, probe: MachineProbe, root: Path) -> DeviceFacts:
     if device == "cpu":
         copies, problem = _measure(probe, None, buffer_bytes(host_free, host_free))
@@ -118,10 +99,14 @@ def _ask_device(device: str, build: TorchBuild, host_free: int, probe: MachinePr
         return DeviceFacts()
     try:
         gpu = probe.gpu(index)
-    except ProbeFailed as failure:
-        return DeviceFacts(problem=str(failure))
+    except RuntimeError as failure:
+        return DeviceFacts(problem=first_line(failure))
     num_bytes = buffer_bytes(host_free, gpu.free_bytes)
-    pinned = Pinned(num_bytes, _pin(probe, index, num_bytes))
+    try:
+        probe.pin(index, num_bytes)
+        pinned = Pinned(num_bytes, None)
+    except RuntimeError as failure:
+        pinned = Pinned(num_bytes, first_line(failure))
     copies, problem = _measure(probe, index, num_bytes) if pinned.problem is None else (None, None)
     return DeviceFacts(gpu, None, pinned, copies, problem, _true_link(read_link(root, gpu.pci_address), copies))
 
@@ -134,22 +119,14 @@ def _true_link(link: Link | None, copies: Copies | None) -> Link | None:
     return None if fastest > link.bytes_per_second else link
 
 
-def _pin(probe: MachineProbe, index: int, num_bytes: int) -> str | None:
-    try:
-        probe.pin(index, num_bytes)
-    except ProbeFailed as failure:
-        return str(failure)
-    return None
-
-
 def _measure(probe: MachineProbe, index: int | None, num_bytes: int) -> tuple[Copies | None, str | None]:
     """`index`: of the GPU, None for a CPU."""
     if num_bytes < LEAST_BYTES:
         return None, f"there is room for buffers of {size(num_bytes)} only"
     try:
         return (probe.cpu_copies(num_bytes) if index is None else probe.gpu_copies(index, num_bytes)), None
-    except ProbeFailed as failure:
-        return None, str(failure)
+    except RuntimeError as failure:
+        return None, first_line(failure)
 
 
 SEVERITY = list(Status)
@@ -230,13 +207,28 @@ def examine(
     weights_dir: Path | None = None,
 ) -> Report:
     """Examine the machine for `--device requested --state-dir state_dir`. Takes a second or two, most of it copying.
-    The copies of weights in `weights_dir`, if it is given, are read wholly, which takes minutes for large ones.
+    The copies of weights in `weights_dir`, if it is given, are read wholly, which takes minutes for large ones. `root`
+    is where the kernel's `sys` and `proc` are.
 
     Raises `FieldOutOfRange` if `requested` is not the name of a device, there or not.
     """
     build = probe.build()
     device = choose_device(requested, build.gpu_count)
-    facts = gather(device, build, state_dir, probe, root)
+    host = read_host_memory(root)
+    found = _ask_device(device, build, host.free_bytes, probe, root)
+    facts = Facts(
+        cpu=cpu_name(root),
+        nvidia_cards=nvidia_cards(root),
+        torch=build,
+        driver=Driver(read_release(root), probe.driver_cuda()),
+        device=found,
+        numa=read_numa(root, None if found.gpu is None else found.gpu.pci_address),
+        numactl=shutil.which("numactl") is not None,
+        memlock_bytes=read_memlock(),
+        host=host,
+        disk=None if state_dir is None else read_disk(state_dir),
+        versions=read_versions(),
+    )
     weights = [] if weights_dir is None else check_weights(weights_dir)
     return Report.of(device, [*judge(requested, device, facts), *weights], facts)
 
@@ -244,19 +236,22 @@ def examine(
 def judge(requested: str, device: str, facts: Facts) -> list[Finding]:
     """What applies to the device, in the order of the report; what cannot be known of a missing one is left out."""
     found = facts.device
-    on_cpu = device == "cpu"
-    findings = [
-        check_cpu(requested, facts.cpu, facts.torch, facts.nvidia_cards)
-        if on_cpu
-        else check_gpu(device, facts.torch, found.gpu, found.problem)
-    ]
-    if not on_cpu or facts.nvidia_cards:
+    findings = []
+    if device == "cpu":
+        findings.append(check_cpu(requested, facts.cpu, facts.torch, facts.nvidia_cards))
+    else:
+        findings.append(check_gpu(device, facts.torch, found.gpu, found.problem))
+    if device != "cpu" or facts.nvidia_cards:
         findings.append(check_driver(facts.driver, facts.torch.cuda))
     if found.gpu is not None:
         findings.append(check_capability(found.gpu, facts.torch.architectures))
-    if on_cpu or found.gpu is not None:
+    if device == "cpu" or found.gpu is not None:
         findings.append(check_numa(facts.numa, device, numactl=facts.numactl))
-        findings += _judge_copies(facts)
+        findings.append(check_memlock(facts.memlock_bytes, found.pinned, facts.host.total_bytes))
+        if found.pinned is not None:
+            findings += [check_pinned(found.pinned), check_link(found.link)]
+        if found.pinned is None or found.pinned.problem is None:
+            findings += check_copies(found.copies, found.copies_problem, found.link)
         findings.append(check_device_memory(found.gpu))
     return [
         *findings,
@@ -264,20 +259,6 @@ def judge(requested: str, device: str, facts: Facts) -> list[Finding]:
         check_disk(facts.disk),
         *check_versions(facts.versions, facts.torch.cuda, device),
     ]
-
-
-def _judge_copies(facts: Facts) -> list[Finding]:
-    """From what a copy needs to how fast it is."""
-    found = facts.device
-    findings = [check_memlock(facts.memlock_bytes, found.pinned, facts.host.total_bytes)]
-    if found.pinned is not None:
-        findings += [check_pinned(found.pinned), check_link(found.link)]
-        if found.pinned.problem is not None:
-            return findings
-    return findings + check_copies(found.copies, found.copies_problem, found.link)
-
-
-FOUND_ERRORS = 1
 
 
 def diagnose(device: str, state_dir: Path | None, weights_dir: Path | None, *, as_json: bool) -> int:
@@ -289,4 +270,4 @@ def diagnose(device: str, state_dir: Path | None, weights_dir: Path | None, *, a
         print(report.to_json())
     else:
         report.print(Console())
-    return FOUND_ERRORS if report.status is Status.ERROR else 0
+    return 1 if report.status is Status.ERROR else 0

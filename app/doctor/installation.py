@@ -2,7 +2,7 @@
 
 from app.doctor.device import choose_device
 from app.doctor.host import TORCH, read_versions
-from app.doctor.probe import newest_cuda
+from app.doctor.probe import MachineProbe, newest_cuda
 from app.domain.values import AUTO_DTYPES
 from app.settings import Settings
 
@@ -27,8 +27,4 @@ def describe_installation(settings: Settings) -> str:
 
 def _count_gpus() -> int:
     """As PyTorch counts them. It takes seconds to load, and finds none where there is no driver."""
-    if newest_cuda() is None:
-        return 0
-    from app.doctor.probe import MachineProbe
-
-    return MachineProbe().build().gpu_count
+    return 0 if newest_cuda() is None else MachineProbe().build().gpu_count

@@ -7,8 +7,7 @@ machine without a driver is told apart without it.
 import ctypes
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -66,12 +65,10 @@ class Copies:
     from_device: CopyRates
 
 
-class ProbeFailed(Exception):
-    """The device refused; the message is its own, in one line."""
-
-
 class MachineProbe:
-    """The questions. `gpu`, `pin` and `gpu_copies` raise `ProbeFailed`."""
+    """The questions. Where the device refuses, `gpu`, `pin` and `gpu_copies` raise PyTorch's `RuntimeError`, of which
+    running out of memory is one.
+    """
 
     def build(self) -> TorchBuild:
         """The installed PyTorch."""
@@ -84,7 +81,7 @@ class MachineProbe:
                 if problem is None:
                     torch.cuda.init()
         except RuntimeError as error:
-            problem = _first_line(error)
+            problem = first_line(error)
         return TorchBuild(
             version=torch.__version__,
             cuda=torch.version.cuda,
@@ -101,9 +98,8 @@ class MachineProbe:
         """One of the `gpu_count` devices."""
         import torch
 
-        with _failures():
-            properties = torch.cuda.get_device_properties(index)
-            free, total = torch.cuda.mem_get_info(index)
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
         domain, bus, device = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
         return GPU(
             index=index,
@@ -119,7 +115,7 @@ class MachineProbe:
         """Allocate pinned host memory for a device, and let it go."""
         import torch
 
-        with _failures(), torch.cuda.device(index):
+        with torch.cuda.device(index):
             torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def gpu_copies(self, index: int, buffer_bytes: int) -> Copies:
@@ -135,7 +131,7 @@ class MachineProbe:
             milliseconds: float = begin.elapsed_time(end)
             return milliseconds / 1000
 
-        with _failures(), torch.cuda.device(index):
+        with torch.cuda.device(index):
             host = torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=True)
             there = torch.empty(buffer_bytes, dtype=torch.uint8, device="cuda")
             return _measure(host, there, copy)
@@ -176,14 +172,6 @@ def _measure(host: Any, device: Any, copy: Callable[[Any, Any], float]) -> Copie
     return Copies(host.nbytes, to_device=rates(host, device), from_device=rates(device, host))
 
 
-@contextmanager
-def _failures() -> Iterator[None]:
-    """`ProbeFailed` in place of PyTorch's errors, of which running out of memory is one."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise ProbeFailed(_first_line(error)) from error
-
-
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Of what PyTorch says, which goes on with advice for its developers."""
     return str(error).partition("\n")[0]

@@ -18,18 +18,19 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
 
 from app.domain.errors import DjinnError, EngineError, EngineRestarting, EngineStalled
 from app.domain.values import ModelInfo
 from app.engine_process.channel import Channel, Closed
 from app.engine_process.codec import Frame, decode, encode
 from app.engine_process.executor import Deliver
-from app.engine_process.frames import Beat, Compiled, Dying, Find, Load, Loaded, NotLoaded, Stop
+from app.engine_process.frames import Beat, Compiled, Dying, Load, Loaded, NotLoaded, Stop
 from app.engine_process.grammars import RemoteGrammars
 from app.machine.cores import binding
 from app.machine.handover import send_socket
-from app.messages import Back, Command, Event, GoesOn, Lost, Stalled, TurnFinished
+from app.messages import Back, Command, GoesOn, Lost, Stalled, TurnFinished
 
 logger = logging.getLogger(__name__)
 
@@ -106,31 +107,6 @@ class Child:
         self._process.kill()
 
 
-MOST = 5
-WITHIN_S = 600.0
-
-
-class Deaths:
-    """Counts the deaths of engines that have finished no turn: what kills them may be there each time."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """`now` tells the time in seconds."""
-        self._now = now
-        self._times: deque[float] = deque(maxlen=MOST)
-
-    def note_events(self, events: Iterable[Event]) -> None:
-        """Look at what an engine has done."""
-        if self._times and any(isinstance(event, TurnFinished) for event in events):
-            self._times.clear()
-
-    def note(self) -> None:
-        """An engine has died. Raises `EngineError` if another would do so too."""
-        now = self._now()
-        self._times.append(now)
-        if len(self._times) == MOST and now - self._times[0] <= WITHIN_S:
-            raise EngineError(f"it died {MOST} times within {WITHIN_S / 60:.0f} minutes, and no turn came to its end")
-
-
 SILENT_S = 3.0
 """Without a beat for so long: new work is refused. Most late processes beat again before their turns must end."""
 UNHEARD_S = 7.0
@@ -187,6 +163,9 @@ STOP_TIMEOUT_S = 10.0
 """How long a process that has been told to stop may take: a write to a disk that has stalled may never end."""
 PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Before each attempt to start another engine. After the last one the server gives up."""
+MOST = 5
+WITHIN_S = 600.0
+"""So many engines that died within so many seconds, and finished no turn, are the last: the next would die too."""
 LOADS = 10.0
 """How many times as long as the first another engine may load: files may not be in the page cache any more."""
 
@@ -215,7 +194,8 @@ class EngineProcess:
         """When `run` waits no longer for a process that has been told to stop."""
         self._reason = ""
         """What the process said of its own end."""
-        self._deaths = Deaths()
+        self._deaths: deque[float] = deque(maxlen=MOST)
+        """When engines have died since one has finished a turn."""
         self._connections = itertools.count()
         """Numbers of those to other servers."""
         self.grammars = RemoteGrammars(self._send)
@@ -238,7 +218,7 @@ class EngineProcess:
 
     def find(self, load: Load) -> None:
         """Have the process find the model, long before `begin`: what that needs is imported by then."""
-        self._child.channel.send(encode(Find(load)))
+        self._child.channel.send(encode(replace(load, only_find=True)))
 
     def begin(self, load: Load) -> None:
         """Begin to load the model, which takes seconds or minutes."""
@@ -274,7 +254,7 @@ class EngineProcess:
             logger.error("the engine has died: %s; another is started", reason)
             self.grammars.fail_all(EngineRestarting(reason))
             deliver([Lost(reason)])
-            self._deaths.note()
+            self._count_death()
             if not self._replace():
                 return
             self._is_open = True
@@ -319,7 +299,8 @@ class EngineProcess:
             stalls.hear(frame.busy_s if isinstance(frame, Beat) else None)
             self._tell(stalls.news(), deliver)
             if isinstance(frame, list):
-                self._deaths.note_events(frame)
+                if self._deaths and any(isinstance(event, TurnFinished) for event in frame):
+                    self._deaths.clear()
                 deliver(frame)
             else:
                 self._take(frame)
@@ -351,6 +332,12 @@ class EngineProcess:
                 self._reason = reason
             case _:
                 raise EngineError(f"unexpected frame from the engine: {type(frame).__name__}")
+
+    def _count_death(self) -> None:
+        """Raises `EngineError` if another engine would die too: what kills them may be there each time."""
+        self._deaths.append(time.monotonic())
+        if len(self._deaths) == MOST and self._deaths[-1] - self._deaths[0] <= WITHIN_S:
+            raise EngineError(f"it died {MOST} times within {WITHIN_S / 60:.0f} minutes, and no turn came to its end")
 
     def _give_up(self, reason: str) -> None:
         """End a process that hangs; then its end of the channel closes."""

@@ -1,17 +1,23 @@
 """What the two processes tell each other, beside commands and events. Frames of one direction keep their order."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from app.domain.errors import DjinnError
 from app.domain.values import Grammar, ModelInfo, WeightsDtype
 from app.logs import Log
-from app.settings import EngineSettings
+from app.machine.files import DiskRoom
+from app.model_store.resolve import ResolvedModel, resolve
+from app.settings import EngineSettings, Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """To the engine, before all but `Find`: load this model, which is on the disk already. Answered by `Loaded` or
-    `NotLoaded`.
+    """To the engine, before all else: load this model, which is on the disk already. Answered by `Loaded` or
+    `NotLoaded`. One with `only_find` may come before: all that is needed to find the model is imported then.
 
     KV files leave `reserve` bytes free on the disk of `disk`.
     """
@@ -26,15 +32,32 @@ class Load:
     reserve: int
     log: Log
     engine: EngineSettings
+    only_find: bool = False
 
+    @classmethod
+    def of(cls, settings: Settings, log_level: int) -> Load:
+        """The part of the settings that an engine process needs. It has no keys."""
+        folder = settings.state_dir
+        return cls(
+            model=settings.model,
+            served_name=settings.served_name,
+            cache_dir=str(settings.cache_dir.expanduser()),
+            seed=settings.seed,
+            weights_dtype=WeightsDtype(settings.weights_dtype),
+            disk=tempfile.gettempdir() if folder is None else str(folder.expanduser()),
+            reserve=0 if folder is None else int(settings.disk_reserve),
+            log=Log(log_level, settings.log_format, settings.replica),
+            engine=settings.engine(),
+        )
 
-@dataclass(frozen=True, slots=True)
-class Find:
-    """To the engine, before `Load` if at all: find the model, which is on the disk already. All that this needs is
-    imported then.
-    """
+    def find_model(self) -> ResolvedModel:
+        """The model under the name that it is served by; the first time it may be fetched. Raises `DjinnError`."""
+        model = resolve(self.model, cache_dir=Path(self.cache_dir), seed=self.seed, weights_dtype=self.weights_dtype)
+        return replace(model, name=self.served_name or model.name)
 
-    load: Load
+    def disk_room(self) -> DiskRoom:
+        """That beside the journal, or where the system keeps temporary files."""
+        return DiskRoom(Path(self.disk), self.reserve)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,5 +121,5 @@ class Dying:
     reason: str
 
 
-ToEngine = Load | Find | Compile | Release | Prepare | Stop
+ToEngine = Load | Compile | Release | Prepare | Stop
 FromEngine = Loaded | NotLoaded | Compiled | Beat | Dying

@@ -21,7 +21,6 @@ from app.engine_process.frames import (
     Compile,
     Compiled,
     Dying,
-    Find,
     Load,
     Loaded,
     NotLoaded,
@@ -29,7 +28,6 @@ from app.engine_process.frames import (
     Release,
     Stop,
 )
-from app.engine_process.loading import disk_room, find_model
 from app.logs import configure
 from app.machine.cores import free_from_core, leave_core
 from app.machine.handover import receive_sockets
@@ -40,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from app.gpu.engine import Engine
-    from app.grammars.compiler import Compiled as CompiledGrammar
+    from app.grammars.matcher import Matcher
 
 
 BEAT_S = 1.0
@@ -73,7 +71,7 @@ def serve(channel: Channel, sockets: socket.socket) -> int:
         os._exit(FAILED)
 
     try:
-        engine = load_engine(find_model(load), load.engine, disk_room(load), die)
+        engine = load_engine(load.find_model(), load.engine, load.disk_room(), die)
     except DjinnError as error:
         channel.send(encode(NotLoaded(error)))
         channel.drain(FLUSH_S)
@@ -107,10 +105,10 @@ def _first(channel: Channel) -> Load:
         match None if data is None else decode(data):
             case None:
                 pass
-            case Find(load):
+            case Load(only_find=True) as load:
                 configure(load.log)
-                with contextlib.suppress(DjinnError):  # `Load` reports it
-                    find_model(load)
+                with contextlib.suppress(DjinnError):  # the next one reports it
+                    load.find_model()
                 gc.collect()
                 gc.freeze()
             case Load() as load:
@@ -126,7 +124,7 @@ class _Host:
         self._channel = channel
         self._sockets = sockets
         self._engine = engine
-        self._grammars: dict[int, Future[CompiledGrammar]] = {}
+        self._grammars: dict[int, Future[Matcher]] = {}
         """Those that the server waits for or holds."""
 
     def start(self) -> None:
@@ -202,7 +200,7 @@ class _Host:
         self._grammars[frame.number] = compiling
         compiling.add_done_callback(lambda done: self._tell_compiled(frame.number, done))
 
-    def _tell_compiled(self, number: int, compiling: Future[CompiledGrammar]) -> None:
+    def _tell_compiled(self, number: int, compiling: Future[Matcher]) -> None:
         if compiling.cancelled():
             return
         error = compiling.exception()

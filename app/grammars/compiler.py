@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TypeVar, assert_never
 from weakref import WeakValueDictionary
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from app.domain.errors import Busy, FieldOutOfRange
 from app.domain.values import Grammar, GrammarKind
@@ -55,37 +55,8 @@ def source_of(grammar: Grammar) -> str:
             assert_never(grammar.kind)
 
 
-if TYPE_CHECKING:
-    from llguidance import LLTokenizer
-
-    from app.model_store.resolve import ResolvedModel
-
-
-class Vocabulary:
-    """Read at the first use, which takes about a second."""
-
-    def __init__(self, model: ResolvedModel, size: int) -> None:
-        """`size` is that of the logits, which may be more than the tokenizer has tokens."""
-        self._model = model
-        self._size = size
-
-    @cached_property
-    def arguments(self) -> tuple[str, int, list[int]]:
-        """What llguidance's tokenizer is made from: the fast tokenizer as JSON, the size, tokens that end a text."""
-        tokenizer = load_tokenizer(self._model)
-        tokenizer.backend.no_padding()
-        tokenizer.backend.no_truncation()
-        return tokenizer.backend.to_str(), self._size, sorted(eos_token_ids(self._model, tokenizer))
-
-    @cached_property
-    def compiled(self) -> LLTokenizer:
-        """The vocabulary as a tree of bytes."""
-        from llguidance import LLTokenizer
-
-        text, size, ends = self.arguments
-        return LLTokenizer(text, n_vocab=size, eos_token=ends or None)
-
-
+Arguments = tuple[str, int, list[int]]
+"""What llguidance's tokenizer is made from: the fast tokenizer as JSON, the size, tokens that end a text."""
 TIMEOUT_S = 30.0
 """For an answer. The process ends itself after much less time of a processor; this is for a machine that stalls."""
 
@@ -93,13 +64,12 @@ TIMEOUT_S = 30.0
 class Trials:
     """Starts the process at the first trial, and again after a grammar has ended it. For one thread."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
-    def error(self, source: str) -> str | None:
+    def error(self, source: str, vocabulary: Arguments) -> str | None:
         """What is wrong with a grammar in llguidance's form; None: nothing."""
-        process = self._process or self._start()
+        process = self._process or self._start(vocabulary)
         answer = _ask(process, source)
         if answer:
             words = json.loads(answer)
@@ -120,7 +90,7 @@ class Trials:
             with process:  # closes the pipes, and waits
                 pass
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self, vocabulary: Arguments) -> subprocess.Popen[str]:
         # -P: the folder of the program is no place to import from.
         self._process = process = subprocess.Popen(
             [sys.executable, "-P", str(Path(trial.__file__))],
@@ -130,7 +100,7 @@ class Trials:
             text=True,
             start_new_session=True,  # a Ctrl-C at the server's terminal is for the server
         )
-        if not _ask(process, self._vocabulary.arguments):
+        if not _ask(process, vocabulary):
             self.close()
             raise RuntimeError("the process that tries grammars out does not start")
         return process
@@ -160,27 +130,21 @@ BLAME_S = 1.0
 """For finding the part of an invalid grammar that is wrong. Other grammars wait meanwhile."""
 
 
-class Compiled:
-    """A grammar, compiled. It stays compiled while a turn holds this."""
-
-    def __init__(self, start: Matcher) -> None:
-        self.start = start
-        """Before the first token."""
-
-
 class Grammars:
     """The grammars of one model. Compiles on one thread of its own, without the GIL, and never one grammar twice at
     once. Any thread may call it.
+
+    A grammar that is compiled is a matcher before the first token. It stays compiled while a turn holds that.
     """
 
     def __init__(self, model: ResolvedModel, vocab_size: int) -> None:
-        """`vocab_size` is that of the logits."""
-        self._vocabulary = Vocabulary(model, vocab_size)
-        self._trials = Trials(self._vocabulary)
+        """`vocab_size` is that of the logits, which may be more than the tokenizer has tokens."""
+        self._model, self._vocab_size = model, vocab_size
+        self._trials = Trials()
         self._thread = ThreadPoolExecutor(1, "djinn-grammars")
         self._lock = threading.Lock()
-        self._held: WeakValueDictionary[Grammar, Compiled] = WeakValueDictionary()
-        self._recent: OrderedDict[Grammar, Compiled] = OrderedDict()
+        self._held: WeakValueDictionary[Grammar, Matcher] = WeakValueDictionary()
+        self._recent: OrderedDict[Grammar, Matcher] = OrderedDict()
         self._refused: OrderedDict[Grammar, str] = OrderedDict()
         self._waiting = 0
 
@@ -188,14 +152,14 @@ class Grammars:
         """Begin to read the vocabulary, which holds the GIL for about half a second: better beside no turn."""
         self._thread.submit(self._read_vocabulary)
 
-    def compile(self, grammar: Grammar) -> Future[Compiled]:
+    def compile(self, grammar: Grammar) -> Future[Matcher]:
         """Compile it, unless it is already. The result is for the caller to hold until its turns have begun. A future
         that is cancelled before its grammar's turn has come costs no compilation.
 
         Raises `Busy` if too many grammars wait. The future raises FieldOutOfRange, with the grammar's field, for one
         that is invalid, too large or too slow.
         """
-        known: Future[Compiled] = Future()
+        known: Future[Matcher] = Future()
         try:
             found = self._find(grammar)
         except FieldOutOfRange as error:
@@ -217,7 +181,7 @@ class Grammars:
         not match. Waits for the compilation if it is the first request for it.
         """
         compiled = self._find(grammar) or self._thread.submit(self._compile, grammar).result()
-        matcher = compiled.start.copy()
+        matcher = compiled.copy()
         if token_ids and not matcher.consume(token_ids):
             raise FieldOutOfRange(f"{grammar.field}: the tokens generated so far do not match it", param=grammar.field)
         return matcher
@@ -227,18 +191,31 @@ class Grammars:
         self._thread.shutdown(cancel_futures=True)
         self._trials.close()
 
+    @cached_property
+    def _arguments(self) -> Arguments:
+        tokenizer = load_tokenizer(self._model)
+        tokenizer.backend.no_padding()
+        tokenizer.backend.no_truncation()
+        return tokenizer.backend.to_str(), self._vocab_size, sorted(eos_token_ids(self._model, tokenizer))
+
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        """A tree of bytes. It is read at the first use, which takes about a second."""
+        text, size, ends = self._arguments
+        return LLTokenizer(text, n_vocab=size, eos_token=ends or None)
+
     def _read_vocabulary(self) -> None:
         try:
-            _ = self._vocabulary.compiled
+            _ = self._vocabulary
             give_back_freed()
         except Exception:
             logger.exception("this model's vocabulary cannot be read: calls with a grammar will fail")
 
-    def _leave(self, _: Future[Compiled]) -> None:
+    def _leave(self, _: Future[Matcher]) -> None:
         with self._lock:
             self._waiting -= 1
 
-    def _find(self, grammar: Grammar) -> Compiled | None:
+    def _find(self, grammar: Grammar) -> Matcher | None:
         """The grammar, if it is compiled. Raises FieldOutOfRange for one that was refused before."""
         with self._lock:
             refusal = self._refused.get(grammar)
@@ -250,14 +227,14 @@ class Grammars:
                 _keep(self._recent, grammar, found)
             return found
 
-    def _compile(self, grammar: Grammar) -> Compiled:
+    def _compile(self, grammar: Grammar) -> Matcher:
         if len(grammar.text) > MAX_CHARACTERS:
             raise _invalid(grammar, f"it has {len(grammar.text)} characters; at most {MAX_CHARACTERS} are compiled")
         found = self._find(grammar)  # the one before it on this thread may have been the same
         if found is not None:
             return found
         try:
-            compiled = Compiled(self._start_of(grammar))
+            compiled = self._start_of(grammar)
         except ValueError as error:
             words = self._blame(grammar) or str(error)
             with self._lock:
@@ -283,11 +260,11 @@ class Grammars:
     def _start_of(self, grammar: Grammar) -> Matcher:
         """Raises ValueError with what is wrong."""
         source = source_of(grammar)
-        wrong = self._trials.error(source)
+        wrong = self._trials.error(source, self._arguments)
         if wrong is not None:
             raise ValueError(wrong)
         limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(self._vocabulary.compiled, source, log_level=0, limits=limits)
+        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
         matcher.compute_bitmask()  # what it finds, all copies share
         wrong = error_of(matcher)
         if wrong is not None:

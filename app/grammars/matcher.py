@@ -23,7 +23,7 @@ MAX_WORDS = 300
 class Matcher:
     """The tokens that have been generated, and those that may come next. Used by one thread at a time."""
 
-    __slots__ = ("_error", "_matcher", "_spent")
+    __slots__ = ("__weakref__", "_error", "_matcher", "_spent")
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher

@@ -10,12 +10,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from app.domain.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange, UnknownModel
 from app.model_store.install import install_once, require_free_space
-from app.model_store.pull import CATALOG, catalog_entry, pull_model, pulled_folder
+from app.model_store.pull import CATALOG, pull_model, pulled_folder
 from app.model_store.resolve import resolve
 from app.model_store.saved import SAVED
-from app.model_store.tensors import GGUF_INDEX, GgufTensors, is_indexed
+from app.model_store.tensors import GGUF_INDEX, INDEX, GgufIndex, is_indexed
 
 CHECKPOINT = "checkpoint"
 """A link in the folder to that of the GGUF file, for who takes it as it is; with `.gguf`, to the file."""
@@ -40,47 +40,36 @@ def export_model(spec: str, cache_dir: Path) -> Path:
 
 
 def _export(source: Path, folder: Path) -> None:
-    tensors = GgufTensors(source)
-    shards = _shards({name: 4 * prod(tensor.shape) for name, tensor in tensors.tensors.items()})
-    require_free_space(folder, _nbytes(shards))
-    for path in source.iterdir():
-        if path.name not in (GGUF_INDEX, SAVED) and path != tensors.path:
-            shutil.copy(path, folder)
-    (folder / CHECKPOINT).symlink_to(source.resolve())
-    (folder / f"{CHECKPOINT}.gguf").symlink_to(tensors.path.resolve())
-    _write_weights(tensors, shards, folder)
-
-
-def _write_weights(tensors: GgufTensors, shards: list[dict[str, int]], folder: Path) -> None:
+    from huggingface_hub import split_state_dict_into_shards_factory
     from safetensors.numpy import save_file
 
-    places: dict[str, str] = {}
-    for index, shard in enumerate(shards, 1):
-        file = "model.safetensors" if len(shards) == 1 else f"model-{index:05}-of-{len(shards):05}.safetensors"
-        save_file({name: tensors.values(name) for name in shard}, folder / file, metadata={"format": "pt"})
-        places |= dict.fromkeys(shard, file)
-    if len(shards) > 1:
-        index_file = {"metadata": {"total_size": _nbytes(shards)}, "weight_map": places}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index_file))
-
-
-def _shards(sizes: dict[str, int]) -> list[dict[str, int]]:
-    """The tensors of each weight file, with their bytes."""
-    shards: list[dict[str, int]] = [{}]
-    for name, nbytes in sizes.items():
-        if shards[-1] and sum(shards[-1].values()) + nbytes > SHARD_BYTES:
-            shards.append({})
-        shards[-1][name] = nbytes
-    return shards
-
-
-def _nbytes(shards: list[dict[str, int]]) -> int:
-    return sum(sum(shard.values()) for shard in shards)
+    index = GgufIndex.read(source)
+    shards = split_state_dict_into_shards_factory(
+        {name: 4 * prod(tensor.shape) for name, tensor in index.tensors.items()},
+        get_storage_size=lambda nbytes: nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=SHARD_BYTES,
+    )
+    require_free_space(folder, shards.metadata["total_size"])
+    for path in source.iterdir():
+        if path.name not in (GGUF_INDEX, SAVED) and path != index.file:
+            shutil.copy(path, folder)
+    (folder / CHECKPOINT).symlink_to(source.resolve())
+    (folder / f"{CHECKPOINT}.gguf").symlink_to(index.file.resolve())
+    for file, names in shards.filename_to_tensors.items():
+        save_file({name: index.values(name) for name in names}, folder / file, metadata={"format": "pt"})
+    if shards.is_sharded:
+        listed = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(listed))
 
 
 def pull(name: str, cache_dir: Path) -> None:
-    """Fetch a catalogue model and print its folder. Raises UnknownModel or ModelStoreError."""
-    entry = catalog_entry(name)
+    """Fetch a catalogue model and print its folder. Raises UnknownModel, which lists the names there are, and
+    ModelStoreError.
+    """
+    if name not in CATALOG:
+        raise UnknownModel(f"no model {name!r} in the catalogue; it has {', '.join(CATALOG)}", param="model")
+    entry = CATALOG[name]
     console = Console(stderr=True)
     if pulled_folder(entry, cache_dir).is_dir():
         console.print(f"{name} is already here")

@@ -19,47 +19,40 @@ import orjson
 
 from app.domain.errors import UnknownModel
 from app.model_store import install
-from app.model_store.install import ConversionFailed, ModelStoreError, install_once, require_free_space
+from app.model_store.install import ModelStoreError, install_once, require_free_space
 from app.model_store.saved import save
 from app.model_store.tensors import index_tensors, is_read_in_place
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
-    from transformers import PreTrainedTokenizerFast
 
 _DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
 """`tokenizer.ggml.pre` values for GPT-2's split with every digit alone (llama.cpp, src/llama-vocab.cpp)."""
 _PLAIN_GPT2 = frozenset({"", "default", "gpt-2"})
 
 
-def convert_tokenizer(source: Path, split: str, folder: Path) -> None:
-    """Write them into `folder`. `split` is the pre-tokenizer that the file names. Raises ValueError if it is not known
-    here.
+def _convert_tokenizer(source: Path, split: str, folder: Path) -> None:
+    """Write it into `folder`, with the pre-tokenizer `split` that the file names: Transformers takes GPT-2's for any
+    name it does not know. Raises ValueError if it is not known here either.
     """
+    from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    _set_split(tokenizer, split)
-    tokenizer.save_pretrained(folder)
-
-
-def _set_split(tokenizer: PreTrainedTokenizerFast, split: str) -> None:
-    """Set the pre-tokenizer that the file names; Transformers takes GPT-2's for any name it does not know."""
-    from tokenizers import pre_tokenizers
-
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend = tokenizer.backend_tokenizer
     if split in _DIGITS_APART:
         backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
     elif isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) and split not in _PLAIN_GPT2:
         raise ValueError(f"its pre-tokenizer {split!r} is not known here; use the model's Transformers folder")
+    tokenizer.save_pretrained(folder)
 
 
 def convert_gguf(source: Path, folder: Path) -> None:
     """Write config, tokenizer and chat template of `source` into `folder`, and where its tensors are.
 
     Of a file whose tensors cannot be kept as they are, write float32 safetensors instead: 8 bytes of memory and 4 of
-    disk per parameter. Raises StoreFull if the disk lacks them, and ConversionFailed if the file is broken or of a kind
+    disk per parameter. Raises StoreFull if the disk lacks them, and ModelStoreError if the file is broken or of a kind
     whose model would answer differently.
     """
     from gguf import GGUFReader
@@ -69,7 +62,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
         architecture = _text_field(reader, "general.architecture")
         _refuse_scaled_rope(reader, architecture)
         _check_layers(reader, architecture)
-        convert_tokenizer(source, _text_field(reader, "tokenizer.ggml.pre"), folder)
+        _convert_tokenizer(source, _text_field(reader, "tokenizer.ggml.pre"), folder)
         if not _index_in_place(reader, architecture, source, folder):
             require_free_space(folder, 4 * sum(int(tensor.n_elements) for tensor in reader.tensors))
             window = _number_field(reader, "phi3.attention.sliding_window")
@@ -77,7 +70,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     except ModelStoreError:
         raise
     except Exception as error:  # what Transformers raises for wrong metadata has no common kind
-        raise ConversionFailed(f"the conversion of {source.name} failed: {error}") from error
+        raise ModelStoreError(f"the conversion of {source.name} failed: {error}") from error
 
 
 def _index_in_place(reader: GGUFReader, architecture: str, source: Path, folder: Path) -> bool:
@@ -153,16 +146,14 @@ def _refuse_scaled_rope(reader: GGUFReader, architecture: str) -> None:
 
 def _check_layers(reader: GGUFReader, architecture: str) -> None:
     """Raise ValueError for more layers than the file has tensors. Each has several, and the model is built of them."""
-    field: Any = reader.get_field(f"{architecture}.block_count")
-    layers = 0 if field is None else field.contents()
+    layers = _field(reader, f"{architecture}.block_count", 0)
     if not isinstance(layers, int) or layers > len(reader.tensors):
         raise ValueError(f"{architecture}.block_count is {layers!r}; the file has {len(reader.tensors)} tensors")
 
 
 def _number_field(reader: GGUFReader, name: str) -> int:
     """A whole number of the file's metadata, or 0 if it is not there."""
-    field: Any = reader.get_field(name)
-    found = 0 if field is None else field.contents()
+    found = _field(reader, name, 0)
     if not isinstance(found, int):
         raise ValueError(f"{name} is no whole number")
     return found
@@ -170,12 +161,15 @@ def _number_field(reader: GGUFReader, name: str) -> int:
 
 def _text_field(reader: GGUFReader, name: str) -> str:
     """A string of the file's metadata, or "" if it is not there."""
-    field: Any = reader.get_field(name)
-    if field is None:
-        return ""
-    if len(field.types) != 1 or field.types[0].name != "STRING":
+    found = _field(reader, name, "")
+    if not isinstance(found, str):
         raise ValueError(f"{name} is no string")
-    return str(field.contents())
+    return found
+
+
+def _field(reader: GGUFReader, name: str, absent: object) -> object:
+    field: Any = reader.get_field(name)
+    return absent if field is None else field.contents()
 
 
 _FAILED = 3
@@ -195,7 +189,7 @@ def convert_apart(source: Path, folder: Path) -> None:
         kind, message = orjson.loads(ended.stdout.splitlines()[-1])
         raise getattr(install, kind)(message)
     if ended.returncode:
-        raise install.ConversionFailed(
+        raise ModelStoreError(
             f"the conversion of {source.name} ended with status {ended.returncode}; memory may have been too short"
         )
 
@@ -204,7 +198,7 @@ def _main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the process that asked tells of a Ctrl-C
     try:
         convert_gguf(*map(Path, sys.argv[1:]))
-    except install.ModelStoreError as error:
+    except ModelStoreError as error:
         print("\n", orjson.dumps((type(error).__name__, error.message)).decode(), sep="")
         return _FAILED
     return 0
@@ -218,7 +212,7 @@ def cached_gguf(path: Path, cache_dir: Path) -> Path:
     """The folder of the GGUF file at `path`, which refers to it; made if it is not in the cache yet.
 
     The cache is keyed by place, size and time of change, so that starting again does not read the whole file.
-    Raises UnknownModel if there is no such file, ConversionFailed or StoreFull.
+    Raises UnknownModel if there is no such file, and ModelStoreError.
     """
     source = path.expanduser().resolve()
     if not source.is_file():

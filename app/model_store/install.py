@@ -11,19 +11,7 @@ from app.machine.files import is_full, make_writable, size
 
 
 class ModelStoreError(DjinnError, code="model_unavailable"):
-    """The model could not be made ready."""
-
-
-class DownloadFailed(ModelStoreError):
-    """No network, no such file there, or no permission."""
-
-
-class ChecksumMismatch(ModelStoreError):
-    """What arrived is not what was asked for."""
-
-
-class ConversionFailed(ModelStoreError):
-    """A GGUF file that cannot be converted faithfully."""
+    """The model could not be made ready: its download failed or is damaged, or it cannot be converted faithfully."""
 
 
 class BrokenModel(ModelStoreError):
@@ -32,6 +20,10 @@ class BrokenModel(ModelStoreError):
 
 class StoreFull(ModelStoreError):
     """Not enough disk space."""
+
+
+DAMAGED = OSError, ValueError, LookupError, TypeError, AttributeError, MemoryError, OverflowError, RecursionError
+"""What reading a file raises whose content may be anything."""
 
 
 def install_once(folder: Path, build: Callable[[Path], None]) -> bool:

@@ -7,24 +7,25 @@ is kept as it is found.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from tokenizers import Tokenizer
 
-from app.model_store.install import BrokenModel
+from app.model_store.install import DAMAGED, BrokenModel
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerFacts:
-    """What the tokenizers library does not know of a tokenizer."""
+class ModelTokenizer:
+    """`backend` cuts text into tokens and joins them; the others are what the tokenizers library does not know."""
 
+    backend: Tokenizer
     special_tokens: Mapping[str, str]
     """`bos_token` and the like: variables of the chat template."""
     bos_token_id: int | None
@@ -34,25 +35,17 @@ class TokenizerFacts:
     response_template: dict[str, Any] | None
     """How the checkpoint says that its answers are read."""
 
-
-@dataclass(frozen=True, slots=True)
-class ModelTokenizer:
-    """`backend` cuts text into tokens and joins them."""
-
-    backend: Tokenizer
-    facts: TokenizerFacts
-
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> ModelTokenizer:
         """The tokenizer that Transformers has read."""
-        facts = TokenizerFacts(
+        return cls(
+            backend=tokenizer.backend_tokenizer,
             special_tokens=dict(tokenizer.special_tokens_map),
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
             chat_template=tokenizer.chat_template,
             response_template=getattr(tokenizer, "response_template", None),
         )
-        return cls(tokenizer.backend_tokenizer, facts)
 
 
 SAVED = "djinn.json"
@@ -84,31 +77,30 @@ def save(folder: Path) -> None:
     tokenizer = ModelTokenizer.of(found)
     tokenizer.backend.save(str(folder / _TOKENIZER))
     entries = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
-    kept = {"config": entries, "tokenizer": asdict(tokenizer.facts)}
+    facts = {each.name: getattr(tokenizer, each.name) for each in fields(tokenizer) if each.name != "backend"}
+    kept = {"config": entries, "tokenizer": facts}
     (folder / SAVED).write_text(json.dumps(kept, default=str))
 
 
 def read_config(folder: Path) -> PretrainedConfig:
     """The configuration that was saved. Raises BrokenModel if it cannot be read."""
-    return cast("PretrainedConfig", _SavedConfig(**_read(folder, "config", {"model_type"})))
+    found = _read(folder, "config")
+    if "model_type" not in found:
+        raise BrokenModel(f"{folder / SAVED} has no model_type in its config", param="model")
+    return cast("PretrainedConfig", _SavedConfig(**found))
 
 
 def read_tokenizer(folder: Path) -> ModelTokenizer:
     """The tokenizer that was saved. Raises BrokenModel if it cannot be read."""
     found = _read(folder, "tokenizer")
     try:
-        facts = TokenizerFacts(**found)
-        return ModelTokenizer(Tokenizer.from_file(str(folder / _TOKENIZER)), facts)
+        return ModelTokenizer(Tokenizer.from_file(str(folder / _TOKENIZER)), **found)
     except Exception as error:  # the library raises nothing narrower
         raise BrokenModel(f"cannot read {folder / _TOKENIZER}: {error}", param="model") from error
 
 
-def _read(folder: Path, part: str, needed: Collection[str] = ()) -> dict[str, Any]:
+def _read(folder: Path, part: str) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = dict(json.loads((folder / SAVED).read_text())[part])
-        lacking = set(needed) - found.keys()
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        return dict(json.loads((folder / SAVED).read_text())[part])
+    except DAMAGED as error:
         raise BrokenModel(f"cannot read {folder / SAVED}: {error!r}", param="model") from error
-    if lacking:
-        raise BrokenModel(f"{folder / SAVED} has no {sorted(lacking)[0]} in its {part}", param="model")
-    return found

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from app.model_store.install import BrokenModel
+from app.model_store.install import DAMAGED, BrokenModel
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -32,7 +32,7 @@ def shard_of_tensors(folder: Path) -> dict[str, str] | None:
         return None
     try:
         listed = dict(json.loads(index.read_text())["weight_map"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except DAMAGED as error:
         raise BrokenModel(f"{index} has no weight_map that can be read: {error!r}", param="model") from error
     for file in listed.values():
         if not isinstance(file, str) or not file or Path(file).name != file:
@@ -64,9 +64,15 @@ class GgufTensor:
     """Heads whose rows are interleaved for rotary pairs, which Transformers keeps as halves. 0: rows are in order."""
 
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
 @dataclass(frozen=True, slots=True)
 class GgufIndex:
-    """The tensors of `file`, which has `nbytes` bytes."""
+    """The tensors of `file`, which has `nbytes` bytes. They are read, never mapped: where somebody truncates a mapped
+    file, the next look at it ends the process.
+    """
 
     file: Path
     nbytes: int
@@ -91,8 +97,40 @@ class GgufIndex:
             for name, tensor in tensors.items():
                 _check(name, tensor, index.nbytes)
             return index
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except DAMAGED as error:
             raise BrokenModel(f"cannot read {folder / GGUF_INDEX}: {error!r}", param="model") from error
+
+    def rows(self, name: str) -> Bytes:
+        """The bytes of tensor `name`, `[rows, bytes of a row]`, with its rows in the order that Transformers has.
+
+        A vector is one row. Raises KeyError for a name that is not in the index, BrokenModel if the file is gone or is
+        not the one that the index was made of.
+        """
+        tensor = self.tensors[name]
+        data = bytearray(tensor.nbytes)
+        try:
+            with self.file.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(tensor.offset)
+                read = file.readinto(data)
+        except OSError as error:
+            raise BrokenModel(f"cannot read {self.file}: {error.strerror}", param="model") from error
+        if size != self.nbytes or read != tensor.nbytes:
+            raise BrokenModel(f"{self.file} has changed: it has {size} bytes, not {self.nbytes}", param="model")
+        found: Bytes = np.frombuffer(data, np.uint8)
+        if not tensor.heads:
+            return found.reshape(tensor.shape[0] if len(tensor.shape) > 1 else 1, -1)
+        pairs = found.reshape(tensor.heads, tensor.shape[0] // tensor.heads // 2, 2, -1)
+        return pairs.swapaxes(1, 2).reshape(tensor.shape[0], -1)
+
+    def values(self, name: str) -> Floats:
+        """Tensor `name` in float32, in its shape. Raises as `rows` does."""
+        import gguf
+
+        tensor = self.tensors[name]
+        kind = gguf.GGMLQuantizationType[tensor.kind]
+        values: Floats = gguf.quants.dequantize(self.rows(name), kind).reshape(tensor.shape)
+        return values
 
 
 def _check(name: str, tensor: GgufTensor, file_bytes: int) -> None:
@@ -160,13 +198,10 @@ def index_tensors(reader: GGUFReader, source: Path, config: PretrainedConfig, sh
     left = sorted(stored.keys() - set(sought.values()))
     if left:
         raise ValueError(f"the model has no use for its tensors {', '.join(left[:5])}")
-    heads = _interleaved(config) if architecture == "llama" else {}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    heads = heads if architecture == "llama" else {}
     tensors = {name: _entry(stored[place], name, shapes[name], heads) for name, place in sought.items()}
     return GgufIndex(source, source.stat().st_size, tensors)
-
-
-def _interleaved(config: PretrainedConfig) -> dict[str, int]:
-    return {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
 
 
 def _entry(tensor: ReaderTensor, name: str, shape: tuple[int, ...], heads: Mapping[str, int]) -> GgufTensor:
@@ -188,53 +223,6 @@ def _is_known(kind: GGMLQuantizationType) -> bool:
     except NotImplementedError:
         return False
     return True
-
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-
-
-class GgufTensors:
-    """The tensors of the file that the index in a folder names. They are read, never mapped: where somebody truncates
-    a mapped file, the next look at it ends the process.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Raises BrokenModel if the index cannot be read."""
-        self._index = GgufIndex.read(folder)
-        self.path, self.tensors = self._index.file, self._index.tensors
-
-    def rows(self, name: str) -> Bytes:
-        """The bytes of tensor `name`, `[rows, bytes of a row]`, with its rows in the order that Transformers has.
-
-        A vector is one row. Raises KeyError for a name that is not in the index, BrokenModel if the file is gone or is
-        not the one that the index was made of.
-        """
-        tensor = self.tensors[name]
-        data = bytearray(tensor.nbytes)
-        try:
-            with self.path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(tensor.offset)
-                read = file.readinto(data)
-        except OSError as error:
-            raise BrokenModel(f"cannot read {self.path}: {error.strerror}", param="model") from error
-        if size != self._index.nbytes or read != tensor.nbytes:
-            raise BrokenModel(f"{self.path} has changed: it has {size} bytes, not {self._index.nbytes}", param="model")
-        found: Bytes = np.frombuffer(data, np.uint8)
-        if not tensor.heads:
-            return found.reshape(tensor.shape[0] if len(tensor.shape) > 1 else 1, -1)
-        pairs = found.reshape(tensor.heads, tensor.shape[0] // tensor.heads // 2, 2, -1)
-        return pairs.swapaxes(1, 2).reshape(tensor.shape[0], -1)
-
-    def values(self, name: str) -> Floats:
-        """Tensor `name` in float32, in its shape. Raises as `rows` does."""
-        import gguf
-
-        tensor = self.tensors[name]
-        kind = gguf.GGMLQuantizationType[tensor.kind]
-        values: Floats = gguf.quants.dequantize(self.rows(name), kind).reshape(tensor.shape)
-        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,15 +250,6 @@ def stored_sizes(folder: Path) -> dict[str, StoredSize]:
             for name in header.keys() - {"__metadata__"}:
                 begin, end = header[name]["data_offsets"]
                 sizes[name] = StoredSize(tuple(map(operator.index, header[name]["shape"])), end - begin)
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            MemoryError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+        except DAMAGED as error:
             raise BrokenModel(f"cannot read {path}: {error}", param="model") from error
     return sizes

@@ -63,4 +63,4 @@ def eos_token_ids(model: ResolvedModel, tokenizer: ModelTokenizer) -> frozenset[
     path = generation_file(model)
     stored: Any = model.config.eos_token_id if path is None else read_generation(path).get("eos_token_id")
     listed = stored if isinstance(stored, list) else [stored]
-    return frozenset(token_id for token_id in [*listed, tokenizer.facts.eos_token_id] if token_id is not None)
+    return frozenset(token_id for token_id in [*listed, tokenizer.eos_token_id] if token_id is not None)

@@ -153,7 +153,6 @@ class Tokens:
     """
 
     def __init__(self, tokenizer: ModelTokenizer, eos_token_ids: frozenset[int]) -> None:
-        facts = tokenizer.facts
         self._backend = tokenizer.backend
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -166,13 +165,15 @@ class Tokens:
             raise BrokenModel("the tokenizer is neither byte-level nor of the SentencePiece kind")
         self.drops_first_space = self._decodes(["▁a"], "a")
         self.eos_token_ids = eos_token_ids
-        self.bos_token_id = facts.bos_token_id
+        self.bos_token_id = tokenizer.bos_token_id
         self.vocab_size: int = self._backend.get_vocab_size()
-        plain, self.chat_template = _template_sources(facts.chat_template)
+        plain, self.chat_template = _template_sources(tokenizer.chat_template)
         """Source of the model's chat template, of several that for tools; None: it has none."""
-        self._plain = None if plain is None else ChatTemplate(plain, facts.special_tokens)
-        self._for_tools = None if self.chat_template is None else ChatTemplate(self.chat_template, facts.special_tokens)
-        self.response_template = facts.response_template
+        self._plain = None if plain is None else ChatTemplate(plain, tokenizer.special_tokens)
+        self._for_tools = (
+            None if self.chat_template is None else ChatTemplate(self.chat_template, tokenizer.special_tokens)
+        )
+        self.response_template = tokenizer.response_template
 
     def encode(
         self, text: str, *, add_special_tokens: bool, limit: TextLimit | CharacterLimit | None = None

@@ -86,7 +86,7 @@ def judge(cases: list[Case], grammars: Grammars, tokenizer: ModelTokenizer) -> t
 
 def _verdict(case: Case, test: dict[str, Any], grammars: Grammars, tokenizer: ModelTokenizer) -> str:
     text = json.dumps(test["data"], ensure_ascii=False)
-    end = tokenizer.facts.eos_token_id
+    end = tokenizer.eos_token_id
     tokens = [*tokenizer.backend.encode(text, add_special_tokens=False).ids, *([] if end is None else [end])]
     accepted = grammars.match(case.grammar).consume(tokens)
     if accepted == test["valid"]:

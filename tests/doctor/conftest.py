@@ -10,7 +10,7 @@ import pytest
 from app.doctor.device import Driver, Link
 from app.doctor.examination import DeviceFacts, Facts
 from app.doctor.host import Disk, Numa, Package, Pinned, Versions
-from app.doctor.probe import GPU, Copies, CopyRates, MachineProbe, ProbeFailed, TorchBuild
+from app.doctor.probe import GPU, Copies, CopyRates, MachineProbe, TorchBuild
 from app.machine.memory import HostMemory
 
 GIB = 1 << 30
@@ -68,7 +68,7 @@ class FakeProbe(MachineProbe):
 
 def _refuse(message: str | None) -> None:
     if message is not None:
-        raise ProbeFailed(message)
+        raise RuntimeError(f"{message}\nCompile with TORCH_USE_CUDA_DSA")
 
 
 class Kernel:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from app.doctor.device import (
     BUFFER_BYTES,
@@ -51,6 +56,7 @@ from app.doctor.host import (
     read_numa,
     read_versions,
 )
+from app.doctor.probe import MachineProbe, newest_cuda
 from app.machine.memory import HostMemory, MemoryLimit, read_host_memory, read_memory_limit
 from tests.doctor.conftest import ADDRESS, CPU_TORCH, CUDA_TORCH, GIB, H100, Kernel, copies, rates
 
@@ -308,3 +314,65 @@ def test_versions_are_those_that_are_installed() -> None:
     assert (versions.python, versions.djinn) == (platform.python_version(), version("djinn-server"))
     assert versions.packages["torch"] == Package(version("torch"), "<3,>=2.11")
     assert versions.packages["transformers"].installed == version("transformers")
+
+
+# The probe of this machine, and of machines that PyTorch is made to speak of.
+
+
+def driver(version: int, *, fails: int = 0) -> Callable[[str], Any]:
+    """A loader of a driver library that answers like NVIDIA's."""
+
+    def answer(pointer: Any) -> int:
+        ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = version
+        return fails
+
+    return lambda name: SimpleNamespace(cuDriverGetVersion=answer)
+
+
+@pytest.mark.parametrize(("number", "version"), [(13000, "13.0"), (12080, "12.8"), (12010, "12.1")])
+def test_the_driver_tells_the_newest_cuda_that_it_can_run(number: int, version: str) -> None:
+    assert newest_cuda(driver(number)) == version
+
+
+def test_a_driver_that_is_missing_or_fails_has_no_version() -> None:
+    def missing(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    assert newest_cuda(missing) is None
+    assert newest_cuda(driver(0, fails=100)) is None
+
+
+def test_a_gpu_is_described_in_cudas_words_and_why_there_is_none_in_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", init)
+    build = MachineProbe().build()
+    assert (build.gpu_count, build.problem) == (0, "Found no NVIDIA driver on your system.")
+    properties = SimpleNamespace(
+        name="NVIDIA H100", major=9, minor=0, pci_domain_id=1, pci_bus_id=0xC1, pci_device_id=0x1F
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (70, 80))
+    gpu = MachineProbe().gpu(3)
+    assert (gpu.index, gpu.name, gpu.major, gpu.minor) == (3, "NVIDIA H100", 9, 0)
+    assert (gpu.free_bytes, gpu.total_bytes) == (70, 80)
+    assert gpu.pci_address == "0001:c1:1f.0"
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_is_what_pytorch_says_and_copies_faster_than_a_network_would() -> None:
+    probe = MachineProbe()
+    gpu, newest = probe.gpu(0), probe.driver_cuda()
+    assert gpu.name == torch.cuda.get_device_name(0)
+    assert (gpu.major, gpu.minor) == torch.cuda.get_device_capability(0)
+    assert 0 < gpu.free_bytes <= gpu.total_bytes
+    assert newest is not None
+    assert torch.version.cuda is not None
+    assert int(newest.split(".")[0]) >= int(torch.version.cuda.split(".")[0])
+    probe.pin(0, 64 * MIB)
+    measured = probe.gpu_copies(0, 64 * MIB)
+    for found in (measured.to_device, measured.from_device):
+        assert 1e9 < found.slowest <= found.median <= found.fastest < 1e12

@@ -90,6 +90,7 @@ def test_what_the_device_refuses_is_an_error_and_the_rest_is_examined(machine: K
     busy = examined(machine, FakeProbe(gpu_says="CUDA-capable device(s) is/are busy or unavailable"), "cuda")
     assert busy.status is Status.ERROR
     assert "busy or unavailable" in busy.findings[0].summary
+    assert "TORCH_USE_CUDA_DSA" not in busy.to_json() + failed.to_json(), "the device's words are one line"
     assert {"driver", "host_memory", "disk", "torch"} <= statuses(busy).keys()
     assert not {"compute_capability", "numa", "copies", "device_memory"} & statuses(busy).keys()
 
@@ -208,18 +209,6 @@ def test_an_error_ends_with_1_and_says_what_to_do_and_what_is_no_device_with_2(
         out, _ = capsys.readouterr()
         assert out.startswith("error    device              PyTorch cannot use cuda:0: ")
         assert "\n         -> install a PyTorch with CUDA" in out
-
-
-def test_the_settings_of_the_server_are_the_doctors_too(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    monkeypatch.setenv("DJINN_DEVICE", "cpu")
-    monkeypatch.setenv("DJINN_STATE_DIR", str(file / "state"))
-    assert main(["doctor", "--json"]) == 1
-    report = json.loads(capsys.readouterr().out)
-    assert (report["device"], report["facts"]["disk"]["folder"]) == ("cpu", str(file))
 
 
 def test_the_version_is_told_with_what_would_serve(monkeypatch: pytest.MonkeyPatch) -> None:

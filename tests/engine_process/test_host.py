@@ -1,8 +1,9 @@
-"""What an engine's process says of itself while it works, and when the server starts no other."""
+"""What an engine's process says of itself while it works, when the server trusts it, and when it starts no other."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -20,20 +22,20 @@ from app.engine_process import engine as engine_module
 from app.engine_process import host
 from app.engine_process.channel import Channel, Closed
 from app.engine_process.codec import decode, encode, encode_events
-from app.engine_process.engine import MOST, WITHIN_S, Child, Deaths, EngineProcess
-from app.engine_process.frames import Beat, Loaded
+from app.engine_process.engine import MOST, SILENT_S, UNHEARD_S, Child, EngineProcess, Stalls
+from app.engine_process.frames import Beat, Load, Loaded
 from app.engine_process.host import _Host
-from app.engine_process.loading import load_frame
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
-from app.messages import Back, Event, Lost, Open, Replacement, Submit, TurnFinished
+from app.messages import Back, Event, GoesOn, Lost, Open, Replacement, Stalled, Submit, TurnFinished
 from app.model_store.shapes import shape_config
+from tests.engine_process.test_channel import ends
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.conftest import tiny_llama
 from tests.gpu.wrapping import WrappedStack
 from tests.serving import tiny_settings
 
-__all__ = ["tiny_llama"]
+__all__ = ["ends", "tiny_llama"]
 
 SECONDS = 60.0
 BEATS = 4
@@ -59,19 +61,11 @@ class SlowStack(WrappedStack):
         return super().layer(index, hidden, batch, kv)
 
 
-@pytest.fixture
-def channels() -> Iterator[tuple[Channel, Channel]]:
-    ours, theirs = (Channel(end) for end in socket.socketpair())
-    yield ours, theirs
-    ours.close()
-    theirs.close()
-
-
 def test_a_step_whose_layers_get_on_is_not_taken_for_one_that_hangs(
-    tiny_llama: TinyModel, channels: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+    tiny_llama: TinyModel, ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "BEAT_S", 0.02)
-    ours, theirs = channels
+    ours, theirs = ends
     stack = SlowStack(tiny_llama.stack)
     engine = replace(tiny_llama, stack=stack).engine(max_step_tokens=TOKENS)
     stack.is_slow = True
@@ -103,7 +97,7 @@ def test_an_engine_that_loads_ends_with_its_server(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")  # nobody ever writes it: the model takes for ever to load
     settings = tiny_settings(model=str(tmp_path))
     child = Child()
-    child.channel.send(encode(load_frame(settings, logging.WARNING)))
+    child.channel.send(encode(Load.of(settings, logging.WARNING)))
     child.channel.close()
     assert child.wait() == f"its process ended with status {host.ORPHANED}"
 
@@ -137,10 +131,13 @@ class MadeUpChild:
         self._other.close()
 
 
-def served(lives: Iterator[Callable[[Channel], None]], timeout_s: float = SECONDS) -> EngineProcess:
+def served(
+    lives: Iterator[Callable[[Channel], None]], timeout_s: float = SECONDS, stuck_s: float = math.inf
+) -> EngineProcess:
     """An engine whose processes live one after the other as `lives` says, loaded."""
-    engine = EngineProcess(timeout_s, lambda: MadeUpChild(next(lives)))  # type: ignore[arg-type, return-value]
-    engine.begin(load_frame(tiny_settings(), 0))
+    start: Any = lambda: MadeUpChild(next(lives))  # noqa: E731
+    engine = EngineProcess(timeout_s, start, stuck_s=stuck_s)
+    engine.begin(Load.of(tiny_settings(), 0))
     return engine.loaded()
 
 
@@ -175,12 +172,12 @@ def test_engines_that_work_may_die_more_often(info: ModelInfo) -> None:
     assert sum(isinstance(each, Lost) for each in told) == 2 * MOST + MOST - 1
 
 
-def test_deaths_of_long_ago_do_not_count() -> None:
-    now = 0.0
-    deaths = Deaths(lambda: now)
-    for _ in range(3 * MOST):
-        now += WITHIN_S / (MOST - 1) + 1
-        deaths.note()
+def test_deaths_of_long_ago_do_not_count(info: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "WITHIN_S", -1.0)  # all others are
+    told = list[object]()
+    with pytest.raises(StopIteration):  # there is no other life
+        served(iter([partial(load, info=info)] * 3 * MOST)).run(told.extend)
+    assert [type(each) for each in told].count(Lost) == 3 * MOST
 
 
 @pytest.fixture
@@ -231,3 +228,89 @@ def test_an_engine_that_talks_on_and_never_stops_is_ended(info: ModelInfo) -> No
     engine.stop()
     thread.join(SECONDS)
     assert not thread.is_alive()
+
+
+# When the server takes an engine for one that makes no progress, and when it trusts it again.
+
+STUCK_S = 60.0
+LOOK_S = 0.5
+
+
+def told(stalls: Stalls, seconds: float) -> list[Stalled | GoesOn]:
+    """What is told while the process is silent for that long."""
+    found = []
+    for _ in range(round(seconds / LOOK_S)):
+        stalls.wait(LOOK_S)
+        found.append(stalls.news())
+    return [each for each in found if each is not None]
+
+
+def test_a_silent_process_is_doubted_first_and_given_up_then() -> None:
+    stalls = Stalls(STUCK_S)
+    assert told(stalls, SILENT_S - LOOK_S) == []
+    [doubt] = told(stalls, LOOK_S)
+    assert doubt == Stalled("its process has said nothing for 3 s", ends_turns=False)
+    [given_up] = told(stalls, UNHEARD_S)
+    assert given_up == Stalled("its process has said nothing for 7 s", ends_turns=True)
+    stalls.hear()
+    assert stalls.news() == GoesOn()
+    assert stalls.news() is None
+    assert told(stalls, SILENT_S) == [doubt]
+
+
+def test_an_engine_that_is_busy_with_one_thing_has_time_and_its_beats_do_not_clear_it() -> None:
+    stalls = Stalls(STUCK_S)
+    for seconds in range(int(STUCK_S)):
+        stalls.hear(float(seconds))
+        assert stalls.news() is None
+    stalls.hear(STUCK_S)
+    assert stalls.news() == Stalled("it has been busy with one thing for 60 s", ends_turns=True)
+    stalls.hear()  # another thread of it says something
+    assert stalls.news() is None
+    stalls.hear(0.0)
+    assert stalls.news() == GoesOn()
+
+
+def heard(live: Callable[[Channel], None], until: int, *, stuck_s: float = STUCK_S) -> list[Event | Replacement]:
+    """What the server is told of one process, which is stopped after so many pieces of news."""
+    engine = served(iter([live]), stuck_s=stuck_s)
+    found: list[Event | Replacement] = []
+
+    def deliver(news: Sequence[Event | Replacement]) -> None:
+        found.extend(news)
+        if len(found) == until:
+            engine.stop()
+
+    engine.run(deliver)
+    return found
+
+
+@pytest.mark.usefixtures("in_no_time")
+def test_an_engine_that_is_silent_and_speaks_again_stays(info: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.engine_process.engine.SILENT_S", 0.1)
+    monkeypatch.setattr("app.engine_process.engine.UNHEARD_S", 0.2)
+
+    def be_silent_once(channel: Channel) -> None:
+        load(channel, info)
+        channel.receive(0.5)
+        while channel.receive(0.01) is None:
+            channel.send(encode(Beat(0.0)))
+
+    first, second, third = heard(be_silent_once, 3)
+    assert isinstance(first, Stalled)
+    assert isinstance(second, Stalled)
+    assert (first.ends_turns, second.ends_turns, third) == (False, True, GoesOn())
+
+
+@pytest.mark.usefixtures("in_no_time")
+def test_an_engine_that_beats_and_computes_one_thing_for_ever_has_stalled(info: ModelInfo) -> None:
+    def be_stuck(channel: Channel) -> None:
+        load(channel, info)
+        channel.send(encode(Beat(1.0)))
+        channel.send(encode(Beat(3.0)))
+        channel.send(encode(Beat(0.0)))
+        channel.receive(SECONDS)
+
+    stuck, goes_on = heard(be_stuck, 2, stuck_s=2.0)
+    assert stuck == Stalled("it has been busy with one thing for 3 s", ends_turns=True)
+    assert goes_on == GoesOn()

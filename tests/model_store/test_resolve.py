@@ -98,7 +98,7 @@ def test_a_hub_id_comes_from_the_hub_cache_without_network(folder: Path, tmp_pat
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     here, absent = done.stdout.splitlines()
     assert here == f"model {repo / 'snapshots' / revision}"
-    assert absent.startswith("DownloadFailed org/other is not in the local cache")
+    assert absent.startswith("ModelStoreError org/other is not in the local cache")
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def expected(source: str, chat: list[dict[str, Any]], tools: list[dict[str, Any]
 
 
 def template(source: str) -> ChatTemplate:
-    return ChatTemplate(source, ModelTokenizer.of(byte_tokenizer(512)).facts.special_tokens)
+    return ChatTemplate(source, ModelTokenizer.of(byte_tokenizer(512)).special_tokens)
 
 
 @pytest.mark.parametrize("source", [SIMPLE, TRIMMING, TOOLS])

@@ -19,7 +19,7 @@ from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, quantize, require_in
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, stored_rows
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
-from app.model_store.tensors import INDEX, SINGLE, GgufTensors, StoredSize, is_indexed, shard_of_tensors
+from app.model_store.tensors import INDEX, SINGLE, GgufIndex, StoredSize, is_indexed, shard_of_tensors
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -216,18 +216,18 @@ class GgufFile(WeightSource):
     """The file that the index in a model's folder names, read in place. Blocks arrive on the host."""
 
     def __init__(self, folder: Path, tensor_format: TensorFormat) -> None:
-        self._tensors = GgufTensors(folder)
-        super().__init__(tensor_format, self._tensors.path, self._tensors.tensors)
+        self._index = GgufIndex.read(folder)
+        super().__init__(tensor_format, self._index.file, self._index.tensors)
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> Matrix:
         stored = self._check_off(name)
-        tensor = self._tensors.tensors[stored]
+        tensor = self._index.tensors[stored]
         self._require_shape(name, tensor.shape, shape)
         if self._format.on_meta:
             count = shape[0] if len(shape) > 1 else 1
             rows = torch.empty((count, tensor.nbytes // count), dtype=torch.uint8, device="meta")
         else:
-            rows = torch.from_numpy(self._tensors.rows(stored))
+            rows = torch.from_numpy(self._index.rows(stored))
         if tensor.kind in _FLOATS:
             return rows.view(_FLOATS[tensor.kind]).view(shape)
         return BlockMatrix(tensor.kind, rows, (len(rows), shape[-1]))

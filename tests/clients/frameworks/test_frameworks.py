@@ -65,9 +65,9 @@ def python_of(requirements: str) -> str:
     return str(python_environment(".venv-frameworks", Path(requirements).stem, packages, "--no-deps"))
 
 
-def run_program(name: str, url: str, model: str, *, requirements: str = "requirements.txt") -> dict[str, Any]:
+def run_program(name: str, url: str, model: str, *words: str, requirements: str = "requirements.txt") -> dict[str, Any]:
     """What one of `programs` found. Raises `AssertionError` if it fails."""
-    said = run(python_of(requirements), str(FOLDER / "programs" / f"{name}.py"), url, model, **QUIET)
+    said = run(python_of(requirements), str(FOLDER / "programs" / f"{name}.py"), url, model, *words, **QUIET)
     found: dict[str, Any] = json.loads(next(line for line in said.splitlines() if line.startswith('{"received"')))
     return found
 
@@ -101,21 +101,16 @@ def test_pydantic_ai(served: Served) -> None:
     assert found["streamed"].strip()
 
 
-def test_openai_agents(served: Served) -> None:
-    found = run_program("openai_agents", served.url, served.model)
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_openai_agents(served: Served, api: str) -> None:
+    """Each call of a response sends only what is new: the server has the conversation."""
+    found = run_program("openai_agents", served.url, served.model, api)
     called = ["tool_call_item", "tool_call_output_item"]
     check_loop(found, [*called, *called, "message_output_item"])
     check_reports(found, 2)
     assert found["structured"][0] == found["structured"][1]  # the final output, and what its deltas add up to
-
-
-def test_openai_agents_on_responses(served: Served) -> None:
-    """Each call sends only what is new: the server has the conversation."""
-    found = run_program("openai_agents_responses", served.url, served.model)
-    called = ["tool_call_item", "tool_call_output_item"]
-    check_loop(found, [*called, *called, "message_output_item"])
-    check_reports(found, 2)
-    assert found["structured"][0] == found["structured"][1]
+    if api == "chat":
+        return
     assert found["previous"] == [None, *found["made"][:-1]]
     assert found["inputs"] == [["message"], ["function_call_output"], ["function_call_output"], ["message"]]
 

@@ -5,10 +5,12 @@ that stay.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -18,14 +20,16 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from app.domain.values import WeightsDtype
-from app.gpu.kernels.linear import MakeLinear, linear_maker
-from app.gpu.kernels.linear.base import Weight
-from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, numbers_of
+from app.gpu.device.streams import CpuStreams
+from app.gpu.kernels.linear import linear_maker
+from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, dequantize, quantize
+from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.weights.bundles import Bundle, ResidentWeights, StreamedWeights, Table
-from app.gpu.weights.layout import BundleLayout
+from app.gpu.weights.arena import plan_weights
+from app.gpu.weights.bundles import ResidentWeights, StreamedWeights
 from app.gpu.weights.source import WeightSource, weights_of
+from app.gpu.weights.stores import PinnedStore
 from app.model_store.resolve import ResolvedModel, resolve
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.driving import Drive, assert_agrees
@@ -46,69 +50,6 @@ SEQUENCES = [torch.randint(3, VOCAB, (n,), generator=torch.Generator().manual_se
 FLOAT32 = torch.float32
 Keep = Callable[[str, Tensor], Matrix]
 """A matrix by its name as it is kept."""
-
-
-class Shelf:
-    """A `Write` that keeps copies of the bytes."""
-
-    def __init__(self) -> None:
-        self.layouts: list[BundleLayout] = []
-        self.bundles: list[Tensor] = []
-        self.tables: list[Tensor] = []
-
-    def write(self, name: str, tensors: Sequence[Tensor]) -> None:
-        if name.startswith("table"):
-            assert name == f"table.{len(self.tables)}"
-            self.tables.append(tensors[0].clone())
-            return
-        assert name == f"bundle.{len(self.bundles)}"
-        layout = BundleLayout.of(tensors)
-        memory = torch.zeros(layout.nbytes, dtype=torch.uint8)
-        for view, tensor in zip(layout.views(memory), tensors, strict=True):
-            view.copy_(tensor)
-        self.layouts.append(layout)
-        self.bundles.append(memory)
-
-
-class LendingWeights:
-    """`Weights` of a model that is built on `meta`. Who uses a weight before or after its bundle's turn fails; who goes
-    on with what it was lent finds garbage.
-    """
-
-    def __init__(self, shelf: Shelf, dtype: torch.dtype, linear: MakeLinear) -> None:
-        self.device, self.dtype = CPU, dtype
-        self.used: list[int] = []
-        self._shelf, self._linear = shelf, linear
-        self._weights: list[list[Weight]] = []
-        self._tables = iter(shelf.tables)
-        self._lent = False
-
-    @contextmanager
-    def bundle(self) -> Iterator[Bundle]:
-        bundle = Bundle(self._linear)
-        yield bundle
-        self._weights.append(bundle.weights)
-        for weight in bundle.weights:
-            assert weight.tensor.is_meta
-            del weight.tensor
-
-    def table(self, matrix: Matrix) -> Table:
-        stored = next(self._tables)
-        return lambda ids: numbers_of(matrix, stored[ids]).to(self.dtype)
-
-    @contextmanager
-    def using(self, index: int) -> Iterator[None]:
-        assert not self._lent, "two bundles at a time"
-        self._lent = True
-        self.used.append(index)
-        memory = self._shelf.bundles[index].clone()
-        for weight, view in zip(self._weights[index], self._shelf.layouts[index].views(memory), strict=True):
-            weight.tensor = view
-        yield
-        for weight in self._weights[index]:
-            del weight.tensor
-        memory.fill_(0xFF)  # as numbers: not a number
-        self._lent = False
 
 
 class Storing(WeightSource):
@@ -190,16 +131,22 @@ def resident(
 
 def lend(
     model: ResolvedModel, keep: Keep | None = None, dtype: torch.dtype = FLOAT32, *, batch_invariant: bool = False
-) -> tuple[LayerStack, LendingWeights]:
-    """The model, and what lends it its weights. What is said of them before they are read is what is read."""
-    shelf, linear = Shelf(), linear_maker(CPU, dtype, batch_invariant=batch_invariant)
-    read = stored(weights_of(model, CPU, dtype), keep)
-    filling = StreamedWeights(torch.device("meta"), dtype, linear, shelf.write)
-    build_stack(model, read, filling, ReferenceAttention(), None)
+) -> tuple[LayerStack, StreamedWeights]:
+    """The model, of which two bundles are there at a time, and what lends it these. What is said of its weights before
+    they are read is what is read.
+    """
+    linear = linear_maker(CPU, dtype, batch_invariant=batch_invariant)
     said = stored(weights_of(model, CPU, dtype, on_meta=True), keep)
-    weights = LendingWeights(shelf, dtype, linear)
+    weights = StreamedWeights(CPU, dtype, linear)
     stack = build_stack(model, said, weights, ReferenceAttention(), None)
+    store = PinnedStore(weights.layout, CpuStreams(), chunk_bytes=4096)
+    read = stored(weights_of(model, CPU, dtype), keep)
+    filling = StreamedWeights(torch.device("meta"), dtype, linear, store.write)
+    build_stack(model, read, filling, ReferenceAttention(), None)
     assert said.nbytes == read.nbytes
+    sizes = [bundle.nbytes for bundle in weights.layout.bundles]
+    weights.stream_from(store, CpuStreams(), plan_weights(sizes, 2 * max(sizes)))
+    weights.share(0, 1)
     return stack, weights
 
 
@@ -227,15 +174,16 @@ def assert_agrees_with(oracle: torch.nn.Module, stack: LayerStack, tolerance: fl
 def test_lent_weights_give_the_same_bits(
     case: str, vocab_size: int, dtype: torch.dtype, batch_invariant: bool, tmp_path: Path
 ) -> None:
-    """In a pass a bundle is used once, and each in its turn."""
+    """In a pass each bundle is used once."""
     model = saved(case, tmp_path, vocab_size)
     kept = resident(model, None, dtype, batch_invariant=batch_invariant)
     stack, weights = lend(model, None, dtype, batch_invariant=batch_invariant)
     assert_same_bits(stack, kept)
     assert stack.parameter_bytes == kept.parameter_bytes
-    assert weights.used == [*range(max(weights.used) + 1)] * len(STEPS)
+    sizes = [bundle.nbytes for bundle in weights.layout.bundles]
+    assert weights.use(sum(sizes)).streamed_bytes == len(STEPS) * sum(sizes)
     # With a wide vocabulary there are the norm, and more than one part of the output projection.
-    assert max(weights.used) > stack.num_layers + (vocab_size == WIDE)
+    assert len(sizes) > 1 + stack.num_layers + (vocab_size == WIDE)
     if dtype is FLOAT32:
         assert_agrees_with(build_model(model.config), kept)
 
@@ -285,3 +233,68 @@ def test_a_gguf_file_that_is_lent_gives_the_bits_of_one_that_is_not(
     write_gguf(tmp_path / "m.gguf", tiny_llama(tokenizer.get_vocab_size()), tokenizer, kind=GGMLQuantizationType.Q4_1)
     model = replace(resolve(str(tmp_path / "m.gguf"), cache_dir=tmp_path / "cache"), weights_dtype=weights_dtype)
     assert_same_bits(lend(model)[0], resident(model))
+
+
+# The layers that a GPU has for weights of 8 bits, beside Transformers with the same rounding.
+
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available() or find_spec("triton") is None, reason="they need Triton's interpreter"
+)
+KINDS = {WeightsDtype.INT8: INT8, WeightsDtype.FLOAT8: FLOAT8}
+TOLERANCE = {WeightsDtype.INT8: 1e-4, WeightsDtype.FLOAT8: 0.03}
+"""An input that lies between two numbers of float8 may become either."""
+
+
+def rounded_as(kind: str, x: Tensor) -> Tensor:
+    return dequantize(kind, quantize(kind, x.flatten(0, -2))).view(x.shape)
+
+
+def round_inputs(module: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (rounded_as(FLOAT8, inputs[0]),)
+
+
+def rounded_oracle(case: str, matrices: WeightsDtype) -> Any:
+    """Transformers' model, whose matrices are rounded, and for float8 the inputs of its linear layers too."""
+    model = build_model(config_of(case))
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.copy_(rounded_as(KINDS[matrices], parameter.data))
+    for module in model.modules() if matrices is WeightsDtype.FLOAT8 else ():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(round_inputs)
+    return model
+
+
+def stack_of(case: str, matrices: WeightsDtype, folder: Path, monkeypatch: pytest.MonkeyPatch) -> LayerStack:
+    """The layers of a GPU, in Triton's interpreter."""
+    on_cuda = partial(linear_maker, torch.device("cuda"))
+    monkeypatch.setattr("app.gpu.weights.bundles.linear_maker", lambda _, *args, **kwargs: on_cuda(*args, **kwargs))
+    return resident(replace(saved(case, folder), weights_dtype=matrices))
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("case", "matrices"),
+    [
+        ("llama", WeightsDtype.INT8),
+        pytest.param("llama", WeightsDtype.FLOAT8, marks=pytest.mark.long),
+        *(
+            pytest.param(case, matrices, marks=pytest.mark.long)
+            for case in ("llama-tied-biased-wide-heads", "qwen3")
+            for matrices in KINDS
+        ),
+    ],
+)
+def test_the_answers_are_those_of_a_model_that_is_rounded_so(
+    case: str, matrices: WeightsDtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = stack_of(case, matrices, tmp_path, monkeypatch)
+    assert_agrees_with(rounded_oracle(case, matrices), stack, TOLERANCE[matrices])
+
+
+@interpreted
+@pytest.mark.parametrize("matrices", KINDS)
+def test_the_bytes_are_those_of_8_bits(matrices: WeightsDtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sum(parameter.numel() for parameter in build_model(config_of("llama")).parameters())
+    stack = stack_of("llama", matrices, tmp_path, monkeypatch)
+    assert whole < stack.parameter_bytes < 1.15 * whole

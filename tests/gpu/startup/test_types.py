@@ -41,6 +41,7 @@ __all__ = ["model"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LLAMA = ResolvedModel("tiny", tiny_config("llama"), None, 0)
 
 
@@ -90,6 +91,11 @@ def test_streamed_weights_give_the_same_tokens(model: ResolvedModel, tmp_path: P
         ({"matmul_precision": "float32"}, True, MatmulPrecision.FLOAT32),
         ({"matmul_precision": "bfloat16"}, False, MatmulPrecision.BFLOAT16),
         ({"matmul_precision": "bfloat16", "dtype": "float32"}, True, MatmulPrecision.BFLOAT16),
+        ({"dtype": "bfloat16"}, True, MatmulPrecision.BFLOAT16),
+        ({"dtype": "bfloat16"}, False, MatmulPrecision.FLOAT32),
+        ({"dtype": "bfloat16", "matmul_precision": "bfloat16"}, False, MatmulPrecision.BFLOAT16),
+        ({"dtype": "bfloat16", "matmul_precision": "float32"}, True, MatmulPrecision.FLOAT32),
+        ({"dtype": "float16"}, True, MatmulPrecision.FLOAT32),
     ],
 )
 def test_auto_looks_at_the_processor_unless_a_type_is_asked_for(
@@ -99,8 +105,10 @@ def test_auto_looks_at_the_processor_unless_a_type_is_asked_for(
     model: ResolvedModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A model in bfloat16 is multiplied in it where the processor can."""
     monkeypatch.setattr(recipe, "_has_instruction", lambda: has_instruction)
-    assert choose_products(Settings(**given).engine(), model, CPU, torch.float32) is expected
+    dtype = DTYPES[given.get("dtype", "float32")]
+    assert choose_products(Settings(**given).engine(), model, CPU, dtype) is expected
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float16), ("cuda", torch.float32)])
@@ -113,28 +121,6 @@ def test_bfloat16_is_refused_beside_another_type(
         choose_products(asked, model, torch.device(device), dtype)
     assert refused.value.param == "matmul_precision"
     assert choose_products(Settings().engine(), model, torch.device(device), dtype) is MatmulPrecision.FLOAT32
-
-
-@pytest.mark.parametrize(
-    ("given", "has_instruction", "dtype", "expected"),
-    [
-        ({"dtype": "bfloat16"}, True, torch.bfloat16, MatmulPrecision.BFLOAT16),
-        ({"dtype": "bfloat16"}, False, torch.bfloat16, MatmulPrecision.FLOAT32),
-        ({"dtype": "bfloat16", "matmul_precision": "bfloat16"}, False, torch.bfloat16, MatmulPrecision.BFLOAT16),
-        ({"dtype": "bfloat16", "matmul_precision": "float32"}, True, torch.bfloat16, MatmulPrecision.FLOAT32),
-        ({"dtype": "float16"}, True, torch.float16, MatmulPrecision.FLOAT32),
-    ],
-)
-def test_a_model_in_bfloat16_is_multiplied_in_it_where_the_processor_can(
-    given: dict[str, Any],
-    has_instruction: bool,
-    dtype: torch.dtype,
-    expected: MatmulPrecision,
-    model: ResolvedModel,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recipe, "_has_instruction", lambda: has_instruction)
-    assert choose_products(Settings(**given).engine(), model, CPU, dtype) is expected
 
 
 @pytest.mark.parametrize(
@@ -199,9 +185,6 @@ def test_float8_is_taken_by_devices_that_have_it_alone(
         require_float8(CUDA, torch.bfloat16, taken)
     with pytest.raises(FieldOutOfRange, match=why):
         require_float8(CUDA, dtype, capability)
-
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @pytest.mark.parametrize("computes", DTYPES)

@@ -132,13 +132,6 @@ def test_files_that_are_not_there_or_cut_short_are_named(tmp_path: Path) -> None
         load(folder)
 
 
-@pytest.mark.parametrize("index", ["", "{}", '{"weight_map": {"model.norm.weight": "elsewhere.safetensors"}}'])
-def test_a_broken_index_is_refused(index: str, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(BrokenModel):
-        SafetensorsFolder(tmp_path, TensorFormat(CPU, torch.float32)).take("model.norm.weight", (48,))
-
-
 def test_random_weights_have_unit_norms_and_small_biases() -> None:
     source = RandomWeights(0, tiny_config("llama"), TensorFormat(CPU, torch.float32))
     assert torch.equal(source.take("model.norm.weight", (48,)), torch.ones(48))
