@@ -56,7 +56,7 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 
 def _add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--url", metavar="URL", help="of the server (default: DJINN_URL, or else http://127.0.0.1:8000)"
+        "--url", metavar="URL", help="of the server (default: DJINN_BASE_URL, or else http://127.0.0.1:8000)"
     )
     parser.epilog = KEY
 

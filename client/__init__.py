@@ -12,6 +12,7 @@ from client._sync.turn import TurnStream
 from client._sync.vectors import Vectors
 from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens, LensMap, LensMapLayer, Norms, VectorInfo
 from client.captures import Capture, Captures
+from client.edge import raw_responses
 from client.errors import (
     APIError,
     BadRequest,
@@ -33,8 +34,21 @@ from client.errors import (
     Unauthorized,
     Unprocessable,
 )
-from client.memory_models import MemoryMap
-from client.models import DefaultSampling, Health, History, Model, PhaseChange, SessionInfo, TokenEvent, Turn, Usage
+from client.live import Event
+from client.memory_models import MemoryEstimate, MemoryMap
+from client.models import (
+    DefaultSampling,
+    Health,
+    History,
+    Model,
+    Move,
+    PhaseChange,
+    SessionInfo,
+    TokenEvent,
+    Turn,
+    Usage,
+    Version,
+)
 
 __all__ = [
     "APIError",
@@ -58,6 +72,7 @@ __all__ = [
     "DefaultSampling",
     "Djinn",
     "DjinnError",
+    "Event",
     "Forbidden",
     "Health",
     "History",
@@ -66,9 +81,11 @@ __all__ = [
     "Lens",
     "LensMap",
     "LensMapLayer",
+    "MemoryEstimate",
     "MemoryMap",
     "Misdirected",
     "Model",
+    "Move",
     "Norms",
     "NotFound",
     "PhaseChange",
@@ -89,4 +106,6 @@ __all__ = [
     "Usage",
     "VectorInfo",
     "Vectors",
+    "Version",
+    "raw_responses",
 ]

@@ -17,11 +17,13 @@ SYNC = ASYNC.with_name("_sync")
 COMMAND = "python client/_generate.py"
 HEADER = f"# Generated from client/_async by `{COMMAND}`: make changes there.\n"
 
-CLASSES = ("Breakpoint", "Checkpoint", "Djinn", "Session", "Sessions", "Transport", "TurnStream", "Vectors", "WhiteBox")
+CLASSES = ("Breakpoint", "Checkpoint", "Client", "Djinn", "Session", "Sessions", "Transport", "TurnStream", "Vectors")
 NAMES = {
     **{f"Async{name}": name for name in CLASSES},
     "_async": "_sync",
     "Place": "BlockingPlace",
+    "AbstractAsyncContextManager": "AbstractContextManager",
+    "aclose": "close",
     "aiter_sse": "iter_sse",
     "aclosing": "nullcontext",  # only asyncio leaves a generator open when its reader stops
 }

@@ -3,16 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from client.answer import Listing
 from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Dtype, Lens, LensMap, Norms, Positions, VectorInfo
 from client.calls import Call, nothing, path_part, session_path
 from client.captures import Captures, parse_captures
 from client.edits import EditOptions, Until, edit_body, until_body
 from client.models import Turn
-from client.tensors import FloatArray, dump, load
+from client.tensors import ArrayLike, FloatArray, dump, load
 
 ACTIVATION = "activation"
 
@@ -49,13 +46,13 @@ def read_activation(session: str, positions: Positions) -> Call[FloatArray]:
     return Call("GET", path, lambda body: _only(body, ACTIVATION), params=params)
 
 
-def write_activation(session: str, values: npt.ArrayLike, dtype: Dtype) -> Call[CheckpointInfo]:
+def write_activation(session: str, values: ArrayLike, dtype: Dtype) -> Call[CheckpointInfo]:
     """`PUT /v1/sessions/{id}/checkpoint/activation`. Raises `InvalidRequest` for values that are not numbers."""
     path, tensor = session_path(session, "checkpoint/activation"), dump(ACTIVATION, values, dtype)
     return Call("PUT", path, CheckpointInfo.model_validate_json, tensor=tensor)
 
 
-def edit_checkpoint(session: str, edits: Sequence[EditOptions]) -> Call[CheckpointInfo]:
+def edit_checkpoint(session: str, edits: Sequence[Mapping[str, Any]]) -> Call[CheckpointInfo]:
     """`POST /v1/sessions/{id}/checkpoint/edit`. Raises `InvalidRequest` for an edit that is none."""
     path, body = session_path(session, "checkpoint/edit"), {"edits": [edit_body(edit) for edit in edits]}
     return Call("POST", path, CheckpointInfo.model_validate_json, json=body)
@@ -97,9 +94,9 @@ def resume(session: str, until: Until | None, edits: Sequence[EditOptions], *, s
     return Call("POST", session_path(session, "resume"), Turn.model_validate_json, json=body)
 
 
-def put_vector(name: str, values: npt.ArrayLike) -> Call[VectorInfo]:
+def put_vector(name: str, values: ArrayLike) -> Call[VectorInfo]:
     """`POST /v1/vectors`, in float16 if the values are, else in float32."""
-    dtype = "float16" if getattr(values, "dtype", None) == np.float16 else "float32"
+    dtype = "float16" if str(getattr(values, "dtype", "")) == "float16" else "float32"
     tensor = dump("vector", values, dtype)
     return Call("POST", "/v1/vectors", VectorInfo.model_validate_json, params={"name": name}, tensor=tensor)
 

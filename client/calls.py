@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypedDict, TypeVar
+from enum import Enum
+from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
 from client.answer import Listing
-from client.memory_models import MemoryMap
+from client.memory_models import MemoryEstimate, MemoryMap
 from client.models import (
+    Detokenized,
     Health,
     History,
     Model,
+    Move,
     Phase,
     PhaseChange,
     Residency,
@@ -20,13 +23,26 @@ from client.models import (
     SessionPage,
     SessionState,
     Tier,
+    Tokenized,
     Turn,
+    Version,
 )
 
 T = TypeVar("T")
 
 PAGE_SIZE = 100
 """The most that the server gives at once."""
+
+
+class Unset(Enum):
+    """In place of an argument that is left out, where None means something else."""
+
+    UNSET = "the client's"
+
+
+UNSET: Final = Unset.UNSET
+Seconds = float | Literal[Unset.UNSET] | None
+"""How long the server may be silent during a call: None is for ever, `UNSET` as long as the client says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +58,8 @@ class Call(Generic[T]):
     method: str
     path: str
     parse: Callable[[bytes], T]
-    params: Mapping[str, str | int] = field(default_factory=dict)
+    params: Mapping[str, str | int | float] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
     json: Mapping[str, Any] | None = None
     tensor: bytes | None = None
     undo: Callable[[T], Call[None]] | None = None
@@ -82,7 +99,7 @@ def create_session(
     metadata: Mapping[str, str] | None, ttl_s: int | None, residency: Residency | None
 ) -> Call[SessionInfo]:
     """`POST /v1/sessions`."""
-    body = _given(metadata=metadata, ttl_s=ttl_s, residency=residency)
+    body = given({"metadata": metadata, "ttl_s": ttl_s, "residency": residency})
     return Call("POST", "/v1/sessions", SessionInfo.model_validate_json, json=body, undo=_close_opened, is_keyed=True)
 
 
@@ -97,9 +114,16 @@ def get_history(session: str, *, pieces: bool) -> Call[History]:
     return Call("GET", session_path(session, "history"), History.model_validate_json, params=params)
 
 
-def list_sessions(state: SessionState | None, tier: Tier | None, after: str | None) -> Call[SessionPage]:
+def list_sessions(
+    *,
+    state: SessionState | None = None,
+    tier: Tier | None = None,
+    name: str | None = None,
+    after: str | None = None,
+    limit: int = PAGE_SIZE,
+) -> Call[SessionPage]:
     """`GET /v1/sessions`: the page that follows session `after`, or with None the first."""
-    params = _given(state=state, tier=tier, after=after, limit=PAGE_SIZE)
+    params = given({"state": state, "tier": tier, "name": name, "after": after, "limit": limit})
     return Call("GET", "/v1/sessions", SessionPage.model_validate_json, params=params)
 
 
@@ -112,7 +136,7 @@ def _close_opened(opened: SessionInfo) -> Call[None]:
     return close_session(opened.id)
 
 
-def generate(session: str, options: TurnOptions, *, stream: bool) -> Call[Turn]:
+def generate(session: str, options: Mapping[str, Any], *, stream: bool) -> Call[Turn]:
     """`POST /v1/sessions/{id}/generate`. A streamed answer is for `TurnDecoder`, not for `parse`."""
     body = {**options, "stream": stream}
     path, abandon = session_path(session, "generate"), cancel_turn(session)
@@ -148,13 +172,40 @@ def rewind_session(session: str, to_token: int) -> Call[SessionInfo]:
 
 def set_phase(session: str, phase: Phase, resume_in_ms: float | None) -> Call[PhaseChange]:
     """`POST /v1/sessions/{id}/phase`."""
-    body = _given(phase=phase, resume_in_ms=resume_in_ms)
+    body = given({"phase": phase, "resume_in_ms": resume_in_ms})
     return Call("POST", session_path(session, "phase"), PhaseChange.model_validate_json, json=body)
+
+
+def move_session(session: str, replica: str) -> Call[Move]:
+    """`POST /v1/sessions/{id}/move`."""
+    return Call("POST", session_path(session, "move"), Move.model_validate_json, json={"replica": replica})
+
+
+def events(last_id: str | None) -> Call[None]:
+    """`GET /v1/events`: what follows the event `last_id`, or with None everything. The answer is for `read_event`."""
+    return Call("GET", "/v1/events", nothing, headers={} if last_id is None else {"Last-Event-ID": last_id})
 
 
 def memory() -> Call[MemoryMap]:
     """`GET /v1/memory`."""
     return Call("GET", "/v1/memory", MemoryMap.model_validate_json)
+
+
+def estimate(tokens: int, bandwidth: float | None) -> Call[MemoryEstimate]:
+    """`GET /v1/memory/estimate`."""
+    params = given({"tokens": tokens, "bandwidth": bandwidth})
+    return Call("GET", "/v1/memory/estimate", MemoryEstimate.model_validate_json, params=params)
+
+
+def tokenize(body: Mapping[str, Any]) -> Call[tuple[int, ...]]:
+    """`POST /tokenize`."""
+    return Call("POST", "/tokenize", lambda answer: Tokenized.model_validate_json(answer).tokens, json=body)
+
+
+def detokenize(token_ids: Sequence[int]) -> Call[str]:
+    """`POST /detokenize`."""
+    body = {"tokens": list(token_ids)}
+    return Call("POST", "/detokenize", lambda answer: Detokenized.model_validate_json(answer).prompt, json=body)
 
 
 def models() -> Call[tuple[Model, ...]]:
@@ -165,6 +216,16 @@ def models() -> Call[tuple[Model, ...]]:
 def health() -> Call[Health]:
     """`GET /health`."""
     return Call("GET", "/health", Health.model_validate_json)
+
+
+def ready() -> Call[Health]:
+    """`GET /ready`."""
+    return Call("GET", "/ready", Health.model_validate_json)
+
+
+def version() -> Call[Version]:
+    """`GET /version`."""
+    return Call("GET", "/version", Version.model_validate_json)
 
 
 def session_path(session: str, action: str | None = None) -> str:
@@ -179,9 +240,12 @@ def path_part(text: str) -> str:
     return part if part.strip(".") else part.replace(".", "%2E")
 
 
-def _given(**fields: Any) -> dict[str, Any]:
-    """The fields that have a value: what is not sent takes the server's default."""
-    return {name: value for name, value in fields.items() if value is not None}
+def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a method was given of its arguments, apart from `self` and `timeout`, which are not for the server.
+
+    What is not sent takes the server's default.
+    """
+    return {name: value for name, value in arguments.items() if value is not None and name not in ("self", "timeout")}
 
 
 def nothing(_body: bytes) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from client.breakpoint_models import CheckpointInfo, Positions
+from client.calls import UNSET, Seconds
 from client.tensors import FloatArray, load
 
 
@@ -58,6 +59,9 @@ class Place:
     def __init__(self, info: CheckpointInfo) -> None:
         self.info = info
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(layer={self.layer}, first={self.first}, end={self.end})"
+
     @property
     def layer(self) -> int:
         """The last layer that ran."""
@@ -88,5 +92,5 @@ class BlockingPlace(Place, ABC):
         return self.read()
 
     @abstractmethod
-    def read(self, positions: Positions = "all") -> FloatArray:
+    def read(self, positions: Positions = "all", *, timeout: Seconds = UNSET) -> FloatArray:
         """The residual stream at `positions`."""

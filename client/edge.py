@@ -1,16 +1,18 @@
 """The edge to httpx: how a connection is set up, and what its errors become."""
 
+import os
 import ssl
 from collections.abc import AsyncIterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, BinaryIO, TypeVar
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any, BinaryIO, Self, TypeVar
 
 import httpx
 import httpx_sse
 
-from client.calls import Call
+from client.calls import UNSET, Call, Seconds
 from client.errors import (
     ConnectionFailed,
     ConnectionLost,
@@ -23,6 +25,9 @@ from client.errors import (
 
 T = TypeVar("T")
 
+URL_VARIABLE = "DJINN_BASE_URL"
+KEY_VARIABLE = "DJINN_API_KEY"
+DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 5.0
 
@@ -47,12 +52,20 @@ HTTPX_ERRORS: Mapping[type[httpx.HTTPError], type[TransportError]] = {
 """An error of httpx becomes what its nearest ancestor in this table becomes."""
 
 
-@dataclass(frozen=True, slots=True)
+def address_of(url: str | None) -> str:
+    """Where the server is: what the user says, or else the environment (`DJINN_URL` is the variable's older name)."""
+    if url is not None:
+        return url
+    return os.environ.get(URL_VARIABLE) or os.environ.get("DJINN_URL") or DEFAULT_URL
+
+
+@dataclass(frozen=True)
 class Connection:
     """Where the server is and how to reach it.
 
     `timeout` is how long the server may be silent, in seconds (None: for ever). A turn that is not streamed is silent
-    until it is over. `max_retries` is how often the client retries a call.
+    until it is over. `max_retries` is how often the client retries a call. Raises `ValueError` if the address is not
+    HTTP, the key is empty or not printable, or a number is too small.
     """
 
     base_url: str
@@ -60,30 +73,55 @@ class Connection:
     timeout: float | None
     max_retries: int = 0
 
-    def options(self) -> dict[str, Any]:
-        """What `httpx.Client` and `httpx.AsyncClient` are made with.
-
-        Raises `ValueError` if the address is not HTTP, or the key is empty or not printable.
-        """
+    def __post_init__(self) -> None:
         if self.max_retries < 0:
             raise ValueError(f"max_retries must be 0 or more, not {self.max_retries}")
         if self.api_key == "":
             raise ValueError("api_key must not be empty; leave it out for a server without keys")
         if self.api_key is not None and not self.api_key.isprintable():
             raise ValueError("api_key must not have control characters, such as the newline at the end of a file")
+        if self.url.scheme not in ("http", "https") or not self.url.host:
+            raise ValueError(f"base_url must be http://HOST[:PORT] or https://HOST[:PORT], not {self.base_url!r}")
+        _limits(self.timeout)
+
+    @cached_property
+    def url(self) -> httpx.URL:
+        """The address."""
         try:
-            url = httpx.URL(self.base_url)
+            return httpx.URL(self.base_url)
         except httpx.InvalidURL as error:
             raise ValueError(f"base_url {self.base_url!r} is not a URL: {error}") from error
-        if url.scheme not in ("http", "https") or not url.host:
-            raise ValueError(f"base_url must be http://HOST[:PORT] or https://HOST[:PORT], not {self.base_url!r}")
+
+    @cached_property
+    def headers(self) -> dict[str, bytes]:
+        """What every request has."""
+        return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}".encode()}
+
+    def options(self) -> dict[str, Any]:
+        """What `httpx.Client` and `httpx.AsyncClient` are made with."""
         return {
-            "base_url": url,
-            "headers": {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}".encode()},
-            "timeout": httpx.Timeout(self.timeout, connect=CONNECT_TIMEOUT_S),
+            "base_url": self.url,
+            "headers": self.headers,
+            "timeout": _limits(self.timeout),
             "verify": _tls(),
             "limits": httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S),
         }
+
+    def changed(self, timeout: Seconds, max_retries: int | None) -> Self:
+        """The same with what is given."""
+        return replace(
+            self,
+            timeout=self.timeout if timeout is UNSET else timeout,
+            max_retries=self.max_retries if max_retries is None else max_retries,
+        )
+
+
+def _limits(timeout: float | None) -> httpx.Timeout:
+    if timeout is None:
+        return httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+    if not timeout > 0:
+        raise ValueError(f"timeout must be more than 0 seconds, or None to wait for ever, not {timeout}")
+    return httpx.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT_S))
 
 
 @cache
@@ -111,34 +149,70 @@ def _describe(error: httpx.HTTPError) -> str:
     """What happened and where; httpx leaves the text of some errors empty."""
     what = str(error) or type(error).__name__
     try:
-        return f"{error.request.method} {error.request.url}: {what}"
+        return f"{error.request.method} {shown(error.request.url)}: {what}"
     except RuntimeError:  # httpx's way to say that the error has no request
         return what
 
 
-def to_request(http: httpx.Client | httpx.AsyncClient, call: Call[T], key: str | None = None) -> httpx.Request:
-    """The HTTP request of a call, with its `Idempotency-Key`. Raises `InvalidRequest`."""
-    headers = {} if key is None else {"Idempotency-Key": key}
-    if call.tensor is not None:
-        return _build(http, call, content=call.tensor, headers={**headers, "Content-Type": OCTET_STREAM})
-    return _build(http, call, json=call.json, headers=headers)
+def shown(url: httpx.URL) -> str:
+    """An address as it may be shown: without a password."""
+    return str(url.copy_with(userinfo=b""))
 
 
-def to_upload(
-    http: httpx.Client | httpx.AsyncClient, call: Call[T], content: BinaryIO | AsyncIterable[bytes], size: int
+def to_request(
+    http: httpx.Client | httpx.AsyncClient,
+    connection: Connection,
+    call: Call[T],
+    timeout: Seconds = UNSET,
+    *,
+    key: str | None = None,
+    file: tuple[BinaryIO | AsyncIterable[bytes], int] | None = None,
 ) -> httpx.Request:
-    """The HTTP request of a call whose body is a session file of `size` bytes. Raises `InvalidRequest`."""
-    headers = {"Content-Type": OCTET_STREAM, "Content-Length": str(size)}
-    return _build(http, call, content=content, headers=headers)
+    """The HTTP request of a call, with its `Idempotency-Key` or with a session file of so many bytes as its body.
 
-
-def _build(http: httpx.Client | httpx.AsyncClient, call: Call[T], **body: Any) -> httpx.Request:
+    Raises `InvalidRequest`, and `ValueError` for a timeout that is not above 0.
+    """
     if http.is_closed:
         raise InvalidRequest(f"{call.method} {call.path}: the client has been closed")
+    headers: dict[str, Any] = {**connection.headers, **call.headers}
+    body: dict[str, Any] = {"json": call.json}
+    if key is not None:
+        headers["Idempotency-Key"] = key
+    if call.tensor is not None:
+        headers["Content-Type"], body = OCTET_STREAM, {"content": call.tensor}
+    if file is not None:
+        body = {"content": file[0]}
+        headers |= {"Content-Type": OCTET_STREAM, "Content-Length": str(file[1])}
+    limits = _limits(connection.timeout if timeout is UNSET else timeout)
+    url = connection.url.copy_with(raw_path=connection.url.raw_path.rstrip(b"/") + call.path.encode())
     try:
-        return http.build_request(call.method, call.path, params=call.params, **body)
+        return http.build_request(call.method, url, params=call.params, headers=headers, timeout=limits, **body)
     except (TypeError, ValueError) as error:  # NaN, bytes, lone surrogates
         raise InvalidRequest(f"{call.method} {call.path}: {error}") from error
+
+
+_responses: ContextVar[list[httpx.Response] | None] = ContextVar("_responses", default=None)
+
+
+@contextmanager
+def raw_responses() -> Iterator[list[httpx.Response]]:
+    """The HTTP answers that this thread or task gets in the block, oldest first, those of errors and retries too.
+
+    For the status and the headers: `responses[-1].headers["X-Request-ID"]`. Each is complete once its call is over.
+    """
+    responses: list[httpx.Response] = []
+    token = _responses.set(responses)
+    try:
+        yield responses
+    finally:
+        _responses.reset(token)
+
+
+def note_response(response: httpx.Response) -> None:
+    """Put an answer on the list of `raw_responses`, if there is one."""
+    responses = _responses.get()
+    if responses is not None:
+        responses.append(response)
 
 
 def read_answer(call: Call[T], response: httpx.Response) -> T:
@@ -147,7 +221,7 @@ def read_answer(call: Call[T], response: httpx.Response) -> T:
     try:
         return call.parse(response.content)
     except ValueError as error:
-        message = f"{call.method} {response.url}: the answer is not what Djinn answers: {error}"
+        message = f"{call.method} {shown(response.url)}: the answer is not what Djinn answers: {error}"
         raise InvalidAnswer(message, request_id=response.headers.get("x-request-id")) from error
 
 

@@ -1,15 +1,13 @@
 """Changes of the residual stream and where they are made, in the words of Python and in those of the wire."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict, cast, get_args
+from typing import Any, Literal, TypedDict, get_args
 
-import numpy as np
-import numpy.typing as npt
-
-from client.breakpoint_models import OnTimeout, Op, Pass, Positions
+from client.breakpoint_models import Op, Positions
 from client.errors import InvalidRequest
+from client.tensors import Numbers
 
-Vector = str | Sequence[float] | npt.NDArray[Any]
+Vector = str | Sequence[float] | Numbers
 """The name of a vector on the server, or `[hidden]` numbers."""
 
 Until = Literal["next_token", "end"] | int
@@ -40,42 +38,12 @@ class EditOptions(TypedDict, total=False):
     max_norm: float
 
 
-class WhenOptions(TypedDict, total=False):
-    """After which layer, or `layers`, and at which positions of the history; all conditions given must hold.
-
-    `when_pass` is `prefill` (over a turn's new context), `decode` (over one generated token) or `any`, the default.
-    `position` is one position, `token_id` the token that stands there, and `every` n takes positions that n divides.
-    With `once` the breakpoint is gone after the first time.
-    """
-
-    layer: int
-    layers: Sequence[int]
-    when_pass: Pass
-    position: int
-    token_id: int
-    every: int
-    once: bool
-
-
-class PauseOptions(WhenOptions, total=False):
-    """Where to pause; after `timeout_s` seconds (600) the server goes on (`resume`, the default) or ends the turn
-    (`abort`).
-    """
-
-    timeout_s: float
-    on_timeout: OnTimeout
-
-
-class SteerOptions(WhenOptions, EditOptions, total=False):
-    """Where to change, and what."""
-
-
 OPS: tuple[Op, ...] = get_args(Op)
 CONDITIONS = {"when_pass": "pass", "position": "position", "token_id": "token_id", "every": "every"}
 """Our names of a breakpoint's conditions, and the wire's."""
 
 
-def edit_body(options: EditOptions) -> dict[str, Any]:
+def edit_body(options: Mapping[str, Any]) -> dict[str, Any]:
     """One edit as it is sent. Raises `InvalidRequest` unless exactly one operation is named."""
     named = [op for op in OPS if op in options]
     if len(named) != 1:
@@ -91,21 +59,21 @@ def edit_body(options: EditOptions) -> dict[str, Any]:
     return body if op == "ablate" else body | {"vector": _vector(options[op])}
 
 
-def pause_body(options: PauseOptions) -> dict[str, Any]:
+def pause_body(options: Mapping[str, Any]) -> dict[str, Any]:
     """A breakpoint that pauses, as it is sent."""
     return {"action": "pause", **_place(options)}
 
 
-def capture_body(options: WhenOptions) -> dict[str, Any]:
+def capture_body(options: Mapping[str, Any]) -> dict[str, Any]:
     """A breakpoint that records, as it is sent."""
     return {"action": "capture", **_place(options)}
 
 
-def steer_body(options: SteerOptions) -> dict[str, Any]:
+def steer_body(options: Mapping[str, Any]) -> dict[str, Any]:
     """A breakpoint that edits, as it is sent. Raises `InvalidRequest` like `edit_body`."""
     edit = {name: value for name, value in options.items() if name in EditOptions.__annotations__}
     place = {name: value for name, value in options.items() if name not in edit}
-    return {"action": "edit", **_place(place), "edits": [edit_body(cast("EditOptions", edit))]}
+    return {"action": "edit", **_place(place), "edits": [edit_body(edit)]}
 
 
 def until_body(until: Until | None) -> dict[str, Any]:
@@ -125,7 +93,6 @@ def _vector(vector: Vector) -> str | list[float]:
     if isinstance(vector, str):
         return vector
     try:
-        numbers: list[float] = np.asarray(vector, dtype=np.float64).tolist()
+        return vector.tolist() if hasattr(vector, "tolist") else [float(number) for number in vector]
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"a vector is a name or an array of real numbers: {error}") from error
-    return numbers

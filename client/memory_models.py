@@ -81,6 +81,20 @@ class TenantUse(Answer):
     disk_bytes: int
 
 
+class MemoryEstimate(Answer):
+    """What one session of `tokens` tokens takes, and how many of them the device holds at once.
+
+    `transfer_ms` is how long its KV takes from device to host (`out`) and back (`in`); None before the first move.
+    """
+
+    tokens: int
+    blocks: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    sessions_resident: int
+    transfer_ms: dict[Literal["out", "in"], float | None]
+
+
 class MemoryMap(Answer):
     """The server's memory: weights (`text`), KV (`data`) and what paused turns and captures keep (`stack`); when KV
     moves and how fast it has, and who uses it.

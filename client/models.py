@@ -169,8 +169,49 @@ class PhaseChange(Answer):
     moving: Moving | None
 
 
+class Move(Answer):
+    """Where a session has moved: to the server `replica` of the cluster, which is asked at `url`.
+
+    Of its `tokens` the first `tokens_with_kv` need not be recomputed. `bytes` were sent; it took `seconds`.
+    """
+
+    id: str
+    replica: str
+    url: str
+    tokens: int
+    tokens_with_kv: int
+    bytes: int
+    seconds: float
+
+
+class Tokenized(Answer):
+    """What a text becomes."""
+
+    tokens: tuple[int, ...]
+
+
+class Detokenized(Answer):
+    """What tokens become."""
+
+    prompt: str
+
+
+class Version(Answer):
+    """What runs on the server. The model computes in `dtype`, and its KV is kept as `kv_dtype`."""
+
+    version: str
+    model: str
+    device: str
+    dtype: str
+    kv_dtype: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int
+
+
 class Health(Answer):
-    """The server is alive."""
+    """The server is alive (`ok`) or takes new work (`ready`)."""
 
     status: str
 

@@ -1,15 +1,28 @@
-"""Tensors on the wire: safetensors from and to NumPy arrays, also of bfloat16, which NumPy does not have."""
+"""Tensors on the wire: safetensors from and to NumPy arrays, also of bfloat16, which NumPy does not have.
+
+Only this file uses NumPy, which is several times as large as all else that the client needs. It may be missing.
+"""
+
+from __future__ import annotations
 
 import json
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError, TensorSpec, deserialize, serialize
 
 from client.errors import InvalidRequest
 
-FloatArray = npt.NDArray[np.floating[Any]]
+HAS_NUMPY = find_spec("numpy") is not None
+if TYPE_CHECKING or HAS_NUMPY:
+    import numpy as np
+    import numpy.typing as npt
+
+    ArrayLike = npt.ArrayLike
+    FloatArray = npt.NDArray[np.floating[Any]]
+    Numbers = npt.NDArray[Any]
+else:
+    ArrayLike = FloatArray = Numbers = Any
 
 READ_AS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 """What the bytes of each of safetensors' types are; those of bfloat16 are the upper halves of float32's."""
@@ -24,6 +37,7 @@ def load(body: bytes) -> tuple[dict[str, FloatArray], dict[str, str]]:
 
     Raises ValueError if it is not such a file, or has a type of numbers that Djinn does not send.
     """
+    _require_numpy()
     try:
         tensors = {name: _to_array(**found) for name, found in deserialize(body)}
     except SafetensorError as error:
@@ -35,10 +49,11 @@ def load(body: bytes) -> tuple[dict[str, FloatArray], dict[str, str]]:
     return tensors, metadata
 
 
-def dump(name: str, values: npt.ArrayLike, dtype: str) -> bytes:
+def dump(name: str, values: ArrayLike, dtype: str) -> bytes:
     """A safetensors file with one tensor in `dtype`: each value becomes the nearest there is, ties to even, and
     infinite if it is too large. Raises `InvalidRequest` for values that are not real numbers.
     """
+    _require_numpy()
     try:
         array = np.asarray(values)
     except ValueError as error:  # rows of different lengths
@@ -53,12 +68,17 @@ def dump(name: str, values: npt.ArrayLike, dtype: str) -> bytes:
     return bytes(serialize({name: spec}))
 
 
+def _require_numpy() -> None:
+    if not HAS_NUMPY:
+        raise ImportError("activations, captures and vectors are NumPy arrays: pip install 'djinn-client[numpy]'")
+
+
 def _to_array(dtype: str, shape: list[int], data: bytearray) -> FloatArray:
     array = np.frombuffer(data, READ_AS[dtype]).reshape(shape)
     return array if dtype != "BF16" else (array.astype("<u4") << 16).view("<f4")
 
 
-def _to_bfloat16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _to_bfloat16(array: Numbers) -> Numbers:
     """The upper half of each float32, rounded to nearest even. Adding could make a NaN infinite."""
     bits = array.view("<u4")
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

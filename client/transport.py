@@ -5,14 +5,15 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, closing, contextmanager, suppress
+from copy import copy
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 from httpx_sse import EventSource
 
-from client.calls import Call
-from client.edge import Connection, check_status, mapped_errors, read_answer, to_request, to_upload
+from client.calls import UNSET, Call, Seconds
+from client.edge import Connection, check_status, mapped_errors, note_response, read_answer, shown, to_request
 from client.errors import ConnectionLost, DjinnError, Timeout
 from client.files import CHUNK_BYTES, read_chunks, written_whole
 from client.retries import Attempts
@@ -26,74 +27,95 @@ Trace = Callable[[str, Mapping[str, object]], Awaitable[None]]
 """Called with an event's name and what belongs to it."""
 
 
-class Transport:
-    """The blocking one."""
+class _Shared:
+    """What both transports have. `timeout` of a call counts instead of the connection's."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._http = httpx.Client(**connection.options())
-        self._max_retries = connection.max_retries
-        self._abandon_s = min(ABANDON_S, connection.timeout or ABANDON_S)
+    def __init__(self, connection: Connection, *, is_ours: bool) -> None:
+        self._connection = connection
+        self._is_ours = is_ours
 
-    def send(self, call: Call[T]) -> T:
+    @property
+    def address(self) -> str:
+        """That of the server, without a password."""
+        return shown(self._connection.url)
+
+    @property
+    def max_retries(self) -> int:
+        """How often a call is retried."""
+        return self._connection.max_retries
+
+    def with_options(self, timeout: Seconds, max_retries: int | None) -> Self:
+        """Another one over the same connections, which it leaves open when it is closed."""
+        other = copy(self)
+        other._connection, other._is_ours = self._connection.changed(timeout, max_retries), False
+        return other
+
+    @property
+    def _abandon_s(self) -> float:
+        return min(ABANDON_S, self._connection.timeout or ABANDON_S)
+
+
+class Transport(_Shared):
+    """The blocking one. Without `http` it has connections of its own."""
+
+    def __init__(self, connection: Connection, http: httpx.Client | None = None) -> None:
+        super().__init__(connection, is_ours=http is None)
+        self._http = http or httpx.Client(**connection.options())
+
+    def send(self, call: Call[T], timeout: Seconds = UNSET) -> T:
         """What the call asks for."""
-        attempts = Attempts(call, self._max_retries)
+        attempts = Attempts(call, self.max_retries)
         try:
             while True:
                 try:
-                    return self._send(to_request(self._http, call, attempts.key), call)
+                    return self._send(call, timeout, attempts.key)
                 except DjinnError as error:
                     time.sleep(attempts.wait_after(error))
         except (KeyboardInterrupt, Timeout, ConnectionLost):
             self.abandon(call)
             raise
 
-    def _send(self, request: httpx.Request, call: Call[T]) -> T:
+    def _send(self, call: Call[T], timeout: Seconds, key: str | None = None) -> T:
+        return read_answer(call, self._answer(to_request(self._http, self._connection, call, timeout, key=key)))
+
+    def _answer(self, request: httpx.Request, *, stream: bool = False) -> httpx.Response:
         with mapped_errors():
-            response = self._http.send(request)
-        return read_answer(call, response)
+            response = self._http.send(request, stream=stream)
+        note_response(response)
+        return response
 
     def abandon(self, call: Call[Any]) -> None:
         """Cancel on the server what the call has begun."""
-        if call.abandon is not None and self._max_retries:  # else it has no key, and ends with the connection
+        if call.abandon is not None and self.max_retries:  # else it has no key, and ends with the connection
             with suppress(DjinnError):
-                request = to_request(self._http, call.abandon)
-                request.extensions["timeout"] = httpx.Timeout(self._abandon_s).as_dict()
-                self._send(request, call.abandon)
+                self._send(call.abandon, self._abandon_s)
 
     @contextmanager
-    def stream(self, call: Call[T]) -> Iterator[EventSource]:
+    def stream(self, call: Call[T], timeout: Seconds = UNSET) -> Iterator[EventSource]:
         """The answer as a source of events; leaving the block closes its connection."""
-        with self._open(call) as response:
+        with closing(self._begin(call, timeout)) as response:
             yield EventSource(response)
 
-    def download(self, call: Call[None], path: Path) -> None:
+    def download(self, call: Call[None], path: Path, timeout: Seconds = UNSET) -> None:
         """Write the answer to the file `path`, which appears when it is whole. Raises also `OSError`."""
-        with self._open(call) as response, written_whole(path) as file, mapped_errors():
+        with closing(self._begin(call, timeout)) as response, written_whole(path) as file, mapped_errors():
             for chunk in response.iter_bytes(CHUNK_BYTES):
                 file.write(chunk)
 
-    def upload(self, call: Call[T], path: Path) -> T:
+    def upload(self, call: Call[T], path: Path, timeout: Seconds = UNSET) -> T:
         """What the call, with the file `path` as its body, asks for. Raises also `OSError`."""
-        with path.open("rb") as file, mapped_errors():
-            size = os.fstat(file.fileno()).st_size
-            response = self._http.send(to_upload(self._http, call, file, size))
+        with path.open("rb") as file:
+            body = file, os.fstat(file.fileno()).st_size
+            response = self._answer(to_request(self._http, self._connection, call, timeout, file=body))
         return read_answer(call, response)
 
-    @contextmanager
-    def _open(self, call: Call[T]) -> Iterator[httpx.Response]:
+    def _begin(self, call: Call[T], timeout: Seconds) -> httpx.Response:
         """An answer that is not read yet and no error."""
-        response = self._begin(call)
-        try:
-            yield response
-        finally:
-            response.close()
-
-    def _begin(self, call: Call[T]) -> httpx.Response:
-        attempts = Attempts(call, self._max_retries)
+        attempts = Attempts(call, self.max_retries)
         while True:
             try:
-                with mapped_errors():
-                    response = self._http.send(to_request(self._http, call, attempts.key), stream=True)
+                request = to_request(self._http, self._connection, call, timeout, key=attempts.key)
+                response = self._answer(request, stream=True)
                 if response.is_success:
                     return response
                 with closing(response), mapped_errors():
@@ -103,83 +125,82 @@ class Transport:
                 time.sleep(attempts.wait_after(error))
 
     def close(self) -> None:
-        """Close every connection."""
-        self._http.close()
+        """Close every connection, if they are this transport's."""
+        if self._is_ours:
+            self._http.close()
 
 
-class AsyncTransport:
+class AsyncTransport(_Shared):
     """The one for asyncio. `trace` is told what becomes of each request: https://www.encode.io/httpcore/extensions/."""
 
-    def __init__(self, connection: Connection, trace: Trace | None = None) -> None:
-        self._http = httpx.AsyncClient(**connection.options())
+    def __init__(
+        self, connection: Connection, trace: Trace | None = None, http: httpx.AsyncClient | None = None
+    ) -> None:
+        super().__init__(connection, is_ours=http is None)
+        self._http = http or httpx.AsyncClient(**connection.options())
         self._extensions = {} if trace is None else {"trace": trace}
-        self._max_retries = connection.max_retries
-        self._abandon_s = min(ABANDON_S, connection.timeout or ABANDON_S)
 
-    async def send(self, call: Call[T]) -> T:
+    async def send(self, call: Call[T], timeout: Seconds = UNSET) -> T:
         """What the call asks for."""
         try:
-            return await self._settled(call, self._send(call))
+            return await self._settled(call, self._send(call, timeout))
         except (asyncio.CancelledError, Timeout, ConnectionLost):
             await self.abandon(call)
             raise
 
-    async def _send(self, call: Call[T]) -> T:
-        attempts = Attempts(call, self._max_retries)
+    async def _send(self, call: Call[T], timeout: Seconds = UNSET) -> T:
+        attempts = Attempts(call, self.max_retries)
         while True:
             try:
-                with mapped_errors():
-                    response = await self._http.send(self._traced(to_request(self._http, call, attempts.key)))
-                return read_answer(call, response)
+                request = to_request(self._http, self._connection, call, timeout, key=attempts.key)
+                return read_answer(call, await self._answer(request))
             except DjinnError as error:
                 await asyncio.sleep(attempts.wait_after(error))
 
+    async def _answer(self, request: httpx.Request, *, stream: bool = False) -> httpx.Response:
+        request.extensions |= self._extensions
+        with mapped_errors():
+            response = await self._http.send(request, stream=stream)
+        note_response(response)
+        return response
+
     async def abandon(self, call: Call[Any]) -> None:
         """Cancel on the server what the call has begun."""
-        if call.abandon is not None and self._max_retries:  # else it has no key, and ends with the connection
+        if call.abandon is not None and self.max_retries:  # else it has no key, and ends with the connection
             with suppress(DjinnError, TimeoutError):
                 async with asyncio.timeout(self._abandon_s):
                     await self._send(call.abandon)
 
     @asynccontextmanager
-    async def stream(self, call: Call[T]) -> AsyncIterator[EventSource]:
+    async def stream(self, call: Call[T], timeout: Seconds = UNSET) -> AsyncIterator[EventSource]:
         """The answer as a source of events; leaving the block closes its connection."""
-        async with self._open(call) as response:
+        async with aclosing(await self._begin(call, timeout)) as response:
             yield EventSource(response)
 
-    async def download(self, call: Call[None], path: Path) -> None:
+    async def download(self, call: Call[None], path: Path, timeout: Seconds = UNSET) -> None:
         """Write the answer to the file `path`, which appears when it is whole. Raises also `OSError`."""
-        async with self._open(call) as response:
+        async with aclosing(await self._begin(call, timeout)) as response:
             with written_whole(path) as file, mapped_errors():
                 async for chunk in response.aiter_bytes(CHUNK_BYTES):
                     await asyncio.to_thread(file.write, chunk)
 
-    async def upload(self, call: Call[T], path: Path) -> T:
+    async def upload(self, call: Call[T], path: Path, timeout: Seconds = UNSET) -> T:
         """What the call, with the file `path` as its body, asks for. Raises also `OSError`."""
-        return await self._settled(call, self._upload(call, path))
+        return await self._settled(call, self._upload(call, path, timeout))
 
-    async def _upload(self, call: Call[T], path: Path) -> T:
-        with await asyncio.to_thread(path.open, "rb") as file, mapped_errors():
-            size = os.fstat(file.fileno()).st_size
-            response = await self._http.send(self._traced(to_upload(self._http, call, read_chunks(file), size)))
+    async def _upload(self, call: Call[T], path: Path, timeout: Seconds) -> T:
+        with await asyncio.to_thread(path.open, "rb") as file:
+            body = read_chunks(file), os.fstat(file.fileno()).st_size
+            response = await self._answer(to_request(self._http, self._connection, call, timeout, file=body))
         return read_answer(call, response)
 
-    @asynccontextmanager
-    async def _open(self, call: Call[T]) -> AsyncIterator[httpx.Response]:
+    async def _begin(self, call: Call[T], timeout: Seconds) -> httpx.Response:
         """An answer that is not read yet and no error."""
-        response = await self._begin(call)
-        try:
-            yield response
-        finally:
-            await response.aclose()
-
-    async def _begin(self, call: Call[T]) -> httpx.Response:
-        attempts = Attempts(call, self._max_retries)
+        attempts = Attempts(call, self.max_retries)
         while True:
             try:
-                with mapped_errors():
-                    request = self._traced(to_request(self._http, call, attempts.key))
-                    response = await self._http.send(request, stream=True)
+                request = to_request(self._http, self._connection, call, timeout, key=attempts.key)
+                response = await self._answer(request, stream=True)
                 if response.is_success:
                     return response
                 async with aclosing(response):
@@ -204,10 +225,7 @@ class AsyncTransport:
                         await self._send(call.undo(answered))
             raise
 
-    def _traced(self, request: httpx.Request) -> httpx.Request:
-        request.extensions |= self._extensions
-        return request
-
     async def close(self) -> None:
-        """Close every connection."""
-        await self._http.aclose()
+        """Close every connection, if they are this transport's."""
+        if self._is_ours:
+            await self._http.aclose()

@@ -81,7 +81,7 @@ def test_the_environment_counts_and_a_flag_wins(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("DJINN_API_KEYS", "x,y")
     assert (from_flags().port, from_flags().api_keys) == (1234, ("x", "y"))
     assert from_flags("--port", "99").port == 99
-    monkeypatch.setenv("DJINN_URL", "http://127.0.0.1:9000")  # the clients', and none of the server's
+    monkeypatch.setenv("DJINN_BASE_URL", "http://127.0.0.1:9000")  # the clients', and none of the server's
     assert from_flags().host == "127.0.0.1"
     monkeypatch.setenv("DJINN_PROT", "1234")
     with pytest.raises(ValidationError, match="DJINN_PROT"):

@@ -1,15 +1,23 @@
 """The client: a server, and the sessions on it."""
 
-from collections.abc import AsyncIterator, Mapping
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from copy import copy
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+
+import httpx
 
 from client import calls
+from client._async.live import live_events
 from client._async.session import AsyncSession
 from client._async.vectors import AsyncVectors
-from client.edge import DEFAULT_TIMEOUT_S, Connection
-from client.memory_models import MemoryMap
-from client.models import Health, Model, Residency, SessionState, Tier
+from client.calls import PAGE_SIZE, UNSET, Seconds, given
+from client.edge import DEFAULT_TIMEOUT_S, KEY_VARIABLE, Connection, address_of
+from client.live import Event
+from client.memory_models import MemoryEstimate, MemoryMap
+from client.models import Health, Model, Residency, SessionState, Tier, Version
 from client.retries import DEFAULT_RETRIES
 from client.transport import AsyncTransport
 
@@ -20,36 +28,58 @@ class AsyncSessions:
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._transport.address!r})"
+
     async def create(
         self,
         *,
         metadata: Mapping[str, str] | None = None,
         ttl_s: int | None = None,
         residency: Residency | None = None,
+        timeout: Seconds = UNSET,
     ) -> AsyncSession:
         """Open a session. As a context manager it is closed at the end of the block.
 
         With `residency="guaranteed"` its KV never gives way; `RateLimited` if the server cannot promise that to more.
         """
-        info = await self._transport.send(calls.create_session(metadata, ttl_s, residency))
+        info = await self._transport.send(calls.create_session(metadata, ttl_s, residency), timeout)
         return AsyncSession(self._transport, info)
 
-    async def import_from(self, path: str | Path) -> AsyncSession:
+    async def import_from(self, path: str | Path, *, timeout: Seconds = UNSET) -> AsyncSession:
         """Open a session from a file that `export_to` wrote, here or elsewhere, from a server of the same model.
 
         Raises `Unprocessable` if the file is damaged or of another model.
         """
-        return AsyncSession(self._transport, await self._transport.upload(calls.import_session(), Path(path)))
+        info = await self._transport.upload(calls.import_session(), Path(path), timeout)
+        return AsyncSession(self._transport, info)
 
-    async def get(self, session: str) -> AsyncSession:
+    async def get(self, session: str, *, timeout: Seconds = UNSET) -> AsyncSession:
         """The session with this id. It stays open at the end of a block. Raises `NotFound`."""
-        return AsyncSession(self._transport, await self._transport.send(calls.get_session(session)), is_found=True)
+        info = await self._transport.send(calls.get_session(session), timeout)
+        return AsyncSession(self._transport, info, is_found=True)
 
-    async def list(self, *, state: SessionState | None = None, tier: Tier | None = None) -> AsyncIterator[AsyncSession]:
-        """Every session, or every one in `state` and with its KV in `tier`; asks for page after page as needed."""
+    async def find(self, name: str, *, timeout: Seconds = UNSET) -> AsyncSession | None:
+        """The session that requests to the OpenAI and Anthropic routes name with `X-Session-ID`, if there is one."""
+        page = await self._transport.send(calls.list_sessions(name=name, limit=1), timeout)
+        return AsyncSession(self._transport, page.data[0], is_found=True) if page.data else None
+
+    async def list(
+        self,
+        *,
+        state: SessionState | None = None,
+        tier: Tier | None = None,
+        page_size: int = PAGE_SIZE,
+        timeout: Seconds = UNSET,
+    ) -> AsyncIterator[AsyncSession]:
+        """Every session, or every one in `state` and with its KV in `tier`, oldest first.
+
+        Asks for page after page as needed, each of up to `page_size` (at most 100).
+        """
         after: str | None = None
         while True:
-            page = await self._transport.send(calls.list_sessions(state, tier, after))
+            call = calls.list_sessions(state=state, tier=tier, after=after, limit=page_size)
+            page = await self._transport.send(call, timeout)
             for info in page.data:
                 yield AsyncSession(self._transport, info, is_found=True)
             after = page.next_after
@@ -60,34 +90,102 @@ class AsyncSessions:
 class AsyncDjinn:
     """A Djinn server. Use it as a context manager, or `close` it when done.
 
+    Without `base_url` it is the one at `DJINN_BASE_URL`, or else at http://127.0.0.1:8000; without `api_key` the key is
+    that in `DJINN_API_KEY`, if any. `timeout` is how long the server may be silent, in seconds, None for ever.
+
     The client retries a call up to `max_retries` times where the server says that nothing was done, or cannot be
     reached. Calls that open sessions or start turns have an `Idempotency-Key`: the client retries them after a lost
     connection too, and nothing is done twice.
+
+    `http_client` has the proxies, certificates and limits that you want. It stays open: close it yourself.
     """
 
     def __init__(
         self,
-        base_url: str,
+        base_url: str | None = None,
         *,
         api_key: str | None = None,
         timeout: float | None = DEFAULT_TIMEOUT_S,
         max_retries: int = DEFAULT_RETRIES,
+        http_client: httpx.AsyncClient | None = None,
     ) -> None:
-        self._transport = AsyncTransport(Connection(base_url, api_key, timeout, max_retries))
-        self.sessions = AsyncSessions(self._transport)
-        self.vectors = AsyncVectors(self._transport)
+        key = os.environ.get(KEY_VARIABLE) or None if api_key is None else api_key
+        connection = Connection(address_of(base_url), key, timeout, max_retries)
+        self._use(AsyncTransport(connection, http=http_client))
 
-    async def memory(self) -> MemoryMap:
+    def _use(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+        self.sessions = AsyncSessions(transport)
+        self.vectors = AsyncVectors(transport)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._transport.address!r})"
+
+    def with_options(self, *, timeout: Seconds = UNSET, max_retries: int | None = None) -> Self:
+        """The same client with another timeout, in seconds, or another number of retries.
+
+        It shares the connections, which only the first client closes.
+        """
+        other = copy(self)
+        other._use(self._transport.with_options(timeout, max_retries))
+        return other
+
+    def events(
+        self, *, after: str | None = None, timeout: Seconds = UNSET
+    ) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
+        """What happens to the sessions of this API key, and the memory map every second, in a `with` block.
+
+        First come all sessions as they are, or what followed the event with the id `after`. After a lost connection the
+        client reads on from the last event, unless `max_retries` is 0.
+        """
+        return live_events(self._transport, after, timeout)
+
+    async def tokenize(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+        add_special_tokens: bool | None = None,
+        timeout: Seconds = UNSET,
+    ) -> tuple[int, ...]:
+        """The token ids of a prompt, or of `messages` in the model's chat template.
+
+        `add_special_tokens=False` leaves out what the model expects around a prompt.
+        """
+        return await self._transport.send(calls.tokenize(given(locals())), timeout)
+
+    async def detokenize(self, token_ids: Sequence[int], *, timeout: Seconds = UNSET) -> str:
+        """The text of tokens, special ones included."""
+        return await self._transport.send(calls.detokenize(token_ids), timeout)
+
+    async def memory(self, *, timeout: Seconds = UNSET) -> MemoryMap:
         """Where the engine's memory is, and how busy it is."""
-        return await self._transport.send(calls.memory())
+        return await self._transport.send(calls.memory(), timeout)
 
-    async def models(self) -> tuple[Model, ...]:
+    async def estimate(
+        self, tokens: int, *, bandwidth: float | None = None, timeout: Seconds = UNSET
+    ) -> MemoryEstimate:
+        """What a session of `tokens` tokens takes, and how long it takes to move.
+
+        It moves at `bandwidth` bytes per second, or else as fast as the server has measured.
+        """
+        return await self._transport.send(calls.estimate(tokens, bandwidth), timeout)
+
+    async def models(self, *, timeout: Seconds = UNSET) -> tuple[Model, ...]:
         """The models that the server runs."""
-        return await self._transport.send(calls.models())
+        return await self._transport.send(calls.models(), timeout)
 
-    async def health(self) -> Health:
+    async def version(self, *, timeout: Seconds = UNSET) -> Version:
+        """What runs on the server: its version, the model, the device and the types of numbers."""
+        return await self._transport.send(calls.version(), timeout)
+
+    async def health(self, *, timeout: Seconds = UNSET) -> Health:
         """Whether the server is alive; needs no API key."""
-        return await self._transport.send(calls.health())
+        return await self._transport.send(calls.health(), timeout)
+
+    async def ready(self, *, timeout: Seconds = UNSET) -> Health:
+        """Whether the server takes new work; needs no API key. Raises `ServerError` if not: its `code` says why."""
+        return await self._transport.send(calls.ready(), timeout)
 
     async def close(self) -> None:
         """Close every connection. Sessions stay on the server."""

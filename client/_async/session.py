@@ -1,95 +1,179 @@
-"""A session."""
+"""A session: its turns, its phase, and control of it between its layers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Self, Unpack
+from typing import Any, Literal, Self
 
-from client import calls
+from client import breakpoint_calls, calls
+from client._async.breakpoints import AsyncBreakpoint, AsyncCheckpoint
+from client._async.live import live_events
 from client._async.turn import AsyncTurnStream, stream_turn
-from client._async.white_box import AsyncWhiteBox
-from client.calls import TurnOptions
+from client.breakpoint_models import LensMap, Norms, OnTimeout, Pass, Positions
+from client.calls import UNSET, Seconds, given
+from client.captures import Captures
+from client.edits import EditOptions, Until, Vector, capture_body, pause_body, steer_body
 from client.errors import DjinnError, NotFound
-from client.models import History, Phase, PhaseChange, SessionInfo, Turn
+from client.live import Event
+from client.models import History, Move, Phase, PhaseChange, SessionInfo, Turn
 from client.transport import AsyncTransport
 
 
-class AsyncSession(AsyncWhiteBox):
+class AsyncSession:
     """A session on the server. `info` is what the server last said about it.
 
     As a context manager it is closed at the end of the block if this object has opened it. One that was found by its
-    id stays.
+    id stays. Each call takes a `timeout` in seconds for the server's silence; `with_options` changes it for all.
     """
 
     def __init__(self, transport: AsyncTransport, info: SessionInfo, *, is_found: bool = False) -> None:
-        super().__init__(transport, info)
+        self._transport = transport
         self._is_found = is_found
+        self.info = info
 
-    async def generate(self, **options: Unpack[TurnOptions]) -> Turn:
-        """Run one turn and wait for its end, or until a breakpoint pauses it."""
-        return await self._transport.send(calls.generate(self.id, options, stream=False))
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(id={self.id!r}, state={self.info.state!r}, tokens={self.info.tokens})"
 
-    @asynccontextmanager
-    async def stream(self, **options: Unpack[TurnOptions]) -> AsyncIterator[AsyncTurnStream]:
-        """Run one turn and read its tokens as they come. Leaving the block early cancels the turn."""
-        async with stream_turn(self._transport, calls.generate(self.id, options, stream=True)) as turn:
-            yield turn
+    @property
+    def id(self) -> str:
+        """The id that other calls and other clients know the session by."""
+        return self.info.id
 
-    async def cancel(self) -> SessionInfo:
+    def with_options(self, *, timeout: Seconds = UNSET, max_retries: int | None = None) -> AsyncSession:
+        """The same session for calls with another timeout, in seconds, or another number of retries."""
+        return AsyncSession(self._transport.with_options(timeout, max_retries), self.info, is_found=True)
+
+    async def generate(
+        self,
+        *,
+        prompt: str | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+        token_ids: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+        min_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        stop_token_ids: Sequence[int] | None = None,
+        ignore_eos: bool | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        structured_outputs: Mapping[str, Any] | None = None,
+        logprobs: int | None = None,
+        timeout: Seconds = UNSET,
+    ) -> Turn:
+        """Run one turn and wait for its end, or until a breakpoint pauses it.
+
+        It runs on exactly one of `prompt`, `messages` and `token_ids`, with only what is new since the last turn: the
+        server keeps the history. It also has the defaults.
+        """
+        return await self._transport.send(calls.generate(self.id, given(locals()), stream=False), timeout)
+
+    def stream(
+        self,
+        *,
+        prompt: str | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+        token_ids: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+        min_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        stop_token_ids: Sequence[int] | None = None,
+        ignore_eos: bool | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        structured_outputs: Mapping[str, Any] | None = None,
+        logprobs: int | None = None,
+        timeout: Seconds = UNSET,
+    ) -> AbstractAsyncContextManager[AsyncTurnStream]:
+        """Run one turn like `generate` and read its tokens as they come. Leaving the block early cancels the turn."""
+        return stream_turn(self._transport, calls.generate(self.id, given(locals()), stream=True), timeout)
+
+    async def cancel(self, *, timeout: Seconds = UNSET) -> SessionInfo:
         """End the running or paused turn, even of another client; its reader gets its text. Raises `Conflict`."""
-        self.info = await self._transport.send(calls.cancel_turn(self.id))
+        self.info = await self._transport.send(calls.cancel_turn(self.id), timeout)
         return self.info
 
-    async def fork(self) -> AsyncSession:
+    async def fork(self, *, timeout: Seconds = UNSET) -> AsyncSession:
         """A new session with the same history and breakpoints, and paused in the same place if this one is paused."""
-        return AsyncSession(self._transport, await self._transport.send(calls.fork_session(self.id)))
+        return AsyncSession(self._transport, await self._transport.send(calls.fork_session(self.id), timeout))
 
-    async def export_to(self, path: str | Path) -> None:
+    async def export_to(self, path: str | Path, *, timeout: Seconds = UNSET) -> None:
         """Write the session to a file that `djinn.sessions.import_from` takes. Raises `Conflict` under a turn."""
-        await self._transport.download(calls.export_session(self.id), Path(path))
+        await self._transport.download(calls.export_session(self.id), Path(path), timeout)
 
-    async def rewind(self, to_token: int) -> SessionInfo:
+    async def move(self, replica: str, *, timeout: Seconds = UNSET) -> Move:
+        """Move the session to another server of the cluster, KV included. Only an operator may.
+
+        This server then answers calls for it with `Misdirected`; a cluster's front door finds it. Raises `Conflict`
+        where there is no cluster.
+        """
+        return await self._transport.send(calls.move_session(self.id, replica), timeout)
+
+    async def rewind(self, to_token: int, *, timeout: Seconds = UNSET) -> SessionInfo:
         """Drop every token of the history from position `to_token` on."""
-        self.info = await self._transport.send(calls.rewind_session(self.id, to_token))
+        self.info = await self._transport.send(calls.rewind_session(self.id, to_token), timeout)
         return self.info
 
-    async def history(self, *, pieces: bool = False) -> History:
+    async def history(self, *, pieces: bool = False, timeout: Seconds = UNSET) -> History:
         """Every token of the session, and their text."""
-        return await self._transport.send(calls.get_history(self.id, pieces=pieces))
+        return await self._transport.send(calls.get_history(self.id, pieces=pieces), timeout)
 
-    async def set_phase(self, phase: Phase, *, resume_in_ms: float | None = None) -> PhaseChange:
+    def events(
+        self, *, after: str | None = None, timeout: Seconds = UNSET
+    ) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
+        """What happens to the session from now on, until it is closed; see `djinn.events`."""
+        return live_events(self._transport, after, timeout, self.id)
+
+    async def set_phase(
+        self, phase: Phase, *, resume_in_ms: float | None = None, timeout: Seconds = UNSET
+    ) -> PhaseChange:
         """Say what the session is doing; with `io_wait` and `idle`, also when it will go on. Raises `Conflict`.
 
         Returns without waiting for KV that moves because of it.
         """
-        return await self._transport.send(calls.set_phase(self.id, phase, resume_in_ms))
+        return await self._transport.send(calls.set_phase(self.id, phase, resume_in_ms), timeout)
 
     @asynccontextmanager
-    async def io_wait(self, *, resume_in_ms: float | None = None) -> AsyncIterator[PhaseChange]:
+    async def io_wait(
+        self, *, resume_in_ms: float | None = None, timeout: Seconds = UNSET
+    ) -> AsyncIterator[PhaseChange]:
         """Go around a tool call: the phase is `io_wait` in the block, and `ready` after it, also if it raises.
 
         `resume_in_ms` is how long the block will take, as far as is known: KV is then back when it ends.
         """
-        change = await self.set_phase("io_wait", resume_in_ms=resume_in_ms)
+        change = await self.set_phase("io_wait", resume_in_ms=resume_in_ms, timeout=timeout)
         try:
             yield change
         except BaseException:
             with suppress(DjinnError):  # the block's own error tells more
-                await self.set_phase("ready")
+                await self.set_phase("ready", timeout=timeout)
             raise
-        await self.set_phase("ready")
+        await self.set_phase("ready", timeout=timeout)
 
-    async def refresh(self) -> SessionInfo:
+    async def refresh(self, *, timeout: Seconds = UNSET) -> SessionInfo:
         """Ask the server how the session is."""
-        self.info = await self._transport.send(calls.get_session(self.id))
+        self.info = await self._transport.send(calls.get_session(self.id), timeout)
         return self.info
 
-    async def close(self) -> None:
+    async def close(self, *, timeout: Seconds = UNSET) -> None:
         """End the session; the server frees everything it held. One that is gone already counts as closed."""
         with suppress(NotFound):
-            await self._transport.send(calls.close_session(self.id))
+            await self._transport.send(calls.close_session(self.id), timeout)
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,3 +183,140 @@ class AsyncSession(AsyncWhiteBox):
             return
         with nullcontext() if raised is None else suppress(DjinnError):  # the block's own error tells more
             await self.close()
+
+    async def break_at(
+        self,
+        *,
+        layer: int | None = None,
+        layers: Sequence[int] | None = None,
+        when_pass: Pass | None = None,
+        position: int | None = None,
+        token_id: int | None = None,
+        every: int | None = None,
+        once: bool | None = None,
+        timeout_s: float | None = None,
+        on_timeout: OnTimeout | None = None,
+        timeout: Seconds = UNSET,
+    ) -> AsyncBreakpoint:
+        """Pause after a layer: `break_at(layer=6)` stops every pass there, until `resume`.
+
+        After `timeout_s` seconds (600) the server goes on (`resume`, the default) or ends the turn (`abort`).
+
+        It acts after `layer`, or each of `layers`, at the positions of the history for which all conditions hold that
+        are given. `when_pass` is `prefill` (over a turn's new context), `decode` (over one generated token) or `any`,
+        the default. `position` is one position, `token_id` the token that stands there, and `every` n takes positions
+        that n divides. With `once` the breakpoint is gone after the first time.
+        """
+        return await self._arm(pause_body(given(locals())), timeout)
+
+    async def capture_at(
+        self,
+        *,
+        layer: int | None = None,
+        layers: Sequence[int] | None = None,
+        when_pass: Pass | None = None,
+        position: int | None = None,
+        token_id: int | None = None,
+        every: int | None = None,
+        once: bool | None = None,
+        timeout: Seconds = UNSET,
+    ) -> AsyncBreakpoint:
+        """Record the residual stream after a layer, for `captures`, and go on. The conditions are as in `break_at`."""
+        return await self._arm(capture_body(given(locals())), timeout)
+
+    async def steer(
+        self,
+        *,
+        layer: int | None = None,
+        layers: Sequence[int] | None = None,
+        when_pass: Pass | None = None,
+        position: int | None = None,
+        token_id: int | None = None,
+        every: int | None = None,
+        once: bool | None = None,
+        scale: float | None = None,
+        add: Vector | None = None,
+        replace: Vector | None = None,
+        project_out: Vector | None = None,
+        clamp: Vector | None = None,
+        ablate: Literal[True] | None = None,
+        factor: float | None = None,
+        positions: Positions | None = None,
+        max_norm: float | None = None,
+        timeout: Seconds = UNSET,
+    ) -> AsyncBreakpoint:
+        """Change the residual stream after a layer, `steer(layer=6, scale=0.9)`, until the breakpoint is removed.
+
+        The conditions are as in `break_at`, the change is as in `EditOptions`.
+        """
+        return await self._arm(steer_body(given(locals())), timeout)
+
+    async def _arm(self, body: Mapping[str, Any], timeout: Seconds) -> AsyncBreakpoint:
+        info = await self._transport.send(breakpoint_calls.arm(self.id, body), timeout)
+        return AsyncBreakpoint(self._transport, self.id, info)
+
+    async def breakpoints(self, *, timeout: Seconds = UNSET) -> list[AsyncBreakpoint]:
+        """What is armed, in the order in which it acts."""
+        found = await self._transport.send(breakpoint_calls.list_breakpoints(self.id), timeout)
+        return [AsyncBreakpoint(self._transport, self.id, info) for info in found]
+
+    async def clear_breakpoints(self, *, timeout: Seconds = UNSET) -> None:
+        """Remove every breakpoint."""
+        await self._transport.send(breakpoint_calls.clear_breakpoints(self.id), timeout)
+
+    async def checkpoint(self, *, timeout: Seconds = UNSET) -> AsyncCheckpoint:
+        """Where the session is paused. Raises `Conflict` if it is not."""
+        info = await self._transport.send(breakpoint_calls.get_checkpoint(self.id), timeout)
+        return AsyncCheckpoint(self._transport, self.id, info)
+
+    async def resume(
+        self, *, until: Until | None = None, edits: Sequence[EditOptions] = (), timeout: Seconds = UNSET
+    ) -> Turn:
+        """Go on with the paused turn and wait for its end or its next pause; `edits` are made first.
+
+        Without `until` the next breakpoint pauses it. Raises `Conflict` if the session is not paused.
+        """
+        return await self._transport.send(breakpoint_calls.resume(self.id, until, edits, stream=False), timeout)
+
+    def resume_stream(
+        self, *, until: Until | None = None, edits: Sequence[EditOptions] = (), timeout: Seconds = UNSET
+    ) -> AbstractAsyncContextManager[AsyncTurnStream]:
+        """Go on like `resume` and read new tokens as they come. Leaving the block early cancels the turn."""
+        return stream_turn(self._transport, breakpoint_calls.resume(self.id, until, edits, stream=True), timeout)
+
+    async def step(self, *, layer: int | None = None, timeout: Seconds = UNSET) -> Turn:
+        """Go on to after `layer` of this pass, or without one to the same layer of the next token, and pause there."""
+        return await self.resume(until="next_token" if layer is None else layer, timeout=timeout)
+
+    async def lens_map(
+        self,
+        *,
+        positions: Positions = "last",
+        layers: Sequence[int] | None = None,
+        top_k: int = 1,
+        timeout: Seconds = UNSET,
+    ) -> LensMap:
+        """The logit lens at every layer that `capture_at` has recorded, and where the session is paused.
+
+        At most 64 positions. While turns run, it takes its time: it gives way to their tokens.
+        """
+        return await self._transport.send(breakpoint_calls.read_lens_map(self.id, positions, layers, top_k), timeout)
+
+    async def norms(
+        self,
+        *,
+        positions: Positions = "last",
+        layers: Sequence[int] | None = None,
+        vector: str | None = None,
+        timeout: Seconds = UNSET,
+    ) -> Norms:
+        """How long the same residual streams are, and the cosine of each to a named vector."""
+        return await self._transport.send(breakpoint_calls.read_norms(self.id, positions, layers, vector), timeout)
+
+    async def captures(self, *, timeout: Seconds = UNSET) -> Captures:
+        """What `capture_at` has recorded so far."""
+        return await self._transport.send(breakpoint_calls.read_captures(self.id), timeout)
+
+    async def clear_captures(self, *, timeout: Seconds = UNSET) -> None:
+        """Forget what has been recorded."""
+        await self._transport.send(breakpoint_calls.clear_captures(self.id), timeout)

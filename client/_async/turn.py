@@ -5,7 +5,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from httpx_sse import EventSource
 
-from client.calls import Call
+from client.calls import Call, Seconds
 from client.edge import mapped_errors
 from client.errors import StreamBroken
 from client.models import TokenEvent, Turn
@@ -23,6 +23,9 @@ class AsyncTurnStream:
     def __aiter__(self) -> AsyncIterator[TokenEvent]:
         return self._tokens
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'over' if self._decoder.is_over else 'running'})"
+
     @property
     def turn(self) -> Turn:
         """The turn, over or paused. Raises `RuntimeError` while it runs."""
@@ -30,11 +33,11 @@ class AsyncTurnStream:
 
 
 @asynccontextmanager
-async def stream_turn(transport: AsyncTransport, call: Call[Turn]) -> AsyncIterator[AsyncTurnStream]:
+async def stream_turn(transport: AsyncTransport, call: Call[Turn], timeout: Seconds) -> AsyncIterator[AsyncTurnStream]:
     """Run a turn and read its tokens as they come. Leaving the block early cancels the turn."""
     decoder: TurnDecoder | None = None
     try:
-        async with transport.stream(call) as source:
+        async with transport.stream(call, timeout) as source:
             decoder = TurnDecoder(source.response.headers.get("x-request-id"))
             async with aclosing(_read(source, decoder)) as tokens:
                 yield AsyncTurnStream(decoder, tokens)

@@ -2,16 +2,15 @@
 """Breakpoints, and what a paused session shows and lets be changed."""
 
 from contextlib import suppress
-from typing import Unpack
-
-import numpy.typing as npt
+from typing import Literal
 
 from client import breakpoint_calls as calls
 from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens, Positions
+from client.calls import UNSET, Seconds, given
 from client.captures import BlockingPlace
-from client.edits import EditOptions
+from client.edits import Vector
 from client.errors import NotFound
-from client.tensors import FloatArray
+from client.tensors import ArrayLike, FloatArray
 from client.transport import Transport
 
 
@@ -23,15 +22,18 @@ class Breakpoint:
         self._session = session
         self.info = info
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(id={self.id!r}, action={self.info.action!r}, layers={self.info.layers})"
+
     @property
     def id(self) -> str:
         """The id that checkpoints and captures name it by."""
         return self.info.id
 
-    def remove(self) -> None:
+    def remove(self, *, timeout: Seconds = UNSET) -> None:
         """Take it from the session, which stays paused if it is. One that is gone already counts as removed."""
         with suppress(NotFound):
-            self._transport.send(calls.remove_breakpoint(self._session, self.id))
+            self._transport.send(calls.remove_breakpoint(self._session, self.id), timeout)
 
 
 class Checkpoint(BlockingPlace):
@@ -44,21 +46,34 @@ class Checkpoint(BlockingPlace):
         self._transport = transport
         self._session = session
 
-    def read(self, positions: Positions = "all") -> FloatArray:
+    def read(self, positions: Positions = "all", *, timeout: Seconds = UNSET) -> FloatArray:
         """The residual stream after `layer`, a row for each position; in float32, or float16 if the model's is."""
-        return self._transport.send(calls.read_activation(self._session, positions))
+        return self._transport.send(calls.read_activation(self._session, positions), timeout)
 
-    def write(self, values: npt.ArrayLike) -> None:
+    def write(self, values: ArrayLike, *, timeout: Seconds = UNSET) -> None:
         """Put `values`, of the same shape, in the place of the residual stream; they are rounded to the model's dtype.
 
         Raises `Unprocessable` for another shape and for values that are not finite.
         """
-        self.info = self._transport.send(calls.write_activation(self._session, values, self.info.dtype))
+        self.info = self._transport.send(calls.write_activation(self._session, values, self.info.dtype), timeout)
 
-    def edit(self, **edit: Unpack[EditOptions]) -> None:
-        """Change the residual stream on the server: `edit(scale=0.9)`."""
-        self.info = self._transport.send(calls.edit_checkpoint(self._session, [edit]))
+    def edit(
+        self,
+        *,
+        scale: float | None = None,
+        add: Vector | None = None,
+        replace: Vector | None = None,
+        project_out: Vector | None = None,
+        clamp: Vector | None = None,
+        ablate: Literal[True] | None = None,
+        factor: float | None = None,
+        positions: Positions | None = None,
+        max_norm: float | None = None,
+        timeout: Seconds = UNSET,
+    ) -> None:
+        """Change the residual stream on the server, `edit(scale=0.9)`: what there is, `EditOptions` says."""
+        self.info = self._transport.send(calls.edit_checkpoint(self._session, [given(locals())]), timeout)
 
-    def lens(self, *, top_k: int = 5, positions: Positions = "last") -> Lens:
+    def lens(self, *, top_k: int = 5, positions: Positions = "last", timeout: Seconds = UNSET) -> Lens:
         """What the model would say next at `positions` if the layers that are left did nothing."""
-        return self._transport.send(calls.read_lens(self._session, top_k, positions))
+        return self._transport.send(calls.read_lens(self._session, top_k, positions), timeout)

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 
 from httpx_sse import EventSource
 
-from client.calls import Call
+from client.calls import Call, Seconds
 from client.edge import mapped_errors
 from client.errors import StreamBroken
 from client.models import TokenEvent, Turn
@@ -24,6 +24,9 @@ class TurnStream:
     def __iter__(self) -> Iterator[TokenEvent]:
         return self._tokens
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'over' if self._decoder.is_over else 'running'})"
+
     @property
     def turn(self) -> Turn:
         """The turn, over or paused. Raises `RuntimeError` while it runs."""
@@ -31,11 +34,11 @@ class TurnStream:
 
 
 @contextmanager
-def stream_turn(transport: Transport, call: Call[Turn]) -> Iterator[TurnStream]:
+def stream_turn(transport: Transport, call: Call[Turn], timeout: Seconds) -> Iterator[TurnStream]:
     """Run a turn and read its tokens as they come. Leaving the block early cancels the turn."""
     decoder: TurnDecoder | None = None
     try:
-        with transport.stream(call) as source:
+        with transport.stream(call, timeout) as source:
             decoder = TurnDecoder(source.response.headers.get("x-request-id"))
             with nullcontext(_read(source, decoder)) as tokens:
                 yield TurnStream(decoder, tokens)

@@ -1,11 +1,10 @@
 # Generated from client/_async by `python client/_generate.py`: make changes there.
 """Steering vectors on the server."""
 
-import numpy.typing as npt
-
 from client import breakpoint_calls as calls
 from client.breakpoint_models import VectorInfo
-from client.tensors import FloatArray
+from client.calls import UNSET, Seconds
+from client.tensors import ArrayLike, FloatArray
 from client.transport import Transport
 
 
@@ -15,18 +14,21 @@ class Vectors:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def put(self, name: str, values: npt.ArrayLike) -> VectorInfo:
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._transport.address!r})"
+
+    def put(self, name: str, values: ArrayLike, *, timeout: Seconds = UNSET) -> VectorInfo:
         """Keep `values`, `[hidden]`, under `name`, in the place of what was there; breakpoints keep what they have."""
-        return self._transport.send(calls.put_vector(name, values))
+        return self._transport.send(calls.put_vector(name, values), timeout)
 
-    def list(self) -> tuple[VectorInfo, ...]:
+    def list(self, *, timeout: Seconds = UNSET) -> tuple[VectorInfo, ...]:
         """What there is, by name."""
-        return self._transport.send(calls.list_vectors())
+        return self._transport.send(calls.list_vectors(), timeout)
 
-    def get(self, name: str) -> FloatArray:
+    def get(self, name: str, *, timeout: Seconds = UNSET) -> FloatArray:
         """The numbers of a vector. Raises `NotFound`."""
-        return self._transport.send(calls.get_vector(name))
+        return self._transport.send(calls.get_vector(name), timeout)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, timeout: Seconds = UNSET) -> None:
         """Forget a vector. Raises `NotFound`."""
-        self._transport.send(calls.delete_vector(name))
+        self._transport.send(calls.delete_vector(name), timeout)

@@ -5,28 +5,26 @@ import sys
 from collections.abc import Callable
 
 from client._sync.client import Djinn
+from client.edge import KEY_VARIABLE, URL_VARIABLE, address_of
 from client.errors import ConnectionFailed, DjinnError, Unauthorized
 from client.shell.wording import on_one_line
 
-URL_VARIABLE = "DJINN_URL"
-KEY_VARIABLE = "DJINN_API_KEY"
-"""The only place for a key: all users of the machine can read the arguments of a process."""
-DEFAULT_URL = "http://127.0.0.1:8000"
 FAILED, MISUSED = 1, 2
 """Exit statuses: the server refused or could not be reached; the user was wrong."""
 ANSWER_TIMEOUT_S = 30.0
 
 
 def on_server(url: str | None, command: Callable[[Djinn], int], *, timeout: float | None = ANSWER_TIMEOUT_S) -> int:
-    """Run `command` with the server at `url`, or else at `DJINN_URL`. Returns its exit status.
+    """Run `command` with the server at `url`, or else at `DJINN_BASE_URL`. Returns its exit status.
+
+    A key comes from `DJINN_API_KEY` alone: all users of the machine can read the arguments of a process.
 
     What goes wrong is one line on standard error: then the status is 1, or 2 for an address or key that cannot be one.
     `timeout` is how long the server may be silent, in seconds.
     """
     _write_any_text()
-    address = address_of(url)
     try:
-        djinn = Djinn(address, api_key=os.environ.get(KEY_VARIABLE) or None, timeout=timeout, max_retries=0)
+        djinn = Djinn(url or None, timeout=timeout, max_retries=0)
     except ValueError as error:
         complain(str(error).replace("base_url", f"--url or {URL_VARIABLE}").replace("api_key", KEY_VARIABLE))
         return MISUSED
@@ -34,15 +32,10 @@ def on_server(url: str | None, command: Callable[[Djinn], int], *, timeout: floa
         with djinn:
             return command(djinn)
     except DjinnError as error:
-        complain(explain(error, address))
+        complain(explain(error, address_of(url or None)))
     except BrokenPipeError:  # the reader of the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return FAILED
-
-
-def address_of(url: str | None) -> str:
-    """Where the server is: what the user says, or else the environment."""
-    return url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
 
 
 def explain(error: DjinnError, address: str) -> str:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 import djinn
 from client.calls import TurnOptions
-from client.edits import EditOptions, PauseOptions, SteerOptions, WhenOptions
+from client.edits import EditOptions
 from docs.site.markdown import table
 
 HEAD = """# Every class of the client
@@ -22,13 +22,14 @@ Every public class of `djinn`, from its docstrings. The [guide](../client.md) sh
 """
 ENTRIES = ("Djinn", "Sessions", "Session", "TurnStream", "Breakpoint", "Checkpoint", "Vectors")
 """Classes with calls, in the order in which one meets them."""
-OPTIONS = (TurnOptions, PauseOptions, WhenOptions, SteerOptions, EditOptions)
+OPTIONS = (TurnOptions, EditOptions)
 WIDTH = 76
 
 
 def client_page() -> str:
     """The page: classes with calls, then values, then errors."""
-    others = [name for name in djinn.__all__ if not name.startswith("Async") and name not in ENTRIES]
+    kinds = [name for name in djinn.__all__ if inspect.isclass(getattr(djinn, name))]
+    others = [name for name in kinds if not name.startswith("Async") and name not in ENTRIES]
     is_error = {name: issubclass(getattr(djinn, name), Exception) for name in others}
     parts = ["## Calls", *map(_calls, ENTRIES), "## Options", *map(_option, OPTIONS), "## Values"]
     parts += [_value(name) for name in others if not is_error[name]]
@@ -73,7 +74,10 @@ def _signature(call: Any) -> str:
     arguments = re.sub(r"(?<=[\w\]])=", " = ", ast.unparse(node.args))
     returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     fits = len(arguments) + len(returned) <= WIDTH
-    return f"({arguments}){returned}" if fits else f"(\n    {arguments}\n){returned}"
+    if fits:
+        return f"({arguments}){returned}"
+    lines = re.sub(r", (?=\w+: )", ",\n    ", arguments)
+    return f"(\n    {lines},\n){returned}"
 
 
 def _option(kind: Any) -> str:

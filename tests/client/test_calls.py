@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 from urllib.parse import unquote
@@ -10,7 +11,6 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from httpx_sse import ServerSentEvent
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -18,50 +18,43 @@ from safetensors.torch import load, save
 
 import client
 from app.wire.breakpoints import BreakpointBody, EditBody
-from app.wire.checkpoint import ResumeBody
-from client import breakpoint_calls, calls, edits, tensors
+from app.wire.turns import GenerateBody
+from client import Checkpoint, Session, breakpoint_calls, calls, edits, tensors
+from client.calls import Call
 from client.captures import parse_captures
-from client.edge import to_request
+from client.edge import Connection, to_request
 from client.edits import EditOptions
-from client.stream import TurnDecoder
 
-HTTP = httpx.Client(base_url="http://host/prefix")
+HTTP = httpx.Client()
+
+
+def request_of(call: Call[Any]) -> httpx.Request:
+    return to_request(HTTP, Connection("http://host/prefix", None, timeout=5), call)
 
 
 @given(st.text(min_size=1, max_size=20) | st.sampled_from([".", "..", "..."]))
 def test_an_id_stays_one_part_of_the_path(name: str) -> None:
     for request, parts in (
-        (to_request(HTTP, calls.rewind_session(name, 3)), [name, "rewind"]),
-        (to_request(HTTP, breakpoint_calls.remove_breakpoint(name, name)), [name, "breakpoints", name]),
+        (request_of(calls.rewind_session(name, 3)), [name, "rewind"]),
+        (request_of(breakpoint_calls.remove_breakpoint(name, name)), [name, "breakpoints", name]),
     ):
         path = request.url.raw_path.decode()
         assert [unquote(part) for part in path.split("/")] == ["", "prefix", "v1", "sessions", *parts]
 
 
 def test_only_what_is_given_is_sent() -> None:
-    assert to_request(HTTP, calls.create_session(None, None, None)).read() == b"{}"
-    params = to_request(HTTP, calls.list_sessions(None, None, None)).url.params
-    assert not {"state", "tier", "after"} & set(params)
-    assert to_request(HTTP, calls.set_phase("ses_1", "ready", None)).read() == b'{"phase":"ready"}'
-    body = to_request(HTTP, calls.generate("ses_1", {"prompt": "x"}, stream=True)).read()
+    assert request_of(calls.create_session(None, None, None)).read() == b"{}"
+    params = request_of(calls.list_sessions()).url.params
+    assert not {"state", "tier", "name", "after"} & set(params)
+    assert request_of(calls.set_phase("ses_1", "ready", None)).read() == b'{"phase":"ready"}'
+    body = request_of(calls.generate("ses_1", {"prompt": "x"}, stream=True)).read()
     assert body == b'{"prompt":"x","stream":true}'
     assert edits.pause_body({"layer": 6}) == {"action": "pause", "when": {}, "layer": 6}
     captured = edits.capture_body({"layers": range(1, 3), "once": True})
-    sent = to_request(HTTP, breakpoint_calls.arm("ses_1", captured)).read()
+    sent = request_of(breakpoint_calls.arm("ses_1", captured)).read()
     assert json.loads(sent) == {"action": "capture", "when": {}, "layers": [1, 2], "once": True}
     with pytest.raises(client.InvalidRequest, match="float"):
-        to_request(HTTP, breakpoint_calls.edit_checkpoint("ses_1", [{"add": [1.0, float("nan")]}]))
-
-
-def test_the_turn_is_there_only_when_it_is_over() -> None:
-    decoder = TurnDecoder("req_1")
-    tokens = decoder.feed(ServerSentEvent("token", '{"text": "a", "token_ids": [1, 2]}'))
-    assert tokens == client.TokenEvent(text="a", token_ids=(1, 2))
-    assert decoder.feed(ServerSentEvent("message", "anything")) is None  # an event of another name is passed over
-    with pytest.raises(RuntimeError, match="not over"):
-        _ = decoder.turn
-    with pytest.raises(client.StreamBroken):
-        decoder.end()
+        request_of(breakpoint_calls.edit_checkpoint("ses_1", [{"add": [1.0, float("nan")]}]))
 
 
 VECTOR = np.array([1.5, -2.0], dtype=np.float32)
@@ -78,7 +71,7 @@ VECTOR = np.array([1.5, -2.0], dtype=np.float32)
     ],
 )
 def test_every_operation_has_its_form(options: EditOptions, expected: dict[str, Any]) -> None:
-    sent = json.loads(to_request(HTTP, breakpoint_calls.edit_checkpoint("ses_1", [options])).read())
+    sent = json.loads(request_of(breakpoint_calls.edit_checkpoint("ses_1", [options])).read())
     assert sent == {"edits": [expected]}
     EditBody.model_validate_json(json.dumps(expected))
 
@@ -99,9 +92,18 @@ def test_what_is_no_edit_is_not_sent(options: Any, message: str) -> None:
         breakpoint_calls.resume("ses_1", None, [options], stream=False)
 
 
+def keywords(call: Any) -> set[str]:
+    """What a call takes for the server."""
+    return set(inspect.signature(call).parameters) - {"self", "timeout"}
+
+
 def test_every_field_of_a_breakpoint_can_be_given() -> None:
-    """And the server knows every one of them."""
-    every: edits.PauseOptions = {
+    """And the server knows every one of them, as a turn's."""
+    assert keywords(Session.generate) == keywords(Session.stream) == set(GenerateBody.model_fields) - {"stream"}
+    assert set(calls.TurnOptions.__annotations__) == keywords(Session.generate)
+    assert keywords(Session.steer) == keywords(Session.capture_at) | keywords(Checkpoint.edit)
+    assert keywords(Checkpoint.edit) == set(edits.EditOptions.__annotations__)
+    every = {
         "layer": 6,
         "when_pass": "decode",
         "position": 70,
@@ -111,7 +113,8 @@ def test_every_field_of_a_breakpoint_can_be_given() -> None:
         "timeout_s": 5.0,
         "on_timeout": "abort",
     }
-    steer: edits.SteerOptions = {"layers": [3], "position": 1, "add": "kind", "factor": 2.0, "positions": "all"}
+    steer = {"layers": [3], "position": 1, "add": "kind", "factor": 2.0, "positions": "all"}
+    assert keywords(Session.break_at) == {*every, "layers"}
     paused = BreakpointBody.model_validate_json(json.dumps(edits.pause_body(every)))
     steered = BreakpointBody.model_validate_json(json.dumps(edits.steer_body(steer)))
     assert paused.model_fields_set | steered.model_fields_set == set(BreakpointBody.model_fields)
@@ -119,27 +122,6 @@ def test_every_field_of_a_breakpoint_can_be_given() -> None:
     assert steered.edits is not None
     assert steered.edits[0].model_fields_set == {"op", "vector", "factor", "positions"}
     assert steered.when.position == 1
-
-
-@pytest.mark.parametrize(
-    ("until", "expected"),
-    [
-        (None, {"stream": False}),
-        ("next_token", {"until": "next_token", "stream": False}),
-        (0, {"until": {"layer": 0}, "stream": False}),
-    ],
-)
-def test_how_far_to_resume(until: edits.Until | None, expected: dict[str, Any]) -> None:
-    sent = to_request(HTTP, breakpoint_calls.resume("ses_1", until, (), stream=False)).read()
-    assert json.loads(sent) == expected
-    ResumeBody.model_validate_json(sent)
-
-
-def test_tensors_travel_as_safetensors() -> None:
-    request = to_request(HTTP, breakpoint_calls.put_vector("a.b", VECTOR))
-    assert request.headers["content-type"] == "application/octet-stream"
-    assert request.url.params["name"] == "a.b"
-    assert request.read()
 
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -89,16 +89,6 @@ def test_listing_walks_all_pages_and_takes_filters(djinn: Djinn) -> None:
         session.close()
 
 
-def test_what_the_server_says_about_itself(djinn: Djinn) -> None:
-    assert djinn.health().status == "ok"
-    (model,) = djinn.models()
-    assert (model.id, model.max_model_len, model.layers, model.hidden_size) == ("tiny-llama", 1024, 4, 64)
-    with djinn.sessions.create() as session:
-        session.generate(token_ids=[1] * 40, max_tokens=1)
-        assert session.refresh().kv.tier == "device"
-        assert djinn.memory().data.device.owned_bytes >= session.info.kv.device_bytes > 0
-
-
 def test_errors_that_the_server_tells(djinn: Djinn) -> None:
     with djinn.sessions.create() as session:
         with pytest.raises(client.Unprocessable, match="temperature") as unprocessable:

@@ -87,15 +87,15 @@ def answering(*answers: bytes) -> Iterator[Stub]:
 Ask = Callable[..., Any]
 
 
-def blocking(url: str, work: str, **options: Any) -> Any:
+def blocking(url: str, work: str, *names: str, **options: Any) -> Any:
     with Djinn(url, timeout=5, **options) as djinn:
-        return djinn.sessions.create() if work == "create" else djinn.models()
+        return djinn.sessions.create() if work == "create" else getattr(djinn.vectors, work)(*names)
 
 
-def asynchronous(url: str, work: str, **options: Any) -> Any:
+def asynchronous(url: str, work: str, *names: str, **options: Any) -> Any:
     async def ask() -> Any:
         async with AsyncDjinn(url, timeout=5, **options) as djinn:
-            return await (djinn.sessions.create() if work == "create" else djinn.models())
+            return await (djinn.sessions.create() if work == "create" else getattr(djinn.vectors, work)(*names))
 
     return asyncio.run(ask())
 
@@ -140,14 +140,17 @@ def test_after_two_retries_the_error_is_told(ask: Ask) -> None:
 
 @both
 @pytest.mark.parametrize("first", [CUT, refusal("502 Bad Gateway", "replica_lost")])
-def test_what_may_have_been_done_is_asked_again_only_with_a_key(ask: Ask, first: bytes) -> None:
+def test_what_may_have_been_done_is_asked_again_only_with_a_key_or_to_read(ask: Ask, first: bytes) -> None:
     with answering(first, answer("201 Created", OPENED)) as stub:
         assert ask(stub.url, "create").id == SESSION.id
     assert len(set(stub.keys())) == 1
     lost = client.ConnectionLost, client.ServerError
-    with answering(first, answer("200 OK", b'{"data": []}')) as stub, pytest.raises(lost):
-        ask(stub.url, "models")
+    with answering(first, answer("204 No Content", b"")) as stub, pytest.raises(lost):
+        ask(stub.url, "delete", "a")
     assert stub.keys() == [None]
+    with answering(first, answer("200 OK", b'{"data": []}')) as stub:
+        assert ask(stub.url, "list") == ()
+    assert stub.keys() == [None, None]
 
 
 @both
@@ -172,13 +175,6 @@ def test_the_client_knows_every_error_that_says_when_to_retry() -> None:
     told = {kind.code for kind in kinds if kind.status == 503 and kind.retry_after_s and not kind.__subclasses__()}
     assert "engine_restarting" in told
     assert told <= retries.NOT_DONE | retries.MAYBE_DONE
-
-
-def test_each_call_has_a_key_of_its_own(djinn: Djinn) -> None:
-    with djinn.sessions.create() as one, djinn.sessions.create() as other, one.fork() as fork:
-        assert len({one.id, other.id, fork.id}) == 3
-        turns = [one.generate(token_ids=[5], max_tokens=2, ignore_eos=True) for _ in range(2)]
-        assert turns[1].usage.prompt_tokens == 1 + 2 + 1
 
 
 def test_a_session_that_was_found_outlives_the_block_and_one_that_was_opened_does_not(djinn: Djinn) -> None:

@@ -6,7 +6,6 @@ import ast
 import inspect
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -23,10 +22,8 @@ import djinn
 from app.cli import main
 from app.domain import values as domain
 from app.openai.models import DefaultSampling, Model
-from app.wire import breakpoints, checkpoint, maps, memory, sessions, turns
-from app.wire.sessions import ListSessionsQuery
-from app.wire.turns import GenerateBody
-from client import Djinn, breakpoint_models, calls, memory_models, models
+from app.wire import base, breakpoints, checkpoint, maps, memory, sessions, turns
+from client import Djinn, breakpoint_models, memory_models, models
 from client.answer import Answer
 from client.shell.chat.commands import COMMANDS
 from docs.site.pages import ROOT
@@ -52,17 +49,6 @@ def test_importing_the_client_imports_neither_server_nor_torch(package: str) -> 
     assert not {"app", "torch", "fastapi"} & set(loaded)
 
 
-@pytest.mark.parametrize("name", [name for name in client.__all__ if name.startswith("Async")])
-def test_both_clients_offer_the_same(name: str) -> None:
-    assert _offer(getattr(client, name)) == _offer(getattr(client, name.removeprefix("Async")))
-
-
-def _offer(kind: type) -> dict[str, list[str]]:
-    """Public methods and their parameters."""
-    methods = inspect.getmembers(kind, inspect.isfunction)
-    return {name: list(inspect.signature(method).parameters) for name, method in methods if name[0] != "_"}
-
-
 @pytest.mark.parametrize(
     ("known", "words"),
     [
@@ -81,17 +67,7 @@ def test_the_client_knows_every_word_of_the_server(known: object, words: type[St
     assert set(get_args(known)) == set(words)
 
 
-def test_a_turn_takes_every_field_that_the_server_does() -> None:
-    assert set(calls.TurnOptions.__annotations__) == set(GenerateBody.model_fields) - {"stream"}
-
-
-def test_the_page_size_is_the_most_that_the_server_gives() -> None:
-    ListSessionsQuery(limit=calls.PAGE_SIZE)
-    with pytest.raises(ValueError, match="limit"):
-        ListSessionsQuery(limit=calls.PAGE_SIZE + 1)
-
-
-MODULES = (maps, breakpoints, checkpoint, memory, sessions, turns)
+MODULES = (base, maps, breakpoints, checkpoint, memory, sessions, turns)
 WIRE: dict[str, Any] = {name: kind for module in MODULES for name, kind in vars(module).items()}
 OTHER_NAMES = {
     "Usage": "TurnUsage",
@@ -105,7 +81,8 @@ ANSWERS = [
     for module in (models, breakpoint_models, memory_models)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Answer) and kind.__module__ == module.__name__
-    if kind.__name__ not in ("ForkPoint", "Health", "Model", "DefaultSampling") and "[" not in kind.__name__
+    if kind.__name__ not in ("ForkPoint", "Health", "Model", "DefaultSampling", "Tokenized", "Detokenized")
+    if "[" not in kind.__name__
 ]
 
 
@@ -121,33 +98,11 @@ def test_of_a_model_all_but_what_only_openai_wants_reaches_the_user() -> None:
     assert set(models.DefaultSampling.model_fields) == set(DefaultSampling.model_fields)
 
 
-def generate(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "client/_generate.py", *options]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.dev
 def test_the_blocking_half_is_as_generated() -> None:
-    checked = generate(ROOT, "--check")
+    command = [sys.executable, "client/_generate.py", "--check"]
+    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
-
-
-@pytest.mark.long
-def test_a_change_of_either_half_makes_the_blocking_one_stale(tmp_path: Path) -> None:
-    shutil.copytree(Path(client.__file__).parent, tmp_path / "client", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    source, changed = (tmp_path / "client" / name for name in ("_async/vectors.py", "_sync/vectors.py"))
-    extra, missing = (tmp_path / "client/_sync" / name for name in ("extra.py", "turn.py"))
-    source.write_text(source.read_text().replace("async def list", "async def names"))
-    extra.touch()
-    missing.unlink()
-    checked = generate(tmp_path, "--check")
-    assert checked.returncode == 1
-    stale = [line.partition(" is stale")[0] for line in checked.stderr.splitlines()]
-    assert stale == [str(path) for path in (extra, missing, changed)]
-    assert generate(tmp_path).returncode == 0
-    assert "    def names" in changed.read_text()
-    assert generate(tmp_path, "--check").returncode == 0
 
 
 EXAMPLES = [
@@ -175,7 +130,8 @@ def test_examples_run_as_they_are_printed(
 
 def test_every_error_is_documented() -> None:
     page = (ROOT / "docs/client.md").read_text("utf-8")
-    errors = {name for name in client.__all__ if issubclass(getattr(client, name), Exception)}
+    public = {name: getattr(client, name) for name in client.__all__}
+    errors = {name for name, kind in public.items() if inspect.isclass(kind) and issubclass(kind, Exception)}
     assert errors <= set(re.findall(r"`(\w+)`", page))
 
 
@@ -184,8 +140,10 @@ def read(path: str) -> dict[str, Any]:
 
 
 def needed(project: dict[str, Any]) -> dict[str, str]:
-    """The range of versions of each package, by its name."""
-    return {each.name: str(each.specifier) for each in map(Requirement, project["project"]["dependencies"])}
+    """The range of versions of each package, by its name, those of the client's extras too."""
+    extras = project["project"]["optional-dependencies"]
+    listed = [*project["project"]["dependencies"], *extras.get("numpy", ()), *extras.get("shell", ())]
+    return {each.name: str(each.specifier) for each in map(Requirement, listed)}
 
 
 def imported() -> set[str]:

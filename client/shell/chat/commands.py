@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from client.edits import PauseOptions
+from client.breakpoint_models import Pass
 from client.shell.chat.conversation import Conversation, Misuse
 from client.shell.chat.views import breakpoints_text, history_text, lens_view
 from client.shell.session_table import kv_bytes
@@ -45,16 +45,17 @@ def _pause(conversation: Conversation, words: Sequence[str]) -> None:
     if words == ["off"]:
         conversation.session.clear_breakpoints()
         return
-    options: PauseOptions = {"layer": _number(words[0], COMMANDS["/pause"]), "timeout_s": PAUSE_LIMIT_S}
+    layer, once = _number(words[0], COMMANDS["/pause"]), False
+    when_pass: Pass | None = None
     for word in words[1:]:
         match word:
             case "once":
-                options["once"] = True
+                once = True
             case "prefill" | "decode" | "any":
-                options["when_pass"] = word
+                when_pass = word
             case _:
                 raise Misuse(f"usage: {COMMANDS['/pause'].usage}")
-    conversation.session.break_at(**options)
+    conversation.session.break_at(layer=layer, when_pass=when_pass, once=once, timeout_s=PAUSE_LIMIT_S)
     conversation.terminal.note(f"(pauses after layer {words[0]})")
 
 

@@ -2,13 +2,13 @@
 
 from client._sync.client import Djinn
 from client.calls import TurnOptions
-from client.edge import DEFAULT_TIMEOUT_S
+from client.edge import DEFAULT_TIMEOUT_S, address_of
 from client.errors import APIError, DjinnError, NotFound
 from client.shell.chat.commands import obey
 from client.shell.chat.conversation import Conversation, Manner, Misuse
 from client.shell.chat.terminal import Terminal
 from client.shell.ending import ended_in_order
-from client.shell.server import FAILED, address_of, explain, on_server
+from client.shell.server import FAILED, explain, on_server
 
 
 def chat(url: str | None, *, session: str | None, keep: bool, raw: bool, sampling: TurnOptions) -> int:
@@ -17,7 +17,7 @@ def chat(url: str | None, *, session: str | None, keep: bool, raw: bool, samplin
     `keep`: the new session stays open too. `raw`: lines are prompts, without the chat template. Returns the exit
     status: 1 if the session is gone, or, without a terminal, after the first mistake.
     """
-    address = address_of(url)
+    address = address_of(url or None)
 
     def command(djinn: Djinn) -> int:
         terminal = Terminal()

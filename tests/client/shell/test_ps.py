@@ -124,9 +124,9 @@ def test_no_server_is_said_with_what_to_do(unused_tcp_port: int, capsys: pytest.
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"djinn: no server answers at {url} (")
-    assert "Start one with djinn serve, or name another with --url or DJINN_URL\n" in err
+    assert "Start one with djinn serve, or name another with --url or DJINN_BASE_URL\n" in err
     assert main(["ps", "--url", "localhost:8000"]) == 2
-    assert "--url or DJINN_URL must be http://HOST[:PORT] or https://HOST" in capsys.readouterr().err
+    assert "--url or DJINN_BASE_URL must be http://HOST[:PORT] or https://HOST" in capsys.readouterr().err
 
 
 def test_a_key_is_asked_for_and_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
