@@ -2,8 +2,6 @@
 Transformers does through PyTorch: so this stands before everything else.
 """
 
-from __future__ import annotations
-
 import os
 
 import torch

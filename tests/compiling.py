@@ -1,7 +1,5 @@
 """Compiles the CPU's kernels once for all processes of a run. Each would take twenty seconds, at the same time."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

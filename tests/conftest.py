@@ -1,7 +1,5 @@
 """Fixtures for every test that needs a server."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import random

@@ -1,7 +1,5 @@
 """Events of streams against the schemas that the document has for them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The one shape that every error answer has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -3,8 +3,6 @@
 Each server collects garbage when it has started. That would go through all of these objects, and write to their pages.
 """
 
-from __future__ import annotations
-
 import gc
 
 gc.collect()

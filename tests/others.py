@@ -1,7 +1,5 @@
 """How much of the event loop a piece of work leaves to others."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 

@@ -1,7 +1,5 @@
 """What tests of pauses share: turns that pause, without HTTP in front, and the same turns without pauses."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A folder as a user sees it whom the kernel refuses something: root writes to read-only files too."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

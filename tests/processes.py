@@ -1,7 +1,5 @@
 """Servers in processes that can be killed and started again in no time, and what they say of themselves."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

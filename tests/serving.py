@@ -1,7 +1,5 @@
 """Servers for tests, with a tiny model of random weights: a real uvicorn in a thread, or only the parts behind it."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """What the tests of the registry share: turns without HTTP in front, and what the engine has of a session."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path

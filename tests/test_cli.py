@@ -1,7 +1,5 @@
 """The command line: what is refused, what ends a server, what serves nobody, and what shells complete."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """`djinn demo` leaves no process behind. `djinn bench` runs the load generator. Both say why they do not start."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

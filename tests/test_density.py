@@ -1,7 +1,5 @@
 """Eighty sessions where the device holds twenty: nobody notices but by the clock."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from pathlib import Path

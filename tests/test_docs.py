@@ -1,7 +1,5 @@
 """The pages know every route, error, metric, setting and dependency that there is, and lead to what there is."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

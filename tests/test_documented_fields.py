@@ -1,7 +1,5 @@
 """The pages about the OpenAI and Anthropic APIs have each field of each route, and what becomes of it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

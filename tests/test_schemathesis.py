@@ -3,8 +3,6 @@
 Schemathesis's own pytest integration does not work with pytest 9.2, so the operations are walked here.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """How flags and the environment are read, and which values are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A start imports no more than it needs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

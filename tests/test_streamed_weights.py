@@ -1,7 +1,5 @@
 """A server on whose device a part of the weights has room: what clients and operators see of it."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

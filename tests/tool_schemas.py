@@ -1,7 +1,5 @@
 """Two tools, as JSON Schemas of their arguments: small enough for a model of random weights to call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from app.model_store.shapes import EOS_ID

@@ -1,7 +1,5 @@
 """Wait for what must come, and fail if it does not."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

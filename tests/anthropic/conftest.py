@@ -1,7 +1,5 @@
 """The official SDK of Anthropic's API, and what its answers hold."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

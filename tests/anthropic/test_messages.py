@@ -1,7 +1,5 @@
 """Conversations, tools and errors, as the official SDK of Anthropic sends and reads them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every attack runs against a real server, and another client is served after it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

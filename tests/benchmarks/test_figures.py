@@ -1,7 +1,5 @@
 """What benchmarks compute from hand-made measurements: figures, targets, and Djinn compared with its peers."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """The GPU check: its stages on a CPU, what they make of what they see, and what is carried to a GPU machine."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

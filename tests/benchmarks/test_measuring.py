@@ -1,7 +1,5 @@
 """What benchmarks measure, on a tiny model: engines and their pauses, copies, servers, drafts, and CPU kernels."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

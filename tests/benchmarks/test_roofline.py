@@ -1,7 +1,5 @@
 """A decode step on paper reads what the models have, and launches what the code that is served launches."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 

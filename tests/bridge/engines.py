@@ -1,7 +1,5 @@
 """Engines that compute nothing, and an app on one of them."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """Commands to the engine and its events. A dead engine keeps no caller waiting. A slow reader misses no event."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 

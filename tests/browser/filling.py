@@ -1,7 +1,5 @@
 """Sessions for the page to show, with KV where a test wants it, and what is asked of every screen."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The screen of sessions: the board, the table with its filters and buttons, and sessions that are opened there."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

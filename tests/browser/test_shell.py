@@ -1,7 +1,5 @@
 """The frame around every screen: which server this is, the keyboard's help, and a server that goes and comes."""
 
-from __future__ import annotations
-
 import gzip
 import re
 from pathlib import Path

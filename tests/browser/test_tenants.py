@@ -1,7 +1,5 @@
 """Keys: how they are entered, and what ends with each. Nobody sees anything of another tenant, except an operator."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack

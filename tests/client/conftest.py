@@ -1,7 +1,5 @@
 """Clients of the shared server, and servers that answer wrongly."""
 
-from __future__ import annotations
-
 import inspect
 import socketserver
 import threading

@@ -1,7 +1,5 @@
 """When the other side is not a healthy Djinn. Each case for both clients, whose transports are written twice."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """Requests, streams and tensors without a network, held against the server and the libraries that wrote the formats."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from typing import Any

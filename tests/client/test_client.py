@@ -1,7 +1,5 @@
 """Both clients against a real server: turns, sessions, what a session says that it does, files, and cancelled calls."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Where a client finds its server, how long it waits, what it sends through, and what it shows."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the clients ask again, with which key and after how long, and what they leave alone. Each case for both."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """What users may rely on is what they get: names, fields, both clients, packages, and the examples of the guides."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Pauses, checkpoints, captures, steering and vectors: their numbers are for the engine's tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

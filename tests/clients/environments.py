@@ -1,7 +1,5 @@
 """Environments of their own for what the tests install, and the programs that run in them."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -3,8 +3,6 @@
 The generators have an environment of their own, whose versions are pinned here.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Two servers of a cluster, what the tests ask of them, and conversations of clients of OpenAI's API before them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

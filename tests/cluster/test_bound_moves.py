@@ -1,7 +1,5 @@
 """Sessions that calls are bound to move with their names and responses, and calls behind the front door find them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which replica gets a new session, whom sessions are offered to, and what the directory remembers."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A server that shuts down hands its sessions to the others, and nobody behind the front door notices."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

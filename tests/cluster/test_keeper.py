@@ -1,7 +1,5 @@
 """Replicas as children: started, started again from their own folder, drained; never two of one name."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

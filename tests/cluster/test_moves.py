@@ -1,7 +1,5 @@
 """A session that moves to another server and back is the same session, even if a server dies meanwhile."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A server whose long prompts another one computes says what it would have said alone, whatever fails."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

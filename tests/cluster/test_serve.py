@@ -1,7 +1,5 @@
 """`djinn cluster serve`: two replicas that know each other, behind one address, and one that stands by."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -2,8 +2,6 @@
 sent again changes nothing. Mistakes in a cluster's files and settings are refused.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """A state folder that two machines reach, and one without room."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Places in the protocol where a server of the tests kills itself, as `kill -9` would."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the files under docker/ say, and the folder that they are in."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

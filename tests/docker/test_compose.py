@@ -1,7 +1,5 @@
 """compose.yaml and the manifests: flags, files, ports, times and names that fit the server's."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path, PurePosixPath

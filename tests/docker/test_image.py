@@ -1,7 +1,5 @@
 """The image: what the Dockerfile names is there, the locks fit, and the script that builds and proves it here."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

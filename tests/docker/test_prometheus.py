@@ -1,7 +1,5 @@
 """What the dashboard and the alerts ask for is of a running server, and Prometheus itself takes it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The commands and the Python of the pages, and which test runs each of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A reader who runs a notebook to its end finds what it promises, and what is shown before is of the same code."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

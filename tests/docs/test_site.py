@@ -1,7 +1,5 @@
 """The site builds without a warning, links to what it has, and loads nothing from elsewhere."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

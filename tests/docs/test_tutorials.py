@@ -3,8 +3,6 @@
 One shell runs all of such a page, in its order. The model has as many layers as SmolLM2-135M but is tiny, servers
 listen on another port, and experiments are small."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Machines that are not here: files of the kernel under a folder, a probe that answers from a table, and facts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The form of the doctor's JSON, from its dataclasses: `python -m tests.doctor.schema > docs/doctor.schema.json`."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """What the doctor reads of a machine and says of each part: whether it is well, what is wrong, and what to do."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -3,8 +3,6 @@
 Host memory, the memory lock and the versions are those of the machine that runs the tests.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

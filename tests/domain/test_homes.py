@@ -1,7 +1,5 @@
 """Whatever is lost and whoever dies, a session has never two homes, and in the end it has one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Whatever is frozen, lost or late, and however far clocks go apart within their bound: one holder at most."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """Histories, positions, ids and nested texts."""
 
-from __future__ import annotations
-
 import json
 import os.path
 import time

@@ -1,7 +1,5 @@
 """What tests of restarts, kills and moves share: a server on a folder, and turns of known length."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Copies of a state folder: no turn that was answered is missing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

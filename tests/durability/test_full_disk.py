@@ -1,7 +1,5 @@
 """A disk without room: what is said was done was done, and the journal goes before every other file."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

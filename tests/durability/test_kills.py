@@ -1,7 +1,5 @@
 """A `kill -9` at any moment: no finished turn is lost, nor KV that was on disk."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """Sessions outlive the server: after an orderly end, what a `kill -9` would leave, and with their KV."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import re

@@ -1,7 +1,5 @@
 """A client that asks again with its key after the server's death: what was done is told, and what was not is done."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

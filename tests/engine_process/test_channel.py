@@ -1,7 +1,5 @@
 """What one process sends, the other gets: frames whole and in order, with every kind of command and event in them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import socket

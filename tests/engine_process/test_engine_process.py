@@ -1,7 +1,5 @@
 """A server whose engine runs in separate processes: what clients see when these die, and what they get back."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

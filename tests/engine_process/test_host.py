@@ -1,7 +1,5 @@
 """What an engine's process says of itself while it works, when the server trusts it, and when it starts no other."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

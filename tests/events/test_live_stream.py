@@ -1,7 +1,5 @@
 """What a reader of `GET /v1/events` is told, of which sessions, and for how long."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """What goes along with an exported session comes back whole, and nothing that a session cannot have comes in."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

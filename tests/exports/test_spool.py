@@ -1,7 +1,5 @@
 """Files on their way have a budget, a number and the room of the disk; each is asked before the file."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path

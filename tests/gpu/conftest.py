@@ -1,7 +1,5 @@
 """Tiny models that several files test with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

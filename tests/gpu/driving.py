@@ -1,7 +1,5 @@
 """Driving an engine without a thread: commands go in by hand, steps run until every turn has ended."""
 
-from __future__ import annotations
-
 import itertools
 import socket
 from collections.abc import Collection, Iterable, Sequence

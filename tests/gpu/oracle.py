@@ -1,7 +1,5 @@
 """What Transformers itself generates."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """With `batch_invariant` a token has the same bits alone, in company, in pieces, paused, swapped and moved."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

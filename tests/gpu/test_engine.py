@@ -1,7 +1,5 @@
 """The engine's tokens against Transformers' `generate`, alone, in company, and in a pool that is too small."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

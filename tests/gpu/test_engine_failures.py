@@ -1,7 +1,5 @@
 """A step that goes wrong ends its turns, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

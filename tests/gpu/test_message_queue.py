@@ -1,7 +1,5 @@
 """The message queue of an engine: order, ends and waiting."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 from app.gpu.engine import Message, MessageQueue

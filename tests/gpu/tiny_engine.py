@@ -1,7 +1,5 @@
 """Engines over a tiny Llama, and what Transformers says of it: fixtures for test files to import."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

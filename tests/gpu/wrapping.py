@@ -1,7 +1,5 @@
 """A model behind which another one runs, for tests that look at what passes or get in its way."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from app.gpu.kernels.attention.base import Batch

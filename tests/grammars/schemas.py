@@ -1,7 +1,5 @@
 """Random JSON schemas whose texts are short."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

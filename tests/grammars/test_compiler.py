@@ -1,7 +1,5 @@
 """Grammars compiled: those that are invalid, too large or too slow are refused, and soon."""
 
-from __future__ import annotations
-
 import gc
 import json
 import time

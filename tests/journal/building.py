@@ -1,7 +1,5 @@
 """Journals and what goes into them, for tests."""
 
-from __future__ import annotations
-
 import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence

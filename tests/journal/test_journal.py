@@ -1,7 +1,5 @@
 """What the journal writes, what it loses on a full disk, and which folders it refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sessions as the journal keeps them, breakpoints, interventions and vectors included: they come back as they were."""
 
-from __future__ import annotations
-
 import sqlite3
 import struct
 from array import array

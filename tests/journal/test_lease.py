@@ -1,7 +1,5 @@
 """Whose a folder is when two machines can reach it: the lease in its journal, and its renewals."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A journal that an older version wrote: nothing that was in it is missing, and a server goes on with it."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sqlite3

@@ -1,7 +1,5 @@
 """The journal's file: batches, damage, other versions, and responses in it."""
 
-from __future__ import annotations
-
 import tempfile
 from array import array
 from contextlib import closing

@@ -4,8 +4,6 @@ Each is what a server with the tiny model left when it had ended: two turns in `
 `idle`; a turn in `steered`, with a vector; a named session, and a kept response. Newer ones have more sessions.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Servers for tests of the load generator that are not Djinn, or stand before one: a real uvicorn in a thread."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

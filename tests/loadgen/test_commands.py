@@ -1,7 +1,5 @@
 """The command line of the load generator: what is written about it, what it refuses, and all experiments in one go."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

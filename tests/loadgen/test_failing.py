@@ -1,7 +1,5 @@
 """Whatever a server does to the load, whenever Ctrl-C comes: a run ends, and says what it measured and what failed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

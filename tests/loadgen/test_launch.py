@@ -1,7 +1,5 @@
 """Processes under test: how they were started, as it is published; on which processor; and what samples show."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A load: what its workload decides ahead, the file of its trace, and its texts."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Results: files that are read back, units, what failed, and pages; an XML parser is the judge of the drawings."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

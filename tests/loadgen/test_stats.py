@@ -1,7 +1,5 @@
 """Figures follow from records; NumPy is the judge of percentiles."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

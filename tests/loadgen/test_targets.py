@@ -1,7 +1,5 @@
 """What servers answer: dialects, streamed completions, calls of tools, and Prometheus' histograms."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

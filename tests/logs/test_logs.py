@@ -1,7 +1,5 @@
 """The format of log lines, and what a server logs of its requests, its start and its end."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """A connection that is used in parts, between which its other end may go or the engine may give it up."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Memory that a process gives back, room on a disk, and sizes as people read them."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import subprocess

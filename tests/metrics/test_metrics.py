@@ -1,7 +1,5 @@
 """What `/metrics` counts: turns and steps, drafts, memory, waits for KV, and what each tenant has."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

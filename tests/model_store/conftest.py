@@ -1,7 +1,5 @@
 """A tiny model as a GGUF file."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

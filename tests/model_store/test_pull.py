@@ -1,7 +1,5 @@
 """Models that are pulled: checked, installed once, and kept where the commands look for them."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import http.server

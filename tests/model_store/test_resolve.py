@@ -1,7 +1,5 @@
 """A model by its name: a shape, a folder, a file, or what the hub has; and the tokenizer of random models."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

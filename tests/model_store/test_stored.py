@@ -1,7 +1,5 @@
 """Files of models: GGUF as it is converted, and what is read without Transformers, or refused where it is damaged."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

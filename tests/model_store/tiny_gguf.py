@@ -1,7 +1,5 @@
 """Small models and the GGUF files that llama.cpp's own converter would make of them."""
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each fault can still be planted: a change of the code that it breaks changes the patch too."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

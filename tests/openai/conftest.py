@@ -1,7 +1,5 @@
 """A server on a model that Transformers has saved, the official SDK, and Transformers itself to compare with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

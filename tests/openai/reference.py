@@ -1,7 +1,5 @@
 """The oracle: Transformers' own model and tokenizer, on the weights that the server runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

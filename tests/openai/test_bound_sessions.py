@@ -1,7 +1,5 @@
 """`X-Session-ID`: an unmodified OpenAI client keeps its session's KV from call to call."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`/v1/chat/completions` through the official SDK, against Transformers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

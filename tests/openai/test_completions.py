@@ -1,7 +1,5 @@
 """`/v1/completions` through the official SDK, against Transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """What goes wrong comes back as the SDK's typed exceptions, and says which field and why."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import openai

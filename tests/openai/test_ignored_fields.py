@@ -1,7 +1,5 @@
 """Fields without effect and roles that the template does not write: named in the answer and counted, or refused."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Calls that ask for more than there is room for, and what stays of calls that are refused or left by their client."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Long answers, many prompts and many log-probabilities: others have turns meanwhile, and memory is not wasted."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import tracemalloc

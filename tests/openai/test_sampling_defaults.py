@@ -1,7 +1,5 @@
 """What a checkpoint recommends is how its turns are sampled, wherever a client leaves it out."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

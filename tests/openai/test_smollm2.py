@@ -1,7 +1,5 @@
 """The real model through the SDK says what Transformers says, and its chat template is followed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

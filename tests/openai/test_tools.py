@@ -1,7 +1,5 @@
 """Calls of tools in chats, agents that send the answers back, and answers in a form."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """An empty environment with wheels that `make release` has built, and programs that run in it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

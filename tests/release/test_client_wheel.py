@@ -1,7 +1,5 @@
 """What a user of the client's wheel sees, in an environment that has neither the server nor PyTorch."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

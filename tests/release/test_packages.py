@@ -1,7 +1,5 @@
 """`make dist`: what the wheels hold, and that their bytes depend on the commit alone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`make setup` names what a machine lacks. `make test` needs nothing of `make setup-dev`. The changelog is in order."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The version comes from git's tags, and a copy without git has one too."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

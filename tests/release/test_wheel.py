@@ -3,8 +3,6 @@
 The tests share one environment, and come in this order.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import json

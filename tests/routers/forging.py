@@ -1,7 +1,5 @@
 """Exported files, as a bad disk or a bad client could change them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

@@ -1,7 +1,5 @@
 """What the tests of `generate` share: prompts, a streamed turn, and waits for what a session tells."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

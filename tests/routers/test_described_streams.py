@@ -1,7 +1,5 @@
 """The document describes each event of a stream, and the JSON text in its data."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

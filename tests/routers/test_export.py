@@ -1,7 +1,5 @@
 """Sessions as files: what leaves one server goes on in another, and nothing else gets in."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import socket

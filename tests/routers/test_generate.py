@@ -1,7 +1,5 @@
 """Turns: what they say, how they end, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator

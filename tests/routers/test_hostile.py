@@ -1,7 +1,5 @@
 """Requests that are made to break the server: a refusal in the API's own body, or an answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`Idempotency-Key`: a request that comes again gets the first answer, and nothing is done twice."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

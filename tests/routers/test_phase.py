@@ -1,7 +1,5 @@
 """Phases of sessions, and where their KV is."""
 
-from __future__ import annotations
-
 import json
 import time
 from itertools import islice

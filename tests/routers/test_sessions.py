@@ -1,7 +1,5 @@
 """Sessions over HTTP."""
 
-from __future__ import annotations
-
 import time
 
 import httpx

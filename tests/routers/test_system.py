@@ -1,7 +1,5 @@
 """What the server tells of itself and of its memory, and the page in the browser with other people's files in it."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

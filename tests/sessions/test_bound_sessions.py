@@ -1,7 +1,5 @@
 """Calls that belong to a session by the history that they continue, and sessions that wait for tools."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

@@ -1,7 +1,5 @@
 """What an engine's death leaves of sessions and their turns."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack

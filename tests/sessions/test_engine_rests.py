@@ -1,7 +1,5 @@
 """Lenses, activation maps and memory maps leave turns most of the engine's time, and tenants take turns."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

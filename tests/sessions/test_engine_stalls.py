@@ -1,7 +1,5 @@
 """What becomes of turns and sessions while the engine lives and makes no progress, and when it goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """What is remembered of requests with a key: for a day, and within bounds."""
 
-from __future__ import annotations
-
 import pytest
 
 from app.domain.values import SessionId

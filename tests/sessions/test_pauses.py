@@ -1,7 +1,5 @@
 """How pauses end, and how breakpoints, steering and vectors are kept."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import struct

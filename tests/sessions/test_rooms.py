@@ -1,7 +1,5 @@
 """What turns and other work may take: time, tokens, and the journal's room on a disk."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

@@ -1,7 +1,5 @@
 """A session's state, and the counts of sessions with turns."""
 
-from __future__ import annotations
-
 import time
 from array import array
 

@@ -1,7 +1,5 @@
 """Sessions without HTTP: how they open, their turns, their end, and that nothing stays behind."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Files of tenants, and clients with their keys."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

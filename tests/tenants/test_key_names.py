@@ -1,7 +1,5 @@
 """Keys of `--api-keys`: their tenants' names tell nothing of them, and what a key owns stays with it."""
 
-from __future__ import annotations
-
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator

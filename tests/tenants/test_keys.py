@@ -1,7 +1,5 @@
 """Keys and their file: what it may say, when a key counts, and the audit log, which has nothing of what was said."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

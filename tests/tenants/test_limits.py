@@ -1,7 +1,5 @@
 """A tenant's own limits, on a clock of the test's, and the places that its sessions leave to others."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

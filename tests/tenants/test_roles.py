@@ -1,7 +1,5 @@
 """Who is let in, and what each role reaches on every route that the document has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

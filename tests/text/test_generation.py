@@ -1,7 +1,5 @@
 """Text of a turn: stop strings against a search of the whole text, and what the history keeps after a match."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """Chats are rendered as Transformers renders them, in a sandbox, and turns by messages add up to the conversation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Texts to tokens and back: streamed text is the decoded text, and no text is refused whose tokens would fit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A turn that is read through its pauses is the turn as it is without them, whoever reads which part of it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Families of models, and how each writes calls of tools."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

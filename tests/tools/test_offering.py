@@ -1,7 +1,5 @@
 """Tools in a chat: how templates of several families show them, and the grammars that hold answers to them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

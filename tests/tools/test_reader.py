@@ -1,7 +1,5 @@
 """Answers of models, however they come cut into pieces, and the calls that are read out of them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What the tests of traces share: spans that are kept in memory, and what they say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import pytest

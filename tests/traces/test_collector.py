@@ -1,7 +1,5 @@
 """Whether turns are traced, and spans on the wire: to a collector that takes them, and to one that is away."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import subprocess

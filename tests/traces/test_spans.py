@@ -1,7 +1,5 @@
 """The spans of turns: from events of the engine that a test makes up, and of a real server."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """Refusals: one shape for each dialect, in the server's own words, with the field, what it takes and what it got."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What holds for every route there is: what it refuses, its id, and its place in the document."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A server's port and its garbage, its end when the engine is lost, and SIGHUP while it loads."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

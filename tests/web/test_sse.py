@@ -1,7 +1,5 @@
 """A quiet stream of events is kept open until its client leaves."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 

@@ -1,7 +1,5 @@
 """Files for browsers: their types, their policy, and that a browser gets each once, compressed."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

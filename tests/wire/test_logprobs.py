@@ -1,7 +1,5 @@
 """Log-probabilities in answers of Djinn's own API."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 

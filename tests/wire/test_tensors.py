@@ -1,7 +1,5 @@
 """Against safetensors' own PyTorch reader and writer, and PyTorch's arithmetic."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

@@ -1,7 +1,5 @@
 """A session of a server and the page that shows its inside: what the page does is checked through the API."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

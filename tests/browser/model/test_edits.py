@@ -1,7 +1,5 @@
 """Inside the model: edits at the pause, and forks that are compared."""
 
-from __future__ import annotations
-
 import math
 import re
 

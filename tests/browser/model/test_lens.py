@@ -1,7 +1,5 @@
 """Inside the model: the lens as a heatmap follows histories that are cut, edits that come between, and the eyes."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Inside the model: breakpoints on the ladder, steps through a paused turn, and what is typed meanwhile."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Iterator

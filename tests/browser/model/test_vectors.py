@@ -1,7 +1,5 @@
 """Inside the model: vectors, from two prompts and from files."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A new session before its screen for each test, and the API that says what a button has done."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

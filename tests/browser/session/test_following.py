@@ -1,7 +1,5 @@
 """How the page follows the server: while it is hidden, when it comes back, and what it makes of the server's times."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """A session's screen: its tokens, figures, breakpoints, forks and timeline, and their buttons."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The composer of a session's screen: turns that are sent, refused, cancelled, resumed, broken off and lost."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`djinn` in a pseudo-terminal, as somebody sees it who types."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

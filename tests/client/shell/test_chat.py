@@ -1,7 +1,5 @@
 """`djinn chat`."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

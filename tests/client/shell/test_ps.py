@@ -1,7 +1,5 @@
 """`djinn ps` and `djinn top`. What the shell prints with: tables, lines of a history, sizes, spans, harmless text."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

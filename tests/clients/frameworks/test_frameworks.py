@@ -1,7 +1,5 @@
 """Each framework loops over two tools to a final text, and gets structured answers. The model's wit does not count."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

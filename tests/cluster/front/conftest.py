@@ -1,7 +1,5 @@
 """A front door before two replicas of a tiny model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import httpx

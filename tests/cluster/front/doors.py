@@ -1,7 +1,5 @@
 """Front doors on threads, and replicas that do as a test says."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What the front door refuses, as servers do, in whatever pieces it comes. No replica takes it for something else."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A session that has moved is followed once, and remembered."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What an operator does with a front door and its replicas: hangs up, and reads the audit log."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

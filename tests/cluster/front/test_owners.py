@@ -1,7 +1,5 @@
 """The front door finds the owner of each session, notices replicas that are away, and answers for the whole cluster."""
 
-from __future__ import annotations
-
 import select
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What passes the front door passes whole, as it comes, and ends where either side ends it."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Driving an engine whose turns pause: every block is counted after every command and every step."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Tiny models, each of them loaded for the engine and by Transformers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What Transformers computes where a forward hook changes the residual stream."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Random clients that pause, edit, fork, park, cancel and close: tokens are those of a replay that never pauses."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What the breakpoints of one session may do in a step that all sessions wait for."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Where breakpoints stop a turn, how far it is resumed, and what it says: what Transformers would, in any company."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

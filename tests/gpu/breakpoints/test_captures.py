@@ -1,7 +1,5 @@
 """What sessions keep of their passes, maps of it against Transformers, and how much memory all of it may take."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a paused turn has left: read, seen through the lens, written back and edited, against Transformers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -2,8 +2,6 @@
 between tiers, a fork, an export and a restart.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

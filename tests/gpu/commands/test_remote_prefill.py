@@ -1,7 +1,5 @@
 """A prompt that one engine computes for another: the same tokens, and a turn that goes on whatever happens."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """A session that one engine sends and another receives: the same tokens, its KV in place, or a reason why not."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An engine whose device does its work late tells clients what one on a CPU tells. What it copies arrives whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A recorder without a device, and a tiny model whose attention on CPU takes padding rows as the one on CUDA does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Every edit gives exactly the tokens that the same change made by a forward hook in Transformers gives."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

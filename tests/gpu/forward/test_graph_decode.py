@@ -1,7 +1,5 @@
 """Decode steps that are replayed, with a recorder that needs no device. Where none can be recorded the log says why."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """CUDA graphs on a CUDA device. When the engine replays is tested in test_graph_decode.py and test_graph_runs.py."""
 
-from __future__ import annotations
-
 import random
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Decode steps that replay runs of layers where a row is watched. How runs are cut, and which pieces have graphs."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Recorded layers give the bits of layers that are called one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

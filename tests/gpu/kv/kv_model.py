@@ -1,7 +1,5 @@
 """What KV memory contains, without numbers: for every slot the history that its key and value were computed from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Blocks that come and go at the top of a pool: what is held and what is published stays, and is found where it is."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given, settings

@@ -2,8 +2,6 @@
 it, and what it adopts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

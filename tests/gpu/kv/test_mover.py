@@ -1,7 +1,5 @@
 """Workers: in which order they get what they are ordered to do, for what they wait, and which bytes they copy."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterable

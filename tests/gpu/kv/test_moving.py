@@ -1,7 +1,5 @@
 """Every operation in every tier, and moves that are overtaken. At its end a server keeps the first sessions on disk."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from itertools import product

@@ -2,8 +2,6 @@
 costs depends on what changes, not on how many sessions there are: counted in calls, not in seconds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """When KV leaves and comes back, by what clients say, and on a link and a disk that take their time."""
 
-from __future__ import annotations
-
 import heapq
 
 import pytest

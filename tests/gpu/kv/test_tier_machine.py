@@ -4,8 +4,6 @@ Sessions also leave as files and come back as others, some have been promised th
 servers end.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

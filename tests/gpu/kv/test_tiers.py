@@ -1,7 +1,5 @@
 """Sessions whose KV leaves the device and comes back: the tokens are those of sessions that never left."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Models all of whose layers have a window: a session holds the KV of that, and no more, wherever it is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Book-keeping of tiers without an engine: a few blocks, a clock that is set by hand, moves that end when told to."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import time

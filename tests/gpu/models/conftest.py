@@ -1,7 +1,5 @@
 """Shared set-up: no autograd, and one thread, since a second one only slows models this small."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs a layer stack the way the runner does: packed rows, a paged pool, blocks in no order."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Tiny models with weights that matter, and what Transformers itself computes with them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 run in Triton's interpreter.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

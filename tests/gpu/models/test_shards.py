@@ -1,7 +1,5 @@
 """Models whose layers are cut into shards, against Transformers. The shards run on threads of one process."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Greedy tokens of the real model equal Transformers' own, exactly, however Djinn batches them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

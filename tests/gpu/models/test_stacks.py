@@ -2,8 +2,6 @@
 and what is said of those that cannot run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Everything runs on one thread and is chosen by a seed, so that what fails once fails again.
 """
 
-from __future__ import annotations
-
 import itertools
 import queue
 import random

@@ -1,7 +1,5 @@
 """Whose prompt a step computes: the one nearest to its next token, but nobody waits for ever."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from itertools import pairwise
 from math import ceil

@@ -1,7 +1,5 @@
 """Drafts: more tokens a step, and each of them is what it would be without, to the bit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

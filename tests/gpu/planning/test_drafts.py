@@ -1,7 +1,5 @@
 """What is drafted, what is expected of it, and what a drafted token costs."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps that do not fit into memory: they run in parts, and nobody can tell from what comes out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

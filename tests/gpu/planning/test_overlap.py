@@ -1,7 +1,5 @@
 """Steps that the device is given before the tokens of the step that it runs are known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Random operations on blocks, sequences and the scheduler, against a model of what the KV pool must contain."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from typing import NoReturn

@@ -1,7 +1,5 @@
 """Which tenants' turns run and whose KV has the room where not all can: more gives way to less."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

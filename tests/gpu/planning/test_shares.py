@@ -1,7 +1,5 @@
 """Prompts and breakpoints of several tenants: each has its share of steps, however many turns another one has."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

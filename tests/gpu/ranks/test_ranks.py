@@ -1,7 +1,5 @@
 """Engines whose layers are cut over two processes: clients are told what one process, and Transformers, would say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Turns under a grammar: whatever a random model would say, what it says matches."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

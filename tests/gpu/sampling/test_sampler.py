@@ -2,8 +2,6 @@
 tokens of one that sorts.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

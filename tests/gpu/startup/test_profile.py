@@ -1,7 +1,5 @@
 """What an engine does before its first turn: it shares out memory, of a device with made-up sizes, and compiles."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which types of matrices, products and KV are taken or refused. Drafts are on only where they change no token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

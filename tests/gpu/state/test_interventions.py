@@ -1,7 +1,5 @@
 """The log of interventions, against a list of edits for each position."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial

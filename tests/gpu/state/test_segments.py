@@ -2,8 +2,6 @@
 edits that it will be computed with.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Bundles and tables with content that is made up, of every awkward size."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A file with the bundles of the `MODEL` of each module of tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Bundles and rows come from a file. Whatever happens to it, no wrong byte is used."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import threading

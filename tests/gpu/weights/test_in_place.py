@@ -1,7 +1,5 @@
 """Bundles that are used where they are, in a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """When weights give way to KV and when they come back: under any load, and in the planning machine with all tiers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

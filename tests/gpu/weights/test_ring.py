@@ -1,7 +1,5 @@
 """Weights in parts: some stay, two slots stream the others, and KV has the rest. Every pass finds the right weights."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import weakref

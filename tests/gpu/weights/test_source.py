@@ -2,8 +2,6 @@
 of GGUF files have the values that Transformers' own reader gives them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

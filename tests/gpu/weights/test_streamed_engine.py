@@ -1,7 +1,5 @@
 """Engines of which the device holds a part of the weights, against those that hold all: the same bits, on a GPU too."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

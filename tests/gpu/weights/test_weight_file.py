@@ -1,7 +1,5 @@
 """The file of bundles: whole or not there, readable by anybody, and used only for what it was written for."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -1,7 +1,5 @@
 """Experiments run from their command line, and the files that they leave."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`loadgen capacity`: the search for a border, and a server that holds a known number of agents."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """`loadgen cluster`: agents whose requests fail on their way, behind owners or a hash, and a run on a real cluster."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The whole load generator against a real server: spoken to as Djinn and as an OpenAI server."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections import Counter

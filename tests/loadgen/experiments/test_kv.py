@@ -1,7 +1,5 @@
 """`loadgen kv`: what a session's KV is made of, codecs and links, and the experiment on a real server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What cannot start says why in one line, and leaves no file; what is interrupted leaves what it measured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

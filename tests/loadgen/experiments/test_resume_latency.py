@@ -1,7 +1,5 @@
 """`loadgen resume-latency`: three ways back to where a session stood, by hand and on a real server."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator

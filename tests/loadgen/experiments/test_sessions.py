@@ -1,7 +1,5 @@
 """`loadgen whitebox`, `migrate` and `oversubscribe`: sessions that pause, move and outgrow the device."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

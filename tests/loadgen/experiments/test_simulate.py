@@ -1,7 +1,5 @@
 """`loadgen simulate`: a cluster whose engine is held against queueing theory, from a file of costs to its page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """`loadgen soak`: faults and which errors they explain, agents that find what is wrong, and a short soak."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable

@@ -1,7 +1,5 @@
 """`loadgen weights`: ways to stream a model, the programs that Djinn is compared with, and runs on real servers."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Peers live in a cache of the test's own, on a machine with a GPU or without."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache as remembered

@@ -1,7 +1,5 @@
 """Servers of peers: up for a block or until they are told to stop, and then gone with all of their processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

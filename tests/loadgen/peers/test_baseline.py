@@ -1,7 +1,5 @@
 """The baseline server, as a process of its own with a tiny model, against Transformers itself."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What each peer is started with."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

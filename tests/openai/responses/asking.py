@@ -1,7 +1,5 @@
 """What the tests of `/v1/responses` ask for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.openai.conftest import MODEL

@@ -1,7 +1,5 @@
 """Conversations on the server: only new items travel, the session keeps their KV, and `kill -9` ends none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

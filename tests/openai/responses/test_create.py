@@ -1,7 +1,5 @@
 """`POST /v1/responses`, whole and streamed, as the official SDK reads it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

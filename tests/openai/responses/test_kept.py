@@ -1,7 +1,5 @@
 """Responses that the server keeps: clients read, list, cancel and delete their own, until a session gives way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path

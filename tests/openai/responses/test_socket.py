@@ -1,7 +1,5 @@
 """`/v1/responses` as a WebSocket, as `responses.connect()` of the SDK speaks it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator

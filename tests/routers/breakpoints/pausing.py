@@ -1,7 +1,5 @@
 """What the tests of breakpoints share: arming one, a turn that pauses, and reading its checkpoint."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

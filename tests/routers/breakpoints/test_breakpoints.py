@@ -1,7 +1,5 @@
 """Breakpoints: armed, listed, removed, refused, and what they do to turns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

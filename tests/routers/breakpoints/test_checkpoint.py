@@ -1,7 +1,5 @@
 """What a paused turn has left and captures have recorded: read, written, edited, seen through the lens, refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

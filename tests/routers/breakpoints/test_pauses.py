@@ -1,7 +1,5 @@
 """How a paused turn goes on: resumed, timed out, in a copy on another server, and in a file that a client forged."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

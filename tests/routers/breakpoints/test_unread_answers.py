@@ -1,7 +1,5 @@
 """Answers with activations that nobody reads: they keep their tenant from having more of them in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Named steering vectors: uploaded, used, replaced, refused."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A real server with limits of one's own, and plain sockets to it."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

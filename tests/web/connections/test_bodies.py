@@ -1,7 +1,5 @@
 """Requests that come in tiny pieces, too slowly, after their answer, or as no HTTP; and how answers are written."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

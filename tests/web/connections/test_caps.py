@@ -1,7 +1,5 @@
 """Caps of connections: who is refused, and who gives way before that, or before the process has no descriptors."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource

@@ -1,7 +1,5 @@
 """WebSockets whose clients send more than their share, or not what they should."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

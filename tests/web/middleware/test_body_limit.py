@@ -1,7 +1,5 @@
 """Bodies of requests: how large one may be, and the budget that all share, which no client fills."""
 
-from __future__ import annotations
-
 import gzip
 import socket
 import time

@@ -2,8 +2,6 @@
 told of them.
 """
 
-from __future__ import annotations
-
 import socket
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An answer leaves the server only while it may answer."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

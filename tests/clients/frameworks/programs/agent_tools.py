@@ -1,7 +1,5 @@
 """The tools that every program gives its agent, and what they received."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Instructor: structured answers in the modes of tools and of JSON schemas, one that is asked again, one streamed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import instructor

@@ -7,8 +7,6 @@ Each test with an `xfail` asks for a model's wit, which random weights lack. The
 - a test of time, which plays back recordings.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

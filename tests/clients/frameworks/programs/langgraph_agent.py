@@ -1,7 +1,5 @@
 """LangChain and LangGraph: a graph that loops over a tool node, and structured answers in two forms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from agent_tools import MODEL, ORDER, QUESTION, URL, Report, clock, tell, weather

@@ -1,7 +1,5 @@
 """LiteLLM: a loop over calls that are whole and streamed, and a structured answer."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

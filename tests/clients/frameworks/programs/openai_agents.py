@@ -2,8 +2,6 @@
 call sends only new items.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from dataclasses import replace

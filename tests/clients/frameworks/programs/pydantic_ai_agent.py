@@ -1,7 +1,5 @@
 """Pydantic AI: a loop, a structured answer by a tool, one by a JSON schema, and a streamed text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from agent_tools import MODEL, ORDER, QUESTION, URL, Report, clock, tell, weather

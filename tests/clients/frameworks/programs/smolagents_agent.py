@@ -1,7 +1,5 @@
 """smolagents: a loop of a `ToolCallingAgent`, which ends by the tool `final_answer`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from agent_tools import MODEL, ORDER, QUESTION, URL, clock, tell, weather

@@ -2,8 +2,6 @@
 precision run where Triton is interpreted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The reference attention against Transformers' over contiguous keys and values, and every fast one against it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

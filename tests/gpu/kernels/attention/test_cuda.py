@@ -1,7 +1,5 @@
 """The CUDA attention, in Triton's interpreter or on a CUDA device, and what only it promises."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -2,8 +2,6 @@
 machine code is kept as long as it is what would be compiled, and a start tells of what it compiles.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

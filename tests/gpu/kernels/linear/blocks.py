@@ -1,7 +1,5 @@
 """Matrices in quantized blocks of any kind, with scales that are ordinary or as extreme as they come."""
 
-from __future__ import annotations
-
 import gguf
 import numpy as np
 import torch

@@ -1,7 +1,5 @@
 """MatmulPrecision on CUDA against those in float64, in Triton's interpreter where there is no GPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

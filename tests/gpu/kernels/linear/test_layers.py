@@ -2,8 +2,6 @@
 have the values of gguf.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable
