@@ -101,7 +101,7 @@ def test_every_public_class_of_the_client_is_there_with_its_calls() -> None:
     names = {name for name in client.__all__ if not name.startswith("Async")}
     assert names <= set(re.findall(r"^### `(\w+)`$", page, re.MULTILINE))
     assert "#### `io_wait` { #Session.io_wait }" in page
-    assert "io_wait(*, resume_in_ms: float | None = None) -> Iterator[PhaseChange]" in page
+    assert "    resume_in_ms: float | None = None,\n    timeout: Seconds = UNSET,\n) -> Iterator[PhaseChange]" in page
     assert "| `cached_tokens` | `int` |" in page
 
 

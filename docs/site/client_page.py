@@ -31,7 +31,15 @@ def client_page() -> str:
     kinds = [name for name in djinn.__all__ if inspect.isclass(getattr(djinn, name))]
     others = [name for name in kinds if not name.startswith("Async") and name not in ENTRIES]
     is_error = {name: issubclass(getattr(djinn, name), Exception) for name in others}
-    parts = ["## Calls", *map(_calls, ENTRIES), "## Options", *map(_option, OPTIONS), "## Values"]
+    calls = [name for name in djinn.__all__ if inspect.isfunction(getattr(djinn, name))]
+    parts = [
+        "## Calls",
+        *map(_calls, ENTRIES),
+        *map(_function, calls),
+        "## Options",
+        *map(_option, OPTIONS),
+        "## Values",
+    ]
     parts += [_value(name) for name in others if not is_error[name]]
     parts += ["## Errors", *(_section(name) for name in others if is_error[name])]
     return HEAD + "\n\n".join(part.strip() for part in parts) + "\n"
@@ -54,6 +62,11 @@ def _calls(name: str) -> str:
             signature = _signature(value)
             shown.append(f"#### `{member}` {{ #{name}.{member} }}\n\n```python\n{member}{signature}\n```\n\n{doc}")
     return "\n\n".join(shown)
+
+
+def _function(name: str) -> str:
+    call = getattr(djinn, name)
+    return f"### `{name}`\n\n```python\n{name}{_signature(call)}\n```\n\n{inspect.getdoc(call)}"
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
