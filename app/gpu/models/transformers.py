@@ -53,6 +53,8 @@ def load_transformers_stack(
     """Raises ValueError, with the reason, for an architecture that cannot be run layer by layer."""
     text = model.config.get_text_config()
     require_fixed_rope(text)
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise ValueError("its weights are quantized, which only models with Djinn's own layers may have")
     others = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if others:
         raise ValueError(f"it has layers of type {', '.join(sorted(others))}")

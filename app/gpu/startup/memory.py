@@ -95,13 +95,16 @@ def weight_bytes(model: ResolvedModel, device: torch.device, dtype: torch.dtype)
     table: tuple[int, int] = (text.vocab_size, text.hidden_size)
     tied = bool(text.tie_word_embeddings) and device.type == "cpu"
     tensor_format = TensorFormat(device, dtype, model.weights_dtype if can_be_streamed(model) else WeightsDtype.FLOAT32)
-    stored = _random_sizes(model, dtype) if model.folder is None else stored_sizes(model.folder)
+    if model.folder is None or getattr(model.config, "quantization_config", None) is not None:
+        stored = _random_sizes(model, dtype)
+    else:
+        stored = stored_sizes(model.folder)
     tables = [tensor_format.nbytes(each) for each in stored.values() if each.shape == table]
     return sum(map(tensor_format.nbytes, stored.values())) + (max(tables, default=0) if tied else 0)
 
 
 def _random_sizes(model: ResolvedModel, dtype: torch.dtype) -> dict[str, StoredSize]:
-    """As `stored_sizes`, of weights that are made as `dtype`."""
+    """As `stored_sizes`, of weights that are made as `dtype`, at random or of quantized ones."""
     from transformers import AutoModelForCausalLM  # imports much of Transformers
 
     with torch.device("meta"):

@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 
 _FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """By the names that safetensors and GGUF give them. Safetensors matrices of any other type become float32."""
+_TYPES = {
+    **_FLOATS,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 _KINDS = {WeightsDtype.INT8: INT8, WeightsDtype.FLOAT8: FLOAT8}
 """Of blocks."""
 
@@ -189,18 +198,20 @@ class SafetensorsFolder(WeightSource):
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """On the format's device."""
-        stored = self._check_off(name)
+        tensor = self._read(self._check_off(name))
+        self._require_shape(name, tuple(tensor.shape), shape)
+        return tensor
+
+    def _read(self, stored: str) -> Tensor:
         file = self._open(self._file_of[stored])
         try:
             if self._format.on_meta:
                 lazy = file.get_slice(stored)
-                dtype = _FLOATS.get(lazy.get_dtype(), torch.float64)
-                tensor = torch.empty(lazy.get_shape(), dtype=dtype, device="meta")
-            else:
-                tensor = file.get_tensor(stored)
+                dtype = _TYPES.get(lazy.get_dtype(), torch.float64)
+                return torch.empty(lazy.get_shape(), dtype=dtype, device="meta")
+            tensor: Tensor = file.get_tensor(stored)
         except SafetensorError as error:
             raise BrokenModel(f"cannot read {stored!r} from {self._folder}: {error}", param="model") from error
-        self._require_shape(name, tuple(tensor.shape), shape)
         return tensor.clone() if tensor.device.type == "cpu" else tensor
 
     def _open(self, file: str) -> Any:
@@ -242,8 +253,14 @@ def weights_of(
     tensor_format = TensorFormat(device, dtype, model.weights_dtype, on_meta)
     if model.folder is None:
         return RandomWeights(model.seed, model.config, tensor_format)
-    source = GgufFile if is_indexed(model.folder) else SafetensorsFolder
-    return source(model.folder, tensor_format)
+    if is_indexed(model.folder):
+        return GgufFile(model.folder, tensor_format)
+    quantization = getattr(model.config, "quantization_config", None)
+    if quantization is None:
+        return SafetensorsFolder(model.folder, tensor_format)
+    from app.gpu.weights.quantized import QuantizedFolder
+
+    return QuantizedFolder(model.folder, quantization, tensor_format)
 
 
 def take_output_weight(source: WeightSource, config: PretrainedConfig, embedding: Matrix) -> Matrix:
