@@ -1,7 +1,8 @@
 """What the routes of other APIs share: the call, its session, its refusals, and its one way to the engine."""
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, ExitStack, nullcontext
+from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
@@ -29,6 +30,8 @@ from app.wire.calls import CallBody
 from app.wire.extras import IgnoredFields
 
 SESSION_HEADER = "X-Session-ID"
+MOMENT_S = 2.0
+"""How long a call waits for the turn of the session that it continues."""
 SessionHeader = Annotated[
     str | None,
     Header(
@@ -127,6 +130,8 @@ class ApiCall:
     """What `X-Session-ID` says."""
     keyed: KeyedRequest | None = None
     """What `Idempotency-Key` does."""
+    _is_aside: bool = False
+    """Whether it runs in no session, as the named one is busy with something else."""
     _session: Session | None = None
     _turn: Turn | None = None
 
@@ -181,6 +186,7 @@ class ApiCall:
         requests = await self.requests(body, prompts, use)
         # Before any session gives way: a refused call must close nothing.
         of_choices = [request for request in requests for _ in range(n)]
+        await self._meet_busy(prompts)
         charges = registry.turns.reserve(self.owner, of_choices, self.cleanup)
         with ExitStack() as undo:
             open_session = self._sessions(n, user, undo, prompts)
@@ -189,6 +195,21 @@ class ApiCall:
             undo.pop_all()
         self._turn = None if self._session is None else self._session.turn
         return choices
+
+    async def _meet_busy(self, prompts: Sequence[Sequence[int]]) -> None:
+        """A call that names a session whose turn is under way: if it continues that history, it waits for a moment, as
+        it may be a call that is repeated. Any other is a side call, such as for a title, and runs without a session.
+        """
+        if self.session_name is None or len(prompts) != 1:
+            return
+        bound = self.services.bound_sessions
+        session = bound.find(self.owner, self.session_name)
+        if session is None or not session.under_way:
+            return
+        self._is_aside = not bound.goes_on(session, prompts[0])
+        if not self._is_aside and session.turn is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(session.turn.ended.wait(), MOMENT_S)
 
     def answer(self, response: Response) -> Response:
         """The response, with the session's id in its headers if the call was bound to one."""
@@ -208,7 +229,7 @@ class ApiCall:
         A name's first use opens a session, which `undo` drops if the call cannot start.
         """
         sessions, name = self.services.sessions, self.session_name
-        if name is None and not (self.services.settings.bind_by_prefix and n == len(prompts) == 1):
+        if self._is_aside or (name is None and not (self.services.settings.bind_by_prefix and n == len(prompts) == 1)):
             # For all or none: a refused call must close nothing.
             sessions.make_room(self.owner, n * len(prompts))
             return partial(sessions.ephemeral, self.owner, metadata=labels(user))

@@ -97,6 +97,10 @@ class BoundSessions:
                 found, longest = session, kept
         return found
 
+    def goes_on(self, session: Session, prompt: Sequence[int]) -> bool:
+        """Whether `prompt` continues the session's history, or asks again for the answer to it."""
+        return bool(session.prompt_tokens) and _kept(session, array("I", prompt)) > 0
+
     def open(self, owner: str | None, name: str, *, metadata: dict[str, str]) -> Session:
         """A new session, to be found by that name from now on. Raises `SessionLimit` and `Draining`."""
         return self._open(owner, name, metadata, IDLE_TTL_S)

@@ -88,6 +88,16 @@ def test_a_stream_whose_session_is_taken_away_fails(sdk: Any, http: httpx.Client
             list(running)
 
 
+def test_a_side_call_runs_beside_a_busy_session_and_a_repeated_call_waits_for_it(sdk: Any) -> None:
+    with sdk.completions.with_streaming_response.create(**LONG, stream=True, **bound("busy")) as response:
+        next(iter(response.parse()))
+        aside = sdk.completions.with_raw_response.create(**ASK | {"prompt": "A title"}, **bound("busy"))
+        assert "x-session-id" not in aside.headers
+        home = response.headers["x-session-id"]
+    again = sdk.completions.with_raw_response.create(**ASK, **bound("busy"))  # the turn may not have ended yet
+    assert again.headers["x-session-id"] == home
+
+
 def test_a_call_whose_session_is_taken_away_conflicts(sdk: Any, http: httpx.Client) -> None:
     headers = sdk.completions.with_raw_response.create(**ASK, **bound("taken")).headers
     with ThreadPoolExecutor(1) as background:
