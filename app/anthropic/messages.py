@@ -17,12 +17,27 @@ from app.wire.calls import CallBody
 from app.wire.extras import ANTHROPIC, OpenBody
 from app.wire.turns import StopString, json_form
 
+BILLING = "x-anthropic-billing-header:"
+
 
 class TextBlock(OpenBody):
     """Text."""
 
     type: Literal["text"]
     text: str
+
+
+class SystemBlock(TextBlock):
+    """A part of the instructions. A line of Claude Code about billing, another one in each call, is for no model."""
+
+    @property
+    def is_billing(self) -> bool:
+        """Whether the prompt leaves it out: what follows would never find its KV."""
+        return self.text.startswith(BILLING)
+
+    def without_effect(self) -> Iterable[str]:
+        """The text of a line about billing."""
+        return ["text"] if self.is_billing else []
 
 
 class ToolUseBlock(OpenBody):
@@ -35,6 +50,7 @@ class ToolUseBlock(OpenBody):
 
 
 TextContent = TypeAliasType("TextContent", TextOrList[str, LongList[TextBlock]])
+SystemContent = TypeAliasType("SystemContent", TextOrList[str, LongList[SystemBlock]])
 
 
 class ToolResultBlock(OpenBody):
@@ -49,6 +65,18 @@ class ToolResultBlock(OpenBody):
     def text(self) -> str:
         """What the model reads."""
         return f"Error: {text_of(self.content)}" if self.is_error else text_of(self.content)
+
+
+class ThinkingBlock(OpenBody):
+    """What another model thought: the prompt leaves it out."""
+
+    type: Literal["thinking"]
+
+
+class RedactedThinkingBlock(OpenBody):
+    """What another model thought, encrypted: the prompt leaves it out."""
+
+    type: Literal["redacted_thinking"]
 
 
 UserBlock = TypeAliasType(
@@ -67,13 +95,18 @@ UserBlock = TypeAliasType(
 AssistantBlock = TypeAliasType(
     "AssistantBlock",
     Annotated[
-        Annotated[TextBlock, Tag("text")] | Annotated[ToolUseBlock, Tag("tool_use")],
+        Annotated[TextBlock, Tag("text")]
+        | Annotated[ToolUseBlock, Tag("tool_use")]
+        | Annotated[ThinkingBlock, Tag("thinking")]
+        | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")],
         by_tag(
             "type",
             "text",
             "tool_use",
+            "thinking",
+            "redacted_thinking",
             error="kind",
-            words="a block of type text or tool_use: the models here write text and calls",
+            words="a block of type text, tool_use, thinking or redacted_thinking: the models here write text and calls",
         ),
     ],
 )
@@ -149,8 +182,10 @@ MessageInput = TypeAliasType(
 )
 
 
-def chat_of(system: str | Sequence[TextBlock] | None, messages: Sequence[MessageInput]) -> Chat:
+def chat_of(system: str | Sequence[SystemBlock] | None, messages: Sequence[MessageInput]) -> Chat:
     """The conversation as chat templates read it. Messages of one role that follow each other are one."""
+    if system and not isinstance(system, str):
+        system = [block for block in system if not block.is_billing] or None
     chat: Chat = [] if system is None else [{"role": "system", "content": text_of(system)}]
     for message in messages:
         for each in message.for_template():
@@ -240,12 +275,6 @@ class MessagesQuery(WireModel):
     beta: bool = Field(False, description="SDKs send it with beta features; it changes nothing", strict=False)
 
 
-class ThinkingDisabled(OpenBody):
-    """No thinking: the models' answers are all that they write."""
-
-    type: Literal["disabled"]
-
-
 class OutputFormat(OpenBody):
     """JSON that matches a schema."""
 
@@ -278,10 +307,9 @@ class PromptFields(OpenBody):
     messages: LongList[MessageInput] = Field(
         min_length=1, description="the last may be of the assistant: it is continued"
     )
-    system: TextContent | None = Field(None, description="instructions, in front of the messages")
+    system: SystemContent | None = Field(None, description="instructions, in front of the messages")
     tools: list[ToolDefinition] = Field(default=[], max_length=MAX_TOOLS, description="tools to call")
     tool_choice: ToolChoice | None = Field(None, description="what is called (default: auto)")
-    thinking: ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
 
     def to_tool_use(self) -> ToolUse:

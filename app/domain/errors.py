@@ -59,6 +59,15 @@ class MalformedRequest(DjinnError, status=400, code="malformed_request"):
 class ContextTooLong(MalformedRequest, code="context_length_exceeded"):
     """More tokens than the model or the pool can hold."""
 
+    def __init__(
+        self, message: str, *, param: str | None = None, prompt: int = 0, wanted: int = 0, context: int | None = None
+    ) -> None:
+        """`prompt` and `wanted` tokens do not fit into `context`, if that is known."""
+        super().__init__(message, param=param)
+        self.prompt = prompt
+        self.wanted = wanted
+        self.context = context
+
 
 class CompressedBody(MalformedRequest, status=415, code="compressed_body"):
     """The body is compressed."""

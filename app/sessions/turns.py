@@ -264,6 +264,9 @@ class Turns:
                 f"{too_large} {limit}: this model's context is {length} tokens, and the turn begins with {context} and "
                 f"needs room for {wanted} more",
                 param=too_large,
+                prompt=context,
+                wanted=wanted,
+                context=length,
             )
         return room if max_tokens is None else max_tokens
 

@@ -71,6 +71,8 @@ class TokenLengths:
                 f"{limit.field} is too long: its {len(text)} characters are at least {fewest} tokens, and this model's "
                 f"context of {limit.context} tokens has room for {room}",
                 param=limit.field,
+                prompt=limit.used + fewest,
+                context=limit.context,
             )
 
     def _count(self, text: str) -> int:

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from app.domain.errors import (
+    ContextTooLong,
     DjinnError,
     Draining,
     EngineError,
@@ -69,8 +70,19 @@ def messages_error_body(error: DjinnError, request_id: str | None) -> bytes:
     """The error as JSON, as Anthropic's API has it."""
     status = _messages_status(error)
     kind = MESSAGES_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    detail = {"type": kind, "message": _clean(error.message)}
+    message = _context_words(error) if isinstance(error, ContextTooLong) else error.message
+    detail = {"type": kind, "message": _clean(message)}
     return orjson.dumps({"type": "error", "error": detail, "request_id": request_id})
+
+
+def _context_words(error: ContextTooLong) -> str:
+    """What Anthropic's API says of a context that is too long. Agents read the numbers and try again with less."""
+    if error.context is None:
+        return error.message
+    if error.prompt > error.context:
+        return f"prompt is too long: {error.prompt} tokens > {error.context} maximum"
+    sizes = f"{error.prompt} + {error.wanted} > {error.context}"
+    return f"input length and `max_tokens` exceed context limit: {sizes}, decrease input length or `max_tokens`"
 
 
 def visible_error(error: Exception) -> DjinnError:

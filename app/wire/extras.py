@@ -125,7 +125,7 @@ UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
         **refused("the server runs no code", "container"),
         **refused("the server calls no tools", mcp_servers=[]),
         **ignored("cache_control", "inference_geo", context_management={}, diagnostics={}, speed="standard"),
-        **ignored(service_tier=("auto", "standard_only")),
+        **ignored(service_tier=("auto", "standard_only"), thinking={"type": "disabled"}),
     },
     f"{ANTHROPIC}.output_config": ignored("effort"),
     f"{ANTHROPIC}.system": ignored("cache_control", citations=[]),
@@ -133,7 +133,9 @@ UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
         **ignored("cache_control", allowed_callers=["direct"], defer_loading=False),
         **ignored(eager_input_streaming=(False, True), input_examples=[]),
     },
-    f"{ANTHROPIC}.messages.content": ignored("cache_control", caller={"type": "direct"}, citations=[]),
+    f"{ANTHROPIC}.messages.content": {
+        **ignored("cache_control", "data", "thinking", caller={"type": "direct"}, citations=[], signature=""),
+    },
     f"{ANTHROPIC}.messages.content.content": ignored("cache_control"),
     RESPONSES: {
         **refused("the server never shortens a conversation", context_management=[]),

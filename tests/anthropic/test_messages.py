@@ -1,6 +1,7 @@
 """Conversations, tools and errors, as the official SDK of Anthropic sends and reads them."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,8 @@ def test_an_answer_continues_a_last_message_of_the_assistant(sdk: anthropic.Anth
         {"tools": [{"name": "now", "description": "the time", "input_schema": {"type": "object"}}]},
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
         {"thinking": {"type": "disabled"}},
+        {"thinking": {"type": "adaptive"}},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
     ],
 )
 def test_counted_tokens_are_those_of_the_call(sdk: anthropic.Anthropic, fields: Any) -> None:
@@ -167,6 +170,31 @@ def test_fields_without_effect_are_named(http: httpx.Client) -> None:
         "messages.0.content.0.cache_control",
         "tools.0.cache_control",
     }
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_what_no_model_here_can_use_is_left_out_and_named(http: httpx.Client, path: str) -> None:
+    thought = [{"type": "thinking", "thinking": "?", "signature": ""}, {"type": "redacted_thinking", "data": "AA"}]
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cch=00001;"}
+
+    def ask(*more: Any, **fields: Any) -> httpx.Response:
+        said = [*ASK["messages"], {"role": "assistant", "content": [*more, text("Yes")]}, *ASK["messages"]]
+        body = {"model": MODEL, "messages": said, "system": [text("Be kind.")], **fields}
+        return http.post(path, json={**body, "max_tokens": 0} if path == "/v1/messages" else body)
+
+    full = ask(*thought, thinking={"type": "adaptive"}, system=[billing, text("Be kind.")])
+    assert full.status_code == 200, full.text
+    assert full.headers["x-djinn-ignored"].split(", ") == [
+        "thinking",
+        "messages.1.content.0.thinking",
+        "messages.1.content.1.data",
+        "system.0.text",
+    ]
+    usages = [answer.json() for answer in (full, ask())]
+    usages = [usage.get("usage", usage) for usage in usages]
+    counts = [usage["input_tokens"] + usage.get("cache_read_input_tokens", 0) for usage in usages]
+    assert counts[0] == counts[1]
+    assert "x-djinn-ignored" not in ask(thinking={"type": "disabled"}).headers
 
 
 # From the messages of a call to a chat as templates read it.
@@ -327,11 +355,9 @@ def test_an_unknown_model_is_not_found(sdk: anthropic.Anthropic, http: httpx.Cli
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"max_tokens": 9000}, "needs room for 9000 more"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": [CALLED]}]}, "messages.0.content.0"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "thinking"}]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages.0.content.0.content.0.type"),
         ({"messages": [*ASK["messages"], {"role": "assistant", "content": [CALLED]}]}, "messages.1.content"),
         ({"messages": [*ASK["messages"], {"role": "assistant", "content": "so "}]}, "messages.1.content"),
@@ -347,6 +373,21 @@ def test_a_bad_field_is_named(sdk: anthropic.Anthropic, wrong: Any, named: str) 
         sdk.messages.create(**ASK, extra_body=wrong)
     assert caught.value.type == "invalid_request_error"
     assert named in str(caught.value)
+
+
+def test_a_context_that_does_not_fit_is_told_in_the_words_that_agents_parse(http: httpx.Client) -> None:
+    most = http.get("/version").json()["max_model_len"]
+    tokens = http.post(PATHS[1], json={name: ASK[name] for name in ("model", "messages")}).json()["input_tokens"]
+    message = check_body(http.post(PATHS[0], json={**ASK, "max_tokens": 32_000}), 400, "invalid_request_error")
+    assert message.startswith(f"input length and `max_tokens` exceed context limit: {tokens} + 32000 > {most}, ")
+    for length in (most, 1 << 18):  # the longer one is never counted
+        long = http.post(PATHS[0], json={**ASK, "messages": [{"role": "user", "content": "é,1" * length}]})
+        message = check_body(long, 400, "invalid_request_error")
+        found = re.fullmatch(rf"prompt is too long: (\d+) tokens > {most} maximum", message)
+        assert found is not None
+        assert int(found[1]) > most
+    chat = http.post("/v1/chat/completions", json={**ASK, "max_tokens": 32_000})
+    assert chat.json()["error"]["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("path", PATHS)
