@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import Depends, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -74,7 +75,7 @@ BOUND_HEADERS: dict[str, Any] = {
 
 
 class OpenAIRoute(JsonRoute):
-    """A route that answers 400 where the others answer 422, and names the fields that it ignored."""
+    """A route that answers 400 where the others answer 422, and names the fields and parameters that it ignored."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The framework's handler between the account of ignored fields and the header made of it."""
@@ -85,7 +86,7 @@ class OpenAIRoute(JsonRoute):
             ignored = IgnoredFields(strict=services.settings.strict_fields)
             request.state.ignored_fields = ignored
             try:
-                response = await handle(request)
+                response = await handle(self._with_known_query(request, ignored))
             except RequestValidationError as error:
                 raise as_bad_request(describe_validation(request, error)) from error
             except DjinnError as error:
@@ -97,6 +98,17 @@ class OpenAIRoute(JsonRoute):
             return response
 
         return handle_openai
+
+    def _with_known_query(self, request: Request, ignored: IgnoredFields) -> Request:
+        """The request without the query parameters that the route does not know. Raises `FieldOutOfRange` if strict."""
+        query = request.query_params
+        models: list[Any] = [each.field_info.annotation for each in self.dependant.query_params]
+        known = {name for model in models for name in model.model_fields}
+        if query.keys() <= known:
+            return request
+        ignored.add(name for name in query if name not in known)
+        left = urlencode([(name, value) for name, value in query.multi_items() if name in known])
+        return Request({**request.scope, "query_string": left.encode()}, request.receive)
 
 
 async def _ignored_fields(request: Request) -> IgnoredFields:

@@ -5,7 +5,9 @@ from functools import partial
 from itertools import starmap
 
 from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
 
+from app.anthropic.models import VERSION_HEADER, list_of_models, model_info
 from app.domain.errors import NotFound
 from app.domain.values import ModelInfo
 from app.openai.answers import ChatChunkWriter, collect, head_of, stream, whole_choice, whole_json
@@ -130,18 +132,26 @@ def _encode(prompts: Sequence[str | list[int]], tokens: Tokens, info: ModelInfo)
     return encoded
 
 
-@router.get("/v1/models", operation_id="listModels", responses=openai_errors())
-async def list_models(services: ServicesDep) -> ModelList:
-    """The served models."""
+ANSWERS = {**openai_errors(404), 200: {"headers": IGNORED_DESCRIPTION}}
+LISTED = {**openai_errors(), 200: {"headers": IGNORED_DESCRIPTION}}
+
+
+@router.get("/v1/models", operation_id="listModels", response_model=ModelList, responses=LISTED)
+async def list_models(request: Request, services: ServicesDep) -> ModelList | Response:
+    """The served models. With the header `anthropic-version`, as Anthropic's API lists them."""
+    if VERSION_HEADER in request.headers:
+        return JSONResponse(list_of_models(services.info, services.started_at))
     return ModelList(data=[_model(services)])
 
 
-@router.get("/v1/models/{model:path}", operation_id="getModel", responses=openai_errors(404))
-async def get_model(model: str, services: ServicesDep) -> Model:
-    """One served model. Its name may hold slashes."""
+@router.get("/v1/models/{model:path}", operation_id="getModel", response_model=Model, responses=ANSWERS)
+async def get_model(model: str, request: Request, services: ServicesDep) -> Model | Response:
+    """One served model. Its name may hold slashes. With the header `anthropic-version`, as Anthropic's API has it."""
     if not model:
         raise HTTPException(NotFound.status)  # what any other path that ends in a slash gets
     check_model(services, model)
+    if VERSION_HEADER in request.headers:
+        return JSONResponse(model_info(services.info, services.started_at))
     return _model(services)
 
 
@@ -155,9 +165,6 @@ def _model(services: Services) -> Model:
         hidden_size=info.hidden_size,
         default_sampling=DefaultSampling.model_validate(services.sampling),
     )
-
-
-ANSWERS = {**openai_errors(404), 200: {"headers": IGNORED_DESCRIPTION}}
 
 
 @router.post("/tokenize", operation_id="tokenize", responses=ANSWERS)

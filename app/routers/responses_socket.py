@@ -71,6 +71,7 @@ class ResponseConnection:
     async def _answer(self, fields: dict[str, Any]) -> None:
         ignored = IgnoredFields(strict=self._services.settings.strict_fields)
         try:
+            ignored.add(self._websocket.query_params)
             self._websocket.state.admit()  # the key may have ended since the connection began
             async with AsyncExitStack() as cleanup:
                 call = ApiCall(self._services, self._owner, cleanup, self._session_name)
@@ -122,9 +123,7 @@ async def connect_responses(websocket: WebSocket) -> None:
 
 
 def _session_name(websocket: WebSocket) -> str | None:
-    """What `X-Session-ID` says. Raises `FieldOutOfRange` for more than one, and for query parameters."""
-    for name in websocket.query_params:
-        raise FieldOutOfRange(f"{name}: this route takes no query parameters", param=name)
+    """What `X-Session-ID` says. Raises `FieldOutOfRange` for more than one."""
     names = set(websocket.headers.getlist(SESSION_HEADER))
     if len(names) > 1 or not all(1 <= len(name) <= MAX_NAME for name in names):
         message = f"{SESSION_HEADER}: one name of 1 to {MAX_NAME} characters"

@@ -197,6 +197,15 @@ def test_what_no_model_here_can_use_is_left_out_and_named(http: httpx.Client, pa
     assert "x-djinn-ignored" not in ask(thinking={"type": "disabled"}).headers
 
 
+def test_the_model_is_listed_as_the_sdk_reads_it(sdk: anthropic.Anthropic, http: httpx.Client) -> None:
+    page = sdk.models.list(limit=20)
+    [model] = page
+    assert (model.type, model.id, model.display_name, page.has_more) == ("model", MODEL, MODEL, False)
+    assert (page.first_id, page.last_id) == (MODEL, MODEL)
+    assert model.created_at.timestamp() == http.get(f"/v1/models/{MODEL}").json()["created"]
+    assert sdk.models.retrieve(MODEL) == model
+
+
 # From the messages of a call to a chat as templates read it.
 
 
@@ -396,7 +405,7 @@ def test_what_never_reaches_the_route_has_the_same_body(http: httpx.Client, path
     broken = http.post(path, content=b"{", headers={"content-type": "application/json"})
     check_body(broken, 400, "invalid_request_error")
     check_body(http.post(path, headers={"Host": "rebound.example"}, json={}), 403, "permission_error")
-    check_body(http.post(f"{path}?x=1", json=ASK), 400, "invalid_request_error")
+    check_body(http.post(f"{path}?beta=x", json=ASK), 400, "invalid_request_error")
     packed = http.post(path, content=b"x", headers={"content-encoding": "gzip"})
     check_body(packed, 415, "invalid_request_error")
 
@@ -409,6 +418,7 @@ def test_keys_and_limits_have_their_own_words(serve_with: ServeWith, roomy_model
     check_body(http.post("/v1/messages", json={**ASK, "system": "x" * 3000}), 413, "request_too_large")
     unknown = http.post("/v1/messages", json={**ASK, "unheard_of": 1})
     assert "unheard_of" in check_body(unknown, 400, "invalid_request_error")
+    assert http.get("/v1/models?limit=20").json()["error"]["param"] == "limit"
 
 
 def test_an_error_after_the_start_is_an_event(sdk: anthropic.Anthropic, http: httpx.Client) -> None:

@@ -32,6 +32,7 @@ def test_an_unknown_field_is_named_on_every_route(http: httpx.Client, path: str)
     assert response.status_code == 200, response.text
     assert response.headers[HEADER] == "extra_field"
     assert HEADER not in http.post(path, json=BODIES[path]).headers
+    assert http.post(f"{path}?api-version=1&a=2&a=3", json=BODIES[path]).headers[HEADER] == "api-version, a"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -66,6 +66,10 @@ def test_an_old_client_that_names_no_host_is_answered(door: Door, path: str) -> 
 
 def test_models_memory_and_metrics_are_those_of_all(client: httpx.Client, replica_urls: dict[str, str]) -> None:
     assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny-llama"]
+    listed = client.get("/v1/models?limit=9", headers={"anthropic-version": "2023-06-01"})
+    assert listed.headers["x-djinn-ignored"] == "limit"
+    alone = httpx.get(f"{next(iter(replica_urls.values()))}/v1/models", headers={"anthropic-version": "2023-06-01"})
+    assert listed.json().keys() == alone.json().keys()
     parts = [httpx.get(f"{url}/v1/memory").json() for url in replica_urls.values()]
     whole = client.get("/v1/memory").json()
     total = sum(part["data"]["device"]["total_bytes"] for part in parts)

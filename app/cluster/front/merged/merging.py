@@ -14,10 +14,11 @@ SAME = frozenset({"block_bytes", "block_tokens", "policy"})
 """Figures of memory that all replicas of one model have alike."""
 
 
-def merged_models(pages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Every model once."""
+def merged_models(pages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Every model once, in the form that the replicas' lists have."""
     models = {model["id"]: model for page in pages for model in reversed(page["data"])}
-    return {"object": "list", "data": list(models.values())}
+    last = {"last_id": list(models)[-1]} if "last_id" in pages[0] else {}
+    return {**pages[0], **last, "data": list(models.values())}
 
 
 def merged_page(pages: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:

@@ -1,0 +1,26 @@
+"""The served model as Anthropic's API lists it."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from app.domain.values import ModelInfo
+
+VERSION_HEADER = "anthropic-version"
+"""Each client of that API sends it."""
+
+
+def model_info(info: ModelInfo, loaded_at: int) -> dict[str, Any]:
+    """The model, which the server loaded at `loaded_at`, in Unix seconds."""
+    return {
+        "type": "model",
+        "id": info.name,
+        "display_name": info.name,
+        "created_at": datetime.fromtimestamp(loaded_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "max_input_tokens": info.max_model_len,
+        "lifecycle": "active",
+    }
+
+
+def list_of_models(info: ModelInfo, loaded_at: int) -> dict[str, Any]:
+    """The only page of the list."""
+    return {"data": [model_info(info, loaded_at)], "has_more": False, "first_id": info.name, "last_id": info.name}
