@@ -218,15 +218,15 @@ class ChatBody(GenerationFields):
     @field_validator("top_logprobs")
     @classmethod
     def _needs_logprobs(cls, top_logprobs: int, info: ValidationInfo) -> int:
-        if info.data.get("logprobs") is False:
+        if top_logprobs and info.data.get("logprobs") is False:
             raise ValueError("only allowed with logprobs")
         return top_logprobs
 
     @field_validator("max_completion_tokens")
     @classmethod
     def _is_the_only_limit(cls, max_completion_tokens: int, info: ValidationInfo) -> int:
-        if info.data.get("max_tokens") is not None:
-            raise ValueError("is the same field as max_tokens; give only one of them")
+        if info.data.get("max_tokens") not in (None, max_completion_tokens):
+            raise ValueError("is the same field as max_tokens; give only one of them, or the same number")
         return max_completion_tokens
 
     def without_effect(self) -> list[str]:

@@ -133,7 +133,7 @@ class SamplingFields(WireModel):
         None, ge=0, le=MAX_COUNT, description="most tokens to generate (default: what the context has room for)"
     )
     temperature: float | None = Field(None, ge=0, le=100, description=f"under 0.00001 is greedy {OF_THE_MODEL}")
-    top_p: float | None = Field(None, gt=0, le=1, description=f"1: off {OF_THE_MODEL}")
+    top_p: float | None = Field(None, ge=0, le=1, description=f"0: the most likely token; 1: off {OF_THE_MODEL}")
     top_k: int | None = Field(None, ge=-1, le=MAX_COUNT, description=f"0 or -1: off {OF_THE_MODEL}")
     min_p: float | None = Field(None, ge=0, le=1, description=f"0: off {OF_THE_MODEL}")
     presence_penalty: float = Field(0.0, ge=-2, le=2)

@@ -118,6 +118,20 @@ def test_every_form_of_message_reaches_the_template(sdk: Any, reference: Referen
     assert content_of(answer) == reference.decode(reference.greedy(reference.chat(template), 8))
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 1, "top_p": 0},
+        {"temperature": 0, "logprobs": False, "top_logprobs": 0},
+        {"temperature": 0, "max_tokens": 8, "max_completion_tokens": 8},
+    ],
+)
+def test_what_clients_write_out_asks_for_the_greedy_answer(sdk: Any, reference: Reference, asked: Any) -> None:
+    answer = sdk.chat.completions.create(**{"model": MODEL, "messages": CHAT, "max_tokens": 8, "seed": 7, **asked})
+    assert content_of(answer) == reference.decode(reference.greedy(reference.chat(CHAT), 8))
+    assert answer.choices[0].logprobs is None
+
+
 def test_null_means_absent_and_harmless_fields_are_taken(sdk: Any) -> None:
     empty: Any = dict.fromkeys(
         ["stop", "seed", "n", "top_p", "temperature", "logit_bias", "tools", "tool_choice", "response_format", "stream"]

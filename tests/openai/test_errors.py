@@ -49,7 +49,7 @@ def test_more_than_the_context_is_a_bad_request(sdk: Any, stream: bool, size: in
     ("wrong", "param"),
     [
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_completion_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),

@@ -230,7 +230,7 @@ def drawn(rows: torch.Tensor, uniforms: list[float], limits: list[tuple[int, flo
     in_steps=st.booleans(),
     uniform=st.sampled_from([0.0, LAST_UNIFORM]) | st.floats(0, LAST_UNIFORM),
     top_k=st.sampled_from([1, 2, 40, 1024, 2500]),
-    top_p=st.sampled_from([1e-6, 0.05, 0.5, 0.95, 1.0]),
+    top_p=st.sampled_from([0.0, 1e-6, 0.05, 0.5, 0.95, 1.0]),
     min_p=st.sampled_from([0.0, 0.001, 0.5, 1.0]),
 )
 def test_it_draws_what_a_sort_would_find(
