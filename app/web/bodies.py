@@ -26,6 +26,8 @@ MAX_NAMES = 10_000
 LARGE_BYTES = 1 << 16
 """A body of so many bytes holds up others for a while: reading it is a tenant's side work."""
 SHOWN_CHARACTERS = 20
+BYTE_ORDER_MARK = "\ufeff"
+"""Some clients of Windows begin each text with it."""
 
 
 class JsonRoute(APIRoute):
@@ -71,7 +73,8 @@ def read_json(body: bytes, max_model_len: int) -> Any:
     if is_nested_too_deep(body):
         raise MalformedRequest(f"the body is nested too deep: at most {MAX_NESTING} levels")
     try:
-        return json.loads(body.decode(), object_pairs_hook=_object)  # RFC 8259: UTF-8 and no other
+        text = body.decode().removeprefix(BYTE_ORDER_MARK)  # RFC 8259, 8.1: UTF-8 and no other
+        return json.loads(text, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         where = f"byte {error.start} is 0x{error.object[error.start]:02x}"
         raise MalformedRequest(f"invalid UTF-8 in the body: {where}") from None

@@ -45,7 +45,7 @@ def test_an_unknown_path_has_the_error_body_and_points_to_the_list_of_routes(htt
 
 
 def test_a_wrong_method_names_all_that_the_path_has(http: httpx.Client) -> None:
-    assert http.put("/v1/sessions", json={}).headers["allow"] == "GET, POST"
+    assert http.put("/v1/sessions", json={}).headers["allow"] == "GET, HEAD, POST"
     for path, methods in http.get("/openapi.json").json()["paths"].items():
         response = http.request("TRACE", re.sub(r"\{\w+\}", "x", path))
         if path in MESSAGES_PATHS:
@@ -103,6 +103,12 @@ def test_what_json_can_say_and_no_field_takes_is_refused_where_it_was_sent(
 def test_a_body_that_cannot_be_parsed_says_why(http: httpx.Client, body: bytes, reason: str) -> None:
     message = assert_error(http.post("/v1/sessions", content=body, headers=JSON), 400, "malformed_request")
     assert reason in message
+
+
+def test_a_byte_order_mark_is_not_read(http: httpx.Client) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = http.post("/v1/sessions", content=b'\xef\xbb\xbf{"metadata": {"a": "b"}}', headers=headers)
+    assert answer.json()["metadata"] == {"a": "b"}
 
 
 def test_a_hostile_body_is_refused_at_once(http: httpx.Client) -> None:

@@ -38,6 +38,19 @@ def test_an_unknown_query_parameter_is_refused_or_named(http: httpx.Client, subt
     assert "once" in assert_error(twice, 422, "field_out_of_range", param="limit")
 
 
+def test_what_reads_json_answers_head_without_a_body(http: httpx.Client, subtests: pytest.Subtests) -> None:
+    for method, path, operation in routes(http):
+        with subtests.test(operation["operationId"]):
+            content = operation["responses"].get("200", {}).get("content", {})
+            asked = {each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"}
+            params = {name: value for name, value in NEEDED.items() if name in asked}
+            if method == "GET" and path.startswith("/v1/") and content.keys() == {"application/json"}:
+                head, whole = http.head(path, params=params), http.get(path, params=params)
+                assert (head.status_code, head.content) == (whole.status_code, b"")
+    assert http.head("/v1/models").headers["content-length"] == http.get("/v1/models").headers["content-length"]
+    assert http.head("/v1/events").status_code == 405
+
+
 def test_no_route_without_a_body_takes_one(http: httpx.Client, subtests: pytest.Subtests) -> None:
     without = [route for route in routes(http) if "requestBody" not in route[2]]
     assert len(without) > 10

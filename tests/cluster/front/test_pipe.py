@@ -204,7 +204,8 @@ def test_a_message_without_end_is_refused(replica_urls: dict[str, str]) -> None:
 
 
 def test_a_handshake_that_is_refused_gets_the_answer(door: Door, replica_urls: dict[str, str]) -> None:
-    with pytest.raises(InvalidStatus) as refused, connect(door.url.replace("http", "ws") + "/v1/responses?x=1"):
+    url = door.url.replace("http", "ws") + "/v1/responses"
+    with pytest.raises(InvalidStatus) as refused, connect(url, additional_headers={"X-Session-ID": "x" * 257}):
         pass
     assert refused.value.response.status_code == 400
     with serving_door(replica_urls, AwayDirectory()) as blind:
