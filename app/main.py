@@ -198,7 +198,7 @@ def _heads(routes: Iterable[BaseRoute]) -> APIRouter:
     for route in routes:
         if not isinstance(route, APIRoute) or not route.path.startswith("/v1/"):
             continue
-        if "GET" in route.methods and route.response_model is not None:
+        if "GET" in (route.methods or ()) and route.response_model is not None:
             heads.add_api_route(
                 route.path,
                 route.endpoint,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -31,6 +32,8 @@ REST_BYTES = 1 << 20
 SHOWN_CHARACTERS = 200
 """Of a complaint, which may have the client's own bytes in it."""
 CLOSE = (b"connection", b"close")
+EMPTY_LINES = re.compile(rb"(?:\r\n)+")
+"""Skipped in front of a request (RFC 9112, 2.2): old clients end a body with one. h11 takes one for a request."""
 
 
 class HttpWire(h11.Connection):
@@ -55,6 +58,11 @@ class HttpWire(h11.Connection):
         """The next part of a request. Raises `h11.RemoteProtocolError` for what is not HTTP, and for a body in too many
         small chunks.
         """
+        if self.their_state is h11.IDLE:
+            if empty := EMPTY_LINES.match(self.trailing_data[0]):
+                self._receive_buffer.maybe_extract_at_most(empty.end())
+            if self.trailing_data[0] == b"\r":
+                return h11.NEED_DATA  # half of another
         try:
             event = super().next_event()
             if isinstance(event, h11.Request):

@@ -51,6 +51,16 @@ def test_a_refusal_of_a_small_body_keeps_the_connection(server: Edge) -> None:
         assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
 
 
+def test_empty_lines_before_a_request_are_skipped(server: Edge) -> None:
+    connection = server.connect(b"\r\n\r\n" + GET)
+    assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
+    connection.sendall(NOWHERE + b"x" * 10 + b"\r\n")
+    assert read_answer(connection).startswith(b"HTTP/1.1 404 ")
+    connection.sendall(b"\r")
+    connection.sendall(b"\n" + GET)
+    assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
+
+
 def test_who_owes_a_body_after_its_answer_gives_way(edge: Serve) -> None:
     server = edge(max_connections=3)
     owing = [server.connect(NOWHERE) for _ in range(3)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 import orjson
 
 
@@ -13,7 +15,7 @@ def previous_response(content: bytes) -> str | None:
 def field_of(content: bytes, name: str) -> str | None:
     """A string of a JSON object; None if there is none of that name."""
     try:
-        fields = orjson.loads(content)
+        fields = orjson.loads(content.removeprefix(codecs.BOM_UTF8))  # as replicas read it
     except orjson.JSONDecodeError:
         return None
     value = fields.get(name) if isinstance(fields, dict) else None
