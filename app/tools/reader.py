@@ -4,14 +4,15 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
 
+from app.domain.values import FinishReason
 from app.messages import TurnFinished
 from app.text.generation import TextChunk
-from app.tools.definitions import ToolFormat
+from app.tools.definitions import Tool, ToolFormat
 
 _ID_ALPHABET = string.ascii_letters + string.digits
 
@@ -58,8 +59,10 @@ class AnswerReader(Protocol):
         """Take the next text."""
         ...
 
-    def finish(self) -> Iterator[Piece]:
-        """What is left when no more text comes."""
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        """What is left when no more text comes. `cut`: the model had not ended, so the beginning of a call is none of
+        the content.
+        """
         ...
 
 
@@ -80,7 +83,7 @@ class Answer:
             self.stop = item.stop
             pieces = self._reader.push(item.text) if self._reader else [Content(item.text)]
         else:
-            pieces = self._reader.finish() if self._reader else ()
+            pieces = self._reader.finish(cut=item.reason is not FinishReason.STOP) if self._reader else ()
         found = list(pieces)
         self._called += [piece.name for piece in found if isinstance(piece, CallBegun)]
         return found
@@ -121,48 +124,64 @@ def new_call_id(form: ToolFormat) -> str:
     return form.id_prefix + letters
 
 
-def read_calls(found: object) -> list[tuple[str, str]] | None:
-    """Names and arguments, as texts of JSON, of one call or a list of them; None if it is something else."""
+def read_calls(found: object, names: Container[str], *, bare: bool = False) -> list[tuple[str, str]] | None:
+    """Names and arguments, as texts of JSON, of one call or a list of them; None if it is something else.
+
+    `names` are the tools. Arguments may be a JSON text that holds the object, as some families write them, or left
+    out: `bare` calls, which nothing marks, must have some.
+    """
     calls = []
     for each in found if isinstance(found, list) else [found]:
         call: Any = each.get("function", each) if isinstance(each, dict) else {}
         name = call.get("name") if isinstance(call, dict) else None
-        arguments = call.get("arguments", call.get("parameters", {})) if isinstance(call, dict) else None
-        if not isinstance(arguments, dict) or not is_name(name):
+        if not isinstance(name, str) or name not in names:
             return None
-        calls.append((str(name), json.dumps(arguments)))
-    return calls
-
-
-def is_name(name: object) -> bool:
-    """Whether it can be told as the name of a tool: half of a surrogate pair cannot."""
-    return isinstance(name, str) and name.isprintable()
+        if bare and call.keys().isdisjoint({"arguments", "parameters"}):
+            return None
+        arguments = call.get("arguments", call.get("parameters"))
+        if isinstance(arguments, str) and arguments.strip():
+            arguments = load_json(JsonScan().take(arguments.strip())[1])
+        elif arguments is None or isinstance(arguments, str):
+            arguments = {}
+        if not isinstance(arguments, dict):
+            return None
+        calls.append((name, json.dumps(arguments)))
+    return calls or None
 
 
 def load_json(text: str) -> object:
-    """The value that a model wrote, None if it is none: any text may come."""
+    """The value that a model wrote in strict JSON, None if it is none: any text may come."""
     try:
-        value: object = json.loads(text, strict=False)
+        value: object = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
     return value
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 class JsonScan:
     """Follows brackets and strings. Whether the object is valid, only reading it shows."""
 
     def __init__(self) -> None:
-        self._depth = 0
+        self.depth = 0
+        """Brackets that are open."""
         self._in_string = False
         self._escaped = False
-        self.is_complete = False
 
-    def take(self, text: str) -> int:
-        """How many characters of `text` belong to the object."""
+    def take(self, text: str, floor: int = 0) -> tuple[int, str]:
+        """How many characters of `text` there are until only `floor` brackets are open, and their strict JSON: small
+        models write line breaks and tabs into strings as they are.
+        """
+        strict: list[str] = []
+        start = 0
         for index, character in enumerate(text):
-            if self.is_complete:
-                return index
-            if self._escaped:
+            if (self._in_string or self._escaped) and character < " ":
+                strict += [text[start:index], "\\" * self._escaped, json.dumps(character)[1:-1]]
+                start, self._escaped = index + 1, False
+            elif self._escaped:
                 self._escaped = False
             elif self._in_string:
                 self._escaped = character == "\\"
@@ -170,18 +189,24 @@ class JsonScan:
             elif character == '"':
                 self._in_string = True
             elif character in "{[":
-                self._depth += 1
+                self.depth += 1
             elif character in "}]":
-                self._depth -= 1
-                self.is_complete = self._depth <= 0
-        return len(text)
+                self.depth -= 1
+                if self.depth <= floor:
+                    return index + 1, "".join([*strict, text[start : index + 1]])
+        return len(text), "".join([*strict, text[start:]])
 
 
 MAX_HEAD = 300
 """Characters within which a call of the usual form begins its arguments."""
-SEPARATORS = " \t\r\n,;[]"
+MAX_HELD = 2000
+"""Characters of arguments that wait for their end, so that what turns out to be no JSON object stays in the content."""
+SPACES = " \t\r\n,;"
+SEPARATORS = SPACES + "[]"
 """What may stand between calls."""
 PYTHON_TAG = "<|python_tag|>"
+QUOTE = "`"
+"""Before a marker: the model tells of calls, and makes none."""
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
@@ -195,30 +220,53 @@ class _State(Enum):
     """In the object of a call, before its arguments."""
     ARGUMENTS = auto()
     REST = auto()
-    """In the object of a call, after its arguments."""
+    """In the object of a call that has been told, after its arguments."""
     OBJECT = auto()
-    """In an object that does not begin as a call does."""
+    """In an object that does not begin as a call of a tool does."""
 
 
 class FamilyReader:
-    """An `AnswerReader`. Arguments come as the model wrote them, piece by piece, where a call has its usual form."""
+    """An `AnswerReader`. Arguments come as the model wrote them where a call has its usual form: at once when they end,
+    or piece by piece if they are long.
+    """
 
-    def __init__(self, form: ToolFormat, *, only_at_start: bool = False, only_calls: bool = False) -> None:
-        """`only_at_start`: an answer that does not begin with a call has none, whatever it says.
+    def __init__(
+        self,
+        form: ToolFormat,
+        tools: Sequence[Tool],
+        *,
+        only_at_start: bool = False,
+        only_calls: bool = False,
+        is_held: bool = False,
+    ) -> None:
+        """`tools` may be called; a call of any other is content.
 
-        `only_calls`: the answer's grammar allows nothing else. If it is cut, its end is markup and no content.
+        - `only_at_start`: an answer that does not begin with a call has none, whatever it says.
+        - `only_calls`: the answer's grammar allows nothing else. If it is cut, its end is markup and no content.
+        - `is_held`: a grammar makes all calls whole, so that no piece has to wait.
         """
         self._form = form
+        self._names = frozenset(tool.name for tool in tools)
         self._only_calls = only_calls
         self._only_at_start = only_at_start or not form.marker
+        self._is_held = is_held or only_calls
         self._state = _State.START if self._only_at_start else _State.CONTENT
         self._text = ""
         """What has not been read."""
         self._unclaimed: list[str] = []
         """What has been read since the content or the last call ended: it is content if no call follows."""
         self._object: list[str] = []
-        self._scan, self._arguments_scan = JsonScan(), JsonScan()
-        self._arguments: list[str] = []
+        """The object that is read, as the model wrote it, until it is told as a call."""
+        self._json: list[str] = []
+        """Of that object or its arguments, strict JSON."""
+        self._scan = JsonScan()
+        self._name = ""
+        self._is_told = False
+        """Whether the call whose arguments are read has been told."""
+        self._may_be_call = True
+        """Whether the object that is read can still turn out to be a call."""
+        self._is_quoted = False
+        """Whether the content ends with a quotation mark."""
         self._speech = Speech()
         self.calls = 0
         self._whole = 0
@@ -231,19 +279,38 @@ class FamilyReader:
         self._text += text
         return self._told(self._read(last=False))
 
-    def finish(self) -> Iterator[Piece]:
-        return self._told(self._finish())
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        return self._told(self._finish(cut))
 
     def _told(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         return (piece for piece in pieces if not (self._only_calls and isinstance(piece, Content)))
 
-    def _finish(self) -> Iterator[Piece]:
-        yield from self._read(last=True)
-        self._unclaimed.append(self._text)
-        if self._state not in (_State.ARGUMENTS, _State.REST):
+    def _finish(self, cut: bool) -> Iterator[Piece]:
+        yield from self._read(last=not cut)
+        self._object.append(self._text)
+        if self._state in (_State.ARGUMENTS, _State.REST) and (cut or self._is_told):
+            if not self._is_told:
+                yield from self._tell("".join(self._json))
+        elif cut and self._begins_call():
+            if any([*self._unclaimed, *self._object]):
+                self._speech.drop_space()
+        else:
             yield from self._give_back()
         if not self.calls:
             yield from self._speech.finish()
+
+    def _begins_call(self) -> bool:
+        """Whether what was read last is the beginning of a call. What no marker shows may be an answer in JSON."""
+        if self._state is _State.OBJECT and not self._may_be_call:
+            return False
+        text = "".join([*self._unclaimed, *self._object])
+        if self._form.marker or not text.lstrip().startswith("{"):
+            return True
+        squeezed = "".join(text.split())
+        named = [f'{{"name":{"".join(json.dumps(name).split())},"' for name in self._names]
+        heads = [head + key for head in named for key in ('arguments":', 'parameters":')]
+        heads += ['{"type":"function","', '{"function":{"']
+        return any(squeezed.startswith(head) or head.startswith(squeezed) for head in heads)
 
     def _read(self, *, last: bool) -> Iterator[Piece]:
         """Read as far as the text has come: each step takes some of it, or changes the state, or waits for more."""
@@ -261,8 +328,8 @@ class FamilyReader:
                 case _State.ARGUMENTS:
                     yield from self._read_arguments()
                 case _State.REST:
-                    self._take(self._scan.take(self._text))
-                    self._state = _State.BETWEEN if self._scan.is_complete else _State.REST
+                    self._take(self._scan.take(self._text)[0])
+                    self._state = _State.REST if self._scan.depth > 0 else _State.BETWEEN
                 case _State.OBJECT:
                     yield from self._read_object()
             if (self._state, len(self._text)) == before:
@@ -284,74 +351,109 @@ class FamilyReader:
         marker = "" if self._only_at_start else self._form.marker
         place = self._text.find(marker) if marker else -1
         if place < 0:
-            yield from self._speech.say(self._take(len(self._text) - (0 if last else _undecided(self._text, marker))))
+            yield from self._say(len(self._text) - (0 if last else _undecided(self._text, marker)))
             return
-        yield from self._speech.say(self._take(place))
+        yield from self._say(place)
+        if self._is_quoted and not self._is_held:
+            yield from self._say(len(marker))
+            return
         self._unclaimed.append(self._take(len(marker)))
         self._state = _State.BETWEEN
 
+    def _say(self, length: int) -> Iterator[Piece]:
+        if length:
+            self._is_quoted = self._text[length - 1] == QUOTE
+            yield from self._speech.say(self._take(length))
+
     def _read_between(self, last: bool) -> Iterator[Piece]:
-        self._unclaimed.append(self._take(len(self._text) - len(self._text.lstrip(SEPARATORS))))
-        if self._text.startswith("{"):
-            self._state, self._scan = _State.HEAD, JsonScan()
+        self._unclaimed.append(self._take(len(self._text) - len(self._text.lstrip(SPACES))))
+        text = self._text
+        if text.startswith("{"):
+            self._begin_object(_State.HEAD)
             return
         markers = [marker for marker in (self._form.end_marker, self._form.marker) if marker]
         for marker in markers:
-            if self._text.startswith(marker):
+            if text.startswith(marker):
                 self._unclaimed.append(self._take(len(marker)))
                 if marker == self._form.end_marker:
                     yield from self._give_back(but=marker)
                 return
-        if self._text and (last or not any(marker.startswith(self._text) for marker in markers)):
+        if not text or (not last and any(marker.startswith(text) for marker in markers)):
+            return
+        if text[0] in SEPARATORS:
+            self._unclaimed.append(self._take(1))
+        else:
             yield from self._give_back()
+
+    def _begin_object(self, state: _State) -> None:
+        self._state, self._scan, self._json = state, JsonScan(), []
+        self._is_told, self._may_be_call = False, True
 
     def _read_head(self, last: bool) -> Iterator[Piece]:
         head = _HEAD.match(self._text)
         name = None if head is None else load_json(head["name"])
-        if head is not None and is_name(name):
-            self._scan.take(self._take(head.end()))
-            yield self._begin(str(name))
-            self._arguments, self._arguments_scan = [], JsonScan()
-            self._state = _State.ARGUMENTS
+        if head is not None and isinstance(name, str) and name in self._names:
+            self._name, self._state = name, _State.ARGUMENTS
+            self._scan.take(head[0])
+            self._object.append(self._take(head.end()))
+            if self._is_held:
+                yield from self._tell("")
         elif head is not None or last or len(self._text) > MAX_HEAD or _ends(self._text):
-            self._state = _State.OBJECT
+            self._state, self._may_be_call = _State.OBJECT, head is None
 
     def _read_arguments(self) -> Iterator[Piece]:
-        taken = self._take(self._arguments_scan.take(self._text))
-        self._scan.take(taken)
-        self._arguments.append(taken)
-        yield CallArguments(self.calls - 1, taken)
-        if self._arguments_scan.is_complete:
-            self._whole += isinstance(load_json("".join(self._arguments)), dict)
+        length, strict = self._scan.take(self._text, floor=1)
+        taken = self._take(length)
+        ends = self._scan.depth <= 1
+        self._json.append(strict)
+        readable = ends and isinstance(load_json("".join(self._json)), dict)
+        if self._is_told:
+            yield CallArguments(self.calls - 1, strict)
+        else:
+            self._object.append(taken)
+            held = sum(map(len, self._json))
+            if readable or held > MAX_HELD:
+                yield from self._tell("".join(self._json))
+            elif ends:
+                self._state, self._may_be_call = _State.OBJECT, False
+                return
+        if ends:
+            self._whole += readable
             self._state = _State.REST
 
     def _read_object(self) -> Iterator[Piece]:
-        self._object.append(self._take(self._scan.take(self._text)))
-        if not self._scan.is_complete:
+        length, strict = self._scan.take(self._text)
+        self._object.append(self._take(length))
+        self._json.append(strict)
+        if self._scan.depth > 0:
             return
-        calls = read_calls(load_json("".join(self._object)))
+        bare = not self._form.marker
+        calls = read_calls(load_json("".join(self._json)), self._names, bare=bare) if self._may_be_call else None
         if calls is None:
             yield from self._give_back()
             return
-        for name, arguments in calls:
-            yield self._begin(name)
-            yield CallArguments(self.calls - 1, arguments)
+        for self._name, arguments in calls:
+            yield from self._tell(arguments)
             self._whole += 1
         self._state = _State.BETWEEN
 
-    def _begin(self, name: str) -> CallBegun:
+    def _tell(self, arguments: str) -> Iterator[Piece]:
+        """Begin the call with the arguments that there are."""
         self._speech.drop_space()
         self._unclaimed.clear()
         self._object.clear()
         self.calls += 1
-        return CallBegun(self.calls - 1, new_call_id(self._form), name)
+        self._is_told = True
+        yield CallBegun(self.calls - 1, new_call_id(self._form), self._name)
+        if arguments:
+            yield CallArguments(self.calls - 1, arguments)
 
     def _give_back(self, *, but: str = "") -> Iterator[Piece]:
         """Go on with content, which what has led to no call is too. White space and what ends a call say nothing."""
         said = "".join([*self._unclaimed, *self._object])
         self._unclaimed.clear()
         self._object.clear()
-        self._state = _State.CONTENT
+        self._state, self._is_quoted = _State.CONTENT, said.endswith(QUOTE)
         if said.strip(SEPARATORS).removesuffix(but):
             yield from self._speech.say(said)
 
@@ -369,4 +471,4 @@ def _undecided(text: str, marker: str) -> int:
 def _ends(text: str) -> bool:
     scan = JsonScan()
     scan.take(text)
-    return scan.is_complete
+    return scan.depth <= 0

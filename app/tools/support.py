@@ -94,9 +94,10 @@ class ToolSupport:
         if self._template is not None:
             from app.tools.template_reader import TemplateReader
 
-            return Answer(TemplateReader(self._form, self._template))
-        only_calls = use.mode is ToolMode.REQUIRED
-        return Answer(FamilyReader(self._form, only_at_start=has_form, only_calls=only_calls))
+            return Answer(TemplateReader(self._form, self._template, use.callable))
+        only_calls, is_held = use.mode is ToolMode.REQUIRED, use.is_held or has_form
+        reader = FamilyReader(self._form, use.callable, only_at_start=has_form, only_calls=only_calls, is_held=is_held)
+        return Answer(reader)
 
 
 def turn_grammar(form: Grammar | None, use: ToolUse, support: ToolSupport) -> Grammar | None:

@@ -21,7 +21,7 @@ from app.tools.reader import Answer, FamilyReader
 from tests.anthropic.conftest import ASK, MODEL, prompt_of, text_of
 from tests.conftest import ServeWith
 from tests.tool_schemas import ENDS, SCHEMAS
-from tests.tools.calls import write
+from tests.tools.calls import TOOLS, write
 
 GREEDY: Any = {"extra_body": {"temperature": 0, "ignore_eos": True}}
 
@@ -331,7 +331,7 @@ async def test_an_input_may_have_an_integer_of_any_length() -> None:
         for item in (TextChunk(written), TurnFinished(Ticket(1), FinishReason.STOP, TurnUsage(1, 0, 9, 0), 10)):
             yield 0, item
 
-    writer = MessageWriter("tiny", 1, Answer(FamilyReader(HERMES)), on_calls=lambda names: None)
+    writer = MessageWriter("tiny", 1, Answer(FamilyReader(HERMES, TOOLS)), on_calls=lambda names: None)
     assert json.loads(await collect(items(), writer))["content"][0]["input"] == {"n": 10**40}
 
 

@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from app.tools.definitions import HERMES, LLAMA, MISTRAL, ToolFormat
+from app.tools.definitions import HERMES, LLAMA, MISTRAL, Tool, ToolFormat
 
 FORMATS = pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA], ids=lambda form: form.name)
+
+TOOLS = [Tool(name) for name in ("f", "g", "add", "edit")]
 
 
 def write(form: ToolFormat, *calls: tuple[str, str]) -> str:

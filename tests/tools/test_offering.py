@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
+from msgspec import structs
 
+from app.domain.values import FinishReason, Ticket, TurnUsage
+from app.messages import TurnFinished
 from app.model_store.saved import ModelTokenizer
 from app.model_store.shapes import IM_START_ID, byte_tokenizer
 from app.text.generation import TextChunk
@@ -113,11 +116,18 @@ def test_a_checkpoint_may_say_itself_how_its_answers_are_read() -> None:
     fields = {"content": {"content": "text"}, "tool_calls": called}
     tokenizer.response_template = {"start_anchor": "assistant:", "fields": fields}
     own = ToolSupport(Tokens(ModelTokenizer.of(tokenizer), frozenset({257})))
-    end: Any = None
+    end = TurnFinished(Ticket(1), FinishReason.STOP, TurnUsage(1, 0, 9, 0), 10)
     answer = own.answer(USE, has_form=False)
-    pieces = [*answer.pieces(TextChunk('Hm.<<{"name": "f", "arguments": {"a": 1}}>>')), *answer.pieces(end)]
+    pieces = [*answer.pieces(TextChunk('Hm.<<{"name": "add", "arguments": {"a": 1}}>>')), *answer.pieces(end)]
     assert [type(piece).__name__ for piece in pieces] == ["Content", "CallBegun", "CallArguments"]
-    assert answer.calls == ["f"]
+    assert answer.calls == ["add"]
+    for text, ended, content in (
+        ('Hm.<<{"name": "f"}>> So.', end, 'Hm.<<{"name": "f"}>> So.'),
+        ('Hm.<<{"name": "add", "arg', structs.replace(end, reason=FinishReason.LENGTH), "Hm."),
+    ):
+        answer = own.answer(USE, has_form=False)
+        said = [*answer.pieces(TextChunk(text)), *answer.pieces(ended)]
+        assert "".join(piece.text for piece in said if isinstance(piece, Content)) == content
     broken = own.answer(USE, has_form=False)
     said = [piece for item in (TextChunk("Hm.<<oops>> and"), TextChunk(" more"), end) for piece in broken.pieces(item)]
     assert "".join(piece.text for piece in said if isinstance(piece, Content)).endswith("oops>> and more")

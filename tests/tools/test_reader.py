@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tools.definitions import HERMES, MISTRAL, ToolFormat
-from app.tools.reader import CallArguments, CallBegun, Content, FamilyReader, Piece
-from tests.tools.calls import FORMATS, write
+from app.tools.definitions import HERMES, LLAMA, MISTRAL, Tool, ToolFormat
+from app.tools.reader import MAX_HELD, CallArguments, CallBegun, Content, FamilyReader, Piece
+from tests.tools.calls import FORMATS, TOOLS, write
 
 Calls = list[tuple[str, str]]
 
 
-def pieces_of(text: str, form: ToolFormat, cuts: Sequence[int] = ()) -> list[Piece]:
+def pieces_of(text: str, form: ToolFormat, cuts: Sequence[int] = (), tools: Sequence[Tool] = TOOLS) -> list[Piece]:
     """What is read of `text`, cut at those places."""
-    reader = FamilyReader(form)
+    reader = FamilyReader(form, tools)
     ends = [*sorted(cut for cut in cuts if cut < len(text)), len(text)]
     read = [piece for start, end in zip([0, *ends], ends, strict=False) for piece in reader.push(text[start:end])]
     return [*read, *reader.finish()]
@@ -64,7 +64,8 @@ some_cuts = st.lists(st.integers(0, 300), max_size=20)
 @given(calls=some_calls, cuts=some_cuts)
 def test_calls_come_back_as_they_were_written(form: ToolFormat, calls: Calls, cuts: list[int]) -> None:
     written = calls if form.can_repeat else calls[:1]
-    assert read(write(form, *written), form, cuts) == ("", written)
+    tools = [Tool(name) for name, _ in written]
+    assert put_together(pieces_of(write(form, *written), form, cuts, tools)) == ("", written)
 
 
 @given(text=st.text(st.sampled_from('<>{}"[] atol_cnme:\n'), max_size=60), cuts=some_cuts)
@@ -119,9 +120,43 @@ def test_what_is_no_call_stays_in_the_content(inner: str) -> None:
     assert (content, calls) == (f"so <tool_call>{inner}</tool_call> then", [])
 
 
-def test_a_call_that_the_length_limit_has_cut_keeps_what_there_is() -> None:
-    assert read('<tool_call>\n{"name": "f", "arguments": {"a": ', HERMES) == ("", [("f", '{"a": ')])
-    assert read('<tool_call>\n{"na', HERMES)[0].startswith('<tool_call>\n{"na')
+@pytest.mark.parametrize(
+    ("arguments", "strict"),
+    [
+        ('{"a": "1\n2\t\x013"}', r'{"a": "1\n2\t\u00013"}'),
+        ('{"a": "1\\\\\n2\\\n3"}', r'{"a": "1\\\n2\\\n3"}'),
+        (json.dumps('{"a":\t"1\n2"}'), r'{"a": "1\n2"}'),
+        ("null", "{}"),
+        ('""', "{}"),
+    ],
+)
+@pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA], ids=lambda form: form.name)
+def test_arguments_of_small_models_are_strict_json(form: ToolFormat, arguments: str, strict: str) -> None:
+    """Line breaks in strings, an object in a text, and none at all."""
+    assert read(write(form, ("f", arguments)), form, range(0, 99, 3)) == ("", [("f", strict)])
+
+
+def test_arguments_may_be_left_out_after_a_marker() -> None:
+    assert read('<tool_call>{"name": "f"}</tool_call>', HERMES) == ("", [("f", "{}")])
+
+
+@pytest.mark.parametrize(
+    ("answer", "form"),
+    [
+        ('Hm. <tool_call>{"name": "nope", "arguments": {"a": "<tool_call>"}}</tool_call> So.', HERMES),
+        ('[TOOL_CALLS] [{"name": "nope", "arguments": {}}]', MISTRAL),
+        ('Use the <tool_call> tag like so: <tool_call>{"name": "name"}</tool_call>', HERMES),
+        ('Write `<tool_call>{"name": "f", "arguments": {}}</tool_call>`.', HERMES),
+        ('{"name": "Bob", "age": 5}', LLAMA),
+        ('{"name": "f", "age": 5}', LLAMA),
+        ('{"name": "Bob", "parameters": {}}', LLAMA),
+        ('<tool_call>{"name": "f", "arguments": {"a": True}}</tool_call>', HERMES),
+        ('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', HERMES),
+        ('<tool_call>{"name": "f", "arguments": {"a": "', HERMES),
+    ],
+)
+def test_what_no_tool_takes_stays_as_the_model_wrote_it(answer: str, form: ToolFormat) -> None:
+    assert read(answer, form) == read(answer, form, range(0, 120, 7)) == (answer, [])
 
 
 @pytest.mark.parametrize(("form", "pattern"), [(HERMES, r"call_\w{24}"), (MISTRAL, r"[A-Za-z0-9]{9}")])
@@ -146,7 +181,7 @@ def test_ids_are_of_the_form_that_the_template_takes(form: ToolFormat, pattern: 
 )
 def test_a_long_answer_costs_no_more_for_each_character(form: ToolFormat, start: str, more: str) -> None:
     """Pushed 4 characters at a time; a reader that looks back over what it holds would take minutes."""
-    reader = FamilyReader(form)
+    reader = FamilyReader(form, TOOLS)
     told = list(reader.push(start))
     for _ in range(5_000):
         told += reader.push(more * 4)
@@ -169,19 +204,18 @@ def test_a_marker_within_a_string_ends_nothing() -> None:
 
 def test_calls_are_whole_if_all_their_arguments_are_objects() -> None:
     whole = write(HERMES, ("f", '{"a": 1}'))
-    cut = '<tool_call>{"name": "f", "arguments": {"a": '
-    ill = write(HERMES, ("f", '{"a": foo}')), write(HERMES, ("f", "{}"), ("g", '{"a": tru}'))
-    for answer in (whole, cut, *ill, "No."):
-        reader = FamilyReader(HERMES)
-        assert [*reader.push(answer), *reader.finish()]
+    long = write(HERMES, ("f", json.dumps({"a": "x" * MAX_HELD}).replace("}", ", foo}")))
+    for answer in (whole, whole[:-16], long, write(HERMES, ("f", '{"a": foo}')), "No."):
+        reader = FamilyReader(HERMES, TOOLS)
+        assert [*reader.push(answer), *reader.finish(cut=True)]
         assert reader.is_whole == (answer == whole)
 
 
 def test_an_answer_of_another_form_has_no_calls() -> None:
-    reader = FamilyReader(HERMES, only_at_start=True)
+    reader = FamilyReader(HERMES, TOOLS, only_at_start=True)
     answer = '{"s": "<tool_call>x"}'
     assert put_together([*reader.push(answer), *reader.finish()]) == (answer, [])
-    reader = FamilyReader(HERMES, only_at_start=True)
+    reader = FamilyReader(HERMES, TOOLS, only_at_start=True)
     assert put_together([*reader.push(write(HERMES, ("f", "{}"))), *reader.finish()]) == ("", [("f", "{}")])
 
 
@@ -189,7 +223,7 @@ def test_an_answer_of_another_form_has_no_calls() -> None:
 def test_calls_that_are_cut_anywhere_leave_no_text_where_only_calls_may_come(form: ToolFormat) -> None:
     text = write(form, *[("add", '{"a": 3}')] * (2 if form.can_repeat else 1))
     for end in range(len(text)):
-        reader = FamilyReader(form, only_calls=True)
+        reader = FamilyReader(form, TOOLS, only_calls=True)
         content, calls = put_together([*reader.push(text[:end]), *reader.finish()])
         assert content == ""
         assert len(calls) == reader.calls
