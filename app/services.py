@@ -70,6 +70,8 @@ def open_services(
     spooled = settings.state_dir and settings.state_dir.expanduser() / "tmp"  # with the journal, if there is one
     spool = Spool(spooled, room.beside(spooled) if spooled else room, int(settings.max_spool_bytes))
     bound_sessions = BoundSessions(registry, restored)
+    tool_support = ToolSupport(tokens)
+    tool_support.check_format()
     bindings = Bindings(bound_sessions, responses, registry.tool_waits, keeper.keyed)
     return Services(
         settings=settings,
@@ -78,7 +80,7 @@ def open_services(
         tokens=tokens,
         metrics=metrics,
         sessions=registry,
-        tool_support=ToolSupport(tokens),
+        tool_support=tool_support,
         bound_sessions=bound_sessions,
         responses=responses,
         spool=spool,

@@ -118,6 +118,10 @@ class ToolFormat:
     id_prefix: str = "call_"
     can_repeat: bool = True
     """Whether an answer may hold several calls."""
+    has_names: bool = False
+    """Whether newer models of the family write a name after the marker, then the object of the arguments."""
+    inner_markers: tuple[str, ...] = ()
+    """What those write between the name and the arguments."""
 
     def write(self, name: str, arguments: str) -> str:
         """One call as text. `name` and `arguments` are JSON texts."""
@@ -137,7 +141,9 @@ HERMES = ToolFormat(
     after="\n</tool_call>",
     separator="\n",
 )
-"""Hermes, Qwen 2.5 and 3, SmolLM3, and every model whose template has no form of its own."""
+"""Hermes, Qwen 2.5 and 3, SmolLM3, and every model whose template has no form of its own. Qwen3-Coder has it where a
+grammar holds it, and writes `<function=` by itself.
+"""
 
 MISTRAL = ToolFormat(
     "mistral",
@@ -148,8 +154,10 @@ MISTRAL = ToolFormat(
     closing="]",
     id_characters=9,
     id_prefix="",
+    has_names=True,
+    inner_markers=("[CALL_ID]", "[ARGS]"),
 )
-"""Mistral and Mixtral up to the third version of their tokenizer."""
+"""Mistral and Mixtral; `write` is for the third version of their tokenizer and those before it."""
 
 LLAMA = ToolFormat("llama", "parameters", can_repeat=False)
 """Llama 3.1 and later: the call is the whole answer."""

@@ -4,7 +4,7 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -207,7 +207,38 @@ SEPARATORS = SPACES + "[]"
 PYTHON_TAG = "<|python_tag|>"
 QUOTE = "`"
 """Before a marker: the model tells of calls, and makes none."""
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+"""What Qwen3-Coder writes after the marker in place of an object."""
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+
+_NAME = re.compile(r"(?P<name>[^\s{\[]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]\s*)?(?=\{)")
+"""What Mistral's newer tokenizers write after the marker, before the object of the arguments."""
+_FUNCTION = re.compile(r"<function=([^>]+)>(.*)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+
+
+def read_function(text: str, tools: Mapping[str, Tool]) -> tuple[str, str] | None:
+    """Name and arguments of a call as Qwen3-Coder writes it, None if it is none of these tools."""
+    found = _FUNCTION.fullmatch(text)
+    tool = None if found is None else tools.get(found[1].strip())
+    if found is None or tool is None or _PARAMETER.sub("", found[2]).strip():
+        return None
+    schemas = tool.schema.get("properties", {})
+    return tool.name, json.dumps({key: _typed(value, schemas.get(key)) for key, value in _PARAMETER.findall(found[2])})
+
+
+def _typed(text: str, schema: object) -> object:
+    """A parameter, which is JSON unless its schema says that it is a text."""
+    value: Any = {"True": True, "False": False}.get(text.strip(), load_json(text.strip()))
+    if not isinstance(schema, dict):
+        return text
+    options = [schema, *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    types: list[Any] = [option.get("type") for option in options if isinstance(option, dict) and "type" in option]
+    types = [name for each in types for name in (each if isinstance(each, list) else [each])]
+    if "null" in types and text.strip() in ("null", "None"):
+        return None
+    keeps_text = "string" in types or (not types and not isinstance(value, dict | list))
+    return text if keeps_text or value is None else value
 
 
 class _State(Enum):
@@ -223,6 +254,7 @@ class _State(Enum):
     """In the object of a call that has been told, after its arguments."""
     OBJECT = auto()
     """In an object that does not begin as a call of a tool does."""
+    FUNCTION = auto()
 
 
 class FamilyReader:
@@ -246,7 +278,7 @@ class FamilyReader:
         - `is_held`: a grammar makes all calls whole, so that no piece has to wait.
         """
         self._form = form
-        self._names = frozenset(tool.name for tool in tools)
+        self._tools = {tool.name: tool for tool in tools}
         self._only_calls = only_calls
         self._only_at_start = only_at_start or not form.marker
         self._is_held = is_held or only_calls
@@ -260,6 +292,8 @@ class FamilyReader:
         self._json: list[str] = []
         """Of that object or its arguments, strict JSON."""
         self._scan = JsonScan()
+        self._floor = 0
+        """Brackets that are open around the arguments."""
         self._name = ""
         self._is_told = False
         """Whether the call whose arguments are read has been told."""
@@ -307,7 +341,7 @@ class FamilyReader:
         if self._form.marker or not text.lstrip().startswith("{"):
             return True
         squeezed = "".join(text.split())
-        named = [f'{{"name":{"".join(json.dumps(name).split())},"' for name in self._names]
+        named = [f'{{"name":{"".join(json.dumps(name).split())},"' for name in self._tools]
         heads = [head + key for head in named for key in ('arguments":', 'parameters":')]
         heads += ['{"type":"function","', '{"function":{"']
         return any(squeezed.startswith(head) or head.startswith(squeezed) for head in heads)
@@ -332,6 +366,8 @@ class FamilyReader:
                     self._state = _State.REST if self._scan.depth > 0 else _State.BETWEEN
                 case _State.OBJECT:
                     yield from self._read_object()
+                case _State.FUNCTION:
+                    yield from self._read_function()
             if (self._state, len(self._text)) == before:
                 return
 
@@ -378,33 +414,54 @@ class FamilyReader:
                 if marker == self._form.end_marker:
                     yield from self._give_back(but=marker)
                 return
-        if not text or (not last and any(marker.startswith(text) for marker in markers)):
+        named = _NAME.match(text) if self._form.has_names else None
+        if not text or (not last and (any(marker.startswith(text) for marker in markers) or self._may_be_name(text))):
             return
         if text[0] in SEPARATORS:
             self._unclaimed.append(self._take(1))
+        elif named is not None:
+            self._begin_object(_State.HEAD)
+            yield from self._read_name(named, named["name"])
+        elif text.startswith(FUNCTION):
+            self._begin_object(_State.FUNCTION)
         else:
             yield from self._give_back()
 
+    def _may_be_name(self, text: str) -> bool:
+        """Whether more text can make it the head of a call without an object around it."""
+        if FUNCTION.startswith(text) and self._form.end_marker:
+            return text != FUNCTION
+        names = self._tools if self._form.has_names and "{" not in text and len(text) <= MAX_HEAD else ()
+        return any(name.startswith(text) or text.startswith(name) for name in names)
+
     def _begin_object(self, state: _State) -> None:
-        self._state, self._scan, self._json = state, JsonScan(), []
+        self._state, self._scan, self._json, self._floor = state, JsonScan(), [], 0
         self._is_told, self._may_be_call = False, True
 
     def _read_head(self, last: bool) -> Iterator[Piece]:
         head = _HEAD.match(self._text)
         name = None if head is None else load_json(head["name"])
-        if head is not None and isinstance(name, str) and name in self._names:
-            self._name, self._state = name, _State.ARGUMENTS
-            self._scan.take(head[0])
-            self._object.append(self._take(head.end()))
-            if self._is_held:
-                yield from self._tell("")
-        elif head is not None or last or len(self._text) > MAX_HEAD or _ends(self._text):
-            self._state, self._may_be_call = _State.OBJECT, head is None
+        if head is not None:
+            yield from self._read_name(head, name)
+        elif last or len(self._text) > MAX_HEAD or _ends(self._text):
+            self._state = _State.OBJECT
+
+    def _read_name(self, head: re.Match[str], name: object) -> Iterator[Piece]:
+        """Take all before the arguments. The object of another name than a tool's is read too, but as content."""
+        self._scan.take(head[0])
+        self._floor = max(0, self._scan.depth)
+        self._object.append(self._take(head.end()))
+        if not isinstance(name, str) or name not in self._tools:
+            self._state, self._may_be_call = _State.OBJECT, False
+            return
+        self._name, self._state = name, _State.ARGUMENTS
+        if self._is_held:
+            yield from self._tell("")
 
     def _read_arguments(self) -> Iterator[Piece]:
-        length, strict = self._scan.take(self._text, floor=1)
+        length, strict = self._scan.take(self._text, self._floor)
         taken = self._take(length)
-        ends = self._scan.depth <= 1
+        ends = self._scan.depth <= self._floor
         self._json.append(strict)
         readable = ends and isinstance(load_json("".join(self._json)), dict)
         if self._is_told:
@@ -414,12 +471,15 @@ class FamilyReader:
             held = sum(map(len, self._json))
             if readable or held > MAX_HELD:
                 yield from self._tell("".join(self._json))
-            elif ends:
+            elif ends and self._floor:
                 self._state, self._may_be_call = _State.OBJECT, False
+                return
+            elif ends:
+                yield from self._give_back()
                 return
         if ends:
             self._whole += readable
-            self._state = _State.REST
+            self._state = _State.REST if self._floor else _State.BETWEEN
 
     def _read_object(self) -> Iterator[Piece]:
         length, strict = self._scan.take(self._text)
@@ -428,13 +488,28 @@ class FamilyReader:
         if self._scan.depth > 0:
             return
         bare = not self._form.marker
-        calls = read_calls(load_json("".join(self._json)), self._names, bare=bare) if self._may_be_call else None
+        calls = read_calls(load_json("".join(self._json)), self._tools, bare=bare) if self._may_be_call else None
         if calls is None:
             yield from self._give_back()
             return
         for self._name, arguments in calls:
             yield from self._tell(arguments)
             self._whole += 1
+        self._state = _State.BETWEEN
+
+    def _read_function(self) -> Iterator[Piece]:
+        place = self._text.find(FUNCTION_END)
+        if place < 0:
+            self._object.append(self._take(len(self._text) - _undecided(self._text, FUNCTION_END)))
+            return
+        self._object.append(self._take(place + len(FUNCTION_END)))
+        call = read_function("".join(self._object), self._tools)
+        if call is None:
+            yield from self._give_back()
+            return
+        self._name, arguments = call
+        yield from self._tell(arguments)
+        self._whole += 1
         self._state = _State.BETWEEN
 
     def _tell(self, arguments: str) -> Iterator[Piece]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from app.tools.reader import Answer, FamilyReader
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplate
+
+logger = logging.getLogger(__name__)
 
 _PROBE = Tool("probe_of_tools", "a probe")
 _PROBE_CALL = {"id": "probe0000", "type": "function", "function": {"name": "call_of_probe", "arguments": {}}}
@@ -38,6 +41,18 @@ class ToolSupport:
             from transformers.utils.chat_parsing.response_templates import load_response_template
 
             self._template = load_response_template(declared)
+
+    def check_format(self) -> None:
+        """Warn of a chat template that writes calls in a form in which no answer is read."""
+        if self._template is not None or not self._form.marker or not self.writes_calls:
+            return
+        reader = FamilyReader(self._form, [Tool("call_of_probe")])
+        list(reader.push(self._probe(_PROBE_CHAT)))
+        if not reader.calls:
+            logger.warning(
+                "the chat template writes calls of tools in a form that is not read: unless a call is required, "
+                "calls stay in the content"
+            )
 
     @cached_property
     def writes_tools(self) -> bool:
@@ -61,7 +76,8 @@ class ToolSupport:
         """The special tokens that an answer with calls is read by."""
         if self._template is not None:  # which of them it looks for, only its patterns know
             return self._tokens.special_ids - self._tokens.eos_token_ids
-        markers = (self._tokens.special_id(marker) for marker in (self._form.marker, self._form.end_marker))
+        written = (self._form.marker, self._form.end_marker, *self._form.inner_markers)
+        markers = (self._tokens.special_id(marker) for marker in written)
         return frozenset(marker for marker in markers if marker is not None)
 
     def chat_text(self, messages: Sequence[Message], tools: Sequence[Tool], **options: Any) -> str:

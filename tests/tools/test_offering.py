@@ -104,6 +104,16 @@ def test_a_template_gets_no_more_than_it_lacks() -> None:
     assert "assistant: <tool_call>add 1tool: 3tool: 4" in text
 
 
+def test_a_template_whose_calls_are_not_read_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    called = "{% for m in messages %}{% for c in m.tool_calls or [] %}CALL{% endfor %}{{ m.content }}\n{% endfor %}"
+    mistral, coder = "[TOOL_CALLS]{{ c.function.name }}{}", "<tool_call>\n<function={{ c.function.name }}>\n</function>"
+    for call in ("<tool_call>" + write(HERMES, ("{{ c.function.name }}", "{}"))[11:], mistral, coder):
+        support(called.replace("CALL", call)).check_format()
+    assert not caplog.records
+    support(called.replace("CALL", "<|call|>{{ c.function.name }}")).check_format()
+    assert "in a form that is not read" in caplog.text
+
+
 def test_the_template_tells_the_family() -> None:
     assert [find_format(template) for template in (None, CHATML, NATIVE)] == [HERMES] * 3
     assert find_format("{{ '[TOOL_CALLS] [' }}") is MISTRAL

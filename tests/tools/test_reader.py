@@ -120,6 +120,39 @@ def test_what_is_no_call_stays_in_the_content(inner: str) -> None:
     assert (content, calls) == (f"so <tool_call>{inner}</tool_call> then", [])
 
 
+EDIT = Tool("edit", None, {"properties": {"text": {"type": "string"}, "n": {"type": ["integer", "null"]}}})
+CODER = "<tool_call>\n<function=edit>\n<parameter=text>\n1\n2\n</parameter>\n<parameter=n>3</parameter>\n</function>"
+CODED = [("edit", r'{"text": "1\n2", "n": 3}')]
+
+
+@pytest.mark.parametrize(
+    ("answer", "form", "calls"),
+    [
+        (f"{CODER}\n</tool_call>", HERMES, CODED),
+        (f"{CODER}\n</tool_call>\n{CODER}", HERMES, CODED * 2),
+        ('[TOOL_CALLS]edit{"text": "x"}', MISTRAL, [("edit", '{"text": "x"}')]),
+        (
+            '[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]edit[CALL_ID]a1[ARGS]{"n": 1}',
+            MISTRAL,
+            [("f", "{}"), ("edit", '{"n": 1}')],
+        ),
+    ],
+    ids=["coder", "two", "names", "markers"],
+)
+def test_calls_of_newer_models_are_read(answer: str, form: ToolFormat, calls: Calls) -> None:
+    tools = [EDIT, Tool("f")]
+    assert put_together(pieces_of(answer, form, tools=tools)) == ("", calls)
+    for end in range(1, len(answer)):
+        reader = FamilyReader(form, tools)
+        content, _ = put_together([*reader.push(answer[:end]), *reader.finish(cut=True)])
+        assert content == ""
+    foreign = answer.replace("edit", "nope")
+    content, told = put_together(pieces_of(foreign, form, range(len(foreign)), tools))
+    assert foreign.endswith(content)
+    assert "nope" in content
+    assert "edit" not in [name for name, _ in told]
+
+
 @pytest.mark.parametrize(
     ("arguments", "strict"),
     [
