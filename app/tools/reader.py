@@ -213,18 +213,25 @@ _HEAD = re.compile(r'\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arg
 
 _NAME = re.compile(r"(?P<name>[^\s{\[]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]\s*)?(?=\{)")
 """What Mistral's newer tokenizers write after the marker, before the object of the arguments."""
-_FUNCTION = re.compile(r"<function=([^>]+)>(.*)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 
 def read_function(text: str, tools: Mapping[str, Tool]) -> tuple[str, str] | None:
     """Name and arguments of a call as Qwen3-Coder writes it, None if it is none of these tools."""
-    found = _FUNCTION.fullmatch(text)
-    tool = None if found is None else tools.get(found[1].strip())
-    if found is None or tool is None or _PARAMETER.sub("", found[2]).strip():
+    name, _, body = text.removeprefix(FUNCTION).removesuffix(FUNCTION_END).partition(">")
+    before, *parameters = body.split("<parameter=")
+    tool = tools.get(name.strip())
+    if tool is None or before.strip():
         return None
-    schemas = tool.schema.get("properties", {})
-    return tool.name, json.dumps({key: _typed(value, schemas.get(key)) for key, value in _PARAMETER.findall(found[2])})
+    properties = tool.schema.get("properties")
+    schemas: Mapping[str, Any] = properties if isinstance(properties, dict) else {}
+    arguments = {}
+    for parameter in parameters:
+        key, _, rest = parameter.partition(">")
+        value, end, after = rest.partition("</parameter>")
+        if not end or after.strip():
+            return None
+        arguments[key] = _typed(value.removeprefix("\n").removesuffix("\n"), schemas.get(key))
+    return tool.name, json.dumps(arguments)
 
 
 def _typed(text: str, schema: object) -> object:
@@ -232,7 +239,8 @@ def _typed(text: str, schema: object) -> object:
     value: Any = {"True": True, "False": False}.get(text.strip(), load_json(text.strip()))
     if not isinstance(schema, dict):
         return text
-    options = [schema, *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    unions = [schema.get(name) for name in ("anyOf", "oneOf")]
+    options = [schema, *(option for union in unions if isinstance(union, list) for option in union)]
     types: list[Any] = [option.get("type") for option in options if isinstance(option, dict) and "type" in option]
     types = [name for each in types for name in (each if isinstance(each, list) else [each])]
     if "null" in types and text.strip() in ("null", "None"):
@@ -419,10 +427,10 @@ class FamilyReader:
             return
         if text[0] in SEPARATORS:
             self._unclaimed.append(self._take(1))
-        elif named is not None:
+        elif named is not None and named["name"] in self._tools:
             self._begin_object(_State.HEAD)
             yield from self._read_name(named, named["name"])
-        elif text.startswith(FUNCTION):
+        elif self._form.end_marker and text.startswith(FUNCTION):
             self._begin_object(_State.FUNCTION)
         else:
             yield from self._give_back()

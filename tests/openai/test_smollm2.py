@@ -66,46 +66,26 @@ def test_a_conversation_in_a_session_computes_only_what_is_new(client: Any) -> N
     assert first.usage.total_tokens - 2 <= usage.prompt_tokens_details.cached_tokens <= first.usage.total_tokens
 
 
-EDIT: Any = {"name": "edit", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}}
+CALL = '<tool_call>\n{"name": "edit", "arguments": {"text": "x"}}\n</tool_call>'
+AS_TEXT = CALL.replace('{"text": "x"}', r'"{\"text\": \"x\"}"')
+FOREIGN = CALL.replace("edit", "nope")
 
 
-def call_of(text: str) -> str:
-    return f"<tool_call>\n{json.dumps({'name': 'edit', 'arguments': {'text': text}})}\n</tool_call>"
-
-
-def say(client: Any, text: str, **fields: Any) -> Any:
-    """The whole choice of an answer that says `text`, which is streamed alike."""
+@pytest.mark.parametrize(
+    ("said", "limit", "told"),
+    [
+        (CALL.replace('"x"', '"l1\nl2"'), 99, ("tool_calls", "", [{"text": "l1\nl2"}])),
+        (AS_TEXT, 99, ("tool_calls", "", [{"text": "x"}])),
+        (FOREIGN, 99, ("stop", FOREIGN, [])),
+        *((CALL, limit, ("length", "", [])) for limit in (1, 4, 12, 15)),
+    ],
+)
+def test_calls_of_a_small_model(client: Any, said: str, limit: int, told: tuple[str, str, list[Any]]) -> None:
     chat: Any = []
-    for said in ("A1", text):
-        chat += [{"role": "user", "content": f"Repeat exactly: {said}"}, {"role": "assistant", "content": said}]
-    asked = {"model": NAME, "messages": [*chat, chat[-2]], "temperature": 0, "max_tokens": 100, **fields}
-    asked["tools"] = [{"type": "function", "function": EDIT}]
-    [choice] = client.chat.completions.create(**asked).choices
-    content, arguments = "", ""
-    for chunk in client.chat.completions.create(**asked, stream=True):
-        content += chunk.choices[0].delta.content or ""
-        arguments += "".join(call.function.arguments or "" for call in chunk.choices[0].delta.tool_calls or ())
-    assert chunk.choices[0].finish_reason == choice.finish_reason
-    assert content == (choice.message.content or "")
-    assert arguments == "".join(call.function.arguments for call in choice.message.tool_calls or ())
-    return choice
-
-
-LINES = call_of("l1\nl2").replace("\\n", "\n")
-AS_TEXT = call_of("x").replace('{"text": "x"}', r'"{\"text\": \"x\"}"')
-
-
-@pytest.mark.parametrize(("call", "text"), [(LINES, "l1\nl2"), (AS_TEXT, "x")], ids=["line break", "text"])
-def test_a_call_of_a_small_model_is_read(client: Any, call: str, text: str) -> None:
-    choice = say(client, call)
-    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
-    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"text": text}
-
-
-def test_a_call_of_no_tool_stays_in_the_content_and_a_cut_one_does_not(client: Any) -> None:
-    foreign = call_of("x").replace("edit", "nope")
-    choice = say(client, foreign)
-    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", foreign, None)
-    for max_tokens in (1, 4, 12, 15):
-        choice = say(client, call_of("x"), max_tokens=max_tokens)
-        assert (choice.finish_reason, choice.message.content) == ("length", ""), max_tokens
+    for each in ("A1", said, said):
+        chat += [{"role": "user", "content": f"Repeat exactly: {each}"}, {"role": "assistant", "content": each}]
+    asked = {"model": NAME, "messages": chat[:-1], "temperature": 0, "max_tokens": limit}
+    tools = [{"type": "function", "function": {"name": "edit"}}]
+    [choice] = client.chat.completions.create(**asked, tools=tools).choices
+    arguments = [json.loads(call.function.arguments) for call in choice.message.tool_calls or ()]
+    assert (choice.finish_reason, choice.message.content or "", arguments) == told

@@ -87,6 +87,7 @@ F, G = ("f", '{"a": 1}'), ("g", "{}")
     [
         ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', HERMES, "", [F]),
         ('<tool_call>[{"name": "f", "parameters": {"a": 1}}]</tool_call>', HERMES, "", [F]),
+        ('<tool_call>{"name": "g"}</tool_call>', HERMES, "", [G]),
         ('<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}', HERMES, "", [F]),
         ("Let me look.\n" + write(HERMES, F), HERMES, "Let me look.", [F]),
         (
@@ -102,22 +103,10 @@ F, G = ("f", '{"a": 1}'), ("g", "{}")
             [F, G],
         ),
     ],
-    ids=["other order", "list", "nested", "after text", "lost end marker", "more fields"],
+    ids=["other order", "list", "no arguments", "nested", "after text", "lost end marker", "more fields"],
 )
 def test_calls_in_an_unusual_form_are_read_too(answer: str, form: ToolFormat, content: str, calls: Calls) -> None:
     assert read(answer, form) == read(answer, form, range(0, 120, 7)) == (content, calls)
-
-
-@pytest.mark.parametrize(
-    "inner",
-    [
-        *("find it", "[1]", '{"name": 3, "arguments": {}}', '{"name": "f", "arguments": "x"}'),
-        *('{"name": "a\\q"}', '{"name": "\\ud800"}', '{"a": ' * 5_000 + "}" * 5_000),
-    ],
-)
-def test_what_is_no_call_stays_in_the_content(inner: str) -> None:
-    content, calls = read(f"so <tool_call>{inner}</tool_call> then", HERMES)
-    assert (content, calls) == (f"so <tool_call>{inner}</tool_call> then", [])
 
 
 EDIT = Tool("edit", None, {"properties": {"text": {"type": "string"}, "n": {"type": ["integer", "null"]}}})
@@ -140,17 +129,12 @@ CODED = [("edit", r'{"text": "1\n2", "n": 3}')]
     ids=["coder", "two", "names", "markers"],
 )
 def test_calls_of_newer_models_are_read(answer: str, form: ToolFormat, calls: Calls) -> None:
-    tools = [EDIT, Tool("f")]
-    assert put_together(pieces_of(answer, form, tools=tools)) == ("", calls)
+    assert put_together(pieces_of(answer, form, tools=[EDIT, Tool("f")])) == ("", calls)
     for end in range(1, len(answer)):
-        reader = FamilyReader(form, tools)
-        content, _ = put_together([*reader.push(answer[:end]), *reader.finish(cut=True)])
-        assert content == ""
+        reader = FamilyReader(form, [EDIT, Tool("f")])
+        assert put_together([*reader.push(answer[:end]), *reader.finish(cut=True)])[0] == ""
     foreign = answer.replace("edit", "nope")
-    content, told = put_together(pieces_of(foreign, form, range(len(foreign)), tools))
-    assert foreign.endswith(content)
-    assert "nope" in content
-    assert "edit" not in [name for name, _ in told]
+    assert "nope" in put_together(pieces_of(foreign, form, range(99), [EDIT, Tool("f")]))[0]
 
 
 @pytest.mark.parametrize(
@@ -163,14 +147,17 @@ def test_calls_of_newer_models_are_read(answer: str, form: ToolFormat, calls: Ca
         ('""', "{}"),
     ],
 )
-@pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA], ids=lambda form: form.name)
+@FORMATS
 def test_arguments_of_small_models_are_strict_json(form: ToolFormat, arguments: str, strict: str) -> None:
     """Line breaks in strings, an object in a text, and none at all."""
     assert read(write(form, ("f", arguments)), form, range(0, 99, 3)) == ("", [("f", strict)])
 
 
-def test_arguments_may_be_left_out_after_a_marker() -> None:
-    assert read('<tool_call>{"name": "f"}</tool_call>', HERMES) == ("", [("f", "{}")])
+NO_CALLS = [
+    *("find it", "[1]", '{"name": 3, "arguments": {}}', '{"name": "f", "arguments": "x"}'),
+    *('{"name": "f", "arguments": {"a": True}}', '{"name": "f", "arguments": {"a": NaN}}'),
+    *('{"name": "a\\q"}', '{"name": "\\ud800"}', '{"a": ' * 5_000 + "}" * 5_000),
+]
 
 
 @pytest.mark.parametrize(
@@ -180,11 +167,10 @@ def test_arguments_may_be_left_out_after_a_marker() -> None:
         ('[TOOL_CALLS] [{"name": "nope", "arguments": {}}]', MISTRAL),
         ('Use the <tool_call> tag like so: <tool_call>{"name": "name"}</tool_call>', HERMES),
         ('Write `<tool_call>{"name": "f", "arguments": {}}</tool_call>`.', HERMES),
+        *((f"so <tool_call>{inner}</tool_call> then", HERMES) for inner in NO_CALLS),
         ('{"name": "Bob", "age": 5}', LLAMA),
         ('{"name": "f", "age": 5}', LLAMA),
         ('{"name": "Bob", "parameters": {}}', LLAMA),
-        ('<tool_call>{"name": "f", "arguments": {"a": True}}</tool_call>', HERMES),
-        ('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', HERMES),
         ('<tool_call>{"name": "f", "arguments": {"a": "', HERMES),
     ],
 )
@@ -228,11 +214,6 @@ def test_no_text_raises_and_none_is_lost(form: ToolFormat, text: str, cuts: list
     content, calls = read(text, form, cuts)
     if not calls and not any(marker in text for marker in (form.end_marker or form.marker, form.marker) if marker):
         assert content == text
-
-
-def test_a_marker_within_a_string_ends_nothing() -> None:
-    arguments = '{"t": "a </tool_call> <tool_call> b"}'
-    assert read(write(HERMES, ("f", arguments)), HERMES) == ("", [("f", arguments)])
 
 
 def test_calls_are_whole_if_all_their_arguments_are_objects() -> None:

@@ -1,7 +1,7 @@
 """Calls of tools as each API tells them, whole and streamed, wherever the answer is cut."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,51 +13,43 @@ from app.openai.response import ResponseObject
 from app.openai.response_events import ResponseWriter
 from app.openai.response_input import ResponseBody
 from app.text.generation import TextChunk
+from app.text.tokenizer import Tokens
 from app.tools.definitions import HERMES, LLAMA, MISTRAL, ToolFormat
 from app.tools.reader import Answer, FamilyReader
 from tests.tools.calls import TOOLS, write
 
-Told = tuple[str, list[tuple[str, str]], str]
-"""Content, calls with their arguments, and why the answer ended."""
 
-
-def items(text: str, piece: int, reason: FinishReason) -> list[Any]:
-    chunks = [TextChunk(text[start : start + piece]) for start in range(0, len(text), piece)]
-    return [*chunks, TurnFinished(Ticket(1), reason, TurnUsage(1, 0, 9, 0), 10)]
-
-
-def new_answer(form: ToolFormat) -> Answer:
-    return Answer(FamilyReader(form, TOOLS))
-
-
-async def chat(form: ToolFormat, answer: list[Any]) -> Told:
-    tokens: Any = None
-    writer = ChatChunkWriter(tokens, logprobs=False, new_answer=lambda: new_answer(form), on_calls=lambda names: None)
-    choice = whole_choice(0, [entry for item in answer for entry in await writer.entries(0, item)])
-    calls = [call["function"] for call in choice["message"].get("tool_calls", ())]
-    told = [(call["name"], call["arguments"]) for call in calls]
-    return choice["message"]["content"] or "", told, choice["finish_reason"]
-
-
-def messages(form: ToolFormat, answer: list[Any]) -> Told:
-    writer = MessageWriter("tiny", 1, new_answer(form), on_calls=lambda names: None)
-    blocks = whole_message([event for item in answer for event in writer.events(item)])
-    calls = [(each["name"], json.dumps(each["input"])) for each in blocks["content"] if each["type"] == "tool_use"]
-    content = "".join(each["text"] for each in blocks["content"] if each["type"] == "text")
-    return content, calls, blocks["stop_reason"]
-
-
-def responses(form: ToolFormat, answer: list[Any]) -> Told:
-    body = ResponseBody.model_validate({"model": "m", "input": "x"})
-    tokens: Any = None
-    response = ResponseObject.begin(body, body.to_params(NEUTRAL), "resp_1", 1)
-    writer = ResponseWriter(response, tokens, new_answer(form))
-    for item in answer:
-        list(writer.write(item) if isinstance(item, TextChunk) else writer.finish(item))
-    made: list[Any] = list(writer.response.output)
-    calls = [(item.name, item.arguments) for item in made if item.type == "function_call"]
-    content = "".join(part.text for item in made if item.type == "message" for part in item.content)
-    return content, calls, writer.response.status
+async def tell(form: ToolFormat, text: str, piece: int, *, cut: bool) -> list[Any]:
+    """What chats, messages and responses tell of an answer that comes in pieces of so many characters: each its
+    content, its calls and why it ended.
+    """
+    reason = FinishReason.LENGTH if cut else FinishReason.STOP
+    end = TurnFinished(Ticket(1), reason, TurnUsage(1, 0, 9, 0), 10)
+    items: list[Any] = [*(TextChunk(text[start : start + piece]) for start in range(0, len(text), piece)), end]
+    body, tokens = ResponseBody.model_validate({"model": "m", "input": "x"}), cast("Tokens", None)
+    answers = [Answer(FamilyReader(form, TOOLS)) for _ in range(3)]
+    chat = ChatChunkWriter(tokens, logprobs=False, new_answer=lambda: answers[0], on_calls=lambda names: None)
+    choice = whole_choice(0, [entry for item in items for entry in await chat.entries(0, item)])
+    functions = [call["function"] for call in choice["message"].get("tool_calls", ())]
+    message = MessageWriter("tiny", 1, answers[1], on_calls=lambda names: None)
+    whole = whole_message([event for item in items for event in message.events(item)])
+    says, uses = ([each for each in whole["content"] if each["type"] == kind] for kind in ("text", "tool_use"))
+    begun = ResponseObject.begin(body, body.to_params(NEUTRAL), "resp_1", 1)
+    response = ResponseWriter(begun, tokens, answers[2])
+    events = [event for item in items[:-1] for event in response.write(item)] + list(response.finish(end))
+    made = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    said = [part["text"] for item in made if item["type"] == "message" for part in item["content"]]
+    called = [(item["name"], item["arguments"]) for item in made if item["type"] == "function_call"]
+    told = [(each["name"], each["arguments"]) for each in functions]
+    return [
+        (choice["message"]["content"] or "", told, choice["finish_reason"]),
+        (
+            "".join(each["text"] for each in says),
+            [(each["name"], each["input"]) for each in uses],
+            whole["stop_reason"],
+        ),
+        ("".join(said), called, begun.status),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,16 +65,15 @@ def responses(form: ToolFormat, answer: list[Any]) -> Told:
 async def test_wherever_an_answer_is_cut_all_apis_tell_the_same(form: ToolFormat, before: str, arguments: str) -> None:
     text = before + write(form, ("edit", arguments))
     for end in range(1, len(text) + 1):
-        reason = FinishReason.STOP if end == len(text) else FinishReason.LENGTH
-        whole, streamed = items(text[:end], end, reason), items(text[:end], 1, reason)
-        content, calls, told = await chat(form, whole)
-        assert await chat(form, streamed) == (content, calls, told), end
-        assert messages(form, whole) == messages(form, streamed), end
-        assert responses(form, whole) == responses(form, streamed) == (content, calls, responses(form, whole)[2]), end
-        assert messages(form, whole)[0] == content
-        assert [name for name, _ in messages(form, whole)[1]] == [name for name, _ in calls] == ["edit"] * len(calls)
-        assert before.startswith(content), (end, content)
-        assert told == ("length" if end < len(text) else "tool_calls")
+        told = await tell(form, text[:end], end, cut=end < len(text))
+        assert told == await tell(form, text[:end], 1, cut=end < len(text)), end
+        chat, message, response = told
+        assert before.startswith(chat[0]), end
+        assert chat[0] == message[0] == response[0]
+        assert chat[1] == response[1]
+        ends = ("length", "max_tokens", "incomplete") if end < len(text) else ("tool_calls", "tool_use", "completed")
+        assert (chat[2], message[2], response[2]) == ends
+        assert [name for name, _ in message[1]] == [name for name, _ in chat[1]]
     value = json.loads(arguments, strict=False)
-    assert json.loads(calls[0][1]) == (json.loads(value) if isinstance(value, str) else value)
-    assert json.loads(messages(form, whole)[1][0][1]) == json.loads(calls[0][1])
+    assert message[1] == [("edit", json.loads(value) if isinstance(value, str) else value)]
+    assert json.loads(chat[1][0][1]) == message[1][0][1]
