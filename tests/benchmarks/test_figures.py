@@ -16,77 +16,22 @@ from torch.distributions import Categorical, kl_divergence
 
 from app.gpu.kernels.linear.eight_bits import FLOAT8, quantize
 from app.gpu.kernels.linear.matrix import BlockMatrix
-from benchmarks.breakpoints.__main__ import BENCHMARK as BREAKPOINTS
-from benchmarks.breakpoints.figures import figures_of as pause_figures
-from benchmarks.breakpoints.plan import KINDS
-from benchmarks.breakpoints.runner import DecodeRound
-from benchmarks.breakpoints.runner import Measured as PausesMeasured
 from benchmarks.command import Benchmark
-from benchmarks.engine.pauses import PauseTimes
 from benchmarks.fairness.figures import MOST_GROWTH_BYTES, Neighbour, Outcome, Waits, beside_honest, judge
 from benchmarks.figures import figure_table
-from benchmarks.generators.comparison import Round as GeneratorsRound
-from benchmarks.generators.comparison import compare as compare_generators
-from benchmarks.generators.load import Load
-from benchmarks.generators.measured import Measured as Generated
-from benchmarks.generators.measured import OtherLoadError, check_load
 from benchmarks.grammars.__main__ import BENCHMARK as GRAMMARS
 from benchmarks.grammars.figures import figures_of as grammar_figures
 from benchmarks.grammars.runner import DecodeRound as GrammarsRound
 from benchmarks.grammars.runner import Measured as GrammarsMeasured
-from benchmarks.kv.__main__ import BENCHMARK as KV
-from benchmarks.kv.bandwidth import Copies, CopyRound
-from benchmarks.kv.figures import figures_of
-from benchmarks.kv.parks import ParkedTwice
-from benchmarks.kv.resume import ResumedTurn, ResumeRound
-from benchmarks.kv.runner import Measured
-from benchmarks.kv.signals import SignalTimes
 from benchmarks.peers.load import OpenAILoad
-from benchmarks.peers.rounds import Measurement as PeersMeasurement
-from benchmarks.peers.rounds import Round as PeersRound
-from benchmarks.peers.summary import Best, Metric, best_by_peer
-from benchmarks.peers.timeline import DecodePhase, Stream, measure_decode
+from benchmarks.peers.timeline import Stream, measure_decode
 from benchmarks.peers.workload import FULL, Workload, build_workload
 from benchmarks.record import RESULTS
 from benchmarks.rounding import Float8OnCpu, compare
 from benchmarks.spread import ratio_of_medians
 from loadgen.processes.launch import ROOT
-from loadgen.results.spread import Spread
-from loadgen.targets.histogram import Bucket
 from tests.serving import serve
 
-
-def rates(*values: float) -> dict[str, float]:
-    return dict(zip(KINDS, values, strict=True))
-
-
-PAUSES = PausesMeasured(
-    decode_pauses=[PauseTimes(1e-4, 2e-5, 5e-4), PauseTimes(1e-4, 4e-5, 7e-4), PauseTimes(1e-4, 6e-5, 1e-2)],
-    prefill_pauses=[PauseTimes(1e-3, 2e-5, 3e-3)] * 2,
-    rounds=[
-        DecodeRound(16, rates(200.0, 196.0, 199.0, 180.0)),
-        DecodeRound(16, rates(100.0, 99.5, 98.0, 50.0)),
-        DecodeRound(16, rates(200.0, 202.0, 196.0, 160.0)),
-        *(2 * [DecodeRound(1, rates(40.0, 20.0, 40.0, 40.0))]),
-    ],
-    other_cpu_share=0.0,
-)
-
-
-def resume_round(resident: float, again: float, ready: float, cold: float) -> ResumeRound:
-    """Times to the first token; a cold turn waited 10 ms for its KV."""
-    there, there_again, back = (ResumedTurn(seconds, 0.0) for seconds in (resident, again, ready))
-    return ResumeRound(resident=there, resident_again=there_again, ready=back, cold=ResumedTurn(cold, 0.010))
-
-
-MOVES = Measured(
-    session_bytes=2**20,
-    copies=Copies([CopyRound(1e-3, 1e-3, 2e-3, 1e-3, 0.5e-3)] * 3, first_out_s=[1e-2]),
-    resumes=[resume_round(0.100, 0.104, 0.101, 0.120), resume_round(0.200, 0.190, 0.210, 0.230)],
-    parks=[ParkedTwice(64, 4), ParkedTwice(64, 8)],
-    signals=SignalTimes([0.001] * 99 + [0.1], [Bucket(5e-5, 99), Bucket(1e-4, 100), Bucket(1.0, 100)]),
-    other_cpu_share=0.0,
-)
 STEPS = GrammarsMeasured(
     rounds=[
         *(GrammarsRound(32, *seconds) for seconds in ((0.100, 0.104), (0.200, 0.206), (0.080, 0.090))),
@@ -94,21 +39,12 @@ STEPS = GrammarsMeasured(
     ],
     other_cpu_share=0.0,
 )
-FIGURES = {
-    row[0]: row[1:]
-    for found in (pause_figures(PAUSES), figures_of(MOVES), grammar_figures(STEPS))
-    for row in figure_table("", found).rows
-}
+FIGURES = {row[0]: row[1:] for row in figure_table("", grammar_figures(STEPS)).rows}
 
 
 @pytest.mark.parametrize(
     ("label", "value", "target", "met"),
     [
-        ("Resume taken, decode, p50", "0.040 ms [0.030, 0.050]", "≤ 0.1 ms", "yes"),
-        ("Checkpoint restored, prefill of 512 tokens, p50", "3.00 ms", "≤ 2 ms", "no"),
-        # The median of 196 / 200, 99.5 / 100 and 202 / 200: throughput is compared within its round.
-        ("Throughput of 16 sessions beside a paused one / alone", "0.995 ×", "≥ 0.99 ×", "yes"),
-        ("Move out, scattered blocks, of the plain copy's rate", "0.500 ×", "≥ 0.9 ×", "no"),
         # Of 104 / 100, 206 / 200 and 90 / 80.
         ("Step with schemas / without, 32 sessions", "1.040 ×", "≤ 1.05 ×", "yes"),
         ("Step with schemas / without, 1 session", "1.500 ×", "≤ 1.05 ×", "no"),
@@ -119,11 +55,9 @@ def test_figures_are_held_against_their_targets(label: str, value: str, target: 
     assert FIGURES[label][1:] == (target, met)
 
 
-@pytest.mark.parametrize(("benchmark", "measured"), [(BREAKPOINTS, PAUSES), (GRAMMARS, STEPS), (KV, MOVES)])
-def test_the_files_hold_every_figure_and_tell_nothing_about_folders(
-    benchmark: Benchmark[Any, Any], measured: Any, tmp_path: Path
-) -> None:
-    run = benchmark.describe(Path("/home/me/models/smollm2"), benchmark.quick, measured)
+def test_the_files_hold_every_figure_and_tell_nothing_about_folders(tmp_path: Path) -> None:
+    benchmark: Benchmark[Any, Any] = GRAMMARS
+    run = benchmark.describe(Path("/home/me/models/smollm2"), benchmark.quick, STEPS)
     markdown = benchmark.write(tmp_path, run, benchmark.quick)
     text, written = markdown.read_text(), markdown.with_suffix(".json").read_text()
     assert markdown.name.startswith(f"{benchmark.name}-")
@@ -226,28 +160,6 @@ def test_no_part_of_the_text_is_asked_twice_for_a_prefix_cache_to_find() -> None
         build_workload(FULL, [7] * 40_000)
 
 
-THROUGHPUT = Metric("throughput_8", "Throughput, 8 streams", "tok/s", True)
-
-
-def make_round(number: int, peer: str, dtype: str, throughput: float) -> PeersRound:
-    phase = DecodePhase(8, 512, 512 / throughput, throughput, 2 * throughput, [0.1] * 8)
-    return PeersRound(number, peer, dtype, None, PeersMeasurement([phase], [1.0], 0.0, 0.0))
-
-
-RATES: dict[tuple[str, str], tuple[float, ...]] = {
-    ("djinn", "float32"): (200, 300),
-    ("vllm", "float32"): (100, 100),
-    ("vllm", "bfloat16"): (50, 150, 160),
-}
-
-
-def test_a_peer_stands_with_its_better_data_type_by_the_median_of_its_rounds() -> None:
-    rounds = [make_round(number, *peer, rate) for peer, rates in RATES.items() for number, rate in enumerate(rates)]
-    best = best_by_peer(rounds, THROUGHPUT)
-    assert best["vllm"] == Best("bfloat16", Spread(150.0, 50.0, 160.0, 3))
-    assert best["djinn"] == Best("float32", Spread(250.0, 200.0, 300.0, 2))
-
-
 def test_throughput_counts_from_the_first_submission_to_the_last_token_and_tokens_that_share_a_chunk() -> None:
     early = Stream(submitted=10.0, arrivals=[11.0, 13.0], tokens=4)
     late = Stream(submitted=10.5, arrivals=[12.0, 13.0, 14.0], tokens=3)
@@ -276,35 +188,3 @@ async def test_every_stream_brings_all_its_tokens_and_every_long_prompt_a_time()
     assert all(0 < first < phase.wall_s for phase in phases for first in phase.first_token_s)
     assert len(times) == 2
     assert min(times) > 0
-
-
-# The load generator compared with another.
-
-LOAD = Load("steady", requests=5, rate=2.0, prompt_tokens=100, completion_tokens=10)
-RIGHT = Generated(5, 500, 50, 0, ttft_p50_s=0.1, ttft_mean_s=0.2, tokens_per_s=20, latest_s=0.01)
-
-
-def a_round(number: int, own_ttft_s: float) -> GeneratorsRound:
-    """In which the rival has 1 s."""
-    own, rival = replace(RIGHT, ttft_p50_s=own_ttft_s), replace(RIGHT, ttft_p50_s=1.0)
-    return GeneratorsRound(number, "steady", seed=number, first="a", own=own, rival=rival, other_cpu_share=0.0)
-
-
-@pytest.mark.parametrize(
-    ("measured", "fault"),
-    [
-        (replace(RIGHT, requests=4), "4 of 5 requests completed"),
-        (replace(RIGHT, completion_tokens=49), "49 completion tokens in 5 requests"),
-        (replace(RIGHT, cached_tokens=64), "64 prompt tokens came from the prefix cache"),
-    ],
-)
-def test_another_load_is_not_compared(measured: Generated, fault: str) -> None:
-    with pytest.raises(OtherLoadError, match=f"rival, steady: {fault}"):
-        check_load("rival", LOAD, measured)
-
-
-def test_generators_agree_within_a_tenth_of_the_median_ratio() -> None:
-    [median, mean, rate] = compare_generators([a_round(0, 1.09), a_round(1, 5.0), a_round(2, 1.0)])
-    assert median.ratio.median == pytest.approx(1.09)
-    assert (median.ratio.low, median.ratio.high) == (1.0, 5.0)
-    assert all(comparison.agrees for comparison in (median, mean, rate))

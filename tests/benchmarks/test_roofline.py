@@ -87,12 +87,6 @@ def test_every_session_gets_a_token_in_every_step(sampling: str, in_turn: bool) 
     assert (found.copies, found.events) == (2, 2)
 
 
-def test_one_row_that_is_edited_keeps_nobody_from_replays() -> None:
-    plan = HostPlan(context=20, steps=30, warm_up=15)
-    found = measure_step(3, "greedy", plan, in_turn=True, watched=1)  # raises if a step is not replayed
-    assert (found.tokens, found.watched) == (3 * plan.steps, 1)
-
-
 class Decoding:
     """Sessions that decode on a busy device, a step ahead."""
 

@@ -17,7 +17,6 @@ from matplotlib.axes import Axes
 from loadgen.errors import LoadgenError
 from loadgen.load.think import InfinityAsNull
 from loadgen.options.common import finish
-from loadgen.results.failures import Failure, failure_table, noting
 from loadgen.results.figures import Figure, to_svg
 from loadgen.results.files import Result, read_result, write_result
 from loadgen.results.page import Page, Section, write_page, write_pictures
@@ -97,25 +96,6 @@ def test_figures_are_shown_also_where_no_file_can_be_written(capsys: pytest.Capt
     with pytest.raises(OSError, match="No space left"):
         finish(SUMS, "figures", write)
     assert "figures" in capsys.readouterr().out
-
-
-def test_failures_that_are_alike_share_a_row() -> None:
-    often, once = Failure("8 sessions", "Timeout", "too late"), Failure("1 session", "Timeout", "too late")
-    table = failure_table([often, once, often], interrupted=True)
-    assert [(row[0], row[-1]) for row in table.rows] == [("8 sessions", "2"), ("1 session", "1"), ("the run", "1")]
-
-
-def fail(error: Exception) -> None:
-    raise error
-
-
-def test_an_error_of_a_part_is_noted_and_a_bug_is_not() -> None:
-    failures: list[Failure] = []
-    with noting("links", failures):
-        fail(LoadgenError("none"))
-    with pytest.raises(ZeroDivisionError), noting("links", failures):
-        fail(ZeroDivisionError())
-    assert failures == [Failure("links", "LoadgenError", "none")]
 
 
 # Pages: one file in which everything is.

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from loadgen.cli import main
-from loadgen.errors import LoadgenError
 from loadgen.experiments.simulate.costs import Costs, Points, Samples, StepTimes
 from loadgen.experiments.simulate.measuring import calibrating, probing
 from loadgen.experiments.simulate.measuring.calibrating import Calibration
@@ -43,21 +42,6 @@ def agent(arrival_s: float, thinks: Sequence[float] = (), new: int = 100) -> Age
     """An agent with a turn more than it thinks, which it announces."""
     turns = [TurnPlan(new, 10, think_s, think_s, False) for think_s in thinks]
     return AgentPlan(arrival_s, (*turns, TurnPlan(new, 10, None, None, False)))
-
-
-def test_a_step_has_its_place_among_the_measured_ones_of_its_kind() -> None:
-    prompts = ((1, (0.9, 1.0, 1.1, 3.0)), (100, (1.0, 1.2)))
-    drawn = replace(costs(((1, 0.02),), ((1, 0.1),)), decode_ratios=(0.5, 2.0), prompt_ratios=prompts)
-    steps = StepTimes(drawn, 1, 100)
-    assert [steps.mixed(1, 0, luck) for luck in (0.0, 0.49, 0.5, 0.99)] == pytest.approx([0.01, 0.01, 0.04, 0.04])
-    assert [steps.mixed(0, 1, luck) for luck in (0.0, 0.25, 0.74, 0.75)] == pytest.approx([0.09, 0.1, 0.11, 0.3])
-    assert [steps.mixed(0, tokens, 0.9) / steps.mixed(0, tokens, 0.3) for tokens in (50, 51)] == pytest.approx([3, 1.2])
-    assert steps.mixed(1, 1, 0.75) == pytest.approx(0.04 + 0.3)
-
-
-def test_costs_that_cannot_be_are_refused() -> None:
-    with pytest.raises(LoadgenError, match="prompt_ratios needs numbers from 0 on"):
-        replace(costs(), prompt_ratios=((1, (1.0,)), (2, (-0.1, 1.0))))
 
 
 SINGLE = Workload(agents=30_000, turns=1, system_tokens=0, seed=1)
