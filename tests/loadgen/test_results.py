@@ -22,7 +22,6 @@ from loadgen.results.files import Result, read_result, write_result
 from loadgen.results.page import Page, Section, write_page, write_pictures
 from loadgen.results.plots import Series, lines
 from loadgen.results.tables import Mark, TextTable
-from loadgen.results.text import in_bytes, in_seconds, in_speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +80,6 @@ def test_what_is_written_is_read_back_and_says_where_it_comes_from(tmp_path: Pat
     assert (found["experiment"], found["seed"]) == ("sums", 3)
     assert datetime.fromisoformat(found["started_at"]) == SUMS.started_at
     assert (found["machine"]["cpus"] >= 1, "djinn-server" in found["versions"]) == (True, True)
-
-
-def test_sizes_times_and_speeds_have_their_unit() -> None:
-    assert [in_bytes(size) for size in (1023, 46080, 2**51)] == ["1,023 B", "45.0 KiB", "2,048 TiB"]
-    assert [in_seconds(time) for time in (1.5e-7, 0.999, 3600)] == ["0.15 µs", "999 ms", "3,600 s"]
-    assert in_speed(1.25e8) == "125 MB/s"
 
 
 def test_figures_are_shown_also_where_no_file_can_be_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,11 +155,16 @@ def test_a_resume_that_breaks_off_brings_the_prompt_back_only_if_it_is_lost(on: 
     page = on.open(refusals=True)
     send_to_the_end(page, "Hello")
     expect(page.get_by_role("region", name="Paused")).to_be_visible()
-    refusal = {"error": {"message": "too many calls", "param": None}}
-    page.route("**/resume", lambda route: route.fulfill(status=429, json=refusal), times=1)
+    refusal, seen = {"error": {"message": "too many calls", "param": None}}, list[Route]()
+
+    def break_off(route: Route) -> None:
+        """The first time it is refused. One handler for both: to remove one may lose what the page asks meanwhile."""
+        seen.append(route)
+        route.fulfill(status=429, json=refusal) if len(seen) == 1 else route.fulfill(content_type="text/event-stream")
+
+    page.route("**/resume", break_off)
     page.get_by_role("button", name="Resume to the end").click()
     expect(page.get_by_role("alert")).to_have_text("too many calls")
-    page.route("**/resume", lambda route: route.fulfill(body="", content_type="text/event-stream"))
     page.get_by_role("button", name="Resume to the end").click()
     expect(page.get_by_role("alert")).to_have_text("The server went away during the turn.")
     expect(page.get_by_label("Text")).to_have_value("")
