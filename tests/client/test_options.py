@@ -148,6 +148,7 @@ def test_an_event_has_every_field_of_the_server() -> None:
     assert set(kinds) == set(get_args(EventKind))
 
 
+@pytest.mark.long
 def test_events_go_on_after_the_server_was_killed_and_started_again(tmp_path: Path) -> None:
     with serve_process(tmp_path / "state") as first:
         port = httpx.URL(first.url).port

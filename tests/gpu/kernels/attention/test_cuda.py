@@ -134,7 +134,7 @@ def processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("spec", [PLAIN, AttentionSpec(0.3, window=300, softcap=2.0)], ids=["plain", "limited"])
-@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("has_sinks", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_splitting_the_keys_changes_no_result(processors: int, spec: AttentionSpec, has_sinks: bool) -> None:
     for rows in ([(0, 1), (128, 1), (500, 1)], [(0, 5), (300, 9)]):
         shape = Shape(rows, head_dim=12, spec=spec, has_sinks=has_sinks)
