@@ -53,10 +53,10 @@ HTTPX_ERRORS: Mapping[type[httpx.HTTPError], type[TransportError]] = {
 
 
 def address_of(url: str | None) -> str:
-    """Where the server is: what the user says, or else the environment (`DJINN_URL` is the variable's older name)."""
+    """Where the server is: what the user says, or else `DJINN_BASE_URL`."""
     if url is not None:
         return url
-    return os.environ.get(URL_VARIABLE) or os.environ.get("DJINN_URL") or DEFAULT_URL
+    return os.environ.get(URL_VARIABLE) or DEFAULT_URL
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from app.settings.engine import EngineSettings
 from app.settings.limits import LimitSettings
 from app.settings.model import MemorySettings, ModelSettings
 
-OF_CLIENTS = ("DJINN_BASE_URL", "DJINN_URL")
-"""Variables that say where a server is: none of the server itself."""
+OF_CLIENTS = "DJINN_BASE_URL"
+"""The variable that tells clients where a server is. The server ignores it."""
 
 
 def variables() -> dict[str, str]:
     """The settings that the environment gives, by the names of variables without `DJINN_`, in small letters."""
     prefix = "DJINN_"
-    given = {name: value for name, value in os.environ.items() if name.startswith(prefix) and name not in OF_CLIENTS}
+    given = {name: value for name, value in os.environ.items() if name.startswith(prefix) and name != OF_CLIENTS}
     return {name.removeprefix(prefix).lower(): value for name, value in given.items()}
 
 
@@ -62,7 +62,7 @@ class Settings(LimitSettings, MemorySettings, ModelSettings, ClusterSettings, Ac
         """`DJINN_API_KEY` is taken for `DJINN_API_KEYS`; a variable that neither a setting nor a client reads is a
         mistake.
         """
-        known = {f"DJINN_{name}".upper() for name in cls.model_fields} | {"DJINN_API_KEY", *OF_CLIENTS}
+        known = {f"DJINN_{name}".upper() for name in cls.model_fields} | {"DJINN_API_KEY", OF_CLIENTS}
         unknown = sorted(name for name in os.environ if name.startswith("DJINN_") and name.upper() not in known)
         if unknown:
             raise ValueError(f"unknown environment variable {' and '.join(unknown)}; see djinn serve --help")

@@ -23,7 +23,7 @@ LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
 
 def test_the_environment_says_where_the_server_is_and_which_key_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(api_keys=("sesame",)) as url:
-        monkeypatch.setenv("DJINN_URL", url)
+        monkeypatch.setenv("DJINN_BASE_URL", url)
         monkeypatch.setenv("DJINN_API_KEY", "sesame")
         with Djinn() as djinn, paused(djinn) as session:
             (armed,) = session.breakpoints()
@@ -35,8 +35,6 @@ def test_the_environment_says_where_the_server_is_and_which_key_it_takes(monkeyp
             f"Breakpoint(id={armed.id!r}, action='pause', layers=(1,))",
             "Checkpoint(layer=1, first=0, end=20)",
         ]
-        monkeypatch.setenv("DJINN_URL", "http://127.0.0.1:1")
-        monkeypatch.setenv("DJINN_BASE_URL", url)
         with Djinn(api_key="simsim") as wrong, pytest.raises(client.Unauthorized):
             wrong.models()
         with Djinn("http://user:sesame@127.0.0.1:1", max_retries=0) as nobody:

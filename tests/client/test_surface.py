@@ -178,7 +178,7 @@ def test_commands_run_as_they_are_printed(block: str, server_url: str, tmp_path:
     command.parent.mkdir(parents=True)
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m app "$@"\n')
     command.chmod(0o755)
-    environment = {**os.environ, "HOME": str(tmp_path), "DJINN_URL": server_url, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "HOME": str(tmp_path), "DJINN_BASE_URL": server_url, "PYTHONPATH": str(ROOT)}
     with Djinn(server_url) as djinn, djinn.sessions.create():
         bash = ["bash", "-e", "-o", "pipefail", "-c", block]
         done = subprocess.run(bash, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)

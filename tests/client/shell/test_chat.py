@@ -46,7 +46,7 @@ def leave(terminal: Terminal) -> int:
 
 
 def test_a_conversation_with_pause_lens_and_resume(server_url: str, djinn: Djinn) -> None:
-    with djinn_in_terminal("chat", *GREEDY, DJINN_URL=server_url) as terminal:
+    with djinn_in_terminal("chat", *GREEDY, DJINN_BASE_URL=server_url) as terminal:
         session = opened(terminal)
         assert djinn.sessions.get(session).info.metadata == {"name": "chat"}
         terminal.type("/pause 1 prefill\n")
@@ -73,7 +73,7 @@ def test_a_conversation_with_pause_lens_and_resume(server_url: str, djinn: Djinn
 
 @pytest.mark.long
 def test_a_fork_is_rewound_and_its_origin_is_not(server_url: str, djinn: Djinn) -> None:
-    with djinn_in_terminal("chat", "--raw", *GREEDY, DJINN_URL=server_url) as terminal:
+    with djinn_in_terminal("chat", "--raw", *GREEDY, DJINN_BASE_URL=server_url) as terminal:
         origin = opened(terminal)
         terminal.type("hello\n")
         terminal.expect(OVER)
@@ -96,7 +96,7 @@ def test_a_fork_is_rewound_and_its_origin_is_not(server_url: str, djinn: Djinn) 
 def test_ctrl_c_ends_the_turn_and_not_the_conversation() -> None:
     with serve() as url, Djinn(url, timeout=30) as djinn, djinn.sessions.create() as session:
         session.steer(layer=3, replace=np.eye(64)[0])  # every token is the same, and none is the last
-        with djinn_in_terminal("chat", session.id, "--temperature", "0", DJINN_URL=url) as terminal:
+        with djinn_in_terminal("chat", session.id, "--temperature", "0", DJINN_BASE_URL=url) as terminal:
             opened(terminal)
             for _ in range(5):  # on a busy machine the turn can be over before anybody hears of Ctrl-C
                 terminal.type("hello\n")
@@ -121,7 +121,7 @@ def test_ctrl_c_ends_the_turn_and_not_the_conversation() -> None:
 
 
 def test_mistakes_are_said_and_only_a_closed_session_ends_the_conversation(server_url: str, djinn: Djinn) -> None:
-    with djinn_in_terminal("chat", DJINN_URL=server_url) as terminal:
+    with djinn_in_terminal("chat", DJINN_BASE_URL=server_url) as terminal:
         session = opened(terminal)
         for line, says in {
             "/paws 3": r"djinn: unknown command /paws; /help lists them",
@@ -144,7 +144,7 @@ def test_mistakes_are_said_and_only_a_closed_session_ends_the_conversation(serve
 
 @pytest.mark.long
 def test_a_terminal_that_closes_leaves_no_session(server_url: str, djinn: Djinn) -> None:
-    with djinn_in_terminal("chat", DJINN_URL=server_url) as terminal:
+    with djinn_in_terminal("chat", DJINN_BASE_URL=server_url) as terminal:
         session = opened(terminal)
         assert terminal.hang_up() != 0
     with pytest.raises(NotFound):

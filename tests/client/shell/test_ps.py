@@ -90,7 +90,7 @@ def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(server_url:
     with (
         Djinn(server_url) as djinn,
         paused_session(djinn, "early"),
-        djinn_in_terminal(*command, DJINN_URL=server_url) as terminal,
+        djinn_in_terminal(*command, DJINN_BASE_URL=server_url) as terminal,
     ):
         terminal.expect("early")
         with paused_session(djinn, "late"):
@@ -106,7 +106,7 @@ def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(server_url:
 def test_a_server_that_goes_away_ends_watching_with_a_word(tmp_path: Path) -> None:
     with (
         serve_process(tmp_path / "state") as server,
-        djinn_in_terminal("ps", "--watch", DJINN_URL=server.url) as terminal,
+        djinn_in_terminal("ps", "--watch", DJINN_BASE_URL=server.url) as terminal,
     ):
         terminal.expect("STATE")
         server.kill()
