@@ -37,6 +37,17 @@ _TYPES = {
 }
 _UNUSED = re.compile(r"\.(input_scale|input_zero_point|input_global_scale|[kqv]_scale|output_scale|weight_shape)$")
 """Tensors that say how to round activations or KV, which Djinn does not, or what is known anyway."""
+_LAYOUTS: dict[Any, dict[str, tuple[Any, ...]]] = {
+    "compressed-tensors": {
+        "format": (
+            *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized"),
+            *("mixed-precision", "dense"),
+        )
+    },
+    "awq": {"bits": (4,), "version": ("gemm",)},
+    "gptq": {"bits": (4, 2, 8), "checkpoint_format": ("gptq", "gptq_v2")},
+}
+"""By method, what its other fields may say. A field that is missing says the first."""
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in 32 bits each of eight neighbouring columns is."""
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -247,16 +258,14 @@ class QuantizedFolder(SafetensorsFolder):
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], tensor_format: TensorFormat) -> None:
-        """Raises BrokenModel for a method that is not read here."""
+        """Raises BrokenModel for a method, or a layout of it, that is not read here."""
         super().__init__(folder, tensor_format)
         methods = {"fp8": self._fp8, "compressed-tensors": self._compressed, "awq": self._awq, "gptq": self._gptq}
         method = config.get("quant_method")
-        if method not in methods:
-            known = ", ".join(methods)
-            raise BrokenModel(
-                f"{folder / 'config.json'}: quantization_config.quant_method is {method!r}; Djinn reads {known}",
-                param="model",
-            )
+        for field, known in {"quant_method": tuple(methods), **_LAYOUTS.get(method, {})}.items():
+            if config.get(field, known[0]) not in known:
+                said = f"quantization_config.{field} is {config[field]!r}; Djinn reads {', '.join(map(str, known))}"
+                raise BrokenModel(f"{folder / 'config.json'}: {said}", param="model")
         self._config = config
         self._dequantized = methods[method]
         self._left = {name for name in self._left if not _UNUSED.search(name)}

@@ -166,10 +166,11 @@ def test_it_says_what_its_values_say(name: str, tmp_path: Path) -> None:
     assert torch.equal(found, expected)
 
 
-def test_what_cannot_be_read_is_refused_by_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("field", "known"), [("quant_method", "fp8, compressed-tensors, awq"), ("version", "gemm")])
+def test_what_cannot_be_read_is_refused_by_its_name(tmp_path: Path, field: str, known: str) -> None:
     folder, _ = quantized_folder("AWQ", tmp_path / "quantized")
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"]["quant_method"] = "bitsandbytes"
+    config["quantization_config"][field] = "odd"
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(BrokenModel, match="quant_method is 'bitsandbytes'; Djinn reads fp8, compressed-tensors, awq"):
+    with pytest.raises(BrokenModel, match=f"{field} is 'odd'; Djinn reads {known}"):
         load(resolve(str(folder), cache_dir=tmp_path))
