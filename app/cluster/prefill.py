@@ -235,8 +235,8 @@ class Prefill:
                 executor.post(partial(Close, session=session))
 
     async def _send(self, session: SessionId, offer: PromptOffer, number: int) -> SentKV:
-        """Have the engine compute the prompt, but for the token whose logits are wanted there, and send it. Raises
-        `DjinnError`.
+        """Have the engine compute the prompt without its last token, whose logits the home computes, and send it.
+        Raises `DjinnError`.
         """
         executor, tokens = self._registry.executor, array("I", offer.token_ids)
         opening = partial(Open, session=session, tenant=offer.tenant, namespace=offer.namespace)

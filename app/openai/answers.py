@@ -181,7 +181,7 @@ class ChatChunkWriter:
         self._answers: dict[int, Answer] = {}
 
     async def entries(self, index: int, item: TextItem) -> Sequence[Entry]:
-        """What choice `index`'s next item gives, each for a chunk of its own."""
+        """The chunks that the next item of choice `index` makes."""
         return list(self._entries(index, item)) if isinstance(item, TextChunk | TurnFinished) else ()
 
     def _entries(self, index: int, item: TextChunk | TurnFinished) -> Iterator[Entry]:

@@ -106,7 +106,7 @@ class CompletionChunkWriter:
         self._writers: dict[int, LogprobsWriter] = {}
 
     async def entries(self, index: int, item: TextItem) -> Sequence[Entry]:
-        """What choice `index`'s next item gives, each for a chunk of its own."""
+        """The chunks that the next item of choice `index` makes."""
         if isinstance(item, PromptScored):
             self._scored[index // self._n] = item.logprobs
         if not isinstance(item, TextChunk | TurnFinished):

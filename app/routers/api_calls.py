@@ -209,8 +209,9 @@ class ApiCall:
         return choices
 
     async def _meet_busy(self, prompts: Sequence[Sequence[int]]) -> None:
-        """A call that names a session whose turn is under way: if it continues that history, it waits for a moment, as
-        it may be a call that is repeated. Any other is a side call, such as for a title, and runs without a session.
+        """Handle a call that names a session whose turn is under way. A call that continues the session's history waits
+        up to `MOMENT_S`: it may be a retry. Any other, such as one for a title, is a side call, and runs without a
+        session.
         """
         if self.session_name is None or len(prompts) != 1:
             return

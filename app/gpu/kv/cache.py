@@ -50,7 +50,7 @@ class KVCache:
         """Whether one of the pools has a prefix of the history that is longer than what the sequence has, by a block or
         more.
 
-        A turn that goes on where the last one ended asks for one block and finds none, in no more than one hash.
+        A turn that continues the last one costs one hash and one lookup, which finds nothing.
         """
         size = self.pool.block_size
         index, (edits, limit) = sequence.computed // size, expected_edits(sequence)
@@ -131,8 +131,8 @@ class KVCache:
         """Make room to write the next `length` tokens; the caller has checked that `missing` blocks are available.
 
         Returns block copies (source, target) to make before the step. A block that the next tokens are written to is
-        copied if another sequence holds it too, and, where a block is left for that, if it serves as a prefix: who
-        comes back to a history that was cut finds all of it.
+        copied if another sequence holds it too. It is also copied if it serves as a prefix and a block is free, so a
+        session that returns to a history it had cut finds that prefix whole.
         """
         copies = []
         first = sequence.computed // self.pool.block_size

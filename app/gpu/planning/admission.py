@@ -120,8 +120,8 @@ class Admission:
         return True
 
     def _prefer_longer_prefix(self, sequence: TokenSequence) -> None:
-        """Let go of KV of the session where that of others, or of its own earlier history, covers more of the prompt:
-        the turn then takes that. KV that is let go stays a prefix until others need its blocks.
+        """Drop the session's KV if the caches have a longer prefix of the prompt: another session's, or one that its
+        own earlier history left. The turn then starts from that. Dropped blocks stay cached until others need them.
         """
         turn = sequence.active_turn
         has_begun = turn.cached_tokens is not None or sequence.checkpoint is not None

@@ -37,7 +37,7 @@ _TYPES = {
 }
 _UNUSED = re.compile(r"\.(input_scale|input_zero_point|input_global_scale|[kqv]_scale|output_scale|weight_shape)$")
 """Tensors that say how to round activations or KV, which Djinn does not, or what is known anyway."""
-_LAYOUTS: dict[Any, dict[str, tuple[Any, ...]]] = {
+_LAYOUTS: dict[str, dict[str, tuple[Any, ...]]] = {
     "compressed-tensors": {
         "format": (
             *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized"),
@@ -241,9 +241,8 @@ class SafetensorsFolder(WeightSource):
 
 
 class QuantizedFolder(SafetensorsFolder):
-    """A Transformers folder whose `config.json` has a `quantization_config`. Its matrices are read as the values that
-    they stand for: what the format's own library makes of them, in the type of their scales. Matrices that it leaves
-    out are stored as in any other folder.
+    """A Transformers folder whose `config.json` has a `quantization_config`. Each quantized matrix is dequantized as it
+    is read, to the values that the format's own library computes, in the type of its scales.
 
     The tensors of a matrix `[out, in]`, by the ends of their names:
 
@@ -261,10 +260,11 @@ class QuantizedFolder(SafetensorsFolder):
         """Raises BrokenModel for a method, or a layout of it, that is not read here."""
         super().__init__(folder, tensor_format)
         methods = {"fp8": self._fp8, "compressed-tensors": self._compressed, "awq": self._awq, "gptq": self._gptq}
-        method = config.get("quant_method")
+        stated = {"quant_method": None, **config}
+        method = str(stated["quant_method"])
         for field, known in {"quant_method": tuple(methods), **_LAYOUTS.get(method, {})}.items():
-            if config.get(field, known[0]) not in known:
-                said = f"quantization_config.{field} is {config[field]!r}; Djinn reads {', '.join(map(str, known))}"
+            if stated.get(field, known[0]) not in known:
+                said = f"quantization_config.{field} is {stated[field]!r}; Djinn reads {', '.join(map(str, known))}"
                 raise BrokenModel(f"{folder / 'config.json'}: {said}", param="model")
         self._config = config
         self._dequantized = methods[method]
