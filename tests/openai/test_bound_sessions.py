@@ -1,5 +1,6 @@
 """`X-Session-ID`: an unmodified OpenAI client keeps its session's KV from call to call."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -89,13 +90,14 @@ def test_a_stream_whose_session_is_taken_away_fails(sdk: Any, http: httpx.Client
 
 
 def test_a_side_call_runs_beside_a_busy_session_and_a_repeated_call_waits_for_it(sdk: Any) -> None:
-    with sdk.completions.with_streaming_response.create(**LONG, stream=True, **bound("busy")) as response:
+    busy = sdk.completions.with_streaming_response.create(**LONG, stream=True, **bound("busy"))
+    with ThreadPoolExecutor(1) as background, busy as response:
         next(iter(response.parse()))
         aside = sdk.completions.with_raw_response.create(**ASK | {"prompt": "A title"}, **bound("busy"))
         assert "x-session-id" not in aside.headers
-        home = response.headers["x-session-id"]
-    again = sdk.completions.with_raw_response.create(**ASK, **bound("busy"))  # the turn may not have ended yet
-    assert again.headers["x-session-id"] == home
+        again = background.submit(lambda: sdk.completions.with_raw_response.create(**ASK, **bound("busy")))
+        time.sleep(0.2)  # it waits, or has been refused
+    assert again.result().headers["x-session-id"] == response.headers["x-session-id"]
 
 
 def test_a_call_whose_session_is_taken_away_conflicts(sdk: Any, http: httpx.Client) -> None:
