@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev model folder serve demo report test test-all test-clients test-frameworks test-browser test-wheel generate lint docs notebooks notebooks-write dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
+.PHONY: help setup setup-dev model folder serve demo report test test-all test-clients test-frameworks test-browser test-wheel wheel-tests generate lint docs notebooks notebooks-write dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -83,8 +83,7 @@ test: model      ## run the tests
 test-all: setup-dev model release  ## all that CI runs, next to lint and docs: half an hour
 	$(PYTEST) -m "not wheel and not browser" --hypothesis-profile full $(CORES)
 	$(PYTEST) -m browser tests/browser $(CORES)
-	$(PYTEST) -m wheel tests/release
-	$(MAKE) bench-kernels-small soak-short
+	$(MAKE) --jobs 2 --output-sync=line wheel-tests bench-kernels-small soak-short
 
 test-clients: setup-dev  ## make clients from the OpenAPI document with standard generators, and run them
 	$(PYTEST) -m clients tests/clients
@@ -96,7 +95,9 @@ test-browser: setup-dev  ## drive the page in chromium-headless-shell, which mus
 	$(PYTEST) -m browser tests/browser $(CORES)
 
 # WHEEL_PYTHON=python3.13 tries another Python.
-test-wheel: release  ## install the wheels into empty environments, with and without extras, serve and call
+test-wheel: release wheel-tests  ## install the wheels into empty environments, with and without extras, serve and call
+
+wheel-tests:
 	$(PYTEST) -m wheel tests/release
 
 generate: setup-dev  ## write the blocking client from the one for asyncio
