@@ -1,4 +1,4 @@
-"""What a start must know of a model beside its weights, kept so that it is read without Transformers.
+"""What a start must know of a model beside its weights, so that it needs no Transformers.
 
 Importing Transformers and its configurations takes longer than all the rest of a start. So what it finds in a GGUF file
 is kept as it is found.
@@ -52,14 +52,14 @@ SAVED = "djinn.json"
 _TOKENIZER = "tokenizer.json"
 
 
-class _SavedConfig(SimpleNamespace):
+class SavedConfig(SimpleNamespace):
     """A Transformers configuration with all its entries, as Djinn's own stacks read it."""
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))
 
-    def get_text_config(self) -> _SavedConfig:
-        """Itself: the models of GGUF files read text only."""
+    def get_text_config(self) -> SavedConfig:
+        """Itself: the models of GGUF files and of `random:SHAPE` read text only."""
         return self
 
 
@@ -87,7 +87,7 @@ def read_config(folder: Path) -> PretrainedConfig:
     found = _read(folder, "config")
     if "model_type" not in found:
         raise BrokenModel(f"{folder / SAVED} has no model_type in its config", param="model")
-    return cast("PretrainedConfig", _SavedConfig(**found))
+    return cast("PretrainedConfig", SavedConfig(**found))
 
 
 def read_tokenizer(folder: Path) -> ModelTokenizer:

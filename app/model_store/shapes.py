@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from app.domain.errors import UnknownModel
+from app.model_store.saved import ModelTokenizer, SavedConfig
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerFast
+    from transformers import PretrainedConfig
 
 BOS_ID, EOS_ID, IM_START_ID, IM_END_ID = 256, 257, 258, 259
 _SPECIAL = ("<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
@@ -30,14 +31,12 @@ def byte_alphabet() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-def byte_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+def byte_tokenizer(vocab_size: int) -> ModelTokenizer:
     """Token b is byte b; then the four special tokens; every further id below `vocab_size` decodes to `<id>`.
 
     Encoding never produces those further tokens: they are there so that whatever a random model samples
     has a text. `vocab_size` is at least `MIN_VOCAB_SIZE`.
     """
-    from transformers import PreTrainedTokenizerFast
-
     texts = [*byte_alphabet(), *_SPECIAL, *(f"<{token_id}>" for token_id in range(MIN_VOCAB_SIZE, vocab_size))]
     backend = Tokenizer(models.BPE(vocab={text: token_id for token_id, text in enumerate(texts)}, merges=[]))
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in _SPECIAL])
@@ -46,9 +45,8 @@ def byte_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     backend.post_processor = processors.TemplateProcessing(
         single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", BOS_ID)]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", chat_template=_CHAT_TEMPLATE
-    )
+    special = {"bos_token": "<bos>", "eos_token": "<eos>"}
+    return ModelTokenizer(backend, special, BOS_ID, EOS_ID, _CHAT_TEMPLATE, None)
 
 
 def _llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **others: Any) -> dict[str, Any]:
@@ -62,6 +60,10 @@ def _llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **ot
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "sliding_window": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": theta},
         "tie_word_embeddings": False,
         **others,
@@ -69,14 +71,27 @@ def _llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **ot
 
 
 def _gpt2(hidden: int, layers: int, heads: int, vocab_size: int) -> dict[str, Any]:
-    fields = {"n_embd": hidden, "n_layer": layers, "n_head": heads, "vocab_size": vocab_size}
-    return {"model_type": "gpt2", "n_positions": 1024, **fields}
+    return {
+        "model_type": "gpt2",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": 1024,
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "tie_word_embeddings": True,
+    }
 
 
 _LLAMA_2 = {"vocab_size": 32_000, "max_position_embeddings": 4096}
 _LLAMA_3 = {"vocab_size": 128_256, "max_position_embeddings": 8192, "rope_theta": 500_000.0}
 _MISTRAL = {"vocab_size": 32_768, "max_position_embeddings": 32_768, "rope_theta": 1_000_000.0}
 _SMOLLM2 = {"vocab_size": 49_152, "max_position_embeddings": 8192, "rope_theta": 100_000.0}
+_ALL_FULL = 4 * ["full_attention"]
 _TINY = {"vocab_size": 512, "max_position_embeddings": 1024}
 
 # From the config.json of gpt2, Llama-2-7b and -13b, Mistral-7B-v0.3, Meta-Llama-3-8B and -70B, SmolLM2-135M-Instruct.
@@ -84,13 +99,13 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": _gpt2(768, 12, 12, 50_257),
     "llama-2-7b": _llama(4096, 11_008, 32, 32, 32, **_LLAMA_2),
     "llama-2-13b": _llama(5120, 13_824, 40, 40, 40, **_LLAMA_2),
-    "mistral-7b": _llama(4096, 14_336, 32, 32, 8, model_type="mistral", sliding_window=None, **_MISTRAL),
+    "mistral-7b": _llama(4096, 14_336, 32, 32, 8, model_type="mistral", **_MISTRAL),
     "llama-3-8b": _llama(4096, 14_336, 32, 32, 8, **_LLAMA_3),
     "llama-3-70b": _llama(8192, 28_672, 80, 64, 8, **_LLAMA_3),
     "smollm2-135m": _llama(576, 1536, 30, 9, 3, tie_word_embeddings=True, **_SMOLLM2),
     "tiny-llama": _llama(64, 128, 4, 4, 2, **_TINY),
-    "tiny-mistral": _llama(64, 128, 4, 4, 2, model_type="mistral", sliding_window=None, **_TINY),
-    "tiny-qwen3": _llama(64, 128, 4, 4, 2, model_type="qwen3", head_dim=16, **_TINY),
+    "tiny-mistral": _llama(64, 128, 4, 4, 2, model_type="mistral", **_TINY),
+    "tiny-qwen3": _llama(64, 128, 4, 4, 2, model_type="qwen3", head_dim=16, layer_types=_ALL_FULL, **_TINY),
     "tiny-gpt2": _gpt2(64, 4, 4, 512),
 }
 
@@ -98,12 +113,12 @@ SHAPE_NAMES = tuple(_SHAPES)
 
 
 def shape_config(shape: str) -> PretrainedConfig:
-    """The config of `shape`, with the special token ids of the byte tokenizer it goes with.
+    """The config of `shape`, with all that Djinn's own stacks read of it and the special token ids of the byte
+    tokenizer. Transformers' `AutoConfig.for_model` takes its entries.
 
     Raises UnknownModel, which lists the shapes there are.
     """
     if shape not in _SHAPES:
         raise UnknownModel(f"no shape {shape!r} for random:SHAPE; there are {', '.join(SHAPE_NAMES)}", param="model")
-    from transformers import AutoConfig
-
-    return AutoConfig.for_model(**_SHAPES[shape], bos_token_id=BOS_ID, eos_token_id=[EOS_ID, IM_END_ID])
+    entries = {**_SHAPES[shape], "initializer_range": 0.02, "bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, IM_END_ID]}
+    return cast("PretrainedConfig", SavedConfig(**entries))

@@ -37,7 +37,7 @@ def load_tokenizer(model: ResolvedModel) -> ModelTokenizer:
     Raises BrokenModel if the folder has no tokenizer that the `tokenizers` library can run.
     """
     if model.folder is None:
-        return ModelTokenizer.of(byte_tokenizer(model.config.vocab_size))
+        return byte_tokenizer(model.config.vocab_size)
     if is_saved(model.folder):
         return read_tokenizer(model.folder)
     return _load_with_transformers(model.folder)

@@ -66,7 +66,9 @@ def load_model(recipe: Recipe, ranks: Ranks | None = None) -> LoadedModel:
     seconds; raises FieldOutOfRange if they do not fit, BrokenModel and `WeightsLost` if they cannot be read.
     """
     model, settings, device, dtype = recipe.model, recipe.settings, recipe.device, recipe.dtype
-    stored = weight_bytes(model, device, dtype)
+    # Random weights are in no file that says how large they are.
+    built = _build_on_meta(recipe) if model.folder is None and can_be_streamed(model) else None
+    stored = weight_bytes(model, device, dtype) if built is None else built[0].layout.nbytes
     if ranks is not None:
         check_weights_fit(model, stored if device.type == "cpu" else stored // ranks.count, device, dtype)
         stack = recipe.load_stack(ranks.shard)
@@ -76,7 +78,6 @@ def load_model(recipe: Recipe, ranks: Ranks | None = None) -> LoadedModel:
     # Blocks that are laid out anew, or become float32, may take many times what they take in their file. To find out
     # takes a second, so a small model is counted by its file.
     may_grow = TensorFormat(device, dtype, model.weights_dtype).keeps_matrices and model.folder is not None
-    built = None
     if may_grow and stored * MOST_GROWTH >= free and can_be_streamed(model):
         built = _build_on_meta(recipe)
     needed = stored if built is None else built[0].layout.nbytes
@@ -90,7 +91,7 @@ def load_model(recipe: Recipe, ranks: Ranks | None = None) -> LoadedModel:
             require_row_by_row(model, device)
         return _stream(recipe, budget, *(built or _build_on_meta(recipe)))
     stack = recipe.load_stack()
-    twice = max(0, needed - stack.parameter_bytes)
+    twice = max(0, needed - stack.parameter_bytes) if model.config.get_text_config().tie_word_embeddings else 0
     copy = f", and {size(twice)} more: the tied output projection, in another layout" if twice else ""
     logger.info("weights: all of them, %s, stay on the device%s", size(stack.parameter_bytes), copy)
     return LoadedModel(stack, streams_of(device))

@@ -56,8 +56,15 @@ def stack(parts: Sequence[Matrix]) -> Matrix:
     if len(parts) == 1:
         return parts[0]
     if len({each.kind if isinstance(each, BlockMatrix) else each.dtype for each in parts}) == 1:
-        return _like(parts[0], torch.cat([stored_rows(each) for each in parts]))
-    return torch.cat([dense_of(each).float() for each in parts])
+        return _like(parts[0], _join([stored_rows(each) for each in parts]))
+    return _join([dense_of(each).float() for each in parts])
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of all. On `meta`, `torch.cat` imports PyTorch's compiler, which takes a second."""
+    if parts[0].is_meta:
+        return parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
+    return torch.cat(list(parts))
 
 
 def split(matrix: Matrix, rows: int | list[int]) -> list[Matrix]:
