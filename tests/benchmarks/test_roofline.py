@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.engine import Engine
 from app.messages import Open, Submit, Token
-from app.model_store.shapes import shape_config
 from tests.gpu.kv.tiering import calls_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -21,6 +20,7 @@ from benchmarks.roofline.launches import build_on_meta, decode_launches
 from benchmarks.roofline.null_device import NullStreams, null_draws, null_engine
 from benchmarks.roofline.paper import GRAPH, Kernel, PaperStep, paper_step
 from benchmarks.roofline.stages import STAGES
+from tests.hugging_face import shape_config
 
 CONTEXT = 1024
 build = cache(build_on_meta)

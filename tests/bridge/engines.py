@@ -17,9 +17,9 @@ from app.main import create_app
 from app.messages import Command
 from app.model_store.resolve import resolve
 from app.model_store.saved import ModelTokenizer
-from app.model_store.shapes import byte_tokenizer
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens
+from tests.hugging_face import byte_tokenizer
 from tests.serving import tiny_settings
 
 

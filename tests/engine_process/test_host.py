@@ -26,11 +26,11 @@ from app.engine_process.host import _Host
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
 from app.messages import Back, Event, GoesOn, Lost, Open, Replacement, Stalled, Submit, TurnFinished
-from app.model_store.shapes import shape_config
 from tests.engine_process.test_channel import ends
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.conftest import tiny_llama
 from tests.gpu.wrapping import WrappedStack
+from tests.hugging_face import shape_config
 from tests.serving import tiny_settings
 
 __all__ = ["ends", "tiny_llama"]

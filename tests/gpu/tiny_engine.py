@@ -12,10 +12,10 @@ from app.gpu.engine import Engine
 from app.gpu.kernels.attention.base import columns_of
 from app.gpu.startup.loader import load_engine
 from app.model_store.resolve import ResolvedModel, resolve
-from app.model_store.shapes import shape_config
 from tests.gpu.driving import BLOCK as BLOCK
 from tests.gpu.driving import Driver, cpu_settings
 from tests.gpu.oracle import RoundingModel
+from tests.hugging_face import shape_config
 
 _KV_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float8": torch.float8_e4m3fn}
 

@@ -15,17 +15,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from app.domain.errors import UnknownModel
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import resolve
-from app.model_store.shapes import (
-    BOS_ID,
-    EOS_ID,
-    IM_END_ID,
-    IM_START_ID,
-    MIN_VOCAB_SIZE,
-    SHAPE_NAMES,
-    byte_tokenizer,
-    shape_config,
-)
+from app.model_store.shapes import BOS_ID, EOS_ID, IM_END_ID, IM_START_ID, MIN_VOCAB_SIZE, SHAPE_NAMES
 from app.model_store.tensors import weight_files
+from tests.hugging_face import byte_tokenizer, shape_config
 from tests.model_store.conftest import TinyModel
 
 RESOLVE = """

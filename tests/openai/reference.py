@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from app.model_store.shapes import byte_tokenizer, shape_config
+from tests.hugging_face import byte_tokenizer, shape_config
 
 _MODELS: Any = AutoModelForCausalLM
 _TOKENIZERS: Any = AutoTokenizer

@@ -13,9 +13,9 @@ from app.domain.values import FinishReason, Ticket, TokenLogprobs, TurnUsage
 from app.engine_process.turn import Turn
 from app.messages import Failed, Started, Token, TurnFinished
 from app.model_store.saved import ModelTokenizer
-from app.model_store.shapes import byte_tokenizer
 from app.text.generation import StopMatcher, TextChunk, TextItem, TextRule, TurnReader
 from app.text.tokenizer import Tokens
+from tests.hugging_face import byte_tokenizer
 
 TICKET = Ticket(1)
 PROMPT_TOKENS = 7

@@ -9,12 +9,12 @@ from jinja2.exceptions import SecurityError
 from app.domain.errors import MalformedRequest
 from app.model_store.resolve import resolve
 from app.model_store.saved import ModelTokenizer
-from app.model_store.shapes import byte_tokenizer
 from app.routers.turns import following_token_ids, new_token_ids
 from app.settings import Settings
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokens, load_tokens
 from app.wire.turns import GenerateBody
+from tests.hugging_face import byte_tokenizer
 
 SIMPLE = """\
 {%- for message in messages %}

@@ -13,9 +13,10 @@ from app.domain.errors import ContextTooLong, MalformedRequest
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from app.model_store.saved import ModelTokenizer
-from app.model_store.shapes import EOS_ID, IM_END_ID, byte_tokenizer, shape_config
+from app.model_store.shapes import EOS_ID, IM_END_ID
 from app.text.generation import Detokenizer, whole_pieces
 from app.text.tokenizer import TextLimit, TokenLengths, Tokens, load_tokens
+from tests.hugging_face import byte_tokenizer, shape_config
 
 RANDOM = load_tokens(ResolvedModel("tiny-llama", shape_config("tiny-llama"), None, 0))
 CORPUS = ["the cat sat on the mat", "naïve café déjà vu", "東京 🙂🙂 日本", "1999 2024"]

@@ -11,7 +11,7 @@ from msgspec import structs
 from app.domain.values import FinishReason, Ticket, TurnUsage
 from app.messages import TurnFinished
 from app.model_store.saved import ModelTokenizer
-from app.model_store.shapes import IM_START_ID, byte_tokenizer
+from app.model_store.shapes import IM_START_ID
 from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
 from app.tools.definitions import HERMES, LLAMA, MISTRAL, Tool, ToolFormat, ToolMode, ToolUse, find_format
@@ -19,6 +19,7 @@ from app.tools.grammar import MAX_CALLS, call_grammar
 from app.tools.prompt import messages_for_template
 from app.tools.reader import Content
 from app.tools.support import ToolSupport
+from tests.hugging_face import byte_tokenizer
 from tests.tools.calls import FORMATS, write
 
 CHATML = (

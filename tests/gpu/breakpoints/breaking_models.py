@@ -19,10 +19,10 @@ from app.gpu.startup.loader import build_engine, load_engine
 from app.gpu.startup.weights import LoadedModel
 from app.gpu.weights.bundles import StreamedWeights
 from app.model_store.resolve import ResolvedModel, resolve
-from app.model_store.shapes import shape_config
 from tests.gpu.driving import BLOCK as BLOCK
 from tests.gpu.driving import cpu_settings
 from tests.gpu.models.oracle import CASES, VOCAB, build_model, save_model
+from tests.hugging_face import shape_config
 
 STEP_TOKENS = 32
 SHAPES: dict[str, dict[str, Any]] = {

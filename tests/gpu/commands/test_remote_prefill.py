@@ -24,9 +24,9 @@ from app.messages import (
     Submit,
 )
 from app.model_store.resolve import ResolvedModel, resolve
-from app.model_store.shapes import shape_config
 from tests.gpu.driving import GREEDY, Driver, tcp_pair
 from tests.gpu.tiny_engine import BLOCK, make_engine, model, prompt
+from tests.hugging_face import shape_config
 
 __all__ = ["model"]
 

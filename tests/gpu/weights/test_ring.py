@@ -26,11 +26,11 @@ from app.gpu.weights.layout import WeightLayout
 from app.gpu.weights.source import weights_of
 from app.gpu.weights.stores import PinnedStore
 from app.model_store.resolve import ResolvedModel
-from app.model_store.shapes import shape_config
 from tests.gpu.device.deferring import DeferredDevice
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.oracle import CASES, tiny_config
 from tests.gpu.weights.bundles import Gate, Model, make_model
+from tests.hugging_face import shape_config
 
 UNIT = 256
 LAYER = 1000 * UNIT

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from app.model_store.shapes import byte_tokenizer
 from loadgen.peers.base import ServerSettings
 from loadgen.peers.baselines import TransformersPeer
 from loadgen.peers.serving import Served, serving
 from loadgen.rivals.baseline.affinity import Affinity
 from loadgen.targets.dialects import OpenAIDialect, find_dialect
+from tests.hugging_face import byte_tokenizer
 from tests.openai.reference import Reference
 
 pytestmark = pytest.mark.long
