@@ -52,8 +52,7 @@ from app.telemetry.traces import Traces
 from app.tenants.gate import TenantMiddleware, import_limit
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens, load_tokens
-from app.web.bodies import refuse_unread
-from app.web.body_limit import BodyLimitMiddleware, body_budget
+from app.web.bodies import BodyLimitMiddleware, body_budget, refuse_unread
 from app.web.errors import described, install_error_handlers
 from app.web.idempotency import IdempotencyMiddleware
 from app.web.middleware import (

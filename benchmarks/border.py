@@ -16,9 +16,8 @@ from random import Random
 
 from app.domain.values import Ticket
 from app.engine_process.channel import Channel
-from app.engine_process.codec import decode, encode_events
 from app.engine_process.engine import EngineProcess
-from app.engine_process.frames import Load
+from app.engine_process.frames import Load, decode, encode_events
 from app.gpu.startup.loader import load_engine
 from app.messages import Token
 from app.model_store.resolve import resolve

@@ -15,7 +15,7 @@ from app.text.generation import TextChunk, TextItem
 from app.tools.reader import Answer, CallArguments, CallBegun, Content, Piece
 from app.web.errors import messages_error_body, visible_error
 from app.web.sse import sse_event
-from app.wire.shapes import event_of, fixed, list_of, shape, union_of
+from app.wire.base import event_of, fixed, list_of, shape, union_of
 
 Event = dict[str, Any]
 """One event of a stream; `type` is its name."""

@@ -1,15 +1,51 @@
-"""What the two processes tell each other, beside commands and events. Frames of one direction keep their order."""
+"""What the two processes tell each other, beside commands and events, as MessagePack.
+
+Frames of one direction keep their order. Nothing in a frame is executed, and only types that are listed here are made.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar, get_args
 
-from app.domain.errors import DjinnError
-from app.domain.values import Grammar, ModelInfo, WeightsDtype
+import msgspec
+from msgspec import structs
+
+from app.domain.activations import (
+    Activation,
+    ActivationMap,
+    ActivationNorms,
+    Captures,
+    CheckpointLens,
+    LensRows,
+    PausedTurn,
+)
+from app.domain.breakpoints import ALL, Edit, EditOp, Intervention, Positions, TensorData
+from app.domain.errors import DjinnError, EngineError
+from app.domain.memory_map import MemoryMap
+from app.domain.positions import Run
+from app.domain.values import Grammar, ModelInfo, Ticket, WeightsDtype
 from app.logs import Log
 from app.machine.files import DiskRoom
+from app.messages import (
+    Command,
+    Done,
+    Event,
+    ExportedKV,
+    Failed,
+    ImportedKV,
+    KeptKV,
+    Open,
+    ReceivedPrompt,
+    ReceiveKV,
+    Reinstate,
+    SentKV,
+    Token,
+    TurnFinished,
+)
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import EngineSettings, Settings
 
@@ -123,3 +159,173 @@ class Dying:
 
 ToEngine = Load | Compile | Release | Prepare | Stop
 FromEngine = Loaded | NotLoaded | Compiled | Beat | Dying
+
+
+T = TypeVar("T")
+Interventions = tuple[Intervention, ...]
+SentEdit = tuple[EditOp, float, int | None, Positions | None, float | None]
+"""The fields of an edit; its vector by its number, and None for all positions."""
+SentIntervention = tuple[int, int, int, int, tuple[Run, ...]]
+"""The fields of an intervention; its edit by its number."""
+Sent = tuple[list[TensorData], list[SentEdit], list[list[SentIntervention]]]
+
+
+def take_out(value: T) -> tuple[T, Sent | None]:
+    """What is sent of `value`, and its interventions beside it, if it has any."""
+    if isinstance(value, Reinstate):
+        paused = value.paused
+        bare = structs.replace(value, interventions=(), paused=None if paused is None else _with(paused, ()))
+        return bare, pack(value.interventions, () if paused is None else paused.interventions)
+    if isinstance(value, Open | PausedTurn | ReceiveKV | TurnFinished) and value.interventions:
+        return _with(value, ()), pack(value.interventions)
+    return value, None
+
+
+def put_back(value: T, plain: Any) -> T:
+    """The value that `take_out` was given. Raises `msgspec.MsgspecError` or `IndexError` for what it has not made."""
+    first, *others = unpack(plain)
+    if isinstance(value, Reinstate):
+        [second] = others
+        paused = None if value.paused is None else _with(value.paused, second)
+        return structs.replace(value, interventions=first, paused=paused)
+    assert isinstance(value, Open | PausedTurn | ReceiveKV | TurnFinished)
+    return _with(value, first)
+
+
+def _with(value: T, interventions: Interventions) -> T:
+    """The same value with other interventions."""
+    change: Any = replace if is_dataclass(value) else structs.replace
+    found: T = change(value, interventions=interventions)
+    return found
+
+
+def pack(*lists: Interventions) -> Sent:
+    """Lists of interventions that share edits and vectors."""
+    vectors, edits, sent = dict[TensorData, int](), list[SentEdit](), list[list[SentIntervention]]()
+    numbers = dict[int, int]()
+    """Of edits, by their identity: to compare each would take long."""
+    for made in lists:
+        for key, edit in {id(each.edit): each.edit for each in made}.items():
+            if key not in numbers:
+                numbers[key] = len(edits)
+                vector = None if edit.vector is None else vectors.setdefault(edit.vector, len(vectors))
+                positions = None if edit.positions is ALL else edit.positions
+                edits.append((edit.op, edit.factor, vector, positions, edit.max_norm))
+        sent.append([(each.first, each.end, each.boundary, numbers[id(each.edit)], each.only) for each in made])
+    return list(vectors), edits, sent
+
+
+def unpack(plain: Any) -> Iterator[Interventions]:
+    """The lists again; equal edits are one object, and so are equal vectors."""
+    vectors, sent_edits, lists = msgspec.convert(plain, Sent)
+    edits = [
+        Edit(op, factor, None if vector is None else vectors[vector], positions or ALL, max_norm)
+        for op, factor, vector, positions, max_norm in sent_edits
+    ]
+    for made in lists:
+        yield tuple([Intervention(first, end, at, edits[number], only) for first, end, at, number, only in made])
+
+
+Frame = Command | ToEngine | FromEngine
+FRAMES: dict[str, type[Any]] = {each.__name__: each for each in get_args(Frame)}
+EVENTS: dict[str, type[Any]] = {each.__name__: each for each in get_args(Event)}
+VALUES: dict[str, Any] = {
+    "NoneType": None,
+    "int": int,
+    **{each.__name__: each for each in (Activation, ActivationMap, ActivationNorms, Captures, ExportedKV, ImportedKV)},
+    **{each.__name__: each for each in (CheckpointLens, KeptKV, LensRows, MemoryMap, PausedTurn)},
+    **{each.__name__: each for each in (ReceivedPrompt, SentKV)},
+}
+"""What a `Done` may carry, by the name of its type."""
+MADE_LATER = ("ActivationNorms", "Captures")
+"""Those that a function returns."""
+
+Plain = Any
+"""Numbers, strings, bytes, lists and dictionaries."""
+
+
+def encode(frame: Frame) -> bytes:
+    """One frame that is no event."""
+    return msgspec.msgpack.encode((type(frame).__name__, *take_out(frame)), enc_hook=_to_plain)
+
+
+def encode_events(events: Sequence[Event]) -> bytes:
+    """The events of a step as one frame. A `Done` with a function carries what the function returns: it is called."""
+    return msgspec.msgpack.encode([_pack(event) for event in events], enc_hook=_to_plain)
+
+
+def decode(data: bytes | bytearray | memoryview) -> Frame | list[Event]:
+    """A frame, or the events of a step. Raises `msgspec.MsgspecError` or `KeyError` for what was not encoded here."""
+    found: Plain = msgspec.msgpack.decode(data)
+    if found and isinstance(found[0], str):
+        name, *sent = found
+        frame: Frame = _made_of(sent, FRAMES[name])
+        return frame
+    return list(map(_unpack, found))
+
+
+def _pack(event: Event) -> tuple[Plain, ...]:
+    if isinstance(event, Token) and event.logprobs is None:  # most events are these: a pair of numbers
+        return (event.ticket, event.token_id)
+    if isinstance(event, Done):
+        value = event.value() if callable(event.value) else event.value
+        return ("Done", event.ticket, type(value).__name__, *take_out(value))
+    if isinstance(event, Failed):
+        return ("Failed", event.ticket, event.error)
+    return (type(event).__name__, *take_out(event))
+
+
+def _unpack(packed: list[Plain]) -> Event:
+    if len(packed) == 2 and isinstance(packed[0], int):
+        return Token(Ticket(packed[0]), packed[1])
+    name, *fields = packed
+    if name == "Done":
+        ticket, kind, *sent = fields
+        value = _made_of(sent, VALUES[kind])
+        return Done(ticket, (lambda: value) if kind in MADE_LATER else value)
+    if name == "Failed":
+        ticket, error = fields
+        return Failed(ticket, _error(error))
+    event: Event = _made_of(fields, EVENTS[name])
+    return event
+
+
+def _made_of(sent: list[Plain], kind: Any) -> Any:
+    """A value of the `kind` again, of what `take_out` has made of it."""
+    plain, interventions = sent
+    value = msgspec.convert(plain, kind, dec_hook=_from_plain)
+    return value if interventions is None else put_back(value, interventions)
+
+
+def _to_plain(value: object) -> Plain:
+    """What MessagePack has no type for."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, DjinnError):
+        return (type(value).__name__, vars(value))
+    if isinstance(value, int):  # of a type that adds nothing, such as pydantic's for sizes
+        return int(value)
+    raise NotImplementedError(f"a {type(value).__name__} cannot be sent")
+
+
+def _from_plain(kind: type[Any], plain: Plain) -> Any:
+    if issubclass(kind, Path):
+        return Path(plain)
+    if issubclass(kind, DjinnError):
+        return _error(plain)
+    raise NotImplementedError(f"a {kind.__name__} cannot be received")
+
+
+def _error(plain: Plain) -> DjinnError:
+    """The error again. One of a kind that only the other process knows is an `EngineError` here."""
+    name, fields = plain
+    kind = next((each for each in _kinds(DjinnError) if each.__name__ == name), EngineError)
+    error = kind.__new__(kind, fields["message"])
+    vars(error).update(fields)
+    return error
+
+
+def _kinds(base: type[DjinnError]) -> Iterator[type[DjinnError]]:
+    yield base
+    for each in base.__subclasses__():
+        yield from _kinds(each)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, get_args
 
 from app.domain.errors import Busy, DjinnError, EngineError
 from app.engine_process.channel import Channel, Closed
-from app.engine_process.codec import decode, encode, encode_events
 from app.engine_process.frames import (
     Beat,
     Compile,
@@ -27,6 +26,9 @@ from app.engine_process.frames import (
     Prepare,
     Release,
     Stop,
+    decode,
+    encode,
+    encode_events,
 )
 from app.logs import configure
 from app.machine.cores import free_from_core, leave_core

@@ -12,8 +12,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypeAliasType
 
-from app.wire.base import LongList, type_of
-from app.wire.shapes import shape
+from app.wire.base import LongList, shape, type_of
 
 
 def encoded(value: Any) -> bytes:

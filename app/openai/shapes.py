@@ -6,9 +6,8 @@ from pydantic import Field
 
 from app.openai.response import ResponseObject
 from app.openai.response_items import OutputItem, OutputTextPart
-from app.wire.base import ErrorBody
+from app.wire.base import ErrorBody, chunk_event, event_of, fixed, list_of, shape, union_of
 from app.wire.sessions import Metadata
-from app.wire.shapes import chunk_event, event_of, fixed, list_of, shape, union_of
 from app.wire.turns import is_none
 
 PromptTokensDetails = shape("PromptTokensDetails", "Where the prompt's KV came from.", {"cached_tokens": int})

@@ -1,18 +1,182 @@
 """Every setting of the server together: the only reader of the environment (`DJINN_*`)."""
 
 import os
-from dataclasses import fields
-from typing import Self
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from app.domain.values import KVPolicy
+from app.domain.homes import REPLICA_NAME
+from app.domain.values import KVBudget, KVPolicy
 from app.settings.access import AccessSettings
-from app.settings.cluster import ClusterSettings
-from app.settings.engine import EngineSettings
-from app.settings.limits import LimitSettings
 from app.settings.model import MemorySettings, ModelSettings
+from app.settings.values import none_or_path
+
+DRAFT_TOKENS = 7
+"""Most drafted tokens of one row: it has eight then, which attention on a CPU still takes one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The part of the settings that the engine reads. Sizes in bytes and tokens."""
+
+    device: str
+    tensor_parallel: int
+    """Processes that the model's layers are cut over, each on a device of its own."""
+    dtype: str
+    matmul_precision: str
+    """`auto`, `float32` or `bfloat16`."""
+    batch_invariant: bool
+    cuda_graphs: bool | None
+    """None: where the device is a GPU."""
+    weights_device: int | None
+    """None: all of them if they fit."""
+    weights_dir: Path
+    """Where a CPU's host copy of weights that are streamed is kept."""
+    chunk_bytes: int
+    """Of one copy to the device."""
+    kv_dtype: str
+    """`auto`, `float32`, `bfloat16` or `float16`."""
+    kv_device: KVBudget | None
+    """None, here and for the next two: from what is free."""
+    kv_host: KVBudget | None
+    kv_disk: KVBudget | None
+    kv_dir: Path | None
+    """Where KV files are kept; None: there is no disk tier."""
+    kv_policy: KVPolicy
+    block_size: int
+    max_step_tokens: int
+    max_running: int
+    max_draft_tokens: int | None
+    """None: `DRAFT_TOKENS` where drafts change no token, and help."""
+    max_activation_bytes: int
+    """Of checkpoints and captures in host memory."""
+    max_model_len: int | None
+
+
+class LimitSettings(BaseModel):
+    """Limits of turns, sessions, connections, requests and files."""
+
+    max_step_tokens: int = Field(512, ge=1, description="most tokens computed in one step, over all sessions")
+    max_running: int = Field(256, ge=1, description="most sessions in one step")
+    max_draft_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=DRAFT_TOKENS,
+        description="most tokens that a session drafts from its history in one step; 0 for none (default: 7 on a CPU "
+        "where that changes no token)",
+    )
+    max_queue: int = Field(
+        1024, ge=1, description="waiting turns of one tenant, in addition to --max-running; more get 429"
+    )
+    max_model_len: int | None = Field(None, ge=2, description="cap on a session's tokens (default: the model's own)")
+    max_sessions: int = Field(4096, ge=1, description="sessions that may be open at once")
+    max_responses: int = Field(
+        1024, ge=1, description="kept responses of /v1/responses; the least recently used are forgotten"
+    )
+    max_responses_bytes: ByteSize = Field(ByteSize(256 << 20), description="bytes of all kept responses, as JSON")
+    max_connections: int | None = Field(
+        None,
+        ge=1,
+        description="connections that clients may have open at once (default: 8192, or three quarters of the limit of "
+        "open files)",
+    )
+    max_connections_per_address: int | None = Field(
+        None, ge=1, description="open connections from one address (default: half of all, from loopback all)"
+    )
+    header_timeout_s: float = Field(10.0, gt=0, description="how long the header of a request may take")
+    body_timeout_s: float = Field(30.0, gt=0, description="how long the body of a request may pause")
+    write_timeout_s: float = Field(60.0, gt=0, description="how long a client may read nothing of an answer")
+    max_request_bytes: ByteSize = Field(ByteSize(8 << 20), description="largest request body")
+    max_bodies_bytes: ByteSize = Field(
+        ByteSize(512 << 20), description="memory for the bodies of all requests in flight, without imports"
+    )
+    max_import_bytes: ByteSize = Field(ByteSize(8 << 30), description="largest session file to import")
+    max_spool_bytes: ByteSize = Field(ByteSize(16 << 30), description="disk for all exports and imports in flight")
+    max_logprobs_bytes: ByteSize = Field(
+        ByteSize(1 << 30), description="memory for the log-probabilities of all turns in flight"
+    )
+    max_activation_bytes: ByteSize = Field(
+        ByteSize(1 << 30), description="host memory for checkpoints of paused turns and for captures"
+    )
+    disk_reserve: ByteSize = Field(
+        ByteSize(256 << 20),
+        description="free disk of --state-dir for the journal: Djinn deletes KV files for it, and refuses exports and "
+        "imports",
+    )
+
+    @model_validator(mode="after")
+    def _every_session_gets_its_token(self) -> Self:
+        if self.max_running > self.max_step_tokens:
+            raise ValueError(
+                f"max_running ({self.max_running}) must be at most max_step_tokens ({self.max_step_tokens}): "
+                "each running session decodes one token a step"
+            )
+        return self
+
+    @property
+    def max_turns(self) -> int:
+        """Turns that may run or wait at once."""
+        return self.max_running + self.max_queue
+
+
+CLUSTER_LEASE_S = 15.0
+"""A server that is cut off from its folder answers for so long at most, and another one waits a little longer."""
+
+
+class ClusterSettings(BaseModel):
+    """The server's name, its peers, and what it does for them."""
+
+    replica: str | None = Field(
+        None,
+        description="name of this server in its cluster, at most 16 of a-z and 0-9, a letter first; part of its "
+        "sessions' ids (default: none)",
+    )
+    peers: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
+        None,
+        description="YAML or JSON file with the name and the URL of each server of the cluster; SIGHUP reads it again "
+        "(default: none)",
+    )
+    cluster_key_file: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
+        None, description="file with the secret that the servers of the cluster share, at least 32 characters"
+    )
+    lease_s: float | None = Field(
+        None,
+        description="how long the server may serve sessions without writing to --state-dir; then another machine can "
+        "take the folder over; 0: no lease (default: 15 with --peers, else 0)",
+    )
+    drain_to: Literal["peers", "disk"] = Field(
+        "peers",
+        description="where SIGTERM leaves sessions: with the servers of --peers, or here on disk until a restart; "
+        "without peers they stay (default: peers)",
+    )
+    balance: bool = Field(
+        True, description="move resting sessions to a server of --peers with more room, when memory is nearly full"
+    )
+    role: Literal["both", "decode", "prefill"] = Field(
+        "both",
+        description="decode: prefill servers of the cluster compute its long prompts; prefill: it computes those of "
+        "others; both: it computes its own",
+    )
+    prefill_apart_tokens: int = Field(
+        512, ge=1, description="with --role decode, tokens without KV from which a prompt is long"
+    )
+
+    @field_validator("replica")
+    @classmethod
+    def _name_a_replica(cls, value: str | None) -> str | None:
+        if value is not None and not REPLICA_NAME.fullmatch(value):
+            raise ValueError(f"must be at most 16 of a-z and 0-9, a letter first; got {value[:40]!r}")
+        return value
+
+    @property
+    def lease(self) -> float | None:
+        """Seconds of the state folder's lease; None: it has none."""
+        found = self.lease_s if self.lease_s is not None else CLUSTER_LEASE_S if self.peers is not None else 0
+        return found or None
+
 
 OF_CLIENTS = "DJINN_BASE_URL"
 """The variable that tells clients where a server is. The server ignores it."""

@@ -4,8 +4,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.domain.errors import DjinnError, Unauthenticated, WrongRole
-from app.tenants.quotas import TenantQuotas
-from app.tenants.tenant import Directory, Role, Tenant
+from app.tenants.tenant import Directory, Role, Tenant, TenantQuotas
 from app.web.errors import error_response
 from app.web.middleware import ANSWERS
 from app.web.openapi import is_open

@@ -18,8 +18,7 @@ from app.logs import method_of, route_of, session_of
 from app.machine.files import counted
 from app.settings import Settings
 from app.tenants.file import read_tenants
-from app.tenants.quotas import TenantQuotas
-from app.tenants.tenant import Directory, tenants_of_keys
+from app.tenants.tenant import Directory, TenantQuotas, tenants_of_keys
 from app.web.bodies import matched
 from app.web.middleware import Answer
 

@@ -7,10 +7,10 @@ from pydantic import BaseModel, Field
 from app.domain.values import FinishReason
 from app.messages import Failed, TurnFinished
 from app.sessions.session import Session
+from app.wire.base import any_event
 from app.wire.checkpoint import CheckpointView
 from app.wire.memory import MemoryView
 from app.wire.sessions import ResumeTimes, SessionView
-from app.wire.shapes import any_event
 from app.wire.turns import TurnUsageView
 
 

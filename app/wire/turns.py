@@ -24,9 +24,19 @@ from app.domain.values import (
     TokenLogprobs,
 )
 from app.text.generation import TextRule
-from app.wire.base import MAX_COUNT, ErrorDetail, LongList, TextOrList, TokenId, View, WireModel, check_token_ids
+from app.wire.base import (
+    MAX_COUNT,
+    ErrorDetail,
+    LongList,
+    TextOrList,
+    TokenId,
+    View,
+    WireModel,
+    any_event,
+    check_token_ids,
+    shape,
+)
 from app.wire.checkpoint import CheckpointView
-from app.wire.shapes import any_event, shape
 
 ANY_OBJECT = '{"type":"object"}'
 MAX_CHOICES = 10_000

@@ -13,7 +13,7 @@ import numpy as np
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, When
 from app.domain.memory_map import MemoryMap
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
-from app.engine_process.codec import encode_events
+from app.engine_process.frames import encode_events
 from app.gpu.engine import Engine
 from app.messages import Arm, Done, Event, Inspect, Open, Submit, Token
 from benchmarks.engine.away import random_tokens

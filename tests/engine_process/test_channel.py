@@ -22,7 +22,7 @@ from app.domain.breakpoints import Edit, EditOp, Intervention, Pass, TensorData
 from app.domain.errors import ContextTooLong, DjinnError, EngineError, FieldOutOfRange, SessionLimit
 from app.domain.values import FinishReason, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs, TurnUsage
 from app.engine_process.channel import PART_BYTES, Channel, Closed
-from app.engine_process.codec import FRAMES, MADE_LATER, VALUES, Frame, decode, encode, encode_events
+from app.engine_process.frames import FRAMES, MADE_LATER, VALUES, Frame, decode, encode, encode_events
 from app.messages import Done, Event, Failed, Reinstate, Token, TurnFinished
 
 SECONDS = 20.0

@@ -19,9 +19,8 @@ from app.domain.values import FinishReason, ModelInfo, SamplingParams, SessionId
 from app.engine_process import engine as engine_module
 from app.engine_process import host
 from app.engine_process.channel import Channel, Closed
-from app.engine_process.codec import decode, encode, encode_events
 from app.engine_process.engine import MOST, SILENT_S, UNHEARD_S, Child, EngineProcess, Stalls
-from app.engine_process.frames import Beat, Load, Loaded
+from app.engine_process.frames import Beat, Load, Loaded, decode, encode, encode_events
 from app.engine_process.host import _Host
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack

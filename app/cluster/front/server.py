@@ -30,7 +30,7 @@ from app.settings import Settings
 from app.telemetry.metrics import ConnectionMetrics
 from app.tenants.gate import authenticate
 from app.tenants.tenancy import Tenancy
-from app.web.body_limit import BodyLimitMiddleware, body_budget
+from app.web.bodies import BodyLimitMiddleware, body_budget
 from app.web.connections import Caps, Connection
 from app.web.errors import error_response
 from app.web.middleware import HostMiddleware, RequestMiddleware, cross_origin

@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
 from app.machine.budget import Share
-from app.web.body_limit import body_budget
+from app.web.bodies import body_budget
 from app.web.protocol import WebSocketProtocol
 from tests.web.connections.conftest import GET, HEADER, LIMIT, PATIENCE_S, Edge, read_answer, read_to_end, serving
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.errors import BodiesFull
-from app.web.body_limit import body_budget, client_of
+from app.web.bodies import body_budget, client_of
 from tests.errors import assert_error
 from tests.processes import serve_process
 from tests.serving import serve
