@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.model_store.tiny_gguf import tiny_llama, tiny_tokenizer, write_gguf
@@ -20,6 +21,32 @@ settings = Settings(model=sys.argv[1], cache_dir=sys.argv[2], state_dir="none", 
 load_app(settings)
 print(*sys.modules)
 """
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.long
+def test_the_process_that_speaks_http_never_has_pytorch(roomy_model: Path) -> None:
+    """A quarter of the memory, and seconds of each start, with a model that only Transformers can read too."""
+    flags = ["--model", str(roomy_model), "--port", "0", "--state-dir", "none", "--kv-device", "8MiB", "--kv-host", "0"]
+    command = [sys.executable, "-m", "app", "serve", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[-1]
+        answer = httpx.post(
+            f"{url}/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 2}, timeout=60
+        )
+        mapped = Path(f"/proc/{server.pid}/maps").read_text()
+        server.terminate()
+    assert answer.json()["usage"]["completion_tokens"] == 2
+    assert "tokenizers" in mapped
+    assert "libtorch" not in mapped
+
+
+def test_a_random_model_is_loaded_without_transformers(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LOAD, "random:tiny-llama", str(tmp_path)]
+    modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert "app.main" in modules
+    assert [name for name in SLOW if name in modules] == []
 
 
 @pytest.mark.long
