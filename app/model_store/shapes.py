@@ -59,6 +59,7 @@ def _llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **ot
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
+        "head_dim": hidden // heads,
         "rms_norm_eps": 1e-5,
         "hidden_act": "silu",
         "attention_bias": False,
@@ -105,7 +106,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": _llama(576, 1536, 30, 9, 3, tie_word_embeddings=True, **_SMOLLM2),
     "tiny-llama": _llama(64, 128, 4, 4, 2, **_TINY),
     "tiny-mistral": _llama(64, 128, 4, 4, 2, model_type="mistral", **_TINY),
-    "tiny-qwen3": _llama(64, 128, 4, 4, 2, model_type="qwen3", head_dim=16, layer_types=_ALL_FULL, **_TINY),
+    "tiny-qwen3": _llama(64, 128, 4, 4, 2, model_type="qwen3", layer_types=_ALL_FULL, **_TINY),
     "tiny-gpt2": _gpt2(64, 4, 4, 512),
 }
 
