@@ -17,7 +17,6 @@ from typing import Any
 
 import httpx
 import pytest
-import torch as torch  # before a test calls `serve`, which keeps it out of its process
 from hypothesis import settings
 
 from app.domain.values import ModelInfo
