@@ -16,6 +16,7 @@ from app.gpu.kv.mover import KVMover
 from app.gpu.kv.pools import HostPool, KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.state.kv_header import KVIdentity, KVLayout
+from app.gpu.state.layer_state import attention_state
 from app.gpu.state.moves import Move, MoveKind
 
 POOL_SESSIONS = 4
@@ -125,6 +126,7 @@ def _device_pool(layout: KVLayout, blocks: int) -> KVPool:
         num_layers=layout.layers,
         kv_heads=layout.kv_heads,
         head_dim=layout.head_dim,
+        states=layout.layers * [attention_state(layout.kv_heads, layout.head_dim, None)],
         dtype=getattr(torch, layout.dtype),
         device=torch.device("cpu"),
     )
