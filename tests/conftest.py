@@ -1,17 +1,13 @@
-"""Fixtures for every test that needs a server."""
+"""Every test's fixtures are in tests/fixtures.py. This is how a run begins, and its processes share what takes long."""
 
 import functools
 import gc
-import random
-import secrets
+import os
 import shutil
 import ssl
 import sys
 import tempfile
-import threading
-import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +15,9 @@ import httpx
 import pytest
 from hypothesis import settings
 
-from app.domain.values import ModelInfo
-from app.engine_process import engine
-from app.routers.dependencies import Services
-from tests.compiling import begin_compiling, wait_until_compiled
-from tests.openai.reference import save_tiny_model
-from tests.serving import running_services, serve
+from tests.compiling import compile_kernels
+from tests.processes import address_of_forks, forking, use_forks_of
+from tests.waiting import wait_until
 
 # On a busy machine any example can take long; `timeout` ends one that hangs.
 settings.register_profile("full", deadline=None, max_examples=100)
@@ -32,114 +25,53 @@ settings.register_profile("quick", deadline=None, max_examples=20)
 settings.load_profile("quick")
 
 ServeWith = Callable[..., httpx.Client]
-COMPILING = "compiling"
-LOCK = pytest.StashKey[Path]()
+FORKS, COMPILED = "forks", "compiled"
+FOLDER = pytest.StashKey[Path]()
 
 # Each new client of HTTPX reads all certificates: 40 ms, and tests make thousands of clients.
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # type: ignore[assignment]
 
+# An environment that forbids bytecode would have each process of a run compile all of Djinn and of its tests again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Jsonschema makes a parser of IRIs, which takes over a second, where this package is installed. No schema here has any.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
 gc.disable()  # until all tests are collected: imports make hardly any garbage
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Not for the process that hands tests to others: it begins them sooner without all that fixtures import."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        config.pluginmanager.import_plugin("tests.fixtures")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep the garbage collector off the modules and tests: to go through them takes longer than most tests."""
-    gc.collect()
     gc.freeze()
     gc.enable()
-    if (lock := getattr(session.config, "workerinput", {}).get(COMPILING)) is not None:
-        wait_until_compiled(Path(lock))
+    if (shared := getattr(session.config, "workerinput", {})) and FORKS in shared:
+        use_forks_of(shared[FORKS])
+        wait_until(Path(shared[COMPILED]).exists)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
-    """Compile while the workers collect."""
-    folder = Path(tempfile.mkdtemp())
-    config.stash[LOCK] = folder / "lock"
-    compiling = begin_compiling(config.stash[LOCK])
+    """Import what servers need, and compile, once for all processes, while these collect."""
+    config.stash[FOLDER] = Path(tempfile.mkdtemp())
+    compiling = forking().Process(target=compile_kernels, args=(config.stash[FOLDER] / COMPILED,))
+    compiling.start()
 
     def end() -> None:
-        compiling.wait()
-        shutil.rmtree(folder)
+        compiling.join()
+        shutil.rmtree(config.stash[FOLDER])
 
     config.add_cleanup(end)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell the worker what to wait for."""
-    node.workerinput[COMPILING] = str(node.config.stash[LOCK])
-
-
-@pytest.fixture(scope="session")
-def server_url() -> Iterator[str]:
-    """Base URL of a server that all tests share, without API keys."""
-    with serve() as url:
-        yield url
-
-
-@pytest.fixture(scope="session")
-def roomy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with room for tools, each byte of which is a token."""
-    folder: Path = tmp_path_factory.mktemp("models") / "tiny"
-    save_tiny_model(folder, max_model_len=8192)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def roomy_url(roomy_model: Path) -> Iterator[str]:
-    """Base URL of a server of that model, without API keys, which tests of other people's APIs share."""
-    with serve(model=str(roomy_model), max_model_len=8192) as url:
-        yield url
-
-
-@pytest.fixture
-def http(server_url: str) -> Iterator[httpx.Client]:
-    """A plain HTTP client of the shared server."""
-    with httpx.Client(base_url=server_url, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture
-def serve_with() -> Iterator[ServeWith]:
-    """Starts a server with settings of one's own and returns a client of it; both end with the test."""
-    with ExitStack() as ends:
-
-        def start(**changed: Any) -> httpx.Client:
-            url = ends.enter_context(serve(**changed))
-            return ends.enter_context(httpx.Client(base_url=url, timeout=30))
-
-        yield start
-
-
-@pytest.fixture(autouse=True)
-def hooks_of_pytest() -> Iterator[None]:
-    """`djinn serve` in this process takes uncaught errors for its log: pytest must have those of the next test."""
-    before = sys.excepthook, sys.unraisablehook, threading.excepthook, warnings.showwarning
-    yield
-    sys.excepthook, sys.unraisablehook, threading.excepthook, warnings.showwarning = before
-
-
-@pytest.fixture(autouse=True)
-def same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns without a seed get the same ones in each run: in 1 of 200, the first token would end the text."""
-    monkeypatch.setattr(secrets, "randbits", random.Random(0).getrandbits)
-
-
-@pytest.fixture
-def engine_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`djinn serve` in this process runs its engine in a thread: one in a process takes seconds to start."""
-    monkeypatch.setattr(engine, "EngineProcess", lambda timeout_s, stuck_s: None)
-
-
-@pytest.fixture
-async def info() -> ModelInfo:
-    """The tiny model, as a server describes it."""
-    async with running_services() as running:
-        return running.info
-
-
-@pytest.fixture
-async def services() -> AsyncIterator[Services]:
-    """The parts of a running server, without HTTP in front."""
-    async with running_services() as running:
-        yield running
+    """Tell the worker where forks come from, and what says that all is compiled."""
+    node.workerinput[FORKS] = address_of_forks()
+    node.workerinput[COMPILED] = str(node.config.stash[FOLDER] / COMPILED)

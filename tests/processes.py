@@ -5,16 +5,18 @@ import os
 import re
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ForkServer
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import httpx
 
-from app.engine_process import engine
 from app.serve import SPIN_COUNT
 from tests.waiting import wait_until
 
@@ -43,6 +45,37 @@ def forking() -> ForkServerContext:
     return context
 
 
+class _SharedForks(ForkServer):
+    """Forks of a process that another one has started."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._forkserver_address = address
+        self._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # the one that keeps it is where it was started
+
+    def ensure_running(self) -> None:
+        resource_tracker.ensure_running()
+
+
+def address_of_forks() -> str:
+    """Where other processes find what this one forks from; it is started if it is not there.
+
+    Empty for a Python whose processes share no key with each other.
+    """
+    if sys.version_info >= (3, 14):
+        return ""
+    forking()
+    forkserver.ensure_running()
+    address: str = forkserver._forkserver._forkserver_address
+    return address
+
+
+def use_forks_of(address: str) -> None:
+    """From here on, `forking` has processes from there."""
+    if address:
+        forkserver.connect_to_new_process = _SharedForks(address).connect_to_new_process
+
+
 def hear_interrupts() -> None:
     """For `preexec_fn`: a suite that runs in the background ignores Ctrl-C, and its children would too."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -58,6 +91,8 @@ def _serve(
     """In the new process: what `djinn serve` does, with stdout and stderr in the file `output`."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite that `nohup` runs would have it ignored
     if not own_engine:
+        from app.engine_process import engine
+
         engine.EngineProcess = lambda timeout_s, stuck_s: None  # type: ignore[assignment, misc]
     if descriptors is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
