@@ -51,12 +51,8 @@ def main_shapes() -> list[Shape]:
 
 
 def few_shapes() -> list[Shape]:
-    """The main shapes at the ends of each dimension, for the tests. A record has all main shapes."""
-    usual = Shape()
-    types = [replace(usual, dtype=dtype) for dtype in DTYPES]
-    heads = [replace(usual, head_dim=head_dim) for head_dim in (64, 80)]
-    groups = [replace(usual, group=group) for group in (1, 8)]
-    return list(dict.fromkeys((*types, *heads, *groups, replace(usual, block_size=64))))
+    """Each type, and the ends of each other dimension once, for the tests. A record has all main shapes."""
+    return [Shape(), Shape(64, 1, 64, "float32"), Shape(80, 8, 16, "float16")]
 
 
 def launches(shape: Shape) -> Iterator[tuple[str, Launch]]:

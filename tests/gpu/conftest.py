@@ -1,6 +1,7 @@
 """Tiny models that several files test with."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,11 @@ import torch
 from app.gpu.kernels.attention import attention_for
 from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny
 from tests.gpu.kernels.attention.reference import ReferenceAttention
+
+if find_spec("triton") is not None:
+    from tests.gpu.interpreting import patch_once_for_each_launch
+
+    patch_once_for_each_launch()
 
 
 @pytest.fixture

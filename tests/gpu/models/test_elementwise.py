@@ -18,7 +18,8 @@ BFLOAT16 = {"elementwise": 4e-3, TRITON: 8e-3}
 """The interpreter cuts float32 to bfloat16 instead of rounding it."""
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-rows = pytest.mark.parametrize("rows", [1, 7, 40])
+ROWS = [(torch.float32, 40), (torch.bfloat16, 7), (torch.float16, 1), (torch.float16, 40)]
+dtypes_and_rows = pytest.mark.parametrize(("dtype", "rows"), ROWS)
 
 
 class Kernels:
@@ -47,16 +48,14 @@ def on_cpu() -> Kernels:
     return Kernels("elementwise")
 
 
-@dtypes
-@rows
+@dtypes_and_rows
 @pytest.mark.parametrize("width", [1, 5, 64, 576, 4096])
 def test_rms_norm(kernels: Kernels, dtype: torch.dtype, rows: int, width: int) -> None:
     x, weight = kernels.random(dtype, rows, width), kernels.random(dtype, width)
     kernels.assert_same(kernels.run.rms_norm(x, weight, 1e-5), F.rms_norm(x.double(), (width,), weight.double(), 1e-5))
 
 
-@dtypes
-@rows
+@dtypes_and_rows
 @pytest.mark.parametrize(("heads", "width"), [(1, 8), (3, 80)])
 def test_rms_norm_of_heads_in_a_slice_of_the_fused_projection(
     kernels: Kernels, dtype: torch.dtype, rows: int, heads: int, width: int
@@ -66,8 +65,7 @@ def test_rms_norm_of_heads_in_a_slice_of_the_fused_projection(
     kernels.assert_same(kernels.run.rms_norm(x, weight, 1e-5), expected)
 
 
-@dtypes
-@rows
+@dtypes_and_rows
 @pytest.mark.parametrize("width", [1, 576, 4096])
 def test_add_rms_norm_norms_the_sum_that_it_stores(kernels: Kernels, dtype: torch.dtype, rows: int, width: int) -> None:
     x, other = kernels.random(dtype, rows, width), kernels.random(dtype, rows + 1, width)[1:]
@@ -78,8 +76,7 @@ def test_add_rms_norm_norms_the_sum_that_it_stores(kernels: Kernels, dtype: torc
     kernels.assert_same(normed, F.rms_norm(total.double(), (width,), weight.double(), 1e-5))
 
 
-@dtypes
-@rows
+@dtypes_and_rows
 @pytest.mark.parametrize("inner", [1, 7, 1024, 1536])
 def test_silu_mul(kernels: Kernels, dtype: torch.dtype, rows: int, inner: int) -> None:
     gate_up = kernels.random(dtype, rows, 2 * inner)
@@ -95,8 +92,7 @@ def test_silu_mul_of_extreme_values(kernels: Kernels, dtype: torch.dtype) -> Non
     torch.testing.assert_close(kernels.run.silu_mul(gate_up), expected, equal_nan=True)
 
 
-@dtypes
-@rows
+@dtypes_and_rows
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (5, 64), (3, 80), (40, 128)])
 def test_rotate_reads_a_slice_of_the_fused_projection(
     kernels: Kernels, dtype: torch.dtype, rows: int, heads: int, head_dim: int
@@ -109,8 +105,7 @@ def test_rotate_reads_a_slice_of_the_fused_projection(
     kernels.assert_same(kernels.run.rotate(fused[:, :heads], table, positions), expected)
 
 
-@dtypes
-@rows
+@dtypes_and_rows
 @pytest.mark.parametrize("width", [2, 5, 64, 768])
 def test_layer_norm(on_cpu: Kernels, dtype: torch.dtype, rows: int, width: int) -> None:
     x, weight = on_cpu.random(dtype, rows, width) + 7, on_cpu.random(dtype, width)
@@ -120,8 +115,7 @@ def test_layer_norm(on_cpu: Kernels, dtype: torch.dtype, rows: int, width: int) 
     on_cpu.assert_same(elementwise.layer_norm(x, weight, bias, 1e-5), expected)
 
 
-@dtypes
-@rows
+@dtypes_and_rows
 @pytest.mark.parametrize("width", [1, 7, 3072])
 def test_gelu_and_add(on_cpu: Kernels, dtype: torch.dtype, rows: int, width: int) -> None:
     x, other = on_cpu.random(dtype, rows, width), on_cpu.random(dtype, rows + 1, width)

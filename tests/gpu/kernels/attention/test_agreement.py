@@ -107,6 +107,8 @@ SHAPES: dict[str, Shape] = {
     "float16 over float8, limited": Shape(MIXED, head_dim=64, dtype=FLOAT16, pool_dtype=FLOAT8, spec=LIMITED),
 }
 LARGE = {"heads of 256": pytest.mark.long}
+BRIEF = [(0, 1), (15, 1), (16, 1), (150, 1), (0, 2), (0, 20), (40, 5), (127, 1 + 8)]
+"""For Triton's interpreter."""
 INTERPRETED = ("float16", "sinks", "float32 over float8, limited")
 """What `make test` looks at in Triton's interpreter."""
 
@@ -128,8 +130,10 @@ INTERPRETED = ("float16", "sinks", "float32 over float8, limited")
 )
 def test_it_gives_what_the_reference_gives(backend: str, shape: Shape) -> None:
     """With a pool of a smaller type: exactly what follows from what the pool holds."""
-    if backend == "cuda" and BFLOAT16 in (shape.dtype, shape.pool_dtype) and not CUDA:
-        pytest.skip(NO_BFLOAT16)
+    if backend == "cuda" and not CUDA:
+        if BFLOAT16 in (shape.dtype, shape.pool_dtype):
+            pytest.skip(NO_BFLOAT16)
+        shape = replace(shape, rows=BRIEF)
     assert_agrees(backend, shape, tolerance=1e-4 if shape.dtype is FLOAT32 else 0.02)
 
 

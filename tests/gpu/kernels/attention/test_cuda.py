@@ -48,7 +48,7 @@ PLAIN = AttentionSpec(0.3)
 FLASH_ATTENTION = torch.ops.aten._flash_attention_forward.default
 
 
-@settings(max_examples=settings().max_examples // 6)  # each takes a second in the interpreter
+@settings(max_examples=settings().max_examples // 10)  # each takes a second in the interpreter
 @given(any_shape())
 def test_any_batch_agrees_with_the_reference(shape: Shape) -> None:
     for backend in ("cuda", "cuda-batch-invariant"):
@@ -67,7 +67,7 @@ class OperatorsSeen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-NEW = [(5, 1), (0, 50), (0, 2), (0, 33)]
+NEW = [(5, 1), (0, 20), (0, 2), (0, 33)]
 
 
 @pytest.mark.parametrize(
@@ -91,25 +91,24 @@ def test_new_prompts_run_in_flash_attention_together_where_it_takes_them(
     assert operators.seen.count(FLASH_ATTENTION) == takes
 
 
-PROMPTS = [(0, 2), (0, 70), (17, 3), (64, 33), (300, 2), (1, 16)]
+PROMPTS = [(0, 2), (0, 35), (17, 3), (64, 20), (140, 2), (1, 16)]
 """Chunks of several lengths, with and without a context, whose tiles end in the middle of others'."""
 
 
-@pytest.mark.parametrize("decodes", [0, 3])
 @pytest.mark.parametrize(
-    ("heads", "dtype", "pool_dtype", "spec"),
+    ("decodes", "heads", "dtype", "pool_dtype", "spec"),
     [
-        (2, torch.float32, torch.float32, PLAIN),
-        (10, torch.float16, torch.float16, AttentionSpec(0.3, window=20)),
-        (20, torch.float16, torch.float8_e4m3fn, AttentionSpec(0.3, window=100, softcap=2.0)),
+        (3, 2, torch.float32, torch.float32, PLAIN),
+        (0, 10, torch.float16, torch.float16, AttentionSpec(0.3, window=20)),
+        (3, 20, torch.float16, torch.float8_e4m3fn, AttentionSpec(0.3, window=100, softcap=2.0)),
     ],
 )
 def test_prompts_of_all_rows_run_in_one_launch(
+    decodes: int,
     heads: int,
     dtype: torch.dtype,
     pool_dtype: torch.dtype,
     spec: AttentionSpec,
-    decodes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     launched = list[int]()
@@ -133,10 +132,13 @@ def processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return count
 
 
-@pytest.mark.parametrize("spec", [PLAIN, AttentionSpec(0.3, window=300, softcap=2.0)], ids=["plain", "limited"])
-@pytest.mark.parametrize("has_sinks", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("processors", "spec", "has_sinks"),
+    [(1, PLAIN, True), (132, PLAIN, False), (132, AttentionSpec(0.3, window=300, softcap=2.0), True)],
+    indirect=["processors"],
+)
 def test_splitting_the_keys_changes_no_result(processors: int, spec: AttentionSpec, has_sinks: bool) -> None:
-    for rows in ([(0, 1), (128, 1), (500, 1)], [(0, 5), (300, 9)]):
+    for rows in ([(0, 1), (128, 1), (390, 1)], [(0, 5), (256, 9)]):
         shape = Shape(rows, head_dim=12, spec=spec, has_sinks=has_sinks)
         assert_agrees("cuda", shape)
         whole, found = (
