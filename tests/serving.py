@@ -1,6 +1,7 @@
 """Servers for tests, with a tiny model of random weights: a real uvicorn in a thread, or only the parts behind it."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +13,7 @@ import uvicorn
 from app.main import load_app
 from app.routers.dependencies import Services
 from app.settings import Settings
+from app.web.server import close_connections
 
 START_TIMEOUT_S = 90
 """The first server of a model compiles kernels."""
@@ -34,8 +36,8 @@ def tiny_settings(**changed: Any) -> Settings:
     return Settings(**{**values, **changed})
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn that sees at once that it shall stop: the original looks ten times a second."""
+class PromptServer(uvicorn.Server):
+    """A uvicorn that sees at once that it shall stop, and stops: the original looks ten times a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -55,6 +57,37 @@ class _Server(uvicorn.Server):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), TICK_S)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        await close_connections(self)
+        await self.lifespan.shutdown()
+
+    @contextmanager
+    def in_thread(self) -> Iterator[str]:
+        """Serve in a block on a thread; yields the URL."""
+
+        def work() -> None:
+            with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+                runner.run(self.serve())
+
+        thread = threading.Thread(target=work, name="test-server")
+        thread.start()
+        try:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not self.started:
+                if not thread.is_alive() or time.monotonic() > deadline:
+                    raise RuntimeError("the server did not start")
+                time.sleep(0.005)
+            yield f"http://127.0.0.1:{self.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            self.stop()
+            thread.join(timeout=START_TIMEOUT_S)
+            if thread.is_alive():
+                for task in asyncio.all_tasks(self.loop):
+                    task.print_stack()
+                raise RuntimeError("the server did not stop; its tasks are above")
+
 
 @contextmanager
 def serve(*, clock: Callable[[], float] = time.time, port: int = 0, **changed: Any) -> Iterator[str]:
@@ -71,29 +104,8 @@ def serve(*, clock: Callable[[], float] = time.time, port: int = 0, **changed: A
         timeout_graceful_shutdown=5,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-    server = _Server(config)
-
-    def work() -> None:
-        with asyncio.Runner(loop_factory=lambda: server.loop) as runner:
-            runner.run(server.serve())
-
-    thread = threading.Thread(target=work, name="test-server")
-    thread.start()
-    try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not server.started:
-            if not thread.is_alive() or time.monotonic() > deadline:
-                raise RuntimeError("the server did not start")
-            time.sleep(0.005)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.stop()
-        thread.join(timeout=START_TIMEOUT_S)
-        if thread.is_alive():
-            for task in asyncio.all_tasks(server.loop):
-                task.print_stack()
-            raise RuntimeError("the server did not stop; its tasks are above")
+    with PromptServer(config).in_thread() as url:
+        yield url
 
 
 @asynccontextmanager

@@ -45,6 +45,8 @@ ECHO_S = 0.5
 """Linux tells a process of its parent's end, where it has asked for SIGTERM then, once for each thread of the parent
 (prctl(2), PR_SET_PDEATHSIG). What comes so soon after the first is no second signal.
 """
+LOOK_S = 0.01
+"""Between looks at what is open yet at the end. uvicorn would wait a tenth of a second at least."""
 KEEP_ALIVE_TIMEOUT_S = 75
 """Agents come back after a tool has run: uvicorn's 5 s would close their pooled connections under them."""
 
@@ -112,7 +114,11 @@ class ListeningServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Give answers under way their time, then close."""
         self.close_port()
-        await super().shutdown(sockets)
+        for bound in sockets or ():
+            bound.close()
+        await close_connections(self)
+        if not self.force_exit:
+            await self.lifespan.shutdown()
         if self._watching is not None:
             self._watching.cancel()
 
@@ -130,6 +136,21 @@ class ListeningServer(uvicorn.Server):
         self.should_exit = self.force_exit = True
         # Every request that ends here would be a traceback.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+
+async def close_connections(server: uvicorn.Server) -> None:
+    """Close those that are idle, and the others with the ends of their answers, or when these have had their time."""
+    state, timeout_s = server.server_state, server.config.timeout_graceful_shutdown
+    for connection in list(state.connections):
+        connection.shutdown()
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while (state.connections or state.tasks) and not server.force_exit:
+        if deadline is not None and time.monotonic() > deadline:
+            logger.error("requests that are cut off, as they had %d s at the end: %d", timeout_s, len(state.tasks))
+            for task in state.tasks:
+                task.cancel()
+            return
+        await asyncio.sleep(LOOK_S)
 
 
 def _url(bound: socket.socket) -> str:

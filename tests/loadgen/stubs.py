@@ -1,8 +1,6 @@
 """Servers for tests of the load generator that are not Djinn, or stand before one: a real uvicorn in a thread."""
 
-import asyncio
 import json
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -16,38 +14,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.errors import error_response
-
-START_TIMEOUT_S = 10
-CLOSING_S = 0.05
+from tests.serving import PromptServer
 
 
 @contextmanager
 def serving(app: ASGIApp) -> Iterator[str]:
     """Serve `app` on a free port; yields its URL. What still runs at the end is cut off."""
     config = uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=asyncio.run, args=(_serve(server),), name="stub")
-    thread.start()
-    try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not server.started:
-            assert thread.is_alive()
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(START_TIMEOUT_S)
-        assert not thread.is_alive()
-
-
-async def _serve(server: uvicorn.Server) -> None:
-    """Serve to the end, and leave no connection open: uvicorn does not wait for those that it cuts off."""
-    await server.serve()
-    await asyncio.sleep(CLOSING_S)
-    for connection in list(server.server_state.connections):
-        connection.transport.abort()
-    await asyncio.sleep(0)  # a transport is closed a turn of the event loop later
+    with PromptServer(config).in_thread() as url:
+        yield url
 
 
 def openai_app(complete: Callable[[Request], Awaitable[Response]], *others: Route) -> Starlette:

@@ -17,7 +17,7 @@ from app.domain.errors import DirectoryAway
 from app.web.connections import Caps
 from app.web.listener import bind
 from app.web.server import Hangups
-from tests.serving import START_TIMEOUT_S, tiny_settings
+from tests.serving import START_TIMEOUT_S, PromptServer, tiny_settings
 from tests.waiting import wait_until
 
 
@@ -59,15 +59,9 @@ def serving_door(
 @contextmanager
 def serving_stub(app: ASGIApp, port: int = 0) -> Iterator[str]:
     """A replica that is only `app`, on that port or any; yields its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", lifespan="off", access_log=False))
-    thread = threading.Thread(target=server.run, name="stub")
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(START_TIMEOUT_S)
+    config = uvicorn.Config(app, port=port, log_level="warning", lifespan="off", access_log=False)
+    with PromptServer(config).in_thread() as url:
+        yield url
 
 
 class AwayDirectory:
