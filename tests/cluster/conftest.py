@@ -4,8 +4,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.cluster.moves.leaving import draining
+from app.cluster.front import look
+from app.cluster.moves.leaving import balance, draining
 from tests.cluster.pair import Pair, pair
+
+
+@pytest.fixture(scope="package", autouse=True)
+def frequent_looks() -> Iterator[None]:
+    """Front doors and servers on threads look at each other five times as often: tests wait for what they see."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((look, "INTERVAL_S"), (look, "AWAY_INTERVAL_S"), (balance, "LOOK_S")):
+            patch.setattr(module, name, getattr(module, name) / 5)
+        yield
 
 
 @pytest.fixture

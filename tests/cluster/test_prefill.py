@@ -100,7 +100,7 @@ def test_nobody_is_asked_who_does_not_compute_prompts_or_without_room(
 ) -> None:
     with pair(tmp_path, flags=flags) as servers:
         wait_until(lambda: "role=decode" in servers.a.get("/ready").headers["Djinn-Load"])
-        time.sleep(1.5)
+        time.sleep(0.5)  # longer than between two looks
         first, _ = say(servers.a)
         assert first["usage"]["cached_tokens"] == 0
         assert came(servers.a) == {"whole": 0, "part": 0, "none": 0}
@@ -151,7 +151,7 @@ def is_impatient() -> None:
 
 
 def is_slow() -> None:
-    _after_parts(lambda: time.sleep(0.5))
+    _after_parts(lambda: time.sleep(0.2))
 
 
 @pytest.mark.parametrize("breaks", [dies, pytest.param(hangs, marks=pytest.mark.long)])

@@ -60,7 +60,7 @@ class Costs:
             ("decode_ratios", self.decode_ratios),
             *(("prompt_ratios", each) for _, each in self.prompt_ratios),
         ):
-            if not ratios or min(ratios) < 0:
+            if not ratios or not all(ratio >= 0 for ratio in ratios):  # also where one is no number
                 raise LoadgenError(f"{name} needs numbers from 0 on")
         for name in ("out_bytes_per_s", "in_bytes_per_s", "to_disk_bytes_per_s", "from_disk_bytes_per_s"):
             rate = getattr(self, name)

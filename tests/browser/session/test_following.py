@@ -6,7 +6,7 @@ import time
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from tests.browser.conftest import WAIT_MS, OpenPage
 from tests.browser.filling import SEE, anew, eventually, open_session
@@ -65,7 +65,14 @@ def test_a_fault_of_the_page_is_told_as_its_own(browser: Browser, page_server: s
     asked: list[str | None] = []
     page.on("request", lambda request: asked.append(request.headers.get("last-event-id")))
     headers = {"Content-Type": "text/event-stream"}
-    page.route("**/v1/events", lambda route: route.fulfill(headers=headers, body=SNAPSHOT + BROKEN), times=1)
+    seen: list[Route] = []
+
+    def break_once(route: Route) -> None:
+        """One handler for all: to remove one may lose what the page asks meanwhile."""
+        seen.append(route)
+        route.fulfill(headers=headers, body=SNAPSHOT + BROKEN) if len(seen) == 1 else route.continue_()
+
+    page.route("**/v1/events", break_once)
     page.goto(page_server)
     expect(page.get_by_role("alert")).to_contain_text("This page has a fault")
     expect(page.get_by_role("banner").get_by_role("status")).to_have_text("Live")

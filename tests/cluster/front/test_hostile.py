@@ -41,7 +41,7 @@ def stub() -> Stub:
 
 @pytest.fixture(scope="module")
 def small_door(stub: Stub) -> Iterator[Door]:
-    limits: dict[str, Any] = {"max_request_bytes": 1000, "header_timeout_s": 1.0, "body_timeout_s": 1.0}
+    limits: dict[str, Any] = {"max_request_bytes": 1000, "header_timeout_s": 0.4, "body_timeout_s": 0.4}
     with serving_stub(stub) as url, serving_door({"a": url}, **limits) as door:
         yield door
 

@@ -49,7 +49,7 @@ from tests.gpu.planning.scripted import Play, Script
 from tests.gpu.wrapping import WrappedStack
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SEEDS = range(4)
+SEEDS = range(2)
 SCENES = {"crowd": CROWD, "alone": ALONE, "crossing": CROSSING, "rewritten": REWRITTEN}
 STREAMS = ["compute", "to_host", "to_device", "saves"]
 

@@ -280,10 +280,8 @@ def logits_of(stack: LayerStack, context: int, length: int, company: int, kv_dty
 
 FLOAT8 = torch.float8_e4m3fn
 ALIKE = [
-    ("llama", SINGLE, torch.float16),
-    ("llama-tied-biased-wide-heads", SINGLE, SINGLE),
+    ("llama-tied-biased-wide-heads", SINGLE, torch.float16),
     ("mistral-window", SINGLE, HALF),
-    ("qwen2", HALF, HALF),
     ("qwen3", SINGLE, FLOAT8),
     ("smollm3", HALF, HALF),
 ]

@@ -129,8 +129,8 @@ async def test_another_replica_gets_the_whole_history(url: str, failure: str) ->
     assert findings.cold == 2  # the first one lacks the turn that it refused; or all, if the server's cache is unknown
 
 
-AGENTS, TURNS = 6, 6
-LOAD = ["--agents", f"{AGENTS}", "--turns", f"{TURNS}", "--think", "1:3", "--rate", "6", "--context", "96"]
+AGENTS, TURNS = 6, 5
+LOAD = ["--agents", f"{AGENTS}", "--turns", f"{TURNS}", "--think", "1:2", "--rate", "6", "--context", "96"]
 LENGTHS = ["--resume-tokens", "16", "--completion-tokens", "16", "--system-tokens", "32"]
 DONE = ["--replicas", "2", "--routers", "owner,hash", "--moves-per-second", "4", "--kill-every", "3", "--kills", "1"]
 

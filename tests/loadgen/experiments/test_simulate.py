@@ -1,5 +1,6 @@
 """`loadgen simulate`: a cluster whose engine is held against queueing theory, from a file of costs to its page."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from loadgen.cli import main
+from loadgen.errors import LoadgenError
 from loadgen.experiments.simulate.costs import Costs, Points, Samples, StepTimes
 from loadgen.experiments.simulate.measuring import calibrating, probing
 from loadgen.experiments.simulate.measuring.calibrating import Calibration
@@ -42,6 +44,12 @@ def agent(arrival_s: float, thinks: Sequence[float] = (), new: int = 100) -> Age
     """An agent with a turn more than it thinks, which it announces."""
     turns = [TurnPlan(new, 10, think_s, think_s, False) for think_s in thinks]
     return AgentPlan(arrival_s, (*turns, TurnPlan(new, 10, None, None, False)))
+
+
+@pytest.mark.parametrize("ratio", [-0.1, math.nan])
+def test_costs_that_cannot_be_are_refused(ratio: float) -> None:
+    with pytest.raises(LoadgenError, match="prompt_ratios needs numbers from 0 on"):
+        replace(costs(), prompt_ratios=((1, (1.0,)), (2, (1.0, ratio))))
 
 
 SINGLE = Workload(agents=30_000, turns=1, system_tokens=0, seed=1)

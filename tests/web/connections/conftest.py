@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from app.main import load_app
+from app.web import connections
 from app.web.connections import Caps
 from app.web.listener import bind
 from app.web.server import Server
@@ -27,7 +28,7 @@ PATIENCE_S = 30.0
 """How long a test waits for what must come."""
 HEADER = b"Host: localhost\r\n"
 GET = b"GET /health HTTP/1.1\r\n" + HEADER + b"\r\n"
-QUIET_S = 1.2
+QUIET_S = 0.7
 """How long the routes of the tests say nothing: longer than any deadline that the tests set."""
 LIMIT = 300_000
 """Bytes that a body or a message may have on the shared server."""
@@ -110,6 +111,14 @@ class Edge:
 
 
 Serve = Callable[..., Edge]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def brief_lingering() -> Iterator[None]:
+    """Some tests wait until a connection is closed that nobody reads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "LINGER_S", 0.3)
+        yield
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from app.web import connections
 from app.web.connections import BURST, DROPPED_BYTES, FULL_BYTES, GRACE_S, MOST_LINGERING, PER_S, Lingering, SmallPieces
 from tests.waiting import wait_until
 from tests.web.connections.conftest import (
@@ -120,14 +121,15 @@ def test_a_large_body_is_not_read_after_its_answer(guarded: Edge, head: bytes, s
     assert_last(read_to_end(connection), 401, "invalid_api_key")
 
 
-async def test_of_what_is_sent_after_the_answer_no_more_than_a_bound_is_read() -> None:
+async def test_of_what_is_sent_after_the_answer_no_more_than_a_bound_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LINGER_S", 30.0)
     loop = asyncio.get_running_loop()
     lingering = Lingering()
     ended, client = socket.socketpair()
     client.setblocking(False)
     lingering.take(ended)
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.5):
+        async with asyncio.timeout(0.2):
             await loop.sock_sendall(client, bytes(2 * DROPPED_BYTES))
     assert ended.fileno() >= 0
     lingering.close()
@@ -284,9 +286,9 @@ def test_an_upload_may_take_long_if_it_goes_on(impatient: Edge) -> None:
         file = http.get(f"/v1/sessions/{session}/export").content
     head = b"POST /v1/sessions/import HTTP/1.1\r\nContent-Length: %d\r\n" % len(file)
     connection = impatient.connect(head + HEADER + b"\r\n")
-    step = -(-len(file) // 8)
+    step = -(-len(file) // 6)
     for start in range(0, len(file), step):
-        time.sleep(0.1)
+        time.sleep(0.09)
         connection.sendall(file[start : start + step])
     assert read_answer(connection).startswith(b"HTTP/1.1 201 ")
 
@@ -334,6 +336,6 @@ def test_who_reads_slowly_gets_everything(impatient: Edge) -> None:
     while part := connection.recv(1 << 14):
         received += part
         if len(received) >= paused:  # the pauses add up to more than the deadline
-            time.sleep(0.08)
-            paused += len(BIG) // 20
+            time.sleep(0.06)
+            paused += len(BIG) // 12
     assert received.endswith(BIG)
