@@ -38,7 +38,7 @@ from app.gpu.kernels.attention import attention_for
 from app.gpu.kv.pools import HostPool, KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.sampling import triton_draw
+from app.gpu.sampling import sampler, triton_draw
 from app.messages import Arm, Event, Open, Token
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
 from tests.gpu.breakpoints.breaking_oracle import data_of
@@ -81,9 +81,12 @@ def defer(model: TinyModel, device: DeferredDevice, patch: pytest.MonkeyPatch) -
         patch.setattr(HostPool, "late_bytes", 2 * pool.data[0].nbytes)
         return pool
 
+    def draw(probabilities: Tensor, uniforms: Tensor, *limits: Tensor) -> Tensor:
+        return sampler._draw(probabilities, uniforms, cast("sampler.Limits | None", limits or None), on_host=True)
+
     patch.setattr(app.gpu.kv.pools, "PIECE_BYTES", 1)
-    # Triton's kernels are no operators of PyTorch.
-    patch.setattr(triton_draw, "draw", device.deferred_draw(triton_draw.draw))
+    # Triton's kernels are no operators of PyTorch, and draw the same tokens in a hundred times the time.
+    patch.setattr(triton_draw, "draw", device.deferred_draw(draw))
     patch.setattr(app.gpu.startup.kv, "KVPool", make_pool)
     return replace(model, stack=cast("LayerStack", DeferredStack(model.stack, device)), streams=device)
 
