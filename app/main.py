@@ -4,17 +4,16 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.middleware import Middleware
-from starlette.routing import BaseRoute
 from starlette.types import Scope
 
 from app.cluster.moves.cluster import Cluster, Membership
@@ -183,18 +182,18 @@ def add_routes(app: FastAPI) -> None:
     """Add all of them, in the order in which the API's document names them. `app.state.routes` are they, for
     `web.matching`: the framework hides those of a router in it.
     """
-    routes = [route for router in ROUTERS for route in router.routes]
-    heads = _heads(routes)
+    routes, heads = [route for router in ROUTERS for route in router.routes], _heads()
     for router in (*ROUTERS, heads):
         app.include_router(router)
     app.router.routes.append(responses_socket.ROUTE)
     app.state.routes = [*routes, *heads.routes, responses_socket.ROUTE]
 
 
-def _heads(routes: Iterable[BaseRoute]) -> APIRouter:
+@cache
+def _heads() -> APIRouter:
     """HEAD (RFC 9110, 9.3.2) for each route of the API that reads JSON. Files and streams would be made for nothing."""
     heads = APIRouter(include_in_schema=False)
-    for route in routes:
+    for route in (route for router in ROUTERS for route in router.routes):
         if not isinstance(route, APIRoute) or not route.path.startswith("/v1/"):
             continue
         if "GET" in (route.methods or ()) and route.response_model is not None:
