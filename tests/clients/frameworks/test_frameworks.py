@@ -35,14 +35,13 @@ class Served:
 
 
 @pytest.fixture(scope="session")
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """SmolLM2 if it is there, else the tiny model."""
+def pulled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """SmolLM2 if it is there, else the tiny model. It is for one framework: each of its turns takes seconds."""
     if not pulled_folder(CATALOG[PULLED], Settings().cache_dir).is_dir():
         yield request.getfixturevalue("tiny")
         return
-    with serve_process(
-        tmp_path_factory.mktemp("server") / "state", "--model", PULLED, "--kv-device", "512MiB"
-    ) as server:
+    folder = tmp_path_factory.mktemp("server") / "state"
+    with serve_process(folder, "--model", PULLED, "--kv-device", "512MiB") as server:
         yield Served(server.url, PULLED)
 
 
@@ -92,16 +91,17 @@ def check_reports(found: dict[str, Any], count: int) -> None:
         assert -20 <= report["degrees"] <= 50
 
 
-def test_pydantic_ai(served: Served) -> None:
-    found = run_program("pydantic_ai_agent", served.url, served.model)
+def test_pydantic_ai(tiny: Served) -> None:
+    found = run_program("pydantic_ai_agent", tiny.url, tiny.model)
     check_loop(found, ["user-prompt", "tool-call", "tool-return", "tool-call", "tool-return", "text"])
     check_reports(found, 2)
     assert found["streamed"].strip()
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
-def test_openai_agents(served: Served, api: str) -> None:
+@pytest.mark.parametrize(("api", "model"), [("chat", "pulled"), ("responses", "tiny")])
+def test_openai_agents(request: pytest.FixtureRequest, api: str, model: str) -> None:
     """Each call of a response sends only what is new: the server has the conversation."""
+    served: Served = request.getfixturevalue(model)
     found = run_program("openai_agents", served.url, served.model, api)
     called = ["tool_call_item", "tool_call_output_item"]
     check_loop(found, [*called, *called, "message_output_item"])
@@ -113,28 +113,28 @@ def test_openai_agents(served: Served, api: str) -> None:
     assert found["inputs"] == [["message"], ["function_call_output"], ["function_call_output"], ["message"]]
 
 
-def test_langgraph(served: Served) -> None:
-    found = run_program("langgraph_agent", served.url, served.model)
+def test_langgraph(tiny: Served) -> None:
+    found = run_program("langgraph_agent", tiny.url, tiny.model)
     check_loop(found, ["human", "ai", "tool", "ai", "tool", "ai"])
     check_reports(found, 2)
     assert found["streamed"] == found["final"]
 
 
-def test_instructor(served: Served) -> None:
+def test_instructor(tiny: Served) -> None:
     """The third report is refused once, by the program: the model is asked again, with its call and the error."""
-    found = run_program("instructor_answers", served.url, served.model)
+    found = run_program("instructor_answers", tiny.url, tiny.model)
     check_reports(found, 4)
     assert found["attempts"] == 2
 
 
-def test_litellm(served: Served) -> None:
-    found = run_program("litellm_calls", served.url, served.model, requirements="requirements-litellm.txt")
+def test_litellm(tiny: Served) -> None:
+    found = run_program("litellm_calls", tiny.url, tiny.model, requirements="requirements-litellm.txt")
     check_loop(found, ["user", "assistant", "tool", "assistant", "tool"])
     check_reports(found, 1)
 
 
-def test_smolagents(served: Served) -> None:
-    found = run_program("smolagents_agent", served.url, served.model)
+def test_smolagents(tiny: Served) -> None:
+    found = run_program("smolagents_agent", tiny.url, tiny.model)
     check_loop(found, ["weather", "clock", "final_answer"])
 
 
