@@ -66,7 +66,7 @@ def address_of_forks() -> str:
         return ""
     forking()
     forkserver.ensure_running()
-    address: str = forkserver._forkserver._forkserver_address
+    address: str = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
     return address
 
 

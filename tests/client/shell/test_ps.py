@@ -86,11 +86,12 @@ def test_operators_see_tenants(
 
 
 @pytest.mark.parametrize("command", [("ps", "--watch"), pytest.param(("top",), marks=pytest.mark.long)])
-def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(server_url: str, command: tuple[str, ...]) -> None:
+def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(command: tuple[str, ...]) -> None:
     with (
-        Djinn(server_url) as djinn,
+        serve() as url,  # sessions that other tests have left could take all rows
+        Djinn(url) as djinn,
         paused_session(djinn, "early"),
-        djinn_in_terminal(*command, DJINN_BASE_URL=server_url) as terminal,
+        djinn_in_terminal(*command, DJINN_BASE_URL=url) as terminal,
     ):
         terminal.expect("early")
         with paused_session(djinn, "late"):

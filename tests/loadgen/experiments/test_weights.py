@@ -184,7 +184,7 @@ def test_every_way_is_measured_with_every_batch(roomy_model: Path, urls: list[st
 @pytest.mark.usefixtures("_servers_are_up")
 def test_a_sweep_chooses_a_size(roomy_model: Path, tmp_path: Path) -> None:
     """It is one server here: which size is the better one is chance."""
-    assert weights(roomy_model, tmp_path, "--sweep", "--chunks", "1MiB,2MiB") == 0
+    assert weights(roomy_model, tmp_path, "--sweep", "--chunks", "1MiB,2MiB", "--tokens", "6") == 0
     report = result(tmp_path, WeightsReport)
     assert [(row.chunk_bytes, row.first_s.count) for row in report.chunks] == [(size, REPEATS) for size in CHUNKS]
     assert report.choice is not None
