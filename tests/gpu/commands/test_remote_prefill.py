@@ -9,11 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, When
-from app.domain.errors import EngineError, PeerFull, WrongState
-from app.domain.values import FinishReason, KVPolicy, SamplingParams, SessionId, StopRule, Ticket
+from app.domain.errors import PeerFull, WrongState
+from app.domain.values import KVPolicy, SamplingParams, SessionId, StopRule, Ticket
 from app.messages import (
     Arm,
-    Cancel,
     ComputePrompt,
     Event,
     Lacking,
@@ -159,26 +158,6 @@ def test_parts_go_as_they_are_computed(model: ResolvedModel, connect: Connect) -
     assert into.recv(1) == b""
 
 
-@pytest.mark.parametrize("blocks", [0, 5])
-def test_a_prompt_that_breaks_off_is_computed_to_its_end_here(
-    model: ResolvedModel, connect: Connect, blocks: int
-) -> None:
-    here, there = Decoder(model), Prefiller(model)
-    turn = here.ask(PROMPT)
-    out, into = connect()
-    there.send(PROMPT, out, 0)
-    whole = into.recv(1 << 22, socket.MSG_WAITALL)
-    out, into = connect()
-    out.sendall(whole[: 32 + blocks * there.placement.tiers.block_bytes + 7])
-    out.close()
-    received = here.received(here.await_prompt(into))
-    assert received.tokens == blocks * BLOCK
-    assert received.error is not None
-    here.finish(turn)
-    assert here.end(turn).usage.cached_tokens == blocks * BLOCK
-    assert here.tokens(turn) == alone(model, PROMPT)
-
-
 def test_a_turn_that_nobody_helps_computes_its_prompt(model: ResolvedModel, connect: Connect) -> None:
     here = Decoder(model)
     turn = here.ask(PROMPT)
@@ -207,26 +186,6 @@ def test_without_room_on_the_host_the_turn_goes_on_alone(model: ResolvedModel, c
     here.finish(turn)
     here.placement.tiers.cache.host.release(blocks)
     assert here.tokens(turn) == alone(model, PROMPT)
-
-
-def test_a_turn_that_ends_lets_go_of_the_other_engine(model: ResolvedModel, connect: Connect) -> None:
-    here, there = Decoder(model), Prefiller(model)
-    turn = here.ask(PROMPT)
-    out, into = connect()
-    there.begin(PROMPT, out, 0)
-    there.step()
-    ticket = here.await_prompt(into)
-    here.take(here.engine.handle(Cancel(here.ticket(), ID, turn)))
-    assert here.end(turn).reason is FinishReason.CANCELLED
-    here.take(here.handler.tick())
-    assert here.received(ticket).error is not None
-    with pytest.raises(EngineError, match=r"wants it no more|Broken pipe|reset"):
-        there.step()
-    there.close(THERE)
-    assert not there.scheduler.has_work
-    again = here.ask([9], apart_tokens=0)
-    here.finish(again)
-    here.check()
 
 
 def test_prompts_that_stay_here(model: ResolvedModel) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from loadgen.cli import main
 from loadgen.experiments.capacity.hosting import hosting
-from loadgen.experiments.capacity.limits import TPOT, TTFT, Hopes, fatal, misses
+from loadgen.experiments.capacity.limits import TPOT, TTFT, misses
 from loadgen.experiments.capacity.plan import CapacityPlan
 from loadgen.experiments.capacity.report import CapacityReport, Probe, TargetReport
 from loadgen.experiments.capacity.search import Search
@@ -105,20 +105,6 @@ def test_noise_does_not_keep_it_from_ending(bounds: tuple[int, int], rounds: int
     assert search.failed is None or 2 * sum(votes[search.failed]) <= rounds
     above = search.least if search.held is None else search.held + 1
     assert search.failed == (above if above <= search.most else None)
-
-
-def test_hopes_are_gone_with_the_turn_that_decides_with_slow_tokens_and_with_any_failure() -> None:
-    trace = plan_trace(PLAN.load_of(50))
-    hopes, run = Hopes(PLAN, trace), Run()
-    slow = fatal(100)
-    seen = []
-    for agent in range(int(slow) + 1):
-        run.turns.append(turn(agent, 1, ttft_s=2.0))
-        seen.append(hopes.are_gone(run))
-    assert seen == [False] * 5 + [True] * 2
-    trace = plan_trace(PLAN.load_of(1))
-    assert Hopes(PLAN, trace).are_gone(Run(turns=[turn(0, 0, tpot_s=0.3)] * 2))
-    assert Hopes(PLAN, trace).are_gone(Run(failures=[Failure(0, None, 1.0, "Timeout", "no answer")]))
 
 
 def test_a_limit_that_is_missed_is_named_with_its_factor() -> None:

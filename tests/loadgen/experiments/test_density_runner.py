@@ -175,25 +175,6 @@ def turn(agent: int, number: int, sent_s: float, ttft_s: float = 0.5) -> TurnRec
     return TurnRecord(agent, number, sent_s, sent_s, (ttft_s,), 1.0, TurnCost(10, 5, 0, 0))
 
 
-def test_agents_arrive_generate_think_and_are_done() -> None:
-    run_so_far, follower = Run(), Follower(TRACE)
-    states = []
-    assert follower.look(run_so_far, 0.5).left_s is None
-    for now_s, new in (
-        (0.5, ()),
-        (1.5, (turn(0, 0, 0.0),)),
-        (3.0, (turn(1, 0, 1.0),)),
-        (5.5, ()),
-        (21.0, (turn(0, 1, 5.0),)),
-    ):
-        run_so_far.turns += new
-        seen = follower.look(run_so_far, now_s)
-        states.append((seen.thinking, seen.generating, seen.done))
-    assert states == [(0, 1, 0), (1, 1, 0), (2, 0, 0), (1, 1, 0), (0, 2, 1)]
-    assert seen == Follower(TRACE).look(run_so_far, 21.0), "what is read piece by piece is read once"
-    assert Follower(TRACE).look(run_so_far, 6.5).left_s == pytest.approx(20 + 1 - 6.5), "the last agent's"
-
-
 def test_figures_so_far() -> None:
     """A failed turn is its agent's last."""
     so_far = Run(
