@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -181,22 +181,20 @@ def test_the_watch_of_a_pause_ends_with_its_turn_and_one_that_was_asked_for_outl
 def test_what_others_have_just_removed_or_armed_is_no_obstacle(http: httpx.Client, open_page: OpenPage) -> None:
     inside = Inside(http, open_page, refusals=True)
 
-    seen: list[str] = []
+    others: list[Callable[[], object]] = []
 
     def others_are_sooner(route: Route) -> None:
-        """The first time of each method. To remove a handler may lose what the page asks meanwhile."""
-        method = route.request.method
-        if method not in seen and method == "DELETE":
-            inside.call("DELETE", f"{inside.path}/breakpoints")
-        elif method not in seen and method == "POST":
-            inside.post(f"{inside.path}/breakpoints", {"layer": 1, "action": "pause"})
-        seen.append(method)
+        """One handler for the whole test: to remove one may lose what the page asks meanwhile."""
+        if others:
+            others.pop()()
         route.continue_()
 
     inside.arm(1)
     inside.page.route(re.compile("/breakpoints(/[^/]*)?$"), others_are_sooner)
+    others.append(lambda: inside.call("DELETE", f"{inside.path}/breakpoints"))
     inside.rung(1).click()
     expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")
+    others.append(lambda: inside.post(f"{inside.path}/breakpoints", {"layer": 1, "action": "pause"}))
     inside.arm(1)
     assert [each["layers"] for each in inside.breakpoints("pause")] == [[1]]
     expect(inside.page.get_by_role("alert")).to_have_count(0)
