@@ -12,7 +12,7 @@ from app.gpu.kernels.attention import attention_for
 from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 
-if find_spec("triton") is not None:
+if find_spec("triton") is not None and not torch.cuda.is_available():
     from tests.gpu.interpreting import patch_once_for_each_launch
 
     patch_once_for_each_launch()
