@@ -83,6 +83,8 @@ class Sessions:
             return
         computed = saved.computed_tokens
         same = common_prefix(tuple(sequence.tokens), tuple(saved.token_ids))
+        if same < computed and self._scheduler.cache.pool.state_blocks:
+            same = 0  # the state in the file is of more tokens
         if same and saved.namespace == file_namespace(sequence, computed):  # imported KV has none, and is never shared
             self._placement.adopt(sequence, min(same, computed), saved.blocks, saved.first)
         else:

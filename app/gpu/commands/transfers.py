@@ -131,6 +131,8 @@ class Transfers:
         """Order a move of the history, and of the KV of whole passes that the host has."""
         host, first = self._host, sequence.behind
         computed = min(sequence.computed, len(sequence.host_blocks) * host.block_size)
+        if host.state_blocks and len(sequence.host_blocks) < host.blocks_for(sequence.computed):
+            computed = 0  # nor is KV of use without the state, which comes last
         if host.first_seen(computed) < first:  # without its last blocks, what the host has is useless
             computed = first = 0
         blocks, tokens = tuple(sequence.host_blocks[first : host.blocks_for(computed)]), tuple(sequence.tokens)
@@ -187,7 +189,8 @@ class Transfers:
 
     def _may_wait(self, sequence: TokenSequence) -> bool:
         """Whether KV that comes to the host is as good for the session as its own."""
-        on_host = self._host.num_blocks >= self._host.kept_for(len(sequence.tokens))
+        # A state is of use at its end only, and a prompt comes in parts.
+        on_host = self._host.num_blocks >= self._host.kept_for(len(sequence.tokens)) and not self._host.state_blocks
         at_rest = sequence.moving is None and sequence.tier in (None, Tier.DEVICE, Tier.HOST)
         return on_host and at_rest and not sequence.watched and not sequence.guaranteed
 

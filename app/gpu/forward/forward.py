@@ -5,6 +5,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import accumulate, islice
 
 import numpy as np
@@ -18,6 +19,7 @@ from app.gpu.forward.boundary import BoundaryActions, HostTensor, vectors_on
 from app.gpu.forward.graphs import Graphs, RunLayers, run_piece
 from app.gpu.forward.inputs import Batches, place_runs
 from app.gpu.forward.results import LaunchedStep, SplitStep
+from app.gpu.kernels.attention.base import Batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.sampling import SampleRequest
@@ -58,6 +60,8 @@ class Runner:
         self._run_layers, self._graphs = run_layers, graphs
         self._replayed = self._in_runs = self._eager = self._followed = self._tokens = 0
         self._split_size = SplitSize()
+        self._folds = pool.state_blocks > 0
+        """Whether sequences have states: each row reads its own, and leaves another."""
         self._batches = Batches(pool.block_size)
         self._mask_thread = ThreadPoolExecutor(1, "djinn-masks", free_from_core)
         self._alone = 0
@@ -111,6 +115,10 @@ class Runner:
         wanted = {row: list(islice(left, row.choices)) for row in rows}
         while waiting:
             part = split_off(waiting, self._split_size.limit)
+            if self._folds and part[0].path.pauses and part[0].whole.length != part[0].length:
+                # The first part of a pass that pauses leaves no state for the next one to go on from.
+                self._give_up(part[0], waiting, unfit)
+                continue
             launched = self._launch(part, [each for row in part for each in wanted[row.whole][: row.choices]])
             if launched is None:
                 self._put_back(part, waiting, unfit)
@@ -130,9 +138,13 @@ class Runner:
             logger.warning("out of memory in %d tokens at once; going on with %d", tokens, self._split_size.limit)
             waiting.extendleft(reversed(part))
         else:
-            unfit.add(part[0].whole)
-            while waiting and waiting[0].whole is part[0].whole:
-                waiting.popleft()
+            self._give_up(part[0], waiting, unfit)
+
+    def _give_up(self, cut: Row, waiting: deque[Row], unfit: set[Row]) -> None:
+        """Count a planned row as unfit, and drop its other cuts."""
+        unfit.add(cut.whole)
+        while waiting and waiting[0].whole is cut.whole:
+            waiting.popleft()
 
     def launch_overlapped(
         self, before: LaunchedStep | SplitStep, rows: list[Row], requests: Sequence[SampleRequest]
@@ -163,7 +175,11 @@ class Runner:
             token_ids, index = _place_tokens(rows, before, put)
             # Whether each row `is_plain`, without a call for each of hundreds.
             is_plain = decodes and len(requests) == len(rows)
-            if is_plain and not [1 for row in rows if (path := row.path).steps or path.lo or path.hi != layers]:
+            if (
+                is_plain
+                and not self._folds
+                and not [1 for row in rows if (path := row.path).steps or path.lo or path.hi != layers]
+            ):
                 batch = self._batches.place(rows, put)
                 self._staging.send()
                 token_ids = token_ids if index is None else token_ids[index]
@@ -176,10 +192,13 @@ class Runner:
             else:
                 actions = BoundaryActions(rows, put, self._streams, self._place_vector)
                 in_place = graphs if decodes else None
-                forward = Forward(stack, self._run_layers, in_place, self._batches, rows, actions, put)
+                states = RowStates(self.pool, rows, put) if self._folds else None
+                forward = Forward(stack, self._run_layers, in_place, self._batches, rows, actions, put, states)
                 self._staging.send()
                 token_ids = token_ids if index is None else token_ids[index]
                 step.launch(forward.run(token_ids), actions)
+                if states is not None:  # an attempt that does not fit has left them as they were
+                    states.write()
                 self._in_runs += forward.replayed
                 self._eager += not forward.replayed
                 if graphs is not None and not forward.replayed:
@@ -217,6 +236,47 @@ def _without_drafts(rows: Iterable[Row]) -> list[Row]:
     return sorted(map(without_draft, rows), key=lambda row: row.length)
 
 
+class RowStates:
+    """The states of a step's rows, `[rows, bytes]`, in memory of their own until they replace those in the pool."""
+
+    def __init__(self, pool: KVPool, rows: Sequence[Row], put: Put) -> None:
+        self._pool, count = pool, pool.state_blocks
+        self._blocks = put(np.array([row.sequence.blocks[-count:] for row in rows], np.int64))
+        self._begins = put(np.array([place for place, row in enumerate(rows) if not row.first], np.int64))
+        ended = [place for place, row in enumerate(rows) if not row.path.pauses]
+        self._ended = put(np.array(ended, np.int64)) if ended else None
+        """Rows that pause are run from the first layer again when they go on."""
+        self._rows = len(rows)
+        self._members: dict[tuple[int, ...], Tensor] = {}
+        """Rows of a segment that has not all of them."""
+        self._bytes: Tensor
+
+    def place(self, segments: Iterable[tuple[int, ...]], put: Put) -> None:
+        """Put what `give` and `take` need of these rows on the device."""
+        self._members = {each: put(np.array(each, np.int64)) for each in segments if len(each) < self._rows}
+
+    def read(self) -> None:
+        """Launch reading them. A row without a past begins with zeros."""
+        self._bytes = self._pool.read_states(self._blocks)
+        self._bytes[self._begins] = 0
+
+    def give(self, rows: tuple[int, ...], batch: Batch) -> Batch:
+        """The batch of these rows with their states, which layers change."""
+        members = self._members.get(rows)
+        return replace(batch, states=self._bytes if members is None else self._bytes[members])
+
+    def take(self, rows: tuple[int, ...], batch: Batch) -> None:
+        """Keep the states that layers have left in the batch of these rows."""
+        members = self._members.get(rows)
+        if members is not None:
+            self._bytes[members] = batch.states
+
+    def write(self) -> None:
+        """Launch writing those of rows that have run all layers."""
+        if self._ended is not None:
+            self._pool.write_states(self._blocks[self._ended], self._bytes[self._ended])
+
+
 class Forward:
     """The rows of a step with their residual streams. Each row is at the boundary that it has reached.
 
@@ -236,9 +296,11 @@ class Forward:
         rows: list[Row],
         actions: BoundaryActions,
         put: Put,
+        states: RowStates | None = None,
     ) -> None:
+        """`states` are those of the rows; None: the stack does not fold."""
         self._stack, self._run_layers, self._graphs = stack, run_layers, graphs
-        self._rows, self._actions = rows, actions
+        self._rows, self._actions, self._states = rows, actions, states
         self.replayed = graphs is not None
         """Whether all that has run was replayed."""
         self._starts = starts = [0, *accumulate(row.length for row in rows)]
@@ -247,6 +309,8 @@ class Forward:
         """The tokens that need logits."""
         self._segments = cut_segments(rows)
         members = dict.fromkeys(segment.rows for segment in self._segments)
+        if states is not None:
+            states.place(members, put)
         if graphs is not None:
             self._hidden, self._batch = graphs.hidden, batches.place(rows, put)
             everyone = np.arange(len(rows))
@@ -275,9 +339,15 @@ class Forward:
         if self._embeds:
             self._hidden = self._stack.embed(token_ids, self._positions)
             self._load_checkpoints(place for place, row in enumerate(self._rows) if row.path.lo)
+        if self._states is not None:
+            self._states.read()
         for segment in self._segments:
             batch, index = self._placed[segment.rows]
+            if self._states is not None:
+                batch = self._states.give(segment.rows, batch)
             self._hidden[index] = self._run_layers(segment.lo, segment.hi, self._hidden[index], batch)
+            if self._states is not None:
+                self._states.take(segment.rows, batch)
             self._act(segment)
         if self._outputs is None:
             return self._hidden.new_empty(0, self._stack.vocab_size)

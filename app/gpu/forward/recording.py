@@ -87,12 +87,16 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
 
-def choose_recorder(wanted: bool | None, device: torch.device, *, streamed: bool) -> Recorder | None:
+def choose_recorder(
+    wanted: bool | None, device: torch.device, *, streamed: bool, folds: bool = False
+) -> Recorder | None:
     """None is yes where it can be. Raises FieldOutOfRange for graphs on a device that has none, or of weights that are
-    streamed: a graph's operations read the same addresses each time.
+    streamed: a graph's operations read the same addresses each time. So for a model that folds.
     """
     reason = None
-    if device.type != "cuda":
+    if folds:
+        reason = "layers that fold tokens into a state run eagerly"
+    elif device.type != "cuda":
         reason = f"the device is {device}, which has no CUDA graphs"
     elif streamed:
         reason = "weights_device does not hold all weights, and those that are streamed have no place of their own"

@@ -5,6 +5,11 @@ None is allowed while the sequence's KV moves: `KVTiers` takes care of that.
 Where every layer has a window (`BlockPool.window`), a sequence gives up the blocks that lie behind it, on the device
 and on the host. They stay published until others need the room. A sequence that is cut to where its window's blocks are
 no longer held goes on from the longest prefix that is still found, and recomputes the rest.
+
+Where layers fold, a sequence's last blocks have their state (`BlockPool.state_blocks`). It is true of the computed
+tokens and of no fewer, so a sequence that is cut goes back to an earlier state. Some are kept for that: the one at the
+end of each turn, and on the way there one for every `state_every` tokens. A kept state is a prefix like any other. Its
+blocks are published, so what writes to them next gets others, and they stay until others need the room.
 """
 
 from collections import Counter
@@ -21,9 +26,16 @@ from app.gpu.state.sequence import TokenSequence
 class KVCache:
     """Keeps each sequence's blocks, their host copies, `hashes` and `computed` in step with the two block pools."""
 
-    def __init__(self, pool: BlockPool, host: BlockPool) -> None:
+    def __init__(
+        self, pool: BlockPool, host: BlockPool, *, hash_tokens: int | None = None, state_every: int = 0
+    ) -> None:
+        """There is a hash for so many tokens; None: for each block. On the way through a prompt a state is kept for so
+        many tokens; 0: none is.
+        """
         self.pool = pool
         self.host = host
+        self.hash_tokens = hash_tokens or pool.block_size
+        self.state_every = state_every
 
     def match_prefix(self, sequence: TokenSequence) -> None:
         """Give a sequence that holds no blocks the longest published prefix of its history.
@@ -31,10 +43,16 @@ class KVCache:
         At least one token is always left to compute: the step needs its logits. Every token that a breakpoint waits
         for is left too. The prefix has been computed with the edits that the sequence would get.
         """
-        blocks, sequence.hashes = self.find_prefix(sequence, self.pool)
+        blocks, hashes = self.find_prefix(sequence, self.pool)
         self.pool.share(blocks)
-        self.hold(sequence, blocks, len(sequence.hashes) - len(blocks))
-        sequence.computed = len(sequence.hashes) * self.pool.block_size
+        self.hold(sequence, blocks, max(0, len(hashes) - len(blocks)))
+        self._begin_at(sequence, hashes)
+
+    def _begin_at(self, sequence: TokenSequence, hashes: list[BlockHash]) -> None:
+        """The sequence has got the KV, and the state, of a prefix with these hashes."""
+        sequence.computed = len(hashes) * self.hash_tokens
+        sequence.hashes = hashes[: sequence.computed // self.pool.block_size]
+        sequence.marks = [sequence.computed] if self.pool.state_blocks and hashes else []
 
     def match_host_prefix(self, sequence: TokenSequence) -> None:
         """Give a sequence without KV the longest prefix of its history that the host has, if the device has less of it:
@@ -42,8 +60,8 @@ class KVCache:
         """
         blocks, hashes = self.find_prefix(sequence, self.host)
         if hashes and len(hashes) > len(self.find_prefix(sequence, self.pool)[1]):
-            sequence.hashes, sequence.computed = hashes, len(hashes) * self.pool.block_size
-            self.hold_copies(sequence, blocks, len(hashes) - len(blocks))
+            self._begin_at(sequence, hashes)
+            self.hold_copies(sequence, blocks, max(0, len(hashes) - len(blocks)))
             self.accept_prefix(sequence)
 
     def finds_longer_prefix(self, sequence: TokenSequence) -> bool:
@@ -65,9 +83,11 @@ class KVCache:
 
     def find_prefix(self, sequence: TokenSequence, pool: BlockPool) -> tuple[list[BlockId], list[BlockHash]]:
         """The longest prefix of the history that `pool` has all blocks of that the next token sees: these, and the
-        hashes of the whole prefix. Of a window that is its end.
+        hashes of the whole prefix. Of a window that is its end. A state is at its end, where layers fold.
         """
         edits, limit = expected_edits(sequence)
+        if pool.state_blocks:
+            return self._find_state_prefix(sequence, pool, edits, limit)
         found, hashes = list[BlockId](), list[BlockHash]()
         together = first = end = 0
         for block_hash in self._chain(sequence, min(len(sequence.tokens) - 1, limit) // pool.block_size, edits):
@@ -81,6 +101,85 @@ class KVCache:
             if together >= len(hashes) - seen:
                 first, end = seen, len(hashes)
         return found[first:end], hashes[:end]
+
+    def _find_state_prefix(
+        self, sequence: TokenSequence, pool: BlockPool, edits: InterventionLog, limit: int
+    ) -> tuple[list[BlockId], list[BlockHash]]:
+        """The same of a model that folds."""
+        keeps_tokens = pool.extra_blocks == pool.state_blocks
+        found, hashes, ends = list[BlockId](), list[BlockHash](), list[int]()
+        for block_hash in self._chain(sequence, min(len(sequence.tokens) - 1, limit) // self.hash_tokens, edits):
+            block = pool.find(block_hash) if keeps_tokens else None
+            if block is None and keeps_tokens:
+                break
+            hashes.append(block_hash)
+            if block is not None:
+                found.append(block)
+            if pool.find(_part_of(block_hash, 0)) is not None:
+                ends.append(len(hashes))
+        for end in reversed(ends):
+            states = _find_state(pool, hashes[end - 1])
+            if states:
+                return [*found[:end], *states], hashes[:end]
+        return [], []
+
+    def to_kept_end(self, sequence: TokenSequence, length: int) -> int:
+        """A little less than `length`, if the next so many tokens end where no state is kept and others follow."""
+        end = (sequence.computed + length) // self.hash_tokens * self.hash_tokens
+        return length if sequence.pending <= length or end <= sequence.computed else end - sequence.computed
+
+    def keep_state(self, sequence: TokenSequence) -> None:
+        """Offer the state that the sequence has now, until others need the room."""
+        count, computed = self.pool.state_blocks, sequence.computed
+        if not (count and computed and sequence.blocks) or sequence.marks[-1:] == [computed]:
+            return
+        identity = self._identity(sequence, computed)
+        self.pool.publish(sequence.blocks[-count:], [_part_of(identity, part) for part in range(count)])
+        sequence.marks.append(computed)
+
+    def keep_state_copy(self, sequence: TokenSequence) -> None:
+        """Offer the host's copy of the state, if it is whole and the state is kept."""
+        count, copies = self.host.state_blocks, sequence.host_blocks
+        if (
+            count
+            and sequence.marks[-1:] == [sequence.computed]
+            and len(copies) == self.host.blocks_for(sequence.computed)
+        ):
+            identity = self._identity(sequence, sequence.computed)
+            self.host.publish(copies[-count:], [_part_of(identity, part) for part in range(count)])
+
+    def _identity(self, sequence: TokenSequence, position: int) -> BlockHash:
+        """What the state at `position` has been computed from."""
+        edits, index = sequence.interventions, position // self.hash_tokens
+        known = sequence.hashes
+        if index > len(known):  # blocks of a model that keeps no tokens have no hashes
+            known = list(self._chain(sequence, index, edits))
+        parent = known[index - 1] if index else sequence.namespace
+        if position % self.hash_tokens == 0:
+            return parent
+        first = index * self.hash_tokens
+        return chain_hash(parent, sequence.tokens[first:position], edits.fingerprint(first, position) if edits else b"")
+
+    def _go_back(self, sequence: TokenSequence, length: int) -> int:
+        """Give a sequence that is cut the last kept state of its first `length` tokens that its tier still has, in
+        place of its own. Returns of how many tokens that is; 0: there is none.
+        """
+        on_device = bool(sequence.blocks)
+        pool, blocks = (self.pool, sequence.blocks) if on_device else (self.host, sequence.host_blocks)
+        while sequence.marks and blocks:
+            position = sequence.marks[-1]
+            states = _find_state(pool, self._identity(sequence, position)) if position <= length else []
+            if states:
+                pool.share(states)
+                keep = pool.blocks_for(position) - len(states)
+                pool.release(blocks[keep:])
+                blocks[keep:] = states
+                if on_device:
+                    self.release_copies(sequence, position // self.pool.block_size)
+                sequence.fast_path_until = 0
+                return position
+            sequence.marks.pop()
+        return 0
 
     def prompt_hashes(self, sequence: TokenSequence) -> list[BlockHash]:
         """Hashes of the full blocks that come before the last token of an unwatched sequence."""
@@ -122,7 +221,7 @@ class KVCache:
         """Whether the next token can be written at once: `reserve` of it would change nothing."""
         index = sequence.computed // self.pool.block_size
         return (
-            index < len(sequence.blocks)
+            index < len(sequence.blocks) - self.pool.extra_blocks
             and all(map(self.pool.is_private, sequence.blocks[index:]))
             and len(sequence.host_blocks) <= index
         )
@@ -136,14 +235,21 @@ class KVCache:
         """
         copies = []
         first = sequence.computed // self.pool.block_size
+        if self.state_every and sequence.computed % self.hash_tokens == 0:
+            last = sequence.marks[-1] if sequence.marks else 0
+            if sequence.computed - last >= self.state_every:
+                self.keep_state(sequence)
         needed = max(0, self.pool.blocks_for(sequence.computed + length) - len(sequence.blocks))
         self.release_copies(sequence, first)
         copied = self._shared_with_others(sequence)
-        if first < len(sequence.blocks) and first not in copied and self.pool.is_published(sequence.blocks[first]):
-            if self.pool.available > needed + len(copied):
-                copied.append(first)
-            else:
-                self.pool.unpublish(sequence.blocks[first])
+        indices = range(first, len(sequence.blocks)) if self.pool.state_blocks else range(first, first + 1)
+        offered = [i for i in indices if i < len(sequence.blocks) and i not in copied]
+        offered = [i for i in offered if self.pool.is_published(sequence.blocks[i])]
+        if self.pool.available >= needed + len(copied) + len(offered):
+            copied += offered
+        else:
+            for index in offered:
+                self.pool.unpublish(sequence.blocks[index])
         for index in copied:
             source = sequence.blocks[index]
             [target] = self.pool.allocate(1)
@@ -151,7 +257,8 @@ class KVCache:
             self.pool.release([source])
             copies.append((source, target))
         if needed:
-            sequence.blocks.extend(self.pool.allocate(needed))
+            end = len(sequence.blocks) - self.pool.extra_blocks if sequence.blocks else 0
+            sequence.blocks[end:end] = self.pool.allocate(needed)
         return copies
 
     def extend_plain(self, sequence: TokenSequence) -> bool:
@@ -160,10 +267,11 @@ class KVCache:
         """
         if not sequence.fast_path_until:
             return False
-        if sequence.fast_path_until == len(sequence.blocks) * self.pool.block_size:
+        end = len(sequence.blocks) - self.pool.extra_blocks
+        if sequence.fast_path_until == end * self.pool.block_size:
             if not self.pool.available:
                 return False
-            sequence.blocks += self.pool.allocate(1)
+            sequence.blocks[end:end] = self.pool.allocate(1)
         sequence.fast_path_until += self.pool.block_size
         return True
 
@@ -202,15 +310,26 @@ class KVCache:
         """Offer the full blocks that the host has of the sequence."""
         self.host.publish(sequence.copies, sequence.hashes[sequence.behind :])
 
-    def trim(self, sequence: TokenSequence) -> None:
-        """Give up blocks that were reserved for tokens which will not be computed."""
-        self.release_blocks(sequence, self.pool.blocks_for(sequence.computed))
+    def trim(self, sequence: TokenSequence, tokens: int) -> None:
+        """Give up blocks that were reserved for more than so many tokens, and will not be written to."""
+        keep = self.pool.blocks_for(tokens)
+        surplus, end = len(sequence.blocks) - keep, len(sequence.blocks) - self.pool.extra_blocks
+        if not self.pool.extra_blocks or not keep:
+            self.release_blocks(sequence, keep)
+        elif surplus > 0:
+            self.pool.release(sequence.blocks[end - surplus : end])
+            del sequence.blocks[end - surplus : end]
+            sequence.fast_path_until = 0
 
     def uncompute(self, sequence: TokenSequence, length: int) -> None:
         """Forget the KV of the tokens from position `length` on, in every tier; the history stays.
 
         Where blocks that the next token sees are no longer held, what is left in that tier is useless: it goes too.
         """
+        if self.pool.state_blocks and length < sequence.computed:
+            length = self._go_back(sequence, length)
+            if sequence.disk_tokens > length:
+                sequence.disk_tokens = 0  # the state in the file is of more tokens
         sequence.computed = min(sequence.computed, length)
         if sequence.checkpoint is not None:
             sequence.checkpoint.held = False
@@ -244,6 +363,7 @@ class KVCache:
             hashes=list(sequence.hashes) if shared else [],
             host_blocks=list(sequence.host_blocks),
             behind=sequence.behind,
+            marks=list(sequence.marks) if shared else [],
             computed=sequence.computed if shared else 0,
             reached=sequence.reached,
             breakpoints=dict(sequence.breakpoints),
@@ -315,10 +435,22 @@ class KVCache:
             yield known[index]
 
     def _hash(self, sequence: TokenSequence, index: int, parent: BlockHash, edits: InterventionLog) -> BlockHash:
-        first, end = index * self.pool.block_size, (index + 1) * self.pool.block_size
+        first, end = index * self.hash_tokens, (index + 1) * self.hash_tokens
         return chain_hash(parent, sequence.tokens[first:end], edits.fingerprint(first, end) if edits else b"")
 
     def _shared_with_others(self, sequence: TokenSequence) -> list[int]:
         """Indices of the sequence's blocks that its next tokens are written to and that others hold too."""
         first = sequence.computed // self.pool.block_size
         return [i for i in range(first, len(sequence.blocks)) if self.pool.holders(sequence.blocks[i]) > 1]
+
+
+def _part_of(identity: BlockHash, part: int) -> BlockHash:
+    """What a block of a kept state is published under. It is longer than the hash of tokens."""
+    return identity + part.to_bytes(4, "little")
+
+
+def _find_state(pool: BlockPool, identity: BlockHash) -> list[BlockId]:
+    """The blocks of a kept state; none if it lacks one."""
+    found = pool.find_all([_part_of(identity, part) for part in range(pool.state_blocks)])
+    blocks = [block for block in found if block is not None]
+    return blocks if len(blocks) == len(found) else []

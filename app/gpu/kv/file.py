@@ -5,7 +5,8 @@
     token_ids  I32 [tokens]
     about      U8, what the exporter says of the session
     kv         [blocks, layers, 2, kv_heads, block_size, columns], block after block as the pool holds them; those
-               behind the model's window are left out, and `first_block` in `__metadata__` says how many
+               behind the model's window are left out, and `first_block` in `__metadata__` says how many; the last
+               are bytes of the state of layers that fold, if there are such
     sha256     U8 [32], or crc32, U8 [4], little-endian: over all bytes before it
 
 The checksum finds accidents; an attacker who changes a file can compute a new one, so every length is checked first. A
@@ -99,10 +100,11 @@ def _write(file: io.BufferedWriter, header: KVFileHeader, blocks: Iterable[memor
     for part in (encode_header(header), array("i", header.token_ids).tobytes(), about):
         size += file.write(part)
         digest.update(part)
-    block_size = header.identity.layout.block_size
+    layout = header.identity.layout
+    last, used = divmod(header.computed_tokens, layout.block_size)
     for index, block in enumerate(blocks, header.first):
-        used = max(0, header.computed_tokens - index * block_size)
-        content = block if used >= block_size else zero_after(block, used, header.identity.layout)
+        is_partial = used and index == last and layout.keeps_tokens
+        content = zero_after(block, used, layout) if is_partial else block
         size += file.write(content)
         digest.update(content)
     return size + file.write(digest.digest())

@@ -200,7 +200,9 @@ class KVMover:
                 return self._import(move)
             case MoveKind.SEND:
                 with self.connections.take(move.connection) as connection:
-                    sent = send_kv(connection, self._header(move), self._host.spans(move.source))
+                    tokens = self._identity.layout.token_blocks(move.computed) - move.first
+                    parts = self._host.spans(move.source[:tokens]), self._host.spans(move.source[tokens:])
+                    sent = send_kv(connection, self._header(move), *parts)
                 return Moved(move.number, sent_bytes=sent)
             case MoveKind.RECEIVE:
                 return self._receive(move)

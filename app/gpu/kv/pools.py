@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from app.gpu.device.hardware import zeroed
 from app.gpu.device.streams import PASSED, DeviceStreams, Event, Run, Stream
 from app.gpu.kernels.attention.base import columns_of
 from app.gpu.models.base import LayerStack
+from app.gpu.state.layer_state import UNDIVIDED, attending, keeps_tokens, kv_layers, state_bytes
 from app.gpu.state.moves import WHOLE_PASSES, HalfPass
 
 PIECE_BYTES = 16 << 20
@@ -32,7 +34,9 @@ FORGETS = 0.9
 
 class KVPool:
     """Block-major storage, `[blocks, layers, 2, kv_heads, block_size, columns]`: one block is one run of bytes. A
-    row of `columns` elements is a head's key or value (`attention.base`).
+    row of `columns` elements is a head's key or value (`attention.base`). The layers are those that attend.
+
+    Blocks also take the state of a sequence's folding layers: `state_blocks` of them, one behind the other.
     """
 
     def __init__(
@@ -49,17 +53,35 @@ class KVPool:
         """
         dtype = dtype or stack.dtype
         columns = columns_of(stack.head_dim, dtype)
-        shape = (num_blocks, stack.num_layers, 2, stack.kv_heads, block_size, columns)
+        shape = (num_blocks, kv_layers(stack.states), 2, stack.kv_heads, block_size, columns)
         if memory is None:
             self.data = zeroed(shape, dtype, stack.device)
         else:
             size = torch.Size(shape).numel() * dtype.itemsize
             self.data = memory[:size].view(dtype).view(shape)
-        self.block_size = block_size
+        self.block_size = block_size if keeps_tokens(stack.states) else UNDIVIDED
+        kept = [state is not None for state in attending(stack.states)]
+        self._places = [max(0, end - 1) for end in accumulate(kept)]
+        """Of each layer among those that attend."""
+        block_bytes = self.data[:1].nbytes
+        self.state_blocks = -(-state_bytes(stack.states) // block_bytes)
+        self._bytes = self.data.view(torch.uint8).view(num_blocks, -1) if self.state_blocks else None
 
     def layer(self, index: int) -> Tensor:
-        """Layer `index` of every block: `[blocks, 2, kv_heads, block_size, columns]`, a view."""
-        return self.data[:, index]
+        """Layer `index` of every block: `[blocks, 2, kv_heads, block_size, columns]`, a view. Of a layer that does not
+        attend it is another's, which it does not touch.
+        """
+        return self.data[:, self._places[index]]
+
+    def read_states(self, blocks: Tensor) -> Tensor:
+        """A copy of the states in `blocks`, `[rows, state_blocks]` int64: `[rows, bytes]` uint8."""
+        assert self._bytes is not None
+        return self._bytes[blocks].view(len(blocks), -1)
+
+    def write_states(self, blocks: Tensor, states: Tensor) -> None:
+        """Put states `[rows, bytes]` into `blocks`, `[rows, state_blocks]` int64."""
+        assert self._bytes is not None
+        self._bytes.index_copy_(0, blocks.flatten(), states.view(blocks.numel(), -1))
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, `(source, target)` each, in order."""

@@ -48,8 +48,11 @@ LEAD_BYTES = 32
 """Of a prompt."""
 
 
-def send_kv(connection: socket.socket, header: KVFileHeader, spans: Sequence[memoryview]) -> int:
-    """Send it all; returns how many bytes. `spans` are the header's blocks, neighbours joined.
+def send_kv(
+    connection: socket.socket, header: KVFileHeader, spans: Sequence[memoryview], states: Sequence[memoryview] = ()
+) -> int:
+    """Send it all; returns how many bytes. `spans` are the header's blocks of tokens, neighbours joined, and `states`
+    those of its state.
 
     What is in the last block beyond the computed tokens is sent as zeros. Raises `OSError`.
     """
@@ -58,6 +61,7 @@ def send_kv(connection: socket.socket, header: KVFileHeader, spans: Sequence[mem
     lead = encode_header(header) + array("i", header.token_ids).tobytes()
     connection.sendall(lead)
     parts = [*spans[:-1], *_without_rest(spans[-1], header.computed_tokens, header.identity.layout)] if spans else []
+    parts += states
     for part in parts:
         _send_slices(connection, part)
     return len(lead) + sum(map(len, parts))

@@ -100,7 +100,7 @@ class KVTiers:
         False, and the KV stays, if the host has no room for the others.
         """
         sequence.require_tier(Tier.DEVICE)
-        self.cache.release_blocks(sequence, self.cache.pool.blocks_for(sequence.written))
+        self.cache.trim(sequence, sequence.written)
         self._begin(sequence, Tier.TO_HOST)
         self._go_on_parking(sequence)
         return sequence.tier is not Tier.DEVICE
@@ -396,6 +396,7 @@ class KVTiers:
             unchanged = sequence.written == move.computed
             wanted = move.target if unchanged else move.target[: len(move.hashes)]
             self.cache.hold_copies(sequence, wanted[passed:], sequence.copied)
+            self.cache.keep_state_copy(sequence)
             sequence.fast_path_until = 0
 
     def _keep_on_host(self, sequence: TokenSequence, move: Move, first: int) -> None:

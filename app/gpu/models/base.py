@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.gpu.kernels.attention.base import Batch
-from app.gpu.state.layer_state import LayerState
+from app.gpu.state.layer_state import LayerState, state_bytes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -46,13 +47,21 @@ class LayerStack(Protocol):
 
         `kv` is this layer's part of the pool, `[blocks, 2, kv_heads, block_size, head_dim]`; the batch's keys and
         values are written to it. The result is what Transformers calls `hidden_states[index + 1]` (before the final
-        norm).
+        norm). A layer that folds replaces its part of `batch.states`.
         """
         ...
 
     def head(self, hidden: Tensor) -> Tensor:
         """Final norm and output projection: `[rows, hidden_size]` to float32 logits `[rows, vocab_size]`."""
         ...
+
+
+def with_new_states(stack: LayerStack, batch: Batch) -> Batch:
+    """The batch with states of rows that have had no token, where the stack folds."""
+    size, rows = state_bytes(stack.states), len(batch.contexts)
+    if not size:
+        return batch
+    return replace(batch, states=torch.zeros((rows, size), dtype=torch.uint8, device=stack.device))
 
 
 def require_fixed_rope(config: PretrainedConfig) -> None:

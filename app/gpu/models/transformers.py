@@ -5,6 +5,8 @@ layers (embedding and its scale, rotary tables, final norm, logit scaling) and h
 its layer wants. Djinn's attention stands behind Transformers' attention interface. Whether that is all there is to the
 architecture is not assumed but proved when it is loaded: for the first tokens of a sequence, and for some that come
 after thousands, whose keys and values are random.
+
+A module that folds tokens into a state (`models.folding`) runs row by row, each from its own state.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from types import EllipsisType
 from typing import Any, NamedTuple
 
@@ -19,12 +23,14 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, Cache, DynamicLayer, PreTrainedModel
+from transformers import AttentionInterface, AutoModelForCausalLM, Cache, DynamicCache, DynamicLayer, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionAndFullAttentionLayer
 from transformers.initialization import no_init_weights
 
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
-from app.gpu.models.base import TOLERANCE, require_fixed_rope
-from app.gpu.state.layer_state import LayerState, attention_state
+from app.gpu.models.base import TOLERANCE, require_fixed_rope, with_new_states
+from app.gpu.models.folding import Fold, find_folds, running
+from app.gpu.state.layer_state import FoldState, LayerState, aligned, attention_state
 from app.gpu.weights.source import RandomWeights, TensorFormat
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
@@ -39,12 +45,16 @@ architecture passes keyword arguments on to attention.
 _WITHOUT_EFFECT = {"cache_position", "dropout", "is_causal", "position_ids", "use_cache"}
 """Keywords that reach attention and change nothing here: positions are in the batch, there is no dropout outside
 training, no cache but the pool, and causality is implied."""
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_ATTENTION_TYPES = {"full_attention", "sliding_attention"}
+_LAYER_TYPES = {*_ATTENTION_TYPES, "linear_attention", "conv", "hybrid", "dummy", "moe", "mlp"}
 _PROOF_TOKENS = 8
-_PREFILL = 4
+_PART = 2
+"""Tokens of each part of a prefill."""
 _PROOF_LENGTH = 8192 + 2 * _PROOF_TOKENS
 """Past the windows of most models, and the lengths that most were made for before their frequencies were scaled."""
 _PROOF_BLOCK = 16
+_STATE_PARTS = 32
+"""About so many blocks have the state of a sequence, where nothing is kept for each token."""
 
 
 def load_transformers_stack(
@@ -55,7 +65,7 @@ def load_transformers_stack(
     require_fixed_rope(text)
     if getattr(model.config, "quantization_config", None) is not None:
         raise ValueError("its weights are quantized, which only models with Djinn's own layers may have")
-    others = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
+    others = set(_layer_types(text)) - _LAYER_TYPES
     if others:
         raise ValueError(f"it has layers of type {', '.join(sorted(others))}")
     modules = _load_modules(model, device, dtype).eval().requires_grad_(False)
@@ -158,6 +168,11 @@ class _Recorder(nn.Module):
             return getattr(super().__getattr__("layer"), name)
 
 
+def _layer_types(config: Any) -> Sequence[str]:
+    """As a config of the text names them; most models have only attention, and name none."""
+    return getattr(config, "layer_types", None) or ()
+
+
 class _Heads(NamedTuple):
     """Shapes of what a layer gives to attention for one token: `[kv_heads, key_dim]` and `[kv_heads, value_dim]`."""
 
@@ -195,6 +210,15 @@ class _Past(DynamicLayer):
         return self.length
 
 
+class _PastAndFold(LinearAttentionAndFullAttentionLayer):
+    """The same for a layer that folds too, into a state that begins where its own tokens do."""
+
+    def __init__(self, past: _Past) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.update = past.update  # type: ignore[method-assign]
+        self.get_seq_length = past.get_seq_length  # type: ignore[method-assign]
+
+
 class TransformersStack:
     """A `LayerStack` around `model`, which must be on its device, in eval mode, and is taken over."""
 
@@ -210,25 +234,69 @@ class TransformersStack:
         self._model = model
         self._decoder: Any = model.get_decoder()
         self._recorders = _take_out_layers(self._decoder, self.num_layers)
+        may_fold = bool(set(_layer_types(config)) - _ATTENTION_TYPES)
+        folds = [find_folds(recorder.layer) if may_fold else [] for recorder in self._recorders]
         tokens = torch.arange(_PROOF_TOKENS, device=self.device)
         expected = model(input_ids=tokens[None], use_cache=False).logits[0].float()
         self.vocab_size: int = expected.shape[-1]
+        self._folds = [[fold for fold in found if fold.settle()] for found in folds]
         past = _Past(max(0, min(max_model_len, _PROOF_LENGTH) - _PROOF_TOKENS))
-        cache = Cache(layers=[past] * self.num_layers)
-        after_past = model(input_ids=tokens[None], past_key_values=cache, use_cache=True).logits[0].float()
-        masks = [recorder.arguments[1].get("attention_mask") for recorder in self._recorders]
+        cache = self._make_past(past, config)
+        attends = [isinstance(layer, CacheLayerMixin) for layer in cache.layers]
+        if any(attends):
+            after_past = model(input_ids=tokens[None], past_key_values=cache, use_cache=True).logits[0].float()
+        masks = [
+            recorder.arguments[1].get("attention_mask") if each else None  # other masks hide padding, and there is none
+            for recorder, each in zip(self._recorders, attends, strict=True)
+        ]
         self._mask_windows = [_window_of(mask) for mask in masks]
         for recorder in self._recorders:
             recorder.transparent = False
         model.set_attn_implementation(_NAME)
         self._recorded: Batch | None = None
         heads, windows = self._measure()
-        self.kv_heads, self.head_dim = max(each.kv_heads for each in heads), max(max(each[1:]) for each in heads)
+        kept = [each for each in heads if each is not None] or [self._heads_of_nothing()]
+        self.kv_heads, self.head_dim = max(each.kv_heads for each in kept), max(max(each[1:]) for each in kept)
         for mask, window in zip(masks, windows, strict=True):
             _require_window(mask, window)
-        self.states: Sequence[LayerState] = [attention_state(self.kv_heads, self.head_dim, each) for each in windows]
-        self._prove(tokens, expected)
-        self._prove_far(cache, past.length, tokens, torch.cat((after_past, expected)))
+        self.states: Sequence[LayerState] = [
+            self._state(*each) for each in zip(heads, windows, self._folds, strict=True)
+        ]
+        ends = list(accumulate(aligned(sum(fold.nbytes for fold in folds)) for folds in self._folds))
+        self._places = [slice(*pair) for pair in pairwise([0, *ends])]
+        """Of each layer's bytes in a row's state."""
+        try:
+            self._prove(tokens, expected)
+        except ValueError:
+            for fold in (fold for folds in self._folds for fold in folds):
+                fold.goes_on = False
+            self._prove(tokens, expected)
+        if any(attends):
+            self._prove_far(cache, past.length, tokens, torch.cat((after_past, expected)))
+
+    def _heads_of_nothing(self) -> _Heads:
+        """Of a model that only folds. They make a block as large as a part of a state: pools count blocks."""
+        total = sum(aligned(fold.nbytes) for folds in self._folds for fold in folds)
+        columns = -(-total // (_STATE_PARTS * 2 * _PROOF_BLOCK * self.dtype.itemsize))
+        return _Heads(1, aligned(columns), aligned(columns))
+
+    def _make_past(self, past: _Past, config: Any) -> Cache:
+        """A cache with the `past` of every layer that attends, as Transformers makes it for this config."""
+        if not any(self._folds):
+            return Cache(layers=[past] * self.num_layers)
+        cache = DynamicCache(config=config)
+        for index, layer in enumerate(cache.layers):
+            if isinstance(layer, LinearAttentionAndFullAttentionLayer):
+                cache.layers[index] = _PastAndFold(past)
+            elif isinstance(layer, CacheLayerMixin):
+                cache.layers[index] = past
+        return cache
+
+    def _state(self, heads: _Heads | None, window: int | None, folds: Sequence[Fold]) -> LayerState:
+        attention = None if heads is None else attention_state(self.kv_heads, self.head_dim, window)
+        if attention is not None and not folds:
+            return attention
+        return FoldState(sum(fold.nbytes for fold in folds), attention)
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         self._recorded = None
@@ -240,7 +308,11 @@ class TransformersStack:
             states = (F.pad(query, (0, self.head_dim - query.shape[2])), *self._pooled(key, value))
             return self._attention(*states, kv, batch, spec)[..., : value.shape[2]]
 
-        return self._run_layer(index, hidden, batch, attend)
+        if not self._folds[index]:
+            return self._run_layer(index, hidden, batch, attend)
+        assert batch.states is not None
+        with running(batch, batch.states[:, self._places[index]]):
+            return self._run_layer(index, hidden, batch, attend)
 
     def _pooled(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[tokens, heads, dim]` of any layer as the pool has them, which has room for the widest.
@@ -272,9 +344,11 @@ class TransformersStack:
             self._recorders[-1].answer = None
         return logits[0].float()
 
-    def _measure(self) -> tuple[list[_Heads], list[int | None]]:
-        """Each layer's heads and window, from what it gives to attention: configs name them in many ways."""
-        heads, windows = list[_Heads](), list[int | None]()
+    def _measure(self) -> tuple[list[_Heads | None], list[int | None]]:
+        """Each layer's heads and window, from what it gives to attention: configs name them in many ways. No heads: the
+        layer does not attend, as layers may where some fold.
+        """
+        heads, windows = list[_Heads | None](), list[int | None]()
 
         def measure(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
             heads.append(_Heads(key.shape[1], key.shape[2], value.shape[2]))
@@ -285,21 +359,28 @@ class TransformersStack:
         hidden = self.embed(torch.zeros_like(batch.positions), batch.positions)
         for index in range(self.num_layers):
             self._run_layer(index, hidden, batch, measure)
+            if len(heads) == index and any(self._folds):
+                heads.append(None)
+                windows.append(None)
             if len(heads) != index + 1:
                 raise ValueError(f"its layer {index} does not attend through Transformers' attention interface, once")
-        most = max(each.kv_heads for each in heads)
-        if any(most % each.kv_heads for each in heads):
-            raise ValueError(f"its layers have {sorted({each.kv_heads for each in heads})} heads of keys and values")
+        counts = {each.kv_heads for each in heads if each is not None}
+        if any(max(counts) % count for count in counts):
+            raise ValueError(f"its layers have {sorted(counts)} heads of keys and values")
         return heads, windows
 
     def _prove(self, tokens: Tensor, expected: Tensor) -> None:
-        """Compare a prefill and some decode steps with the logits that the untouched model gave for `tokens`.
+        """Compare a prefill in two parts and some decode steps with the logits that the untouched model gave for
+        `tokens`.
 
         Finds layers that depend on more than their arguments: token ids, their own state, each other.
         """
         pool, logits = self._empty_pool(1, self.num_layers), []
-        for span in [(0, _PREFILL), *((position, 1) for position in range(_PREFILL, _PROOF_TOKENS))]:
+        states = None
+        for span in [(0, _PART), (_PART, _PART), *((position, 1) for position in range(2 * _PART, _PROOF_TOKENS))]:
             batch = make_batch([span], [[0]], _PROOF_BLOCK, self.device)
+            batch = with_new_states(self, batch) if states is None else replace(batch, states=states)
+            states = batch.states
             hidden = self.embed(tokens[batch.positions], batch.positions)
             for index in range(self.num_layers):
                 hidden = self.layer(index, hidden, batch, pool[:, index])
@@ -318,7 +399,8 @@ class TransformersStack:
         behind = [recorder.arguments for recorder in self._recorders]
         new = self._recorders[0].received
         spans, tables = [(length, len(tokens)), (0, len(tokens))], [list(range(blocks)), [blocks]]
-        batch, pool = make_batch(spans, tables, _PROOF_BLOCK, self.device), self._empty_pool(blocks + 1, 1)[:, 0]
+        batch = with_new_states(self, make_batch(spans, tables, _PROOF_BLOCK, self.device))
+        pool = self._empty_pool(blocks + 1, 1)[:, 0]
         hidden = self.embed(tokens.repeat(2), batch.positions)
 
         def place(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
@@ -329,7 +411,8 @@ class TransformersStack:
 
         for index, (recorder, (args, kwargs)) in enumerate(zip(self._recorders, behind, strict=True)):
             _call.attend, _call.window = place, None
-            recorder.layer(new, *args, **kwargs)
+            if isinstance(cache.layers[index], CacheLayerMixin):
+                recorder.layer(new, *args, **kwargs)
             hidden = self.layer(index, hidden, batch, pool)
         self._require_same(self.head(hidden), expected, f" after {length} tokens")
 

@@ -133,11 +133,12 @@ class Scheduler:
         change that. A stop token or a failure may end a turn in between: then its row was computed in vain.
 
         No rows if the step can only be planned when the tokens are known. That is so if a row is not of a single token,
-        if its breakpoints or its sampling depend on the token, if blocks are short, or if there are drafts. An error at
+        if its breakpoints or its sampling depend on the token, if blocks are short, or if there are drafts. It is so
+        too where layers fold: a row that was computed in vain would leave a state that is a token ahead. An error at
         one turn is the plan's `failure`; any other is raised.
         """
         plan = StepPlan()
-        if self.drafting.max_tokens:
+        if self.drafting.max_tokens or self.cache.pool.state_blocks:
             return plan
         try:
             following, growing = self._follow(plan, rows, max_model_len)
@@ -291,6 +292,8 @@ class Scheduler:
         A row whose parts a client sees is not cut by the load of others, so it can exceed the budget once in a step.
         """
         turn = sequence.active_turn
+        if self.cache.state_every:
+            budget = self.cache.to_kept_end(sequence, budget)
         length, path = min(sequence.pending, budget), self._all_layers
         if self._waits(plan, sequence):
             return 0

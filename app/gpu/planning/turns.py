@@ -85,14 +85,14 @@ class Turns:
             cache.commit(sequence, len(sequence.tokens))
             turn.matcher, accepted = row.draft[number].matcher, accepted + 1
         if row.draft:
-            cache.trim(sequence)
+            cache.trim(sequence, sequence.computed)
             self._scheduler.drafting.note_accepted(len(sampled) - 1, accepted)
         return events
 
     def _end_if_complete(self, sequence: TokenSequence, turn: TurnState, events: list[Event]) -> None:
         reason = turn.finish_reason(sequence.tokens, self.max_model_len)
         if reason is not None:
-            self._scheduler.cache.trim(sequence)
+            self._scheduler.cache.trim(sequence, sequence.computed)
             events.append(self.end(sequence, reason))
 
     def pause(self, row: Row, hidden: StoredTensor) -> list[Event]:
@@ -115,6 +115,7 @@ class Turns:
             in_pass=Pass.PREFILL if row.first < turn.prompt_tokens else Pass.DECODE,
             breakpoint=row.path.breakpoint,
             created_at=time.time(),
+            held=not self._scheduler.cache.pool.state_blocks,  # a state half way up is of no use: none is kept
         )
         self.activations.note(sequence)
         turn.paused, turn.pause_at, turn.announced, turn.drafter = True, None, False, None
@@ -133,6 +134,7 @@ class Turns:
         length = len(sequence.tokens)
         finished = TurnFinished(turn.ticket, reason, turn.usage(length), length, changed, turn.resumed)
         sequence.last_turn = (turn.ticket, turn.prompt_tokens)
+        self._scheduler.cache.keep_state(sequence)
         sequence.turn = None
         self._scheduler.retire(sequence)
         return finished

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVPolicy, SessionId
 from app.gpu.device.hardware import DeviceMemory, allocating, dtype_name
 from app.gpu.forward.graphs import Recorder
@@ -20,12 +21,15 @@ from app.gpu.startup.memory import MemoryPlan, TierBlocks, budget_blocks, plan_m
 from app.gpu.startup.weights import LoadedModel
 from app.gpu.state.blocks import BlockPool
 from app.gpu.state.kv_header import KVFileHeader, KVIdentity, KVLayout
-from app.gpu.state.layer_state import window_of
+from app.gpu.state.layer_state import keeps_tokens, kv_layers, state_bytes, window_of
 from app.machine.files import DiskRoom, counted, size
 from app.model_store.resolve import ResolvedModel, fingerprint
 from app.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
+
+STATE_EVERY = 256
+"""Fewest tokens between two states that are kept on the way through a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,16 @@ def make_kv(
     """
     stack, ranks = loaded.stack, 1 if loaded.ranks is None else loaded.ranks.count
     kv_heads, window = stack.kv_heads * ranks, window_of(stack.states)
-    layout = KVLayout(stack.num_layers, kv_heads, settings.block_size, stack.head_dim, dtype_name(dtype))
+    layout = KVLayout(
+        kv_layers(stack.states),
+        kv_heads,
+        settings.block_size,
+        stack.head_dim,
+        dtype_name(dtype),
+        state_bytes(stack.states),
+        dtype_name(stack.dtype),
+        keeps_tokens(stack.states),
+    )
     plan = _plan_memory(stack, settings, recorder, dtype)
     disk_room = None
     if settings.kv_dir is not None:
@@ -76,17 +89,33 @@ def make_kv(
         loaded.ranks.join(budgets.device, budgets.host)
     identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
     disk = _open_disk(settings, identity, disk_room, budgets.disk)
+    extra_blocks = layout.state_blocks if layout.keeps_tokens else layout.state_blocks - 1
     on_device, on_host = (
-        BlockPool(blocks, settings.block_size, window=window, step_tokens=settings.max_step_tokens)
+        BlockPool(
+            blocks,
+            pool.block_size,
+            window=window,
+            step_tokens=settings.max_step_tokens,
+            state_blocks=layout.state_blocks,
+            extra_blocks=extra_blocks,
+        )
         for blocks in (budgets.device, budgets.host)
     )
     limit = stack.max_model_len
     if on_device.most_for(limit) > budgets.device:
-        limit = budgets.device * settings.block_size
+        limit = (budgets.device - extra_blocks) * pool.block_size
+        if limit <= 0:
+            raise FieldOutOfRange(
+                f"kv_device must hold a session's state of {layout.state_bytes} bytes and a block of "
+                f"{layout.block_bytes}",
+                param="kv_device",
+            )
     _log_budgets(budgets, layout, on_device.kept_for(limit), limit, stack.max_model_len)
     return KV(
         identity=identity,
-        cache=KVCache(on_device, on_host),
+        cache=KVCache(
+            on_device, on_host, hash_tokens=settings.block_size, state_every=_state_every(layout, settings.block_size)
+        ),
         disk_blocks=budgets.disk,
         max_model_len=limit,
         pool=pool,
@@ -94,6 +123,15 @@ def make_kv(
         host=host,
         disk=disk,
     )
+
+
+def _state_every(layout: KVLayout, block_size: int) -> int:
+    """At least how many tokens lie between two states that are kept on the way through a prompt: so many that their KV
+    takes as much room as a state.
+    """
+    if not layout.state_bytes:
+        return 0
+    return max(STATE_EVERY, layout.state_blocks * block_size if layout.keeps_tokens else 0)
 
 
 def _open_disk(settings: EngineSettings, identity: KVIdentity, room: DiskRoom | None, blocks: int) -> DiskStore | None:

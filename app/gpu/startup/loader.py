@@ -26,7 +26,7 @@ from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
 from app.gpu.kv.pools import KVPool
 from app.gpu.kv.tiers import KVTiers
-from app.gpu.models.base import LayerStack
+from app.gpu.models.base import LayerStack, with_new_states
 from app.gpu.models.recipe import Recipe, choose_draft_tokens
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.scheduler import Scheduler
@@ -36,6 +36,7 @@ from app.gpu.sampling.sampler import WORD, apply_mask
 from app.gpu.startup.kv import KV, find_files, make_kv
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.state.kv_header import KVLayout
+from app.gpu.state.layer_state import state_bytes
 from app.gpu.state.sequence import ActivationRoom
 from app.grammars.compiler import Grammars
 from app.machine.files import DiskRoom
@@ -85,7 +86,12 @@ def build_engine(
     """An engine around a loaded model. `recorder` records decode steps; None: chosen by device and settings."""
     stack = loaded.stack
     if recorder is None and loaded.ranks is None:
-        recorder = choose_recorder(settings.cuda_graphs, stack.device, streamed=loaded.streamed is not None)
+        recorder = choose_recorder(
+            settings.cuda_graphs,
+            stack.device,
+            streamed=loaded.streamed is not None,
+            folds=state_bytes(stack.states) > 0,
+        )
     kv_dtype = choose_kv_dtype(settings.kv_dtype, stack.dtype)
     require_rows(kv_dtype, stack.head_dim)
     warm_up(stack, settings.block_size, kv_dtype)
@@ -194,7 +200,8 @@ def make_runner(
         return Runner(
             LeadingStack(loaded.ranks, stack), kv.pool, loaded.streams, leading_layers(loaded.ranks, run_layers), graphs
         )
-    if recorder is None and loaded.streams.on_host and loaded.streamed is None:  # weights stay where they are
+    stays = loaded.streamed is None and not state_bytes(stack.states)  # where weights are, and what a step reads
+    if recorder is None and loaded.streams.on_host and stays:
         from app.gpu.forward.programs import RecordedLayers  # imports Numba, which only a CPU needs
 
         run_layers = RecordedLayers(stack, kv.pool, limit, settings.max_step_tokens, on_layer)
@@ -210,6 +217,7 @@ def warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
     both = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)
     pool = KVPool(stack, blocks + 1, block_size, dtype=kv_dtype).layer(0)
     for batch in (both, make_batch([(0, 1)], [[0]], block_size, stack.device)):
+        batch = with_new_states(stack, batch)
         hidden = stack.embed(torch.zeros_like(batch.positions), batch.positions)
         logits = stack.head(stack.layer(0, hidden, batch, pool))
     apply_mask(

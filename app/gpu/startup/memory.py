@@ -15,7 +15,7 @@ from app.gpu.forward.graphs import layer_by_layer, run_piece
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import can_be_streamed
-from app.gpu.models.base import LayerStack
+from app.gpu.models.base import LayerStack, with_new_states
 from app.gpu.sampling import SampleRequest
 from app.gpu.sampling.sampler import choose, log_probabilities, place_requests
 from app.gpu.weights.source import TensorFormat
@@ -236,6 +236,6 @@ def _peak(memory: DeviceMemory, step: Callable[[], None]) -> int:
 
 def _run(stack: LayerStack, pool: KVPool, spans: list[Span]) -> Tensor:
     tables = [[0] * -(-(first + length) // pool.block_size) for first, length in spans]
-    batch = make_batch(spans, tables, pool.block_size, stack.device)
+    batch = with_new_states(stack, make_batch(spans, tables, pool.block_size, stack.device))
     token_ids, stages = torch.zeros_like(batch.positions), stack.num_layers + 1
     return run_piece(stack, layer_by_layer(stack, pool), 0, stages, token_ids, batch)

@@ -10,6 +10,10 @@ Blocks come and go at the top, so free ones are given out from the bottom.
 
 Where no layer looks further back than a window, a sequence holds the blocks of its last tokens only. How many that are
 is said here.
+
+Layers that fold keep a state for each sequence, not for each token. It takes the last of a sequence's blocks, behind
+those of its tokens, and is true of exactly its computed tokens. Of a model that keeps nothing for each token, the first
+of these is also the one block of all tokens.
 """
 
 import hashlib
@@ -38,13 +42,23 @@ class BlockPool:
     """Reference counts, free list and prefix index over `num_blocks` blocks of `block_size` tokens."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, window: int | None = None, step_tokens: int = sys.maxsize
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        window: int | None = None,
+        step_tokens: int = sys.maxsize,
+        state_blocks: int = 0,
+        extra_blocks: int = 0,
     ) -> None:
         """No token sees more than the last `window`, itself included; None: each sees all. A step computes at most
-        `step_tokens` of one sequence.
+        `step_tokens` of one sequence. The last `state_blocks` of a sequence's blocks have the state of its folding
+        layers; `extra_blocks` of these are not counted by its tokens.
         """
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.state_blocks = state_blocks
+        self.extra_blocks = extra_blocks
         self.window = window
         self._kept = sys.maxsize if window is None else self.blocks_for(window) + 1
         """Most blocks that a sequence holds between two steps."""
@@ -79,8 +93,8 @@ class BlockPool:
         return self.num_blocks - self.available
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks of a history of `tokens` tokens, whether a sequence still holds them or not."""
-        return -(-tokens // self.block_size)
+        """Blocks of a history of `tokens` tokens and its state, whether a sequence still holds them or not."""
+        return -(-tokens // self.block_size) + self.extra_blocks if tokens else 0
 
     def kept_for(self, tokens: int) -> int:
         """Most blocks that a sequence holds between two steps, once `tokens` tokens are computed."""

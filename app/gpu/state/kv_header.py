@@ -76,6 +76,21 @@ class KVLayout:
     block_size: int
     head_dim: int
     dtype: str
+    state_bytes: int = 0
+    """Of what a sequence's folding layers remember, in the last of its blocks."""
+    state_dtype: str = ""
+    """As the stack computes."""
+    keeps_tokens: bool = True
+    """Whether anything is kept for each token. If not, blocks have states only."""
+
+    @property
+    def state_blocks(self) -> int:
+        """Blocks that have the state of a sequence."""
+        return -(-self.state_bytes // self.block_bytes)
+
+    def token_blocks(self, tokens: int) -> int:
+        """Blocks before those, of a sequence of so many tokens."""
+        return -(-tokens // self.block_size) if self.keeps_tokens else 0
 
     @property
     def block_shape(self) -> list[int]:
@@ -116,8 +131,9 @@ class KVFileHeader:
 
     @property
     def blocks(self) -> int:
-        """Blocks in the file, the last one maybe partly filled."""
-        return -(-self.computed_tokens // self.identity.layout.block_size) - self.first
+        """Blocks in the file: of tokens, the last one maybe partly filled, and of the state."""
+        layout = self.identity.layout
+        return layout.token_blocks(self.computed_tokens) - self.first + layout.state_blocks * bool(self.computed_tokens)
 
     @property
     def about_at(self) -> int:
@@ -142,6 +158,7 @@ def encode_header(header: KVFileHeader) -> bytes:
             "computed_tokens": str(header.computed_tokens),
             "namespace": header.namespace.hex(),
             **({"first_block": str(header.first)} if header.first else {}),
+            **({"state": _state_of(layout)} if layout.state_bytes else {}),
         },
         "token_ids": {"dtype": "I32", "shape": [len(header.token_ids)]},
         "about": {"dtype": "U8", "shape": [header.about_bytes]},
@@ -163,6 +180,10 @@ def encode_safetensors(fields: Mapping[str, Any], *, align: int) -> bytes:
     text = json.dumps(fields, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH_BYTES + len(text)) % align)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def _state_of(layout: KVLayout) -> str:
+    return f"{layout.state_bytes} bytes {layout.state_dtype}"
 
 
 def _tensor_bytes(header: KVFileHeader) -> tuple[int, int, int, int]:
@@ -193,6 +214,10 @@ def read_header(lead: bytes, expected: KVIdentity, max_tokens: int) -> KVFileHea
         if not 0 <= first * expected.layout.block_size <= computed_tokens <= tokens:
             raise ValueError
         namespace, checksum = bytes.fromhex(metadata["namespace"]), checksums[metadata["version"]]
+        if str(metadata.get("state", "")) not in ("", _state_of(expected.layout)):
+            raise KVFileMismatch(
+                f"its state is of {metadata['state']}, this server's are of {_state_of(expected.layout)}: see --dtype"
+            )
         _match(str(metadata["fingerprint"]), str(fields["kv"]["dtype"]), list(fields["kv"]["shape"][1:]), expected)
     except (ValueError, TypeError, LookupError, RecursionError):
         raise KVFileDamaged("its header is not that of a session of Djinn") from None

@@ -203,7 +203,7 @@ class TokenSequence:
     tenant: str = ""
     """Whose it is; all sessions of a server without keys are of one."""
     blocks: list[BlockId] = field(default_factory=list)
-    """Device blocks, by their place in the history: all that `computed` needs, or none."""
+    """Device blocks, by their place in the history: all that `computed` needs, or none. Those of a state come last."""
     hashes: list[BlockHash] = field(default_factory=list)
     """Chain hashes of the full blocks that have been computed."""
     host_blocks: list[BlockId] = field(default_factory=list)
@@ -212,6 +212,8 @@ class TokenSequence:
     """So many first blocks lie behind the window: no later token sees them, and they are not held. In their place the
     two lists above name the first block that is, so that a kernel which looks there finds numbers of this session.
     """
+    marks: list[int] = field(default_factory=list)
+    """Rising numbers of tokens whose state has been kept, where layers fold. It may be gone by now."""
     disk_blocks: int = 0
     """Blocks in the session's file."""
     disk_behind: int = 0

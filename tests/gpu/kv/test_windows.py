@@ -173,6 +173,8 @@ def test_what_layers_keep_together_is_what_the_longest_memory_needs() -> None:
     near, far = WindowState(64, 100), WindowState(64, 512)
     assert window_of([near, far, near]) == 512
     assert window_of([near, TokenState(64)]) is None
-    for other in (FoldState(64), TokenState(32)):
+    for folding in (FoldState(64), FoldState(64, near)):  # what has left a window cannot be gone back to
+        assert window_of([near, folding]) is None
+    for other in (TokenState(32), FoldState(64, TokenState(32))):
         with pytest.raises(FieldOutOfRange, match="equally many numbers"):
             window_of([near, other])

@@ -1,12 +1,14 @@
 """Runs a layer stack the way the runner does: packed rows, a paged pool, blocks in no order."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from app.gpu.kernels.attention.base import Batch, make_batch
 from app.gpu.models.base import LayerStack
+from app.gpu.state.layer_state import state_bytes
 from tests.gpu.kernels.attention.reference import to_rows
 from tests.gpu.models.oracle import Expected
 
@@ -21,6 +23,7 @@ class Drive:
         self.stack = stack
         self.sequences = sequences
         self.done = [0] * len(sequences)
+        self.states = torch.zeros((len(sequences), state_bytes(stack.states)), dtype=torch.uint8)
         widths = [-(-len(tokens) // BLOCK_SIZE) for tokens in sequences]
         generator = torch.Generator().manual_seed(2)
         blocks = torch.randperm(sum(widths) + 5, generator=generator).tolist()
@@ -48,9 +51,11 @@ class Drive:
         parts: list[list[list[Tensor]]] = [[] for _ in self.sequences]
         for step in steps:
             rows, batch, ids = self.begin(step)
+            batch = replace(batch, states=self.states[rows])
             states = [self.stack.embed(ids, batch.positions)]
             for index in range(self.stack.num_layers):
                 states.append(self.layer(index, states[-1], batch))
+            self.states[rows] = batch.states
             states.append(self.stack.head(states[-1]))
             pieces = [torch.split(state, [shape.length for shape in batch.rows]) for state in states]
             for place, row in enumerate(rows):

@@ -113,6 +113,53 @@ CASES: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
     },
 }
+_DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
+_MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 8, "mamba_n_groups": 1}
+_MAMBA = {**_SPECIAL, "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "state_size": 8}
+_HYBRID = ["linear_attention", "full_attention", "linear_attention"]
+FOLDING: dict[str, dict[str, Any]] = {
+    "qwen3_next": {
+        "model_type": "qwen3_next",
+        **_GQA,
+        **_DELTA,
+        "head_dim": 16,
+        "layer_types": _HYBRID,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
+    },
+    "qwen3_5": {"model_type": "qwen3_5_text", **_GQA, **_DELTA, "head_dim": 16, "layer_types": _HYBRID},
+    "granite 4": {
+        "model_type": "granitemoehybrid",
+        **_GQA,
+        **_MAMBA2,
+        "mamba_chunk_size": 8,
+        "layer_types": _HYBRID,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "falcon_h1, both in a layer": {
+        "model_type": "falcon_h1",
+        **_GQA,
+        **_MAMBA2,
+        "mamba_d_ssm": 96,
+        "mamba_chunk_size": 8,
+    },
+    "lfm2": {"model_type": "lfm2", **_GQA, "layer_types": ["conv", "full_attention", "conv"]},
+    "jamba, token by token": {
+        "model_type": "jamba",
+        **_GQA,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "num_experts": 1,
+        "use_mamba_kernels": False,
+    },
+    "mamba": {"model_type": "mamba", **_MAMBA},
+    "mamba2": {"model_type": "mamba2", **_MAMBA, "num_heads": 8, "head_dim": 12, "n_groups": 1, "chunk_size": 8},
+}
+"""Those with layers that fold tokens into a state, alone or beside attention."""
+CASES |= FOLDING
 
 
 def tiny_config(case: str) -> PretrainedConfig:
@@ -151,10 +198,14 @@ def expect(model: Any, tokens: Tensor, cache: Cache | None = None) -> Expected:
     """
     layers = next(child for child in model.get_decoder().children() if isinstance(child, nn.ModuleList))
     last: list[Tensor] = []
-    handle = layers[-1].register_forward_hook(lambda module, inputs, output: last.append(output))
+    handle = layers[-1].register_forward_hook(
+        lambda module, inputs, output: last.append(output[0] if isinstance(output, tuple) else output)
+    )
     output = model(
         input_ids=tokens[None], past_key_values=cache, use_cache=cache is not None, output_hidden_states=True
     )
     handle.remove()
     boundaries = [*output.hidden_states[:-1], last[0]]
+    if model.config.model_type.startswith("mamba"):  # its own hidden states begin behind the first layer
+        boundaries = [model.get_input_embeddings()(tokens[None]), *output.hidden_states[:-1]]
     return Expected([boundary[0] for boundary in boundaries], output.logits[0])

@@ -64,6 +64,10 @@ class Batch:
     """`[prompts + 1]` int32: where the tokens of each row behind the decode rows begin, counted from the first of them,
     and how many there are. None without such rows.
     """
+    states: Tensor | None = None
+    """`[rows, state bytes]` uint8: what folding layers remember of each row, which they replace. None without such
+    layers.
+    """
 
 
 def make_batch(
