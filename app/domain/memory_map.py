@@ -25,7 +25,8 @@ class SessionMemory:
     """One session's KV: `blocks` that hold `computed_tokens` of its `tokens`, and the bytes of them in each tier.
 
     `bytes_out` and `bytes_in` have left and come back to the device since the session was opened, in `restores` moves.
-    A block is for `block_tokens` tokens and takes `block_bytes`. With a window, at most `most_blocks` are kept.
+    A block is for `block_tokens` tokens and takes `block_bytes`. With a window, at most `most_blocks` are kept. The
+    state of layers that fold takes `state_blocks` more.
     """
 
     tokens: int = 0
@@ -41,13 +42,14 @@ class SessionMemory:
     block_tokens: int = 1
     block_bytes: int = 0
     most_blocks: int = sys.maxsize
+    state_blocks: int = 0
 
     def grown(self, tokens: int) -> Self:
         """The same once a turn has decoded to a history of so many tokens. Only KV on the device grows. While a prompt
         is computed the engine tells of each part.
         """
         computed, decodes = tokens - 1, self.computed_tokens >= self.tokens - 1
-        blocks = min(-(-computed // self.block_tokens), self.most_blocks)
+        blocks = min(-(-computed // self.block_tokens) + self.state_blocks, self.most_blocks)
         if self.tier is not Tier.DEVICE or not decodes or blocks <= self.blocks:
             return self
         size = max(self.device_bytes, blocks * self.block_bytes)
@@ -156,3 +158,5 @@ class MemoryMap:
     seconds: float
     most_blocks: int = sys.maxsize
     """Of one session, with a window."""
+    state_blocks: int = 0
+    """Those of one session beside the blocks of its tokens, where layers fold."""

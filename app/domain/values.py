@@ -225,6 +225,8 @@ class ModelInfo:
     parameter_bytes: int
     kv_bytes_per_token: int
     kv_dtype: str
+    state_bytes: int = 0
+    """Of a session, whatever its length: what layers that fold remember."""
 
 
 MAX_LABEL_BYTES = 192 << 20

@@ -59,8 +59,11 @@ async def export_session(registry: SessionRegistry, session: Session, file: Spoo
 
 
 def _most_bytes(info: ModelInfo, tokens: int, about_bytes: int) -> int:
-    """Most that the file of a session of `tokens` tokens has: all of its KV, up to the end of the last block."""
-    return (tokens + MAX_BLOCK_SIZE) * info.kv_bytes_per_token + tokens * TOKEN_BYTES + about_bytes + LEAD_BYTES
+    """Most that the file of a session of `tokens` tokens has: all of its KV, up to the end of the last block, and its
+    state.
+    """
+    kept_bytes = (tokens + MAX_BLOCK_SIZE) * info.kv_bytes_per_token + info.state_bytes
+    return kept_bytes + tokens * TOKEN_BYTES + about_bytes + LEAD_BYTES
 
 
 async def import_session(registry: SessionRegistry, path: Path, owner: str | None = None) -> Session:

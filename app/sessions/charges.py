@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from app.domain.errors import BeyondTenantLimit, FieldOutOfRange, LogprobsFull, TenantLimit
-from app.domain.values import Quotas, Settle, TurnUsage
+from app.domain.values import ModelInfo, Quotas, Settle, TurnUsage
 from app.machine.budget import Budget
 from app.machine.files import size
 from app.messages import Failed, Started, TurnEvent, TurnFinished
@@ -112,11 +112,11 @@ def reported(alternatives: int | None, tokens: int) -> int:
 class Charges:
     """Counts the turns of all owners, and those that calls have yet to begin. Used on the event loop only."""
 
-    def __init__(self, table: SessionTable, quotas: Quotas, logprobs: Budget, kv_bytes_per_token: int) -> None:
+    def __init__(self, table: SessionTable, quotas: Quotas, logprobs: Budget, model: ModelInfo) -> None:
         self._table = table
         self._quotas = quotas
         self._logprobs = logprobs
-        self._kv_bytes_per_token = kv_bytes_per_token
+        self._model = model
         self._coming: defaultdict[str | None, dict[TurnCharge, int]] = defaultdict(dict)
         """Each owner's turns that calls have yet to begin, with the tokens of their contexts."""
 
@@ -167,10 +167,11 @@ class Charges:
         if most is not None and len(busy) + len(new) > most:
             limit = f"{most} turn{'s' * (most > 1)} at once"
             raise _refusal(limit, len(busy), len(new), ever=len(new) <= most)
-        room, size = limits.device_bytes, self._kv_bytes_per_token
-        if room is not None and (sum(busy) + sum(new)) * size > room:
+        room, size, state = limits.device_bytes, self._model.kv_bytes_per_token, self._model.state_bytes
+        held, asked = sum(busy) * size + len(busy) * state, sum(new) * size + len(new) * state
+        if room is not None and held + asked > room:
             limit = f"{room} bytes of KV of turns under way"
-            raise _refusal(limit, sum(busy) * size, sum(new) * size, ever=sum(new) * size <= room)
+            raise _refusal(limit, held, asked, ever=asked <= room)
 
     def _require_logprobs(self, owner: str | None, count: int) -> None:
         """Raise `LogprobsFull` unless a call may report `count` log-probabilities now, and `FieldOutOfRange` unless one

@@ -88,7 +88,7 @@ class SessionRegistry:
         self.tool_waits = ToolWaits()
         self.side_work = SideWork(table.turns.others_run)
         room = logprob_budget(int(settings.max_logprobs_bytes))
-        charges = Charges(table, quotas, room, executor.engine.info.kv_bytes_per_token)
+        charges = Charges(table, quotas, room, executor.engine.info)
         self.turns = Turns(
             executor,
             table,

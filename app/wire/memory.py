@@ -208,7 +208,7 @@ class MemoryEstimate(BaseModel):
     @classmethod
     def of(cls, memory: MemoryMap, tokens: int, bytes_per_s: float | None) -> Self:
         """Whole blocks, as the pool hands them out, moved at `bytes_per_s` or else at the bandwidths measured."""
-        blocks = min(-(-tokens // memory.block_tokens), memory.most_blocks)
+        blocks = min(-(-tokens // memory.block_tokens) + memory.state_blocks, memory.most_blocks)
         kv_bytes = blocks * memory.block_bytes
         return cls(
             tokens=tokens,

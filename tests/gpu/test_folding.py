@@ -5,17 +5,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
-from app.domain.breakpoints import Until
-from app.domain.values import KVBudget, KVPolicy, Phase, SessionId
+from app.domain.breakpoints import Action, Edit, EditOp, Until
+from app.domain.errors import EngineError, FieldOutOfRange
+from app.domain.values import KVBudget, KVPolicy, Phase, SessionId, Tier
 from app.gpu.startup.loader import load_engine
-from app.messages import Rewind
+from app.messages import Export, Import, Open, Rewind, TurnFinished
 from app.model_store.resolve import ResolvedModel, resolve
+from tests.durability.restarting import generate, open_session
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
+from tests.gpu.commands.test_transfers import ID, move
 from tests.gpu.driving import BLOCK, cpu_settings
 from tests.gpu.models.oracle import FOLDING, VOCAB, build_model, save_model, tiny_config
+from tests.serving import serve
 
 LAYERS = 3
 CONTEXTS = 3
@@ -45,13 +50,17 @@ class Served:
     def make(self, folder: Path | None = None, contexts: int = CONTEXTS, **changed: Any) -> BreakDriver:
         """An engine with room for so many contexts on the device, and as many on the host."""
         room = KVBudget(bytes=contexts * getattr(self, "context_bytes", 1 << 20))
-        settings = {"kv_policy": KVPolicy.SIGNAL, "max_step_tokens": 16, "kv_dir": folder, **changed}
-        driver = BreakDriver(load_engine(self.model, cpu_settings(kv_device=room, kv_host=room, **settings)))
+        settings = {"kv_policy": KVPolicy.SIGNAL, "max_step_tokens": 16, "kv_device": room, "kv_host": room, **changed}
+        driver = BreakDriver(load_engine(self.model, cpu_settings(kv_dir=folder, **settings)))
         driver.scheduler.cache.state_every = 2 * BLOCK
         return driver
 
 
-@pytest.fixture(scope="module", params=FOLDING)
+OFTEN = ("qwen3_next", "falcon_h1, both in a layer", "mamba2")
+CASES = [*OFTEN, *(pytest.param(case, marks=pytest.mark.long) for case in FOLDING if case not in OFTEN)]
+
+
+@pytest.fixture(scope="module", params=CASES)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     return Served(request.param, tmp_path_factory.mktemp("model"))
 
@@ -178,4 +187,127 @@ class Life:
 def test_tokens_are_those_of_transformers_whatever_becomes_of_a_session(
     served: Served, seed: int, tmp_path: Path
 ) -> None:
-    Life(served, served.make(tmp_path), seed).live(30)
+    Life(served, served.make(tmp_path), seed).live(20)
+
+
+def state_of(driver: BreakDriver, session: SessionId) -> torch.Tensor:
+    """The bytes of the state that a session has on the device."""
+    pool = driver.runner.pool
+    return pool.read_states(torch.tensor([driver.sequence(session).blocks[-pool.state_blocks :]]))
+
+
+def talk(served: Served, driver: BreakDriver, session: SessionId, history: list[int], new: list[int]) -> TurnFinished:
+    """A turn of 5 tokens, which are those of Transformers, and how it ended."""
+    turn = driver.turn(session, new, 5)
+    history += new
+    assert turn.tokens == served.greedy(tuple(history), 5)
+    history += turn.tokens
+    return turn.end
+
+
+@torch.inference_mode()
+def test_a_state_comes_back_from_the_host_the_disk_and_a_restart_as_it_left(served: Served, tmp_path: Path) -> None:
+    driver, history, chance = served.make(tmp_path), list[int](), random.Random(1)
+    session = driver.open()
+    talk(served, driver, session, history, prompt(chance, 21))
+    before = state_of(driver, session)
+    for phase, tier in ((Phase.IO_WAIT, Tier.HOST), (Phase.IDLE, Tier.DISK)):
+        driver.signal(session, phase)
+        assert driver.sequence(session).tier is tier
+        driver.signal(session, Phase.READY)
+        assert torch.equal(state_of(driver, session), before)
+    driver.signal(session, Phase.IDLE)
+    again = served.make(tmp_path)
+    again.do(Open(again.ticket(), session, token_ids=tuple(history)))
+    ended = talk(served, again, session, history, prompt(chance, 7))
+    assert ended.usage.cached_tokens == 21 + 5 - 1
+
+
+@torch.inference_mode()
+def test_a_state_goes_with_a_session_to_another_server_and_to_a_file(served: Served, tmp_path: Path) -> None:
+    for folder in ("here", "there", "third"):
+        (tmp_path / folder).mkdir()
+    here, there, third = (served.make(tmp_path / folder) for folder in ("here", "there", "third"))
+    history, chance = list[int](), random.Random(2)
+    here.open("t", ID)
+    talk(served, here, ID, history, prompt(chance, 18))
+    _, received = move(here, there, history)
+    assert received == len(history) - 1
+    here.do(Export(here.ticket(), ID, str(tmp_path / "session")))
+    third.do(Import(third.ticket(), ID, str(tmp_path / "session")))
+    new = prompt(chance, 3)
+    for driver in (there, third):
+        assert talk(served, driver, ID, list(history), new).usage.cached_tokens == len(history) - 1
+
+
+@torch.inference_mode()
+def test_a_rewind_recomputes_from_the_end_of_the_turn_before_at_most(served: Served) -> None:
+    driver, history, chance = served.make(), list[int](), random.Random(3)
+    session = driver.open()
+    for length in (14, 9):
+        talk(served, driver, session, history, prompt(chance, length))
+    for keep in (14 + 5 + 4, 14 + 5):
+        del history[keep:]
+        driver.do(Rewind(driver.ticket(), session, keep))
+        ended = talk(served, driver, session, history, prompt(chance, 2))
+        assert ended.usage.cached_tokens == 14 + 5 - 1
+
+
+@torch.inference_mode()
+def test_a_prefix_is_found_where_a_state_was_kept_and_nobody_elses_is(served: Served) -> None:
+    driver, chance = served.make(contexts=8), random.Random(4)
+    system = prompt(chance, 6 * BLOCK)
+
+    def cached(tenant: str, *, steered: bool = False) -> int:
+        session, new = driver.open(tenant), [*system, *prompt(chance, 3)]
+        if steered:
+            driver.arm(session, 1, action=Action.EDIT, edits=(Edit(EditOp.SCALE, 1.5),))
+            return driver.turn(session, new, 5).end.usage.cached_tokens
+        return talk(served, driver, session, [], new).usage.cached_tokens
+
+    assert cached("a", steered=True) == 0
+    assert [cached("a"), cached("a"), cached("b")] == [0, 4 * BLOCK, 0], "a step has 16 tokens"
+    assert cached("a", steered=True) == 4 * BLOCK, "what was computed with the same edits"
+
+
+@torch.inference_mode()
+def test_a_step_that_does_not_fit_leaves_states_as_they_were(hybrid: Served) -> None:
+    driver, chance = hybrid.make(), random.Random(5)
+    stack: Any = driver.runner.stack
+    run, most = stack.layer, 5
+
+    def layer(index: int, hidden: torch.Tensor, *given: Any) -> torch.Tensor:
+        if index and len(hidden) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return run(index, hidden, *given)
+
+    stack.layer = layer
+    for each in (14, 9):
+        talk(hybrid, driver, driver.open(), [], prompt(chance, each))
+    armed = driver.open_armed(1, once=True)
+    with pytest.raises(EngineError, match="memory is too short"):  # a part of the pass would leave half a state
+        driver.turn(armed, prompt(chance, 12), 5)
+    driver.disarm(armed)
+    talk(hybrid, driver, armed, [], prompt(chance, 12))
+
+
+@torch.inference_mode()
+def test_a_device_without_room_for_a_state_is_refused(hybrid: Served) -> None:
+    with pytest.raises(FieldOutOfRange, match=r"must hold a session's state of .* bytes"):
+        hybrid.make(kv_device=KVBudget(bytes=4096))
+
+
+def test_sessions_over_http_wait_and_return_with_their_state(hybrid: Served) -> None:
+    rng, history = random.Random(6), list[int]()
+    with serve(model=str(hybrid.model.folder), max_model_len=None) as url, httpx.Client(base_url=url) as http:
+        session = open_session(http)
+        for length in (20, 3, 18):
+            new = prompt(rng, length)
+            answer = generate(http, session, new, max_tokens=5)
+            history += new
+            assert answer["token_ids"] == hybrid.greedy(tuple(history), 5)
+            assert answer["usage"]["cached_tokens"] == max(0, len(history) - length - 1)
+            history += answer["token_ids"]
+            assert http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait"}).is_success
+        estimate = http.get("/v1/memory/estimate", params={"tokens": 16}).json()
+        assert estimate["kv_bytes"] > 16 * estimate["kv_bytes_per_token"], "its state is counted"

@@ -192,6 +192,7 @@ class CommandHandler:
             block_tokens=pool.block_size,
             block_bytes=size,
             most_blocks=pool.kept_for(sys.maxsize),
+            state_blocks=pool.extra_blocks,
         )
 
     def _memory(self) -> MemoryMap:
@@ -207,6 +208,7 @@ class CommandHandler:
             block_bytes=size,
             block_tokens=device.block_size,
             most_blocks=device.kept_for(sys.maxsize),
+            state_blocks=device.extra_blocks,
             sessions=len(self.sequences),
             sessions_by_tier=Counter(each.tier for each in self.sequences if each.tier is not None),
             host=TierUse(host.num_blocks * size, host.owned * size, host.cached * size),

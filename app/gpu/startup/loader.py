@@ -147,8 +147,9 @@ def _describe(name: str, stack: LayerStack, max_model_len: int, layout: KVLayout
         dtype=dtype_name(stack.dtype),
         device=str(stack.device),
         parameter_bytes=stack.parameter_bytes,
-        kv_bytes_per_token=layout.block_bytes // layout.block_size,
+        kv_bytes_per_token=layout.block_bytes // layout.block_size if layout.keeps_tokens else 0,
         kv_dtype=layout.dtype,
+        state_bytes=layout.state_blocks * layout.block_bytes,
     )
 
 
