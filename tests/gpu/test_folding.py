@@ -11,7 +11,7 @@ import torch
 
 from app.domain.breakpoints import Action, Edit, EditOp, Until
 from app.domain.errors import EngineError, FieldOutOfRange
-from app.domain.values import KVBudget, KVPolicy, Phase, SessionId, Tier
+from app.domain.values import KVBudget, KVPolicy, Phase, SessionId, StopRule, Tier
 from app.gpu.startup.loader import load_engine
 from app.messages import Export, Import, Open, Rewind, TurnFinished
 from app.model_store.resolve import ResolvedModel, resolve
@@ -217,10 +217,56 @@ def test_a_state_comes_back_from_the_host_the_disk_and_a_restart_as_it_left(serv
         driver.signal(session, Phase.READY)
         assert torch.equal(state_of(driver, session), before)
     driver.signal(session, Phase.IDLE)
-    again = served.make(tmp_path)
-    again.do(Open(again.ticket(), session, token_ids=tuple(history)))
-    ended = talk(served, again, session, history, prompt(chance, 7))
-    assert ended.usage.cached_tokens == 21 + 5 - 1
+    for cut in (0, 3):
+        again, kept = served.make(tmp_path), history[: len(history) - cut]
+        again.do(Open(again.ticket(), session, token_ids=tuple(kept)))
+        ended = talk(served, again, session, kept, prompt(chance, 7))
+        assert ended.usage.cached_tokens == (0 if cut else len(history) - 1)
+        again.do(Rewind(again.ticket(), session, len(history)))  # the file has a state of more tokens
+        for phase in (Phase.IDLE, Phase.READY, Phase.IDLE):
+            again.signal(session, phase)
+        del kept[len(history) :]
+        talk(served, again, session, kept, prompt(chance, 2))
+        again.do(Rewind(again.ticket(), session, len(kept) - 1))
+        again.signal(session, Phase.IDLE)
+
+
+@torch.inference_mode()
+def test_a_pause_after_any_layer_changes_no_token_of_any_row(served: Served) -> None:
+    driver, chance = served.make(contexts=8), random.Random(7)
+    for layer in range(LAYERS):
+        prompts = [prompt(chance, length) for length in (18, 9, 1)]
+        turns = [driver.begin(driver.open(), new, 5) for new in prompts[1:]]
+        turns.append(driver.begin(driver.open_armed(layer), prompts[0], 5))
+        driver.run_together(turns, chance)
+        for turn, new in zip(turns, [*prompts[1:], prompts[0]], strict=True):
+            assert turn.tokens == served.greedy(tuple(new), 5)
+
+
+@torch.inference_mode()
+def test_a_session_begins_with_nothing_that_others_have_left(served: Served) -> None:
+    driver, chance = served.make(contexts=1), random.Random(8)
+    for length in (30, 30, 30, 1):
+        session = driver.open()
+        talk(served, driver, session, [], prompt(chance, length))
+        driver.close(session)
+
+
+@torch.inference_mode()
+def test_a_token_that_ends_a_turn_is_not_in_its_state(hybrid: Served) -> None:
+    """Nor would it be if the device had the next step by then."""
+    driver, new = hybrid.make(), prompt(random.Random(9), 9)
+    expected = hybrid.greedy(tuple(new), 5)
+    last = next(token for token in expected[1:] if token != expected[0])
+    expected = expected[: expected.index(last) + 1]
+    turn = driver.begin(driver.open(), new, 9, stop=StopRule(9, stop_token_ids=frozenset({last})))
+    while not turn.rests:
+        if driver.engine._step is None:
+            driver.take(driver.engine.launch())
+        for part in (driver.engine.overlap, driver.engine.collect):
+            driver.take(part())
+    assert turn.tokens == expected
+    talk(hybrid, driver, turn.session, [*new, *expected], prompt(random.Random(10), 3))
 
 
 @torch.inference_mode()

@@ -7,9 +7,10 @@ and on the host. They stay published until others need the room. A sequence that
 no longer held goes on from the longest prefix that is still found, and recomputes the rest.
 
 Where layers fold, a sequence's last blocks have their state (`BlockPool.state_blocks`). It is true of the computed
-tokens and of no fewer, so a sequence that is cut goes back to an earlier state. Some are kept for that: the one at the
-end of each turn, and on the way there one for every `state_every` tokens. A kept state is a prefix like any other. Its
-blocks are published, so what writes to them next gets others, and they stay until others need the room.
+tokens and of no fewer, so a sequence that is cut goes back to an earlier state. Some are kept for that: those at the
+ends of turns and of their prompts, and on the way there one for every `state_every` tokens. A kept state is a prefix
+like any other. Its blocks are published, so what writes to them next gets others, and they stay until others need the
+room.
 """
 
 from collections import Counter
@@ -128,6 +129,16 @@ class KVCache:
         end = (sequence.computed + length) // self.hash_tokens * self.hash_tokens
         return length if sequence.pending <= length or end <= sequence.computed else end - sequence.computed
 
+    def _is_worth_keeping(self, sequence: TokenSequence) -> bool:
+        """Whether the sequence may come back to the state that it has before its next tokens: that of a turn's
+        beginning, of its prompt's end, and one for every `state_every` tokens, where others find it.
+        """
+        turn, computed = sequence.turn, sequence.computed
+        if turn is not None and computed in (turn.cached_tokens, turn.prompt_tokens):
+            return True
+        last = sequence.marks[-1] if sequence.marks else 0
+        return computed % self.hash_tokens == 0 and computed - last >= self.state_every
+
     def keep_state(self, sequence: TokenSequence) -> None:
         """Offer the state that the sequence has now, until others need the room."""
         count, computed = self.pool.state_blocks, sequence.computed
@@ -235,10 +246,8 @@ class KVCache:
         """
         copies = []
         first = sequence.computed // self.pool.block_size
-        if self.state_every and sequence.computed % self.hash_tokens == 0:
-            last = sequence.marks[-1] if sequence.marks else 0
-            if sequence.computed - last >= self.state_every:
-                self.keep_state(sequence)
+        if self.state_every and self._is_worth_keeping(sequence):
+            self.keep_state(sequence)
         needed = max(0, self.pool.blocks_for(sequence.computed + length) - len(sequence.blocks))
         self.release_copies(sequence, first)
         copied = self._shared_with_others(sequence)

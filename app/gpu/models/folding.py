@@ -120,7 +120,7 @@ class Fold:
         """Whether the module takes several tokens behind others. Some do not look at their state then."""
         self.nbytes = 0
         """Of a row's state."""
-        module.forward = self  # type: ignore[method-assign]
+        module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own `forward`."""

@@ -11,6 +11,7 @@ A module that folds tokens into a state (`models.folding`) runs row by row, each
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -244,7 +245,8 @@ class TransformersStack:
         cache = self._make_past(past, config)
         attends = [isinstance(layer, CacheLayerMixin) for layer in cache.layers]
         if any(attends):
-            after_past = model(input_ids=tokens[None], past_key_values=cache, use_cache=True).logits[0].float()
+            after = {"position_ids": past.length + tokens[None]}  # not every model counts what the cache has
+            after_past = model(input_ids=tokens[None], past_key_values=cache, use_cache=True, **after).logits[0].float()
         masks = [
             recorder.arguments[1].get("attention_mask") if each else None  # other masks hide padding, and there is none
             for recorder, each in zip(self._recorders, attends, strict=True)
@@ -284,7 +286,12 @@ class TransformersStack:
         """A cache with the `past` of every layer that attends, as Transformers makes it for this config."""
         if not any(self._folds):
             return Cache(layers=[past] * self.num_layers)
-        cache = DynamicCache(config=config)
+        own: Any = getattr(sys.modules[type(self._decoder).__module__], "MiniMaxCache", None)
+        cache = DynamicCache(config=config) if own is None else own()
+        if own is not None:
+            cache.layers = [past] * self.num_layers
+            for index in range(self.num_layers):
+                cache.set_linear_cache(index, None)
         for index, layer in enumerate(cache.layers):
             if isinstance(layer, LinearAttentionAndFullAttentionLayer):
                 cache.layers[index] = _PastAndFold(past)
@@ -395,7 +402,7 @@ class TransformersStack:
         """
         blocks = -(-(length + len(tokens)) // _PROOF_BLOCK)
         places = torch.arange(length, device=self.device)
-        self._decoder(input_ids=tokens[None], past_key_values=cache, use_cache=True)
+        self._decoder(input_ids=tokens[None], past_key_values=cache, use_cache=True, position_ids=length + tokens[None])
         behind = [recorder.arguments for recorder in self._recorders]
         new = self._recorders[0].received
         spans, tables = [(length, len(tokens)), (0, len(tokens))], [list(range(blocks)), [blocks]]
