@@ -268,7 +268,7 @@ class RowStates:
     def take(self, rows: tuple[int, ...], batch: Batch) -> None:
         """Keep the states that layers have left in the batch of these rows."""
         members = self._members.get(rows)
-        if members is not None:
+        if members is not None and batch.states is not None:
             self._bytes[members] = batch.states
 
     def write(self) -> None:

@@ -18,7 +18,7 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from types import EllipsisType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -215,7 +215,7 @@ class _PastAndFold(LinearAttentionAndFullAttentionLayer):
     """The same for a layer that folds too, into a state that begins where its own tokens do."""
 
     def __init__(self, past: _Past) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.update = past.update  # type: ignore[method-assign]
         self.get_seq_length = past.get_seq_length  # type: ignore[method-assign]
 
@@ -286,12 +286,13 @@ class TransformersStack:
         """A cache with the `past` of every layer that attends, as Transformers makes it for this config."""
         if not any(self._folds):
             return Cache(layers=[past] * self.num_layers)
-        own: Any = getattr(sys.modules[type(self._decoder).__module__], "MiniMaxCache", None)
-        cache = DynamicCache(config=config) if own is None else own()
-        if own is not None:
-            cache.layers = [past] * self.num_layers
-            for index in range(self.num_layers):
-                cache.set_linear_cache(index, None)
+        minimax: Any = getattr(sys.modules[type(self._decoder).__module__], "MiniMaxCache", None)
+        if minimax is not None:  # it has states, and layers for those that attend
+            own = minimax()
+            own.layers = [past] * self.num_layers
+            own.linear_cache = [None] * self.num_layers
+            return cast("Cache", own)
+        cache = DynamicCache(config=config)
         for index, layer in enumerate(cache.layers):
             if isinstance(layer, LinearAttentionAndFullAttentionLayer):
                 cache.layers[index] = _PastAndFold(past)

@@ -55,6 +55,7 @@ class Drive:
             states = [self.stack.embed(ids, batch.positions)]
             for index in range(self.stack.num_layers):
                 states.append(self.layer(index, states[-1], batch))
+            assert batch.states is not None
             self.states[rows] = batch.states
             states.append(self.stack.head(states[-1]))
             pieces = [torch.split(state, [shape.length for shape in batch.rows]) for state in states]

@@ -129,7 +129,7 @@ FOLDING: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "shared_expert_intermediate_size": 24,
     },
-    "qwen3_5": {"model_type": "qwen3_5_text", **_GQA, **_DELTA, "head_dim": 16, "layer_types": _HYBRID},
+    "minimax": {"model_type": "minimax", **_GQA, "layer_types": _HYBRID, "num_local_experts": 4, "block_size": 8},
     "granite 4": {
         "model_type": "granitemoehybrid",
         **_GQA,
