@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from tests.gpu.driving import BLOCK, cpu_settings
 from tests.gpu.models.oracle import FOLDING, VOCAB, build_model, save_model, tiny_config
 from tests.serving import serve
 
-LAYERS = 3
 CONTEXTS = 3
 """So many sessions of `LONGEST` tokens fit on the device, and as many on the host."""
 LONGEST = 64
@@ -35,13 +33,12 @@ class Served:
     def __init__(self, case: str, folder: Path) -> None:
         self._oracle = build_model(tiny_config(case))
         self.model: ResolvedModel = resolve(str(save_model(self._oracle, folder)), cache_dir=folder)
-        self.greedy = cache(self._greedy)
         probe = self.make(contexts=100)
         pool = probe.scheduler.cache.pool
         self.context_bytes = probe.placement.tiers.block_bytes * (pool.blocks_for(LONGEST) + pool.state_blocks)
 
     @torch.inference_mode()
-    def _greedy(self, context: tuple[int, ...], count: int) -> list[int]:
+    def greedy(self, context: tuple[int, ...], count: int) -> list[int]:
         tokens = list(context)
         for _ in range(count):
             logits = self._oracle(input_ids=torch.tensor([tokens]), use_cache=False).logits
@@ -119,7 +116,7 @@ class Life:
 
     def pause(self, session: SessionId) -> None:
         """A turn that pauses at a layer of each pass, with others' turns, moves, a fork or the end between."""
-        self.driver.arm(session, self.chance.randrange(LAYERS))
+        self.driver.arm(session, self.chance.randrange(3))
         turn, history = self.say(session), self.histories[session]
         self.driver.settle(turn)
         while turn.paused and (what := self.chance.random()) < 0.9:
@@ -162,12 +159,6 @@ def test_tokens_are_those_of_transformers_whatever_becomes_of_a_session(
     Life(served, served.make(tmp_path), seed).live(15)
 
 
-def state_of(driver: BreakDriver, session: SessionId) -> torch.Tensor:
-    """The bytes of the state that a session has on the device."""
-    pool = driver.runner.pool
-    return pool.read_states(torch.tensor([driver.sequence(session).blocks[-pool.state_blocks :]]))
-
-
 def talk(served: Served, driver: BreakDriver, session: SessionId, history: list[int], new: list[int]) -> TurnFinished:
     """A turn of 5 tokens, which are those of Transformers, and how it ended."""
     turn = driver.turn(session, new, 5)
@@ -182,12 +173,13 @@ def test_a_state_comes_back_from_the_host_the_disk_and_a_restart_as_it_left(serv
     driver, history, chance = served.make(tmp_path), list[int](), random.Random(1)
     session = driver.open()
     talk(served, driver, session, history, prompt(chance, 21))
-    before = state_of(driver, session)
+    pool, sequence = driver.runner.pool, driver.sequence(session)
+    before = pool.read_states(torch.tensor([sequence.blocks[-pool.state_blocks :]]))
     for phase, tier in ((Phase.IO_WAIT, Tier.HOST), (Phase.IDLE, Tier.DISK)):
         driver.signal(session, phase)
-        assert driver.sequence(session).tier is tier
+        assert sequence.tier is tier
         driver.signal(session, Phase.READY)
-        assert torch.equal(state_of(driver, session), before)
+        assert torch.equal(pool.read_states(torch.tensor([sequence.blocks[-pool.state_blocks :]])), before)
     driver.signal(session, Phase.IDLE)
     for cut in (0, 3):
         again, kept = served.make(tmp_path), history[: len(history) - cut]
@@ -205,7 +197,7 @@ def test_a_state_comes_back_from_the_host_the_disk_and_a_restart_as_it_left(serv
 @torch.inference_mode()
 def test_a_pause_after_any_layer_changes_no_token_of_any_row(served: Served) -> None:
     driver, chance = served.make(contexts=8), random.Random(7)
-    for layer in range(LAYERS):
+    for layer in range(3):
         prompts = [prompt(chance, length) for length in (18, 9, 1)]
         turns = [driver.begin(driver.open(), new, 5) for new in prompts[1:]]
         turns.append(driver.begin(driver.open_armed(layer), prompts[0], 5))

@@ -114,47 +114,18 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 _DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
-_MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 8, "mamba_n_groups": 1}
+_MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 _MAMBA = {**_SPECIAL, "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "state_size": 8}
-_HYBRID = ["linear_attention", "full_attention", "linear_attention"]
+_HYBRID = {**_GQA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1, "use_mamba_kernels": False}
 FOLDING: dict[str, dict[str, Any]] = {
-    "qwen3_next": {
-        "model_type": "qwen3_next",
-        **_GQA,
-        **_DELTA,
-        "head_dim": 16,
-        "layer_types": _HYBRID,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 24,
-    },
-    "minimax": {"model_type": "minimax", **_GQA, "layer_types": _HYBRID, "num_local_experts": 4, "block_size": 8},
-    "granite 4": {
-        "model_type": "granitemoehybrid",
-        **_GQA,
-        **_MAMBA2,
-        "mamba_chunk_size": 8,
-        "layer_types": _HYBRID,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    },
-    "falcon_h1, both in a layer": {
-        "model_type": "falcon_h1",
-        **_GQA,
-        **_MAMBA2,
-        "mamba_d_ssm": 96,
-        "mamba_chunk_size": 8,
-    },
+    "qwen3_next": {"model_type": "qwen3_next", **_HYBRID, **_DELTA, **_EXPERTS, "head_dim": 16},
+    "granite 4": {"model_type": "granitemoehybrid", **_HYBRID, **_MAMBA2, **_EXPERTS},
+    "falcon_h1, both in a layer": {"model_type": "falcon_h1", **_GQA, **_MAMBA2, "mamba_d_ssm": 96},
     "lfm2": {"model_type": "lfm2", **_GQA, "layer_types": ["conv", "full_attention", "conv"]},
-    "jamba, token by token": {
-        "model_type": "jamba",
-        **_GQA,
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "num_experts": 1,
-        "use_mamba_kernels": False,
-    },
+    "minimax": {"model_type": "minimax", **_HYBRID, **_EXPERTS, "block_size": 8},
+    "jamba, token by token": {"model_type": "jamba", **_GQA, **_JAMBA},
     "mamba": {"model_type": "mamba", **_MAMBA},
     "mamba2": {"model_type": "mamba2", **_MAMBA, "num_heads": 8, "head_dim": 12, "n_groups": 1, "chunk_size": 8},
 }

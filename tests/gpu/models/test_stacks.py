@@ -128,10 +128,7 @@ def test_a_length_the_model_was_not_made_for_is_refused(case: str, length: int) 
 
 _UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "encoder-decoder": ({"model_type": "t5"}, "t5"),
-    "chunked-attention": (
-        {"model_type": "llama4_text", "num_local_experts": 2, "layer_types": ["chunked_attention"] * 3},
-        "layers of type chunked_attention",
-    ),
+    "chunks": ({"model_type": "llama4_text", "layer_types": ["chunked_attention"] * 3}, "of type chunked_attention"),
     "own-attention": ({"model_type": "bloom", "n_layer": 3, "n_head": 4}, "Transformers' attention interface"),
     "differential-attention": ({"model_type": "diffllama"}, "attention interface, once"),
 }
