@@ -150,13 +150,9 @@ class KVCache:
 
     def keep_state_copy(self, sequence: TokenSequence) -> None:
         """Offer the host's copy of the state, if it is whole and the state is kept."""
-        count, copies = self.host.state_blocks, sequence.host_blocks
-        if (
-            count
-            and sequence.marks[-1:] == [sequence.computed]
-            and len(copies) == self.host.blocks_for(sequence.computed)
-        ):
-            identity = self._identity(sequence, sequence.computed)
+        count, copies, computed = self.host.state_blocks, sequence.host_blocks, sequence.computed
+        if count and sequence.marks[-1:] == [computed] and len(copies) == self.host.blocks_for(computed):
+            identity = self._identity(sequence, computed)
             self.host.publish(copies[-count:], [_part_of(identity, part) for part in range(count)])
 
     def _identity(self, sequence: TokenSequence, position: int) -> BlockHash:
@@ -177,9 +173,10 @@ class KVCache:
         """
         on_device = bool(sequence.blocks)
         pool, blocks = (self.pool, sequence.blocks) if on_device else (self.host, sequence.host_blocks)
-        while sequence.marks and blocks:
+        while sequence.marks:
             position = sequence.marks[-1]
-            states = _find_state(pool, self._identity(sequence, position)) if position <= length else []
+            is_held = bool(blocks) and position <= length
+            states = _find_state(pool, self._identity(sequence, position)) if is_held else []
             if states:
                 pool.share(states)
                 keep = pool.blocks_for(position) - len(states)
