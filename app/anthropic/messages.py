@@ -14,7 +14,7 @@ from app.tools.definitions import Tool, ToolMode, ToolUse, check_parameters
 from app.tools.support import ToolSupport
 from app.wire.base import MAX_COUNT, LongList, TextOrList, WireModel, by_tag
 from app.wire.calls import CallBody
-from app.wire.extras import ANTHROPIC, OpenBody
+from app.wire.extras import ANTHROPIC, IMAGE_LEFT_OUT, OpenBody
 from app.wire.turns import StopString, json_form
 
 BILLING = "x-anthropic-billing-header:"
@@ -49,6 +49,54 @@ class ToolUseBlock(OpenBody):
     input: dict[str, Any]
 
 
+class ImageBlock(OpenBody):
+    """An image, which no model here sees: a text stands in its place."""
+
+    reads_extras: ClassVar[bool] = True
+
+    type: Literal["image"]
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return IMAGE_LEFT_OUT
+
+
+class ToolReferenceBlock(OpenBody):
+    """A tool that a search has found: the model reads its name, and has the rest from `tools`."""
+
+    type: Literal["tool_reference"]
+    tool_name: str = Field(min_length=1, max_length=256)
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return self.tool_name
+
+
+ResultBlock = TypeAliasType(
+    "ResultBlock",
+    Annotated[
+        Annotated[TextBlock, Tag("text")]
+        | Annotated[ImageBlock, Tag("image")]
+        | Annotated[ToolReferenceBlock, Tag("tool_reference")],
+        by_tag(
+            "type",
+            "text",
+            "image",
+            "tool_reference",
+            error="kind",
+            words="a block of type text, image or tool_reference: the models here read text",
+        ),
+    ],
+)
+
+
+def _images(content: str | Sequence[OpenBody]) -> list[str]:
+    """The paths of the images in the content of a message or a result."""
+    return [f"content.{index}" for index, block in enumerate(content) if isinstance(block, ImageBlock)]
+
+
 TextContent = TypeAliasType("TextContent", TextOrList[str, LongList[TextBlock]])
 SystemContent = TypeAliasType("SystemContent", TextOrList[str, LongList[SystemBlock]])
 
@@ -58,8 +106,12 @@ class ToolResultBlock(OpenBody):
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=256)
-    content: TextContent = ""
+    content: TextOrList[str, LongList[ResultBlock]] = ""
     is_error: bool = Field(False, description="the model reads `Error: ` in front of the content")
+
+    def without_effect(self) -> list[str]:
+        """Images."""
+        return _images(self.content)
 
     @property
     def text(self) -> str:
@@ -82,13 +134,16 @@ class RedactedThinkingBlock(OpenBody):
 UserBlock = TypeAliasType(
     "UserBlock",
     Annotated[
-        Annotated[TextBlock, Tag("text")] | Annotated[ToolResultBlock, Tag("tool_result")],
+        Annotated[TextBlock, Tag("text")]
+        | Annotated[ImageBlock, Tag("image")]
+        | Annotated[ToolResultBlock, Tag("tool_result")],
         by_tag(
             "type",
             "text",
+            "image",
             "tool_result",
             error="kind",
-            words="a block of type text or tool_result: the models here read text",
+            words="a block of type text, image or tool_result: the models here read text",
         ),
     ],
 )
@@ -112,7 +167,7 @@ AssistantBlock = TypeAliasType(
 )
 
 
-def text_of(content: str | Iterable[TextBlock]) -> str:
+def text_of(content: str | Iterable[TextBlock | ImageBlock | ToolReferenceBlock]) -> str:
     """The content as one text: blocks are lines."""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
@@ -140,13 +195,17 @@ class UserInput(OpenBody):
     role: Literal["user"]
     content: TextOrList[str, LongList[UserBlock]]
 
+    def without_effect(self) -> list[str]:
+        """Images."""
+        return _images(self.content)
+
     def for_template(self) -> Iterator[dict[str, Any]]:
         """The message as chat templates read it: each answer of a tool is a message of its own."""
         if isinstance(self.content, str):
             yield {"role": "user", "content": self.content}
             return
         for block in self.content:
-            if isinstance(block, TextBlock):
+            if isinstance(block, TextBlock | ImageBlock):
                 yield {"role": "user", "content": block.text}
             else:
                 call_id = block.tool_use_id.removeprefix(ID_PREFIX)

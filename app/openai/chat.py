@@ -19,7 +19,7 @@ from app.openai.fields import (
 )
 from app.tools.definitions import ToolUse
 from app.wire.base import MAX_COUNT, LongList, TextOrList, type_of
-from app.wire.extras import OpenBody, asks_for
+from app.wire.extras import IMAGE_LEFT_OUT, OpenBody, asks_for
 from app.wire.sessions import Metadata
 
 
@@ -42,6 +42,26 @@ class RefusalPart(OpenBody):
         return self.refusal
 
 
+class ImagePart(OpenBody):
+    """An image, which no model here sees: a text stands in its place."""
+
+    reads_extras: ClassVar[bool] = True
+
+    type: Literal["image_url"]
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return IMAGE_LEFT_OUT
+
+
+Part = TypeAliasType(
+    "Part",
+    Annotated[
+        Annotated[TextPart, Tag("text part")] | Annotated[ImagePart, Tag("image part")],
+        Discriminator(lambda part: "image part" if type_of(part) == "image_url" else "text part"),
+    ],
+)
 AssistantPart = TypeAliasType(
     "AssistantPart",
     Annotated[
@@ -49,13 +69,13 @@ AssistantPart = TypeAliasType(
         Discriminator(lambda part: "refusal part" if type_of(part) == "refusal" else "text part"),
     ],
 )
-Content = TypeAliasType("Content", TextOrList[str, Annotated[LongList[TextPart], Field(min_length=1)]])
+Content = TypeAliasType("Content", TextOrList[str, Annotated[LongList[Part], Field(min_length=1)]])
 AssistantContent = TypeAliasType(
     "AssistantContent", TextOrList[str, Annotated[LongList[AssistantPart], Field(min_length=1)]]
 )
 
 
-def text_of(content: str | Sequence[TextPart | RefusalPart]) -> str:
+def text_of(content: str | Sequence[TextPart | ImagePart | RefusalPart]) -> str:
     """The content as one text: parts are lines, as in vLLM."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
@@ -73,6 +93,12 @@ class MessageBody(OpenBody):
         """The content as one text."""
         content = getattr(self, "content", None)
         return None if content is None else text_of(content)
+
+    def without_effect(self) -> list[str]:
+        """Images."""
+        content = getattr(self, "content", None)
+        parts = content if isinstance(content, list) else ()
+        return [f"content.{index}" for index, part in enumerate(parts) if isinstance(part, ImagePart)]
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates read it, but that the arguments of its calls are still text.

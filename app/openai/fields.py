@@ -136,21 +136,6 @@ class AllowedToolsChoice(OpenBody):
     allowed_tools: AllowedTools
 
 
-class FlatNamedTool(OpenBody):
-    """One of the tools by its name."""
-
-    type: Literal["function"]
-    name: ToolName
-
-
-class FlatAllowedTools(OpenBody):
-    """The model calls some of the tools only."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[FlatNamedTool] = Field(min_length=1, max_length=MAX_TOOLS)
-
-
 ChoiceWord = Annotated[Literal["none", "auto", "required"], Tag("word")]
 CHOICE_BY_FORM = Discriminator(
     lambda choice: "word" if isinstance(choice, str) else type_of(choice),
@@ -161,26 +146,18 @@ ToolChoice = Annotated[
     ChoiceWord | Annotated[NamedTool, Tag("function")] | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
     CHOICE_BY_FORM,
 ]
-FlatToolChoice = Annotated[
-    ChoiceWord | Annotated[FlatNamedTool, Tag("function")] | Annotated[FlatAllowedTools, Tag("allowed_tools")],
-    CHOICE_BY_FORM,
-]
 
 
-def tool_use(tools: Sequence[Tool], choice: ToolChoice | FlatToolChoice | None, *, parallel: bool) -> ToolUse:
+def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> ToolUse:
     """What a turn may do with the tools. Raises `FieldOutOfRange` if the fields do not fit together."""
     match choice:
         case None:
             return ToolUse.of(tools, ToolMode.AUTO if tools else ToolMode.NONE, None, parallel=parallel)
-        case NamedTool() | FlatNamedTool():
-            name = choice.name if isinstance(choice, FlatNamedTool) else choice.function.name
-            return ToolUse.of(tools, ToolMode.REQUIRED, frozenset({name}), parallel=False)
+        case NamedTool():
+            return ToolUse.of(tools, ToolMode.REQUIRED, frozenset({choice.function.name}), parallel=False)
         case AllowedToolsChoice(allowed_tools=allowed):
             names = frozenset(each.function.name for each in allowed.tools)
             return ToolUse.of(tools, ToolMode(allowed.mode), names, parallel=parallel)
-        case FlatAllowedTools():
-            names = frozenset(each.name for each in choice.tools)
-            return ToolUse.of(tools, ToolMode(choice.mode), names, parallel=parallel)
         case _:
             return ToolUse.of(tools, ToolMode(choice), None, parallel=parallel)
 

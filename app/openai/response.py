@@ -15,19 +15,28 @@ from app.openai.chat_prompt import Chat
 from app.openai.response_input import ResponseBody
 from app.openai.response_items import (
     AnyItem,
+    ApplyPatchCallItem,
+    ApplyPatchCallOutputItem,
+    CallItem,
+    CallOutputItem,
+    CustomToolCallItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputMessageItem,
     InputTextPart,
     Item,
     JsonOf,
+    LocalShellCallItem,
     OutputItem,
     OutputMessageItem,
     OutputTextPart,
     RefusedPart,
+    ShellCallItem,
+    ShellCallOutputItem,
     encoded,
     without_logprobs,
 )
+from app.openai.response_tools import HostedTool
 from app.sessions.session import Session
 from app.sessions.table import has_expired
 
@@ -106,7 +115,7 @@ class ResponseObject(BaseModel):
     tools: Annotated[bytes, JsonOf(list[dict[str, Any]])]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["disabled", "auto"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
     metadata: dict[str, str]
@@ -115,7 +124,8 @@ class ResponseObject(BaseModel):
     def begin(cls, body: ResponseBody, sampling: SamplingParams, id: str, created_at: int) -> ResponseObject:
         """The response to `body`, which is sampled so, before its first token."""
         choice = body.tool_choice
-        tools = [tool.model_dump(include=set(type(tool).model_fields)) for tool in body.tools]
+        used = [tool for tool in body.tools if not isinstance(tool, HostedTool)]
+        tools = [tool.model_dump(include=set(type(tool).model_fields)) for tool in used]
         return cls(
             id=id,
             created_at=created_at,
@@ -129,7 +139,7 @@ class ResponseObject(BaseModel):
             store=body.store,
             temperature=sampling.temperature,
             text=encoded({"format": body.text_format.model_dump(by_alias=True, exclude_none=True)}),
-            tool_choice=choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
+            tool_choice=choice.model_dump(exclude_none=True) if isinstance(choice, BaseModel) else choice or "auto",
             tools=encoded(tools),
             top_logprobs=body.top_logprobs or 0,
             top_p=sampling.top_p,
@@ -237,15 +247,19 @@ def to_chat(instructions: str | None, items: Iterable[AnyItem]) -> Chat:
     chat: Chat = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         match item:
-            case FunctionCallItem():
+            case (
+                FunctionCallItem()
+                | CustomToolCallItem()
+                | LocalShellCallItem()
+                | ShellCallItem()
+                | ApplyPatchCallItem()
+            ):
                 if not chat or chat[-1]["role"] != "assistant":
                     chat.append({"role": "assistant", "content": ""})
-                function = {"name": item.name, "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
+                call = {"id": item.call_id, "type": "function", "function": item.function}
                 chat[-1].setdefault("tool_calls", []).append(call)
-            case FunctionCallOutputItem():
-                text = item.output if isinstance(item.output, str) else _joined(item.output)
-                chat.append({"role": "tool", "content": text, "tool_call_id": item.call_id})
+            case FunctionCallOutputItem() | ShellCallOutputItem() | ApplyPatchCallOutputItem():
+                chat.append({"role": "tool", "content": item.text, "tool_call_id": item.call_id})
             case InputMessageItem() | OutputMessageItem():
                 role = "system" if item.role == "developer" else item.role
                 chat.append({"role": role, "content": _joined(item.content)})
@@ -254,12 +268,13 @@ def to_chat(instructions: str | None, items: Iterable[AnyItem]) -> Chat:
 
 def check_calls(before: Sequence[AnyItem], new: Sequence[AnyItem]) -> None:
     """Raise `FieldOutOfRange` for an output among the `new` items whose call comes nowhere before it."""
-    called = {item.call_id for item in before if isinstance(item, FunctionCallItem)}
+    called = {item.call_id for item in before if isinstance(item, CallItem)}
     for item in new:
-        if isinstance(item, FunctionCallItem):
+        if isinstance(item, CallItem):
             called.add(item.call_id)
-        elif isinstance(item, FunctionCallOutputItem) and item.call_id not in called:
-            message = f"input: there is no function_call with call_id {item.call_id[:100]!r} before its output"
+        elif isinstance(item, CallOutputItem) and item.call_id not in called:
+            kind = item.type.removesuffix("_output")
+            message = f"input: there is no {kind} with call_id {item.call_id[:100]!r} before its output"
             raise FieldOutOfRange(message, param="input")
 
 

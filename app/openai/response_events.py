@@ -1,7 +1,7 @@
 """From a turn's items to the events of a response."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -11,7 +11,16 @@ from app.domain.values import FinishReason
 from app.messages import TurnFinished
 from app.openai.logprobs import ScoredText
 from app.openai.response import IncompleteDetails, ResponseErrorView, ResponseObject, ResponseUsage
-from app.openai.response_items import FunctionCallItem, ItemStatus, OutputMessageItem, OutputTextPart, new_id
+from app.openai.response_items import (
+    CallItem,
+    CustomToolCallItem,
+    FunctionCallItem,
+    ItemStatus,
+    OutputMessageItem,
+    OutputTextPart,
+    new_id,
+)
+from app.openai.response_tools import OfferedTool
 from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
 from app.tools.reader import Answer, CallArguments, CallBegun, Content
@@ -31,12 +40,27 @@ class ResponseWriter:
     At most one item is open, the last: text opens a message, and a call ends it.
     """
 
-    def __init__(self, response: ResponseObject, tokens: Tokens, answer: Answer) -> None:
+    def __init__(
+        self,
+        response: ResponseObject,
+        tokens: Tokens,
+        answer: Answer,
+        tools: Mapping[str, OfferedTool] | None = None,
+        *,
+        generates: bool = True,
+    ) -> None:
+        """`tools`: those whose calls are not told as calls of functions by the model's own name, by that name.
+        `generates`: whether there is to be any output.
+        """
         self.response = response
+        self._tools = tools or {}
+        self._generates = generates
         self._tokens = tokens
         self._answer = answer
-        self._items: list[OutputMessageItem | FunctionCallItem] = []
+        self._items: list[OutputMessageItem | CallItem] = []
         self._is_open = False
+        self._held: tuple[OfferedTool, FunctionCallItem] | None = None
+        """The call whose arguments come, if its item can only be told at their end."""
         self._scored = ScoredText(tokens)
         """Log-probabilities of the message that was opened last."""
         self._number = 0
@@ -53,11 +77,11 @@ class ResponseWriter:
     def finish(self, finished: TurnFinished) -> Iterator[Event]:
         """The events of the end but the last one. From now on the response is whole."""
         yield from map(self._numbered, self._take(finished))
-        is_whole = finished.reason is FinishReason.STOP
-        if not self._items:  # an answer without anything is an empty message
+        is_whole = finished.reason is FinishReason.STOP or not self._generates
+        if not self._items and self._held is None and self._generates:  # an answer without anything is an empty message
             yield from map(self._numbered, self._open_message())
         yield from map(self._numbered, self._close("completed" if is_whole else "incomplete"))
-        if finished.reason is FinishReason.LENGTH:
+        if finished.reason is FinishReason.LENGTH and self._generates:
             self.response.status = "incomplete"
             self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
         else:
@@ -109,11 +133,23 @@ class ResponseWriter:
                     yield self._event("response.output_text.delta", content_index=0, delta=piece.text, logprobs=told)
                 case CallBegun():
                     yield from self._close("completed")
+                    tool = self._tools.get(piece.name)
                     call = FunctionCallItem(
-                        id=new_id("fc"), call_id=piece.id, name=piece.name, arguments="", status="in_progress"
+                        id=new_id("fc"),
+                        call_id=piece.id,
+                        name=piece.name if tool is None or tool.name is None else tool.name,
+                        namespace=None if tool is None else tool.namespace,
+                        arguments="",
+                        status="in_progress",
                     )
-                    yield self._open(call)
+                    if tool is None or tool.type == "function":
+                        yield self._open(call)
+                    else:
+                        self._held = tool, call
                 case CallArguments():
+                    if self._held is not None:
+                        self._held[1].arguments += piece.text
+                        continue
                     last = self._items[-1]
                     assert isinstance(last, FunctionCallItem)
                     last.arguments += piece.text
@@ -126,15 +162,33 @@ class ResponseWriter:
         message.content.append(part)
         yield self._event("response.content_part.added", content_index=0, part=part.model_dump())
 
-    def _open(self, item: OutputMessageItem | FunctionCallItem) -> Event:
+    def _open(self, item: OutputMessageItem | CallItem) -> Event:
         self._items.append(item)
         self._is_open = True
         return {"type": "response.output_item.added", "output_index": self._index, "item": item.model_dump()}
 
+    def _tell_held(self, status: ItemStatus) -> Iterator[Event]:
+        """The whole of a call whose form is its tool's, which only all its arguments show."""
+        if self._held is None:
+            return
+        (tool, held), self._held = self._held, None
+        call = tool.call(held, status)
+        yield self._open(call)
+        if isinstance(call, CustomToolCallItem):
+            yield self._event("response.custom_tool_call_input.delta", delta=call.input)
+            yield self._event("response.custom_tool_call_input.done", input=call.input)
+        elif isinstance(call, FunctionCallItem):
+            yield self._event("response.function_call_arguments.delta", delta=call.arguments)
+            yield self._event("response.function_call_arguments.done", name=call.name, arguments=call.arguments)
+        self._is_open = False
+        yield {"type": "response.output_item.done", "output_index": self._index, "item": call.model_dump()}
+
     def _close(self, status: ItemStatus) -> Iterator[Event]:
+        yield from self._tell_held(status)
         if not self._is_open:
             return
         item = self._items[-1]
+        assert isinstance(item, OutputMessageItem | FunctionCallItem)
         item.status = status
         if isinstance(item, OutputMessageItem):
             part = self._last_part()

@@ -3,39 +3,43 @@
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from typing_extensions import TypeAliasType
 
-from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.openai.fields import (
     MAX_TOOLS,
     MAX_TOP_LOGPROBS,
-    FlatToolChoice,
-    FunctionDefinition,
     parallel_without_effect,
-    tool_use,
 )
 from app.openai.response_items import (
     AnyItem,
+    ApplyPatchCallItem,
+    ApplyPatchCallOutputItem,
+    CustomToolCallItem,
     FunctionCallItem,
     FunctionCallOutputItem,
+    Id,
     InputMessageItem,
     InputTextPart,
     ItemStatus,
+    LocalShellCallItem,
+    OutputKind,
     OutputMessageItem,
     OutputTextPart,
     RefusedPart,
+    ShellCallItem,
+    ShellCallOutputItem,
     new_id,
 )
+from app.openai.response_tools import HostedTool, ResponseTool, ResponseToolChoice, response_tool_use
 from app.tools.definitions import ToolUse
 from app.wire.base import MAX_COUNT, LongList, TextOrList, type_of
 from app.wire.calls import CallBody
-from app.wire.extras import RESPONSES, OpenBody
+from app.wire.extras import IMAGE_LEFT_OUT, RESPONSES, OpenBody
 from app.wire.sessions import Metadata
 from app.wire.turns import json_form
 
-Id = Annotated[str, Field(min_length=1, max_length=256)]
 MAX_PARTS = 10_000
 
 
@@ -53,18 +57,27 @@ class RefusalBody(OpenBody):
     refusal: str
 
 
+class ImageBody(OpenBody):
+    """An image, which no model here sees: a text stands in its place."""
+
+    reads_extras: ClassVar[bool] = True
+
+    type: Literal["input_image"]
+
+
 def _part_form(part: object) -> str | None:
-    return {"input_text": "text", "output_text": "text", "refusal": "refusal"}.get(type_of(part) or "")
+    kinds = {"input_text": "text", "output_text": "text", "refusal": "refusal", "input_image": "image"}
+    return kinds.get(type_of(part) or "")
 
 
 PartBody = TypeAliasType(
     "PartBody",
     Annotated[
-        Annotated[TextBody, Tag("text")] | Annotated[RefusalBody, Tag("refusal")],
+        Annotated[TextBody, Tag("text")] | Annotated[RefusalBody, Tag("refusal")] | Annotated[ImageBody, Tag("image")],
         Discriminator(
             _part_form,
             custom_error_type="item",
-            custom_error_message="a part of type input_text, output_text or refusal: the models here read text",
+            custom_error_message="a part of type input_text, output_text, refusal or input_image: the models read text",
         ),
     ],
 )
@@ -73,8 +86,15 @@ ItemContent = TypeAliasType(
 )
 
 
-def _text_of(part: TextBody | RefusalBody) -> str:
+def _text_of(part: TextBody | RefusalBody | ImageBody) -> str:
+    if isinstance(part, ImageBody):
+        return IMAGE_LEFT_OUT
     return part.refusal if isinstance(part, RefusalBody) else part.text
+
+
+def _images(content: str | list[TextBody | RefusalBody | ImageBody], field: str) -> list[str]:
+    """The paths of the images in an item's `field`."""
+    return [f"{field}.{index}" for index, part in enumerate(content) if isinstance(part, ImageBody)]
 
 
 class MessageBody(OpenBody):
@@ -88,8 +108,8 @@ class MessageBody(OpenBody):
     phase: str | None = Field(None, max_length=64, description="of OpenAI's own models: has no effect")
 
     def without_effect(self) -> list[str]:
-        """`phase`, if there is one."""
-        return [] if self.phase is None else ["phase"]
+        """`phase`, if there is one, and images."""
+        return [*([] if self.phase is None else ["phase"]), *_images(self.content, "content")]
 
     def to_item(self) -> AnyItem:
         """The item."""
@@ -97,7 +117,9 @@ class MessageBody(OpenBody):
         parts = [TextBody(type="input_text", text=self.content)] if isinstance(self.content, str) else self.content
         if self.role == "assistant":
             said = [
-                RefusedPart(refusal=part.refusal) if isinstance(part, RefusalBody) else OutputTextPart(text=part.text)
+                RefusedPart(refusal=part.refusal)
+                if isinstance(part, RefusalBody)
+                else OutputTextPart(text=_text_of(part))
                 for part in parts
             ]
             return OutputMessageItem(id=id, content=said)
@@ -111,6 +133,7 @@ class FunctionCallBody(OpenBody):
     type: Literal["function_call"]
     call_id: Id
     name: Id
+    namespace: Id | None = None
     arguments: str
     id: Id | None = None
     status: ItemStatus | None = None
@@ -118,24 +141,40 @@ class FunctionCallBody(OpenBody):
     def to_item(self) -> FunctionCallItem:
         """The item."""
         return FunctionCallItem(
-            id=self.id or new_id("fc"), call_id=self.call_id, name=self.name, arguments=self.arguments
+            id=self.id or new_id("fc"),
+            call_id=self.call_id,
+            name=self.name,
+            namespace=self.namespace,
+            arguments=self.arguments,
         )
 
 
 class FunctionCallOutputBody(OpenBody):
-    """What the client's function returned."""
+    """What the client's function returned, or its custom tool, or its program. The last may have its call's id as its
+    own.
+    """
 
-    type: Literal["function_call_output"]
+    type: OutputKind
     call_id: Id
     output: ItemContent
     id: Id | None = None
     status: ItemStatus | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _call_by_id(cls, body: Any) -> Any:
+        by_id = isinstance(body, dict) and type_of(body) == "local_shell_call_output" and body.get("call_id") is None
+        return {**body, "call_id": body["id"]} if by_id and "id" in body else body
+
+    def without_effect(self) -> list[str]:
+        """Images."""
+        return _images(self.output, "output")
+
     def to_item(self) -> FunctionCallOutputItem:
         """The item."""
         output = self.output
         parts = output if isinstance(output, str) else [InputTextPart(text=_text_of(part)) for part in output]
-        return FunctionCallOutputItem(id=self.id or new_id("fco"), call_id=self.call_id, output=parts)
+        return FunctionCallOutputItem(id=self.id or new_id("fco"), type=self.type, call_id=self.call_id, output=parts)
 
 
 class ReasoningBody(OpenBody):
@@ -146,6 +185,14 @@ class ReasoningBody(OpenBody):
     type: Literal["reasoning"]
 
 
+class ForeignBody(OpenBody):
+    """What another server's tools have done, or a summary that only that server can read: it has no effect."""
+
+    reads_extras: ClassVar[bool] = True
+
+    type: str
+
+
 class ItemReferenceBody(OpenBody):
     """An item that the server has kept."""
 
@@ -153,14 +200,26 @@ class ItemReferenceBody(OpenBody):
     id: Id
 
 
-FORMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+FORMS = (
+    *("message", "function_call", "function_call_output", "reasoning", "item_reference"),
+    *("custom_tool_call", "custom_tool_call_output", "local_shell_call", "local_shell_call_output"),
+    *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output", "compaction"),
+)
+FOREIGN = (
+    *("compaction", "code_interpreter_call", "computer_call", "computer_call_output", "file_search_call"),
+    *("image_generation_call", "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools"),
+    *("program", "program_output", "tool_search_call", "tool_search_output", "web_search_call"),
+)
+TAGS = dict.fromkeys(("custom_tool_call_output", "local_shell_call_output"), "function_call_output")
 
 
 def _form_of(item: object) -> str | None:
     kind = type_of(item)
     if isinstance(item, dict) and not item.get("type"):
-        kind = "item_reference" if item.keys() == {"id"} else "message"
-    return kind if kind in FORMS else None
+        return "item_reference" if item.keys() == {"id"} else "message"
+    if kind in FOREIGN:
+        return "foreign"
+    return TAGS.get(kind, kind) if kind in FORMS else None
 
 
 InputItemBody = TypeAliasType(
@@ -170,6 +229,13 @@ InputItemBody = TypeAliasType(
         | Annotated[FunctionCallBody, Tag("function_call")]
         | Annotated[FunctionCallOutputBody, Tag("function_call_output")]
         | Annotated[ReasoningBody, Tag("reasoning")]
+        | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
+        | Annotated[LocalShellCallItem, Tag("local_shell_call")]
+        | Annotated[ShellCallItem, Tag("shell_call")]
+        | Annotated[ShellCallOutputItem, Tag("shell_call_output")]
+        | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
+        | Annotated[ApplyPatchCallOutputItem, Tag("apply_patch_call_output")]
+        | Annotated[ForeignBody, Tag("foreign")]
         | Annotated[ItemReferenceBody, Tag("item_reference")],
         Discriminator(
             _form_of, custom_error_type="item", custom_error_message=f"an item whose type is one of {', '.join(FORMS)}"
@@ -209,12 +275,6 @@ class TextConfig(OpenBody):
     format: FlatFormat | None = Field(None, description="the form that the text must have (default: any text)")
 
 
-class FlatFunctionTool(FunctionDefinition):
-    """A function that the model may call."""
-
-    type: Literal["function"]
-
-
 MAX_ITEMS = 100_000
 LOGPROBS = "message.output_text.logprobs"
 """The entry of `include` that asks for log-probabilities."""
@@ -240,15 +300,18 @@ class ResponseBody(CallBody):
     max_output_tokens: int | None = Field(
         None, ge=1, le=MAX_COUNT, description="most tokens to generate (default: what the context has room for)"
     )
-    tools: list[FlatFunctionTool] = Field(default=[], max_length=MAX_TOOLS, description="functions to call")
-    tool_choice: FlatToolChoice | None = Field(None, description="what is called (default: auto with tools, else none)")
+    tools: list[ResponseTool] = Field(default=[], max_length=MAX_TOOLS, description="what the model may call")
+    tool_choice: ResponseToolChoice | None = Field(
+        None, description="what is called (default: auto with tools, else none)"
+    )
     parallel_tool_calls: bool = Field(True, description="a response may hold several calls")
     text: TextConfig | None = Field(None, description="how the text is written")
     store: bool = Field(True, description="keep the response, to be read and continued")
     stream: bool = Field(False, description="answer with server-sent events")
     stream_options: ResponseStreamOptions | None = None
     metadata: Metadata | None = Field(None, description="the caller's own labels, which the response returns")
-    truncation: Literal["disabled"] = Field("disabled", description="the server never shortens a conversation")
+    truncation: Literal["disabled", "auto"] = Field("disabled", description="the server never shortens a conversation")
+    generate: bool = Field(True, description="false: compute the prompt, and answer without output")
     background: Literal[False] = Field(False, description="no response runs without a client")
     include: list[Annotated[str, Field(max_length=256)]] = Field(
         default=[], max_length=64, description=f"{LOGPROBS} or top_logprobs asks for log-probabilities"
@@ -263,22 +326,14 @@ class ResponseBody(CallBody):
     def _has_another_name(cls, max_tokens: int) -> int:
         raise ValueError("is max_output_tokens here")
 
-    @field_validator("tools", mode="before")
-    @classmethod
-    def _functions_only(cls, tools: Any) -> Any:
-        for index, tool in enumerate(tools if isinstance(tools, list) else ()):
-            kind = tool.get("type") if isinstance(tool, dict) else "function"
-            if kind not in ("function", None):
-                name = f"tools.{index}.type"
-                raise FieldOutOfRange(f"{name}: only functions of the client, not {str(kind)[:64]!r}", param=name)
-        return tools
-
     def without_effect(self) -> list[str]:
         """Reasoning, a form beside calls that must be made, and more fields that ask for nothing here."""
         items = () if isinstance(self.input, str) else self.input
-        unread = [f"input.{index}" for index, item in enumerate(items) if isinstance(item, ReasoningBody)]
+        unread = [f"input.{index}" for index, item in enumerate(items) if isinstance(item, ReasoningBody | ForeignBody)]
+        unread += [f"tools.{index}" for index, tool in enumerate(self.tools) if isinstance(tool, HostedTool)]
         unread += super().without_effect()
         unread += parallel_without_effect(self.tools, parallel=self.parallel_tool_calls)
+        unread += ["truncation"] if self.truncation == "auto" else []
         return unread + [f"include.{index}" for index, name in enumerate(self.include) if name != LOGPROBS]
 
     def items(self, find: Callable[[str], AnyItem]) -> list[AnyItem]:
@@ -286,8 +341,18 @@ class ResponseBody(CallBody):
         if isinstance(self.input, str):
             text = InputTextPart(text=self.input)
             return [InputMessageItem(id=new_id("msg"), role="user", content=[text])]
-        bodies = [body for body in self.input if not isinstance(body, ReasoningBody)]
-        return [find(body.id) if isinstance(body, ItemReferenceBody) else body.to_item() for body in bodies]
+        items: list[AnyItem] = []
+        for body in self.input:
+            match body:
+                case ReasoningBody() | ForeignBody():
+                    pass
+                case ItemReferenceBody():
+                    items.append(find(body.id))
+                case MessageBody() | FunctionCallBody() | FunctionCallOutputBody():
+                    items.append(body.to_item())
+                case item:
+                    items.append(item)
+        return items
 
     def own_form(self) -> Grammar | None:
         """What `text.format` says."""
@@ -307,13 +372,12 @@ class ResponseBody(CallBody):
 
     def to_tool_use(self) -> ToolUse:
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
-        tools = [tool.to_tool() for tool in self.tools]
-        return tool_use(tools, self.tool_choice, parallel=self.parallel_tool_calls)
+        return response_tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
 
     @property
     def token_limit(self) -> int | None:
         """Most tokens to generate."""
-        return self.max_output_tokens
+        return self.max_output_tokens if self.generate else 0
 
     @property
     def limit_field(self) -> str:

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import BaseModel, Discriminator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag, TypeAdapter
+from pydantic import (
+    BaseModel,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+    TypeAdapter,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypeAliasType
 
-from app.wire.base import LongList, shape, type_of
+from app.wire.base import MAX_COUNT, LongList, shape, type_of
+from app.wire.extras import OpenBody
+from app.wire.turns import is_none
 
 
 def encoded(value: Any) -> bytes:
@@ -51,6 +62,7 @@ def to_json(model: BaseModel) -> bytes:
 
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class InputTextPart(BaseModel):
@@ -120,24 +132,209 @@ class FunctionCallItem(BaseModel):
     type: Literal["function_call"] = "function_call"
     call_id: str
     name: str
+    namespace: str | None = Field(None, exclude_if=is_none)
     arguments: str
     status: ItemStatus = "completed"
+
+    @property
+    def function(self) -> dict[str, str]:
+        """The call as the model has made it."""
+        return {"name": flat_name(self.namespace, self.name), "arguments": self.arguments}
+
+
+OutputKind = Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
 
 
 class FunctionCallOutputItem(BaseModel):
     """The result of a call."""
 
     id: str
-    type: Literal["function_call_output"] = "function_call_output"
+    type: OutputKind = "function_call_output"
     call_id: str
     output: str | LongList[InputTextPart]
     status: ItemStatus = "completed"
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return self.output if isinstance(self.output, str) else "\n".join(part.text for part in self.output)
+
+
+MAX_COMMANDS = 10_000
+Words = Annotated[LongList[str], Field(max_length=MAX_COMMANDS)]
+Milliseconds = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """The name of a tool as the model reads and writes it."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+class CustomToolCallItem(OpenBody):
+    """A call of a custom tool, whose input is free text."""
+
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+    id: Id = Field(default_factory=lambda: new_id("ctc"))
+    call_id: Id
+    name: Id
+    namespace: Id | None = Field(None, exclude_if=is_none)
+    input: str
+    status: ItemStatus = "completed"
+
+    @property
+    def function(self) -> dict[str, str]:
+        """The call as the model has made it."""
+        return {"name": flat_name(self.namespace, self.name), "arguments": _json({"input": self.input})}
+
+
+class LocalShellAction(OpenBody):
+    """A program with its arguments."""
+
+    type: Literal["exec"] = "exec"
+    command: Words
+    env: dict[str, str] = Field(default={})
+    timeout_ms: Milliseconds | None = None
+    user: str | None = None
+    working_directory: str | None = None
+
+
+class LocalShellCallItem(OpenBody):
+    """A call of `local_shell`."""
+
+    type: Literal["local_shell_call"] = "local_shell_call"
+    id: Id = Field(default_factory=lambda: new_id("lsh"))
+    call_id: Id
+    action: LocalShellAction
+    status: ItemStatus = "completed"
+
+    @property
+    def function(self) -> dict[str, str]:
+        """The call as the model has made it."""
+        return {"name": "local_shell", "arguments": _json(_given(self.action))}
+
+
+class ShellAction(OpenBody):
+    """Commands of a shell."""
+
+    commands: Words
+    timeout_ms: Milliseconds | None = None
+    max_output_length: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
+
+
+class ShellCallItem(OpenBody):
+    """A call of `shell`."""
+
+    type: Literal["shell_call"] = "shell_call"
+    id: Id = Field(default_factory=lambda: new_id("sh"))
+    call_id: Id
+    action: ShellAction
+    status: ItemStatus = "completed"
+
+    @property
+    def function(self) -> dict[str, str]:
+        """The call as the model has made it."""
+        return {"name": "shell", "arguments": _json(_given(self.action))}
+
+
+class PatchOperation(OpenBody):
+    """What becomes of a file. Only a deleted one needs no `diff`."""
+
+    type: Literal["create_file", "update_file", "delete_file"]
+    path: str
+    diff: str | None = Field(None, exclude_if=is_none)
+
+    @model_validator(mode="after")
+    def _has_a_diff(self) -> Self:
+        if self.diff is None and self.type != "delete_file":
+            raise ValueError(f"diff is required with type {self.type}")
+        return self
+
+
+class ApplyPatchCallItem(OpenBody):
+    """A call of `apply_patch`."""
+
+    type: Literal["apply_patch_call"] = "apply_patch_call"
+    id: Id = Field(default_factory=lambda: new_id("apc"))
+    call_id: Id
+    operation: PatchOperation
+    status: Literal["in_progress", "completed"] = "completed"
+
+    @property
+    def function(self) -> dict[str, str]:
+        """The call as the model has made it."""
+        operation = self.operation
+        return {"name": "apply_patch", "arguments": _json({"type": operation.type, **_given(operation)})}
+
+
+class ShellOutcome(OpenBody):
+    """How a command ended."""
+
+    type: Literal["exit", "timeout"]
+    exit_code: int | None = Field(None, exclude_if=is_none)
+
+
+class ShellOutput(OpenBody):
+    """What a command has written, and how it ended."""
+
+    stdout: str = ""
+    stderr: str = ""
+    outcome: ShellOutcome | None = Field(None, exclude_if=is_none)
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        outcome = self.outcome
+        end = "" if outcome is None else "timeout" if outcome.type == "timeout" else f"exit code {outcome.exit_code}"
+        return "\n".join(each for each in (self.stdout, self.stderr, end) if each)
+
+
+class ShellCallOutputItem(OpenBody):
+    """What the commands of a `shell_call` have written."""
+
+    type: Literal["shell_call_output"] = "shell_call_output"
+    id: Id = Field(default_factory=lambda: new_id("sho"))
+    call_id: Id
+    output: Annotated[LongList[ShellOutput], Field(max_length=MAX_COMMANDS)]
+    max_output_length: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
+    status: ItemStatus = "completed"
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return "\n".join(each.text for each in self.output)
+
+
+class ApplyPatchCallOutputItem(OpenBody):
+    """Whether the operation of an `apply_patch_call` was done."""
+
+    type: Literal["apply_patch_call_output"] = "apply_patch_call_output"
+    id: Id = Field(default_factory=lambda: new_id("apo"))
+    call_id: Id
+    status: Literal["completed", "failed"]
+    output: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return self.status if not self.output else f"{self.status}: {self.output}"
+
+
+def _json(arguments: dict[str, Any]) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _given(action: OpenBody) -> dict[str, Any]:
+    return action.model_dump(include=set(type(action).model_fields), exclude_defaults=True)
+
+
+_TAGS = dict.fromkeys(("custom_tool_call_output", "local_shell_call_output"), "function_call_output")
+"""By type: the form of an item, where it is another's."""
 
 
 def _form_of(item: object) -> str | None:
     kind = type_of(item)
     if kind != "message":
-        return kind
+        return None if kind is None else _TAGS.get(kind, kind)
     return "output message" if type_of(item, "role") == "assistant" else "input message"
 
 
@@ -147,12 +344,20 @@ Item = TypeAliasType(
         Annotated[InputMessageItem, Tag("input message")]
         | Annotated[OutputMessageItem, Tag("output message")]
         | Annotated[FunctionCallItem, Tag("function_call")]
-        | Annotated[FunctionCallOutputItem, Tag("function_call_output")],
+        | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
+        | Annotated[LocalShellCallItem, Tag("local_shell_call")]
+        | Annotated[ShellCallItem, Tag("shell_call")]
+        | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
+        | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+        | Annotated[ShellCallOutputItem, Tag("shell_call_output")]
+        | Annotated[ApplyPatchCallOutputItem, Tag("apply_patch_call_output")],
         Discriminator(_form_of),
     ],
 )
-AnyItem = InputMessageItem | OutputMessageItem | FunctionCallItem | FunctionCallOutputItem
-OutputItem = TypeAliasType("OutputItem", Annotated[OutputMessageItem | FunctionCallItem, Field(discriminator="type")])
+CallItem = FunctionCallItem | CustomToolCallItem | LocalShellCallItem | ShellCallItem | ApplyPatchCallItem
+CallOutputItem = FunctionCallOutputItem | ShellCallOutputItem | ApplyPatchCallOutputItem
+AnyItem = InputMessageItem | OutputMessageItem | CallItem | CallOutputItem
+OutputItem = TypeAliasType("OutputItem", Annotated[OutputMessageItem | CallItem, Field(discriminator="type")])
 
 
 def without_logprobs(item: AnyItem) -> AnyItem:
@@ -166,7 +371,7 @@ def without_logprobs(item: AnyItem) -> AnyItem:
     return item.model_copy(update={"content": bare})
 
 
-IdPrefix = Literal["msg", "fc", "fco"]
+IdPrefix = Literal["msg", "fc", "fco", "ctc", "lsh", "sh", "apc", "sho", "apo"]
 
 
 def new_id(prefix: IdPrefix) -> str:

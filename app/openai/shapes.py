@@ -245,6 +245,16 @@ ArgumentsDoneEvent = shape(
     "All arguments of a call.",
     {**IN_ITEM, "type": "response.function_call_arguments.done", "name": str, "arguments": str},
 )
+CustomInputDeltaEvent = shape(
+    "CustomInputDeltaEvent",
+    "The next text of the input of a custom tool's call.",
+    {**IN_ITEM, "type": "response.custom_tool_call_input.delta", "delta": str},
+)
+CustomInputDoneEvent = shape(
+    "CustomInputDoneEvent",
+    "All the input of a custom tool's call.",
+    {**IN_ITEM, "type": "response.custom_tool_call_input.done", "input": str},
+)
 StreamedResponse = union_of(
     "StreamedResponse",
     "type",
@@ -255,6 +265,8 @@ StreamedResponse = union_of(
     TextDoneEvent,
     ArgumentsDeltaEvent,
     ArgumentsDoneEvent,
+    CustomInputDeltaEvent,
+    CustomInputDoneEvent,
 )
 ResponseEvent = event_of(
     "ResponseEvent",
@@ -271,6 +283,8 @@ ResponseEvent = event_of(
     "response.content_part.done",
     "response.function_call_arguments.delta",
     "response.function_call_arguments.done",
+    "response.custom_tool_call_input.delta",
+    "response.custom_tool_call_input.done",
     "response.output_item.done",
     "response.completed",
     "response.incomplete",

@@ -142,7 +142,7 @@ class ApiCall:
     """What `X-Session-ID` says."""
     keyed: KeyedRequest | None = None
     """What `Idempotency-Key` does."""
-    _is_aside: bool = False
+    is_aside: bool = False
     """Whether it runs in no session, as the named one is busy with something else."""
     _session: Session | None = None
     _turn: Turn | None = None
@@ -198,7 +198,7 @@ class ApiCall:
         requests = await self.requests(body, prompts, use)
         # Before any session gives way: a refused call must close nothing.
         of_choices = [request for request in requests for _ in range(n)]
-        await self._meet_busy(prompts)
+        await self.meet_busy(prompts)
         charges = registry.turns.reserve(self.owner, of_choices, self.cleanup)
         with ExitStack() as undo:
             open_session = self._sessions(n, user, undo, prompts)
@@ -208,7 +208,7 @@ class ApiCall:
         self._turn = None if self._session is None else self._session.turn
         return choices
 
-    async def _meet_busy(self, prompts: Sequence[Sequence[int]]) -> None:
+    async def meet_busy(self, prompts: Sequence[Sequence[int]]) -> None:
         """Handle a call that names a session whose turn is under way. A call that continues the session's history waits
         up to `MOMENT_S`: it may be a retry. Any other, such as one for a title, is a side call, and runs without a
         session.
@@ -219,8 +219,8 @@ class ApiCall:
         session = bound.find(self.owner, self.session_name)
         if session is None or not session.under_way:
             return
-        self._is_aside = not bound.goes_on(session, prompts[0])
-        if not self._is_aside and session.turn is not None:
+        self.is_aside = not bound.goes_on(session, prompts[0])
+        if not self.is_aside and session.turn is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(session.turn.ended.wait(), MOMENT_S)
 
@@ -242,7 +242,7 @@ class ApiCall:
         A name's first use opens a session, which `undo` drops if the call cannot start.
         """
         sessions, name = self.services.sessions, self.session_name
-        if self._is_aside or (name is None and not (self.services.settings.bind_by_prefix and n == len(prompts) == 1)):
+        if self.is_aside or (name is None and not (self.services.settings.bind_by_prefix and n == len(prompts) == 1)):
             # For all or none: a refused call must close nothing.
             sessions.make_room(self.owner, n * len(prompts))
             return partial(sessions.ephemeral, self.owner, metadata=labels(user))

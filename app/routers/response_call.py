@@ -14,6 +14,7 @@ from app.openai.response_events import Event, ResponseWriter
 from app.openai.response_input import ResponseBody
 from app.openai.response_items import AnyItem
 from app.openai.response_store import UnstoredConversation
+from app.openai.response_tools import offered_tools
 from app.routers.api_calls import ApiCall, check_model, labels
 from app.routers.dependencies import Services
 from app.sessions.named import IDLE_TTL_S
@@ -35,13 +36,15 @@ class ResponseRun:
         stored: StoredResponse,
         reader: TurnReader,
         answer: Answer,
+        body: ResponseBody,
         cleanup: AsyncExitStack,
     ) -> None:
         self._services = services
         self._stored = stored
         self._reader = reader
         self._answer = answer
-        self._writer = ResponseWriter(stored.answer, services.tokens, answer)
+        tools = {each.tool.name: each for each in offered_tools(body.tools)}
+        self._writer = ResponseWriter(stored.answer, services.tokens, answer, tools, generates=body.generate)
         self._cleanup = cleanup
         self.error: Exception | None = None
         """Why the response failed."""
@@ -129,6 +132,7 @@ async def start_response(
     use = body.to_tool_use()
     token_ids = await services.side_work.run(call.owner, _prompt, services, body, [*before, *new], use)
     (request,) = await call.requests(body, [token_ids], use, keyed=call.keyed)
+    await call.meet_busy([token_ids])
     response_id = new_response_id(services.settings.replica)
     response = ResponseObject.begin(body, request.sampling, response_id, int(time.time()))
     if call.keyed is not None:
@@ -145,7 +149,7 @@ async def start_response(
         unstored.take(conversation)
     stored = StoredResponse(conversation, len(before), new, response)
     answer = services.tool_support.answer(use, has_form=body.to_grammar() is not None)
-    return ResponseRun(services, stored, reader, answer, cleanup)
+    return ResponseRun(services, stored, reader, answer, body, cleanup)
 
 
 def _previous(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody) -> StoredResponse | None:
@@ -180,16 +184,16 @@ def _conversation(
     """The conversation that the response goes on with: the previous response's if that is at its end, else a new one
     with the same items. `undo` gets what is to be done about it if the turn cannot start.
     """
-    named = _named_session(call, previous)
+    named = None if call.is_aside else _named_session(call, previous)
     if previous is not None:
         # It may leave, and the next response with it.
         call.services.sessions.table.require_no_drain(previous.conversation.session)
         going_on = previous.conversation
-        is_there = call.session_name is None or named is going_on.session
+        is_there = call.session_name is None or call.is_aside or named is going_on.session
         if going_on.is_kept is body.store and is_there and going_on.goes_on_after(previous):
             return going_on
     session = named or _open(call, body, undo)
-    owns = call.session_name is None
+    owns = call.session_name is None or call.is_aside
     return Conversation(new_name, session, is_kept=body.store, owns_session=owns, items=list(before))
 
 
@@ -209,7 +213,7 @@ def _named_session(call: ApiCall, previous: StoredResponse | None) -> Session | 
 
 def _open(call: ApiCall, body: ResponseBody, undo: ExitStack) -> Session:
     services, metadata = call.services, labels(body.user)
-    if call.session_name is not None:
+    if call.session_name is not None and not call.is_aside:
         session = services.bound_sessions.open(call.owner, call.session_name, metadata=metadata)
     elif body.store:
         session = services.sessions.create(call.owner, metadata=metadata, ttl_s=IDLE_TTL_S, name=OF_RESPONSES)

@@ -35,6 +35,8 @@ class Tool:
     parameters: Mapping[str, Any] | None = None
     strict: bool = False
     """Whether arguments must follow the schema even where the model decides to call."""
+    lark: str | None = None
+    """Of a tool whose only argument `input` is a text: what the text is, as `quoted_lark` writes it; None: any."""
 
     def for_template(self) -> dict[str, Any]:
         """The tool as chat templates read it."""
@@ -88,11 +90,14 @@ class ToolUse:
     @property
     def is_held(self) -> bool:
         """Whether a grammar must hold the turn: the model alone might do what the client does not allow."""
+        return self.is_narrowed or any(tool.strict for tool in self.callable)
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether some calls, or none at all, are what the client does not allow."""
         allowed = self.callable
-        if not allowed:
-            return False
         narrowed = len(allowed) < len(self.tools) or not self.parallel
-        return self.mode is ToolMode.REQUIRED or narrowed or any(tool.strict for tool in allowed)
+        return bool(allowed) and (self.mode is ToolMode.REQUIRED or narrowed)
 
 
 @dataclass(frozen=True, slots=True)

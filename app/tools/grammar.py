@@ -8,9 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from app.tools.definitions import Tool, ToolFormat, ToolMode, ToolUse
+from app.tools.lark import PREFIX, START
 
 MAX_CALLS = 16
 """A small model that must call tools would go on for ever."""
+
+INPUT = '{"input": "'
+INPUT_END = '"}'
+"""Around the text of a custom tool's call."""
 
 ANY_TEXT = r"/(.|\n)*/"
 CALL_ALONE = r"[\s\x1c-\x1f]*(<\|python_tag\|>)?\{"
@@ -48,7 +53,8 @@ def call_grammar(
         return _text(text)
 
     repeats = form.can_repeat and use.parallel
-    rules = _call_rules(use.callable, form)
+    texts_only = all(tool.lark is not None for tool in use.callable if tool.strict)
+    rules = _call_rules(use.callable, form, held=use.is_narrowed or content_schema is not None or not texts_only)
     more = f"({_text(form.separator)} {literal(form.before)} call){{0,{MAX_CALLS - 1}}}" if repeats else ""
     calls = f"calls: {literal(form.opening)} {literal(form.before)} call {more} {_text(form.closing)}"
     if use.mode is ToolMode.REQUIRED:
@@ -60,12 +66,20 @@ def call_grammar(
     return "\n".join([*_after_text(form, literal, marker_id is not None, repeats=repeats), *rules])
 
 
-def _call_rules(tools: Sequence[Tool], form: ToolFormat) -> list[str]:
-    """A `call`, from its opening brace on."""
+def _call_rules(tools: Sequence[Tool], form: ToolFormat, *, held: bool) -> list[str]:
+    """A `call`, from its opening brace on. If not `held`, only texts that have a form are held to it."""
     rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
         head = f'{{"name": {json.dumps(tool.name)}, "{form.arguments_key}": '
-        rules.append(f"call_{index}: {_text(head)} {_json(_closed(tool.schema))} {_text('}' + form.after)}")
+        end = _text("}" + form.after)
+        if tool.lark is not None:
+            prefix = f"TEXT{index}_"
+            text = START.replace(PREFIX, prefix)
+            rules.append(f"call_{index}: {_text(head + INPUT)} {text} {_text(INPUT_END)} {end}")
+            rules.append(tool.lark.replace(PREFIX, prefix))
+            continue
+        schema = _closed(tool.schema) if held else {"type": "object"}
+        rules.append(f"call_{index}: {_text(head)} {_json(schema)} {end}")
     return rules
 
 

@@ -63,6 +63,8 @@ class Unsupported:
 
 
 TEXT_ONLY = "the models here read and write text"
+IMAGE_LEFT_OUT = "[An image was left out here: this model reads text only.]"
+"""What a model reads in an image's place. A conversation has its images in each later call too, and goes on so."""
 NO_FORM = "the answer would not have that form"
 DEPRECATED = "deprecated in favour of tools, and not supported"
 OWN_TEMPLATE = "a chat is written in the model's own template"
@@ -83,6 +85,8 @@ def ignored(*names: str, **neutral: object) -> dict[str, Unsupported]:
     """Fields that change nothing, some with the value that asks for nothing, or a tuple of those."""
     return refused(None, *names, **neutral)
 
+
+_TOOL = ignored("output_schema", allowed_callers=["direct"], defer_loading=False, **{"async": False})
 
 UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
     "": {
@@ -140,20 +144,18 @@ UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
     RESPONSES: {
         **refused("the server never shortens a conversation", context_management=[]),
         **refused("use previous_response_id", "conversation"),
-        **refused("the server cannot prepare a response without generating it", generate=True),
         **refused("the server moderates nothing", "moderation"),
         **refused("the server keeps no prompt templates", "prompt"),
         **refused("a connection runs one response at a time", "stream_id"),
-        **ignored("image", "access_programs", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention"),
+        **ignored("image", "access_programs", "client_metadata", "max_tool_calls", "prompt_cache_key"),
+        **ignored("prompt_cache_retention"),
         **ignored("safety_identifier", prompt_cache_options={}, reasoning={}, service_tier=("auto", "default")),
     },
     f"{RESPONSES}.stream_options": refused("events are never padded", include_obfuscation=False),
     f"{RESPONSES}.text": ignored(verbosity="medium"),
-    f"{RESPONSES}.tools": {
-        **ignored("output_schema", allowed_callers=["direct"], defer_loading=False),
-        **ignored(**{"async": False}),
-    },
-    f"{RESPONSES}.input": ignored("name", "namespace", caller={"type": "direct"}),
+    f"{RESPONSES}.tools": _TOOL,
+    f"{RESPONSES}.tools.tools": _TOOL,
+    f"{RESPONSES}.input": ignored("created_by", "name", caller={"type": "direct"}, **{"async": False}),
     f"{RESPONSES}.input.content": ignored("prompt_cache_breakpoint", annotations=[], logprobs=[]),
 }
 """By the path of the object that has them, without the indices of lists. `""` is the body itself.

@@ -336,9 +336,9 @@ async def test_an_input_may_have_an_integer_of_any_length() -> None:
 
 
 PATHS = ["/v1/messages", "/v1/messages/count_tokens"]
-IMAGE: Any = {"type": "image", "source": {"type": "url", "url": "http://x"}}
+FILE: Any = {"type": "document", "source": {"type": "url", "url": "http://x"}}
 TOOL: Any = {"name": "now", "input_schema": {"type": "object"}}
-RESULT: Any = {"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}
+RESULT: Any = {"type": "tool_result", "tool_use_id": "a", "content": [FILE]}
 CALLED: Any = {"type": "tool_use", "id": "toolu_a", "name": "now", "input": {}}
 
 
@@ -364,10 +364,10 @@ def test_an_unknown_model_is_not_found(sdk: anthropic.Anthropic, http: httpx.Cli
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [FILE]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": [CALLED]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking"}]}]}, "messages.0.content.0"),
-        ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages.0.content.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages.0.content.0.content.0"),
         ({"messages": [*ASK["messages"], {"role": "assistant", "content": [CALLED]}]}, "messages.1.content"),
         ({"messages": [*ASK["messages"], {"role": "assistant", "content": "so "}]}, "messages.1.content"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),

@@ -63,7 +63,7 @@ def test_more_than_the_context_is_a_bad_request(sdk: Any, stream: bool, size: in
         ({"messages": [{"role": "", "content": "x"}]}, "messages.0.role"),
         ({"messages": [*CHAT, {"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages.1.audio"),
         ({"messages": [reply(function_call={"name": "f", "arguments": "{}"})]}, "messages.0.function_call"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages.0.content.0.type"),
         ({"messages": [reply(content=[{"type": "refusal"}])]}, "messages.0.content.0.refusal"),
         ({"messages": [reply(content=None)]}, "messages.0"),
         ({"messages": [reply(tool_calls=[WRONG_CALL])]}, "messages.0.tool_calls.0.function.arguments"),

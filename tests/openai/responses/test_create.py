@@ -143,9 +143,9 @@ def test_the_form_is_any_text_unless_another_is_asked_for(sdk: Any, text: Any) -
     ("wrong", "param"),
     [
         ({"input": []}, "input"),
-        ({"input": [{"type": "computer_call"}]}, "input.0"),
+        ({"input": [{"type": "nonsense"}]}, "input.0"),
         ({"input": [output_of("c9")]}, "input"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "websearch"}]}, "tools.0"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "g"}, "tools": [LOOK_UP]}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),

@@ -1,0 +1,128 @@
+"""Grammars of texts as regular expressions of JSON strings: models write a tool's input inside quotation marks."""
+
+import ast
+import json
+import re
+
+_TOKEN = re.compile(
+    r"""(?://|\#)[^\n]*|->\s*\w+
+    |(?P<text>"(?:[^"\\\n]|\\.)*")
+    |(?P<regex>/(?:[^/\\\n]|\\.)+/)(?P<flags>[a-z]*)
+    |(?P<rule>^[ \t]*[?!]*(?P<defined>[A-Za-z_]\w*)(?:\.-?\d+)?[ \t]*:)
+    |(?P<name>[A-Za-z_]\w*)
+    |%import\s+common\.(?P<known>\w+)(?:\s*->\s*(?P<alias>\w+))?
+    |(?P<foreign>%\w+|<[^<>\s]*>)""",
+    re.VERBOSE | re.MULTILINE,
+)
+_COMMON = {
+    "CR": r"\r",
+    "LF": r"\n",
+    "NEWLINE": r"(\r?\n)+",
+    "WS": r"[ \t\f\r\n]+",
+    "WS_INLINE": r"[ \t]+",
+    "ESCAPED_STRING": r'"([^"\\\n]|\\.)*"',
+    "DIGIT": "[0-9]",
+    "INT": "[0-9]+",
+    "SIGNED_INT": "[+-]?[0-9]+",
+    "NUMBER": r"[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?",
+    "SIGNED_NUMBER": r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?",
+    "LETTER": "[A-Za-z]",
+    "WORD": "[A-Za-z]+",
+    "CNAME": "[A-Za-z_][A-Za-z0-9_]*",
+}
+"""Terminals of Lark's library."""
+
+_ESCAPED = {each: re.escape(json.dumps(each)[1:-1]) for each in '"\\\n\r\t\b\f'}
+"""Characters as a JSON string has them, in a regular expression."""
+_PLAIN = r'[^"\\\x00-\x1f]'
+_ATOM = re.compile(
+    r"\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\\(?:x\{?[0-9a-fA-F]+\}?|[pP]\{\^?\w+\}|.)|[.\"]", re.DOTALL
+)
+_ASSERTIONS = frozenset({r"\b", r"\B", r"\A", r"\z", r"\Z"})
+
+PREFIX = "\0"
+"""Begins the names in a grammar of `quoted_lark`, for its reader to replace."""
+START = f"{PREFIX}R_START"
+
+
+class NotRegular(ValueError):
+    """The grammar has what no regular expression has, or what no text has."""
+
+
+def quoted_lark(source: str) -> str:
+    """Terminals of which `START` matches the texts of the Lark grammar `source`, as they stand in a JSON string.
+
+    A rule cannot end where one of its texts goes on with the same character: so each rule is a part of one expression.
+    Raises `NotRegular` for rules that refer to themselves, and for schemas, special tokens and ignored text.
+    """
+    rules: dict[str, set[str]] = {}
+    last = ""
+
+    def quote(token: re.Match[str]) -> str:
+        nonlocal last
+        if token["text"]:
+            try:
+                text = str(ast.literal_eval(token["text"]))
+            except (SyntaxError, ValueError):
+                raise NotRegular(f"{token['text'][:64]} is no text") from None
+            return json.dumps(json.dumps(text, ensure_ascii=False)[1:-1], ensure_ascii=False)
+        if token["regex"]:
+            return f"/{_quoted_regex(token['regex'][1:-1], token['flags'])}/{token['flags']}"
+        if token["rule"]:
+            last = _terminal(token["defined"])
+            rules.setdefault(last, set())
+            return f"{PREFIX}{last}:"
+        if token["name"]:
+            rules.setdefault(last, set()).add(_terminal(token["name"]))
+            return PREFIX + _terminal(token["name"])
+        if token["known"] in _COMMON:
+            name = _terminal(token["alias"] or token["known"])
+            return f"{PREFIX}{name}: /{_quoted_regex(_COMMON[token['known']], '')}/"
+        if token["known"] or token["foreign"]:
+            raise NotRegular(f"{token[0][:64]!r} has no place in the text of a tool's input")
+        return ""
+
+    quoted = _TOKEN.sub(quote, source)
+    _check_order(rules)
+    return quoted
+
+
+def quoted_regex(regex: str) -> str:
+    """A terminal `START` that matches what the whole of `regex` does, as it stands in a JSON string."""
+    slashes = re.sub(r"\\.|/", lambda each: r"\/" if each[0] == "/" else each[0], _quoted_regex(regex, ""))
+    return f"{START}: /{slashes}/"
+
+
+def _terminal(name: str) -> str:
+    return name if name.isupper() else f"R_{name.upper()}"
+
+
+def _check_order(rules: dict[str, set[str]]) -> None:
+    """Raise `NotRegular` if a rule refers to itself, through whichever others."""
+    while rules:
+        leaves = {name for name, used in rules.items() if not used & rules.keys()}
+        if not leaves:
+            raise NotRegular("a rule refers to itself")
+        rules = {name: used for name, used in rules.items() if name not in leaves}
+
+
+def _quoted_regex(regex: str, flags: str) -> str:
+    has_lines = "s" in flags or "(?s" in regex
+    return _ATOM.sub(lambda atom: _quoted_atom(atom[0], has_lines=has_lines), regex)
+
+
+def _quoted_atom(atom: str, *, has_lines: bool) -> str:
+    """One character, or one of a class of them, in JSON."""
+    if atom in _ASSERTIONS:
+        return atom
+    try:
+        matches = re.compile(atom, re.DOTALL if has_lines else 0).fullmatch
+        escaped = [text for character, text in _ESCAPED.items() if matches(character)]
+    except re.error:  # a class that only llguidance knows: without these characters
+        escaped = []
+    if atom != "." and not escaped and atom[0] != "[" and atom[:2] not in (r"\p", r"\P"):
+        return atom
+    if atom == '"' or (atom[0] == "\\" and len(escaped) == 1 and atom[1] not in "sSwWdDpP"):
+        return escaped[0]
+    plain = _PLAIN if atom == "." else f"[{atom}&&{_PLAIN}]"
+    return f"(?:{'|'.join([plain, *escaped])})"
