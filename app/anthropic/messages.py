@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 from typing_extensions import TypeAliasType
 
 from app.domain.errors import FieldOutOfRange
@@ -12,9 +12,9 @@ from app.domain.values import Grammar
 from app.text.tokenizer import CharacterLimit, TextLimit, Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse, check_parameters
 from app.tools.support import ToolSupport
-from app.wire.base import MAX_COUNT, LongList, TextOrList, WireModel, by_tag
+from app.wire.base import MAX_COUNT, LongList, TextOrList, WireModel, by_tag, type_of
 from app.wire.calls import CallBody
-from app.wire.extras import ANTHROPIC, IMAGE_LEFT_OUT, OpenBody
+from app.wire.extras import ANTHROPIC, DOCUMENT_LEFT_OUT, IMAGE_LEFT_OUT, OpenBody
 from app.wire.turns import StopString, json_form
 
 BILLING = "x-anthropic-billing-header:"
@@ -49,17 +49,17 @@ class ToolUseBlock(OpenBody):
     input: dict[str, Any]
 
 
-class ImageBlock(OpenBody):
-    """An image, which no model here sees: a text stands in its place."""
+class FileBlock(OpenBody):
+    """An image or a document such as a PDF, which no model here sees: a text stands in its place."""
 
     reads_extras: ClassVar[bool] = True
 
-    type: Literal["image"]
+    type: Literal["image", "document"]
 
     @property
     def text(self) -> str:
         """What the model reads."""
-        return IMAGE_LEFT_OUT
+        return IMAGE_LEFT_OUT if self.type == "image" else DOCUMENT_LEFT_OUT
 
 
 class ToolReferenceBlock(OpenBody):
@@ -74,27 +74,36 @@ class ToolReferenceBlock(OpenBody):
         return self.tool_name
 
 
+def _by_block(*tags: str) -> Discriminator:
+    """Tells blocks apart by their type; images and documents are a `file`."""
+
+    def tag_of(block: object) -> str | None:
+        kind = type_of(block)
+        tag = "file" if kind in ("image", "document") else kind
+        return tag if tag in tags else None
+
+    words = ", ".join(tag for tag in tags if tag != "file")
+    return Discriminator(
+        tag_of,
+        custom_error_type="kind",
+        custom_error_message=f"a block of type {words}, image or document: the models here read text",
+    )
+
+
 ResultBlock = TypeAliasType(
     "ResultBlock",
     Annotated[
         Annotated[TextBlock, Tag("text")]
-        | Annotated[ImageBlock, Tag("image")]
+        | Annotated[FileBlock, Tag("file")]
         | Annotated[ToolReferenceBlock, Tag("tool_reference")],
-        by_tag(
-            "type",
-            "text",
-            "image",
-            "tool_reference",
-            error="kind",
-            words="a block of type text, image or tool_reference: the models here read text",
-        ),
+        _by_block("text", "file", "tool_reference"),
     ],
 )
 
 
-def _images(content: str | Sequence[OpenBody]) -> list[str]:
-    """The paths of the images in the content of a message or a result."""
-    return [f"content.{index}" for index, block in enumerate(content) if isinstance(block, ImageBlock)]
+def _files(content: str | Sequence[OpenBody]) -> list[str]:
+    """The paths of images and documents in the content of a message or a result."""
+    return [f"content.{index}" for index, block in enumerate(content) if isinstance(block, FileBlock)]
 
 
 TextContent = TypeAliasType("TextContent", TextOrList[str, LongList[TextBlock]])
@@ -110,8 +119,8 @@ class ToolResultBlock(OpenBody):
     is_error: bool = Field(False, description="the model reads `Error: ` in front of the content")
 
     def without_effect(self) -> list[str]:
-        """Images."""
-        return _images(self.content)
+        """Images and documents."""
+        return _files(self.content)
 
     @property
     def text(self) -> str:
@@ -135,16 +144,9 @@ UserBlock = TypeAliasType(
     "UserBlock",
     Annotated[
         Annotated[TextBlock, Tag("text")]
-        | Annotated[ImageBlock, Tag("image")]
+        | Annotated[FileBlock, Tag("file")]
         | Annotated[ToolResultBlock, Tag("tool_result")],
-        by_tag(
-            "type",
-            "text",
-            "image",
-            "tool_result",
-            error="kind",
-            words="a block of type text, image or tool_result: the models here read text",
-        ),
+        _by_block("text", "file", "tool_result"),
     ],
 )
 AssistantBlock = TypeAliasType(
@@ -167,7 +169,7 @@ AssistantBlock = TypeAliasType(
 )
 
 
-def text_of(content: str | Iterable[TextBlock | ImageBlock | ToolReferenceBlock]) -> str:
+def text_of(content: str | Iterable[TextBlock | FileBlock | ToolReferenceBlock]) -> str:
     """The content as one text: blocks are lines."""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
@@ -196,8 +198,8 @@ class UserInput(OpenBody):
     content: TextOrList[str, LongList[UserBlock]]
 
     def without_effect(self) -> list[str]:
-        """Images."""
-        return _images(self.content)
+        """Images and documents."""
+        return _files(self.content)
 
     def for_template(self) -> Iterator[dict[str, Any]]:
         """The message as chat templates read it: each answer of a tool is a message of its own."""
@@ -205,7 +207,7 @@ class UserInput(OpenBody):
             yield {"role": "user", "content": self.content}
             return
         for block in self.content:
-            if isinstance(block, TextBlock | ImageBlock):
+            if isinstance(block, TextBlock | FileBlock):
                 yield {"role": "user", "content": block.text}
             else:
                 call_id = block.tool_use_id.removeprefix(ID_PREFIX)

@@ -87,13 +87,13 @@ class NamespaceTool(OpenBody):
 
     type: Literal["namespace"]
     name: ToolName
-    description: str | None = None
+    description: str = ""
     tools: list[
         Annotated[
             Annotated[FlatFunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
             Discriminator(
                 lambda tool: kind if (kind := type_of(tool)) in ("function", "custom") else None,
-                custom_error_type="tool",
+                custom_error_type="item",
                 custom_error_message="a tool of type function or custom",
             ),
         ]
@@ -148,7 +148,7 @@ ResponseTool = Annotated[
     | Annotated[HostedTool, Tag("hosted")],
     Discriminator(
         _form_of,
-        custom_error_type="tool",
+        custom_error_type="item",
         custom_error_message=f"a tool whose type is one of {', '.join(FORMS)}, or one that a server runs, which is "
         "left out",
     ),

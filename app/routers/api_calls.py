@@ -1,15 +1,16 @@
 """What the routes of other APIs share: the call, its session, its refusals, and its one way to the engine."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import Depends, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
 
 from app.domain.errors import BadRequest, DjinnError, FieldOutOfRange, UnknownModel
 from app.domain.values import MAX_NAME
@@ -28,7 +29,7 @@ from app.web.errors import describe_validation
 from app.web.openapi import component
 from app.web.sse import EventStream
 from app.wire.calls import CallBody
-from app.wire.extras import IgnoredFields
+from app.wire.extras import IgnoredFields, OpenBody
 
 SESSION_HEADER = "X-Session-ID"
 MOMENT_S = 2.0
@@ -54,9 +55,20 @@ SessionNameDep = Annotated[str | None, Depends(_session_name)]
 """What `X-Session-ID` says."""
 
 
-def labels(user: str | None) -> dict[str, str]:
-    """The metadata of a session that the call opens; one that it finds keeps its own."""
-    return {} if user is None else {"user": user}
+CLIENT_SESSION = ("session-id", "x-claude-code-session-id", "x-session-affinity")
+CLIENT_AGENT = ("x-claude-code-agent-id", "thread-id")
+"""Headers in which agents name their own sessions, and the agents in them. They bind nothing: they are only shown."""
+MAX_LABEL = 512
+
+
+def client_labels(headers: Headers) -> dict[str, str]:
+    """What the agent's own headers say of it, as metadata of a session that its call opens."""
+    found = {}
+    for label, names in (("client_session", CLIENT_SESSION), ("client_agent", CLIENT_AGENT)):
+        said = next((headers[name] for name in names if headers.get(name)), None)
+        if said is not None and said not in found.values():
+            found[label] = said[:MAX_LABEL]
+    return found
 
 
 IGNORED_HEADER = "X-Djinn-Ignored"
@@ -142,6 +154,8 @@ class ApiCall:
     """What `X-Session-ID` says."""
     keyed: KeyedRequest | None = None
     """What `Idempotency-Key` does."""
+    client: Mapping[str, str] = field(default_factory=dict)
+    """What `client_labels` says of the caller."""
     is_aside: bool = False
     """Whether it runs in no session, as the named one is busy with something else."""
     _session: Session | None = None
@@ -155,12 +169,12 @@ class ApiCall:
 
         Raises `FieldOutOfRange` for fields that do not fit the model or each other, and `ContextTooLong`.
         """
-        services, field = self.services, body.prompt_field
+        services, prompt_field = self.services, body.prompt_field
         turns, support = services.sessions.turns, services.tool_support
         body.check_vocabulary(services.info.vocab_size)
         rooms = []
         for index, prompt in enumerate(prompts):
-            param = field if len(prompts) == 1 else f"{field}.{index}"
+            param = prompt_field if len(prompts) == 1 else f"{prompt_field}.{index}"
             if not prompt:
                 raise FieldOutOfRange(f"{param}: a turn needs at least 1 token to start from", param=param)
             rooms.append(turns.room(len(prompt), body.token_limit, param=param, limit_param=body.limit_field))
@@ -173,7 +187,7 @@ class ApiCall:
         stops = [body.to_stop_rule(max_tokens=room, eos_token_ids=eos) for room in rooms]
         text = replace(body.to_text_rule(), shown=support.shown if use.callable else frozenset())
         return [
-            TurnRequest(prompt, sampling, stop, text, replace=True, pausable=False, param=field, **options)
+            TurnRequest(prompt, sampling, stop, text, replace=True, pausable=False, param=prompt_field, **options)
             for prompt, stop in zip(prompts, stops, strict=True)
         ]
 
@@ -201,7 +215,7 @@ class ApiCall:
         await self.meet_busy(prompts)
         charges = registry.turns.reserve(self.owner, of_choices, self.cleanup)
         with ExitStack() as undo:
-            open_session = self._sessions(n, user, undo, prompts)
+            open_session = self._sessions(n, self.labels(body, user), undo, prompts)
             choices = Choices(registry, requests, n, charges, open_session, self.cleanup, self.keyed)
             await choices.start()
             undo.pop_all()
@@ -224,6 +238,12 @@ class ApiCall:
             with suppress(TimeoutError):
                 await asyncio.wait_for(session.turn.ended.wait(), MOMENT_S)
 
+    def labels(self, body: OpenBody, user: str | None) -> dict[str, str]:
+        """The metadata of a session that the call opens; one that it finds keeps its own."""
+        key = (body.model_extra or {}).get("prompt_cache_key")
+        by_key = {"client_session": key[:MAX_LABEL]} if isinstance(key, str) and key else {}
+        return {**({} if user is None else {"user": user}), **by_key, **self.client}
+
     def answer(self, response: Response) -> Response:
         """The response, with the session's id in its headers if the call was bound to one."""
         if self._session is not None:
@@ -236,7 +256,9 @@ class ApiCall:
         if self._session is not None and self._turn is not None and services.settings.park_on_tool_calls:
             services.sessions.wait_for_tools(self._session, self._turn, names)
 
-    def _sessions(self, n: int, user: str | None, undo: ExitStack, prompts: Sequence[Sequence[int]]) -> OpenSession:
+    def _sessions(
+        self, n: int, metadata: dict[str, str], undo: ExitStack, prompts: Sequence[Sequence[int]]
+    ) -> OpenSession:
         """Where the choices run: each in a session that lives as long as the call, or the one in the bound session.
 
         A name's first use opens a session, which `undo` drops if the call cannot start.
@@ -245,7 +267,7 @@ class ApiCall:
         if self.is_aside or (name is None and not (self.services.settings.bind_by_prefix and n == len(prompts) == 1)):
             # For all or none: a refused call must close nothing.
             sessions.make_room(self.owner, n * len(prompts))
-            return partial(sessions.ephemeral, self.owner, metadata=labels(user))
+            return partial(sessions.ephemeral, self.owner, metadata=metadata)
         if n > 1:
             raise FieldOutOfRange(f"n must be 1 with {SESSION_HEADER}: a session has one history", param="n")
         if len(prompts) > 1:
@@ -253,7 +275,6 @@ class ApiCall:
         bound = self.services.bound_sessions
         session = bound.find_continued(self.owner, prompts[0]) if name is None else bound.find(self.owner, name)
         if session is None:
-            metadata = labels(user)
             if name is None:
                 session = bound.open_unnamed(self.owner, metadata=metadata)
             else:
@@ -265,9 +286,14 @@ class ApiCall:
 
 
 async def _api_call(
-    services: ServicesDep, owner: OwnerDep, cleanup: CleanupDep, session_name: SessionNameDep, keyed: KeyedDep
+    request: Request,
+    services: ServicesDep,
+    owner: OwnerDep,
+    cleanup: CleanupDep,
+    session_name: SessionNameDep,
+    keyed: KeyedDep,
 ) -> ApiCall:
-    return ApiCall(services, owner, cleanup, session_name, keyed)
+    return ApiCall(services, owner, cleanup, session_name, keyed, client_labels(request.headers))
 
 
 ApiCallDep = Annotated[ApiCall, Depends(_api_call)]

@@ -15,10 +15,10 @@ from app.openai.response_input import ResponseBody
 from app.openai.response_items import AnyItem
 from app.openai.response_store import UnstoredConversation
 from app.openai.response_tools import offered_tools
-from app.routers.api_calls import ApiCall, check_model, labels
+from app.routers.api_calls import ApiCall, check_model
 from app.routers.dependencies import Services
 from app.sessions.named import IDLE_TTL_S
-from app.sessions.session import OF_RESPONSES, Session
+from app.sessions.session import OF_RESPONSES, UNNAMED, Session
 from app.sessions.table import holding
 from app.text.generation import TextChunk, TurnReader
 from app.text.tokenizer import TextLimit
@@ -141,7 +141,7 @@ async def start_response(
     (charge,) = services.sessions.turns.reserve(call.owner, [request], cleanup)
     with ExitStack() as undo:
         previous = _previous(call, unstored, body)  # which may have changed meanwhile
-        conversation = _conversation(call, body, previous, response.id, before, undo)
+        conversation = _conversation(call, body, previous, response.id, before, token_ids, undo)
         cleanup.enter_context(holding(conversation.session))  # until the response is kept
         reader = services.sessions.turns.start(conversation.session, request, cleanup, charge)
         undo.pop_all()
@@ -179,6 +179,7 @@ def _conversation(
     previous: StoredResponse | None,
     new_name: str,
     before: list[AnyItem],
+    prompt: list[int],
     undo: ExitStack,
 ) -> Conversation:
     """The conversation that the response goes on with: the previous response's if that is at its end, else a new one
@@ -192,8 +193,8 @@ def _conversation(
         is_there = call.session_name is None or call.is_aside or named is going_on.session
         if going_on.is_kept is body.store and is_there and going_on.goes_on_after(previous):
             return going_on
-    session = named or _open(call, body, undo)
-    owns = call.session_name is None or call.is_aside
+    session = named or _open(call, body, prompt, undo)
+    owns = (call.session_name is None or call.is_aside) and session.name != UNNAMED
     return Conversation(new_name, session, is_kept=body.store, owns_session=owns, items=list(before))
 
 
@@ -211,12 +212,19 @@ def _named_session(call: ApiCall, previous: StoredResponse | None) -> Session | 
         ) from error
 
 
-def _open(call: ApiCall, body: ResponseBody, undo: ExitStack) -> Session:
-    services, metadata = call.services, labels(body.user)
+def _open(call: ApiCall, body: ResponseBody, prompt: list[int], undo: ExitStack) -> Session:
+    """A session for the response: a new one, but for what is not stored perhaps one that it continues."""
+    services, metadata = call.services, call.labels(body, body.user)
     if call.session_name is not None and not call.is_aside:
         session = services.bound_sessions.open(call.owner, call.session_name, metadata=metadata)
     elif body.store:
         session = services.sessions.create(call.owner, metadata=metadata, ttl_s=IDLE_TTL_S, name=OF_RESPONSES)
+    elif services.settings.bind_by_prefix and not call.is_aside:
+        bound = services.bound_sessions
+        found = bound.find_continued(call.owner, prompt)
+        if found is not None:
+            return found
+        session = bound.open_unnamed(call.owner, metadata=metadata)
     else:
         session = services.sessions.create(call.owner, metadata=metadata, ephemeral=True)
     undo.callback(services.sessions.drop, session)

@@ -14,7 +14,7 @@ from app.domain.values import MAX_NAME
 from app.openai.response_events import Event
 from app.openai.response_input import ResponseBody
 from app.openai.response_store import UnstoredConversation
-from app.routers.api_calls import SESSION_HEADER, ApiCall, as_bad_request
+from app.routers.api_calls import SESSION_HEADER, ApiCall, as_bad_request, client_labels
 from app.routers.dependencies import Services
 from app.routers.response_call import start_response
 from app.web.bodies import read_in_turn
@@ -74,7 +74,8 @@ class ResponseConnection:
             ignored.add(self._websocket.query_params)
             self._websocket.state.admit()  # the key may have ended since the connection began
             async with AsyncExitStack() as cleanup:
-                call = ApiCall(self._services, self._owner, cleanup, self._session_name)
+                client = client_labels(self._websocket.headers)
+                call = ApiCall(self._services, self._owner, cleanup, self._session_name, client=client)
                 run = await start_response(call, self._unstored, _body(fields), ignored)
                 for label in ignored.labels():
                     self._services.metrics.ignored_fields.labels(label).inc()

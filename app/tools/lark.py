@@ -123,6 +123,6 @@ def _quoted_atom(atom: str, *, has_lines: bool) -> str:
     if atom != "." and not escaped and atom[0] != "[" and atom[:2] not in (r"\p", r"\P"):
         return atom
     if atom == '"' or (atom[0] == "\\" and len(escaped) == 1 and atom[1] not in "sSwWdDpP"):
-        return escaped[0]
+        return f"(?:{escaped[0]})"
     plain = _PLAIN if atom == "." else f"[{atom}&&{_PLAIN}]"
     return f"(?:{'|'.join([plain, *escaped])})"

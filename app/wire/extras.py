@@ -64,7 +64,8 @@ class Unsupported:
 
 TEXT_ONLY = "the models here read and write text"
 IMAGE_LEFT_OUT = "[An image was left out here: this model reads text only.]"
-"""What a model reads in an image's place. A conversation has its images in each later call too, and goes on so."""
+DOCUMENT_LEFT_OUT = "[A document was left out here: this model reads text only.]"
+"""What a model reads in the place of these. A conversation has them in each later call too, and goes on so."""
 NO_FORM = "the answer would not have that form"
 DEPRECATED = "deprecated in favour of tools, and not supported"
 OWN_TEMPLATE = "a chat is written in the model's own template"

@@ -336,7 +336,7 @@ async def test_an_input_may_have_an_integer_of_any_length() -> None:
 
 
 PATHS = ["/v1/messages", "/v1/messages/count_tokens"]
-FILE: Any = {"type": "document", "source": {"type": "url", "url": "http://x"}}
+FILE: Any = {"type": "container_upload", "source": {"type": "url", "url": "http://x"}}
 TOOL: Any = {"name": "now", "input_schema": {"type": "object"}}
 RESULT: Any = {"type": "tool_result", "tool_use_id": "a", "content": [FILE]}
 CALLED: Any = {"type": "tool_use", "id": "toolu_a", "name": "now", "input": {}}
