@@ -72,6 +72,8 @@ class ContextTooLong(MalformedRequest, code="context_length_exceeded"):
 class CompressedBody(MalformedRequest, status=415, code="compressed_body"):
     """The body is compressed."""
 
+    headers = MappingProxyType({"Accept-Encoding": "identity"})
+
 
 class Unauthenticated(DjinnError, status=401, code="invalid_api_key"):
     """No valid API key."""

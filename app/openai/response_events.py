@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from app.domain.errors import Busy, DjinnError
-from app.domain.values import FinishReason
+from app.domain.values import FinishReason, TokenLogprobs
 from app.messages import TurnFinished
 from app.openai.logprobs import ScoredText
 from app.openai.response import IncompleteDetails, ResponseErrorView, ResponseObject, ResponseUsage
@@ -63,6 +63,8 @@ class ResponseWriter:
         """The call whose arguments come, if its item can only be told at their end."""
         self._scored = ScoredText(tokens)
         """Log-probabilities of the message that was opened last."""
+        self._unsaid: list[TokenLogprobs] = []
+        """Those of text that is held back, as it may begin a call."""
         self._number = 0
 
     def begin(self) -> Iterator[Event]:
@@ -121,17 +123,18 @@ class ResponseWriter:
         return {**event, "sequence_number": number}
 
     def _take(self, item: TextChunk | TurnFinished) -> Iterator[Event]:
-        logprobs = item.logprobs if isinstance(item, TextChunk) else ()
+        logprobs = [*self._unsaid, *(item.logprobs if isinstance(item, TextChunk) else ())]
         for piece in self._answer.pieces(item):
             match piece:
                 case Content() if piece.text or logprobs:
-                    if not self._is_open or not isinstance(self._items[-1], OutputMessageItem):
+                    if not self._is_open or not self._is_message:
                         yield from self._close("completed")
                         yield from self._open_message()
                     self._last_part().text += piece.text
-                    told, logprobs = self._scored.take(logprobs), ()
+                    told, logprobs = self._scored.take(logprobs), []
                     yield self._event("response.output_text.delta", content_index=0, delta=piece.text, logprobs=told)
                 case CallBegun():
+                    logprobs = []
                     yield from self._close("completed")
                     tool = self._tools.get(piece.name)
                     call = FunctionCallItem(
@@ -147,6 +150,7 @@ class ResponseWriter:
                     else:
                         self._held = tool, call
                 case CallArguments():
+                    logprobs = []
                     if self._held is not None:
                         self._held[1].arguments += piece.text
                         continue
@@ -154,6 +158,10 @@ class ResponseWriter:
                     assert isinstance(last, FunctionCallItem)
                     last.arguments += piece.text
                     yield self._event("response.function_call_arguments.delta", delta=piece.text)
+        self._unsaid = logprobs
+        if isinstance(item, TurnFinished) and logprobs and self._is_open and self._is_message:
+            told, self._unsaid = self._scored.take(logprobs), []
+            yield self._event("response.output_text.delta", content_index=0, delta="", logprobs=told)
 
     def _open_message(self) -> Iterator[Event]:
         message = OutputMessageItem(id=new_id("msg"), content=[], status="in_progress")
@@ -204,6 +212,10 @@ class ResponseWriter:
     def _event(self, kind: str, **fields: Any) -> Event:
         """An event of the open item."""
         return {"type": kind, "item_id": self._items[-1].id, "output_index": self._index, **fields}
+
+    @property
+    def _is_message(self) -> bool:
+        return isinstance(self._items[-1], OutputMessageItem)
 
     @property
     def _index(self) -> int:

@@ -29,6 +29,11 @@ _OPEN = frozenset(
 )
 """Keywords by which a schema takes more keys than its `properties`, or may."""
 
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords whose values have schemas by names."""
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+_SILENT = (("propertyNames", {"type": "string"}), ("propertyNames", {}), ("uniqueItems", False))
+
 Literal = Callable[[str], str]
 """Writes a text as terminals: a special token is one that no text can spell."""
 
@@ -78,7 +83,7 @@ def _call_rules(tools: Sequence[Tool], form: ToolFormat, *, held: bool) -> list[
             rules.append(f"call_{index}: {_text(head + INPUT)} {text} {_text(INPUT_END)} {end}")
             rules.append(tool.lark.replace(PREFIX, prefix))
             continue
-        schema = _closed(tool.schema) if held else {"type": "object"}
+        schema = _closed(known_keywords(tool.schema)) if held else {"type": "object"}
         rules.append(f"call_{index}: {_text(head)} {_json(schema)} {end}")
     return rules
 
@@ -102,6 +107,25 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     if "properties" not in schema or not _OPEN.isdisjoint(schema):
         return schema
     return {**schema, "additionalProperties": False}
+
+
+def known_keywords(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema without keywords that say nothing: zod writes one for records, and other clients null for none."""
+    known: dict[str, Any] = {}
+    for key, value in schema.items():
+        if (value is None and key != "const") or (key, value) in _SILENT:
+            continue
+        if key in _VALUES:
+            known[key] = value
+        elif key in _NAMED and isinstance(value, dict):
+            known[key] = {name: _known(each) for name, each in value.items()}
+        else:
+            known[key] = [_known(each) for each in value] if isinstance(value, list) else _known(value)
+    return known
+
+
+def _known(schema: Any) -> Any:
+    return known_keywords(schema) if isinstance(schema, dict) else schema
 
 
 def with_spaces(schema: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.domain.values import Grammar, GrammarKind
 from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse, find_format
-from app.tools.grammar import call_grammar, with_spaces
+from app.tools.grammar import call_grammar, known_keywords, with_spaces
 from app.tools.prompt import Message, messages_as_text, messages_for_template, with_instructions
 from app.tools.reader import Answer, FamilyReader
 
@@ -96,7 +96,7 @@ class ToolSupport:
             return None
         schema = None if content is None else _schema_of(content)
         text = call_grammar(use, self._form, self._tokens.special_id, content_schema=schema)
-        parts = tuple((f"the parameters of {tool.name!r}", _part(tool.schema)) for tool in use.callable)
+        parts = tuple((f"the parameters of {tool.name!r}", _part(known_keywords(tool.schema))) for tool in use.callable)
         answer = () if content is None else ((f"the form in {content.field}", _part(schema or {})),)
         return Grammar(GrammarKind.LARK, text, "tools", parts + answer)
 
