@@ -63,7 +63,7 @@ MAX_LABEL = 512
 
 def client_labels(headers: Headers) -> dict[str, str]:
     """What the agent's own headers say of it, as metadata of a session that its call opens."""
-    found = {}
+    found: dict[str, str] = {}
     for label, names in (("client_session", CLIENT_SESSION), ("client_agent", CLIENT_AGENT)):
         said = next((headers[name] for name in names if headers.get(name)), None)
         if said is not None and said not in found.values():
