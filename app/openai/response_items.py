@@ -192,7 +192,7 @@ class LocalShellAction(OpenBody):
 
     type: Literal["exec"] = "exec"
     command: Words
-    env: dict[str, str] = Field(default={})
+    env: dict[str, str] = Field(default_factory=dict)
     timeout_ms: Milliseconds | None = None
     user: str | None = None
     working_directory: str | None = None
@@ -324,7 +324,8 @@ def _json(arguments: dict[str, Any]) -> str:
 
 
 def _given(action: OpenBody) -> dict[str, Any]:
-    return action.model_dump(include=set(type(action).model_fields), exclude_defaults=True)
+    shown = action.model_dump(include=set(type(action).model_fields), exclude={"type"}, exclude_none=True)
+    return {name: value for name, value in shown.items() if value != {}}
 
 
 _TAGS = dict.fromkeys(("custom_tool_call_output", "local_shell_call_output"), "function_call_output")

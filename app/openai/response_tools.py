@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError
+from typing_extensions import TypeAliasType
 
 from app.domain.errors import FieldOutOfRange
 from app.openai.fields import MAX_TOOLS, FunctionDefinition, ToolName
@@ -25,7 +26,7 @@ from app.openai.response_items import (
 from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.lark import NotRegular, quoted_lark, quoted_regex
 from app.tools.reader import load_json
-from app.wire.base import type_of
+from app.wire.base import by_tag, type_of
 from app.wire.extras import OpenBody
 
 HOSTED = (
@@ -82,22 +83,22 @@ class CustomTool(OpenBody):
         return Tool(self.name, description, schema, strict=lark is not None, lark=lark)
 
 
+InnerTool = TypeAliasType(
+    "InnerTool",
+    Annotated[
+        Annotated[FlatFunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
+        by_tag("type", "function", "custom", error="item", words="a tool of type function or custom"),
+    ],
+)
+
+
 class NamespaceTool(OpenBody):
     """Tools under a common name. The model sees each as `NAMESPACE__NAME`."""
 
     type: Literal["namespace"]
     name: ToolName
     description: str = ""
-    tools: list[
-        Annotated[
-            Annotated[FlatFunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
-            Discriminator(
-                lambda tool: kind if (kind := type_of(tool)) in ("function", "custom") else None,
-                custom_error_type="item",
-                custom_error_message="a tool of type function or custom",
-            ),
-        ]
-    ] = Field(max_length=MAX_TOOLS)
+    tools: list[InnerTool] = Field(max_length=MAX_TOOLS)
 
 
 class ShellTool(OpenBody):
@@ -138,21 +139,24 @@ def _form_of(tool: object) -> str | None:
     return kind if kind in FORMS else None
 
 
-ResponseTool = Annotated[
-    Annotated[FlatFunctionTool, Tag("function")]
-    | Annotated[CustomTool, Tag("custom")]
-    | Annotated[NamespaceTool, Tag("namespace")]
-    | Annotated[ShellTool, Tag("shell")]
-    | Annotated[LocalShellTool, Tag("local_shell")]
-    | Annotated[ApplyPatchTool, Tag("apply_patch")]
-    | Annotated[HostedTool, Tag("hosted")],
-    Discriminator(
-        _form_of,
-        custom_error_type="item",
-        custom_error_message=f"a tool whose type is one of {', '.join(FORMS)}, or one that a server runs, which is "
-        "left out",
-    ),
-]
+ResponseTool = TypeAliasType(
+    "ResponseTool",
+    Annotated[
+        Annotated[FlatFunctionTool, Tag("function")]
+        | Annotated[CustomTool, Tag("custom")]
+        | Annotated[NamespaceTool, Tag("namespace")]
+        | Annotated[ShellTool, Tag("shell")]
+        | Annotated[LocalShellTool, Tag("local_shell")]
+        | Annotated[ApplyPatchTool, Tag("apply_patch")]
+        | Annotated[HostedTool, Tag("hosted")],
+        Discriminator(
+            _form_of,
+            custom_error_type="item",
+            custom_error_message=f"a tool whose type is one of {', '.join(FORMS)}, or one that a server runs, which is "
+            "left out",
+        ),
+    ],
+)
 
 
 class ToolChosen(OpenBody):

@@ -32,7 +32,11 @@ _OPEN = frozenset(
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose values have schemas by names."""
 _VALUES = frozenset({"const", "default", "enum", "examples"})
-_SILENT = (("propertyNames", {"type": "string"}), ("propertyNames", {}), ("uniqueItems", False))
+_SILENT: tuple[tuple[str, object], ...] = (
+    ("propertyNames", {"type": "string"}),
+    ("propertyNames", {}),
+    ("uniqueItems", False),
+)
 
 Literal = Callable[[str], str]
 """Writes a text as terminals: a special token is one that no text can spell."""
