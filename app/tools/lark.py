@@ -6,7 +6,7 @@ import re
 
 _TOKEN = re.compile(
     r"""(?://|\#)[^\n]*|->\s*\w+
-    |(?P<text>"(?:[^"\\\n]|\\.)*")
+    |(?P<text>"(?:[^"\\\n]|\\.)*")(?P<case>i?)
     |(?P<regex>/(?:[^/\\\n]|\\.)+/)(?P<flags>[a-z]*)
     |(?P<rule>^[ \t]*[?!]*(?P<defined>[A-Za-z_]\w*)(?:\.-?\d+)?[ \t]*:)
     |(?P<name>[A-Za-z_]\w*)
@@ -65,7 +65,7 @@ def quoted_lark(source: str) -> str:
                 text = str(ast.literal_eval(token["text"]))
             except (SyntaxError, ValueError):
                 raise NotRegular(f"{token['text'][:64]} is no text") from None
-            return json.dumps(json.dumps(text, ensure_ascii=False)[1:-1], ensure_ascii=False)
+            return json.dumps(json.dumps(text, ensure_ascii=False)[1:-1], ensure_ascii=False) + token["case"]
         if token["regex"]:
             return f"/{_quoted_regex(token['regex'][1:-1], token['flags'])}/{token['flags']}"
         if token["rule"]:

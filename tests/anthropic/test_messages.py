@@ -197,6 +197,17 @@ def test_what_no_model_here_can_use_is_left_out_and_named(http: httpx.Client, pa
     assert "x-djinn-ignored" not in ask(thinking={"type": "disabled"}).headers
 
 
+def test_images_and_documents_are_left_out_by_a_text_and_tools_that_were_found_are_named(http: httpx.Client) -> None:
+    shown = [{"type": kind, "source": {"type": "url", "url": "http://x"}} for kind in ("image", "document")]
+    found = {"type": "tool_result", "tool_use_id": "toolu_a", "content": [*shown, FOUND]}
+    body = {**ASK, "messages": [*ASK["messages"], CALLS_NOW, {"role": "user", "content": [found, shown[0]]}]}
+    told = http.post("/v1/messages", json=body).raise_for_status().headers["x-djinn-ignored"]
+    assert told.split(", ") == [f"messages.2.content.{path}" for path in ("1", "0.content.0", "0.content.1")]
+    _, _, tool, user = chat(*body["messages"])
+    assert [each.split()[1] for each in tool["content"].split("\n")[:2]] == ["image", "document"]
+    assert (tool["content"].split("\n")[2], "An image was left out" in user["content"]) == ("look_up", True)
+
+
 def test_the_model_is_listed_as_the_sdk_reads_it(sdk: anthropic.Anthropic, http: httpx.Client) -> None:
     page = sdk.models.list(limit=20)
     [model] = page
@@ -339,7 +350,9 @@ PATHS = ["/v1/messages", "/v1/messages/count_tokens"]
 FILE: Any = {"type": "container_upload", "source": {"type": "url", "url": "http://x"}}
 TOOL: Any = {"name": "now", "input_schema": {"type": "object"}}
 RESULT: Any = {"type": "tool_result", "tool_use_id": "a", "content": [FILE]}
+FOUND: Any = {"type": "tool_reference", "tool_name": "look_up"}
 CALLED: Any = {"type": "tool_use", "id": "toolu_a", "name": "now", "input": {}}
+CALLS_NOW: Any = {"role": "assistant", "content": [CALLED]}
 
 
 def check_body(response: httpx.Response, status: int, kind: str) -> str:

@@ -16,6 +16,7 @@ from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
 from app.tools.definitions import HERMES, LLAMA, MISTRAL, Tool, ToolFormat, ToolMode, ToolUse, find_format
 from app.tools.grammar import MAX_CALLS, call_grammar
+from app.tools.lark import quoted_lark
 from app.tools.prompt import messages_for_template
 from app.tools.reader import Content
 from app.tools.support import ToolSupport
@@ -263,3 +264,29 @@ def test_arguments_are_an_object_whether_the_schema_says_so_or_not(
     grammar = grammar_of(LLAMA, use)
     assert takes(grammar, write(LLAMA, ("add", good)))
     assert not any(takes(grammar, write(LLAMA, ("add", each))) for each in wrong)
+
+
+def test_keywords_that_say_nothing_are_left_out() -> None:
+    record = {"type": "object", "propertyNames": {"type": "string"}, "required": None, "uniqueItems": False}
+    schema = {
+        "properties": {"required": record, "n": {"enum": [None, 1]}},
+        "required": ["n"],
+        "additionalProperties": None,
+    }
+    use = ToolUse.of([Tool("f", None, schema)], ToolMode.REQUIRED, None, parallel=False)
+    grammar = grammar_of(HERMES, use)
+    assert takes(grammar, write(HERMES, ("f", '{"required": {"a": 1}, "n": null}')))
+    assert not takes(grammar, write(HERMES, ("f", '{"n": 2}')))
+
+
+@FORMATS
+def test_only_texts_with_a_form_are_held_where_the_model_decides(form: ToolFormat) -> None:
+    said = Tool("say", None, None, strict=True, lark=quoted_lark('start: /[a\\n]+/ (B | "c"i)\nB: "\\"b\\""'))
+    other = Tool("f", None, {"type": "object", "not": {}})
+    grammar = grammar_of(form, ToolUse.of([said, other], ToolMode.AUTO, None, parallel=True))
+    for text in ('a\n"b"', "\n\nC"):
+        assert takes(grammar, write(form, ("say", json.dumps({"input": text}))))
+    assert takes(grammar, write(form, ("f", '{"any": [1]}')))
+    assert takes(grammar, "Just text.")
+    for text in ("a", "xc", 'a"b" '):
+        assert not takes(grammar, write(form, ("say", json.dumps({"input": text}))))

@@ -244,3 +244,14 @@ def test_a_history_that_is_sent_again_finds_its_session() -> None:
         second = http.post("/v1/responses", json={**asked, "input": history})
         assert first.headers["x-session-id"] == second.headers["x-session-id"]
         assert len(http.get("/v1/sessions").json()["data"]) == 1
+
+
+def test_text_that_is_held_back_keeps_its_log_probabilities(sdk: Any) -> None:
+    asked = {"model": MODEL, "input": "x", "tools": [LOOK_UP], "tool_choice": "auto", "top_logprobs": 0}
+    unheld = {**asked, "tools": [{**LOOK_UP, "strict": False}], "max_output_tokens": 3}
+    events = list(sdk.responses.create(**unheld, stream=True, extra_body={"logit_bias": {str(ord("<")): 100}}))
+    (message,) = events[-1].response.output
+    (part,) = message.content
+    assert (part.text, len(part.logprobs)) == ("<<<"[: len(part.text)], 3)
+    streamed = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
+    assert len(streamed) == 3

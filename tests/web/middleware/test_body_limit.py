@@ -56,6 +56,7 @@ def test_a_compressed_body_is_refused_by_name(http: httpx.Client) -> None:
     for path in ("/v1/sessions", IMPORT):
         response = http.post(path, content=gzip.compress(b"{}"), headers={**JSON, "Content-Encoding": "gzip"})
         assert "gzip" in assert_error(response, 415, "compressed_body", param="Content-Encoding")
+        assert response.headers["accept-encoding"] == "identity"
     assert http.post("/v1/sessions", content=b"{}", headers={**JSON, "Content-Encoding": "identity"}).is_success
 
 
