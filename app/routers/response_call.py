@@ -40,7 +40,7 @@ class ResponseRun:
         cleanup: AsyncExitStack,
     ) -> None:
         self._services = services
-        self._stored = stored
+        self.stored = stored
         self._reader = reader
         self._answer = answer
         tools = {each.tool.name: each for each in offered_tools(body.tools)}
@@ -63,7 +63,7 @@ class ResponseRun:
     @property
     def session(self) -> Session | None:
         """The session of a response that is kept."""
-        conversation = self._stored.conversation
+        conversation = self.stored.conversation
         return conversation.session if conversation.is_kept or not conversation.owns_session else None
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -82,12 +82,12 @@ class ResponseRun:
                         raise error
                     for event in self._writer.finish(item):
                         yield event
-            services, session, calls = self._services, self._stored.conversation.session, self._answer.calls
+            services, session, calls = self._services, self.stored.conversation.session, self._answer.calls
             if self.response.status == "completed" and calls and services.settings.park_on_tool_calls:
                 services.sessions.wait_for_tools(session, self._reader.turn, calls)
             self._keep()
             await self._cleanup.aclose()
-            await services.responses.settled(self._stored)
+            await services.responses.settled(self.stored)
         except Exception as error:
             self.error = error
             self._writer.fail(error)
@@ -101,15 +101,15 @@ class ResponseRun:
         self._keep()
 
     def _keep(self) -> None:
-        conversation = self._stored.conversation
+        conversation = self.stored.conversation
         if self._is_kept:
             return
         self._is_kept = True
         conversation.is_running = False
         if conversation.is_kept:
-            self._services.responses.keep(self._stored)
+            self._services.responses.keep(self.stored)
         else:
-            conversation.add(self._stored)
+            conversation.add(self.stored)
 
 
 async def start_response(

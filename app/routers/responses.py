@@ -50,13 +50,30 @@ async def create_response(request: Request, body: ResponseBody, call: ApiCallDep
         return _again(made, keyed, stream=body.stream)
     unstored = UnstoredConversation(services.sessions)
     call.cleanup.callback(unstored.close)
+    runs: list[ResponseRun] = []
+    if not body.stream and keyed is None:
+        call.cleanup.callback(_forget_unheard, services, runs)
     run = await unless_disconnected(request, start_response(call, unstored, body, ignored))
+    runs.append(run)
     if body.stream:
         return _with_session(run, EventStream(_stream(run, keyed)))
     await unless_disconnected(request, _finish(run))
+    runs.clear()
     if keyed is not None:
         keyed.is_answered = True
     return _with_session(run, Response(to_json(run.response), media_type="application/json"))
+
+
+def _forget_unheard(services: Services, runs: list[ResponseRun]) -> None:
+    """Forget a response whose client went before it heard the id: no call can ask for it, nor continue it."""
+    for run in runs:
+        conversation, registry = run.stored.conversation, services.sessions
+        if not conversation.is_kept or run.response.status != "cancelled":
+            continue
+        services.responses.delete(run.stored)
+        session = conversation.session
+        if not conversation.responses and conversation.owns_session and registry.table.find(session.id) is session:
+            registry.drop(session)  # its turn may still be ending
 
 
 async def _stream(run: ResponseRun, keyed: KeyedRequest | None) -> AsyncGenerator[bytes, None]:

@@ -20,6 +20,7 @@ from tests.openai.conftest import MODEL
 from tests.openai.reference import Reference
 from tests.openai.responses.asking import CALLING, GREEDY, LONG
 from tests.serving import running_services, serve
+from tests.waiting import wait_until
 
 
 def test_a_response_can_be_read_again_until_it_is_deleted_with_its_session(sdk: Any, http: httpx.Client) -> None:
@@ -216,6 +217,16 @@ def test_a_running_response_stays(small: tuple[Any, httpx.Client]) -> None:
         assert_error(http.post("/v1/sessions"), 429, "session_limit")
         assert sdk.responses.retrieve(created.response.id).status == "in_progress"
     http.delete(f"/v1/sessions/{opened}").raise_for_status()
+
+
+def test_a_response_whose_client_left_before_it_heard_of_it_is_forgotten(openai_url: str, http: httpx.Client) -> None:
+    def sessions() -> list[str]:
+        return [session["state"] for session in http.get("/v1/sessions", params={"limit": 100}).json()["data"]]
+
+    before = sorted(sessions())
+    with httpx.Client(base_url=openai_url) as client, pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/responses", json={"model": MODEL, "input": "x", "ignore_eos": True}, timeout=0.3)
+    wait_until(lambda: sorted(sessions()) == before)
 
 
 async def test_a_response_stays_until_it_is_kept() -> None:
