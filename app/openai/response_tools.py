@@ -57,15 +57,22 @@ class TextGrammar(OpenBody):
     definition: str = Field(min_length=1, max_length=MAX_GRAMMAR)
 
 
+TextForm = TypeAliasType(
+    "TextForm",
+    Annotated[
+        Annotated[FreeText, Tag("text")] | Annotated[TextGrammar, Tag("grammar")],
+        by_tag("type", "text", "grammar", error="item", words="an object of type text or grammar"),
+    ],
+)
+
+
 class CustomTool(OpenBody):
     """A tool whose input is a text. The model writes it as a function's only argument."""
 
     type: Literal["custom"]
     name: ToolName
     description: str | None = None
-    format: Annotated[FreeText | TextGrammar, Field(discriminator="type")] | None = Field(
-        None, description="the text's form (default: any)"
-    )
+    format: TextForm | None = Field(None, description="the text's form (default: any)")
 
     def without_effect(self) -> list[str]:
         """A grammar that cannot hold the text of a JSON string. The model reads it all the same."""

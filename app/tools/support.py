@@ -13,6 +13,7 @@ from app.domain.values import Grammar, GrammarKind
 from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse, find_format
 from app.tools.grammar import call_grammar, known_keywords, with_spaces
+from app.tools.lark import PREFIX, START
 from app.tools.prompt import Message, messages_as_text, messages_for_template, with_instructions
 from app.tools.reader import Answer, FamilyReader
 
@@ -96,7 +97,7 @@ class ToolSupport:
             return None
         schema = None if content is None else _schema_of(content)
         text = call_grammar(use, self._form, self._tokens.special_id, content_schema=schema)
-        parts = tuple((f"the parameters of {tool.name!r}", _part(known_keywords(tool.schema))) for tool in use.callable)
+        parts = tuple((f"the parameters of {tool.name!r}", _part_of(tool)) for tool in use.callable)
         answer = () if content is None else ((f"the form in {content.field}", _part(schema or {})),)
         return Grammar(GrammarKind.LARK, text, "tools", parts + answer)
 
@@ -135,6 +136,13 @@ def form_without_effect(form: Grammar | None, use: ToolUse) -> list[str]:
     if form is None or use.mode is not ToolMode.REQUIRED:
         return []
     return [form.field.removesuffix(".schema").removesuffix(".json_schema")]
+
+
+def _part_of(tool: Tool) -> Grammar:
+    if tool.lark is None:
+        return _part(known_keywords(tool.schema))
+    text = f"start: {START}\n{tool.lark}".replace(PREFIX, "TEXT_")
+    return Grammar(GrammarKind.LARK, text, "tools")
 
 
 def _part(schema: dict[str, Any]) -> Grammar:
