@@ -8,29 +8,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-import torch
 import uvicorn
 
-from app.gpu.startup import memory
 from app.main import load_app
-from app.model_store.resolve import ResolvedModel
 from app.routers.dependencies import Services
 from app.settings import Settings
 from app.web.server import close_connections
 
-_counted: dict[tuple[str, object], Any] = {}
-_random_sizes = memory._random_sizes
-
-
-def _sizes_once(model: ResolvedModel, dtype: torch.dtype) -> Any:
-    """Transformers is asked once for the weights of each random model: that takes a third of a server's start."""
-    key = model.config.to_json_string(), dtype
-    if key not in _counted:
-        _counted[key] = _random_sizes(model, dtype)
-    return _counted[key]
-
-
-memory._random_sizes = _sizes_once
 START_TIMEOUT_S = 90
 """The first server of a model compiles kernels."""
 TICK_S = 0.1
