@@ -36,7 +36,7 @@ METAVARS = {
     "max_model_len": "TOKENS",
 }
 """What `--help` calls the value of a setting, where neither the end of its name nor its type tells."""
-OF_NAMES = {"_dir": "FOLDER", "_tokens": "TOKENS"}
+OF_NAMES = {"_dir": "FOLDER", "_tokens": "TOKENS", "chat_format": "FORMAT"}
 OF_TYPES = {Path: "FILE", ByteSize: "SIZE", KVBudget: "SIZE", float: "SECONDS", int: "COUNT"}
 GROUPS = {
     "host": "access and logs",

@@ -70,7 +70,9 @@ def open_services(
     spooled = settings.state_dir and settings.state_dir.expanduser() / "tmp"  # with the journal, if there is one
     spool = Spool(spooled, room.beside(spooled) if spooled else room, int(settings.max_spool_bytes))
     bound_sessions = BoundSessions(registry, restored)
-    tool_support = ToolSupport(tokens)
+    key = settings.cluster_key_file
+    shared = None if key is None else key.expanduser().read_bytes().strip()
+    tool_support = ToolSupport(tokens, settings.chat_format, shared)
     tool_support.check_format()
     bindings = Bindings(bound_sessions, responses, registry.tool_waits, keeper.keyed)
     return Services(

@@ -236,4 +236,6 @@ class Model(Answer):
     max_model_len: int
     layers: int
     hidden_size: int
+    chat_format: str
+    """How the model talks, such as `hermes+think`: how it calls tools, and how it thinks."""
     default_sampling: DefaultSampling

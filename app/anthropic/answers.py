@@ -12,13 +12,18 @@ from app.anthropic.messages import ID_PREFIX
 from app.domain.values import FinishReason
 from app.messages import Started, TurnFinished
 from app.text.generation import TextChunk, TextItem
-from app.tools.reader import Answer, CallArguments, CallBegun, Content, Piece
+from app.tools.reader import Answer, CallArguments, CallBegun, Content, Piece, Reasoning
+from app.tools.seal import Seal
 from app.web.errors import messages_error_body, visible_error
 from app.web.sse import sse_event
 from app.wire.base import event_of, fixed, list_of, shape, union_of
+from app.wire.turns import is_none
 
 Event = dict[str, Any]
 """One event of a stream; `type` is its name."""
+
+
+DELTA_FIELDS = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
 
 
 def whole_message(events: Iterable[Event]) -> Event:
@@ -34,12 +39,15 @@ def whole_message(events: Iterable[Event]) -> Event:
                 texts.append([])
             case "content_block_delta":
                 delta = event["delta"]
-                texts[-1].append(delta["text"] if delta["type"] == "text_delta" else delta["partial_json"])
+                if delta["type"] == "signature_delta":
+                    message["content"][-1]["signature"] = delta["signature"]
+                else:
+                    texts[-1].append(delta[DELTA_FIELDS[delta["type"]]])
             case "message_delta":
                 message |= event["delta"] | {"usage": event["usage"]}
     for block, pieces in zip(message["content"], texts, strict=True):
-        if block["type"] == "text":
-            block["text"] = "".join(pieces)
+        if block["type"] != "tool_use":
+            block[block["type"]] = "".join(pieces)
         else:
             block["input"] = _input("".join(pieces))
     return message
@@ -77,8 +85,18 @@ class MessageWriter:
         answer: Answer,
         *,
         on_calls: Callable[[Sequence[str]], None],
+        seal: Seal | None = None,
+        shows_thoughts: bool = True,
+        thinks: bool = False,
     ) -> None:
-        """`on_calls` is told the tools that the answer has called, before its last events."""
+        """`on_calls` is told the tools that the answer has called, before its last events. `thinks`: the model does,
+        and `seal` signs its thoughts, which are in the signature alone unless the call `shows_thoughts`.
+        """
+        self._seal = seal or Seal()
+        self._shows_thoughts = shows_thoughts
+        self._thinks = thinks
+        self._thoughts: list[str] = []
+        """Those of the block that is open."""
         self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
         self._prompt_tokens = prompt_tokens
         self._answer = answer
@@ -110,6 +128,12 @@ class MessageWriter:
                     if self._open != "text":
                         yield from self._open_block({"type": "text", "text": ""})
                     yield self._delta({"type": "text_delta", "text": piece.text})
+                case Reasoning():
+                    if self._open != "thinking":
+                        yield from self._open_block({"type": "thinking", "thinking": "", "signature": ""})
+                    self._thoughts.append(piece.text)
+                    if self._shows_thoughts:
+                        yield self._delta({"type": "thinking_delta", "thinking": piece.text})
                 case CallBegun():
                     call_id = ID_PREFIX + piece.id.rpartition("_")[2]
                     yield from self._open_block({"type": "tool_use", "id": call_id, "name": piece.name, "input": {}})
@@ -123,6 +147,9 @@ class MessageWriter:
         yield {"type": "content_block_start", "index": self._blocks - 1, "content_block": block}
 
     def _close_block(self) -> Iterator[Event]:
+        if self._open == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": self._seal.close("".join(self._thoughts))})
+            self._thoughts.clear()
         if self._open is not None:
             self._open = None
             yield {"type": "content_block_stop", "index": self._blocks - 1}
@@ -138,7 +165,9 @@ class MessageWriter:
         yield from left
         yield from self._close_block()
         cost = finished.usage
-        usage = _usage(cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens)
+        usage: Event = {**_usage(cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens)}
+        if self._thinks:
+            usage["output_tokens_details"] = {"thinking_tokens": self._answer.reasoning_tokens}
         stopped = {"stop_reason": reason, "stop_sequence": self._answer.stop}
         yield {"type": "message_delta", "delta": stopped, "usage": usage}
         yield {"type": "message_stop"}
@@ -179,7 +208,17 @@ ToolUseAnswer = shape(
     "A call that the client is to make; it sends the result in a block with this id.",
     {"type": fixed("tool_use"), "id": str, "name": str, "input": dict[str, Any]},
 )
-AnswerBlock = union_of("AnswerBlock", "type", TextAnswer, ToolUseAnswer)
+ThinkingAnswer = shape(
+    "ThinkingAnswer",
+    "What the model thinks. The signature is for the server alone, which takes the block back.",
+    {"type": fixed("thinking"), "thinking": str, "signature": str},
+)
+AnswerBlock = union_of("AnswerBlock", "type", TextAnswer, ToolUseAnswer, ThinkingAnswer)
+MessageTokensDetails = shape(
+    "MessageTokensDetails",
+    "Tokens up to the end of the model's thoughts, with what marks them.",
+    {"thinking_tokens": int},
+)
 MessageUsage = shape(
     "MessageUsage",
     "Tokens of one call. The prompt is the sum of the three kinds of input.",
@@ -188,6 +227,10 @@ MessageUsage = shape(
         "cache_creation_input_tokens": (int, Field(0, description="always 0: all KV stays, and none costs more")),
         "cache_read_input_tokens": (int, Field(description="tokens of the prompt whose KV was there")),
         "output_tokens": int,
+        "output_tokens_details": (
+            MessageTokensDetails | None,
+            Field(None, exclude_if=is_none, description="only of a model that thinks, when the answer has ended"),
+        ),
     },
 )
 MessageAnswer = shape(
@@ -258,7 +301,13 @@ InputJsonDelta = shape(
     "The next piece of the JSON text of a call's input.",
     {"type": "input_json_delta", "partial_json": str},
 )
-AnyDelta: Any = Annotated[TextDelta | InputJsonDelta, Discriminator("type")]
+ThinkingDelta = shape("ThinkingDelta", "The next thoughts of a block.", {"type": "thinking_delta", "thinking": str})
+SignatureDelta = shape(
+    "SignatureDelta",
+    "The signature of a block of thinking, before its end.",
+    {"type": "signature_delta", "signature": str},
+)
+AnyDelta: Any = Annotated[TextDelta | InputJsonDelta | ThinkingDelta | SignatureDelta, Discriminator("type")]
 ContentBlockDelta = shape(
     "ContentBlockDelta", "A block goes on.", {"type": "content_block_delta", "index": int, "delta": AnyDelta}
 )

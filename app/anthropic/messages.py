@@ -1,7 +1,7 @@
 """The bodies of `/v1/messages` and `/v1/messages/count_tokens`, and their prompt."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
@@ -11,7 +11,9 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.text.tokenizer import CharacterLimit, TextLimit, Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse, check_parameters
+from app.tools.seal import Seal
 from app.tools.support import ToolSupport
+from app.tools.thinking import Opening, Wish
 from app.wire.base import MAX_COUNT, LongList, TextOrList, WireModel, by_tag, type_of
 from app.wire.calls import CallBody
 from app.wire.extras import ANTHROPIC, DOCUMENT_LEFT_OUT, IMAGE_LEFT_OUT, OpenBody
@@ -129,15 +131,32 @@ class ToolResultBlock(OpenBody):
 
 
 class ThinkingBlock(OpenBody):
-    """What another model thought: the prompt leaves it out."""
+    """What the model thought. The prompt leaves it out if the chat template does."""
 
     type: Literal["thinking"]
 
+    def text(self, seal: Seal) -> str:
+        """The thoughts. An empty `thinking` has them in the `signature`."""
+        extras = self.model_extra or {}
+        shown, signature = extras.get("thinking"), extras.get("signature")
+        if isinstance(shown, str) and shown:
+            return shown
+        return (seal.open(signature) if isinstance(signature, str) else None) or ""
+
 
 class RedactedThinkingBlock(OpenBody):
-    """What another model thought, encrypted: the prompt leaves it out."""
+    """What a model thought, encrypted: the prompt leaves it out unless this server has sealed it."""
 
     type: Literal["redacted_thinking"]
+
+    def text(self, seal: Seal) -> str:
+        """The thoughts."""
+        data = (self.model_extra or {}).get("data")
+        return (seal.open(data) if isinstance(data, str) else None) or ""
+
+
+OF_THOUGHTS = frozenset(f"{ANTHROPIC}.messages.content.{name}" for name in ("thinking", "signature", "data"))
+"""The fields of these blocks, which have an effect if the model's template reads thoughts."""
 
 
 UserBlock = TypeAliasType(
@@ -186,7 +205,7 @@ class SystemInput(OpenBody):
     role: Literal["system"]
     content: TextContent
 
-    def for_template(self) -> Iterator[dict[str, Any]]:
+    def for_template(self, seal: Seal) -> Iterator[dict[str, Any]]:
         """The message as chat templates read it."""
         yield {"role": "system", "content": text_of(self.content)}
 
@@ -201,7 +220,7 @@ class UserInput(OpenBody):
         """Images and documents."""
         return _files(self.content)
 
-    def for_template(self) -> Iterator[dict[str, Any]]:
+    def for_template(self, seal: Seal) -> Iterator[dict[str, Any]]:
         """The message as chat templates read it: each answer of a tool is a message of its own."""
         if isinstance(self.content, str):
             yield {"role": "user", "content": self.content}
@@ -220,14 +239,23 @@ class AssistantInput(OpenBody):
     role: Literal["assistant"]
     content: TextOrList[str, LongList[AssistantBlock]]
 
-    def for_template(self) -> Iterator[dict[str, Any]]:
+    def for_template(self, seal: Seal) -> Iterator[dict[str, Any]]:
         """The message as chat templates read it, but that the arguments of its calls are still text."""
         if isinstance(self.content, str):
             yield {"role": "assistant", "content": self.content}
             return
         texts = [block for block in self.content if isinstance(block, TextBlock)]
         calls = [_call(block) for block in self.content if isinstance(block, ToolUseBlock)]
-        yield {"role": "assistant", "content": text_of(texts)} | ({"tool_calls": calls} if calls else {})
+        thoughts = [
+            block.text(seal) for block in self.content if isinstance(block, ThinkingBlock | RedactedThinkingBlock)
+        ]
+        thought = "\n".join(filter(None, thoughts))
+        yield {
+            "role": "assistant",
+            "content": text_of(texts),
+            **({"reasoning_content": thought} if thought else {}),
+            **({"tool_calls": calls} if calls else {}),
+        }
 
 
 MessageInput = TypeAliasType(
@@ -243,13 +271,13 @@ MessageInput = TypeAliasType(
 )
 
 
-def chat_of(system: str | Sequence[SystemBlock] | None, messages: Sequence[MessageInput]) -> Chat:
+def chat_of(system: str | Sequence[SystemBlock] | None, messages: Sequence[MessageInput], seal: Seal) -> Chat:
     """The conversation as chat templates read it. Messages of one role that follow each other are one."""
     if system and not isinstance(system, str):
         system = [block for block in system if not block.is_billing] or None
     chat: Chat = [] if system is None else [{"role": "system", "content": text_of(system)}]
     for message in messages:
-        for each in message.for_template():
+        for each in message.for_template(seal):
             last: dict[str, Any] = chat[-1] if chat else {"role": None}
             if last["role"] == each["role"] != "tool" and "tool_calls" not in last:
                 last["content"] += f"\n{each.pop('content')}"
@@ -344,9 +372,10 @@ class OutputFormat(OpenBody):
 
 
 class OutputConfig(OpenBody):
-    """The form of the answer."""
+    """The form of the answer, and how much the model thinks."""
 
     format: OutputFormat | None = None
+    effort: str | None = Field(None, max_length=32, description="how much the model thinks")
 
 
 class Metadata(OpenBody):
@@ -356,6 +385,16 @@ class Metadata(OpenBody):
         None,
         max_length=512,
         description="the caller's name for its end user: metadata of a session that the call opens, as `user`",
+    )
+
+
+class ThinkingConfig(OpenBody):
+    """Whether the model thinks before it answers."""
+
+    type: Literal["adaptive", "enabled", "between_tools", "disabled"]
+    budget_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="tokens after which the thoughts end")
+    display: Literal["summarized", "omitted"] | None = Field(
+        None, description="omitted: blocks of thinking are empty, and their signatures hold the thoughts"
     )
 
 
@@ -372,6 +411,21 @@ class PromptFields(OpenBody):
     tools: list[ToolDefinition] = Field(default=[], max_length=MAX_TOOLS, description="tools to call")
     tool_choice: ToolChoice | None = Field(None, description="what is called (default: auto)")
     output_config: OutputConfig | None = None
+    thinking: ThinkingConfig | None = Field(
+        None, description="whether the model thinks (default: as its template has it)"
+    )
+
+    def wish(self) -> Wish:
+        """What the call says of thinking."""
+        effort = None if self.output_config is None else self.output_config.effort
+        asked = self.thinking
+        return Wish(
+            effort=effort,
+            effort_field="output_config.effort",
+            thinks=None if asked is None else asked.type != "disabled",
+            budget=None if asked is None or asked.type == "disabled" else asked.budget_tokens,
+            budget_field="thinking.budget_tokens",
+        )
 
     def to_tool_use(self) -> ToolUse:
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
@@ -413,23 +467,40 @@ class MessagesBody(CallBody, PromptFields):
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
         return PromptFields.to_tool_use(self)
 
+    def wish(self) -> Wish:
+        """What the call says of thinking."""
+        return PromptFields.wish(self)
+
+    @property
+    def shows_thoughts(self) -> bool:
+        """Whether blocks of thinking have their text."""
+        return self.thinking is None or self.thinking.display != "omitted"
+
 
 def prompt_tokens(
-    body: PromptFields, tokens: Tokens, support: ToolSupport, limit: TextLimit | CharacterLimit | None = None
-) -> list[int]:
-    """The conversation in the model's own template, with its tools.
+    body: PromptFields,
+    tokens: Tokens,
+    support: ToolSupport,
+    variables: Mapping[str, Any],
+    limit: TextLimit | CharacterLimit | None = None,
+) -> tuple[list[int], Opening]:
+    """The conversation in the model's own template, with its tools and those variables, and how that leaves the turn.
 
     Raises `FieldOutOfRange` if the last message cannot be continued or the tools do not fit together, and
     `MalformedRequest` if the template rejects the messages, and `ContextTooLong` if they are certainly too long.
     """
-    chat = chat_of(body.system, body.messages)
+    chat = chat_of(body.system, body.messages, support.seal)
     continues = body.messages[-1].role == "assistant"
     if continues:
         _check_continued(chat, f"messages.{len(body.messages) - 1}.content")
     text = support.chat_text(
-        chat, body.to_tool_use().tools, add_generation_prompt=not continues, continue_final_message=continues
+        chat,
+        body.to_tool_use().tools,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        variables=variables,
     )
-    return tokens.encode(text, add_special_tokens=False, limit=limit)
+    return tokens.encode(text, add_special_tokens=False, limit=limit), support.opening(text)
 
 
 def _check_continued(chat: Chat, field: str) -> None:

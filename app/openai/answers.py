@@ -16,7 +16,7 @@ from app.openai.fields import StreamOptions
 from app.openai.logprobs import json_list, one_list, scored_token
 from app.text.generation import TextChunk, TextItem
 from app.text.tokenizer import Tokens
-from app.tools.reader import Answer, CallArguments, CallBegun, Content, Piece
+from app.tools.reader import Answer, CallArguments, CallBegun, Content, Piece, Reasoning
 from app.web.errors import body_of
 
 Items = AsyncIterator[tuple[int, TextItem]]
@@ -28,6 +28,10 @@ Entry = dict[str, Any]
 
 class ChunkWriter(Protocol):
     """Turns items into the chunks of one kind of answer."""
+
+    def reasoning_tokens(self, index: int) -> int | None:
+        """How many tokens choice `index` has thought so far; None: the model does not think."""
+        ...
 
     async def entries(self, index: int, item: TextItem) -> Sequence[Entry]:
         """What choice `index`'s next item gives, each for a chunk of its own. Others have turns of the event loop
@@ -52,8 +56,9 @@ def head_of(prefix: Literal["chatcmpl", "cmpl"], info: ModelInfo) -> dict[str, A
 class UsageCount:
     """Adds up what a call's choices cost; `n` choices in a row share a prompt, which has `prompt_tokens`."""
 
-    def __init__(self, n: int, prompt_tokens: Sequence[int] = ()) -> None:
+    def __init__(self, n: int, writer: ChunkWriter, prompt_tokens: Sequence[int] = ()) -> None:
         self._n = n
+        self._writer = writer
         self._prompt_tokens = prompt_tokens
         self._cached: Counter[int] = Counter()
         self._generated: Counter[int] = Counter()
@@ -70,25 +75,29 @@ class UsageCount:
 
     def so_far(self, index: int) -> dict[str, Any]:
         """The `Usage` of choice `index` alone until now."""
-        return _usage(self._prompt_tokens[index // self._n], self._cached[index], self._generated[index])
+        thought = self._writer.reasoning_tokens(index)
+        return _usage(self._prompt_tokens[index // self._n], self._cached[index], self._generated[index], thought)
 
     def total(self) -> dict[str, Any]:
         """The `Usage` of the choices that have finished: a prompt counts once, with its first choice."""
+        thought = [self._writer.reasoning_tokens(index) for index in self._usages]
         firsts = [usage for index, usage in self._usages.items() if index % self._n == 0]
         return _usage(
             sum(usage.prompt_tokens for usage in firsts),
             sum(usage.cached_tokens for usage in firsts),
             sum(usage.completion_tokens for usage in self._usages.values()),
+            None if None in thought else sum(filter(None, thought)),
         )
 
 
-def _usage(prompt: int, cached: int, completion: int) -> dict[str, Any]:
-    return {
+def _usage(prompt: int, cached: int, completion: int, thought: int | None) -> dict[str, Any]:
+    usage = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    return usage if thought is None else {**usage, "completion_tokens_details": {"reasoning_tokens": thought}}
 
 
 def openai_finish_reason(finished: TurnFinished) -> Literal["stop", "length"]:
@@ -98,7 +107,7 @@ def openai_finish_reason(finished: TurnFinished) -> Literal["stop", "length"]:
 
 async def collect(items: Items, writer: ChunkWriter, *, n: int, count: int) -> tuple[list[list[Entry]], dict[str, Any]]:
     """Read all `count` choices to their ends; returns each one's entries, and the `Usage`."""
-    usage = UsageCount(n)
+    usage = UsageCount(n, writer)
     collected: list[list[Entry]] = [[] for _ in range(count)]
     async for index, item in items:
         usage.take(index, item)
@@ -123,7 +132,7 @@ async def stream(
     """
     if options.include_usage:
         head = {**head, "usage": None}
-    usage = UsageCount(n, prompt_tokens)
+    usage = UsageCount(n, writer, prompt_tokens)
     try:
         async for index, item in items:
             usage.take(index, item)
@@ -170,15 +179,21 @@ class ChatChunkWriter:
         logprobs: bool,
         new_answer: Callable[[], Answer],
         on_calls: Callable[[Sequence[str]], None],
+        thinks: bool = False,
     ) -> None:
         """`on_calls` is told the tools that an answer has called, once it is over and before its last entry. An answer
-        that ran out of tokens calls nothing: its last call may be incomplete.
+        that ran out of tokens calls nothing: its last call may be incomplete. `thinks`: the model does.
         """
+        self._thinks = thinks
         self._tokens = tokens
         self._new_answer = new_answer
         self._on_calls = on_calls
         self._logprobs = logprobs
         self._answers: dict[int, Answer] = {}
+
+    def reasoning_tokens(self, index: int) -> int | None:
+        """How many tokens choice `index` has thought so far; None: the model does not think."""
+        return self._answers[index].reasoning_tokens if self._thinks and index in self._answers else None
 
     async def entries(self, index: int, item: TextItem) -> Sequence[Entry]:
         """The chunks that the next item of choice `index` makes."""
@@ -209,6 +224,8 @@ def _delta(piece: Piece) -> dict[str, Any]:
     match piece:
         case Content():
             return {"content": piece.text}
+        case Reasoning():
+            return {"reasoning_content": piece.text, "reasoning": piece.text}
         case CallBegun():
             call = {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": ""}}
             return {"tool_calls": [{"index": piece.index, **call}]}
@@ -220,6 +237,7 @@ def whole_choice(index: int, entries: Sequence[Entry]) -> Entry:
     """Put one choice together from its entries: a `ChatChoice`, for `whole_json` to write."""
     deltas = [entry["delta"] for entry in entries]
     content = "".join(delta.get("content", "") for delta in deltas)
+    thought = "".join(delta.get("reasoning", "") for delta in deltas)
     calls: list[dict[str, Any]] = []
     for call in (each for delta in deltas for each in delta.get("tool_calls", ())):
         if "id" in call:
@@ -230,7 +248,9 @@ def whole_choice(index: int, entries: Sequence[Entry]) -> Entry:
     scored = [entry["logprobs"]["content"] for entry in entries if entry["logprobs"]]
     return {
         "index": index,
-        "message": message | ({"tool_calls": calls} if calls else {}),
+        "message": message
+        | ({"reasoning_content": thought, "reasoning": thought} if thought else {})
+        | ({"tool_calls": calls} if calls else {}),
         "logprobs": {"content": one_list(scored), "refusal": None} if scored else None,
         "finish_reason": entries[-1]["finish_reason"],
     }

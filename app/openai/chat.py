@@ -13,11 +13,14 @@ from app.openai.fields import (
     FunctionTool,
     GenerationFields,
     ResponseFormat,
+    TemplateVariables,
+    ThinkingBudget,
     ToolChoice,
     parallel_without_effect,
     tool_use,
 )
 from app.tools.definitions import ToolUse
+from app.tools.thinking import Wish
 from app.wire.base import MAX_COUNT, LongList, TextOrList, type_of
 from app.wire.extras import IMAGE_LEFT_OUT, OpenBody, asks_for
 from app.wire.sessions import Metadata
@@ -240,6 +243,11 @@ class ChatBody(GenerationFields):
     tools: list[FunctionTool] = Field(default=[], max_length=MAX_TOOLS, description="functions to call")
     tool_choice: ToolChoice | None = Field(None, description="what is called (default: auto with tools, else none)")
     parallel_tool_calls: bool = Field(True, description="an answer may hold several calls")
+    chat_template_kwargs: TemplateVariables = None
+    reasoning_effort: str | None = Field(
+        None, max_length=32, description="how much the model thinks, as its chat template takes it; none: not at all"
+    )
+    thinking_budget: ThinkingBudget = None
 
     @field_validator("top_logprobs")
     @classmethod
@@ -258,6 +266,10 @@ class ChatBody(GenerationFields):
     def without_effect(self) -> list[str]:
         """The form beside calls that must be made, and `parallel_tool_calls` without tools."""
         return super().without_effect() + parallel_without_effect(self.tools, parallel=self.parallel_tool_calls)
+
+    def wish(self) -> Wish:
+        """What the call says of thinking."""
+        return Wish(self.chat_template_kwargs or {}, self.reasoning_effort, budget=self.thinking_budget)
 
     def own_form(self) -> Grammar | None:
         """What `response_format` says."""

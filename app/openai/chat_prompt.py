@@ -1,8 +1,9 @@
 """From the messages of a chat to its tokens, and which of their fields the chat template leaves out."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest
@@ -10,6 +11,7 @@ from app.openai.chat import ROLE_TAGS
 from app.text.tokenizer import CharacterLimit, TextLimit, Tokens
 from app.tools.definitions import Tool
 from app.tools.support import ToolSupport
+from app.tools.thinking import Opening
 
 MAX_CHECKED = 8
 """Roles, and fields, of a chat that are tried one by one: each costs a rendering of the chat."""
@@ -29,6 +31,8 @@ class ChatPrompt:
 
     token_ids: list[int]
     left_out: Iterator[str]
+    opening: Opening
+    """How it leaves the model's turn."""
 
 
 def chat_prompt(
@@ -39,6 +43,7 @@ def chat_prompt(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    variables: Mapping[str, Any] = MappingProxyType({}),
     limit: TextLimit | CharacterLimit | None = None,
 ) -> ChatPrompt:
     """The `messages`, as chat templates read them, in the model's own template with its `tools`; the other arguments
@@ -51,6 +56,7 @@ def chat_prompt(
         tools=tools,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
+        variables=variables,
     )
     chat = list(messages)
     try:
@@ -65,7 +71,7 @@ def chat_prompt(
         for name in message
         if (message["role"], name) in left_out
     )
-    return ChatPrompt(tokens.encode(text, add_special_tokens=False, limit=limit), paths)
+    return ChatPrompt(tokens.encode(text, add_special_tokens=False, limit=limit), paths, support.opening(text))
 
 
 def _text(chat: Chat, render: Render) -> str | None:

@@ -53,6 +53,7 @@ class CompletionBody(GenerationFields):
     """Texts to go on with."""
 
     prompt_field: ClassVar[str] = "prompt"
+    has_chat: ClassVar[bool] = False
 
     prompt: Prompt = Field(description="one prompt or several, each a text or token ids")
     max_tokens: int | None = Field(DEFAULT_MAX_TOKENS, ge=0, le=MAX_COUNT, description="most tokens to generate")
@@ -104,6 +105,10 @@ class CompletionChunkWriter:
         self._token_ids = token_ids
         self._scored: dict[int, Sequence[TokenLogprobs]] = {}
         self._writers: dict[int, LogprobsWriter] = {}
+
+    def reasoning_tokens(self, index: int) -> int | None:
+        """None: a continuation has no thoughts of its own."""
+        return None
 
     async def entries(self, index: int, item: TextItem) -> Sequence[Entry]:
         """The chunks that the next item of choice `index` makes."""

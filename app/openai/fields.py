@@ -16,7 +16,7 @@ from pydantic import (
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.tools.definitions import Tool, ToolMode, ToolUse, check_parameters
-from app.wire.base import type_of
+from app.wire.base import MAX_COUNT, type_of
 from app.wire.calls import CallBody
 from app.wire.extras import OpenBody
 from app.wire.turns import MAX_SEED, json_form
@@ -81,6 +81,17 @@ MAX_TOOLS = 128
 ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
 
 ToolParameters = Annotated[dict[str, Any], AfterValidator(check_parameters)]
+
+
+TemplateVariables = Annotated[
+    dict[str, Any] | None,
+    Field(max_length=64, description="variables of the model's chat template, such as enable_thinking"),
+]
+
+
+ThinkingBudget = Annotated[
+    int | None, Field(ge=0, le=MAX_COUNT, description="tokens after which the model ends its thoughts and answers")
+]
 
 
 class FunctionDefinition(OpenBody):

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from app.domain.errors import FieldOutOfRange
 from app.openai.chat import Message
-from app.openai.fields import MAX_TOOLS, FunctionTool
+from app.openai.fields import MAX_TOOLS, FunctionTool, TemplateVariables
 from app.text.tokenizer import CharacterLimit
 from app.wire.base import LongList, TokenId, View
 from app.wire.extras import OpenBody
@@ -24,6 +24,7 @@ class DefaultSampling(View):
 
 class Model(BaseModel):
     """A served model. `created` is when the server loaded it, in Unix seconds; `max_model_len` is vLLM's addition.
+    `chat_format` is how its answers are read, such as `hermes+think`: its form of calls, and that of its thoughts.
 
     Breakpoints are after layers 0 to `layers` - 1, where the residual stream has `hidden_size` elements a position.
     """
@@ -35,6 +36,7 @@ class Model(BaseModel):
     max_model_len: int
     layers: int
     hidden_size: int
+    chat_format: str
     default_sampling: DefaultSampling
 
 
@@ -77,6 +79,7 @@ class TokenizeBody(OpenBody):
         None, description="only with messages: leave the last one open (default false)"
     )
     return_token_strs: bool = Field(False, description="also give each token's text")
+    chat_template_kwargs: TemplateVariables = None
 
     @property
     def input_field(self) -> str:
@@ -88,7 +91,7 @@ class TokenizeBody(OpenBody):
         if (self.prompt is None) == (self.messages is None):
             both = self.prompt is not None
             raise FieldOutOfRange("give exactly one of prompt and messages", param="messages" if both else None)
-        for name in ("tools", "add_generation_prompt", "continue_final_message"):
+        for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
             if self.messages is None and getattr(self, name) is not None:
                 raise FieldOutOfRange(f"{name} is only allowed with messages", param=name)
         if self.prompt is None and self.add_special_tokens is not None:

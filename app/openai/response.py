@@ -30,6 +30,7 @@ from app.openai.response_items import (
     OutputItem,
     OutputMessageItem,
     OutputTextPart,
+    ReasoningItem,
     RefusedPart,
     ShellCallItem,
     ShellCallOutputItem,
@@ -51,9 +52,9 @@ class InputTokensDetails(BaseModel):
 
 
 class OutputTokensDetails(BaseModel):
-    """No model here reasons apart from its output."""
+    """What the output was."""
 
-    reasoning_tokens: Literal[0] = 0
+    reasoning_tokens: int = Field(0, description="tokens up to the end of the thoughts, with what marks them")
 
 
 class ResponseUsage(BaseModel):
@@ -66,14 +67,14 @@ class ResponseUsage(BaseModel):
     total_tokens: int
 
     @classmethod
-    def of(cls, turn: TurnUsage) -> ResponseUsage:
+    def of(cls, turn: TurnUsage, reasoning_tokens: int = 0) -> ResponseUsage:
         """The usage of a response that was this turn."""
         written = turn.prompt_tokens - turn.cached_tokens
         return cls(
             input_tokens=turn.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=turn.cached_tokens, cache_write_tokens=written),
             output_tokens=turn.completion_tokens,
-            output_tokens_details=OutputTokensDetails(),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning_tokens),
             total_tokens=turn.prompt_tokens + turn.completion_tokens,
         )
 
@@ -243,10 +244,16 @@ class Conversation:
 
 
 def to_chat(instructions: str | None, items: Iterable[AnyItem]) -> Chat:
-    """The instructions, then the items, as chat templates read them. Calls belong to the assistant's message before."""
+    """The instructions, then the items, as chat templates read them. Calls belong to the assistant's message before,
+    thoughts to the one after them.
+    """
     chat: Chat = [] if instructions is None else [{"role": "system", "content": instructions}]
+    thoughts: dict[str, str] = {}
     for item in items:
         match item:
+            case ReasoningItem():
+                before = thoughts.get("reasoning_content")
+                thoughts["reasoning_content"] = f"{before}\n{item.text}" if before else item.text
             case (
                 FunctionCallItem()
                 | CustomToolCallItem()
@@ -254,8 +261,9 @@ def to_chat(instructions: str | None, items: Iterable[AnyItem]) -> Chat:
                 | ShellCallItem()
                 | ApplyPatchCallItem()
             ):
-                if not chat or chat[-1]["role"] != "assistant":
-                    chat.append({"role": "assistant", "content": ""})
+                if not chat or chat[-1]["role"] != "assistant" or thoughts:
+                    chat.append({"role": "assistant", "content": "", **thoughts})
+                    thoughts = {}
                 call = {"id": item.call_id, "type": "function", "function": item.function}
                 chat[-1].setdefault("tool_calls", []).append(call)
             case FunctionCallOutputItem() | ShellCallOutputItem() | ApplyPatchCallOutputItem():
@@ -263,6 +271,9 @@ def to_chat(instructions: str | None, items: Iterable[AnyItem]) -> Chat:
             case InputMessageItem() | OutputMessageItem():
                 role = "system" if item.role == "developer" else item.role
                 chat.append({"role": role, "content": _joined(item.content)})
+                if role == "assistant":
+                    chat[-1] |= thoughts
+                thoughts = {}
     return chat
 
 

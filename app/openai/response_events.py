@@ -18,12 +18,16 @@ from app.openai.response_items import (
     ItemStatus,
     OutputMessageItem,
     OutputTextPart,
+    ReasoningItem,
+    SummaryPart,
+    ThoughtPart,
     new_id,
 )
 from app.openai.response_tools import OfferedTool
 from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
-from app.tools.reader import Answer, CallArguments, CallBegun, Content
+from app.tools.reader import Answer, CallArguments, CallBegun, Content, Reasoning
+from app.tools.seal import Seal
 from app.web.errors import body_of
 
 Event = dict[str, Any]
@@ -48,16 +52,21 @@ class ResponseWriter:
         tools: Mapping[str, OfferedTool] | None = None,
         *,
         generates: bool = True,
+        as_summary: bool = False,
+        seal: Seal | None = None,
     ) -> None:
         """`tools`: those whose calls are not told as calls of functions by the model's own name, by that name.
-        `generates`: whether there is to be any output.
+        `generates`: whether there is to be any output. Thoughts are told `as_summary`, or as content. `seal` seals
+        them; None: nobody asked for that.
         """
+        self._as_summary = as_summary
+        self._seal = seal
         self.response = response
         self._tools = tools or {}
         self._generates = generates
         self._tokens = tokens
         self._answer = answer
-        self._items: list[OutputMessageItem | CallItem] = []
+        self._items: list[OutputMessageItem | CallItem | ReasoningItem] = []
         self._is_open = False
         self._held: tuple[OfferedTool, FunctionCallItem] | None = None
         """The call whose arguments come, if its item can only be told at their end."""
@@ -88,7 +97,7 @@ class ResponseWriter:
             self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
         else:
             self.response.status = "completed" if is_whole else "cancelled"
-        self.response.usage = ResponseUsage.of(finished.usage)
+        self.response.usage = ResponseUsage.of(finished.usage, self._answer.reasoning_tokens)
         self._end()
 
     def cancel(self) -> None:
@@ -123,9 +132,20 @@ class ResponseWriter:
         return {**event, "sequence_number": number}
 
     def _take(self, item: TextChunk | TurnFinished) -> Iterator[Event]:
-        logprobs = [*self._unsaid, *(item.logprobs if isinstance(item, TextChunk) else ())]
-        for piece in self._answer.pieces(item):
+        thought = self._answer.tokens_before_content
+        pieces = self._answer.pieces(item)
+        thought = max(0, self._answer.tokens_before_content - thought)
+        logprobs = [*self._unsaid, *(item.logprobs if isinstance(item, TextChunk) else ())][thought:]
+        for piece in pieces:
             match piece:
+                case Reasoning():
+                    if not self._is_open or not isinstance(self._items[-1], ReasoningItem):
+                        yield from self._close("completed")
+                        yield from self._open_thoughts()
+                    self._thoughts().text += piece.text
+                    if not thought:  # later ones, which the answer does not count
+                        logprobs = []
+                    yield self._thought_event("delta", delta=piece.text)
                 case Content() if piece.text or logprobs:
                     if not self._is_open or not self._is_message:
                         yield from self._close("completed")
@@ -170,7 +190,32 @@ class ResponseWriter:
         message.content.append(part)
         yield self._event("response.content_part.added", content_index=0, part=part.model_dump())
 
-    def _open(self, item: OutputMessageItem | CallItem) -> Event:
+    def _open_thoughts(self) -> Iterator[Event]:
+        item = ReasoningItem(id=new_id("rs"), status="in_progress")
+        yield self._open(item)
+        if self._as_summary:
+            item.summary.append(SummaryPart(text=""))
+        else:
+            item.content.append(ThoughtPart(text=""))
+        yield self._part_event("added")
+
+    def _thoughts(self) -> SummaryPart | ThoughtPart:
+        item = self._items[-1]
+        assert isinstance(item, ReasoningItem)
+        return item.summary[0] if self._as_summary else item.content[0]
+
+    def _thought_event(self, what: str, **fields: Any) -> Event:
+        if self._as_summary:
+            return self._event(f"response.reasoning_summary_text.{what}", summary_index=0, **fields)
+        return self._event(f"response.reasoning_text.{what}", content_index=0, **fields)
+
+    def _part_event(self, what: str) -> Event:
+        part = self._thoughts().model_dump()
+        if self._as_summary:
+            return self._event(f"response.reasoning_summary_part.{what}", summary_index=0, part=part)
+        return self._event(f"response.content_part.{what}", content_index=0, part=part)
+
+    def _open(self, item: OutputMessageItem | CallItem | ReasoningItem) -> Event:
         self._items.append(item)
         self._is_open = True
         return {"type": "response.output_item.added", "output_index": self._index, "item": item.model_dump()}
@@ -196,7 +241,7 @@ class ResponseWriter:
         if not self._is_open:
             return
         item = self._items[-1]
-        assert isinstance(item, OutputMessageItem | FunctionCallItem)
+        assert isinstance(item, OutputMessageItem | FunctionCallItem | ReasoningItem)
         item.status = status
         if isinstance(item, OutputMessageItem):
             part = self._last_part()
@@ -204,6 +249,11 @@ class ResponseWriter:
             yield self._event("response.output_text.done", content_index=0, text=part.text, logprobs=told)
             part.logprobs = self._scored.shown
             yield self._event("response.content_part.done", content_index=0, part=part.model_dump())
+        elif isinstance(item, ReasoningItem):
+            yield self._thought_event("done", text=self._thoughts().text)
+            yield self._part_event("done")
+            if self._seal is not None:
+                item.encrypted_content = self._seal.close(item.text)
         else:
             yield self._event("response.function_call_arguments.done", name=item.name, arguments=item.arguments)
         self._is_open = False

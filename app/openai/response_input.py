@@ -1,6 +1,6 @@
 """What a call of `/v1/responses` brings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -10,9 +10,12 @@ from app.domain.values import Grammar
 from app.openai.fields import (
     MAX_TOOLS,
     MAX_TOP_LOGPROBS,
+    TemplateVariables,
+    ThinkingBudget,
     parallel_without_effect,
 )
 from app.openai.response_items import (
+    MAX_ID,
     AnyItem,
     ApplyPatchCallItem,
     ApplyPatchCallOutputItem,
@@ -27,13 +30,18 @@ from app.openai.response_items import (
     OutputKind,
     OutputMessageItem,
     OutputTextPart,
+    ReasoningItem,
     RefusedPart,
     ShellCallItem,
     ShellCallOutputItem,
+    ThoughtPart,
     new_id,
 )
 from app.openai.response_tools import HostedTool, ResponseTool, ResponseToolChoice, response_tool_use
 from app.tools.definitions import ToolUse
+from app.tools.seal import Seal
+from app.tools.support import ToolSupport
+from app.tools.thinking import Wish
 from app.wire.base import MAX_COUNT, LongList, TextOrList, type_of
 from app.wire.calls import CallBody
 from app.wire.extras import IMAGE_LEFT_OUT, RESPONSES, OpenBody
@@ -178,11 +186,26 @@ class FunctionCallOutputBody(OpenBody):
 
 
 class ReasoningBody(OpenBody):
-    """Reasoning of a model. No model here writes or reads it, so the item has no effect."""
+    """What a model thought earlier. It has no effect if the model's chat template leaves thoughts out."""
 
     reads_extras: ClassVar[bool] = True
 
     type: Literal["reasoning"]
+
+    def to_item(self, seal: Seal) -> ReasoningItem | None:
+        """The item; None: it holds no thoughts that this server can read."""
+        extras = self.model_extra or {}
+        sealed = extras.get("encrypted_content")
+        opened = seal.open(sealed) if isinstance(sealed, str) else None
+        text = opened or _texts_of(extras.get("content")) or _texts_of(extras.get("summary"))
+        given = extras.get("id")
+        id = given if isinstance(given, str) and 0 < len(given) <= MAX_ID else new_id("rs")
+        return ReasoningItem(id=id, content=[ThoughtPart(text=text)]) if text else None
+
+
+def _texts_of(parts: object) -> str:
+    found = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    return "\n".join(text for text in found if isinstance(text, str))
 
 
 class ForeignBody(OpenBody):
@@ -282,6 +305,23 @@ LOGPROBS = "message.output_text.logprobs"
 Input = TextOrList[str, Annotated[LongList[InputItemBody], Field(min_length=1, max_length=MAX_ITEMS)]]
 
 
+ENCRYPTED = "reasoning.encrypted_content"
+"""The entry that asks for sealed thoughts."""
+
+
+class ReasoningConfig(OpenBody):
+    """How much the model thinks, and how that is told."""
+
+    reads_extras: ClassVar[bool] = True
+
+    effort: str | None = Field(
+        None, max_length=32, description="as the model's chat template takes it; none: not at all"
+    )
+    summary: str | None = Field(
+        None, max_length=32, description="any value: the thoughts are the summary, and the item has no content"
+    )
+
+
 class ResponseStreamOptions(OpenBody):
     """Options of a streamed response: none has an effect."""
 
@@ -306,6 +346,9 @@ class ResponseBody(CallBody):
     )
     parallel_tool_calls: bool = Field(True, description="a response may hold several calls")
     text: TextConfig | None = Field(None, description="how the text is written")
+    reasoning: ReasoningConfig | None = Field(None, description="how the model thinks")
+    chat_template_kwargs: TemplateVariables = None
+    thinking_budget: ThinkingBudget = None
     store: bool = Field(True, description="keep the response, to be read and continued")
     stream: bool = Field(False, description="answer with server-sent events")
     stream_options: ResponseStreamOptions | None = None
@@ -314,7 +357,9 @@ class ResponseBody(CallBody):
     generate: bool = Field(True, description="false: compute the prompt, and answer without output")
     background: Literal[False] = Field(False, description="no response runs without a client")
     include: list[Annotated[str, Field(max_length=256)]] = Field(
-        default=[], max_length=64, description=f"{LOGPROBS} or top_logprobs asks for log-probabilities"
+        default=[],
+        max_length=64,
+        description=f"{LOGPROBS} or top_logprobs asks for log-probabilities, {ENCRYPTED} for sealed thoughts",
     )
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="alternatives to report per token")
     user: str | None = Field(
@@ -327,27 +372,47 @@ class ResponseBody(CallBody):
         raise ValueError("is max_output_tokens here")
 
     def without_effect(self) -> list[str]:
-        """Reasoning, a form beside calls that must be made, and more fields that ask for nothing here."""
+        """Items and tools of other servers, a form beside calls that must be made, and more that changes nothing."""
         items = () if isinstance(self.input, str) else self.input
-        unread = [f"input.{index}" for index, item in enumerate(items) if isinstance(item, ReasoningBody | ForeignBody)]
+        unread = [f"input.{index}" for index, item in enumerate(items) if isinstance(item, ForeignBody)]
         unread += [f"tools.{index}" for index, tool in enumerate(self.tools) if isinstance(tool, HostedTool)]
         unread += super().without_effect()
         unread += parallel_without_effect(self.tools, parallel=self.parallel_tool_calls)
         unread += ["truncation"] if self.truncation == "auto" else []
-        return unread + [f"include.{index}" for index, name in enumerate(self.include) if name != LOGPROBS]
+        known = (LOGPROBS, ENCRYPTED)
+        return unread + [f"include.{index}" for index, name in enumerate(self.include) if name not in known]
 
-    def items(self, find: Callable[[str], AnyItem]) -> list[AnyItem]:
-        """The items of `input`. `find` gives a kept item by its id, and raises `NotFound`."""
+    def without_thoughts(self, support: ToolSupport) -> Iterator[str]:
+        """The fields about thoughts that change nothing for this model."""
+        items = () if isinstance(self.input, str) else self.input
+        if not support.reads_thoughts:
+            yield from (f"input.{index}" for index, item in enumerate(items) if isinstance(item, ReasoningBody))
+        if support.thinking is None:
+            given = ReasoningConfig() if self.reasoning is None else self.reasoning
+            asked = given.effort in (None, "none") and (given.model_fields_set or given.model_extra)
+            yield from ["reasoning"] if asked else []
+            yield from (f"include.{index}" for index, name in enumerate(self.include) if name == ENCRYPTED)
+
+    def wish(self) -> Wish:
+        """What the call says of thinking."""
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return Wish(self.chat_template_kwargs or {}, effort, "reasoning", budget=self.thinking_budget)
+
+    def items(self, find: Callable[[str], AnyItem], seal: Seal) -> list[AnyItem]:
+        """The items of `input`. `find` gives a kept item by its id, and raises `NotFound`; `seal` opens thoughts."""
         if isinstance(self.input, str):
             text = InputTextPart(text=self.input)
             return [InputMessageItem(id=new_id("msg"), role="user", content=[text])]
         items: list[AnyItem] = []
         for body in self.input:
             match body:
-                case ReasoningBody() | ForeignBody():
+                case ForeignBody():
                     pass
                 case ItemReferenceBody():
                     items.append(find(body.id))
+                case ReasoningBody():
+                    thoughts = body.to_item(seal)
+                    items += [] if thoughts is None else [thoughts]
                 case MessageBody() | FunctionCallBody() | FunctionCallOutputBody():
                     items.append(body.to_item())
                 case item:

@@ -62,7 +62,8 @@ def to_json(model: BaseModel) -> bytes:
 
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-Id = Annotated[str, Field(min_length=1, max_length=256)]
+MAX_ID = 256
+Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
 
 
 class InputTextPart(BaseModel):
@@ -332,6 +333,38 @@ _TAGS = dict.fromkeys(("custom_tool_call_output", "local_shell_call_output"), "f
 """By type: the form of an item, where it is another's."""
 
 
+class SummaryPart(BaseModel):
+    """Thoughts that were asked for as a summary: they are whole."""
+
+    type: Literal["summary_text"] = "summary_text"
+    text: str
+
+
+class ThoughtPart(BaseModel):
+    """Thoughts."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class ReasoningItem(BaseModel):
+    """What the model thought before the next items. The thoughts are in `content`, or in `summary` if one is asked for.
+    `encrypted_content` has them too, for this server alone, if `include` asks for it.
+    """
+
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    summary: LongList[SummaryPart] = []
+    content: LongList[ThoughtPart] = []
+    encrypted_content: str | None = None
+    status: ItemStatus = "completed"
+
+    @property
+    def text(self) -> str:
+        """The thoughts."""
+        return "\n".join(part.text for part in self.content or self.summary)
+
+
 def _form_of(item: object) -> str | None:
     kind = type_of(item)
     if kind != "message":
@@ -351,14 +384,17 @@ Item = TypeAliasType(
         | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
         | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
         | Annotated[ShellCallOutputItem, Tag("shell_call_output")]
-        | Annotated[ApplyPatchCallOutputItem, Tag("apply_patch_call_output")],
+        | Annotated[ApplyPatchCallOutputItem, Tag("apply_patch_call_output")]
+        | Annotated[ReasoningItem, Tag("reasoning")],
         Discriminator(_form_of),
     ],
 )
 CallItem = FunctionCallItem | CustomToolCallItem | LocalShellCallItem | ShellCallItem | ApplyPatchCallItem
 CallOutputItem = FunctionCallOutputItem | ShellCallOutputItem | ApplyPatchCallOutputItem
-AnyItem = InputMessageItem | OutputMessageItem | CallItem | CallOutputItem
-OutputItem = TypeAliasType("OutputItem", Annotated[OutputMessageItem | CallItem, Field(discriminator="type")])
+AnyItem = InputMessageItem | OutputMessageItem | CallItem | CallOutputItem | ReasoningItem
+OutputItem = TypeAliasType(
+    "OutputItem", Annotated[OutputMessageItem | CallItem | ReasoningItem, Field(discriminator="type")]
+)
 
 
 def without_logprobs(item: AnyItem) -> AnyItem:
@@ -372,7 +408,7 @@ def without_logprobs(item: AnyItem) -> AnyItem:
     return item.model_copy(update={"content": bare})
 
 
-IdPrefix = Literal["msg", "fc", "fco", "ctc", "lsh", "sh", "apc", "sho", "apo"]
+IdPrefix = Literal["msg", "fc", "fco", "ctc", "lsh", "sh", "apc", "sho", "apo", "rs"]
 
 
 def new_id(prefix: IdPrefix) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError
@@ -24,7 +24,7 @@ from app.openai.response_items import (
     flat_name,
 )
 from app.tools.definitions import Tool, ToolMode, ToolUse
-from app.tools.lark import NotRegular, quoted_lark, quoted_regex
+from app.tools.lark import NotRegular, plain_lark, plain_regex, quoted_lark, quoted_regex
 from app.tools.reader import load_json
 from app.wire.base import by_tag, type_of
 from app.wire.extras import OpenBody
@@ -80,14 +80,16 @@ class CustomTool(OpenBody):
 
     def to_tool(self) -> Tool:
         """The tool as a function."""
-        form, lark, description = self.format, None, self.description
+        form, description = self.format, self.description
+        schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
         if isinstance(form, TextGrammar):
             about = f"The input must match this {form.syntax} grammar:\n{form.definition}"
             description = about if description is None else f"{description}\n\n{about}"
             with suppress(NotRegular):
-                lark = quoted_regex(form.definition) if form.syntax == "regex" else quoted_lark(form.definition)
-        schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-        return Tool(self.name, description, schema, strict=lark is not None, lark=lark)
+                quoted, plain = (quoted_regex, plain_regex) if form.syntax == "regex" else (quoted_lark, plain_lark)
+                larks = {"lark": quoted(form.definition), "plain_lark": plain(form.definition)}
+                return Tool(self.name, description, schema, strict=True, **larks)
+        return Tool(self.name, description, schema)
 
 
 InnerTool = TypeAliasType(
@@ -297,7 +299,7 @@ def offered_tools(tools: Iterable[ResponseTool]) -> list[OfferedTool]:
                     about = [tool.description if index == 0 else None, made.description]
                     text = "\n\n".join(each for each in about if each) or None
                     name = flat_name(tool.name, inner.name)
-                    flat = Tool(name, text, made.parameters, made.strict, made.lark)
+                    flat = replace(made, name=name, description=text)
                     offered.append(OfferedTool(flat, inner.type, inner.name, tool.name))
             case ShellTool() | LocalShellTool() | ApplyPatchTool():
                 offered.append(OfferedTool(_BUILT_IN[tool.type], tool.type))

@@ -1,21 +1,37 @@
 """What clients read of chats, continuations and streamed responses: the API's document shows it."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from app.openai.response import ResponseObject
-from app.openai.response_items import OutputItem, OutputTextPart
+from app.openai.response_items import OutputItem, OutputTextPart, SummaryPart, ThoughtPart
 from app.wire.base import ErrorBody, chunk_event, event_of, fixed, list_of, shape, union_of
 from app.wire.sessions import Metadata
 from app.wire.turns import is_none
 
 PromptTokensDetails = shape("PromptTokensDetails", "Where the prompt's KV came from.", {"cached_tokens": int})
+CompletionTokensDetails = shape(
+    "CompletionTokensDetails",
+    "Tokens up to the end of the model's thoughts, with what marks them.",
+    {"reasoning_tokens": int},
+)
 Usage = shape(
     "Usage",
     "Tokens of one call. A prompt counts once, however many choices it has.",
-    {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int, "prompt_tokens_details": PromptTokensDetails},
+    {
+        "prompt_tokens": int,
+        "completion_tokens": int,
+        "total_tokens": int,
+        "prompt_tokens_details": PromptTokensDetails,
+        "completion_tokens_details": (
+            CompletionTokensDetails | None,
+            Field(None, exclude_if=is_none, description="only of a chat, and of a model that thinks"),
+        ),
+    },
 )
+_THOUGHT = Field(None, exclude_if=is_none, description="what the model thought, under two names")
+THOUGHTS = {"reasoning_content": (str | None, _THOUGHT), "reasoning": (str | None, _THOUGHT)}
 
 MADE = {"created": int, "model": str, "system_fingerprint": str}
 """What an answer says of its making, and each of its chunks."""
@@ -55,6 +71,7 @@ AnswerMessage = shape(
         "role": fixed("assistant"),
         "content": (str | None, Field(description="null where the answer is only calls")),
         "refusal": (None, None),
+        **THOUGHTS,
         "tool_calls": (list_of(AnswerToolCall) | None, Field(None, exclude_if=is_none)),
     },
 )
@@ -97,6 +114,7 @@ ChatDelta = shape(
     {
         "role": (Literal["assistant"] | None, None),
         "content": (str | None, None),
+        **THOUGHTS,
         "tool_calls": (list_of(ToolCallDelta) | None, None),
     },
 )
@@ -203,13 +221,43 @@ OutputItemEvent = shape(
 )
 ContentPartEvent = shape(
     "ContentPartEvent",
-    "The text of a message begins, or is done.",
+    "The text of a message begins, or is done; so do thoughts.",
     {
         **IN_ITEM,
         "type": Literal["response.content_part.added", "response.content_part.done"],
         "content_index": int,
-        "part": OutputTextPart,
+        "part": Annotated[OutputTextPart | ThoughtPart, Field(discriminator="type")],
     },
+)
+ThoughtDeltaEvent = shape(
+    "ThoughtDeltaEvent",
+    "The next thoughts.",
+    {**IN_ITEM, "type": "response.reasoning_text.delta", "content_index": int, "delta": str},
+)
+ThoughtDoneEvent = shape(
+    "ThoughtDoneEvent",
+    "The whole thoughts of an item.",
+    {**IN_ITEM, "type": "response.reasoning_text.done", "content_index": int, "text": str},
+)
+SummaryPartEvent = shape(
+    "SummaryPartEvent",
+    "Thoughts begin, or are done, where they are asked for as a summary.",
+    {
+        **IN_ITEM,
+        "type": Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"],
+        "summary_index": int,
+        "part": SummaryPart,
+    },
+)
+SummaryDeltaEvent = shape(
+    "SummaryDeltaEvent",
+    "The next thoughts of a summary.",
+    {**IN_ITEM, "type": "response.reasoning_summary_text.delta", "summary_index": int, "delta": str},
+)
+SummaryDoneEvent = shape(
+    "SummaryDoneEvent",
+    "The whole thoughts of a summary.",
+    {**IN_ITEM, "type": "response.reasoning_summary_text.done", "summary_index": int, "text": str},
 )
 StreamedTopLogprob = shape(
     "StreamedTopLogprob", "A token that could stand at a position.", {"token": str, "logprob": float}
@@ -267,6 +315,11 @@ StreamedResponse = union_of(
     ArgumentsDoneEvent,
     CustomInputDeltaEvent,
     CustomInputDoneEvent,
+    ThoughtDeltaEvent,
+    ThoughtDoneEvent,
+    SummaryPartEvent,
+    SummaryDeltaEvent,
+    SummaryDoneEvent,
 )
 ResponseEvent = event_of(
     "ResponseEvent",
@@ -285,6 +338,12 @@ ResponseEvent = event_of(
     "response.function_call_arguments.done",
     "response.custom_tool_call_input.delta",
     "response.custom_tool_call_input.done",
+    "response.reasoning_text.delta",
+    "response.reasoning_text.done",
+    "response.reasoning_summary_part.added",
+    "response.reasoning_summary_text.delta",
+    "response.reasoning_summary_text.done",
+    "response.reasoning_summary_part.done",
     "response.output_item.done",
     "response.completed",
     "response.incomplete",

@@ -13,13 +13,23 @@ from app.anthropic.answers import (
     collect,
     stream,
 )
-from app.anthropic.messages import CountTokensBody, MessagesBody, MessagesQuery, prompt_tokens
+from app.anthropic.messages import (
+    OF_THOUGHTS,
+    CountTokensBody,
+    MessagesBody,
+    MessagesQuery,
+    PromptFields,
+    prompt_tokens,
+)
 from app.openai.models import tokenized_limit
 from app.routers.api_calls import BOUND_HEADERS, IGNORED_DESCRIPTION, ApiCallDep, IgnoredDep, OpenAIRoute, check_model
 from app.routers.dependencies import OwnerDep, ServicesDep
 from app.text.tokenizer import TextLimit
+from app.tools.support import ToolSupport
+from app.tools.thinking import Heeded
 from app.web.openapi import component
 from app.web.sse import EventStream, unless_disconnected
+from app.wire.extras import IgnoredFields
 
 router = APIRouter(tags=["anthropic"], route_class=OpenAIRoute)
 REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -46,14 +56,24 @@ async def create_message(
 ) -> Response:
     """Go on with a conversation. A client that disconnects cancels its turn."""
     services = call.services
-    ignored.read(body)
+    support = services.tool_support
+    heeded = _heed(body, ignored, support)
     check_model(services, body.model)
-    support, use = services.tool_support, body.to_tool_use()
-    limit = TextLimit("messages", services.info.max_model_len)
-    prompt = await services.side_work.run(call.owner, prompt_tokens, body, services.tokens, support, limit)
-    choices = await unless_disconnected(request, call.start(body, [prompt], use, user=body.user))
-    answer = support.answer(use, has_form=body.to_grammar() is not None)
-    writer = MessageWriter(services.info.name, len(prompt), answer, on_calls=call.wait_for_tools)
+    use = body.to_tool_use()
+    limit, variables = TextLimit("messages", services.info.max_model_len), heeded.variables
+    side_work = services.side_work
+    prompt, opening = await side_work.run(call.owner, prompt_tokens, body, services.tokens, support, variables, limit)
+    starting = call.start(body, [prompt], use, user=body.user, opening=opening, budget=heeded.budget)
+    choices = await unless_disconnected(request, starting)
+    writer = MessageWriter(
+        services.info.name,
+        len(prompt),
+        support.answer(use, has_form=body.to_grammar() is not None, opening=opening),
+        on_calls=call.wait_for_tools,
+        seal=support.seal,
+        shows_thoughts=body.shows_thoughts,
+        thinks=support.thinking is not None,
+    )
     if body.stream:
         return call.answer(EventStream(stream(aiter(choices), writer, request.state.request_id)))
     whole = await unless_disconnected(request, collect(aiter(choices), writer))
@@ -74,8 +94,17 @@ async def count_message_tokens(
     ignored: IgnoredDep,
 ) -> Any:
     """The tokens that a call with these fields has as its prompt."""
-    ignored.read(body)
+    support = services.tool_support
+    variables = _heed(body, ignored, support).variables
     check_model(services, body.model)
     limit = tokenized_limit("messages", services.info.max_model_len)
-    prompt = await services.side_work.run(owner, prompt_tokens, body, services.tokens, services.tool_support, limit)
+    prompt, _ = await services.side_work.run(owner, prompt_tokens, body, services.tokens, support, variables, limit)
     return {"input_tokens": len(prompt)}
+
+
+def _heed(body: PromptFields, ignored: IgnoredFields, support: ToolSupport) -> Heeded:
+    """What the model does of what the call says of thinking; the rest of the body's fields without effect are told."""
+    heeded = support.heed(body.wish())
+    ignored.add(heeded.ignored)
+    ignored.read(body, OF_THOUGHTS if support.reads_thoughts else frozenset())
+    return heeded

@@ -24,6 +24,7 @@ from app.sessions.turns import TurnRequest
 from app.settings import Settings
 from app.tools.definitions import ToolUse
 from app.tools.support import turn_grammar
+from app.tools.thinking import Opening
 from app.web.bodies import JsonRoute
 from app.web.errors import describe_validation
 from app.web.openapi import component
@@ -162,10 +163,18 @@ class ApiCall:
     _turn: Turn | None = None
 
     async def requests(
-        self, body: CallBody, prompts: Sequence[Sequence[int]], use: ToolUse, **options: Any
+        self,
+        body: CallBody,
+        prompts: Sequence[Sequence[int]],
+        use: ToolUse,
+        *,
+        opening: Opening = Opening.CLOSED,
+        budget: int | None = None,
+        **options: Any,
     ) -> list[TurnRequest]:
         """The turns that the call asks for, one for each prompt: the one way from any API's body to the engine.
-        `options` are more of a `TurnRequest`.
+        `opening` is how the prompts leave the model's turn, `budget` how many tokens it may think, and `options` are
+        more of a `TurnRequest`.
 
         Raises `FieldOutOfRange` for fields that do not fit the model or each other, and `ContextTooLong`.
         """
@@ -181,11 +190,13 @@ class ApiCall:
         asked = body.to_params(
             services.sampling, logprobs=body.alternatives, prompt_logprobs=body.alternatives if body.echoes else None
         )
-        sampling = replace(asked, grammar=turn_grammar(body.to_grammar(), use, support))
+        if budget is not None and budget >= max(rooms):
+            budget = None
+        sampling = replace(asked, grammar=turn_grammar(body.to_grammar(), use, support, opening, budget))
         await turns.compile_grammar(self.owner, sampling, body.min_tokens, self.cleanup)
-        eos = services.tokens.eos_token_ids
+        eos = services.tokens.eos_token_ids | support.ends
         stops = [body.to_stop_rule(max_tokens=room, eos_token_ids=eos) for room in rooms]
-        text = replace(body.to_text_rule(), shown=support.shown if use.callable else frozenset())
+        text = replace(body.to_text_rule(), shown=support.shown(use) if body.has_chat else frozenset())
         return [
             TurnRequest(prompt, sampling, stop, text, replace=True, pausable=False, param=prompt_field, **options)
             for prompt, stop in zip(prompts, stops, strict=True)
@@ -199,17 +210,20 @@ class ApiCall:
         *,
         n: int = 1,
         user: str | None = None,
+        opening: Opening = Opening.CLOSED,
+        budget: int | None = None,
     ) -> Choices:
         """Submit the prompts' turns; they end and their sessions close when the response is over.
 
-        `n` choices are made for each prompt; `user` is metadata of a session that the call opens.
+        `n` choices are made for each prompt; `user` is metadata of a session that the call opens; `opening` and
+        `budget` are as for `requests`.
 
         Raises what `requests` does, `WrongState` if the bound session is in use, `Moved` if it is on another server,
         `Busy` and `Draining`.
         """
         registry = self.services.sessions
         _check_count(self.services.settings, prompts=len(prompts), n=n)
-        requests = await self.requests(body, prompts, use)
+        requests = await self.requests(body, prompts, use, opening=opening, budget=budget)
         # Before any session gives way: a refused call must close nothing.
         of_choices = [request for request in requests for _ in range(n)]
         await self.meet_busy(prompts)

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import starmap
+from itertools import chain, starmap
+from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
@@ -36,6 +37,7 @@ from app.routers.api_calls import (
 )
 from app.routers.dependencies import OwnerDep, Services, ServicesDep
 from app.text.tokenizer import TextLimit, Tokens
+from app.tools.thinking import Wish
 from app.web.sse import EventStream, unless_disconnected
 from app.wire.base import check_token_ids
 
@@ -51,20 +53,32 @@ router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
 async def create_chat_completion(request: Request, body: ChatBody, call: ApiCallDep, ignored: IgnoredDep) -> Response:
     """Answer a chat. A client that disconnects cancels its turns."""
     services = call.services
+    support = services.tool_support
+    heeded = support.heed(body.wish())
+    ignored.add(heeded.ignored)
     ignored.read(body)
     check_model(services, body.model)
-    use, support = body.to_tool_use(), services.tool_support
-    limit = TextLimit("messages", services.info.max_model_len)
+    use = body.to_tool_use()
+    limit, variables = TextLimit("messages", services.info.max_model_len), heeded.variables
     prompt = await services.side_work.run(
-        call.owner, chat_prompt, chat_of(body.messages), services.tokens, support, use.tools, limit=limit
+        call.owner,
+        chat_prompt,
+        chat_of(body.messages),
+        services.tokens,
+        support,
+        use.tools,
+        variables=variables,
+        limit=limit,
     )
     ignored.add(prompt.left_out)
-    starting = call.start(body, [prompt.token_ids], use, n=body.n, user=body.user)
+    options: Any = {"user": body.user, "opening": prompt.opening, "budget": heeded.budget}
+    starting = call.start(body, [prompt.token_ids], use, n=body.n, **options)
     choices = await unless_disconnected(request, starting)
     writer = ChatChunkWriter(
         services.tokens,
         logprobs=body.logprobs,
-        new_answer=partial(support.answer, use, has_form=body.to_grammar() is not None),
+        new_answer=partial(support.answer, use, has_form=body.to_grammar() is not None, opening=prompt.opening),
+        thinks=support.thinking is not None,
         on_calls=call.wait_for_tools,
     )
     head = head_of("chatcmpl", services.info)
@@ -163,6 +177,7 @@ def _model(services: Services) -> Model:
         max_model_len=info.max_model_len,
         layers=info.num_layers,
         hidden_size=info.hidden_size,
+        chat_format=services.tool_support.format_name,
         default_sampling=DefaultSampling.model_validate(services.sampling),
     )
 
@@ -198,6 +213,7 @@ def _tokenize(body: TokenizeBody, services: Services) -> tuple[TokenizeAnswer, I
         token_ids = tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False, limit=limit)
     else:
         continues = bool(body.continue_final_message)
+        heeded = services.tool_support.heed(Wish(body.chat_template_kwargs or {}))
         prompt = chat_prompt(
             chat_of(body.messages),
             tokens,
@@ -205,9 +221,10 @@ def _tokenize(body: TokenizeBody, services: Services) -> tuple[TokenizeAnswer, I
             [tool.to_tool() for tool in body.tools or ()],
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
+            variables=heeded.variables,
             limit=limit,
         )
-        token_ids, left_out = prompt.token_ids, prompt.left_out
+        token_ids, left_out = prompt.token_ids, chain(heeded.ignored, prompt.left_out)
     answer = TokenizeAnswer(
         count=len(token_ids),
         max_model_len=services.info.max_model_len,

@@ -1,17 +1,18 @@
 """From a checked request to a response that is generated."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, ExitStack
+from typing import Any
 
 from app.domain.errors import Draining, FieldOutOfRange, MalformedRequest, Moved, WrongState
 from app.domain.homes import new_response_id
 from app.domain.values import FinishReason
 from app.messages import TurnFinished
-from app.openai.chat_prompt import chat_prompt
+from app.openai.chat_prompt import ChatPrompt, chat_prompt
 from app.openai.response import Conversation, ResponseObject, StoredResponse, check_calls, to_chat
 from app.openai.response_events import Event, ResponseWriter
-from app.openai.response_input import ResponseBody
+from app.openai.response_input import ENCRYPTED, ResponseBody
 from app.openai.response_items import AnyItem
 from app.openai.response_store import UnstoredConversation
 from app.openai.response_tools import offered_tools
@@ -35,16 +36,15 @@ class ResponseRun:
         services: Services,
         stored: StoredResponse,
         reader: TurnReader,
+        writer: ResponseWriter,
         answer: Answer,
-        body: ResponseBody,
         cleanup: AsyncExitStack,
     ) -> None:
         self._services = services
         self.stored = stored
         self._reader = reader
         self._answer = answer
-        tools = {each.tool.name: each for each in offered_tools(body.tools)}
-        self._writer = ResponseWriter(stored.answer, services.tokens, answer, tools, generates=body.generate)
+        self._writer = writer
         self._cleanup = cleanup
         self.error: Exception | None = None
         """Why the response failed."""
@@ -121,18 +121,25 @@ async def start_response(
     `WrongState` if the session that `X-Session-ID` names is in use, and `Moved` if it is on another server.
     """
     services, cleanup = call.services, call.cleanup
+    support = services.tool_support
+    heeded = support.heed(body.wish())
     ignored.read(body)
+    ignored.add(heeded.ignored)
+    ignored.add(body.without_thoughts(support))
     check_model(services, body.model)
     previous = _previous(call, unstored, body)
     if previous is not None:
         cleanup.enter_context(holding(previous.conversation.session))
     before = [] if previous is None else previous.context
-    new = body.items(lambda item_id: services.responses.find_item(call.owner, item_id))
+    new = body.items(lambda item_id: services.responses.find_item(call.owner, item_id), support.seal)
     check_calls(before, new)
     use = body.to_tool_use()
-    token_ids = await services.side_work.run(call.owner, _prompt, services, body, [*before, *new], use)
-    (request,) = await call.requests(body, [token_ids], use, keyed=call.keyed)
-    await call.meet_busy([token_ids])
+    items, variables = [*before, *new], heeded.variables
+    prompt = await services.side_work.run(call.owner, _prompt, services, body, items, use, variables)
+    (request,) = await call.requests(
+        body, [prompt.token_ids], use, opening=prompt.opening, budget=heeded.budget, keyed=call.keyed
+    )
+    await call.meet_busy([prompt.token_ids])
     response_id = new_response_id(services.settings.replica)
     response = ResponseObject.begin(body, request.sampling, response_id, int(time.time()))
     if call.keyed is not None:
@@ -141,15 +148,24 @@ async def start_response(
     (charge,) = services.sessions.turns.reserve(call.owner, [request], cleanup)
     with ExitStack() as undo:
         previous = _previous(call, unstored, body)  # which may have changed meanwhile
-        conversation = _conversation(call, body, previous, response.id, before, token_ids, undo)
+        conversation = _conversation(call, body, previous, response.id, before, prompt.token_ids, undo)
         cleanup.enter_context(holding(conversation.session))  # until the response is kept
         reader = services.sessions.turns.start(conversation.session, request, cleanup, charge)
         undo.pop_all()
     if not conversation.is_kept:
         unstored.take(conversation)
     stored = StoredResponse(conversation, len(before), new, response)
-    answer = services.tool_support.answer(use, has_form=body.to_grammar() is not None)
-    return ResponseRun(services, stored, reader, answer, body, cleanup)
+    answer = support.answer(use, has_form=body.to_grammar() is not None, opening=prompt.opening)
+    writer = ResponseWriter(
+        response,
+        services.tokens,
+        answer,
+        {each.tool.name: each for each in offered_tools(body.tools)},
+        generates=body.generate,
+        as_summary=body.reasoning is not None and body.reasoning.summary is not None,
+        seal=support.seal if ENCRYPTED in body.include else None,
+    )
+    return ResponseRun(services, stored, reader, writer, answer, cleanup)
 
 
 def _previous(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody) -> StoredResponse | None:
@@ -164,11 +180,14 @@ def _previous(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody)
     return found
 
 
-def _prompt(services: Services, body: ResponseBody, items: list[AnyItem], use: ToolUse) -> list[int]:
+def _prompt(
+    services: Services, body: ResponseBody, items: list[AnyItem], use: ToolUse, variables: Mapping[str, Any]
+) -> ChatPrompt:
     chat = to_chat(body.instructions, items)
     try:
         limit = TextLimit("input", services.info.max_model_len)
-        return chat_prompt(chat, services.tokens, services.tool_support, use.tools, limit=limit).token_ids
+        support = services.tool_support
+        return chat_prompt(chat, services.tokens, support, use.tools, variables=variables, limit=limit)
     except (MalformedRequest, FieldOutOfRange) as error:  # its messages came as items
         raise type(error)(error.message.replace("messages.", "message ", 1), param="input") from error
 

@@ -42,6 +42,11 @@ class ModelSettings(BaseModel):
         description="what temperature, top_p, top_k, min_p and repetition_penalty are where a client leaves them out; "
         "auto: as the model's generation_config.json says; none: neutral values",
     )
+    chat_format: Annotated[str | None, BeforeValidator(none_if_auto)] = Field(
+        None,
+        description="how the model writes thoughts and calls of tools, such as hermes+think or harmony; auto: as its "
+        "chat template shows",
+    )
     seed: int = Field(0, ge=0, description="seed of random:SHAPE weights")
     cache_dir: Annotated[Path, BeforeValidator(not_empty)] = Field(
         Path("~/.cache/djinn"), description="where pulled models and compiled kernels are kept"

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Template, TemplateError
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -21,6 +24,8 @@ from jinja2.utils import Namespace
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which messages carry reasoning; templates read the first or the second."""
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Variables that are not the caller's."""
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks the end of a message that is left open."""
 
@@ -33,6 +38,12 @@ class ChatTemplate:
         self._variables = dict(variables)
         self._compiled: Template | None = None
 
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        """The names of further variables that the template reads. Raises TemplateError for one that is no template."""
+        found = find_undeclared_variables(_ENVIRONMENT.parse(self._source))
+        return frozenset(found - _RESERVED - self._variables.keys() - _ENVIRONMENT.globals.keys())
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -40,8 +51,11 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """The text of a chat. `messages` are plain JSON. Raises TemplateError, ValueError and what a template can."""
+        """The text of a chat. `messages` are plain JSON, and so are the further `variables`, which are among those that
+        it `reads`. Raises TemplateError, ValueError and what a template can.
+        """
         if continue_final_message and add_generation_prompt:
             raise ValueError("continue_final_message and add_generation_prompt exclude each other")
         chat = [_normal(message) for message in messages]
@@ -54,6 +68,7 @@ class ChatTemplate:
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **self._variables,
+            **variables,
         )
         return _cut_at_end(text, final) if continue_final_message else text
 

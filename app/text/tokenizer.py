@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
@@ -160,6 +162,7 @@ class Tokens:
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added_ids = frozenset(added)
         self._lengths = TokenLengths(self._backend)
         self._known_bytes: dict[int, bytes] = {}
         self._byte_level = self._decodes(["a", "Ġb"], "a b")
@@ -211,12 +214,13 @@ class Tokens:
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """Text of a conversation in the model's own chat template, special tokens included.
 
         The template may leave out the `tools`. `add_generation_prompt` opens the assistant's turn;
-        `continue_final_message` leaves the last message open instead. Raises MalformedRequest if there is no template
-        or the template rejects the messages.
+        `continue_final_message` leaves the last message open instead. `variables` are further ones that the template
+        reads. Raises MalformedRequest if there is no template or the template rejects the messages.
         """
         template = self._for_tools if tools else self._plain
         if template is None:
@@ -229,14 +233,23 @@ class Tokens:
                 tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                variables=variables,
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise MalformedRequest(f"the model's chat template: {error}", param="messages") from error
 
-    def special_id(self, text: str) -> int | None:
-        """The special token that `text` is the name of; None if it is none."""
+    @cached_property
+    def template_reads(self) -> frozenset[str]:
+        """The names of further variables that the chat templates read."""
+        try:
+            return frozenset().union(*(each.reads for each in (self._plain, self._for_tools) if each is not None))
+        except TemplateError:
+            return frozenset()
+
+    def added_id(self, text: str) -> int | None:
+        """The token that always stands for `text`, special or not; None if there is none."""
         token_id = self._backend.token_to_id(text)
-        return token_id if token_id in self.special_ids else None
+        return token_id if token_id in self._added_ids else None
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, which may be part of a character; b"" outside the vocabulary."""

@@ -1,1 +1,1 @@
-"""Tools: how a family of models writes its calls, what holds a model to them, and how they are read back."""
+"""How a family of models thinks and calls tools, what holds a model to that, and how its answers are read."""

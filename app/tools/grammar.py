@@ -1,14 +1,19 @@
-"""Grammars that hold a turn to calls of tools, in llguidance's dialect of Lark.
+"""Grammars that hold a turn to calls of tools, after its thoughts if the model thinks, in llguidance's dialect of Lark.
 
 Syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from app.tools.definitions import Tool, ToolFormat, ToolMode, ToolUse
+from app.domain.values import Grammar, GrammarKind
+from app.tools.calls import types_of
+from app.tools.definitions import Tool, ToolMode, ToolUse
+from app.tools.formats import HARMONY, Thinking, ToolFormat
 from app.tools.lark import PREFIX, START
+from app.tools.thinking import Opening
 
 MAX_CALLS = 16
 """A small model that must call tools would go on for ever."""
@@ -29,6 +34,8 @@ _OPEN = frozenset(
 )
 """Keywords by which a schema takes more keys than its `properties`, or may."""
 
+ANY_OBJECT = {"type": "object", "additionalProperties": True}
+
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose values have schemas by names."""
 _VALUES = frozenset({"const", "default", "enum", "examples"})
@@ -39,68 +46,168 @@ _SILENT: tuple[tuple[str, object], ...] = (
 )
 
 Literal = Callable[[str], str]
-"""Writes a text as terminals: a special token is one that no text can spell."""
+"""Writes a text as terminals: a marker that is a token is one that no text can spell."""
+TokenId = Callable[[str], int | None]
+"""Gives the token that a marker is; None: it is written as any text."""
+
+
+def literals(markers: Iterable[str], token_id: TokenId) -> tuple[Literal, dict[str, int]]:
+    """What writes a text of which some markers are tokens, and those tokens."""
+    known = ((marker, token_id(marker)) for marker in sorted(markers, key=len, reverse=True))
+    ids = {marker: found for marker, found in known if found is not None}
+    cut = re.compile(f"({'|'.join(map(re.escape, ids))})") if ids else None
+
+    def literal(text: str) -> str:
+        parts = [text] if cut is None else cut.split(text)
+        return " ".join(f"<[{ids[part]}]>" if part in ids else _text(part) for part in parts if part)
+
+    return literal, ids
 
 
 def call_grammar(
     use: ToolUse,
     form: ToolFormat,
-    special_id: Callable[[str], int | None],
+    token_id: TokenId,
     *,
     content_schema: Mapping[str, Any] | None = None,
+    answer: str = "",
 ) -> str:
     """The grammar of a turn that may call tools.
 
-    `special_id` gives the token of a marker that only a special token can write, else None. `content_schema` is the
-    JSON Schema of an answer that calls none; None: any text.
+    `content_schema` is the JSON Schema of an answer that calls none; None: any text. `answer` begins such an answer.
     """
-    marker_id = special_id(form.marker) if form.marker else None
-
-    def literal(text: str) -> str:
-        if marker_id is not None and text.startswith(form.marker):
-            return f"<[{marker_id}]> {_text(text.removeprefix(form.marker))}".strip()
-        return _text(text)
-
+    literal, ids = literals(form.markers, token_id)
     repeats = form.can_repeat and use.parallel
     texts_only = all(tool.lark is not None for tool in use.callable if tool.strict)
-    rules = _call_rules(use.callable, form, held=use.is_narrowed or content_schema is not None or not texts_only)
-    more = f"({_text(form.separator)} {literal(form.before)} call){{0,{MAX_CALLS - 1}}}" if repeats else ""
-    calls = f"calls: {literal(form.opening)} {literal(form.before)} call {more} {_text(form.closing)}"
+    held = use.is_narrowed or content_schema is not None or not texts_only
+    rules = list(_call_rules(use.callable, form, literal, held=held))
+    more = f"({literal(form.separator)} {literal(form.before)} call){{0,{MAX_CALLS - 1}}}" if repeats else ""
+    calls = f"calls: {literal(form.opening)} {literal(form.before)} call {more} {literal(form.closing)}"
     if use.mode is ToolMode.REQUIRED:
         return "\n".join(["start: calls", calls, *rules])
     if content_schema is not None:
-        return "\n".join(["start: calls | answer", f"answer: {_json(content_schema)}", calls, *rules])
+        said = f"answer: {literal(answer)} {_json(content_schema)}"
+        return "\n".join(["start: calls | answer", said, calls, *rules])
+    if answer:
+        said = f"answer: {literal(answer)} TEXT"
+        return "\n".join(["start: calls | answer", said, f"TEXT: {ANY_TEXT}", calls, *rules])
     if not form.marker:
         return "\n".join(["start: call | TEXT", f"TEXT: {ANY_TEXT} & ~/{CALL_ALONE}(.|\\n)*/", *rules])
-    return "\n".join([*_after_text(form, literal, marker_id is not None, repeats=repeats), *rules])
+    return "\n".join([*_after_text(form, literal, form.marker in ids, repeats=repeats), *rules])
 
 
-def _call_rules(tools: Sequence[Tool], form: ToolFormat, *, held: bool) -> list[str]:
-    """A `call`, from its opening brace on. If not `held`, only texts that have a form are held to it."""
-    rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
+def _call_rules(tools: Sequence[Tool], form: ToolFormat, literal: Literal, *, held: bool) -> Iterator[str]:
+    """A `call`, from what names it on. If not `held`, only texts that have a form are held to it."""
+    yield "call: " + " | ".join(f"call_{index}" for index in range(len(tools)))
     for index, tool in enumerate(tools):
-        head = f'{{"name": {json.dumps(tool.name)}, "{form.arguments_key}": '
-        end = _text("}" + form.after)
-        if tool.lark is not None:
+        head, tail = form.write_head(json.dumps(tool.name)), form.tail + form.after
+        schema = known_keywords(tool.schema) if held or tool.lark is not None else ANY_OBJECT
+        lark = tool.lark if form.pair is None else tool.plain_lark
+        text = ANY_TEXT
+        if lark is not None:
             prefix = f"TEXT{index}_"
             text = START.replace(PREFIX, prefix)
-            rules.append(f"call_{index}: {_text(head + INPUT)} {text} {_text(INPUT_END)} {end}")
-            rules.append(tool.lark.replace(PREFIX, prefix))
-            continue
-        schema = _closed(known_keywords(tool.schema)) if held else {"type": "object"}
-        rules.append(f"call_{index}: {_text(head)} {_json(schema)} {end}")
-    return rules
+            yield lark.replace(PREFIX, prefix)
+        if form.pair is not None:
+            yield f"call_{index}: {literal(head)} pairs_{index} {literal(tail)}"
+            yield from _pair_rules(f"pairs_{index}", schema, form.pair, literal, text)
+        elif lark is not None:
+            yield f"call_{index}: {literal(head)} {_text(INPUT)} {text} {_text(INPUT_END)} {literal(tail)}"
+        else:
+            yield f"call_{index}: {literal(head)} {_json(_closed(schema))} {literal(tail)}"
+
+
+def _pair_rules(
+    name: str, schema: Mapping[str, Any], pair: tuple[str, str, str], literal: Literal, text: str
+) -> Iterator[str]:
+    """Parameters that are no JSON, in the order of the schema: texts, which match the terminal `text`, as they are, and
+    the JSON of anything else.
+    """
+    begin, middle, end = pair
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or ()
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    any_text = f"{name}_text"
+    if "<[" in literal(end):
+        yield f"{any_text}: {name.upper()}_TEXT {literal(end)}"
+        yield f"{name.upper()}_TEXT: {text}"
+    else:
+        yield f"{any_text}[lazy]: {text} {_text(end)}"
+    parts = []
+    for index, (key, each) in enumerate(properties.items()):
+        rule = f"{name}_{index}"
+        parts.append(rule if key in required else f"{rule}?")
+        choices = each.get("enum") if isinstance(each, dict) else None
+        if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
+            value = f"({' | '.join(map(_text, choices))}) {literal(end)}"
+        elif not isinstance(each, dict) or "string" in types_of(each) or not types_of(each):
+            value = any_text
+        else:
+            value = f"{_json({**shared, **each})} {literal(end)}"
+        yield f"{rule}: {literal(f'{begin}{key}{middle}')} {value}"
+    if not properties and not _OPEN.isdisjoint(schema):
+        yield f"{name}_any: {literal(begin)} /[A-Za-z0-9_.-]+/ {literal(middle)} {any_text}"
+        parts = [f"{name}_any*"]
+    yield f"{name}: {' '.join(parts)}" if parts else f'{name}: ""'
 
 
 def _after_text(form: ToolFormat, literal: Literal, is_token: bool, *, repeats: bool) -> list[str]:
     """Free text in which a marker begins calls, and which never holds the marker itself."""
     rest = (form.opening + form.before).removeprefix(form.marker)
-    body = f"{_text(rest)} call {_text(form.closing)}"
+    body = f"{literal(rest)} call {literal(form.closing)}"
     start = f"start: marked{{0,{MAX_CALLS}}} TEXT" if repeats else "start: TEXT | marked"
     text = f"TEXT: {ANY_TEXT} & ~({ANY_TEXT} {_text(form.marker)} {ANY_TEXT})"
     if is_token:
         return [start, f"marked: TEXT {literal(form.marker)} {body}", text]
     return [start, f"marked: trigger {body}", f"trigger[lazy]: TEXT {_text(form.marker)}", text]
+
+
+def any_answer(form: ToolFormat, token_id: TokenId) -> str:
+    """The grammar of any answer, in which markers may be tokens."""
+    literal, ids = literals(form.markers, token_id)
+    channel = f"{literal(form.marker)} /final|commentary/" if form is HARMONY else ""  # and no thoughts
+    more = " | ".join(["TEXT", *(f"<[{each}]>" for each in ids.values())])
+    return f"start: {channel} ({more})*\nTEXT: /(.|\\n)+/"
+
+
+def after_thinking(
+    grammar: str, form: Thinking, opening: Opening, token_id: TokenId, *, budget: int | None = None, is_answer: bool
+) -> str:
+    """The grammar of an answer that is held to `grammar` once the model has thought, if it thinks.
+
+    - `budget`: the thoughts end after so many tokens. It needs an end that is a token.
+    - `is_answer`: it is that of a text, which may have a beginning of its own.
+    """
+    if opening is Opening.CLOSED:
+        return grammar
+    literal, _ = literals(form.markers, token_id)
+    begun = grammar.removeprefix("start:").strip()
+    said = literal(form.answer) if is_answer else ""
+    end = literal(form.end)
+    spaces = "" if form.answer or budget is not None else r"/\n?\n?/"
+    if end.startswith("<["):
+        limit = "" if budget is None else f"[max_tokens={budget}]"
+        thought = f"thought{limit}: THOUGHT\nTHOUGHT: {ANY_TEXT} & ~({ANY_TEXT} {_text(form.end)} {ANY_TEXT})"
+        close = f"close: thought {end} {spaces}"
+    else:
+        thought = f"thought[lazy]: {ANY_TEXT} {_text(form.end)}"
+        close = f"close: thought {spaces}"
+    thinks = "close" if opening is Opening.OPEN else f"({literal(form.open)} close)?"
+    return f"start: {thinks} {said} begun\n{close}\n{thought}\nbegun: {begun}"
+
+
+def plain_grammar(grammar: Grammar) -> str:
+    """A client's grammar in the dialect of Lark. Raises ValueError or TypeError for a schema that is no JSON object."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return f"start: {_json(json.loads(grammar.text))}"
+        case GrammarKind.REGEX:
+            escaped = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\/", grammar.text)
+            return f"start: FORM\nFORM: /{escaped}/"
+        case GrammarKind.CHOICE:
+            return f"start: FORM\nFORM: {' | '.join(json.dumps(choice) for choice in json.loads(grammar.text))}"
+        case GrammarKind.LARK:
+            return f"start: %lark {{\n{grammar.text}\n}}"
 
 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from collections.abc import Callable
 
 _TOKEN = re.compile(
     r"""(?://|\#)[^\n]*|->\s*\w+
@@ -55,19 +56,28 @@ def quoted_lark(source: str) -> str:
     A rule cannot end where one of its texts goes on with the same character: so each rule is a part of one expression.
     Raises `NotRegular` for rules that refer to themselves, and for schemas, special tokens and ignored text.
     """
+    return _terminals(source, lambda text: json.dumps(text, ensure_ascii=False)[1:-1], _quoted_regex)
+
+
+def plain_lark(source: str) -> str:
+    """The same for texts that stand as they are, in families whose arguments are no JSON."""
+    return _terminals(source, lambda text: text, lambda regex, flags: regex)
+
+
+def _terminals(source: str, text_of: Callable[[str], str], regex_of: Callable[[str, str], str]) -> str:
     rules: dict[str, set[str]] = {}
     last = ""
 
-    def quote(token: re.Match[str]) -> str:
+    def write(token: re.Match[str]) -> str:
         nonlocal last
         if token["text"]:
             try:
                 text = str(ast.literal_eval(token["text"]))
             except (SyntaxError, ValueError):
                 raise NotRegular(f"{token['text'][:64]} is no text") from None
-            return json.dumps(json.dumps(text, ensure_ascii=False)[1:-1], ensure_ascii=False) + token["case"]
+            return json.dumps(text_of(text), ensure_ascii=False) + token["case"]
         if token["regex"]:
-            return f"/{_quoted_regex(token['regex'][1:-1], token['flags'])}/{token['flags']}"
+            return f"/{regex_of(token['regex'][1:-1], token['flags'])}/{token['flags']}"
         if token["rule"]:
             last = _terminal(token["defined"])
             rules.setdefault(last, set())
@@ -77,19 +87,24 @@ def quoted_lark(source: str) -> str:
             return PREFIX + _terminal(token["name"])
         if token["known"] in _COMMON:
             name = _terminal(token["alias"] or token["known"])
-            return f"{PREFIX}{name}: /{_quoted_regex(_COMMON[token['known']], '')}/"
+            return f"{PREFIX}{name}: /{regex_of(_COMMON[token['known']], '')}/"
         if token["known"] or token["foreign"]:
             raise NotRegular(f"{token[0][:64]!r} has no place in the text of a tool's input")
         return ""
 
-    quoted = _TOKEN.sub(quote, source)
+    written = _TOKEN.sub(write, source)
     _check_order(rules)
-    return quoted
+    return written
 
 
 def quoted_regex(regex: str) -> str:
     """A terminal `START` that matches what the whole of `regex` does, as it stands in a JSON string."""
-    slashes = re.sub(r"\\.|/", lambda each: r"\/" if each[0] == "/" else each[0], _quoted_regex(regex, ""))
+    return plain_regex(_quoted_regex(regex, ""))
+
+
+def plain_regex(regex: str) -> str:
+    """The same for a text that stands as it is."""
+    slashes = re.sub(r"\\.|/", lambda each: r"\/" if each[0] == "/" else each[0], regex)
     return f"{START}: /{slashes}/"
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from app.domain.text import is_nested_too_deep
-from app.tools.definitions import Tool, ToolFormat
+from app.tools.definitions import Tool
+from app.tools.formats import ToolFormat
 
 Message = Mapping[str, Any]
 """A message as chat templates read it; the arguments of its calls are texts, most of them of JSON objects."""

@@ -4,7 +4,8 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -12,7 +13,8 @@ from typing import Any, Protocol
 from app.domain.values import FinishReason
 from app.messages import TurnFinished
 from app.text.generation import TextChunk
-from app.tools.definitions import Tool, ToolFormat
+from app.tools.definitions import Tool
+from app.tools.formats import ToolFormat
 
 _ID_ALPHABET = string.ascii_letters + string.digits
 
@@ -20,6 +22,13 @@ _ID_ALPHABET = string.ascii_letters + string.digits
 @dataclass(frozen=True, slots=True)
 class Content:
     """The next piece of what the model says."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The next piece of what the model thinks before it answers."""
 
     text: str
 
@@ -41,7 +50,7 @@ class CallArguments:
     text: str
 
 
-Piece = Content | CallBegun | CallArguments
+Piece = Content | Reasoning | CallBegun | CallArguments
 
 
 class AnswerReader(Protocol):
@@ -66,13 +75,56 @@ class AnswerReader(Protocol):
         ...
 
 
-class Answer:
-    """One answer as every API tells it: what the model says and calls, piece by piece."""
+class ThinkingReader(AnswerReader, Protocol):
+    """An `AnswerReader` of a model that thinks."""
 
-    def __init__(self, reader: AnswerReader | None = None) -> None:
-        """`reader` finds the calls; None: there are no tools, and all of the answer is content."""
+    @property
+    def is_thinking(self) -> bool:
+        """Whether all that has been read are thoughts, or may yet turn out to be."""
+        ...
+
+    @property
+    def thought_bytes(self) -> int | None:
+        """Bytes of UTF-8 of the text up to the end of its thoughts; None: they go on."""
+        ...
+
+    @property
+    def content_start(self) -> int | None:
+        """Bytes of UTF-8 of the text before the content; None: it has not begun."""
+        ...
+
+
+class Answer:
+    """One answer as every API tells it: what the model thinks, says and calls, piece by piece."""
+
+    def __init__(
+        self,
+        reader: AnswerReader | None = None,
+        thoughts: ThinkingReader | None = None,
+        token_bytes: Callable[[int], int] = lambda token_id: 0,
+        end_id: int | None = None,
+    ) -> None:
+        """`reader` finds the calls; None: there are no tools, and all of the answer is content. `thoughts` is the same
+        reader where the model thinks. Thoughts end with the token `end_id`; if no token stands for their end,
+        `token_bytes`, which gives the bytes of text of a token, tells where that is.
+        """
         self._reader = reader
+        self._thoughts = thoughts
+        self._token_bytes = token_bytes
+        self._end_id = end_id
+        self._bytes = 0
+        self._end_bytes = 0
+        self._ended = 0
+        """Tokens up to the last end of thoughts."""
         self._called: list[str] = []
+        self.reasoning_tokens = 0
+        """Tokens up to the end of the thoughts, with what marks them; while the model thinks, all of them."""
+        self.tokens_before_content = 0
+        """Tokens before the content: the `reasoning_tokens`, and what stands between."""
+        self._starts: list[int] = []
+        """Where each token begins, in bytes of the text, as long as the model thinks."""
+        self._ends: list[int] = []
+        """How many tokens there were at each `end_id`."""
         self.stop: str | None = None
         """The stop string that ended it."""
 
@@ -84,9 +136,31 @@ class Answer:
             pieces = self._reader.push(item.text) if self._reader else [Content(item.text)]
         else:
             pieces = self._reader.finish(cut=item.reason is not FinishReason.STOP) if self._reader else ()
+        was_thinking = self._thoughts is not None and self._thoughts.is_thinking
         found = list(pieces)
         self._called += [piece.name for piece in found if isinstance(piece, CallBegun)]
+        if self._thoughts is not None and was_thinking:
+            self._count(self._thoughts, item.token_ids if isinstance(item, TextChunk) else ())
         return found
+
+    def _count(self, thoughts: ThinkingReader, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            self._starts.append(self._bytes)
+            self._bytes += self._token_bytes(token_id)
+            if token_id == self._end_id:
+                self._ends.append(len(self._starts))
+        end = thoughts.thought_bytes
+        if end is None:
+            self.reasoning_tokens = len(self._starts)
+        else:
+            if end != self._end_bytes:
+                marked = next((count for count in self._ends if count > self._ended), None)
+                self._ended = bisect_left(self._starts, end) if marked is None else marked
+                self._end_bytes = end
+            self.reasoning_tokens = self._ended
+        start = thoughts.content_start
+        before = 0 if start is None else bisect_right(self._starts, start) - 1
+        self.tokens_before_content = max(self.reasoning_tokens, before)
 
     @property
     def calls(self) -> list[str]:
@@ -207,46 +281,10 @@ SEPARATORS = SPACES + "[]"
 PYTHON_TAG = "<|python_tag|>"
 QUOTE = "`"
 """Before a marker: the model tells of calls, and makes none."""
-FUNCTION, FUNCTION_END = "<function=", "</function>"
-"""What Qwen3-Coder writes after the marker in place of an object."""
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 _NAME = re.compile(r"(?P<name>[^\s{\[]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]\s*)?(?=\{)")
 """What Mistral's newer tokenizers write after the marker, before the object of the arguments."""
-
-
-def read_function(text: str, tools: Mapping[str, Tool]) -> tuple[str, str] | None:
-    """Name and arguments of a call as Qwen3-Coder writes it, None if it is none of these tools."""
-    name, _, body = text.removeprefix(FUNCTION).removesuffix(FUNCTION_END).partition(">")
-    before, *parameters = body.split("<parameter=")
-    tool = tools.get(name.strip())
-    if tool is None or before.strip():
-        return None
-    properties = tool.schema.get("properties")
-    schemas: Mapping[str, Any] = properties if isinstance(properties, dict) else {}
-    arguments = {}
-    for parameter in parameters:
-        key, _, rest = parameter.partition(">")
-        value, end, after = rest.partition("</parameter>")
-        if not end or after.strip():
-            return None
-        arguments[key] = _typed(value.removeprefix("\n").removesuffix("\n"), schemas.get(key))
-    return tool.name, json.dumps(arguments)
-
-
-def _typed(text: str, schema: object) -> object:
-    """A parameter, which is JSON unless its schema says that it is a text."""
-    value: Any = {"True": True, "False": False}.get(text.strip(), load_json(text.strip()))
-    if not isinstance(schema, dict):
-        return text
-    unions = [schema.get(name) for name in ("anyOf", "oneOf")]
-    options = [schema, *(option for union in unions if isinstance(union, list) for option in union)]
-    types: list[Any] = [option.get("type") for option in options if isinstance(option, dict) and "type" in option]
-    types = [name for each in types for name in (each if isinstance(each, list) else [each])]
-    if "null" in types and text.strip() in ("null", "None"):
-        return None
-    keeps_text = "string" in types or (not types and not isinstance(value, dict | list))
-    return text if keeps_text or value is None else value
 
 
 class _State(Enum):
@@ -262,7 +300,6 @@ class _State(Enum):
     """In the object of a call that has been told, after its arguments."""
     OBJECT = auto()
     """In an object that does not begin as a call of a tool does."""
-    FUNCTION = auto()
 
 
 class FamilyReader:
@@ -374,8 +411,6 @@ class FamilyReader:
                     self._state = _State.REST if self._scan.depth > 0 else _State.BETWEEN
                 case _State.OBJECT:
                     yield from self._read_object()
-                case _State.FUNCTION:
-                    yield from self._read_function()
             if (self._state, len(self._text)) == before:
                 return
 
@@ -395,7 +430,7 @@ class FamilyReader:
         marker = "" if self._only_at_start else self._form.marker
         place = self._text.find(marker) if marker else -1
         if place < 0:
-            yield from self._say(len(self._text) - (0 if last else _undecided(self._text, marker)))
+            yield from self._say(len(self._text) - (0 if last else undecided(self._text, marker)))
             return
         yield from self._say(place)
         if self._is_quoted and not self._is_held:
@@ -430,15 +465,11 @@ class FamilyReader:
         elif named is not None and named["name"] in self._tools:
             self._begin_object(_State.HEAD)
             yield from self._read_name(named, named["name"])
-        elif self._form.end_marker and text.startswith(FUNCTION):
-            self._begin_object(_State.FUNCTION)
         else:
             yield from self._give_back()
 
     def _may_be_name(self, text: str) -> bool:
         """Whether more text can make it the head of a call without an object around it."""
-        if FUNCTION.startswith(text) and self._form.end_marker:
-            return text != FUNCTION
         names = self._tools if self._form.has_names and "{" not in text and len(text) <= MAX_HEAD else ()
         return any(name.startswith(text) or text.startswith(name) for name in names)
 
@@ -505,21 +536,6 @@ class FamilyReader:
             self._whole += 1
         self._state = _State.BETWEEN
 
-    def _read_function(self) -> Iterator[Piece]:
-        place = self._text.find(FUNCTION_END)
-        if place < 0:
-            self._object.append(self._take(len(self._text) - _undecided(self._text, FUNCTION_END)))
-            return
-        self._object.append(self._take(place + len(FUNCTION_END)))
-        call = read_function("".join(self._object), self._tools)
-        if call is None:
-            yield from self._give_back()
-            return
-        self._name, arguments = call
-        yield from self._tell(arguments)
-        self._whole += 1
-        self._state = _State.BETWEEN
-
     def _tell(self, arguments: str) -> Iterator[Piece]:
         """Begin the call with the arguments that there are."""
         self._speech.drop_space()
@@ -545,7 +561,7 @@ class FamilyReader:
         return taken
 
 
-def _undecided(text: str, marker: str) -> int:
+def undecided(text: str, marker: str) -> int:
     """Length of the longest end of `text` that begins the marker."""
     lengths = range(min(len(marker) - 1, len(text)), 0, -1)
     return next((length for length in lengths if text.endswith(marker[:length])), 0)

@@ -1,4 +1,4 @@
-"""What one model needs so that its chats can have tools."""
+"""How one model talks: what its chats need so that it can think and call tools."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.domain.values import Grammar, GrammarKind
 from app.text.tokenizer import Tokens
-from app.tools.definitions import Tool, ToolMode, ToolUse, find_format
-from app.tools.grammar import call_grammar, known_keywords, with_spaces
+from app.tools.calls import CallReader
+from app.tools.definitions import Tool, ToolMode, ToolUse
+from app.tools.formats import HARMONY, Thinking, find_chat_format
+from app.tools.grammar import after_thinking, any_answer, call_grammar, known_keywords, plain_grammar, with_spaces
+from app.tools.harmony import HarmonyReader
 from app.tools.lark import PREFIX, START
 from app.tools.prompt import Message, messages_as_text, messages_for_template, with_instructions
-from app.tools.reader import Answer, FamilyReader
+from app.tools.reader import Answer, AnswerReader, FamilyReader
+from app.tools.seal import Seal
+from app.tools.thinking import Heeded, Opening, ThoughtReader, Wish, heed, opening_of
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplate
@@ -31,23 +36,69 @@ _PROBE_CHAT: tuple[Message, ...] = (
 )
 
 
+_PROBE_THOUGHT = "thought_of_probe"
+_THOUGHTS = ("thinking", "reasoning_content", "reasoning")
+"""Fields of a `response_template` that hold thoughts."""
+
+
 class ToolSupport:
     """Renders chats with tools, and reads their answers. Any thread may use it."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokens, chat_format: str | None = None, secret: bytes | None = None) -> None:
+        """`chat_format` names how the model talks; None: its chat template shows it. Servers with one `secret` take
+        each other's thoughts back. Raises `FieldOutOfRange` for an unknown name.
+        """
         self._tokens = tokens
-        self._form = find_format(tokens.chat_template)
+        self.seal = Seal(secret)
+        try:
+            format = find_chat_format(tokens.chat_template, chat_format)
+        except ValueError as error:
+            raise FieldOutOfRange(f"chat_format: {error}", param="chat_format") from None
+        self._form, self.thinking = format.tools, format.thinking
+        """How the model thinks; None: it does not."""
+        self.format_name = format.name
         self._template: ResponseTemplate | None = None
-        if (declared := tokens.response_template) is not None:
+        if (declared := tokens.response_template) is not None and chat_format is None:
             from transformers.utils.chat_parsing.response_templates import load_response_template
 
             self._template = load_response_template(declared)
+            self.thinking = _declared_thinking(self._template)
+            self.format_name = "response_template"
+
+    def heed(self, wish: Wish) -> Heeded:
+        """What this model can do of what a call says of thinking."""
+        reads = self._tokens.template_reads
+        return heed(wish, reads, self.thinking, has_budget=self._end_of_thoughts is not None)
+
+    @cached_property
+    def _end_of_thoughts(self) -> int | None:
+        """The token that ends thoughts; None: several do together, as text."""
+        form = self.thinking
+        markers = [] if form is None else [marker for marker in form.markers if form.end.startswith(marker)]
+        return next((found for found in map(self._tokens.added_id, markers) if found is not None), None)
+
+    @cached_property
+    def reads_thoughts(self) -> bool:
+        """Whether the chat template writes what the model thought before a call."""
+        thought = {**_PROBE_CHAT[1], "reasoning_content": _PROBE_THOUGHT}
+        return _PROBE_THOUGHT in self._probe([_PROBE_CHAT[0], thought, _PROBE_CHAT[2]])
+
+    def opening(self, prompt: str) -> Opening:
+        """How a prompt leaves the model's turn."""
+        return opening_of(prompt, self.thinking)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end a turn, whatever the checkpoint says."""
+        found = map(self._tokens.added_id, ("<|call|>", "<|return|>") if self._form is HARMONY else ())
+        return frozenset(each for each in found if each is not None)
 
     def check_format(self) -> None:
         """Warn of a chat template that writes calls in a form in which no answer is read."""
-        if self._template is not None or not self._form.marker or not self.writes_calls:
+        if self._template is not None or self._form is HARMONY or not self._form.marker or not self.writes_calls:
             return
-        reader = FamilyReader(self._form, [Tool("call_of_probe")])
+        kind = CallReader if self._form.begin else FamilyReader
+        reader = kind(self._form, [Tool("call_of_probe")])
         list(reader.push(self._probe(_PROBE_CHAT)))
         if not reader.calls:
             logger.warning(
@@ -72,18 +123,19 @@ class ToolSupport:
         except MalformedRequest:
             return ""
 
-    @cached_property
-    def shown(self) -> frozenset[int]:
-        """The special tokens that an answer with calls is read by."""
-        if self._template is not None:  # which of them it looks for, only its patterns know
+    def shown(self, use: ToolUse) -> frozenset[int]:
+        """The special tokens that an answer is read by."""
+        if self._template is not None and use.callable:  # which of them it looks for, only its patterns know
             return self._tokens.special_ids - self._tokens.eos_token_ids
-        written = (self._form.marker, self._form.end_marker, *self._form.inner_markers)
-        markers = (self._tokens.special_id(marker) for marker in written)
-        return frozenset(marker for marker in markers if marker is not None)
+        thoughts = frozenset[str]() if self.thinking is None else self.thinking.markers
+        markers = map(self._tokens.added_id, thoughts | (self._form.markers if use.callable else frozenset()))
+        return frozenset(marker for marker in markers if marker is not None) & self._tokens.special_ids
 
     def chat_text(self, messages: Sequence[Message], tools: Sequence[Tool], **options: Any) -> str:
         """Text of a chat; the other arguments and errors of `Tokens.chat_text`."""
         written = messages_for_template(messages) if self.writes_calls else messages_as_text(messages, self._form)
+        if self._form is HARMONY:
+            written = [_without_thoughts(each) for each in written]
         if tools and not self.writes_tools:
             return self._tokens.chat_text(with_instructions(written, tools, self._form), **options)
         return self._tokens.chat_text(written, tools=[tool.for_template() for tool in tools], **options)
@@ -96,39 +148,97 @@ class ToolSupport:
         if not use.is_held and content is None:
             return None
         schema = None if content is None else _schema_of(content)
-        text = call_grammar(use, self._form, self._tokens.special_id, content_schema=schema)
+        said = "" if self.thinking is None else self.thinking.answer
+        text = call_grammar(use, self._form, self._tokens.added_id, content_schema=schema, answer=said)
         parts = tuple((f"the parameters of {tool.name!r}", _part_of(tool)) for tool in use.callable)
         answer = () if content is None else ((f"the form in {content.field}", _part(schema or {})),)
         return Grammar(GrammarKind.LARK, text, "tools", parts + answer)
 
-    def answer(self, use: ToolUse, *, has_form: bool) -> Answer:
+    def after_thinking(self, grammar: Grammar | None, opening: Opening, budget: int | None) -> Grammar | None:
+        """What holds a turn to a grammar once the model has thought; `budget` is how many tokens it may think."""
+        form = self.thinking
+        if form is None or opening is Opening.CLOSED or (grammar is None and budget is None):
+            return grammar
+        token_id = self._tokens.added_id
+        if grammar is None:
+            text = after_thinking(
+                any_answer(self._form, token_id), form, opening, token_id, budget=budget, is_answer=False
+            )
+            return Grammar(GrammarKind.LARK, text, "thinking_budget")
+        is_calls = grammar.field == "tools"
+        try:
+            held = grammar.text if is_calls else plain_grammar(grammar)
+        except (ValueError, TypeError):  # which its compilation tells
+            return grammar
+        text = after_thinking(held, form, opening, token_id, budget=budget, is_answer=not is_calls)
+        parts = grammar.parts or ((f"the form in {grammar.field}", grammar),)
+        return Grammar(GrammarKind.LARK, text, grammar.field, parts)
+
+    def answer(self, use: ToolUse, *, has_form: bool, opening: Opening = Opening.CLOSED) -> Answer:
         """An answer before its first token.
 
-        `has_form`: if it does not begin with a call, it is of another form, and has none.
+        `has_form`: if it does not begin with a call, it is of another form, and has none. `opening` is how the prompt
+        leaves the turn.
         """
-        if not use.callable:
-            return Answer()
-        if self._template is not None:
+        only_calls, is_held = use.mode is ToolMode.REQUIRED, use.is_held or has_form
+        shown = self.shown(use) if self.thinking is not None else frozenset[int]()
+
+        def token_bytes(token_id: int) -> int:
+            is_text = token_id in shown or token_id not in self._tokens.special_ids
+            return len(self._tokens.token_bytes(token_id)) if is_text else 0
+
+        if self._form is HARMONY and self._template is None:
+            harmony = HarmonyReader(use.callable, only_calls=only_calls)
+            return Answer(harmony, harmony, token_bytes, self._end_of_thoughts)
+        calls: AnswerReader | None = None
+        if use.callable and self._template is not None:
             from app.tools.template_reader import TemplateReader
 
-            return Answer(TemplateReader(self._form, self._template, use.callable))
-        only_calls, is_held = use.mode is ToolMode.REQUIRED, use.is_held or has_form
-        reader = FamilyReader(self._form, use.callable, only_at_start=has_form, only_calls=only_calls, is_held=is_held)
-        return Answer(reader)
+            calls = TemplateReader(self._form, self._template, use.callable)
+        elif use.callable:
+            kind = CallReader if self._form.begin else FamilyReader
+            calls = kind(self._form, use.callable, only_at_start=has_form, only_calls=only_calls, is_held=is_held)
+        if self.thinking is None:
+            return Answer(calls)
+        reader = ThoughtReader(self.thinking, calls, opening)
+        return Answer(reader, reader, token_bytes, self._end_of_thoughts)
 
 
-def turn_grammar(form: Grammar | None, use: ToolUse, support: ToolSupport) -> Grammar | None:
-    """What holds a turn: the `form` of its answer, the calls that it may make, or either of them. A form has no effect
-    where calls are required.
+def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as the template of gpt-oss takes it: not with calls, content and thoughts."""
+    if not (message.get("tool_calls") and message.get("content")):
+        return message
+    return {name: value for name, value in message.items() if name not in _THOUGHTS}
+
+
+def _declared_thinking(template: ResponseTemplate) -> Thinking | None:
+    """How a checkpoint says itself that it thinks, where it says so by texts."""
+    for name, field in template.fields.items():
+        if name in _THOUGHTS and field.open_literals and field.close_literals:
+            return Thinking("response_template", field.open_literals[0], field.close_literals[0])
+    return None
+
+
+def turn_grammar(
+    form: Grammar | None,
+    use: ToolUse,
+    support: ToolSupport,
+    opening: Opening = Opening.CLOSED,
+    budget: int | None = None,
+) -> Grammar | None:
+    """What holds a turn: the `form` of its answer, the calls that it may make, or either of them, after its thoughts. A
+    form has no effect where calls are required. `opening` is how the prompt leaves the turn, and `budget` how many
+    tokens the model may think.
 
     Raises `FieldOutOfRange` for a form that cannot stand beside calls.
     """
     if form is None or not use.callable:
-        return form or support.grammar(use)
+        return support.after_thinking(form or support.grammar(use), opening, budget)
     if form.kind is not GrammarKind.JSON_SCHEMA:
         raise FieldOutOfRange(f"{form.field}: only a JSON schema is possible with tools", param=form.field)
     _schema_of(form)
-    return support.grammar(use, None if use.mode is ToolMode.REQUIRED else form)
+    held = support.grammar(use, None if use.mode is ToolMode.REQUIRED else form)
+    return support.after_thinking(held, opening, budget)
 
 
 def form_without_effect(form: Grammar | None, use: ToolUse) -> list[str]:

@@ -6,7 +6,8 @@ from typing import Any
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
-from app.tools.definitions import Tool, ToolFormat
+from app.tools.definitions import Tool
+from app.tools.formats import ToolFormat
 from app.tools.reader import CallArguments, CallBegun, Content, Piece, Speech, new_call_id, read_calls
 
 CALLS = "tool_calls"

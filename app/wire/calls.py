@@ -6,6 +6,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.tools.definitions import ToolUse
 from app.tools.support import form_without_effect
+from app.tools.thinking import Wish
 from app.wire.extras import OpenBody
 from app.wire.turns import SamplingFields
 
@@ -16,6 +17,8 @@ class CallBody(SamplingFields, OpenBody):
     prompt_field: ClassVar[str] = "messages"
     form_field: ClassVar[str] = ""
     """The field that asks for a form of the answer beside `structured_outputs`, if there is one."""
+    has_chat: ClassVar[bool] = True
+    """Whether its prompt is a chat, whose answer has thoughts and calls."""
 
     @property
     def token_limit(self) -> int | None:
@@ -48,6 +51,10 @@ class CallBody(SamplingFields, OpenBody):
             both = f"give only one of {self.form_field} and structured_outputs"
             raise FieldOutOfRange(both, param=self.form_field)
         return asked or super().to_grammar()
+
+    def wish(self) -> Wish:
+        """What the call says of thinking."""
+        return Wish()
 
     def to_tool_use(self) -> ToolUse:
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""

@@ -1,7 +1,7 @@
 """Fields of a body that a route does not declare: named in the answer, or refused."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -192,8 +192,8 @@ class IgnoredFields:
         self._paths: list[str] = []
         self._has_more = False
 
-    def read(self, body: OpenBody) -> None:
-        """Take the fields of `body` that have no effect.
+    def read(self, body: OpenBody, honoured: Container[str] = frozenset()) -> None:
+        """Take the fields of `body` that have no effect. Those `honoured` have one, by their paths without indices.
 
         Raises `FieldOutOfRange` for one that is known and cannot be honoured.
         """
@@ -201,7 +201,8 @@ class IgnoredFields:
             extras = each.model_extra or {}
             _refuse_unsupported(place, path, extras)
             if not each.reads_extras:
-                self.add(path + name for name, value in extras.items() if asks_for(place, name, value))
+                asked = (name for name in extras if f"{place}.{name}" not in honoured)
+                self.add(path + name for name in asked if asks_for(place, name, extras[name]))
             self.add(path + name for name in each.without_effect())
 
     def add(self, paths: Iterable[str]) -> None:

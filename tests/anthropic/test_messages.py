@@ -16,8 +16,9 @@ from app.anthropic.messages import Chat, CountTokensBody, chat_of
 from app.domain.values import FinishReason, Ticket, TurnUsage
 from app.messages import TurnFinished
 from app.text.generation import TextChunk
-from app.tools.definitions import HERMES
+from app.tools.formats import HERMES
 from app.tools.reader import Answer, FamilyReader
+from app.tools.seal import Seal
 from tests.anthropic.conftest import ASK, MODEL, prompt_of, text_of
 from tests.conftest import ServeWith
 from tests.tool_schemas import ENDS, SCHEMAS
@@ -222,7 +223,7 @@ def test_the_model_is_listed_as_the_sdk_reads_it(sdk: anthropic.Anthropic, http:
 
 def chat(*messages: Any, system: Any = None) -> Chat:
     body = CountTokensBody.model_validate({"model": "tiny", "messages": list(messages), "system": system})
-    return chat_of(body.system, body.messages)
+    return chat_of(body.system, body.messages, Seal())
 
 
 def text(said: str) -> Any:

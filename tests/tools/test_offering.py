@@ -7,6 +7,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 from msgspec import structs
+from tokenizers import AddedToken
 
 from app.domain.values import FinishReason, Ticket, TurnUsage
 from app.messages import TurnFinished
@@ -14,14 +15,15 @@ from app.model_store.saved import ModelTokenizer
 from app.model_store.shapes import IM_START_ID
 from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
-from app.tools.definitions import HERMES, LLAMA, MISTRAL, Tool, ToolFormat, ToolMode, ToolUse, find_format
+from app.tools.definitions import Tool, ToolMode, ToolUse
+from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat
 from app.tools.grammar import MAX_CALLS, call_grammar
-from app.tools.lark import quoted_lark
+from app.tools.lark import plain_lark, quoted_lark
 from app.tools.prompt import messages_for_template
 from app.tools.reader import Content
 from app.tools.support import ToolSupport
 from tests.hugging_face import byte_tokenizer
-from tests.tools.calls import FORMATS, write
+from tests.tools.calls import ALL_FORMATS, FORMATS, write
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -52,14 +54,15 @@ CHAT: tuple[dict[str, Any], ...] = (
 )
 
 
-def tokens(template: str) -> Tokens:
+def tokens(template: str, *added: str) -> Tokens:
     tokenizer = byte_tokenizer(300)
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in added])
     tokenizer.chat_template = template
     return Tokens(ModelTokenizer.of(tokenizer), frozenset({257}))
 
 
-def support(template: str) -> ToolSupport:
-    return ToolSupport(tokens(template))
+def support(template: str, *added: str) -> ToolSupport:
+    return ToolSupport(tokens(template, *added))
 
 
 def test_a_template_that_knows_tools_gets_them_as_they_are() -> None:
@@ -108,18 +111,15 @@ def test_a_template_gets_no_more_than_it_lacks() -> None:
 
 def test_a_template_whose_calls_are_not_read_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     called = "{% for m in messages %}{% for c in m.tool_calls or [] %}CALL{% endfor %}{{ m.content }}\n{% endfor %}"
-    mistral, coder = "[TOOL_CALLS]{{ c.function.name }}{}", "<tool_call>\n<function={{ c.function.name }}>\n</function>"
+    mistral, coder = (
+        "[TOOL_CALLS]{{ c.function.name }}{}",
+        "<tool_call>\n<function={{ c.function.name }}>\n</function></tool_call>",
+    )
     for call in ("<tool_call>" + write(HERMES, ("{{ c.function.name }}", "{}"))[11:], mistral, coder):
         support(called.replace("CALL", call)).check_format()
     assert not caplog.records
     support(called.replace("CALL", "<|call|>{{ c.function.name }}")).check_format()
     assert "in a form that is not read" in caplog.text
-
-
-def test_the_template_tells_the_family() -> None:
-    assert [find_format(template) for template in (None, CHATML, NATIVE)] == [HERMES] * 3
-    assert find_format("{{ '[TOOL_CALLS] [' }}") is MISTRAL
-    assert find_format("""{{ '{"name": "' + n + '", "parameters": ' }}""") is LLAMA
 
 
 def test_a_checkpoint_may_say_itself_how_its_answers_are_read() -> None:
@@ -279,9 +279,12 @@ def test_keywords_that_say_nothing_are_left_out() -> None:
     assert not takes(grammar, write(HERMES, ("f", '{"n": 2}')))
 
 
-@FORMATS
+@ALL_FORMATS
 def test_only_texts_with_a_form_are_held_where_the_model_decides(form: ToolFormat) -> None:
-    said = Tool("say", None, None, strict=True, lark=quoted_lark('start: /[a\\n]+/ (B | "c"i)\nB: "\\"b\\""'))
+    source = 'start: /[a\\n]+/ (B | "c"i)\nB: "\\"b\\""'
+    text_only = {"properties": {"input": {"type": "string"}}, "required": ["input"]}
+    larks = {"lark": quoted_lark(source), "plain_lark": plain_lark(source)}
+    said = Tool("say", None, text_only, strict=True, **larks)
     other = Tool("f", None, {"type": "object", "not": {}})
     grammar = grammar_of(form, ToolUse.of([said, other], ToolMode.AUTO, None, parallel=True))
     for text in ('a\n"b"', "\n\nC"):

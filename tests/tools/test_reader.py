@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tools.definitions import HERMES, LLAMA, MISTRAL, Tool, ToolFormat
+from app.tools.definitions import Tool
+from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat
 from app.tools.reader import MAX_HELD, CallArguments, CallBegun, Content, FamilyReader, Piece
-from tests.tools.calls import FORMATS, TOOLS, write
+from tests.tools.calls import FORMATS, TOOLS, reader_of, write
 
 Calls = list[tuple[str, str]]
 
 
 def pieces_of(text: str, form: ToolFormat, cuts: Sequence[int] = (), tools: Sequence[Tool] = TOOLS) -> list[Piece]:
     """What is read of `text`, cut at those places."""
-    reader = FamilyReader(form, tools)
+    reader = reader_of(form, tools)
     ends = [*sorted(cut for cut in cuts if cut < len(text)), len(text)]
     read = [piece for start, end in zip([0, *ends], ends, strict=False) for piece in reader.push(text[start:end])]
     return [*read, *reader.finish()]
@@ -109,34 +110,6 @@ def test_calls_in_an_unusual_form_are_read_too(answer: str, form: ToolFormat, co
     assert read(answer, form) == read(answer, form, range(0, 120, 7)) == (content, calls)
 
 
-EDIT = Tool("edit", None, {"properties": {"text": {"type": "string"}, "n": {"type": ["integer", "null"]}}})
-CODER = "<tool_call>\n<function=edit>\n<parameter=text>\n1\n2\n</parameter>\n<parameter=n>3</parameter>\n</function>"
-CODED = [("edit", r'{"text": "1\n2", "n": 3}')]
-
-
-@pytest.mark.parametrize(
-    ("answer", "form", "calls"),
-    [
-        (f"{CODER}\n</tool_call>", HERMES, CODED),
-        (f"{CODER}\n</tool_call>\n{CODER}", HERMES, CODED * 2),
-        ('[TOOL_CALLS]edit{"text": "x"}', MISTRAL, [("edit", '{"text": "x"}')]),
-        (
-            '[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]edit[CALL_ID]a1[ARGS]{"n": 1}',
-            MISTRAL,
-            [("f", "{}"), ("edit", '{"n": 1}')],
-        ),
-    ],
-    ids=["coder", "two", "names", "markers"],
-)
-def test_calls_of_newer_models_are_read(answer: str, form: ToolFormat, calls: Calls) -> None:
-    assert put_together(pieces_of(answer, form, tools=[EDIT, Tool("f")])) == ("", calls)
-    for end in range(1, len(answer)):
-        reader = FamilyReader(form, [EDIT, Tool("f")])
-        assert put_together([*reader.push(answer[:end]), *reader.finish(cut=True)])[0] == ""
-    foreign = answer.replace("edit", "nope")
-    assert "nope" in put_together(pieces_of(foreign, form, range(99), [EDIT, Tool("f")]))[0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "strict"),
     [
@@ -200,7 +173,7 @@ def test_ids_are_of_the_form_that_the_template_takes(form: ToolFormat, pattern: 
 )
 def test_a_long_answer_costs_no_more_for_each_character(form: ToolFormat, start: str, more: str) -> None:
     """Pushed 4 characters at a time; a reader that looks back over what it holds would take minutes."""
-    reader = FamilyReader(form, TOOLS)
+    reader = reader_of(form, TOOLS)
     told = list(reader.push(start))
     for _ in range(5_000):
         told += reader.push(more * 4)
@@ -237,7 +210,7 @@ def test_an_answer_of_another_form_has_no_calls() -> None:
 def test_calls_that_are_cut_anywhere_leave_no_text_where_only_calls_may_come(form: ToolFormat) -> None:
     text = write(form, *[("add", '{"a": 3}')] * (2 if form.can_repeat else 1))
     for end in range(len(text)):
-        reader = FamilyReader(form, TOOLS, only_calls=True)
+        reader = reader_of(form, TOOLS, only_calls=True)
         content, calls = put_together([*reader.push(text[:end]), *reader.finish()])
         assert content == ""
         assert len(calls) == reader.calls

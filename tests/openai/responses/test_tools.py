@@ -20,9 +20,11 @@ from app.openai.response_input import ResponseBody
 from app.openai.response_tools import offered_tools
 from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
-from app.tools.definitions import HERMES
+from app.tools.formats import HERMES, find_thinking
 from app.tools.lark import NotRegular, quoted_lark
 from app.tools.reader import Answer, FamilyReader
+from app.tools.seal import Seal
+from app.tools.thinking import Opening, ThoughtReader
 from app.wire.extras import IMAGE_LEFT_OUT
 from tests.openai.conftest import MODEL
 from tests.openai.responses.asking import CALLING, GREEDY, LONG, LOOK_UP, folded
@@ -52,13 +54,22 @@ TOOLS: Any = [
 CREATE: Any = {"type": "create_file", "path": "a", "diff": "+x"}
 
 
-def told(name: str, arguments: str, *, cut: int = 0) -> tuple[list[Any], ResponseObject, ResponseBody]:
-    """The events of an answer that calls this tool, with some characters at its end cut, and the response."""
+def told(
+    name: str, arguments: str, *, cut: int = 0, thoughts: str | None = None
+) -> tuple[list[Any], ResponseObject, ResponseBody]:
+    """The events of an answer that calls this tool after `thoughts`, with some characters at its end cut, and the
+    response.
+    """
     body = ResponseBody.model_validate({"model": "m", "input": "x", "tools": TOOLS})
     tools = offered_tools(body.tools)
     text = write(HERMES, (name, arguments))
     text, reason = (text[:-cut], FinishReason.LENGTH) if cut else (text, FinishReason.STOP)
-    answer = Answer(FamilyReader(HERMES, [each.tool for each in tools]))
+    reader: Any = FamilyReader(HERMES, [each.tool for each in tools])
+    answer = Answer(reader)
+    if thoughts is not None:
+        text = f"{thoughts}</think>\n\n{text}"
+        reader = ThoughtReader(cast("Any", find_thinking("</think>")), reader, Opening.OPEN)
+        answer = Answer(reader, reader)
     response = ResponseObject.begin(body, body.to_params(NEUTRAL), "resp_1", 1)
     writer = ResponseWriter(response, cast("Tokens", None), answer, {each.tool.name: each for each in tools})
     end = TurnFinished(Ticket(1), reason, TurnUsage(1, 0, 9, 0), 10)
@@ -80,19 +91,24 @@ def told(name: str, arguments: str, *, cut: int = 0) -> tuple[list[Any], Respons
         ("shell", {"commands": "ls"}, {"type": "function_call", "name": "shell"}),
     ],
 )
-def test_a_call_has_its_tools_form_and_goes_back_as_the_model_wrote_it(name: str, arguments: Any, item: Any) -> None:
-    events, response, _ = told(name, json.dumps(arguments))
+@pytest.mark.parametrize("thoughts", [None, "Hm."])
+def test_a_call_has_its_tools_form_and_goes_back_as_the_model_wrote_it(
+    name: str, arguments: Any, item: Any, thoughts: str | None
+) -> None:
+    events, response, _ = told(name, json.dumps(arguments), thoughts=thoughts)
     for event in events:
         TypeAdapter(ResponseStreamEvent).validate_json(orjson.dumps(event))
-    (call,) = (each.model_dump() for each in response.output)
-    TypeAdapter(ResponseOutputItem).validate_python(call)
+    *thinking, call = (each.model_dump() for each in response.output)
+    TypeAdapter(list[ResponseOutputItem]).validate_python([*thinking, call])
     assert call.items() >= {**item, "status": "completed"}.items()
-    assert [event["item"]["type"] for event in events if "item" in event] == [item["type"]] * 2
+    kinds = ["reasoning"] * 2 * len(thinking) + [item["type"]] * 2
+    assert [event["item"]["type"] for event in events if "item" in event] == kinds
     output = {"type": f"{call['type']}_output", "call_id": call["call_id"], "output": "done", "status": "completed"}
     if call["type"] == "shell_call":
         output["output"] = [{"stdout": "done", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
-    sent = ResponseBody.model_validate({"model": "m", "input": [call, output]})
-    assistant, tool = to_chat(None, sent.items(lambda item_id: pytest.fail(item_id)))
+    sent = ResponseBody.model_validate({"model": "m", "input": [*thinking, call, output]})
+    assistant, tool = to_chat(None, sent.items(lambda item_id: pytest.fail(item_id), Seal()))
+    assert assistant.get("reasoning_content") == thoughts
     (again,) = assistant["tool_calls"]
     assert (again["function"]["name"], json.loads(again["function"]["arguments"])) == (name, arguments)
     assert (again["id"], "done" in tool["content"]) == (tool["tool_call_id"], True)

@@ -1,0 +1,191 @@
+"""Answers of models that think before they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from app.tools.formats import HARMONY_THINKING, Thinking
+from app.tools.reader import AnswerReader, Content, Piece, Reasoning, undecided
+
+
+class Opening(Enum):
+    """How the prompt leaves the model's turn."""
+
+    FREE = auto()
+    """The model may think."""
+    OPEN = auto()
+    """It is in the middle of its thoughts: the template has begun them."""
+    CLOSED = auto()
+    """The template has ended them, so that the model does not think."""
+
+
+def opening_of(prompt: str, form: Thinking | None) -> Opening:
+    """What the end of a prompt's text says."""
+    end = prompt[-200:].rstrip()
+    if form is None or (end.endswith(form.end) and form is not HARMONY_THINKING):  # whose next message begins so
+        return Opening.CLOSED
+    return Opening.OPEN if end.endswith(form.open.rstrip()) else Opening.FREE
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a call says of thinking, whichever API it came by. Names of fields are for what has no effect."""
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Of the chat template, by the caller's own names."""
+    effort: str | None = None
+    effort_field: str = "reasoning_effort"
+    thinks: bool | None = None
+    """Whether the model is to think; None: as it does by itself."""
+    budget: int | None = None
+    """Tokens after which the thoughts end."""
+    budget_field: str = "thinking_budget"
+
+
+@dataclass(frozen=True, slots=True)
+class Heeded:
+    """What of a `Wish` this model can do. `ignored` are the fields without effect."""
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    budget: int | None = None
+    ignored: tuple[str, ...] = ()
+
+
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which templates turn thinking on and off."""
+EFFORT = "reasoning_effort"
+HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+
+
+def heed(wish: Wish, reads: frozenset[str], form: Thinking | None, *, has_budget: bool) -> Heeded:
+    """What a model whose template `reads` these variables makes of a wish."""
+    variables = {name: value for name, value in wish.variables.items() if name in reads}
+    unread = [f"chat_template_kwargs.{name}" for name in wish.variables if name not in reads]
+    ignored = ["chat_template_kwargs"] if unread and not variables else unread
+    switches = [name for name in SWITCHES if name in reads]
+    thinks, effort = wish.thinks, wish.effort
+    if effort is not None:
+        if EFFORT in reads:
+            variables.setdefault(EFFORT, HARMONY_EFFORTS.get(effort, effort) if form is HARMONY_THINKING else effort)
+        elif not switches and not (effort == "none" and form is None):
+            ignored.append(wish.effort_field)
+        thinks = effort != "none" if thinks is None else thinks
+    if thinks is not None:
+        variables = dict.fromkeys(switches, thinks) | variables
+    if wish.thinks is not None and not switches and wish.thinks is (form is None):
+        ignored.append("thinking")
+    budget = wish.budget if has_budget else None
+    if wish.budget is not None and budget is None and not (wish.thinks and form is None):
+        ignored.append(wish.budget_field)
+    return Heeded(variables, budget, tuple(ignored))
+
+
+class _State(Enum):
+    BEFORE = auto()
+    """Nothing has come but white space, or only thoughts."""
+    THINKING = auto()
+    AFTER = auto()
+
+
+class ThoughtReader:
+    """A `ThinkingReader`. Thoughts are what stands between the markers at the start of an answer, and nowhere else: in
+    them nothing is a call, and after them a marker is text.
+
+    A model that never ends its thoughts has said nothing.
+    """
+
+    def __init__(self, form: Thinking, answer: AnswerReader | None, opening: Opening) -> None:
+        """`answer` reads what follows; None: it is content."""
+        self._form = form
+        self._answer = answer
+        self._is_open = opening is Opening.OPEN
+        self._state = _State.BEFORE
+        self._text = ""
+        """What has not been read."""
+        self._taken = 0
+        """Bytes of UTF-8 that have been."""
+        self._end = 0
+        """Those up to the end of the thoughts."""
+        self._space = ""
+        """White space that is one of the thoughts if more of them follow."""
+        self._has_thought = False
+        self.content_start: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self._answer is not None and self._answer.is_whole
+
+    @property
+    def is_thinking(self) -> bool:
+        return self._state is not _State.AFTER
+
+    @property
+    def thought_bytes(self) -> int | None:
+        return None if self._state is _State.THINKING else self._end
+
+    def push(self, text: str) -> Iterator[Piece]:
+        if self._state is _State.AFTER:
+            return self._pass(text)
+        self._text += text
+        return self._read()
+
+    def _read(self) -> Iterator[Piece]:
+        while self.is_thinking:
+            if self._state is _State.THINKING:
+                place = self._text.find(self._form.end)
+                if place < 0:
+                    yield from self._think(len(self._text) - undecided(self._text, self._form.end))
+                    return
+                yield from self._think(place)
+                self._take(len(self._form.end))
+                self._state, self._end, self._is_open = _State.BEFORE, self._taken, False
+                self._space = "\n" if self._has_thought else ""
+                continue
+            text = self._text.lstrip()
+            if not text or (self._form.open.startswith(text) and text != self._form.open):
+                return
+            if text.startswith(self._form.open):  # some repeat it where the prompt has it
+                self._take(len(self._text) - len(text) + len(self._form.open))
+                self._state = _State.THINKING
+            elif self._is_open:
+                self._state = _State.THINKING
+            else:
+                self._state = _State.AFTER
+                said = text if self._end else self._text
+                self._take(len(self._text) - len(said))
+                self.content_start = self._taken
+                yield from self._pass(said)
+
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        if self._state is _State.THINKING or (self._state is _State.BEFORE and self._is_open):
+            self._state = _State.THINKING
+            if not cut:
+                yield from self._think(len(self._text))
+        elif self._state is _State.BEFORE and not (cut and self._text.strip()):
+            yield from self._pass(self._text.lstrip() if self._end else self._text)
+        if self._answer is not None:
+            yield from self._answer.finish(cut=cut)
+
+    def _think(self, length: int) -> Iterator[Piece]:
+        """Take the next thoughts, without white space around all of them."""
+        text = self._space + self._take(length)
+        if not self._has_thought:
+            text = text.lstrip()
+        said = text.rstrip()
+        self._space = text[len(said) :]
+        if said:
+            self._has_thought = True
+            yield Reasoning(said)
+
+    def _pass(self, text: str) -> Iterator[Piece]:
+        if self._answer is not None:
+            return self._answer.push(text)
+        return iter([Content(text)] if text else [])
+
+    def _take(self, length: int) -> str:
+        taken, self._text = self._text[:length], self._text[length:]
+        self._taken += len(taken.encode(errors="surrogatepass"))
+        return taken

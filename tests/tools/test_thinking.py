@@ -1,0 +1,328 @@
+"""Models that think: what is read as thoughts, what a template can do, and grammars that wait for the answer."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
+from msgspec import structs
+from tokenizers import AddedToken
+
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import FinishReason, Grammar, GrammarKind, Ticket, TurnUsage
+from app.messages import TurnFinished
+from app.text.generation import TextChunk
+from app.tools.definitions import Tool, ToolMode, ToolUse
+from app.tools.formats import HARMONY, MISTRAL_NAMES, TOOL_FORMATS, ToolFormat, find_chat_format
+from app.tools.reader import Answer, CallArguments, CallBegun, Content, Reasoning
+from app.tools.seal import Seal
+from app.tools.support import ToolSupport, turn_grammar
+from app.tools.thinking import Opening, Wish
+from tests.hugging_face import byte_tokenizer
+from tests.tools.calls import ALL_FORMATS, TOOLS, reader_of, write
+from tests.tools.test_offering import support, tokens
+
+TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+QWEN = (
+    "{% for m in messages %}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+ALWAYS = TURNS + "{% if add_generation_prompt %}assistant:<think>\n{% endif %}{# </think> #}"
+GPT_OSS = TURNS + "Reasoning: {{ reasoning_effort }}<|end|><|start|>assistant{# <|channel|>analysis<|message|> #}"
+BEGUN = "<|end|><|start|>assistant"
+END = TurnFinished(Ticket(1), FinishReason.STOP, TurnUsage(1, 0, 9, 0), 10)
+CUT = structs.replace(END, reason=FinishReason.LENGTH)
+USE = ToolUse(tuple(TOOLS), ToolMode.AUTO, frozenset(tool.name for tool in TOOLS))
+CHAT = [{"role": "user", "content": "Hi"}]
+
+
+QWEN_MODEL, OSS_MODEL = support(QWEN), support(GPT_OSS)
+
+
+def told(answer: Answer, *items: Any) -> tuple[str, str, list[str]]:
+    """Thoughts, content and names of calls."""
+    pieces = [piece for item in items for piece in answer.pieces(item)]
+    thought = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+    content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
+    return thought, content, [piece.name for piece in pieces if isinstance(piece, CallBegun)]
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+FREE, OPEN = Opening.FREE, Opening.OPEN
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>Hm", "<|start|>assistant<|channel|>final<|message|>Yes"
+
+
+@pytest.mark.parametrize(
+    ("model", "opening", "text", "end", "said"),
+    [
+        (QWEN_MODEL, FREE, "<think>\nHm.\n</think>\n\nYes.", END, ("Hm.", "Yes.", [])),
+        (QWEN_MODEL, FREE, "Yes <think>no</think>", END, ("", "Yes <think>no</think>", [])),
+        (QWEN_MODEL, FREE, "<think>a <think> b</think>c</think>d", END, ("a <think> b", "c</think>d", [])),
+        (QWEN_MODEL, FREE, f"<think>{CALL}</think>{CALL}", END, (CALL, "", ["f"])),
+        (QWEN_MODEL, FREE, "<think>a</think>\n<think>b</think>c", END, ("a\nb", "c", [])),
+        (QWEN_MODEL, FREE, "<think>never </thi", END, ("never </thi", "", [])),
+        (QWEN_MODEL, FREE, "<thi", END, ("", "<thi", [])),
+        (QWEN_MODEL, FREE, "<thi", CUT, ("", "", [])),
+        (QWEN_MODEL, OPEN, "\nHm.</think>Yes.", END, ("Hm.", "Yes.", [])),
+        (QWEN_MODEL, OPEN, "<think>Hm.</think>Yes.", END, ("Hm.", "Yes.", [])),
+        (QWEN_MODEL, OPEN, "Hm.</thi", CUT, ("Hm.", "", [])),
+        (OSS_MODEL, FREE, f"{ANALYSIS}<|end|>{FINAL}", END, ("Hm", "Yes", [])),
+        (OSS_MODEL, FREE, f"{ANALYSIS}{FINAL}", END, ("Hm", "Yes", [])),
+        (OSS_MODEL, FREE, " to=functions.f<|channel|>commentary json<|message|>{}<|call|>", END, ("", "", ["f"])),
+        (OSS_MODEL, FREE, "<|channel|>commentary to=functions.nope <|message|>{}<|call|>", END, ("", "{}", [])),
+        (OSS_MODEL, FREE, "<|channel|>commentary to=functions.f <|message|>[<|call|>", END, ("", "[", [])),
+        (OSS_MODEL, FREE, "Plain text.", END, ("", "Plain text.", [])),
+    ],
+)
+def test_thoughts_are_what_comes_first_between_the_markers(
+    model: ToolSupport, opening: Opening, text: str, end: TurnFinished, said: Any
+) -> None:
+    for chunks in ([TextChunk(text)], [TextChunk(character) for character in text]):
+        assert told(model.answer(USE, has_form=False, opening=opening), *chunks, end) == said
+
+
+@given(st.text(st.sampled_from("<>/think \n{}tolc_a"), max_size=80), st.lists(st.integers(0, 80), max_size=8))
+def test_how_an_answer_that_thinks_is_cut_into_pieces_makes_no_difference(text: str, cuts: list[int]) -> None:
+    ends = [*sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    chunks = [TextChunk(text[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    for model, opening in ((QWEN_MODEL, FREE), (QWEN_MODEL, OPEN), (OSS_MODEL, FREE)):
+        whole, cut = (model.answer(USE, has_form=False, opening=opening) for _ in range(2))
+        assert told(cut, *chunks, END) == told(whole, TextChunk(text), END)
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "count", "before"),
+    [
+        (QWEN_MODEL, "<think>Hm, é</think>Yes", 21, 21),
+        (QWEN_MODEL, "<think>Hm, é</think>\n Yes", 21, 23),
+        (QWEN_MODEL, "<think>Hm", 9, 9),
+        (QWEN_MODEL, "Yes", 0, 0),
+        (OSS_MODEL, f"{ANALYSIS}<|end|>{FINAL}", len(f"{ANALYSIS}<|end|>"), len(f"{ANALYSIS}<|end|>{FINAL}") - 3),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 99])
+def test_the_tokens_of_thoughts_are_counted_to_their_end_however_they_come(
+    model: ToolSupport, text: str, count: int, before: int, size: int
+) -> None:
+    answer, ids = model.answer(USE, has_form=False), text.encode()
+    for start in range(0, len(ids), size):
+        answer.pieces(TextChunk("" if size < 99 else text, tuple(ids[start : start + size])))
+    answer.pieces(TextChunk(text if size < 99 else ""))
+    assert (answer.reasoning_tokens, answer.tokens_before_content) == (count, before)
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("<tool_call> <function=", "qwen3_coder"),
+        ("<tool_call> <arg_key> </think>", "glm+think"),
+        ("<｜tool▁sep｜> </think>", "deepseek_v31+think"),
+        ("<｜tool▁sep｜> ```json </think>", "deepseek_v3+think"),
+        ("<|tool_call_argument_begin|>", "kimi_k2"),
+        ("<minimax:tool_call> </think>", "minimax_m2+think"),
+        ("<|tool_call_start|>", "lfm2"),
+        ("<|tool_call> <channel|>", "gemma4"),
+        ("<|channel|>analysis", "harmony"),
+        ("[TOOL_CALLS] [ARGS] [/THINK]", "mistral_v11+brackets"),
+        ("[TOOL_CALLS] [", "mistral"),
+        ("""{{ '{"name": "' + n + '", "parameters": ' }}""", "llama"),
+        ("", "hermes"),
+    ],
+)
+def test_the_template_or_a_name_tells_how_a_model_talks(template: str, name: str) -> None:
+    found = find_chat_format(template)
+    assert found.name == name
+    assert find_chat_format(None, name) == found
+    with pytest.raises(FieldOutOfRange, match="hermes"):
+        ToolSupport(tokens(QWEN), f"{name}+nothing")
+
+
+@pytest.mark.parametrize(
+    ("template", "wish", "end", "ignored"),
+    [
+        (QWEN, Wish({"enable_thinking": False}), "</think>\n\n", ()),
+        (QWEN, Wish({"enable_thinking": False, "x": 1}), "</think>\n\n", ("chat_template_kwargs.x",)),
+        (QWEN, Wish({"messages": []}), "assistant:", ("chat_template_kwargs",)),
+        (QWEN, Wish(effort="none"), "</think>\n\n", ()),
+        (QWEN, Wish({"enable_thinking": True}, effort="none"), "assistant:", ()),
+        (QWEN, Wish(thinks=False), "</think>\n\n", ()),
+        (QWEN, Wish(thinks=True, budget=9), "assistant:", ("thinking_budget",)),  # no token ends the thoughts
+        (ALWAYS, Wish(thinks=False, effort="low"), "<think>\n", ("reasoning_effort", "thinking")),
+        (GPT_OSS, Wish(effort="high"), f"Reasoning: high{BEGUN}", ()),
+        (GPT_OSS, Wish(effort="none"), f"Reasoning: low{BEGUN}", ()),
+        (TURNS, Wish(effort="none", thinks=False), "Hi\n", ()),
+        (TURNS, Wish({"a": 1}, "low"), "\n", ("chat_template_kwargs", "reasoning_effort")),
+        (TURNS, Wish(thinks=True, budget=5), "\n", ("thinking",)),
+    ],
+)
+def test_a_wish_is_heeded_as_far_as_the_template_can(template: str, wish: Wish, end: str, ignored: Any) -> None:
+    model = support(template)
+    heeded = model.heed(wish)
+    text = model.chat_text(CHAT, [], variables=heeded.variables)
+    assert text.endswith(end)
+    assert heeded.ignored == ignored
+    openings = {"assistant:": FREE, BEGUN: FREE, "</think>\n\n": Opening.CLOSED, "<think>\n": OPEN}
+    assert model.opening(text) is next((each for sign, each in openings.items() if text.endswith(sign)), Opening.CLOSED)
+    assert model.reads_thoughts is (template == QWEN)
+
+
+THINK_END, OPEN_ID = 300, 301
+SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "integer"}), "response_format")
+REQUIRED = ToolUse((Tool("f"),), ToolMode.REQUIRED, frozenset({"f"}))
+
+
+TOKENIZER = byte_tokenizer(300)
+TOKENIZER.add_tokens([AddedToken(f"<{index}>", special=True) for index in range(20)])
+VOCABULARY = from_tokenizer(TOKENIZER, n_vocab=330)
+"""Tokens from 300 on are markers, whatever their texts are."""
+
+
+def takes(grammar: Grammar | None, *parts: str | int) -> bool:
+    """Whether the parts, texts or tokens, are a whole answer."""
+    assert grammar is not None
+    matcher = LLMatcher(VOCABULARY, grammar.text)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = [each for part in parts for each in ([part] if isinstance(part, int) else part.encode())]
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize(
+    ("form", "answer"),
+    [
+        (SCHEMA, "12"),
+        (Grammar(GrammarKind.REGEX, "a/b+", "x"), "a/bb"),
+        (Grammar(GrammarKind.CHOICE, '["yes", "no"]', "x"), "yes"),
+        (Grammar(GrammarKind.LARK, 'start: THOUGHT\nTHOUGHT: "xy"', "x"), "xy"),
+        (None, '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
+    ],
+)
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_a_grammar_begins_after_the_thoughts(form: Grammar | None, answer: str, has_tokens: bool) -> None:
+    model = support(QWEN, *(("</think>", "<think>") if has_tokens else ()))
+    use = ToolUse() if form else REQUIRED
+    begin, end = (OPEN_ID, THINK_END) if has_tokens else ("<think>", "</think>")
+    free, opened, closed = (turn_grammar(form, use, model, opening) for opening in Opening)
+    assert takes(free, begin, "Hm {", end, answer)
+    assert takes(free, answer)
+    assert takes(opened, "Hm {", end, "\n\n", answer)
+    assert not takes(opened, answer)
+    assert not takes(opened, "Hm", end, "no such thing")
+    if form is None or form.kind is GrammarKind.LARK:
+        assert takes(closed, answer)
+    assert support(TURNS).after_thinking(form, Opening.FREE, None) is form
+
+
+def test_a_budget_ends_the_thoughts_and_nothing_else() -> None:
+    model = support(QWEN, "</think>", "<think>")
+    assert model.heed(Wish(budget=3)).budget == 3
+    for opening, begin in ((Opening.OPEN, ()), (Opening.FREE, (OPEN_ID,))):
+        free = turn_grammar(None, ToolUse(), model, opening, 3)
+        assert takes(free, *begin, "abc", THINK_END, "a long answer <tool_call>")
+        assert takes(free, *begin, "a", THINK_END, "")
+        assert not takes(free, *begin, "abcd", THINK_END, "so")
+        held = turn_grammar(SCHEMA, ToolUse(), model, opening, 3)
+        assert takes(held, *begin, "abc", THINK_END, "12")
+    assert takes(turn_grammar(None, ToolUse(), model, Opening.FREE, 3), "no thoughts at all")
+    assert turn_grammar(None, ToolUse(), model, Opening.CLOSED, 3) is None
+
+
+NEW = pytest.mark.parametrize("form", [each for each in TOOL_FORMATS if each.begin or each in (HARMONY, MISTRAL_NAMES)])
+SUM = Tool(
+    "sum",
+    None,
+    {
+        "properties": {"text": {"type": "string"}, "n": {"type": "integer"}, "kind": {"enum": ["a", "b"]}},
+        "required": ["text"],
+    },
+)
+
+
+@ALL_FORMATS
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_a_call_that_a_grammar_holds_is_in_the_familys_form_after_its_thoughts(
+    form: ToolFormat, has_tokens: bool
+) -> None:
+    """Its markers may be tokens, which no text spells."""
+    name = form.name if form is HARMONY else f"{form.name}+think"
+    markers = sorted(form.markers | {"<think>", "</think>"}) if has_tokens else []
+    known = tokens(QWEN, *markers)
+    model, thought = (
+        ToolSupport(known, name),
+        f"{ANALYSIS}<|end|><|start|>assistant" if form is HARMONY else "<think>Hm</think>",
+    )
+    grammar = turn_grammar(None, ToolUse((SUM,), ToolMode.REQUIRED, frozenset({"sum"})), model, FREE)
+    for arguments in ('{"text": "l1\\nl2 <", "n": 3, "kind": "a"}', '{"text": ""}'):
+        call = write(form, ("sum", arguments))
+        assert all(takes(grammar, *known.encode(said + call, add_special_tokens=False)) for said in ("", thought))
+        told = [each.text for each in reader_of(form, [SUM]).push(call) if isinstance(each, CallArguments)]
+        assert form is HARMONY or json.loads("".join(told)) == json.loads(arguments)
+    for wrong in ('{"n": 3}', '{"text": "x", "n": "y"}', '{"text": "x", "kind": "c"}'):
+        assert not takes(grammar, *known.encode(thought + write(form, ("sum", wrong)), add_special_tokens=False))
+
+
+@ALL_FORMATS
+def test_two_calls_are_read_where_the_family_writes_several(form: ToolFormat) -> None:
+    text = write(form, ("f", "{}"), *([("g", '{"a": "1"}')] * form.can_repeat))
+    reader = reader_of(form, TOOLS)
+    pieces = [piece for character in text for piece in reader.push(character)] + list(reader.finish())
+    assert [each.name for each in pieces if isinstance(each, CallBegun)] == ["f", "g"][: 1 + form.can_repeat]
+    assert not any(isinstance(each, Content) for each in pieces)
+    assert reader.is_whole
+
+
+CODED = "<tool_call><function=edit>\n<parameter=text>\n1\n2\n</parameter>\n<parameter=n>3</parameter></function>"
+EDIT = Tool("edit", None, {"properties": {"text": {"type": "string"}, "n": {"type": ["integer", "null"]}}})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("lfm2", "<|tool_call_start|>[f(b='x', c=[1, True, null])]<|tool_call_end|>", {"b": "x", "c": [1, True, None]}),
+        ("gemma4", '<|tool_call>call:f{a:<|"|>x: "{<|"|>,b:{c:[1]}}<tool_call|>', {"a": 'x: "{', "b": {"c": [1]}}),
+        ("gemma4", '<|tool_call>call:f{"a": "{b: 1}"}<tool_call|>', {"a": "{b: 1}"}),
+        ("kimi_k2", '<|tool_call_begin|>functions.f:12<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>', {"a": 1}),
+        (
+            "glm",
+            "<tool_call>f<arg_key>a</arg_key><arg_value></tool_call> </arg_value></tool_call>",
+            {"a": "</tool_call> "},
+        ),
+        ("mistral", '[TOOL_CALLS]edit[CALL_ID]a1[ARGS]{"n": 1}', {"n": 1}),
+        ("qwen3_coder", CODED, {"text": "1\n2", "n": 3}),
+        ("qwen3_coder", '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', {"a": 1}),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>\n  x\n</parameter></function>", {"a": "  x"}),
+    ],
+)
+def test_calls_are_read_as_models_write_them(name: str, text: str, arguments: Any) -> None:
+    form = next(each for each in TOOL_FORMATS if each.name == name)
+    for size in (1, 999):
+        reader = reader_of(form, [EDIT, Tool("f")])
+        pieces = [piece for at in range(0, len(text), size) for piece in reader.push(text[at : at + size])]
+        pieces += reader.finish()
+        assert [json.loads(each.text) for each in pieces if isinstance(each, CallArguments)] == [arguments]
+        assert not any(isinstance(each, Content) for each in pieces)
+
+
+@NEW
+@given(st.text(st.sampled_from('<>{}[]"|:=/ fnatol_c｜\n'), max_size=60))
+def test_text_that_is_no_call_of_a_tool_is_not_lost(form: ToolFormat, text: str) -> None:
+    for written in (text, f"{text}{form.before}{text}", "So: " + write(form, ("nope", "{}"))):
+        reader = reader_of(form, TOOLS)
+        pieces = [*reader.push(written), *reader.finish()]
+        if form is not HARMONY and not reader.calls:
+            assert "".join(each.text for each in pieces if isinstance(each, Content)) == written
+
+
+def test_sealed_thoughts_are_opened_by_the_server_that_sealed_them() -> None:
+    seal = Seal(b"secret")
+    for text in ("", "Hm.", "é" * 5000):
+        sealed = seal.close(text)
+        assert seal.close(text) != sealed
+        assert Seal(b"secret").open(sealed) == text
+        assert Seal().open(sealed) is None
+        assert seal.open(sealed[:-8] + "AAAAAAA=") is None
+    for foreign in ("", "EqQBCg==", "é", "x" * 41):
+        assert seal.open(foreign) is None
