@@ -1,24 +1,19 @@
 """Decode steps that are replayed, with a recorder that needs no device. Where none can be recorded the log says why."""
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from app.domain.breakpoints import Action, When
 from app.domain.errors import FieldOutOfRange
-from app.gpu.forward.graphs import Graphs, batch_buckets
 from app.gpu.forward.inputs import FixedBatch
 from app.gpu.forward.recording import choose_recorder
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
-from app.gpu.state.layer_state import LayerState, TokenState
 from tests.gpu.breakpoints.breaking import BreakDriver
-from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
+from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.forward.recording import CPU, FakeRecorder, PaddedAttention, tiny, with_attention
 from tests.gpu.kernels.attention.drawing import needs_triton
 from tests.gpu.kernels.attention.reference import ReferenceAttention
@@ -29,72 +24,6 @@ __all__ = ["tiny"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LENGTHS = [3, 30, 9, 17, 5, 12, 40]
-
-
-@given(st.integers(1, 3000))
-def test_the_bucket_of_any_batch_is_hardly_larger_than_the_batch(largest: int) -> None:
-    buckets = batch_buckets(largest)
-    assert buckets == sorted(set(buckets))
-    assert buckets[-1] == largest
-    for rows in range(1, largest + 1):
-        bucket = min(bucket for bucket in buckets if bucket >= rows)
-        assert bucket - rows < max(8, rows / 8)
-        assert bucket - rows < rows
-
-
-def describe(token_ids: Tensor, batch: Batch) -> Tensor:
-    """A number for each row that depends on everything that a layer may read of it, and on nothing else."""
-    columns = torch.stack((token_ids, batch.positions, batch.slot_blocks, batch.slot_offsets, batch.contexts), dim=1)
-    place = torch.arange(batch.block_tables.shape[1])
-    visible = place < (batch.contexts[:, None] + BLOCK - 1) // BLOCK
-    seen = (batch.block_tables * visible * (place + 7)).sum(dim=1)
-    return torch.cat((columns, seen[:, None]), dim=1).float()
-
-
-class Embedding:
-    """A model of one layer, which is what runs it. The embedding of a token is its id, and the head leaves all as it
-    is.
-    """
-
-    num_layers, hidden_size, vocab_size, kv_heads, head_dim, max_model_len, parameter_bytes = 1, 6, 6, 1, 1, 64, 0
-    states: Sequence[LayerState] = (TokenState(2),)
-    dtype, device = torch.float32, CPU
-
-    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        return token_ids
-
-    def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def head(self, hidden: Tensor) -> Tensor:
-        return hidden
-
-
-batches = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 99)), min_size=1, max_size=11)
-"""Rows of one token: its position, and a token id that also decides which blocks the row has."""
-
-
-@given(st.lists(batches, min_size=1, max_size=5))
-def test_any_steps_one_after_the_other_find_their_own_inputs(steps: list[list[tuple[int, int]]]) -> None:
-    sizes = list[int]()
-
-    def run_layers(lo: int, hi: int, token_ids: Tensor, batch: Batch) -> Tensor:
-        sizes.append(len(token_ids))
-        padding = batch.contexts == 0
-        assert torch.where(padding, batch.slot_blocks == -1, batch.slot_blocks >= 0).logical_and_(
-            torch.where(padding, batch.positions == 0, True)
-        ).numpy().all()  # fmt: skip
-        return describe(token_ids, batch)
-
-    graphs = Graphs(Embedding(), run_layers, FakeRecorder(), 11, 16)
-    for bucket in reversed(graphs.buckets):
-        graphs.record_whole(bucket)
-    for rows in steps:
-        tables = [[(seed * 31 + place) % 500 for place in range(position // BLOCK + 1)] for position, seed in rows]
-        batch = make_batch([(position, 1) for position, _ in rows], tables, BLOCK, CPU)
-        token_ids = torch.tensor([seed for _, seed in rows])
-        assert torch.equal(graphs.replay_whole(token_ids, batch), describe(token_ids, batch))
-        assert sizes[-1] == next(bucket for bucket in [1, 2, 4, 8, 11] if bucket >= len(rows))
 
 
 TILE = 256

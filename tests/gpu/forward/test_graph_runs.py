@@ -1,10 +1,9 @@
-"""Decode steps that replay runs of layers where a row is watched. How runs are cut, and which pieces have graphs."""
+"""Decode steps that replay runs of layers where a row is watched. They keep few graphs."""
 
 import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, TensorData, When
 from app.domain.memory_map import StepCounts
-from app.gpu.forward.graphs import RECORD_AFTER, KeptGraphs, Piece, batch_buckets, cut_run, run_buckets
+from app.gpu.forward.graphs import RECORD_AFTER, KeptGraphs, cut_run
 from app.gpu.forward.recording import record_graphs
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
@@ -249,45 +248,6 @@ def nothing() -> None:
     """What a replay does here."""
 
 
-@st.composite
-def armed_layers(draw: st.DrawFn) -> tuple[int, set[int]]:
-    """How many layers there are, and after which of them a step is cut."""
-    layers = draw(st.integers(1, 130))
-    return layers, draw(st.sets(st.integers(1, layers)))
-
-
-@given(armed_layers())
-def test_any_armed_layers_give_runs_that_cover_each_layer_once_in_order(drawn: tuple[int, set[int]]) -> None:
-    layers, armed = drawn
-    bounds = sorted({0, layers, *armed})
-    runs = [cut_run(8, lo, hi) for lo, hi in pairwise(bounds)]
-    pieces = [piece for run in runs for piece in run]
-    assert [layer for piece in pieces for layer in range(piece.lo, piece.hi)] == list(range(layers))
-    assert armed <= {0, *(piece.hi for piece in pieces)}
-    assert max(map(len, runs)) <= 2 * layers.bit_length()
-
-
-@given(st.integers(1, 130))
-def test_all_runs_together_are_made_of_few_pieces(layers: int) -> None:
-    pieces = {piece for lo in range(layers) for hi in range(lo + 1, layers + 1) for piece in cut_run(1, lo, hi)}
-    assert len(pieces) < 2 * layers
-
-
-def test_a_run_without_cuts_is_in_as_few_pieces_as_can_be() -> None:
-    assert cut_run(4, 0, 32) == [Piece(4, 0, 32)]
-    assert cut_run(4, 0, 30) == [Piece(4, 0, 16), Piece(4, 16, 24), Piece(4, 24, 28), Piece(4, 28, 30)]
-    assert cut_run(4, 7, 32) == [Piece(4, 7, 8), Piece(4, 8, 16), Piece(4, 16, 32)]
-
-
-@given(st.integers(1, 3000))
-def test_a_batch_is_at_most_doubled(largest: int) -> None:
-    buckets = run_buckets(batch_buckets(largest))
-    assert buckets[-1] == largest
-    assert len(buckets) <= largest.bit_length() + 1
-    for rows in range(1, largest + 1):
-        assert next(bucket for bucket in buckets if bucket >= rows) < 2 * rows
-
-
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 31), st.integers(1, 32)), max_size=40))
 def test_graphs_never_have_more_stages_than_are_allowed(most: int, wanted: list[tuple[int, int]]) -> None:
     kept = KeptGraphs(most)
@@ -299,21 +259,3 @@ def test_graphs_never_have_more_stages_than_are_allowed(most: int, wanted: list[
             kept.keep(due, nothing)
             assert kept.find(due) is nothing
         assert kept.stages <= most
-
-
-def record(kept: KeptGraphs, piece: Piece) -> None:
-    for _ in range(RECORD_AFTER):
-        kept.find(piece)
-    assert kept.due() == piece
-    kept.keep(piece, nothing)
-
-
-def test_the_graph_that_was_replayed_longest_ago_is_evicted_and_waits_again() -> None:
-    kept, first, second, third = KeptGraphs(8), Piece(1, 0, 4), Piece(1, 4, 8), Piece(1, 8, 12)
-    record(kept, first)
-    record(kept, second)
-    assert kept.find(first) is nothing
-    record(kept, third)
-    assert kept.find(first) is nothing
-    assert kept.find(second) is None
-    assert kept.due() is None
