@@ -1,10 +1,8 @@
 """The log of interventions, against a list of edits for each position."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
-from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +15,6 @@ from app.gpu.state.interventions import MAX_RUNS, InterventionLog
 from tests.gpu.kv.tiering import calls_of
 
 POSITIONS = 12
-T = TypeVar("T")
 Seen = list[tuple[int, Edit]]
 
 
@@ -54,26 +51,12 @@ def seen(made: list[Intervention], position: int) -> Seen:
     return sorted(found, key=lambda step: step[0])
 
 
-def is_part(part: list[T], whole: list[T]) -> bool:
-    """Whether `part` is what is left of `whole` without some of its elements."""
-    rest = iter(whole)
-    return all(each in rest for each in part)
-
-
 def log_of(made: Iterable[Intervention]) -> InterventionLog:
     """A log that has been told of each."""
     log = InterventionLog()
     for each in made:
         log.add(each)
     return log
-
-
-@given(st.lists(interventions(), max_size=6))
-def test_every_position_keeps_its_edits_in_their_order(made: list[Intervention]) -> None:
-    log = log_of(made)
-    for position in range(POSITIONS):
-        assert seen(log.within(0, POSITIONS), position) == seen(made, position)
-        assert seen(log.within(position, position + 1), position) == seen(made, position)
 
 
 @given(st.lists(interventions(), max_size=6), st.integers(0, POSITIONS))
@@ -85,49 +68,6 @@ def test_a_cut_forgets_what_came_after_it_and_nothing_else(made: list[Interventi
     for position in range(POSITIONS):
         assert seen(log.within(0, POSITIONS), position) == kept.get(position, [])
     assert log.end == max((position + 1 for position, edits in kept.items() if edits), default=0)
-
-
-@given(st.lists(interventions(), max_size=6), interventions())
-def test_what_is_replaced_is_forgotten_and_nothing_else(made: list[Intervention], place: Intervention) -> None:
-    first, end, boundary = place.first, place.end, place.boundary
-    log = log_of(made)
-    log.forget(boundary, first, end)
-    for each in log.snapshot():
-        assert each.boundary != boundary or each.first < first or each.end > end
-    written = Intervention(first, end, boundary, Edit(EditOp.REPLACE, vector=rows_of(end - first, 2)))
-    log.add(written)
-    for position in range(POSITIONS):
-        found, before = seen(log.within(0, POSITIONS), position), seen(made, position)
-        if not first <= position < end:
-            assert found == before
-            continue
-        here = [step for step in found if step[0] == boundary]
-        assert here[-1] == at(written, position)
-        assert is_part(here[:-1], before)
-        assert [step for step in found if step[0] != boundary] == [step for step in before if step[0] != boundary]
-    assert log.end == max([end, *(each.end for each in log.snapshot())])
-
-
-@given(
-    st.lists(interventions(), max_size=5), st.lists(interventions(), max_size=3), interventions(), st.integers(0, 12)
-)
-def test_a_copy_is_the_same_and_goes_its_own_way(
-    made: list[Intervention], more: list[Intervention], place: Intervention, length: int
-) -> None:
-    for first_is_changed in (True, False):
-        log = log_of(made)
-        copied, before = log.copy(), log.snapshot()
-        assert (copied.snapshot(), copied.end, len(copied)) == (before, log.end, len(log))
-        changed, other = (log, copied) if first_is_changed else (copied, log)
-        for each in more:
-            changed.add(each)
-        assert changed.snapshot() == log_of([*made, *more]).snapshot()
-        changed.forget(place.boundary, place.first, place.end)
-        changed.truncate(length)
-        assert (other.snapshot(), other.end) == (before, log_of(made).end)
-        for each in more:
-            other.add(each)
-        assert other.snapshot() == log_of([*made, *more]).snapshot()
 
 
 @given(st.lists(interventions(), max_size=4), st.lists(interventions(), max_size=4))
@@ -179,20 +119,6 @@ def test_a_session_has_at_most_a_few_thousand_edits() -> None:
     log.check("breakpoints")
     with pytest.raises(FieldOutOfRange, match=r"breakpoints: .* with 4097 edits, .* from 0 to 4096"):
         log.check("breakpoints", more=1)
-
-
-@given(st.lists(st.tuples(st.integers(1, 2), st.sampled_from([0.5, 2.0])), max_size=6), st.sets(st.integers(1, 11)))
-def test_a_breakpoint_with_any_edits_is_an_entry_for_each_however_a_prompt_is_cut(
-    made: list[tuple[int, float]], cuts: set[int]
-) -> None:
-    whole = [Intervention(0, POSITIONS, boundary, Edit(EditOp.SCALE, factor)) for boundary, factor in made]
-    log, ends = InterventionLog(), [0, *sorted(cuts), POSITIONS]
-    for first, end in pairwise(ends):
-        for each in whole:
-            log.add(replace(each, first=first, end=end))
-    assert log.snapshot() == tuple(whole)
-    for first, end in pairwise(ends):
-        assert log.fingerprint(first, end) == InterventionLog(whole).fingerprint(first, end)
 
 
 CHANGES = st.one_of(
