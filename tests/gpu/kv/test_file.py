@@ -359,12 +359,6 @@ def test_a_session_is_there_until_it_is_deleted(store: DiskStore) -> None:
         store.read(ONE, into)
 
 
-def test_a_turn_that_waits_for_a_file_waits_for_no_sha256(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.write(ONE, PLAIN, blocks_of(PLAIN))
-    monkeypatch.setattr(hashlib, "sha256", lambda *_: pytest.fail("it takes 2.7 times as long as the CRC"))
-    assert same(store.read(ONE, buffers_for(PLAIN)), OWN)
-
-
 def test_the_file_of_an_older_server_is_read(store: DiskStore) -> None:
     write_kv_file(store.path(ONE), PLAIN, blocks_of(PLAIN))
     into = buffers_for(PLAIN)

@@ -1,62 +1,15 @@
-"""Every operation in every tier, and moves that are overtaken. At its end a server keeps the first sessions on disk."""
+"""What moves between tiers, and moves that are overtaken. At its end a server keeps the first sessions on disk."""
 
 import random
 from collections.abc import Callable
-from itertools import product
 
 import pytest
 
 from app.domain.values import Phase, Tier
 from app.gpu.kv.shutdown import ShutdownFlush
-from app.gpu.kv.tiers import KVTiers
 from app.gpu.state.moves import Move, Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence
 from tests.gpu.kv.tiering import BLOCK_BYTES, BLOCK_SIZE, LAYERS, LENGTH, Bench, paused_on_host, tier_of
-
-OPERATIONS: dict[str, Callable[[KVTiers, TokenSequence], object]] = {
-    "park": KVTiers.park,
-    "restore": KVTiers.restore,
-    "save": lambda tiers, sequence: tiers.save(sequence),
-    "load": lambda tiers, sequence: tiers.load(sequence),
-    "cancel_move": KVTiers.cancel_move,
-    "head_back": KVTiers.head_back,
-    "drop": KVTiers.drop,
-}
-LEADS_TO = {
-    ("device", "park"): "to_host",
-    ("host", "restore"): "to_device",
-    ("host", "save"): "to_disk",
-    ("disk", "load"): "to_host",
-    ("to_host", "cancel_move"): "device",
-    ("to_device", "cancel_move"): "host",
-    ("to_disk", "cancel_move"): "host",
-    ("to_host", "head_back"): "device",
-    ("to_disk", "head_back"): "host",
-}
-HARMLESS = ("cancel_move", "head_back")
-
-
-@pytest.mark.parametrize(("tier", "operation"), list(product(Tier, OPERATIONS)))
-def test_every_operation_in_every_tier_leads_where_it_should_or_is_refused(tier: Tier, operation: str) -> None:
-    bench = Bench()
-    sequence = bench.session(10)
-    bench.bring_to(sequence, tier)
-    if tier in (Tier.HOST, Tier.TO_DEVICE):
-        bench.overwrite_device()
-    assert tier_of(sequence) is tier
-    expected = LEADS_TO.get((tier.value, operation), tier.value if operation in HARMLESS else None)
-    if operation != "drop" and expected is None:
-        expected = tier.value
-        with pytest.raises(RuntimeError, match=f"is in tier {tier}"):
-            OPERATIONS[operation](bench.tiers, sequence)
-    else:
-        OPERATIONS[operation](bench.tiers, sequence)
-    assert sequence.tier == expected
-    bench.finish()
-    bench.close(sequence)
-    bench.finish()
-    assert bench.device.owned == bench.host.owned == bench.tiers.file_blocks == 0
-
 
 BLOCKS = LENGTH // BLOCK_SIZE
 
@@ -90,26 +43,6 @@ def bring_back(bench: Bench, computed: int) -> Move:
 )
 def test_blocks_of_a_half_pass_move_without_the_layers_above(computed: int, layers: list[int]) -> None:
     assert layers_of(bring_back(Bench(), computed)) == layers
-
-
-def test_a_half_pass_comes_back_half_until_it_ends_or_must_be_recomputed() -> None:
-    bench = Bench()
-    paused = paused_on_host(bench, 2 * BLOCK_SIZE)
-    [move] = bench.restore(paused)
-    assert layers_of(move) == [1, 1], "the device still has the whole blocks"
-    assert move.source == tuple(paused.host_blocks[2:])
-    paused.outgoing = None
-    bench.cache.reserve(paused, LENGTH - 2 * BLOCK_SIZE)
-    paused.checkpoint = None
-    bench.cache.commit(paused, LENGTH)
-    [move] = bench.park(paused)
-    assert layers_of(move) == [LAYERS, LAYERS], "the host has the first blocks from before"
-
-    lost = paused_on_host(bench, 2 * BLOCK_SIZE)
-    bench.tiers.forget_half_pass(lost)
-    bench.overwrite_device()
-    [move] = bench.restore(lost)
-    assert layers_of(move) == [LAYERS, LAYERS]
 
 
 @pytest.mark.parametrize(("computed", "disk"), [(0, 4), (BLOCK_SIZE, 5)])

@@ -64,6 +64,16 @@ def test_lru_sends_the_longest_idle_away_and_signal_the_one_that_returns_last() 
         assert [move.session for move in bench.orders()] == [sessions[expected].session]
 
 
+def test_who_is_idle_leaves_before_who_waits_and_that_one_before_who_computes() -> None:
+    bench = Bench(device=9)
+    computes, idle, waits = sessions = [bench.session(12) for _ in range(3)]
+    for sequence, phase in zip(sessions, (Phase.COMPUTE, Phase.IDLE, Phase.IO_WAIT), strict=True):
+        sequence.phase = phase
+    bench.make_room(5)
+    assert [move.session for move in bench.orders()] == [idle.session, waits.session]
+    assert tier_of(computes) is Tier.DEVICE
+
+
 def test_a_host_that_is_full_sends_the_longest_away_to_disk() -> None:
     bench = Bench(device=16, host=6)
     first, second, third = (bench.session(12) for _ in range(3))
