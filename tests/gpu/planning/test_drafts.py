@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.gpu.planning.drafting import StepCosts
-from app.gpu.state.drafts import LONGEST, ORDERS, Drafter, follow
+from app.gpu.state.drafts import LONGEST, ORDERS, Drafter
 
 histories = st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=8)
 """Few different tokens, in pieces: what a history grows by."""
@@ -31,10 +31,6 @@ def test_it_finds_what_a_search_finds_as_the_history_grows(pieces: list[list[int
         assert drafter.find(tokens) == search(tokens)
 
 
-def test_a_history_that_repeats_itself_goes_on_repeating_itself() -> None:
-    assert follow([9, 4, 5, 4, 5], 3, 5) == [4, 5, 4, 5, 4]
-
-
 LOOP = [5, 6, 7]
 
 
@@ -44,24 +40,18 @@ def test_it_guesses_what_followed_last_time() -> None:
     assert all(0 < after < before < 1 for before, after in zip(guess.odds, guess.odds[1:], strict=False))
 
 
-def test_guesses_that_are_right_raise_its_hopes() -> None:
+def test_guesses_that_are_right_raise_its_hopes_and_those_that_are_wrong_lower_them() -> None:
     drafter, history = Drafter(), LOOP * 4
     first = drafter.guess(history, 4).odds
     for _ in range(40):
-        history = [*history, LOOP[len(history) % 3]]
-        last = drafter.guess(history, 4).odds
-    assert first[-1] < 0.5 < 0.9 < last[-1]
-
-
-def test_guesses_that_are_wrong_lower_them() -> None:
-    drafter, history = Drafter(), LOOP * 4
-    first = drafter.guess(history, 4).odds
+        history.append(LOOP[len(history) % 3])
+        sure = drafter.guess(history, 4).odds
+    assert first[-1] < 0.5 < 0.9 < sure[-1]
     for number in range(10):
-        history = [*history, 100 + number]
+        history.append(100 + number)
         drafter.guess(history, 4)
-        history = [*history, *LOOP * 2]
-        last = drafter.guess(history, 4).odds
-    assert last[0] < first[0]
+        history += LOOP * 2
+    assert drafter.guess(history, 4).odds[0] < sure[0]
 
 
 def test_steps_of_many_sizes_show_what_a_token_costs() -> None:

@@ -64,16 +64,6 @@ class Steps:
         raise AssertionError
 
 
-@given(st.lists(prompts, max_size=20))
-def test_the_order_loses_no_turn_and_keeps_each_tenants_own(sent: list[tuple[str, int]]) -> None:
-    claims = [claim(*prompt) for prompt in sent]
-    ordered = in_turn(VirtualTime(MOST_BEHIND), claims)
-    assert len(ordered) == len(claims)
-    for tenant in ("a", "b", "c"):
-        own = [each for each in ordered if each.tenant == tenant]
-        assert own == [each for each in claims if each.tenant == tenant]
-
-
 @given(st.lists(st.integers(1, 3 * STEP_TOKENS), min_size=1), st.lists(st.integers(1, 3 * STEP_TOKENS), min_size=1))
 def test_who_always_has_prompts_has_an_equal_share_whatever_their_lengths(one: list[int], other: list[int]) -> None:
     steps, lengths = Steps(), {"a": itertools.cycle(one), "b": itertools.cycle(other)}
@@ -179,30 +169,6 @@ def work_of_steps() -> Fairness:
 
 def sessions(count: int) -> list[SessionId]:
     return [SessionId(f"ses_{number}") for number in range(count)]
-
-
-@given(works=st.lists(st.lists(WORK, min_size=1, max_size=4), min_size=1, max_size=6), data=st.data())
-def test_a_step_has_no_more_than_it_may_and_each_row_comes_in_its_turn(
-    works: list[list[int]], data: st.DataObject
-) -> None:
-    """Each session needs its numbers in turn, over and over; the order in which they ask changes from step to step."""
-    budget, rows = work_of_steps(), sessions(len(works))
-    waited, done = dict.fromkeys(rows, 0), dict.fromkeys(rows, 0)
-    for _ in range(30):
-        budget.begin_step()
-        taken = []
-        for session in data.draw(st.permutations(rows)):
-            needs = works[rows.index(session)]
-            work = needs[done[session] % len(needs)]
-            if budget.take_work(session, TENANT, work):
-                taken.append(work)
-                waited[session] = 0
-                done[session] += 1
-            else:
-                waited[session] += 1
-        assert taken
-        assert sum(taken) <= MOST or len(taken) == 1
-        assert max(waited.values()) <= len(rows)
 
 
 def test_a_session_that_does_not_come_again_holds_up_one_step() -> None:

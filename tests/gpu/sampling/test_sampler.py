@@ -252,27 +252,6 @@ def test_it_draws_what_a_sort_would_find(
 
 
 @needs_triton
-@settings(max_examples=settings().max_examples // 4)
-@given(
-    seed=st.integers(0, 1000),
-    vocab_size=st.sampled_from([1, 1023, 1024, 1025, 2500]),
-    steepness=st.sampled_from([0.0, 3.0, 30.0]),
-    uniform=st.sampled_from([0.0, LAST_UNIFORM]) | st.floats(0, LAST_UNIFORM),
-)
-def test_a_free_draw_goes_through_the_tokens_by_their_ids(
-    seed: int, vocab_size: int, steepness: float, uniform: float
-) -> None:
-    from app.gpu.sampling.triton_draw import draw
-
-    logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(seed)) * steepness
-    probabilities = torch.softmax(logits, -1)
-    masses = np.cumsum([int(value * 2.0**60) for value in probabilities[0].tolist()])
-    target = min(int(uniform * float(masses[-1])), int(masses[-1]) - 1)
-    uniforms = torch.tensor([[uniform]], dtype=torch.float64)
-    assert draw(probabilities, uniforms).tolist() == [np.searchsorted(masses, target, side="right")]
-
-
-@needs_triton
 @pytest.mark.parametrize("vocab_size", [1, 2500])
 def test_a_row_without_numbers_draws_a_token_of_the_vocabulary(vocab_size: int) -> None:
     from app.gpu.sampling.triton_draw import draw
@@ -284,8 +263,6 @@ def test_a_row_without_numbers_draws_a_token_of_the_vocabulary(vocab_size: int) 
 
 
 # The tokens that penalties look at: counted once, and as often as they are there.
-
-TOKENS = st.lists(st.integers(0, 9), max_size=12)
 
 
 class ReadHistory(list[int]):
@@ -317,16 +294,3 @@ def test_a_step_reads_no_more_of_a_history_than_what_is_new() -> None:
     (repeated, _), (counted, taken_off) = changes["repetition"], changes["counts"]
     assert (len(repeated), len(counted)) == (20_000, 10_001)
     assert taken_off[counted == 7].item() == torch.tensor(0.2 + 3 * 0.1).item()
-
-
-@given(prompt=TOKENS, steps=st.lists(st.tuples(TOKENS, TOKENS), max_size=5))
-def test_counts_are_those_of_the_whole_history(prompt: list[int], steps: list[tuple[list[int], list[int]]]) -> None:
-    """Each step adds tokens to the history, and looks at it as if drafted ones followed."""
-    history, counts = list(prompt), TokenCounts(len(prompt))
-    for new, drafted in steps:
-        history += new
-        tokens, generated = counts.seen(history, drafted)
-        expected = Counter(history[len(prompt) :] + drafted)
-        assert len(tokens) == len(set(tokens.tolist()))
-        found = dict(zip(tokens.tolist(), generated.tolist(), strict=True))
-        assert found == {token: expected[token] for token in (*history, *drafted)}
