@@ -75,6 +75,15 @@ def test_captures_of_a_turn_that_pauses_are_recorded_once_and_cleared(driver: Br
     assert len(driver.captures(session).records) == 1
 
 
+def test_captures_have_the_chosen_positions_alone(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
+    start, chosen = [5, 9, 5, 5, 7, 8, 5], [0, 2, 3, 6]
+    session = driver.open_armed(3, action=Action.CAPTURE, when=When(Pass.PREFILL, token_id=5))
+    driver.turn(session, start, 1)
+    [record] = driver.captures(session).records
+    assert list(record.positions) == chosen
+    assert_close(tensor_of(record.tensor), boundaries(tiny_gpt2.oracle, start)[4][chosen])
+
+
 def test_what_finds_no_room_is_counted(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
     session = driver.open()
     driver.sequence(session).captures.max_bytes = 5 * len(START) * tiny_gpt2.hidden_size * 4

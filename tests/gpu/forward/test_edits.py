@@ -99,16 +99,17 @@ def test_edits_are_made_one_after_the_other(driver: BreakDriver, tiny_llama: Tin
 
 def test_conditions_choose_the_positions_that_are_edited(driver: BreakDriver, tiny_llama: TinyModel) -> None:
     edit, session, token = make_edit(EditOp.ADD), driver.open(), START[4]
+    start = [*START[:5], token, *START[5:9], token, *START[9:]]
     driver.arm(session, 0, action=Action.EDIT, edits=(edit,), when=When(every=3))
     driver.arm(session, 2, action=Action.EDIT, edits=(make_edit(EditOp.SCALE, Positions(2, 16)),))
     driver.arm(session, 1, action=Action.EDIT, edits=(edit,), when=When(Pass.PREFILL, token_id=token))
-    turn = driver.turn(session, START, COUNT)
+    turn = driver.turn(session, start, COUNT)
     changes = [
         change_of(0, edit, lambda position, _: position % 3 == 0),
         change_of(2, make_edit(EditOp.SCALE), lambda position, _: 2 <= position < 16),
-        change_of(1, edit, lambda position, found: position < len(START) and found == token),
+        change_of(1, edit, lambda position, found: position < len(start) and found == token),
     ]
-    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, changes)
+    assert turn.tokens == greedy(tiny_llama.oracle, start, COUNT, changes)
 
 
 HUGE = data_of(torch.full((48,), 1e20))
