@@ -85,17 +85,6 @@ def test_whatever_the_load_a_bundle_stays_lent_for_some_steps_and_no_longer_than
     assert borrower.blocks == 20
 
 
-def test_no_more_is_lent_than_is_needed_and_an_idle_engine_takes_it_back_at_once() -> None:
-    borrower = borrower_of(FakeWeights(arena_of(20, 4), {}))
-    assert (borrower.borrow(3), borrower.lent) == (5, 2)
-    assert borrower.blocks == 25
-    assert not borrower.borrow(6), "nothing where it would not be enough"
-    assert borrower.blocks == 25
-    assert borrower.surplus(23, idle=True) is None
-    assert borrower.surplus(20, idle=True) == 3
-    assert (borrower.borrow(5), borrower.lent) == (5, 4)
-
-
 @pytest.mark.parametrize(
     ("policy", "phase", "gives_way"),
     [

@@ -5,7 +5,6 @@ import random
 import weakref
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import psutil
 import pytest
@@ -16,12 +15,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.device.streams import PASSED, CpuStreams, Event
+from app.gpu.device.streams import PASSED, CpuStreams
 from app.gpu.kernels.linear import DenseLinear
 from app.gpu.kernels.linear.base import Weight
 from app.gpu.models import build_stack
-from app.gpu.weights.arena import ALIGNMENT, WeightPlan, lay_out, plan_weights
-from app.gpu.weights.bundles import LoadAhead, StreamedWeights
+from app.gpu.weights.arena import WeightPlan, lay_out, plan_weights
+from app.gpu.weights.bundles import StreamedWeights
 from app.gpu.weights.layout import WeightLayout
 from app.gpu.weights.source import weights_of
 from app.gpu.weights.stores import PinnedStore
@@ -29,7 +28,7 @@ from app.model_store.resolve import ResolvedModel
 from tests.gpu.device.deferring import DeferredDevice
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.oracle import CASES, tiny_config
-from tests.gpu.weights.bundles import Gate, Model, make_model
+from tests.gpu.weights.bundles import Model, make_model
 from tests.hugging_face import shape_config
 
 UNIT = 256
@@ -85,76 +84,6 @@ def test_a_norm_stays_before_any_layer_does() -> None:
     assert plan_weights(sizes, 2 * LAYER).kept == frozenset()
     assert plan_weights(sizes, 2 * LAYER + NORM).kept == {10}
     assert 10 in plan_weights(sizes, 5 * LAYER).kept
-
-
-plans = st.builds(
-    lambda units, room: plan_weights([size * ALIGNMENT for size in units], (2 * max(units) + room) * ALIGNMENT),
-    st.lists(st.integers(1, 200), min_size=1, max_size=30),
-    st.integers(0, 3000),
-)
-
-
-@given(plan=plans, kv_blocks=st.integers(1, 50), block_bytes=st.integers(1, 9000))
-def test_everything_has_a_place_and_kv_takes_all_of_what_is_lent_and_nothing_else(
-    plan: WeightPlan, kv_blocks: int, block_bytes: int
-) -> None:
-    arena = lay_out(plan, kv_blocks, block_bytes)
-    assert arena.places.keys() == plan.kept
-    for index, place in arena.places.items():
-        assert place.end - place.start == plan.sizes[index]
-        assert place.start % ALIGNMENT == 0
-    ends = [(0, kv_blocks * block_bytes), *((place.start, place.end) for place in arena.places.values())]
-    ends.append((arena.ring.start, arena.ring.end))
-    assert all(before[1] <= after[0] for before, after in pairwise(ends))
-    assert arena.ring.end - arena.ring.start == plan.ring_bytes
-    assert arena.nbytes < kv_blocks * block_bytes + plan.device_bytes + ALIGNMENT
-    assert arena.blocks(0) == kv_blocks
-    others = [place.start for index, place in arena.places.items() if index not in arena.lendable]
-    bottoms = [*(arena.places[index].start for index in arena.lendable), min([*others, arena.ring.start])]
-    for lent in range(1, len(arena.lendable) + 1):
-        left_over = bottoms[lent] - arena.blocks(lent) * block_bytes
-        assert 0 <= left_over < block_bytes
-    assert arena.most_blocks == arena.blocks(len(arena.lendable))
-
-
-def test_only_large_bundles_are_lent_and_none_that_could_not_be_streamed() -> None:
-    layer, norm = 1000 * ALIGNMENT, ALIGNMENT
-    streamed = lay_out(plan_weights([layer] * 6 + [norm], 4 * layer + norm), 4, 512)
-    assert len(streamed.lendable) == 2
-    assert 6 in streamed.places
-    assert 6 not in streamed.lendable
-    resident = lay_out(plan_weights([layer] * 6 + [norm], 7 * layer), 4, 512)
-    assert resident.lendable == ()
-    assert resident.most_blocks == 4
-
-
-class NotingStore:
-    """Loads nothing. `loads` has each bundle that was asked for, where it was to go, and after what."""
-
-    def __init__(self) -> None:
-        self.loads: list[tuple[int, Tensor, Event]] = []
-
-    def load(self, index: int, target: Tensor, after: Event) -> Event:
-        self.loads.append((index, target, after))
-        return Gate()
-
-
-@given(sizes=st.lists(st.integers(1, 8), min_size=2, max_size=12), laps=st.integers(1, 4))
-def test_the_next_bundle_is_on_its_way_while_one_is_in_use_and_waits_for_the_last_use_of_its_place(
-    sizes: list[int], laps: int
-) -> None:
-    store: Any = NotingStore()
-    ahead, used = LoadAhead(sizes, store), dict[int, Event]()
-    ahead.turn(torch.empty(2 * max(sizes), dtype=torch.uint8), range(len(sizes)))
-    for step in range(laps * len(sizes)):
-        flight = ahead.take(step % len(sizes))
-        index, target, after = store.loads[step + 1]
-        assert index == (step + 1) % len(sizes), "the copy stream would wait for the bundle in use"
-        assert len(target) == sizes[index]
-        assert target.data_ptr() != flight.slot.data_ptr()
-        assert after is used.get(target.data_ptr(), PASSED)
-        used[flight.slot.data_ptr()] = Gate()
-        ahead.give_back(flight, used[flight.slot.data_ptr()])
 
 
 CPU = torch.device("cpu")
@@ -255,15 +184,6 @@ def test_all_parameters_are_there_in_parts_no_larger_than_a_layer(shape: str) ->
     sizes = [layout.nbytes for layout in found.bundles]
     assert max(sizes) == sizes[0], "no part is larger than a layer"
     assert len(sizes) > oracle.config.num_hidden_layers + 2  # the output projection is in parts
-
-
-def test_parts_of_an_output_projection_that_is_far_larger_than_a_layer_do_not_become_tiny() -> None:
-    slim: Any = shape_config("smollm2-135m")
-    slim.hidden_size, slim.intermediate_size, slim.head_dim, slim.vocab_size = 36, 4, 4, 10_000
-    parts = layout_of(slim).bundles[31:]
-    rows = [layout.pieces[0].shape[0] for layout in parts]
-    assert rows[0] == 64 * (rows[0] // 64) >= 64
-    assert sum(rows) == 10_000
 
 
 @pytest.mark.parametrize("case", ["gpt_neox", "gemma", "mixtral"])
