@@ -32,7 +32,7 @@ from tests.gpu.kernels.attention.drawing import (
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from app.gpu.forward.recording import waiting_forbidden
-from app.gpu.kernels.attention import attention_for, cuda, triton_paged
+from app.gpu.kernels.attention import cuda, triton_paged
 from app.gpu.kernels.attention.base import AttentionSpec, Batch, make_batch
 from app.gpu.kernels.attention.cuda import CudaAttention
 
@@ -252,12 +252,6 @@ def test_a_pool_of_more_than_two_to_the_31_elements() -> None:
     output = CudaAttention()(query, key, value, far, batch, spec)
     assert torch.equal(output, CudaAttention()(query, key, value, near, batch, spec))
     assert torch.equal(far, near)
-
-
-def test_cuda_devices_get_the_cuda_attention() -> None:
-    device = torch.device("cuda", 3)
-    assert isinstance(attention_for(device), CudaAttention)
-    assert isinstance(attention_for(device, batch_invariant=True), CudaAttention)
 
 
 SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}

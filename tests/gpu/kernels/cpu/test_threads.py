@@ -19,14 +19,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numba.core import config
 from numba.np.numpy_support import carray
 
 import app
 from app.gpu.forward.programs import Arena, Recording
 from app.gpu.kernels import cpu
 from app.gpu.kernels.cpu import elementwise, telling_of_compilation
-from app.gpu.kernels.cpu.compile import c_function, compiled_features, imported_files, kernel_folder
+from app.gpu.kernels.cpu.compile import c_function, kernel_folder
 from app.gpu.kernels.cpu.elementwise import forbid
 from app.gpu.kernels.cpu.intrinsics import convert, pointer, widen
 from app.gpu.kernels.cpu.launch import Program, draw, parallel
@@ -185,17 +184,6 @@ def test_a_kernel_is_compiled_once(folder: Path) -> None:
     assert [c_function(_kernel).cache_hits for _ in range(2)] == [0, 1], "a damaged file was not replaced"
 
 
-def test_closures_over_other_types_are_other_kernels(folder: Path) -> None:
-    def kernel_of(element: type) -> None:
-        def kernel(address: int) -> None:
-            carray(pointer(address), 1, element)[0] = 1
-
-        assert c_function(kernel).cache_hits == 0
-
-    kernel_of(np.int32)
-    kernel_of(np.float32)
-
-
 def test_where_nothing_can_be_kept_each_start_compiles(folder: Path) -> None:
     folder.write_text("a file stands in the way")
     assert [c_function(_kernel).cache_hits for _ in range(2)] == [0, 0]
@@ -209,16 +197,6 @@ def test_machine_code_that_was_not_used_for_long_is_removed(folder: Path) -> Non
     c_function(_kernel)
     assert not (folder / "old").exists()
     assert (folder / "new").exists()
-
-
-def test_features_are_those_that_numba_is_told_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "CPU_FEATURES", "+avx2,+avx512f,-amx-bf16")
-    assert compiled_features() == {"avx2", "avx512f"}
-
-
-def test_a_kernel_depends_on_the_files_of_its_room_that_its_own_imports() -> None:
-    found = {path.name for path in imported_files(frozenset({elementwise.__name__})).values()}
-    assert found == {"elementwise.py", "launch.py", "intrinsics.py", "compile.py", "__init__.py"}
 
 
 @pytest.mark.long
