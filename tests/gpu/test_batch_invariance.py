@@ -64,8 +64,7 @@ def model(request: pytest.FixtureRequest, device: torch.device, tmp_path_factory
 
 def logprobs(turn: Turn) -> list[object]:
     """Everything that was said of the generated tokens, to the last bit."""
-    said = [event for ticket in turn.tickets for event in turn.events.get(ticket, [])]
-    return [(event.token_id, event.logprobs) for event in said if isinstance(event, Token)]
+    return [(event.token_id, event.logprobs) for event in turn.said if isinstance(event, Token)]
 
 
 def bits(driver: BreakDriver, session: SessionId) -> Bits:
@@ -155,7 +154,7 @@ def test_every_model_scores_a_prompt_alike_at_once_and_in_chunks_beside_others(
         others = [driver.begin(driver.open(), prompt(seed, 9), 8) for seed in range(company)]
         turn = driver.begin(driver.open(), START, 1, replace(GREEDY, prompt_logprobs=4))
         driver.settle(turn, *others)
-        [found] = [event for event in turn.events[turn.tickets[0]] if isinstance(event, PromptScored)]
+        [found] = [event for event in turn.said if isinstance(event, PromptScored)]
         scored.append(found.logprobs)
     assert scored[0] == scored[1]
 

@@ -86,8 +86,12 @@ class Turn:
     @property
     def tokens(self) -> list[int]:
         """Generated so far, over all pauses."""
-        said = [event for ticket in self.tickets for event in self.events.get(ticket, [])]
-        return [event.token_id for event in said if isinstance(event, Token)]
+        return [event.token_id for event in self.said if isinstance(event, Token)]
+
+    @property
+    def said(self) -> list[Event]:
+        """All that the client was told, over all pauses."""
+        return [event for ticket in self.tickets for event in self.events.get(ticket, [])]
 
 
 class BreakDriver(Driver):

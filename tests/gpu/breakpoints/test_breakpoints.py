@@ -131,8 +131,7 @@ def test_scored_prompts_are_scored_all_the_same(driver: BreakDriver) -> None:
             driver.arm(session, *layers)
         turn = driver.begin(session, START, 2, sampling)
         driver.run(turn)
-        said = [event for ticket in turn.tickets for event in driver.events[ticket]]
-        [scored] = [event.logprobs for event in said if isinstance(event, PromptScored)]
+        [scored] = [event.logprobs for event in turn.said if isinstance(event, PromptScored)]
         scores.append([(entry.token_id, entry.logprob) for entry in scored])
     assert [token for token, _ in scores[1]] == START[1:]
     assert [score for _, score in scores[1]] == pytest.approx([score for _, score in scores[0]], abs=1e-4)

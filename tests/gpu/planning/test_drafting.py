@@ -53,7 +53,7 @@ def accepted(driver: BreakDriver) -> int:
 def said(turn: Turn) -> list[object]:
     """Everything that the client was told of the turn's tokens and of its end."""
     told = list[object]()
-    for event in (event for ticket in turn.tickets for event in turn.events.get(ticket, [])):
+    for event in turn.said:
         match event:
             case Token():
                 told.append((event.token_id, event.logprobs))

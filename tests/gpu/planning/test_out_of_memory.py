@@ -175,7 +175,7 @@ def test_prompts_are_scored_in_parts(tiny_llama: TinyModel, short: ShortOfMemory
         turn = each.begin(each.open(), PROMPTS[0], COUNT, sampling)
         others = [each.begin(each.open(), tokens, COUNT) for tokens in PROMPTS[1:4]]
         each.settle(turn, *others)
-        [found] = [event for event in each.events[turn.tickets[0]] if isinstance(event, PromptScored)]
+        [found] = [event for event in turn.said if isinstance(event, PromptScored)]
         scored.append(found)
     found, wanted = scored
     assert [entry.token_id for entry in found.logprobs] == PROMPTS[0][1:]

@@ -12,7 +12,7 @@ from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId
 from app.gpu.startup.loader import load_engine
 from app.messages import Export, Fork, Import, Token
 from app.settings import Settings
-from tests.gpu.breakpoints.breaking import BreakDriver, Turn
+from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
 from tests.gpu.conversations import CROWD, same
 from tests.gpu.oracle import greedy_tokens
@@ -107,12 +107,9 @@ def test_bits_of_a_token_do_not_depend_on_its_company(tiny_llama: TinyModel) -> 
     crowd = [driver.begin(driver.open(), prompt(seed, 11), 20) for seed in range(5, 9)]
     beside = driver.begin(driver.open("another"), prompt(4, 21), 9, REPORTING)
     driver.settle(beside, *crowd)
-    assert logprobs(beside) == logprobs(alone)
+    found, wanted = ([each.logprobs for each in turn.said if isinstance(each, Token)] for turn in (beside, alone))
+    assert found == wanted
     driver.engine.close()
-
-
-def logprobs(turn: Turn) -> list[Any]:
-    return [event.logprobs for ticket in turn.tickets for event in turn.events[ticket] if isinstance(event, Token)]
 
 
 @pytest.mark.parametrize(

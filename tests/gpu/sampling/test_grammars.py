@@ -105,7 +105,7 @@ def test_a_bias_does_not_bring_back_what_the_grammar_forbids_and_log_probabiliti
 
     sampling = replace(under(regex("a{5}")), logprobs=3)
     turn = driver.turn(driver.open(), prompt(0, 9), 0, sampling, stop=STOP)
-    reported = [event.logprobs for event in driver.events[turn.tickets[0]] if isinstance(event, Token)]
+    reported = [event.logprobs for event in turn.said if isinstance(event, Token)]
     assert len(reported) == 5
     assert all(found is not None and len(found.top) == 3 and found.logprob < found.top[0][1] for found in reported)
 
