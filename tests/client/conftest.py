@@ -5,6 +5,7 @@ import socketserver
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
 import pytest
@@ -132,11 +133,22 @@ def expected(server_url: str) -> tuple[int, ...]:
 def answer_with() -> Iterator[AnswerWith]:
     """Start a server that sends these bytes in answer to any request, and closes the connection; returns its URL."""
     with ExitStack() as servers:
-        yield lambda answer: servers.enter_context(_answering(answer))
+        yield lambda answer: servers.enter_context(answering(answer)).url
+
+
+@dataclass
+class Stub:
+    """Gives one answer after the other, the last one again and again. `asked` are the heads of the requests."""
+
+    asked: list[str] = field(default_factory=list)
+    url: str = ""
 
 
 @contextmanager
-def _answering(answer: bytes) -> Iterator[str]:
+def answering(*answers: bytes) -> Iterator[Stub]:
+    """A server that sends these bytes, whatever it is asked, and closes the connection."""
+    stub = Stub()
+
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             head = b""
@@ -144,11 +156,13 @@ def _answering(answer: bytes) -> Iterator[str]:
                 head += self.rfile.readline()
             length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), b":0")
             self.rfile.read(int(length.split(b":")[1]))
-            self.wfile.write(answer)
+            stub.asked.append(head.decode())
+            self.wfile.write(answers[min(len(stub.asked), len(answers)) - 1])
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        stub.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield stub
         server.shutdown()
         thread.join()

@@ -10,7 +10,7 @@ import pytest
 
 import client
 from client import AsyncDjinn, AsyncSession, Djinn, transport
-from client.calls import PAGE_SIZE, TurnOptions
+from client.calls import TurnOptions
 from client.edge import Connection
 from client.transport import Transport
 from tests.client.conftest import SESSION, AnswerWith, wait_until_idle
@@ -29,17 +29,6 @@ def test_a_turn_whole_and_streamed_are_the_same(djinn: Djinn) -> None:
     assert len(whole.token_ids) == whole.usage.completion_tokens == 12
     assert [found.token_id for found in whole.logprobs or ()] == list(whole.token_ids)
     assert again.usage.prompt_tokens == whole.usage.prompt_tokens + 12
-
-
-def test_a_conversation_sends_only_what_is_new(djinn: Djinn) -> None:
-    with djinn.sessions.create() as session:
-        first = session.generate(token_ids=[5] * 40, max_tokens=8, ignore_eos=True)
-        second = session.generate(token_ids=[6] * 10, max_tokens=2, ignore_eos=True)
-        third = session.generate(messages=[{"role": "user", "content": "hi"}], max_tokens=2, ignore_eos=True)
-        session.close()  # twice: with the block, too
-    assert (first.usage.prompt_tokens, second.usage.prompt_tokens) == (40, 40 + 8 + 10)
-    assert second.usage.cached_tokens >= 40
-    assert third.finish_reason == "length"
 
 
 def test_leaving_a_stream_cancels_its_turn(djinn: Djinn) -> None:
@@ -73,18 +62,6 @@ def test_the_blocks_own_error_comes_before_that_of_closing(unused_tcp_port: int)
             raise ZeroDivisionError
         with pytest.raises(client.ConnectionFailed), session:
             pass
-
-
-def test_listing_walks_all_pages_and_takes_filters(djinn: Djinn) -> None:
-    sessions = [djinn.sessions.create(metadata={"number": str(number)}) for number in range(PAGE_SIZE + 2)]
-    sessions[0].generate(token_ids=[9] * 20, max_tokens=1)
-    mine = {session.id for session in sessions}
-    listed = [session for session in djinn.sessions.list(state="idle") if session.id in mine]
-    assert [session.info.metadata["number"] for session in listed] == [str(number) for number in range(len(mine))]
-    assert not mine & {session.id for session in djinn.sessions.list(state="running")}
-    assert mine & {session.id for session in djinn.sessions.list(tier="device")} == {sessions[0].id}
-    for session in sessions:
-        session.close()
 
 
 def test_errors_that_the_server_tells(djinn: Djinn) -> None:

@@ -2,11 +2,7 @@
 
 import asyncio
 import json
-import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +10,7 @@ import pytest
 import client
 from app.domain.errors import DjinnError
 from client import AsyncDjinn, Djinn, retries
-from tests.client.conftest import SESSION, wait_until_idle
+from tests.client.conftest import SESSION, Stub, answering, wait_until_idle
 
 OPENED = SESSION.model_dump_json(by_alias=True).encode()
 CUT = b""
@@ -34,52 +30,9 @@ def refusal(status: str, code: str, *headers: bytes) -> bytes:
 DRAINING = refusal("503 Service Unavailable", "draining", b"Retry-After: 3")
 
 
-@dataclass
-class Stub:
-    """Gives one answer after the other, the last one again and again. `asked` are the heads of the requests."""
-
-    answers: Sequence[bytes]
-    asked: list[str] = field(default_factory=list)
-    url: str = ""
-
-    def keys(self) -> list[str | None]:
-        return [header(head, "idempotency-key") for head in self.asked]
-
-
-def header(head: str, name: str) -> str | None:
-    lines = (line.partition(": ") for line in head.splitlines()[1:])
-    return next((value for each, _, value in lines if each.lower() == name), None)
-
-
-@contextmanager
-def answering(*answers: bytes) -> Iterator[Stub]:
-    stub = Stub(answers)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        stub.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listening.accept()
-                except OSError:
-                    return
-                with connection:
-                    received = b""
-                    while b"\r\n\r\n" not in received:
-                        received += connection.recv(1 << 16)
-                    head, _, body = received.partition(b"\r\n\r\n")
-                    while len(body) < int(header(head.decode(), "content-length") or 0):
-                        body += connection.recv(1 << 16)
-                    stub.asked.append(head.decode())
-                    connection.sendall(stub.answers[min(len(stub.asked), len(stub.answers)) - 1])
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield stub
-        finally:
-            listening.shutdown(socket.SHUT_RDWR)
-            thread.join()
+def keys_of(stub: Stub) -> list[str | None]:
+    lines = ([line.partition(": ") for line in head.splitlines()[1:]] for head in stub.asked)
+    return [next((value for name, _, value in each if name.lower() == "idempotency-key"), None) for each in lines]
 
 
 Ask = Callable[..., Any]
@@ -120,8 +73,8 @@ def test_what_was_not_done_is_asked_again_with_the_same_key_when_the_server_says
     with answering(DRAINING, refusal("429 Too Many", "queue_full"), answer("201 Created", OPENED)) as stub:
         assert ask(stub.url, "create").id == SESSION.id
     assert len(stub.asked) == 3
-    assert len(set(stub.keys())) == 1
-    assert stub.keys()[0] is not None
+    assert len(set(keys_of(stub))) == 1
+    assert keys_of(stub)[0] is not None
     assert waits[0] == 3
     assert retries.FIRST_WAIT_S < waits[1] <= 2 * retries.FIRST_WAIT_S
 
@@ -133,7 +86,7 @@ def test_after_two_retries_the_error_is_told(ask: Ask) -> None:
     assert len(stub.asked) == 3
     with answering(DRAINING) as stub, pytest.raises(client.ServerError):
         ask(stub.url, "create", max_retries=0)
-    assert stub.keys() == [None], "the server would wait for who does not come back"
+    assert keys_of(stub) == [None], "the server would wait for who does not come back"
 
 
 @both
@@ -141,14 +94,14 @@ def test_after_two_retries_the_error_is_told(ask: Ask) -> None:
 def test_what_may_have_been_done_is_asked_again_only_with_a_key_or_to_read(ask: Ask, first: bytes) -> None:
     with answering(first, answer("201 Created", OPENED)) as stub:
         assert ask(stub.url, "create").id == SESSION.id
-    assert len(set(stub.keys())) == 1
+    assert len(set(keys_of(stub))) == 1
     lost = client.ConnectionLost, client.ServerError
     with answering(first, answer("204 No Content", b"")) as stub, pytest.raises(lost):
         ask(stub.url, "delete", "a")
-    assert stub.keys() == [None]
+    assert keys_of(stub) == [None]
     with answering(first, answer("200 OK", b'{"data": []}')) as stub:
         assert ask(stub.url, "list") == ()
-    assert stub.keys() == [None, None]
+    assert keys_of(stub) == [None, None]
 
 
 @both

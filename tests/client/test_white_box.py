@@ -105,16 +105,6 @@ def test_edits_can_come_with_the_resume(djinn: Djinn, expected: tuple[int, ...])
         assert child.history().token_ids[20:] != expected
 
 
-def test_forks_are_paused_in_the_same_place(djinn: Djinn, expected: tuple[int, ...]) -> None:
-    with paused(djinn) as session, session.fork() as child:
-        assert child.info.state == "paused"
-        assert [armed.id for armed in child.breakpoints()] == [armed.id for armed in session.breakpoints()]
-        np.testing.assert_array_equal(child.checkpoint().read(), session.checkpoint().read())
-        session.checkpoint().edit(ablate=True)
-        assert child.resume(until="end").token_ids == expected
-        assert session.cancel().state == "idle"
-
-
 def test_captures_come_with_their_place(djinn: Djinn) -> None:
     with djinn.sessions.create() as session:
         armed = session.capture_at(layers=[0, 3], position=7)

@@ -29,7 +29,7 @@ from app.cluster.moves.wire import COMMIT, OFFER, SETTLE, Answer, Question, enco
 from app.domain.errors import FieldOutOfRange
 from app.domain.homes import Taken, home_of_response
 from app.domain.values import SessionId
-from app.machine.handover import SocketTable, receive_sockets, send_socket
+from app.machine.handover import SocketTable
 from app.main import load_app
 from app.settings import Settings
 from tests.cluster.pair import KEY, PROMPT, SOON_S, Chain, Pair, code, pair, sdk, used_session
@@ -42,12 +42,6 @@ BODY = encode(Question(SessionId("ses_b_1"), 1, 0))
 
 def ask(servers: Pair, headers: dict[str, str], path: str = SETTLE, body: bytes = BODY) -> httpx.Response:
     return servers.b.post(path, content=body, headers=headers)
-
-
-def test_the_key_opens_the_door(servers: Pair) -> None:
-    answer = ask(servers, sign_request(ClusterKey(KEY.encode()), "b", SETTLE, BODY))
-    assert answer.status_code == 200
-    assert msgspec.msgpack.decode(answer.content, type=Answer).taken is Taken.NO
 
 
 def test_nothing_else_does(servers: Pair) -> None:
@@ -228,25 +222,6 @@ def test_settings_of_a_cluster_need_each_other(changed: dict[str, Any], says: st
     assert Settings(**whole).peers == Path("peers.yaml")
     with pytest.raises(ValidationError, match=says):
         Settings(**{**whole, **changed})
-
-
-def test_a_socket_goes_to_whoever_knows_its_number() -> None:
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    table = SocketTable()
-    ours, theirs = socket.socketpair()
-    unwanted, other_end = socket.socketpair()
-    with here, there, theirs, other_end:
-        table.discard(4)
-        with ours, unwanted:
-            send_socket(here, 3, ours)
-            send_socket(here, 4, unwanted)
-        here.shutdown(socket.SHUT_WR)
-        receive_sockets(there, table)
-        with table.take(3) as found:
-            found.sendall(b"it is I")
-        assert theirs.recv(100) == b"it is I"
-        assert other_end.recv(1) == b"", "nobody wants it: it is closed"
-    table.close()
 
 
 def test_a_socket_that_comes_too_late_is_closed_and_one_in_use_ends_with_its_table() -> None:

@@ -1,7 +1,6 @@
 """What the doctor reads of a machine and says of each part: whether it is well, what is wrong, and what to do."""
 
 import ctypes
-import os
 import platform
 import resource
 import shutil
@@ -29,7 +28,6 @@ from app.doctor.device import (
     check_driver,
     check_gpu,
     check_link,
-    choose_device,
     cpu_name,
     nvidia_cards,
     read_link,
@@ -154,11 +152,6 @@ def test_a_finding_is_well_or_has_its_cause_and_its_remedy(
     assert remedy in (finding.remedy or "")
 
 
-def test_the_device_is_the_one_that_was_asked_for_whether_it_is_there_or_not() -> None:
-    asked = (("auto", 0), ("auto", 2), ("cpu", 2), ("cuda:1", 2), ("cuda", 0))
-    assert [choose_device(*each) for each in asked] == ["cpu", "cuda:0", "cpu", "cuda:1", "cuda:0"]
-
-
 def test_cards_processor_and_driver_are_read_from_the_kernel(kernel: Kernel) -> None:
     assert (nvidia_cards(kernel.root), read_release(kernel.root)) == (0, None)
     for address in ("0000:41:00.0", "0000:42:00.0", "0000:42:00.1", "0000:00:02.0"):
@@ -235,14 +228,6 @@ def test_a_sandbox_that_hides_what_the_process_may_use_lets_it_use_all(kernel: K
     kernel.write("proc/self/status", "Name:\tpython")
     assert read_numa(kernel.root, None) == Numa((0, 1), None, (0, 1), (0, 1))
     assert read_numa(kernel.root, ADDRESS).gpu_node is None, "the kernel does not list it"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="sysfs")
-def test_the_nodes_of_this_process_have_its_cpus() -> None:
-    numa = read_numa(Path("/"), None)
-    folders = [Path(f"/sys/devices/system/node/node{node}") for node in numa.process_nodes]
-    cpus = {int(link.name.removeprefix("cpu")) for folder in folders for link in folder.glob("cpu[0-9]*")}
-    assert os.sched_getaffinity(0) <= cpus or not numa.nodes
 
 
 def test_the_memory_is_this_machines_and_buffers_leave_most_of_it_alone(kernel: Kernel) -> None:

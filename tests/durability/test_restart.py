@@ -106,25 +106,6 @@ async def test_a_call_that_leaves_nothing_does_not_wait_for_the_journal(tmp_path
             assert http.post(f"/v1/sessions/{session}/phase", json={"phase": "idle"}, timeout=3).status_code == 200
 
 
-def test_a_name_finds_its_session_again_and_a_call_without_one_leaves_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    call = {"model": "tiny-llama", "prompt": [5] * 40, "max_tokens": 4, "temperature": 0}
-
-    def complete(http: httpx.Client, **headers: str) -> str | None:
-        answer = http.post("/v1/completions", json=call, headers=headers)
-        assert answer.status_code == 200
-        session: str | None = answer.headers.get("X-Session-ID")
-        return session
-
-    with serving(folder) as http:
-        assert complete(http) is None
-        session = complete(http, **{"X-Session-ID": "conversation 7"})
-        with as_if_killed(folder) as after:
-            assert [view["id"] for view in sessions(after)] == [session]
-            assert complete(after, **{"X-Session-ID": "conversation 7"}) == session
-            assert complete(after, **{"X-Session-ID": "conversation 8"}) != session
-
-
 def test_a_session_that_expired_meanwhile_is_gone(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with serving(folder) as http:

@@ -19,7 +19,7 @@ from app.domain.values import FinishReason, ModelInfo, SamplingParams, SessionId
 from app.engine_process import engine as engine_module
 from app.engine_process import host
 from app.engine_process.channel import Channel, Closed
-from app.engine_process.engine import MOST, SILENT_S, UNHEARD_S, Child, EngineProcess, Stalls
+from app.engine_process.engine import MOST, Child, EngineProcess
 from app.engine_process.frames import Beat, Load, Loaded, decode, encode, encode_events
 from app.engine_process.host import _Host
 from app.gpu.kernels.attention.base import Batch
@@ -230,42 +230,6 @@ def test_an_engine_that_talks_on_and_never_stops_is_ended(info: ModelInfo) -> No
 # When the server takes an engine for one that makes no progress, and when it trusts it again.
 
 STUCK_S = 60.0
-LOOK_S = 0.5
-
-
-def told(stalls: Stalls, seconds: float) -> list[Stalled | GoesOn]:
-    """What is told while the process is silent for that long."""
-    found = []
-    for _ in range(round(seconds / LOOK_S)):
-        stalls.wait(LOOK_S)
-        found.append(stalls.news())
-    return [each for each in found if each is not None]
-
-
-def test_a_silent_process_is_doubted_first_and_given_up_then() -> None:
-    stalls = Stalls(STUCK_S)
-    assert told(stalls, SILENT_S - LOOK_S) == []
-    [doubt] = told(stalls, LOOK_S)
-    assert doubt == Stalled("its process has said nothing for 3 s", ends_turns=False)
-    [given_up] = told(stalls, UNHEARD_S)
-    assert given_up == Stalled("its process has said nothing for 7 s", ends_turns=True)
-    stalls.hear()
-    assert stalls.news() == GoesOn()
-    assert stalls.news() is None
-    assert told(stalls, SILENT_S) == [doubt]
-
-
-def test_an_engine_that_is_busy_with_one_thing_has_time_and_its_beats_do_not_clear_it() -> None:
-    stalls = Stalls(STUCK_S)
-    for seconds in range(int(STUCK_S)):
-        stalls.hear(float(seconds))
-        assert stalls.news() is None
-    stalls.hear(STUCK_S)
-    assert stalls.news() == Stalled("it has been busy with one thing for 60 s", ends_turns=True)
-    stalls.hear()  # another thread of it says something
-    assert stalls.news() is None
-    stalls.hear(0.0)
-    assert stalls.news() == GoesOn()
 
 
 def heard(live: Callable[[Channel], None], until: int, *, stuck_s: float = STUCK_S) -> list[Event | Replacement]:
@@ -305,9 +269,11 @@ def test_an_engine_that_beats_and_computes_one_thing_for_ever_has_stalled(info: 
         load(channel, info)
         channel.send(encode(Beat(1.0)))
         channel.send(encode(Beat(3.0)))
+        channel.send(encode_events([FINISHED]))  # another thread of it says something
         channel.send(encode(Beat(0.0)))
         channel.receive(SECONDS)
 
-    stuck, goes_on = heard(be_stuck, 2, stuck_s=2.0)
+    stuck, finished, goes_on = heard(be_stuck, 3, stuck_s=2.0)
+    assert finished == FINISHED
     assert stuck == Stalled("it has been busy with one thing for 3 s", ends_turns=True)
     assert goes_on == GoesOn()

@@ -83,25 +83,6 @@ def test_a_pause_and_edits_of_its_checkpoint_are_told(serve_with: ServeWith) -> 
         reader.until("turn", session_id=session, status="finished")
 
 
-def test_breakpoints_are_told_as_they_come_and_go(serve_with: ServeWith) -> None:
-    http = serve_with()
-    session = create(http)
-    path = f"/v1/sessions/{session}/breakpoints"
-    with reading(http) as reader:
-        assert reader.next()[1]["sessions"][0]["breakpoints"] == []
-        once = http.post(path, json={"layer": 0, "action": "pause", "once": True}).json()["id"]
-        assert reader.until("breakpoints")[-1][1]["armed"] == [once]
-        stays = http.post(path, json={"layer": 1, "action": "capture"}).json()["id"]
-        assert reader.until("breakpoints", session_id=session)[-1][1]["armed"] == [once, stays]
-        generate(http, session)
-        assert reader.until("breakpoints")[-1][1]["armed"] == [stays], "the first has acted"
-        with reading(http) as other:
-            assert other.next()[1]["sessions"][0]["breakpoints"] == [stays]
-        http.delete(f"{path}/{stays}")
-        assert reader.until("breakpoints")[-1][1]["armed"] == []
-        http.delete(f"/v1/sessions/{session}")
-
-
 def test_memory_is_told_every_second_as_the_route_has_it(serve_with: ServeWith) -> None:
     http = serve_with()
     generate(http, create(http))

@@ -17,15 +17,6 @@ from tests.journal.building import be_impatient, change, held_up, histories, lim
 ONE, TWO = SessionId("ses_1"), SessionId("ses_2")
 
 
-async def test_what_is_settled_is_in_the_file(journal: Journal, tmp_path: Path) -> None:
-    for length in range(50):
-        journal.append(ONE, change(ONE, length, [length]))
-        journal.append(TWO, change(TWO, 0, [length]))
-        await journal.settled()
-        found = written.histories(tmp_path)
-        assert found == {ONE: list(range(length + 1)), TWO: [length]}
-
-
 async def test_append_does_not_wait_for_a_file_that_is_held_up(journal: Journal, tmp_path: Path) -> None:
     waiting = []
     with held_up(tmp_path):
@@ -152,15 +143,6 @@ async def test_the_log_names_no_vector_and_no_owner(journal: Journal, caplog: py
     assert "acme" not in line
     assert "swordfish" not in line
     journal.append(key, None)
-
-
-async def test_closing_writes_what_nobody_waited_for(journal: Journal, tmp_path: Path) -> None:
-    journal.append(ONE, change(ONE, 0, [1, 2]))
-    journal.append(TWO, change(TWO, 0, [3]))
-    journal.append(TWO, None)
-    journal.close()
-    assert histories(tmp_path / FILE_NAME) == {ONE: [1, 2]}
-    assert not (tmp_path / f"{FILE_NAME}-wal").exists()
 
 
 def test_a_folder_that_cannot_be_had_is_named(tmp_path: Path) -> None:

@@ -26,8 +26,7 @@ from app.domain.breakpoints import (
 )
 from app.domain.errors import FieldOutOfRange
 from app.domain.positions import Run, runs_of
-from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionState, Ticket, TurnUsage
-from app.engine_process.turn import Turn
+from app.domain.values import SessionId, SessionState
 from app.journal.journal import FILE_NAME, Journal
 from app.journal.records import (
     InterventionChange,
@@ -39,7 +38,7 @@ from app.journal.records import (
 )
 from app.journal.tables import load_vectors
 from app.sessions.keeper import SessionKeeper
-from app.sessions.session import Session, SessionUsage
+from app.sessions.session import Session
 from tests.journal.building import FILE, execute, histories, model_info
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -249,47 +248,6 @@ async def test_steering_that_cannot_be_read_is_named(journal: Journal, tmp_path:
     again.close()
 
 
-@pytest.mark.parametrize("state", [SessionState.QUEUED, SessionState.RUNNING, SessionState.PAUSED])
-async def test_what_is_armed_under_a_turn_is_kept_without_the_turn(
-    journal: Journal, tmp_path: Path, state: SessionState
-) -> None:
-    keeper, kept = SessionKeeper(journal), session()
-    kept.interventions = (STEERED,)
-    keeper.note(kept)
-    kept.begin(Turn(Ticket(1)), array("I", [1, 2, 3, 4, 5]), 8)
-    kept.state = state
-    kept.history.append(6)
-    kept.breakpoints[WATCH.id] = WATCH
-    keeper.note(kept)
-    [back] = restarted(journal, tmp_path)
-    assert list(back.history) == [1, 2, 3]
-    assert back.breakpoints == {WATCH.id: WATCH}
-    assert back.interventions == (STEERED,)
-
-
-async def test_every_field_comes_back(journal: Journal, tmp_path: Path) -> None:
-    kept = Session(
-        SessionId("ses_1"),
-        "me",
-        {"naïve": "\ud800 \N{GRINNING FACE}"},
-        ttl_s=5,
-        residency=Residency.GUARANTEED,
-        name="conversation 7",
-        phase=Phase.IO_WAIT,
-        history=array("I", [5, 6]),
-        forked_from=ForkPoint(SessionId("ses_0"), 2),
-        usage=SessionUsage(1, 2, 3, 4, queue_ms=0.5, last=TurnUsage(1, 2, 3, 4)),
-        created_at=1.25,
-        used_at=2.25,
-    )
-    SessionKeeper(journal).note(kept)
-    [back] = restarted(journal, tmp_path)
-    assert back.state is SessionState.IDLE
-    for field in ("id", "owner", "metadata", "ttl_s", "residency", "name", "phase", "history", "forked_from", "usage"):
-        assert getattr(back, field) == getattr(kept, field)
-    assert (back.created_at, back.used_at) == (1.25, 2.25)
-
-
 async def test_what_happens_to_a_closed_session_does_not_bring_it_back(journal: Journal, tmp_path: Path) -> None:
     keeper, closed = SessionKeeper(journal), session()
     keeper.note(closed)
@@ -297,18 +255,6 @@ async def test_what_happens_to_a_closed_session_does_not_bring_it_back(journal: 
     keeper.forget(closed)
     keeper.note(closed)
     assert restarted(journal, tmp_path) == []
-
-
-async def test_however_a_history_changes_it_comes_back_as_it_is(journal: Journal, tmp_path: Path) -> None:
-    keeper, kept = SessionKeeper(journal), session()
-    for history in ([1, 2, 3], [1, 2, 3, 4, 5], [1, 2], [1, 2, 9, 9], [], [7], [7]):
-        kept.history = array("I", history)
-        keeper.note(kept)
-        await keeper.settled(kept)
-    kept.history.append(8)
-    keeper.note(kept)
-    [back] = restarted(journal, tmp_path)
-    assert list(back.history) == [7, 8]
 
 
 async def test_a_restored_session_that_is_cut_and_then_continued_is_kept_as_it_is(tmp_path: Path) -> None:

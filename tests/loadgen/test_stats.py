@@ -77,19 +77,6 @@ def test_the_waiting_of_resumed_turns_is_split() -> None:
     assert figures(Run(5.0, turns=[record(turn=1)])).wake_up_s is None
 
 
-def test_failures_are_counted_by_kind_and_what_they_prevented_is_not_lost() -> None:
-    kinds = ((1, 1, "RateLimited"), (2, 0, "Timeout"), (2, None, "Timeout"))
-    failures = [Failure(agent, turn, 3.0, kind, "") for agent, turn, kind in kinds]
-    summary = figures(Run(10.0, False, [record(agent=0), record(agent=1)], failures), planned=6)
-    assert summary.turn_errors == {"RateLimited": 1, "Timeout": 1}
-    assert summary.other_errors == {"Timeout": 1}
-    assert (summary.turns_planned, summary.turns_completed, summary.turns_failed) == (6, 2, 2)
-    assert summary.turns_not_run == 2
-    assert not summary.succeeded
-    beside = Run(1.0, False, [record()], [Failure(None, None, 1.0, "Timeout", "")])
-    assert not figures(beside, planned=1).succeeded
-
-
 def test_tokens_that_another_server_computed_again_are_those_of_the_history_that_were_not_cached() -> None:
     """The history of the second turn has 100 + 4 tokens, of which the last has not been computed; 96 were cached."""
     first = replace(COST, cached_tokens=0, recomputed_tokens=None)

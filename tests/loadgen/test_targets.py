@@ -23,7 +23,6 @@ from loadgen.load.turn_clock import TurnClock
 from loadgen.load.workload import Signals
 from loadgen.targets import DjinnTarget, OpenAITarget, TargetSpec, ToolTarget, connect
 from loadgen.targets.base import WITH_SIGNALS, WITH_TOOLS
-from loadgen.targets.completion import CompletionDecoder
 from loadgen.targets.dialects import LlamaCppDialect, OpenAIDialect
 from loadgen.targets.histogram import Bucket, between, quantile, read_buckets
 from loadgen.targets.llamacpp_completion import LlamaCppDecoder
@@ -139,29 +138,6 @@ def test_a_completion_of_llamacpp_that_does_not_stop_is_broken_and_an_error_is_t
         decoder.cost()
     with pytest.raises(client.APIError, match="Context size has been exceeded"):
         feed(decoder, {"error": {"code": 500, "message": "Context size has been exceeded."}})
-
-
-def chunk(*choices: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """A chunk of a completion as OpenAI and vLLM write it, with fields that no test needs."""
-    return {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m", "choices": choices, **fields}
-
-
-@pytest.mark.parametrize(("cached", "told"), [({"prompt_tokens_details": {"cached_tokens": 5}}, 5), ({}, None)])
-def test_text_ids_and_usage_of_a_completion(cached: dict[str, Any], told: int | None) -> None:
-    """Ids count as tokens even without text."""
-    decoder = CompletionDecoder()
-    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, **cached}
-    brings = feed(
-        decoder,
-        chunk({"index": 0, "text": "", "token_ids": [4], "finish_reason": None}, usage=None),
-        chunk({"index": 0, "text": "é", "token_ids": [5, 6], "finish_reason": None}, usage=None),
-        chunk({"index": 0, "text": "", "finish_reason": "length"}, usage=None),
-        chunk(usage=usage),
-    )
-    assert not decoder.feed(ServerSentEvent(data="[DONE]"))
-    cost = decoder.cost()
-    assert (brings, decoder.text, decoder.token_ids) == ([True, True, False, False], "é", (4, 5, 6))
-    assert (cost.prompt_tokens, cost.completion_tokens, cost.cached_tokens) == (7, 3, told)
 
 
 BOUNDS = [0.1, 0.2, 0.3, 0.4, 0.5]

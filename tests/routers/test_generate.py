@@ -26,33 +26,6 @@ from tests.serving import tiny_settings
 from tests.taking_turns import start_turn
 
 
-def test_a_turn_answers_whole(http: httpx.Client, session: str) -> None:
-    turn = http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 6}).json()
-    assert turn["status"] == "finished"
-    assert turn["finish_reason"] == "length"
-    assert len(turn["token_ids"]) == 6
-    assert turn["checkpoint"] is None
-    assert turn["usage"] == {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 6, "tokens_recomputed": 0}
-    assert "logprobs" not in turn
-
-
-def test_a_stream_says_the_same_as_the_whole_answer(http: httpx.Client, session: str) -> None:
-    whole = http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 12, "logprobs": 2}).json()
-    http.post(f"{session}/rewind", json={"to_token": 0})
-    with streaming(http, session, **GREEDY, max_tokens=12, logprobs=2) as stream:
-        *tokens, finished = list(stream)
-    assert [event.event for event in tokens] == ["token"] * len(tokens)
-    assert finished.event == "finished"
-    last = finished.json()
-    parts = [event.json() for event in tokens]
-    assert "".join(part["text"] for part in parts) == last["text"] == whole["text"]
-    assert [token for part in parts for token in part["token_ids"]] == last["token_ids"] == whole["token_ids"]
-    streamed = [entry for part in parts for entry in part["logprobs"]]
-    assert [entry["token_id"] for entry in streamed] == last["token_ids"]
-    assert all(len(entry["top"]) == 2 and entry["top"][0]["logprob"] <= 0 for entry in streamed)
-    assert streamed == last["logprobs"]
-
-
 def test_no_new_tokens_goes_on_where_the_turn_before_stopped(http: httpx.Client, session: str) -> None:
     whole = http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 8}).json()["token_ids"]
     http.post(f"{session}/rewind", json={"to_token": 4})

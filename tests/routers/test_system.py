@@ -5,7 +5,6 @@ import io
 import json
 import tarfile
 from base64 import b64encode
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +15,6 @@ import app
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.routers.generating import in_tier, wait_for
-
-
-def test_health_and_ready(http: httpx.Client) -> None:
-    assert http.get("/health").json() == {"status": "ok"}
-    probe = http.head("/health")
-    assert (probe.status_code, probe.content) == (200, b"")
-    assert http.get("/ready").json() == {"status": "ready"}
-
-
-def test_version_names_what_runs(http: httpx.Client) -> None:
-    found = http.get("/version").json()
-    assert found == {
-        "version": version("djinn-server"),
-        "model": "tiny-llama",
-        "device": "cpu",
-        "dtype": "float32",
-        "kv_dtype": "float32",
-        "num_layers": 4,
-        "hidden_size": 64,
-        "vocab_size": 512,
-        "max_model_len": 1024,
-    }
-
-
-def test_memory_counts_what_sessions_hold(serve_with: ServeWith) -> None:
-    http = serve_with()
-    empty = http.get("/v1/memory").json()
-    assert empty["sessions"] == 0
-    for tier, total in (("device", 4 << 20), ("host", 16 << 20), ("disk", 0)):
-        assert empty["data"][tier] == {"total_bytes": total, "owned_bytes": 0, "cached_bytes": 0}
-    assert empty["policy"] == "signal"
-    assert set(empty["moves"]) == {"out", "in", "to_disk", "from_disk"}
-    assert set(empty["sessions_by_tier"].values()) == set(empty["counts"].values()) == {0}
-    session = http.post("/v1/sessions").json()["id"]
-    http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 40, "max_tokens": 1})
-    held = http.get("/v1/memory").json()
-    assert held["sessions"] == held["sessions_by_tier"]["device"] == 1
-    assert held["data"]["device"]["owned_bytes"] == 3 * held["data"]["block_bytes"]
-    http.delete(f"/v1/sessions/{session}")
-    assert http.get("/v1/memory").json()["data"]["device"]["owned_bytes"] == 0
 
 
 def test_memory_measures_what_moves(serve_with: ServeWith) -> None:
@@ -113,16 +72,6 @@ def test_the_estimate_is_what_a_session_then_takes(serve_with: ServeWith, kv_dty
 def test_an_estimate_for_no_size_or_speed_is_refused(http: httpx.Client, param: str, value: str) -> None:
     response = http.get("/v1/memory/estimate", params={"tokens": "100", param: value})
     assert_error(response, 422, "field_out_of_range", param=param)
-
-
-def test_the_page_is_at_the_root(http: httpx.Client) -> None:
-    page = http.get("/")
-    assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert http.get("/static/index.html").content == page.content
-    head = http.head("/")
-    assert (head.status_code, head.content) == (200, b"")
-    assert head.headers["etag"] == page.headers["etag"]
 
 
 def test_the_page_needs_no_key_but_the_api_does(serve_with: ServeWith) -> None:

@@ -5,15 +5,9 @@ import pytest
 from app.domain.values import SessionId
 from app.sessions import keyed
 from app.sessions.keyed import KeptAnswer, KeyedRequest, KeyedRequests
+from tests.tenants.tenant_files import Clock
 
 DAY_S = 24 * 3600
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def answer(size: int) -> KeptAnswer:
@@ -70,10 +64,3 @@ def test_answers_have_a_bound_and_what_was_done_is_known_without_them(monkeypatc
     assert all(requests.find(None, str(number)) is each for number, each in enumerate(made))
     large = done(requests, None, "large", 11)
     assert large.answer is None
-
-
-def test_nothing_is_left_of_a_session_that_has_closed() -> None:
-    requests = KeyedRequests()
-    done(requests, None, "k")
-    requests.forget_session(SessionId("ses_1"))
-    assert requests.find(None, "k") is None

@@ -202,7 +202,7 @@ async def test_a_copy_that_nobody_waits_for_is_not_there_after_a_restart(tmp_pat
             copying.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await copying
-        await registry.memory()
+        assert (await registry.memory()).sessions == 1
         assert registry.table.page(limit=9) == [parent]
     async with running_services(state_dir=tmp_path / "state") as services:
         assert [each.id for each in services.sessions.table.page(limit=9)] == [parent.id]

@@ -52,14 +52,6 @@ def test_a_cut_of_an_earlier_turn_changes_nothing() -> None:
     assert list(session.history) == [1, 2, 3, 4, 5]
 
 
-def test_events_after_the_close_are_passed_over() -> None:
-    session, _ = session_with_turn()
-    session.move(SessionState.CLOSED)
-    session.observe(Started(TICKET, 0))
-    session.observe(finished(3))
-    assert session.state is SessionState.CLOSED
-
-
 def test_only_a_session_without_a_turn_expires() -> None:
     session, _ = session_with_turn()
     session.ttl_s = 10
@@ -69,16 +61,6 @@ def test_only_a_session_without_a_turn_expires() -> None:
     assert (session.state, session.expires_at) == (SessionState.PAUSED, None)
     session.observe(finished(3))
     assert session.expires_at == session.used_at + 10
-
-
-def test_a_pause_that_a_cancel_overtakes_is_none() -> None:
-    session, turn = session_with_turn()
-    session.observe(Started(TICKET, 2))
-    session.end(turn)
-    session.observe(paused())
-    assert session.state == "running"
-    session.observe(finished(3))
-    assert session.state == "idle"
 
 
 @pytest.mark.parametrize("cut_first", [True, False])

@@ -14,7 +14,7 @@ import pytest
 from app.domain.errors import Busy, Draining, FieldOutOfRange, NotFound, WrongState
 from app.domain.values import FinishReason, Grammar, GrammarKind, ModelInfo, SamplingParams, SessionState, StopRule
 from app.engine_process.turn import Turn
-from app.exports.exports import export_session, import_session
+from app.exports.exports import export_session
 from app.journal.journal import Journal
 from app.routers.dependencies import Services
 from app.sessions import lifecycle
@@ -192,35 +192,6 @@ async def test_sessions_that_open_at_the_same_time_count_towards_max_sessions() 
             assert isinstance(second, Busy)
             assert {session.id for session in registry.table.page(limit=9)} == {parent.id, first.id}
             await registry.close(first)
-
-
-async def test_a_fork_that_fails_leaves_nothing_behind(registry: SessionRegistry) -> None:
-    parent = registry.create()
-    forking = asyncio.create_task(registry.fork(parent))
-    await asyncio.sleep(0)
-    forking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await forking
-    assert registry.table.page(limit=9) == [parent]
-    await assert_nothing_is_held(registry)
-
-
-async def test_an_import_that_nobody_waits_for_leaves_nothing_behind(registry: SessionRegistry, tmp_path: Path) -> None:
-    session = registry.create()
-    await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=4)))
-    await export_session(registry, session, spooled(tmp_path / "session"))
-    (tmp_path / "damaged").write_bytes(b"no session")
-    for path in (tmp_path / "session", tmp_path / "damaged"):
-        importing = asyncio.create_task(import_session(registry, path))
-        await asyncio.sleep(0)
-        importing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await importing
-    await registry.close(session)
-    assert registry.table.page(limit=9) == []
-    await asyncio.sleep(0.2)
-    assert (await registry.memory()).sessions == 0
-    await assert_nothing_is_held(registry)
 
 
 async def test_an_export_that_a_turn_overtakes_is_refused(registry: SessionRegistry, tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from app.domain.errors import SessionLimit
 from app.domain.homes import new_session_id
 from app.sessions.session import UNNAMED, Session
-from app.sessions.table import HELD_FOR_A_FREE, SessionTable
+from app.sessions.table import SessionTable
 from app.tenants.tenancy import Tenancy
 from tests.errors import assert_error, assert_messages_error
 from tests.serving import serve, tiny_settings
@@ -383,26 +382,8 @@ def test_a_tenant_that_opens_sessions_without_end_leaves_some_to_another(serve_t
     assert open_all(client("quiet"))[0] == 2
 
 
-def open_in(table: SessionTable, owner: str | None, wanted: int) -> int:
-    for number in range(wanted):
-        try:
-            table.giving_way(owner, 1)
-        except SessionLimit:
-            return number
-        table.add(Session(new_session_id(), owner))
-    return wanted
-
-
 def table_of(places: int) -> SessionTable:
     return SessionTable(places, Tenancy(tiny_settings(), lambda: 0.0).quotas)
-
-
-def test_after_three_greedy_tenants_a_fourth_finds_places() -> None:
-    table = table_of(4096)
-    opened = [open_in(table, owner, 5000) for owner in "abcd"]
-    assert opened[0] == -(-4096 * HELD_FOR_A_FREE // (HELD_FOR_A_FREE + 1))
-    assert min(opened) >= 1
-    assert open_in(table_of(18), None, 30) == 18, "without tenants one client may have all"
 
 
 def fill(table: SessionTable, **held: int) -> None:

@@ -2,16 +2,15 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.domain.errors import EngineError, NotDurable
 from app.domain.values import FinishReason, Ticket, TokenLogprobs, TurnUsage
 from app.engine_process.turn import Turn
-from app.messages import Failed, Started, Token, TurnFinished
+from app.messages import Started, Token, TurnFinished
 from app.model_store.saved import ModelTokenizer
 from app.text.generation import StopMatcher, TextChunk, TextItem, TextRule, TurnReader
 from app.text.tokenizer import Tokens
@@ -140,13 +139,6 @@ async def test_a_stop_string_ends_the_turn_after_the_token_that_completes_it(
     assert [chunk.stop for chunk in chunks] == [None] * (len(chunks) - 1) + [found]
 
 
-async def test_no_piece_of_a_stop_string_is_shown_before_it_is_ruled_out(tokens: Tokens) -> None:
-    token_ids = tokens.encode("x stoq stop", add_special_tokens=False)
-    items, _ = await read(tokens, token_ids, [" stop"], slow=False)
-    shown = [item.text for item in items if isinstance(item, TextChunk)]
-    assert [piece for piece in shown if piece] == ["x", " stoq"]
-
-
 async def test_text_before_min_tokens_does_not_stop_the_turn(tokens: Tokens) -> None:
     token_ids = tokens.encode("a.b.c.", add_special_tokens=False)
     items, keeps = await read(tokens, token_ids, ["."], min_tokens=4, slow=True)
@@ -155,40 +147,3 @@ async def test_text_before_min_tokens_does_not_stop_the_turn(tokens: Tokens) -> 
 
 async def settled() -> None:
     """For a turn that nobody keeps."""
-
-
-async def not_durable() -> None:
-    raise NotDurable("the disk is full")
-
-
-@pytest.mark.parametrize(
-    ("event", "settle", "error"),
-    [
-        (Failed(TICKET, EngineError("the step failed")), settled, EngineError("the step failed")),
-        (events_of([65])[-1], not_durable, NotDurable("the disk is full")),
-    ],
-)
-async def test_a_turn_that_fails_or_cannot_be_settled_has_no_end_but_the_error(
-    tokens: Tokens, event: Failed | TurnFinished, settle: Callable[[], Awaitable[None]], error: Exception
-) -> None:
-    turn = Turn(TICKET)
-    for each in (Token(TICKET, 65), event):
-        turn.deliver(each)
-    reader = aiter(TurnReader(turn, tokens, TextRule(), lambda keep: None, settle))
-    assert text_of([await anext(reader)]) == "A"
-    with pytest.raises(type(error), match=str(error)):
-        await anext(reader)
-
-
-async def test_the_end_is_told_only_when_it_is_settled_and_a_stop_has_been_announced(tokens: Tokens) -> None:
-    turn, order = Turn(TICKET), list[str]()
-
-    async def settle() -> None:
-        order.append("settled")
-
-    for event in events_of(tokens.encode("abc", add_special_tokens=False)):
-        turn.deliver(event)
-    reader = TurnReader(turn, tokens, TextRule(("c",)), lambda keep: order.append("cut"), settle)
-    async for item in reader:
-        order.append(type(item).__name__)
-    assert order == ["cut", "TextChunk", "settled", "TurnFinished"]

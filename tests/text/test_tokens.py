@@ -13,7 +13,6 @@ from app.domain.errors import ContextTooLong, MalformedRequest
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from app.model_store.saved import ModelTokenizer
-from app.model_store.shapes import EOS_ID, IM_END_ID
 from app.text.generation import Detokenizer, whole_pieces
 from app.text.tokenizer import TextLimit, TokenLengths, Tokens, load_tokens
 from tests.hugging_face import byte_tokenizer, shape_config
@@ -91,10 +90,6 @@ def test_a_template_without_end_rejects_the_messages() -> None:
     assert caught.value.param == "messages"
 
 
-def test_a_random_model_ends_its_turns_with_either_token() -> None:
-    assert RANDOM.eos_token_ids == {EOS_ID, IM_END_ID}
-
-
 def test_lone_surrogate_is_refused() -> None:
     with pytest.raises(MalformedRequest, match="character 2"):
         RANDOM.encode("ab\ud800", add_special_tokens=False)
@@ -114,11 +109,6 @@ def test_folder_without_a_tokenizer(tmp_path: Path) -> None:
 
 @pytest.mark.model
 class TestSmolLM:
-    def test_special_tokens(self, smollm: Tokens) -> None:
-        assert smollm.encode("<|im_start|><|im_end|>", add_special_tokens=True) == [1, 2]
-        assert smollm.eos_token_ids == {2}
-        assert (smollm.vocab_size, smollm.bos_token_id) == (49_152, 1)
-
     def test_agrees_with_transformers(self, smollm: Tokens, smollm_folder: Path) -> None:
         reference = AutoTokenizer.from_pretrained(smollm_folder)
         text = "Déjà vu in 2024:  3 + 4 = 7\n\n東京 🙂"

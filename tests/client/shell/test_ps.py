@@ -220,14 +220,6 @@ def test_every_line_fits_and_names_are_cut_between_characters(texts: list[str], 
             assert name != whole
 
 
-@given(st.lists(names, min_size=1, max_size=4))
-def test_nothing_is_cut_where_no_terminal_is(texts: list[str]) -> None:
-    rows = [Row(session(number, name), number) for number, name in enumerate(texts)]
-    _, *lines = drawn(rows, 10_000, is_terminal=False)
-    for line, row, text in zip(lines, rows, texts, strict=True):
-        assert line.startswith(f"{row.info.id}  {' '.join(CONTROL.sub(chr(0xFFFD), text).split()) or '-'}")
-
-
 def test_columns_go_before_figures_are_cut() -> None:
     rows = [Row(session(6, "planner"), 90000.0)]
     assert drawn(rows, 46)[1].split() == ["\u202600000006", "planner", "idle", "-", "1000000", "-"]

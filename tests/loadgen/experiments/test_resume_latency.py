@@ -1,7 +1,6 @@
 """`loadgen resume-latency`: three ways back to where a session stood, by hand and on a real server."""
 
 import os
-from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -18,27 +17,13 @@ from loadgen.errors import LoadgenError
 from loadgen.experiments.resume_latency.away import passer_lengths
 from loadgen.experiments.resume_latency.findings import Findings, Sample, Way
 from loadgen.experiments.resume_latency.offload import OffloadFailed, Shape, hand_written_offload
-from loadgen.experiments.resume_latency.plan import DEPTHS, Cell, choose_layers, depth_of, order_of_ways
+from loadgen.experiments.resume_latency.plan import Cell
 from loadgen.experiments.resume_latency.report import ResumeReport
 from loadgen.experiments.resume_latency.summary import summarize
 from tests.loadgen.experiments.conftest import raw_result, result, sessions_on
 from tests.serving import serve
 
 LAYERS = 4
-
-
-@pytest.mark.parametrize(("num_layers", "layers"), [(30, (0, 7, 14, 22, 29)), (4, (0, 1, 2, 3)), (1, (0,))])
-def test_at_least_so_many_percent_of_the_layers_have_run(num_layers: int, layers: tuple[int, ...]) -> None:
-    found = choose_layers(num_layers, DEPTHS)
-    assert found == layers
-    assert all(any(depth_of(layer, num_layers) >= depth for layer in found) for depth in DEPTHS)
-
-
-def test_every_way_is_first_second_and_last_as_often_as_the_others() -> None:
-    orders = [order_of_ways(tuple(Way), repeat, cell) for repeat in range(3) for cell in range(5)]
-    for place in range(len(Way)):
-        assert set(Counter(order[place] for order in orders).values()) == {5}
-    assert all(set(order) == set(Way) for order in orders)
 
 
 def test_ratios_are_taken_within_a_repeat() -> None:

@@ -225,25 +225,6 @@ def capture(http: httpx.Client, session: str, **turn: Any) -> list[int]:
     return history
 
 
-def test_each_layer_is_as_the_lens_of_a_pause_there(http: httpx.Client, session: str) -> None:
-    history = capture(http, session)
-    found = lens_map(http, session, positions="all", top_k=5)
-    computed = len(history) - 1  # nothing has been computed for the token that was sampled last
-    assert (found["first"], found["end"], found["kept_first"], found["kept_end"]) == (0, computed, 0, computed)
-    assert found["token_ids"] == history[:computed]
-    last = lens_map(http, session)
-    assert (last["first"], last["end"], last["token_ids"]) == (computed - 1, computed, [history[-2]])
-    assert [each["layer"] for each in found["layers"]] == ALL_LAYERS
-    arm(http, other := open_session(http), layer=2)
-    generate(http, other, token_ids=history[:computed])
-    paused = http.get(f"{other}/checkpoint/lens", params={"positions": "all", "top_k": 5}).json()["positions"]
-    for place, each in enumerate(paused):
-        ids, logprobs = (found["layers"][2][name][place] for name in ("token_ids", "logprobs"))
-        assert ids == [entry["token_id"] for entry in each["top"]]
-        assert logprobs == pytest.approx([entry["logprob"] for entry in each["top"]], abs=1e-3)
-        assert [found["texts"][str(token)] for token in ids] == [entry["text"] for entry in each["top"]]
-
-
 def test_positions_that_are_not_kept_are_gaps(http: httpx.Client, session: str) -> None:
     arm(http, session, layers=[1], action="capture", when={"every": 2})
     generate(http, session, ignore_eos=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from httpx_sse import connect_sse
 from safetensors.numpy import load
 
 from tests.conftest import ServeWith
@@ -22,43 +21,12 @@ from tests.routers.breakpoints.pausing import (
     pause,
     read,
     resume,
-    unbroken,
     without_age,
 )
 from tests.routers.forging import IMPORT, imported, with_about
-from tests.routers.generating import streaming, wait_until_idle
+from tests.routers.generating import streaming
 
 SCALE: dict[str, Any] = {"op": "scale", "factor": 2}
-
-
-def test_a_resumed_stream_says_what_a_whole_answer_says(http: httpx.Client, session: str) -> None:
-    """Its `token` events are those since the pause; its last event is the whole turn."""
-    whole = generate(http, session, logprobs=1)
-    http.post(f"{session}/rewind", json={"to_token": 0}).raise_for_status()
-    arm(http, session, when={"position": CONTEXT + 1})
-    paused = generate(http, session, logprobs=1)
-    assert paused["token_ids"] == whole["token_ids"][:2]
-    assert paused["logprobs"] == whole["logprobs"][:2]
-    with connect_sse(http, "POST", f"{session}/resume", json={"stream": True}) as source:
-        *tokens, finished = list(source.iter_sse())
-    assert [event.event for event in tokens] == ["token"] * len(tokens)
-    assert [token for event in tokens for token in event.json()["token_ids"]] == whole["token_ids"][2:]
-    assert finished.event == "finished"
-    turn = finished.json()
-    for same in ("text", "token_ids", "logprobs", "finish_reason"):
-        assert turn[same] == whole[same]
-
-
-def test_a_turn_can_go_on_to_the_same_layer_of_its_next_token(http: httpx.Client, session: str) -> None:
-    whole = unbroken(http)
-    assert pause(http, session, once=True)["end"] == CONTEXT
-    turn = resume(http, session, until="next_token")
-    assert (turn["status"], turn["token_ids"]) == ("paused", whole[:1])
-    place = turn["checkpoint"]
-    assert (place["layer"], place["first"], place["end"]) == (1, CONTEXT, CONTEXT + 1)
-    assert place["breakpoint"] is None
-    turn = resume(http, session)
-    assert (turn["status"], turn["token_ids"]) == ("finished", whole)
 
 
 @pytest.mark.parametrize(
@@ -101,15 +69,6 @@ def test_the_prefill_of_a_turn_that_pauses_in_it_ends_with_its_pause(http: httpx
     time.sleep(0.05)
     resume(http, session)
     assert 0 < http.get(session).json()["usage"]["resume_ms"]["prefill"] <= longest
-
-
-def test_a_pause_that_times_out_can_end_the_turn(http: httpx.Client, session: str) -> None:
-    arm(http, session, when={"position": CONTEXT + 1}, timeout_s=0.2, on_timeout="abort")
-    generated = generate(http, session)["token_ids"]
-    assert len(generated) == 2
-    assert wait_until_idle(http, session)["tokens"] == CONTEXT + 2
-    assert http.get(f"{session}/history").json()["token_ids"][CONTEXT:] == generated
-    assert http.post(f"{session}/generate", json={**TURN, "token_ids": []}).status_code == 200
 
 
 def test_a_pause_without_room_is_told_and_the_session_goes_on(serve_with: ServeWith) -> None:
