@@ -30,6 +30,7 @@ from benchmarks.gpu_check.reports.record import Run, describe_run, read_run
 from benchmarks.gpu_check.runner import Budget, run_stages
 from benchmarks.gpu_check.stage_list import STAGES
 from benchmarks.gpu_check.stages import cuda_tests
+from tests.release.test_setup import PYTEST, WITHOUT
 
 ENGINE_STAGES = [stage.name for stage in STAGES if stage.name != "cuda_tests"]
 
@@ -171,22 +172,7 @@ def left_at_home() -> set[str]:
     }
 
 
-BARE = f"""
-import sys
-
-class Without:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def find_spec(self, name, *rest):
-        return None if name.partition(".")[0] in {left_at_home()} else self.finder.find_spec(name, *rest)
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-"""
-"""As if they were not installed."""
+BARE = WITHOUT.replace("{left_out}", repr(left_at_home()))
 MODULES = [*(stage.module for stage in STAGES), "app.main", "app.web.server", "benchmarks.gpu_check.program"]
 PLUGINS = ("--disable-plugin-autoload", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout")
 """Those that travel."""
@@ -204,8 +190,7 @@ def test_server_stages_and_cuda_tests_need_no_package_that_only_a_cpu_needs() ->
     run_python(BARE + "import importlib\nfor name in sys.argv[1:]: importlib.import_module(name)", *MODULES)
     files = cuda_tests.find_files()
     assert files
-    collect = BARE + "import pytest\nsys.exit(pytest.main(sys.argv[1:]))"
-    run_python(collect, "--collect-only", *cuda_tests.OPTIONS, *PLUGINS, *files)
+    run_python(BARE + PYTEST, "--collect-only", *cuda_tests.OPTIONS, *PLUGINS, *files)
 
 
 def test_what_a_stage_lacks_is_said_by_name(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from app.web.server import FENCED
 from tests.cluster.pair import PROMPT, code, pair, used_session
@@ -118,8 +120,13 @@ def test_a_server_that_cannot_write_is_fenced_until_it_can(tmp_path: Path) -> No
     folder = tmp_path / "state"
     with serve_thread(folder, "--replica", "a", "--lease-s", "3") as (_, http):
         session = open_session(http)
-        with held_up(folder):
+        with connect(f"{http.base_url.copy_with(scheme='ws')}v1/responses") as socket, held_up(folder):
             wait_until(lambda: http.get("/ready").status_code == 503)
+            socket.send("{}")
+            with pytest.raises(ConnectionClosed) as closed:
+                socket.recv(SOON_S)
+            assert closed.value.rcvd is not None
+            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1013, "fenced")
             assert code(http.get("/ready")) == (503, "fenced")
             assert code(http.get(f"/v1/sessions/{session}")) == (503, "fenced")
             move = http.post(f"/v1/sessions/{session}/move", json={"replica": "b"})

@@ -94,8 +94,10 @@ async def break_off() -> None:
         (streaming(EVENT, b"data: {malformed\n\n"), "InvalidAnswer"),
         (streaming(EVENT, then=break_off), "StreamBroken"),
         (streaming(EVENT, b"data: [DONE]\n\n"), "InvalidAnswer"),
+        (streaming(EVENT, DONE.replace(b": 4}", b": 3}")), "WrongTokenCount"),
+        (streaming(DONE), "WrongTokenCount"),
     ],
-    ids=["stall", "dribble", "500", "429", "error", "malformed", "break-off", "no-usage"],
+    ids=["stall", "dribble", "500", "429", "error", "malformed", "break-off", "no-usage", "too-few", "silent"],
 )
 def test_every_turn_fails_by_its_kind(
     complete: Complete, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

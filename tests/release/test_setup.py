@@ -61,10 +61,9 @@ class Without:
         return getattr(self.finder, name)
 
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-import pytest
-sys.exit(pytest.main(sys.argv[1:]))
 """
-"""pytest as if these modules were not installed."""
+"""As if these modules were not installed."""
+PYTEST = "import pytest\nsys.exit(pytest.main(sys.argv[1:]))"
 
 
 def installed_by(extra: str) -> set[str]:
@@ -98,7 +97,7 @@ def test_what_make_test_collects_needs_no_package_of_setup_dev() -> None:
     }
     assert {"schemathesis", "playwright", "mypy"} <= left_out
     program = WITHOUT.replace("{left_out}", repr(left_out))
-    command = [sys.executable, "-c", program, "--collect-only", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-c", program + PYTEST, "--collect-only", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     passed_over = re.findall(r"^SKIPPED \[\d+\] .*: (.*)$", done.stdout, re.MULTILINE)

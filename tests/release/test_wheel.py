@@ -4,12 +4,10 @@ The tests share one environment, and come in this order.
 """
 
 import hashlib
-import http.server
 import json
 import re
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +18,9 @@ from packaging.utils import canonicalize_name
 
 from app.settings import Settings
 from tests.release.environment import DIST, PYTHON, WheelEnvironment, wheel_of
+from tests.traces.test_collector import Collector, collector
+
+__all__ = ["collector"]
 
 READY = re.compile(r"Djinn serves tiny-llama on (http://\S+)\n")
 TINY = ("--model", "random:tiny-llama", "--kv-device", "64MiB", "--port", "0")
@@ -57,27 +58,6 @@ def serving(environment: WheelEnvironment, *flags: str) -> Iterator[str]:
             assert server.wait(60) == 0
         finally:
             server.kill()
-
-
-@contextmanager
-def collector() -> Iterator[tuple[str, list[str]]]:
-    """The base URL of something that takes spans, and the paths that they were sent to."""
-    paths: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            paths.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_given: object) -> None:
-            """Say nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", paths
-        server.shutdown()
 
 
 def generate(url: str) -> int:
@@ -126,14 +106,14 @@ def test_traces_and_the_load_generator_name_their_extras(bare: WheelEnvironment)
     assert re.fullmatch(r"loadgen: \w+ is missing: pip install 'djinn-server\[loadgen\]'\n", done.stderr)
 
 
-def test_with_extras_turns_are_traced_and_agents_get_their_report(full: WheelEnvironment) -> None:
+def test_with_extras_turns_are_traced_and_agents_get_their_report(full: WheelEnvironment, collector: Collector) -> None:
     report = full.work / "report"
     load = ("--agents", "2", "--turns", "2", "--rate", "inf", "--context", "64", "--resume-tokens", "8")
     brief = ("--system-tokens", "8", "--completion-tokens", "4", "--think", "0.1:0.2", "--output", str(report))
-    with collector() as (sink, paths), serving(full, "--otlp-endpoint", sink) as url:
+    with serving(full, "--otlp-endpoint", collector.url) as url:
         done = full.run("python", "-P", "-m", "loadgen", "density", "--target", f"djinn={url}", *load, *brief)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert set(paths) == {"/v1/traces"}
+    assert {path for path, _, _ in collector.requests} == {"/v1/traces"}
     assert list(report.glob("*.html"))
     assert list(report.glob("*.png"))
 

@@ -14,6 +14,7 @@ from httpx_sse import connect_sse
 from app.web import idempotency
 from tests.conftest import ServeWith
 from tests.durability.restarting import open_session
+from tests.durability.test_retries import history
 from tests.errors import assert_error
 from tests.routers.generating import wait_until_idle
 from tests.serving import serve
@@ -25,11 +26,6 @@ LONG: dict[str, Any] = {**TURN, "max_tokens": 800}
 
 def keyed(key: str | None = None) -> dict[str, str]:
     return {"Idempotency-Key": key or str(uuid.uuid4())}
-
-
-def history(http: httpx.Client, session: str) -> list[int]:
-    found: list[int] = http.get(f"/v1/sessions/{session}/history").raise_for_status().json()["token_ids"]
-    return found
 
 
 def test_a_session_is_opened_once(http: httpx.Client) -> None:

@@ -15,11 +15,8 @@ from tests.cluster.front.test_moved import Stub
 from tests.processes import serve_process
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
+from tests.tenants.test_keys import bearer
 from tests.waiting import wait_until
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 def test_a_door_without_files_goes_on_when_it_hears_a_hangup(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from loadgen.cli import main
 from loadgen.experiments.density.report import DensityReport
 from loadgen.load.trace import read_trace, trace_sha256
+from tests.errors import error_response
 from tests.loadgen.experiments.conftest import interrupt, raw_result, result, sessions_on
+from tests.loadgen.stubs import Flaky, serving
 from tests.serving import serve
 
 AGENTS, TURNS, CONTEXT, RESUME, COMPLETION = 4, 3, 60, 20, 6
@@ -161,6 +165,33 @@ def test_a_key_opens_a_server_and_failed_turns_are_counted(tmp_path: Path, capsy
     assert summary["turn_errors"] == {"RateLimited": 2}
     assert (summary["turns_completed"], summary["turns_failed"], summary["turns_not_run"]) == (6, 2, 4)
     assert "RateLimited 2" in capsys.readouterr().out
+
+
+class Deaf(Flaky):
+    """Takes no signal and closes no session."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.away_ms: list[float] = []
+        """For how long agents have said that they will be away."""
+
+    async def _answer(self, request: Request) -> Response:
+        if request.method == "DELETE":
+            return error_response(422, "field_out_of_range")
+        if not request.url.path.endswith("/phase"):
+            return await super()._answer(request)
+        self.away_ms.append((await request.json())["resume_in_ms"])
+        return error_response(409, "wrong_state")
+
+
+def test_what_fails_between_turns_is_reported_and_its_agents_go_on(tmp_path: Path) -> None:
+    """They think for 50 to 100 ms."""
+    with serve() as url, serving(door := Deaf(url)) as address:
+        assert density(tmp_path, "--target", f"djinn={address}") == 1
+    summary = raw_result(tmp_path, DensityReport)["targets"][0]["summary"]
+    assert (summary["turns_completed"], summary["turn_errors"]) == (AGENTS * TURNS, {})
+    assert summary["other_errors"] == {"Conflict": AGENTS * (TURNS - 1), "Unprocessable": AGENTS}
+    assert 0 < min(door.away_ms) < max(door.away_ms) <= 100
 
 
 def test_repeats_have_texts_of_their_own_and_a_spread_and_a_warm_up_is_not_measured(url: str, tmp_path: Path) -> None:
