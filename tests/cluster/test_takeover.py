@@ -120,7 +120,7 @@ def test_a_server_that_cannot_write_is_fenced_until_it_can(tmp_path: Path) -> No
     folder = tmp_path / "state"
     with serve_thread(folder, "--replica", "a", "--lease-s", "3") as (_, http):
         session = open_session(http)
-        with connect(f"{http.base_url.copy_with(scheme='ws')}v1/responses") as socket, held_up(folder):
+        with connect(f"{str(http.base_url).replace('http', 'ws')}/v1/responses") as socket, held_up(folder):
             wait_until(lambda: http.get("/ready").status_code == 503)
             socket.send("{}")
             with pytest.raises(ConnectionClosed) as closed:
