@@ -173,7 +173,8 @@ async def test_without_a_model_as_many_bytes_are_moved_and_a_script_that_ends_sa
 
 def test_a_model_of_another_shape_than_the_servers_is_refused(url: str, roomy_model: Path, tmp_path: Path) -> None:
     sampling = DefaultSampling(temperature=1, top_p=1, top_k=0, min_p=0, repetition_penalty=1)
-    served = Model(id="other", max_model_len=512, layers=7, hidden_size=64, default_sampling=sampling)
+    shape: Any = {"max_model_len": 512, "layers": 7, "hidden_size": 64}
+    served = Model(id="other", chat_format="hermes", default_sampling=sampling, **shape)
     for folder, message in ((roomy_model, "not of the shape of the server's"), (tmp_path, "reading the shape of")):
         with pytest.raises(OffloadFailed, match=message):
             Shape.of(server(url, 1024, 4096), served, "float32", folder)
