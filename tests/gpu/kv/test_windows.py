@@ -62,8 +62,9 @@ def evict_all(driver: Driver) -> None:
         pool.release(pool.allocate(pool.available))
 
 
-def test_three_thousand_tokens_take_the_room_of_a_window_in_every_tier(
-    make_driver: Callable[[int], Driver], oracle: Any
+@pytest.mark.parametrize("tokens", [3000, pytest.param(8000, marks=pytest.mark.long)])
+def test_thousands_of_tokens_take_the_room_of_a_window_in_every_tier(
+    make_driver: Callable[[int], Driver], oracle: Any, tokens: int
 ) -> None:
     driver = make_driver(60)  # for 960 tokens, were all of them kept
     session, history, turns = driver.open(), list[int](), list[Ticket]()
@@ -76,8 +77,8 @@ def test_three_thousand_tokens_take_the_room_of_a_window_in_every_tier(
         driver.check()
         return driver.place(session)
 
-    place = answer(prompt(0, 3000))
-    assert (place.tier, place.computed_tokens) == (Tier.DEVICE, 3007)
+    place = answer(prompt(0, tokens))
+    assert (place.tier, place.computed_tokens) == (Tier.DEVICE, tokens + 7)
     assert 0 < place.device_bytes <= most
     assert place.host_bytes <= most
     for phase, tier in ((Phase.IO_WAIT, Tier.HOST), (Phase.IDLE, Tier.DISK)):
@@ -92,7 +93,7 @@ def test_three_thousand_tokens_take_the_room_of_a_window_in_every_tier(
         assert driver.end(turns[-1]).usage.tokens_recomputed == 0
     memory = driver.memory()
     assert memory.kv_owned_bytes <= most
-    estimate = MemoryEstimate.of(memory, 3000, None)
+    estimate = MemoryEstimate.of(memory, tokens, None)
     assert (estimate.kv_bytes, estimate.sessions_resident) == (most, 60 // MOST_BLOCKS)
 
 
