@@ -18,7 +18,6 @@ from app.serve import add_cluster_flags, run_cluster, serve
 from app.settings import Settings
 from app.shell import add_shell_commands
 from app.tenants.tenant import digest, new_key
-from app.web.errors import described
 
 PLACES = {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY}
 """What a flag's value is on this machine, by its metavar."""
@@ -39,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.parser.refuse(unknown)
         status: int | None = arguments.run(arguments)
     except ValidationError as error:
+        from app.web.errors import described  # imports FastAPI, which most commands do without
+
         for field, words in described(Settings, error):
             said = f"{field}: {words}" if field else words
             print(f"djinn: {in_flags(said, about=said.partition(':')[0])}", file=sys.stderr)

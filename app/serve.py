@@ -17,8 +17,6 @@ from app.flags import Commands, OneLineParser, add_command, add_flags, settings_
 from app.logs import Log, configure
 from app.machine.memory import raise_descriptor_limit
 from app.settings import Settings
-from app.web.listener import bind
-from app.web.server import Hangups
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +37,9 @@ def serve(settings: Settings, *, stands_by: bool = False) -> int:
     One that `stands_by` imports everything, then waits for a line of standard input before it takes its port and its
     state folder. If the input ends instead, the process ends. It ends too if its engine's process dies.
     """
+    from app.web.listener import bind
+    from app.web.server import Hangups
+
     settings.require_safe_access()
     configure(Log(logging.INFO, settings.log_format, settings.replica))
     logging.getLogger("httpx").setLevel(logging.WARNING)
