@@ -280,6 +280,17 @@ def test_a_prefix_is_found_where_a_state_was_kept_and_nobody_elses_is(served: Se
 
 
 @torch.inference_mode()
+def test_a_prefix_with_more_hashes_than_a_state_has_blocks_is_found(tmp_path: Path) -> None:
+    served, chance = Served("mamba2", tmp_path), random.Random(6)
+    driver = served.make(contexts=8)
+    system = prompt(chance, (driver.scheduler.cache.pool.state_blocks + 9) * BLOCK)
+    for cached in (0, len(system) // 16 * 16):
+        session, history = driver.open(), list[int]()
+        assert talk(served, driver, session, history, [*system, *prompt(chance, 3)]).usage.cached_tokens == cached
+        talk(served, driver, session, history, prompt(chance, 2))
+
+
+@torch.inference_mode()
 def test_a_step_that_does_not_fit_leaves_states_as_they_were(hybrid: Served) -> None:
     driver, chance = hybrid.make(), random.Random(5)
     stack: Any = driver.runner.stack

@@ -46,8 +46,8 @@ class KVCache:
         """
         blocks, hashes = self.find_prefix(sequence, self.pool)
         self.pool.share(blocks)
-        self.hold(sequence, blocks, max(0, len(hashes) - len(blocks)))
         self._begin_at(sequence, hashes)
+        self.hold(sequence, blocks, self.pool.first_seen(sequence.computed))
 
     def _begin_at(self, sequence: TokenSequence, hashes: list[BlockHash]) -> None:
         """The sequence has got the KV, and the state, of a prefix with these hashes."""
@@ -62,7 +62,7 @@ class KVCache:
         blocks, hashes = self.find_prefix(sequence, self.host)
         if hashes and len(hashes) > len(self.find_prefix(sequence, self.pool)[1]):
             self._begin_at(sequence, hashes)
-            self.hold_copies(sequence, blocks, max(0, len(hashes) - len(blocks)))
+            self.hold_copies(sequence, blocks, self.host.first_seen(sequence.computed))
             self.accept_prefix(sequence)
 
     def finds_longer_prefix(self, sequence: TokenSequence) -> bool:
