@@ -15,6 +15,7 @@ from app.openai.fields import (
     parallel_without_effect,
 )
 from app.openai.response_items import (
+    FORM_OF,
     MAX_ID,
     AnyItem,
     ApplyPatchCallItem,
@@ -233,7 +234,6 @@ FOREIGN = (
     *("image_generation_call", "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools"),
     *("program", "program_output", "tool_search_call", "tool_search_output", "web_search_call"),
 )
-TAGS = dict.fromkeys(("custom_tool_call_output", "local_shell_call_output"), "function_call_output")
 
 
 def _form_of(item: object) -> str | None:
@@ -242,7 +242,7 @@ def _form_of(item: object) -> str | None:
         return "item_reference" if item.keys() == {"id"} else "message"
     if kind in FOREIGN:
         return "foreign"
-    return TAGS.get(kind, kind) if kind in FORMS else None
+    return FORM_OF.get(kind, kind) if kind in FORMS else None
 
 
 InputItemBody = TypeAliasType(

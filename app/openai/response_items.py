@@ -329,7 +329,7 @@ def _given(action: OpenBody) -> dict[str, Any]:
     return {name: value for name, value in shown.items() if value != {}}
 
 
-_TAGS = dict.fromkeys(("custom_tool_call_output", "local_shell_call_output"), "function_call_output")
+FORM_OF = dict.fromkeys(("custom_tool_call_output", "local_shell_call_output"), "function_call_output")
 """By type: the form of an item, where it is another's."""
 
 
@@ -368,7 +368,7 @@ class ReasoningItem(BaseModel):
 def _form_of(item: object) -> str | None:
     kind = type_of(item)
     if kind != "message":
-        return None if kind is None else _TAGS.get(kind, kind)
+        return None if kind is None else FORM_OF.get(kind, kind)
     return "output message" if type_of(item, "role") == "assistant" else "input message"
 
 
