@@ -155,6 +155,10 @@ def _python_value(value: ast.expr) -> Any:
             return ast.literal_eval(value)
 
 
+MAX_ENDS = 64
+"""Of what ends a call, in its own text: the call is read anew at each."""
+
+
 def _goes_on(text: str, form: ToolFormat) -> bool:
     """Whether a call that cannot be read may be whole with more: its own text may hold what ends a call."""
     if form.pair is not None:
@@ -194,6 +198,8 @@ class CallReader:
         """What has not been read."""
         self._held: list[str] = []
         """What has been read of the call whose end has not come."""
+        self._ends = 0
+        """How many have been found within it."""
         self._in_call = False
         self._unclaimed = ""
         """What begins calls, and has led to none yet: it is content if none follows."""
@@ -254,7 +260,7 @@ class CallReader:
             if (self._is_quoted and not self._is_held) or (self._only_at_start and self._has_said):
                 yield from self._say(marker)
             elif marker == self._form.begin:
-                self._in_call, self._held = True, []
+                self._in_call, self._held, self._ends = True, [], 0
             elif marker == self._opening:
                 yield from self._give_back("")
                 self._unclaimed = marker
@@ -264,8 +270,8 @@ class CallReader:
     def _end_call(self, end: str) -> Iterator[Piece]:
         text = "".join(self._held)
         calls = read_call(text, self._form, self._tools)
-        if calls is None and end and _goes_on(text, self._form):
-            self._held = [text + end]
+        if calls is None and end and self._ends < MAX_ENDS and _goes_on(text, self._form):
+            self._held, self._ends = [text + end], self._ends + 1
             return
         self._in_call, self._held = False, []
         if calls is None:

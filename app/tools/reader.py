@@ -154,8 +154,8 @@ class Answer:
             self.reasoning_tokens = len(self._starts)
         else:
             if end != self._end_bytes:
-                marked = next((count for count in self._ends if count > self._ended), None)
-                self._ended = bisect_left(self._starts, end) if marked is None else marked
+                marked = bisect_right(self._ends, self._ended)
+                self._ended = self._ends[marked] if marked < len(self._ends) else bisect_left(self._starts, end)
                 self._end_bytes = end
             self.reasoning_tokens = self._ended
         start = thoughts.content_start

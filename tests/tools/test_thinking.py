@@ -16,7 +16,7 @@ from app.domain.values import FinishReason, Grammar, GrammarKind, Ticket, TurnUs
 from app.messages import TurnFinished
 from app.text.generation import TextChunk
 from app.tools.definitions import Tool, ToolMode, ToolUse
-from app.tools.formats import HARMONY, MISTRAL_NAMES, TOOL_FORMATS, ToolFormat, find_chat_format
+from app.tools.formats import HARMONY, MISTRAL_NAMES, QWEN_CODER, TOOL_FORMATS, ToolFormat, find_chat_format
 from app.tools.reader import Answer, CallArguments, CallBegun, Content, Reasoning
 from app.tools.seal import Seal
 from app.tools.support import ToolSupport, turn_grammar
@@ -304,6 +304,13 @@ def test_calls_are_read_as_models_write_them(name: str, text: str, arguments: An
         pieces += reader.finish()
         assert [json.loads(each.text) for each in pieces if isinstance(each, CallArguments)] == [arguments]
         assert not any(isinstance(each, Content) for each in pieces)
+
+
+def test_a_call_that_never_ends_is_not_read_anew_at_each_end_in_it() -> None:
+    text, reader = "<tool_call><function=f><parameter=a>\n" + 99 * "</tool_call>", reader_of(QWEN_CODER, TOOLS)
+    told = [*reader.push(text)]
+    assert told, "what was held is content by now"
+    assert "".join(each.text for each in [*told, *reader.finish()] if isinstance(each, Content)) == text
 
 
 @NEW
