@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Callable
+from graphlib import CycleError, TopologicalSorter
 
 _TOKEN = re.compile(
     r"""(?://|\#)[^\n]*|->\s*\w+
@@ -12,7 +13,8 @@ _TOKEN = re.compile(
     |(?P<rule>^[ \t]*[?!]*(?P<defined>[A-Za-z_]\w*)(?:\.-?\d+)?[ \t]*:)
     |(?P<name>[A-Za-z_]\w*)
     |%import\s+common\.(?P<known>\w+)(?:\s*->\s*(?P<alias>\w+))?
-    |(?P<foreign>%\w+|<[^<>\s]*>)""",
+    |(?P<foreign>%\w+|<[^<>\s]*>)
+    |(?P<unclosed>["/](?:[^\\\n]|\\.)*)""",
     re.VERBOSE | re.MULTILINE,
 )
 _COMMON = {
@@ -37,7 +39,7 @@ _ESCAPED = {each: re.escape(json.dumps(each)[1:-1]) for each in '"\\\n\r\t\b\f'}
 """Characters as a JSON string has them, in a regular expression."""
 _PLAIN = r'[^"\\\x00-\x1f]'
 _ATOM = re.compile(
-    r"\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\\(?:x\{?[0-9a-fA-F]+\}?|[pP]\{\^?\w+\}|.)|[.\"]", re.DOTALL
+    r"\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*(?:\]|\\?\Z)|\\(?:x\{?[0-9a-fA-F]+\}?|[pP]\{\^?\w+\}|.)|[.\"]", re.DOTALL
 )
 _ASSERTIONS = frozenset({r"\b", r"\B", r"\A", r"\z", r"\Z"})
 
@@ -90,7 +92,7 @@ def _terminals(source: str, text_of: Callable[[str], str], regex_of: Callable[[s
             return f"{PREFIX}{name}: /{regex_of(_COMMON[token['known']], '')}/"
         if token["known"] or token["foreign"]:
             raise NotRegular(f"{token[0][:64]!r} has no place in the text of a tool's input")
-        return ""
+        return token["unclosed"] or ""  # which its compilation tells
 
     written = _TOKEN.sub(write, source)
     _check_order(rules)
@@ -114,11 +116,10 @@ def _terminal(name: str) -> str:
 
 def _check_order(rules: dict[str, set[str]]) -> None:
     """Raise `NotRegular` if a rule refers to itself, through whichever others."""
-    while rules:
-        leaves = {name for name, used in rules.items() if not used & rules.keys()}
-        if not leaves:
-            raise NotRegular("a rule refers to itself")
-        rules = {name: used for name, used in rules.items() if name not in leaves}
+    try:
+        TopologicalSorter(rules).prepare()
+    except CycleError:
+        raise NotRegular("a rule refers to itself") from None
 
 
 def _quoted_regex(regex: str, flags: str) -> str:

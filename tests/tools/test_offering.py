@@ -18,7 +18,7 @@ from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat
 from app.tools.grammar import MAX_CALLS, call_grammar
-from app.tools.lark import plain_lark, quoted_lark
+from app.tools.lark import START, plain_lark, quoted_lark, quoted_regex
 from app.tools.prompt import messages_for_template
 from app.tools.reader import Content
 from app.tools.support import ToolSupport
@@ -293,3 +293,12 @@ def test_only_texts_with_a_form_are_held_where_the_model_decides(form: ToolForma
     assert takes(grammar, "Just text.")
     for text in ("a", "xc", 'a"b" '):
         assert not takes(grammar, write(form, ("say", json.dumps({"input": text}))))
+
+
+@pytest.mark.timeout(20)
+def test_a_long_grammar_costs_no_more_for_each_character() -> None:
+    rules = "".join(f"a{number}: a{number + 1}\n" for number in range(20_000))
+    assert START in quoted_lark(f'start: a0\n{rules}a20000: "x"')
+    for unclosed in ('"' + '\\"' * 50_000, "/" + "\\/" * 50_000):
+        assert START in quoted_lark(f"start: {unclosed}")
+    assert START in quoted_regex("[x" * 50_000)
