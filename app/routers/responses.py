@@ -68,8 +68,8 @@ def _forget_unheard(services: Services, runs: list[ResponseRun]) -> None:
     """Forget a response whose client went before it heard the id: no call can ask for it, nor continue it."""
     for run in runs:
         conversation, registry = run.stored.conversation, services.sessions
-        if not conversation.is_kept or run.response.status != "cancelled":
-            continue
+        if not conversation.is_kept or run.response.status != "cancelled" or run.response.usage is not None:
+            continue  # a response with its usage was over before: another call has cancelled it
         services.responses.delete(run.stored)
         session = conversation.session
         if not conversation.responses and conversation.owns_session and registry.table.find(session.id) is session:

@@ -1,6 +1,7 @@
 """Responses that the server keeps: clients read, list, cancel and delete their own, until a session gives way."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,18 @@ def test_a_running_response_can_be_cancelled(sdk: Any, http: httpx.Client) -> No
     with pytest.raises(openai.BadRequestError, match="cannot be continued"):
         sdk.responses.create(**GREEDY, input="x", previous_response_id=running)
     assert sdk.responses.create(**GREEDY, input="Two", previous_response_id=before.id).status == "incomplete"
+
+
+def test_a_response_whose_turn_is_cancelled_can_be_read_again(sdk: Any, http: httpx.Client) -> None:
+    def cancels_turn() -> bool:
+        sessions = http.get("/v1/sessions", params={"limit": 100}).json()["data"]
+        running = [each["id"] for each in sessions if each["state"] == "running"]
+        return bool(running) and http.post(f"/v1/sessions/{running[0]}/cancel").is_success
+
+    with ThreadPoolExecutor() as pool:
+        made = pool.submit(sdk.responses.create, **LONG)
+        wait_until(cancels_turn)
+        assert sdk.responses.retrieve(made.result().id).status == made.result().status == "cancelled"
 
 
 def test_a_running_response_cannot_be_continued(sdk: Any, http: httpx.Client) -> None:
