@@ -467,10 +467,6 @@ class MessagesBody(CallBody, PromptFields):
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
         return PromptFields.to_tool_use(self)
 
-    def wish(self) -> Wish:
-        """What the call says of thinking."""
-        return PromptFields.wish(self)
-
     @property
     def shows_thoughts(self) -> bool:
         """Whether blocks of thinking have their text."""

@@ -6,7 +6,6 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.tools.definitions import ToolUse
 from app.tools.support import form_without_effect
-from app.tools.thinking import Wish
 from app.wire.extras import OpenBody
 from app.wire.turns import SamplingFields
 
@@ -51,10 +50,6 @@ class CallBody(SamplingFields, OpenBody):
             both = f"give only one of {self.form_field} and structured_outputs"
             raise FieldOutOfRange(both, param=self.form_field)
         return asked or super().to_grammar()
-
-    def wish(self) -> Wish:
-        """What the call says of thinking."""
-        return Wish()
 
     def to_tool_use(self) -> ToolUse:
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
