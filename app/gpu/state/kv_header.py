@@ -214,11 +214,11 @@ def read_header(lead: bytes, expected: KVIdentity, max_tokens: int) -> KVFileHea
         if not 0 <= first * expected.layout.block_size <= computed_tokens <= tokens:
             raise ValueError
         namespace, checksum = bytes.fromhex(metadata["namespace"]), checksums[metadata["version"]]
+        _match(str(metadata["fingerprint"]), str(fields["kv"]["dtype"]), list(fields["kv"]["shape"][1:]), expected)
         if str(metadata.get("state", "")) not in ("", _state_of(expected.layout)):
             raise KVFileMismatch(
                 f"its state is of {metadata['state']}, this server's are of {_state_of(expected.layout)}: see --dtype"
             )
-        _match(str(metadata["fingerprint"]), str(fields["kv"]["dtype"]), list(fields["kv"]["shape"][1:]), expected)
     except (ValueError, TypeError, LookupError, RecursionError):
         raise KVFileDamaged("its header is not that of a session of Djinn") from None
     header = KVFileHeader(expected, range(tokens), computed_tokens, namespace, about_bytes, checksum, first)
