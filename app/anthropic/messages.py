@@ -281,6 +281,8 @@ def chat_of(system: str | Sequence[SystemBlock] | None, messages: Sequence[Messa
             last: dict[str, Any] = chat[-1] if chat else {"role": None}
             if last["role"] == each["role"] != "tool" and "tool_calls" not in last:
                 last["content"] += f"\n{each.pop('content')}"
+                if thought := last.get("reasoning_content"):
+                    each["reasoning_content"] = "\n".join(filter(None, (thought, each.get("reasoning_content"))))
                 last |= each
             else:
                 chat.append(each)

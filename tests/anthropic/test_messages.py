@@ -246,6 +246,8 @@ def test_messages_of_one_role_in_a_row_are_one() -> None:
         {"role": "user", "content": "e"},
         {"role": "system", "content": "f"},
     ]
+    thoughts = [{"role": "assistant", "content": [{"type": "thinking", "thinking": each}, text("A")]} for each in "xy"]
+    assert chat(*thoughts) == [{"role": "assistant", "content": "A\nA", "reasoning_content": "x\ny"}]
 
 
 def test_calls_and_their_results_find_each_other() -> None:
