@@ -40,6 +40,7 @@ from app.openai.response_items import (
 from app.openai.response_tools import HostedTool
 from app.sessions.session import Session
 from app.sessions.table import has_expired
+from app.wire.extras import OpenBody, bare
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -140,7 +141,9 @@ class ResponseObject(BaseModel):
             store=body.store,
             temperature=sampling.temperature,
             text=encoded({"format": body.text_format.model_dump(by_alias=True, exclude_none=True)}),
-            tool_choice=choice.model_dump(exclude_none=True) if isinstance(choice, BaseModel) else choice or "auto",
+            tool_choice=bare(choice).model_dump(exclude_none=True)
+            if isinstance(choice, OpenBody)
+            else choice or "auto",
             tools=encoded(tools),
             top_logprobs=body.top_logprobs or 0,
             top_p=sampling.top_p,

@@ -45,7 +45,7 @@ from app.tools.support import ToolSupport
 from app.tools.thinking import Wish
 from app.wire.base import MAX_COUNT, LongList, TextOrList, type_of
 from app.wire.calls import CallBody
-from app.wire.extras import IMAGE_LEFT_OUT, RESPONSES, OpenBody
+from app.wire.extras import IMAGE_LEFT_OUT, RESPONSES, OpenBody, bare
 from app.wire.sessions import Metadata
 from app.wire.turns import json_form
 
@@ -200,13 +200,14 @@ class ReasoningBody(OpenBody):
         opened = seal.open(sealed) if isinstance(sealed, str) else None
         text = opened or _texts_of(extras.get("content")) or _texts_of(extras.get("summary"))
         given = extras.get("id")
-        id = given if isinstance(given, str) and 0 < len(given) <= MAX_ID else new_id("rs")
+        id = given if isinstance(given, str) and given.isascii() and 0 < len(given) <= MAX_ID else new_id("rs")
         return ReasoningItem(id=id, content=[ThoughtPart(text=text)]) if text else None
 
 
 def _texts_of(parts: object) -> str:
     found = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-    return "\n".join(text for text in found if isinstance(text, str))
+    said = "\n".join(text for text in found if isinstance(text, str))
+    return said.encode(errors="replace").decode()  # UTF-8 has no lone surrogates
 
 
 class ForeignBody(OpenBody):
@@ -416,7 +417,7 @@ class ResponseBody(CallBody):
                 case MessageBody() | FunctionCallBody() | FunctionCallOutputBody():
                     items.append(body.to_item())
                 case item:
-                    items.append(item)
+                    items.append(bare(item))
         return items
 
     def own_form(self) -> Grammar | None:

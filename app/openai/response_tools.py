@@ -27,7 +27,7 @@ from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.lark import NotRegular, plain_lark, plain_regex, quoted_lark, quoted_regex
 from app.tools.reader import load_json
 from app.wire.base import by_tag, type_of
-from app.wire.extras import OpenBody
+from app.wire.extras import OpenBody, bare
 
 HOSTED = (
     *("code_interpreter", "computer", "file_search", "image_generation", "mcp", "programmatic_tool_calling"),
@@ -265,11 +265,11 @@ class OfferedTool:
                     text = _only_text(found, made.arguments)
                     return CustomToolCallItem(**head, name=made.name, namespace=self.namespace, input=text)
                 case "shell":
-                    return ShellCallItem(**head, action=ShellAction.model_validate(found))
+                    return ShellCallItem(**head, action=bare(ShellAction.model_validate(found)))
                 case "local_shell":
-                    return LocalShellCallItem(**head, action=LocalShellAction.model_validate(found))
+                    return LocalShellCallItem(**head, action=bare(LocalShellAction.model_validate(found)))
                 case "apply_patch":
-                    operation = PatchOperation.model_validate(found)
+                    operation = bare(PatchOperation.model_validate(found))
                     return ApplyPatchCallItem(call_id=made.call_id, operation=operation)
         return made.model_copy(update={"name": self.name or self.type, "status": status})
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import ConfigDict, model_validator
 
@@ -45,6 +45,21 @@ class OpenBody(WireModel):
     def without_effect(self) -> Iterable[str]:
         """The declared fields that change nothing beside the others of this body."""
         return ()
+
+
+B = TypeVar("B", bound=OpenBody)
+
+
+def bare(body: B) -> B:
+    """The body without its unknown fields, or those of objects in it: they may be what no answer can have as JSON."""
+    if body.model_extra:
+        body.model_extra.clear()
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        for each in value if isinstance(value, list) else (value,):
+            if isinstance(each, OpenBody):
+                bare(each)
+    return body
 
 
 @dataclass(frozen=True, slots=True)

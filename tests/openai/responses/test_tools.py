@@ -165,6 +165,22 @@ def test_what_only_other_servers_run_is_left_out_and_named(http: httpx.Client) -
             quoted_lark(rule)
 
 
+def test_unknown_fields_of_items_are_forgotten_and_halves_of_characters_replaced(http: httpx.Client) -> None:
+    action = {"commands": ["ls"], "new": 2**70}
+    call = {"type": "shell_call", "id": "sh_1", "call_id": "c", "action": action, "other": "\ud800"}
+    thought = {"type": "reasoning", "id": "\ud800", "summary": [{"type": "summary_text", "text": "\ud800"}]}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "t", "new": 2**70}]}
+    tools = {"tools": [{"type": "custom", "name": "t"}], "tool_choice": choice}
+    body = {"model": MODEL, "max_output_tokens": 1, "input": [call, thought, {"role": "user", "content": "x"}], **tools}
+    made = http.post("/v1/responses", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert made.status_code == 200
+    kept = http.get(f"/v1/responses/{made.json()['id']}/input_items", params={"order": "asc"}).json()["data"]
+    assert kept[0]["action"]["commands"] == ["ls"]
+    assert "other" not in kept[0]
+    assert "new" not in kept[0]["action"]
+    assert kept[1]["content"][0]["text"] == "?"
+
+
 def test_an_image_is_left_out_by_a_text_and_named(http: httpx.Client) -> None:
     call = {"type": "function_call", "call_id": "c", "name": "view", "arguments": "{}"}
     image = {"type": "input_image", "image_url": "data:,x"}
