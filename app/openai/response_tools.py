@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError
@@ -76,7 +77,17 @@ class CustomTool(OpenBody):
 
     def without_effect(self) -> list[str]:
         """A grammar that cannot hold the text of a JSON string. The model reads it all the same."""
-        return ["format"] if isinstance(self.format, TextGrammar) and self.to_tool().lark is None else []
+        return ["format"] if isinstance(self.format, TextGrammar) and not self._larks else []
+
+    @cached_property
+    def _larks(self) -> dict[str, str]:
+        """The form of the text as a `Tool` has it; empty: any. A long one takes a second to make."""
+        form = self.format
+        if isinstance(form, TextGrammar):
+            quoted, plain = (quoted_regex, plain_regex) if form.syntax == "regex" else (quoted_lark, plain_lark)
+            with suppress(NotRegular):
+                return {"lark": quoted(form.definition), "plain_lark": plain(form.definition)}
+        return {}
 
     def to_tool(self) -> Tool:
         """The tool as a function."""
@@ -85,11 +96,7 @@ class CustomTool(OpenBody):
         if isinstance(form, TextGrammar):
             about = f"The input must match this {form.syntax} grammar:\n{form.definition}"
             description = about if description is None else f"{description}\n\n{about}"
-            with suppress(NotRegular):
-                quoted, plain = (quoted_regex, plain_regex) if form.syntax == "regex" else (quoted_lark, plain_lark)
-                larks = {"lark": quoted(form.definition), "plain_lark": plain(form.definition)}
-                return Tool(self.name, description, schema, strict=True, **larks)
-        return Tool(self.name, description, schema)
+        return Tool(self.name, description, schema, strict=bool(self._larks), **self._larks)
 
 
 InnerTool = TypeAliasType(
