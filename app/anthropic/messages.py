@@ -479,15 +479,17 @@ def prompt_tokens(
     body: PromptFields,
     tokens: Tokens,
     support: ToolSupport,
+    seal: Seal,
     variables: Mapping[str, Any],
     limit: TextLimit | CharacterLimit | None = None,
 ) -> tuple[list[int], Opening]:
     """The conversation in the model's own template, with its tools and those variables, and how that leaves the turn.
+    `seal` opens its thoughts.
 
     Raises `FieldOutOfRange` if the last message cannot be continued or the tools do not fit together, and
     `MalformedRequest` if the template rejects the messages, and `ContextTooLong` if they are certainly too long.
     """
-    chat = chat_of(body.system, body.messages, support.seal)
+    chat = chat_of(body.system, body.messages, seal)
     continues = body.messages[-1].role == "assistant"
     if continues:
         _check_continued(chat, f"messages.{len(body.messages) - 1}.content")

@@ -62,7 +62,10 @@ async def create_message(
     use = body.to_tool_use()
     limit, variables = TextLimit("messages", services.info.max_model_len), heeded.variables
     side_work = services.side_work
-    prompt, opening = await side_work.run(call.owner, prompt_tokens, body, services.tokens, support, variables, limit)
+    seal = support.seal.of(call.owner)
+    prompt, opening = await side_work.run(
+        call.owner, prompt_tokens, body, services.tokens, support, seal, variables, limit
+    )
     starting = call.start(body, [prompt], use, user=body.user, opening=opening, budget=heeded.budget)
     choices = await unless_disconnected(request, starting)
     writer = MessageWriter(
@@ -70,7 +73,7 @@ async def create_message(
         len(prompt),
         support.answer(use, has_form=body.to_grammar() is not None, opening=opening),
         on_calls=call.wait_for_tools,
-        seal=support.seal,
+        seal=seal,
         shows_thoughts=body.shows_thoughts,
         thinks=support.thinking is not None,
     )
@@ -98,7 +101,10 @@ async def count_message_tokens(
     variables = _heed(body, ignored, support).variables
     check_model(services, body.model)
     limit = tokenized_limit("messages", services.info.max_model_len)
-    prompt, _ = await services.side_work.run(owner, prompt_tokens, body, services.tokens, support, variables, limit)
+    seal = support.seal.of(owner)
+    prompt, _ = await services.side_work.run(
+        owner, prompt_tokens, body, services.tokens, support, seal, variables, limit
+    )
     return {"input_tokens": len(prompt)}
 
 

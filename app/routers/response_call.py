@@ -122,6 +122,7 @@ async def start_response(
     """
     services, cleanup = call.services, call.cleanup
     support = services.tool_support
+    seal = support.seal.of(call.owner)
     heeded = support.heed(body.wish())
     ignored.read(body)
     ignored.add(heeded.ignored)
@@ -131,7 +132,7 @@ async def start_response(
     if previous is not None:
         cleanup.enter_context(holding(previous.conversation.session))
     before = [] if previous is None else previous.context
-    new = body.items(lambda item_id: services.responses.find_item(call.owner, item_id), support.seal)
+    new = body.items(lambda item_id: services.responses.find_item(call.owner, item_id), seal)
     check_calls(before, new)
     use = body.to_tool_use()
     items, variables = [*before, *new], heeded.variables
@@ -163,7 +164,7 @@ async def start_response(
         {each.tool.name: each for each in offered_tools(body.tools)},
         generates=body.generate,
         as_summary=body.reasoning is not None and body.reasoning.summary is not None,
-        seal=support.seal if ENCRYPTED in body.include else None,
+        seal=seal if ENCRYPTED in body.include else None,
     )
     return ResponseRun(services, stored, reader, writer, answer, cleanup)
 

@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Self
 
 NONCE_BYTES = 16
 TAG_BYTES = 32
@@ -14,10 +15,14 @@ class Seal:
 
     def __init__(self, secret: bytes | None = None) -> None:
         """Servers with one `secret` open what another has sealed. None: it opens its own, until it ends."""
-        secret = secret or secrets.token_bytes(32)
+        self._secret = secret or secrets.token_bytes(32)
         self._cipher_key, self._tag_key = (
-            hmac.digest(secret, purpose, "sha256") for purpose in (b"djinn thoughts", b"djinn thoughts tag")
+            hmac.digest(self._secret, purpose, "sha256") for purpose in (b"djinn thoughts", b"djinn thoughts tag")
         )
+
+    def of(self, owner: str | None) -> Self:
+        """The seal of one tenant: it opens nothing that another's has closed."""
+        return type(self)(hmac.digest(self._secret, (owner or "").encode(), "sha256"))
 
     def close(self, text: str) -> str:
         """The text, sealed: no two times alike."""

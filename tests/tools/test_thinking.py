@@ -331,5 +331,7 @@ def test_sealed_thoughts_are_opened_by_the_server_that_sealed_them() -> None:
         assert Seal(b"secret").open(sealed) == text
         assert Seal().open(sealed) is None
         assert seal.open(sealed[:-8] + "AAAAAAA=") is None
+        assert seal.of("a").open(seal.of("a").close(text)) == text
+        assert seal.of("b").open(seal.of("a").close(text)) is None
     for foreign in ("", "EqQBCg==", "é", "x" * 41):
         assert seal.open(foreign) is None
