@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 from typing_extensions import TypeAliasType
 
 from app.domain.values import Grammar
@@ -38,7 +38,7 @@ from app.openai.response_items import (
     ThoughtPart,
     new_id,
 )
-from app.openai.response_tools import HostedTool, ResponseTool, ResponseToolChoice, response_tool_use
+from app.openai.response_tools import HostedTool, ResponseTool, ResponseToolChoice, check_grammars, response_tool_use
 from app.tools.definitions import ToolUse
 from app.tools.seal import Seal
 from app.tools.support import ToolSupport
@@ -341,7 +341,9 @@ class ResponseBody(CallBody):
     max_output_tokens: int | None = Field(
         None, ge=1, le=MAX_COUNT, description="most tokens to generate (default: what the context has room for)"
     )
-    tools: list[ResponseTool] = Field(default=[], max_length=MAX_TOOLS, description="what the model may call")
+    tools: Annotated[list[ResponseTool], AfterValidator(check_grammars)] = Field(
+        default=[], max_length=MAX_TOOLS, description="what the model may call"
+    )
     tool_choice: ResponseToolChoice | None = Field(
         None, description="what is called (default: auto with tools, else none)"
     )

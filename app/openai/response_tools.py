@@ -35,7 +35,8 @@ HOSTED = (
     *("tool_search", "web_search"),
 )
 """Tools that the API's own servers run. Newer versions add to a name, such as `web_search_preview`."""
-MAX_GRAMMAR = 262_144
+MAX_GRAMMAR = 65_536
+"""Characters of the grammars of all tools. To read so many holds up all other clients for a tenth of a second."""
 
 
 class FlatFunctionTool(FunctionDefinition):
@@ -288,6 +289,16 @@ def _only_text(found: Any, arguments: str) -> str:
         found.get("input") if isinstance(found, dict) and "input" in found else values[0] if len(values) == 1 else None
     )
     return text if isinstance(text, str) else arguments
+
+
+def check_grammars(tools: Sequence[ResponseTool]) -> Sequence[ResponseTool]:
+    """The tools. Raises ValueError if their grammars are too long together."""
+    inner = (each for tool in tools for each in (tool.tools if isinstance(tool, NamespaceTool) else [tool]))
+    forms = (each.format for each in inner if isinstance(each, CustomTool))
+    total = sum(len(form.definition) for form in forms if isinstance(form, TextGrammar))
+    if total > MAX_GRAMMAR:
+        raise ValueError(f"the grammars of all tools may have {MAX_GRAMMAR} characters together, not {total}")
+    return tools
 
 
 def offered_tools(tools: Iterable[ResponseTool]) -> list[OfferedTool]:

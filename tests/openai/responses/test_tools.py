@@ -211,6 +211,7 @@ FLAT: Any = {"type": "function", "name": "mcp__demo__look_up"}
         ({"tools": [{**DEMO, "name": f"n{index}", "tools": [LOOK_UP] * 2} for index in range(99)]}, "tools: .*128"),
         ({"tools": [custom("t", "lark", "start: (")], "tool_choice": "required"}, "tools: the parameters of 't': "),
         ({"tools": [custom("t", "regex", "[b-a]"), DEMO]}, "tools: the parameters of 't': .*regex"),
+        ({"tools": [custom(name, "regex", "a" * 40_000) for name in "tu"]}, "tools: .* 65536 characters .* 80000"),
         ({"tools": [custom("t", "bnf", "a")]}, "tools.0.format.*'lark' or 'regex'"),
         ({"tools": [{**custom("t"), "format": {"type": "bnf"}}]}, "tools.0.format: .* of type text or grammar"),
         ({"tools": [SEARCH], "tool_choice": SEARCH}, "tool_choice: .*web_search"),
