@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig, PretrainedConfig
 
 from app.gpu.device.hardware import choose_device, choose_dtype
 from app.gpu.device.streams import streams_of
@@ -44,6 +45,13 @@ def make_settings(device: str, model: str, **changed: object) -> Settings:
 def find_model(name: str) -> ResolvedModel:
     """A folder, or a model with random weights: neither needs a cache."""
     return resolve(name, cache_dir=Path())
+
+
+def transformers_config(model: ResolvedModel) -> PretrainedConfig:
+    """That of the model as Transformers' own modules are made with it: a shape's has no more than Djinn reads."""
+    found: Any = model.config
+    config: PretrainedConfig = found if isinstance(found, PretrainedConfig) else AutoConfig.for_model(**found.to_dict())
+    return config
 
 
 def load(place: Place, model: str, **changed: object) -> LiveEngine:

@@ -6,13 +6,18 @@ import torch
 
 from app.gpu.device.hardware import choose_device, choose_dtype
 from app.gpu.device.streams import streams_of
-from app.gpu.startup.memory import weight_bytes
+from app.gpu.kernels.attention import attention_for
+from app.gpu.kernels.linear import DenseLinear
+from app.gpu.models import build_stack
+from app.gpu.weights.bundles import StreamedWeights
+from app.gpu.weights.source import weights_of
 from app.machine.memory import read_host_memory
 from app.model_store.resolve import ResolvedModel
 from benchmarks.engine.loading import find_model
 from benchmarks.gpu_check.context import SkipStage, StageContext
 from benchmarks.gpu_check.plan import StreamPlan
 
+CPU = torch.device("cpu")
 MAKING_SHARE = 0.4
 """Of the stage's time, for making the weights and their copy in host memory."""
 MEMORY_SHARE = 0.85
@@ -53,11 +58,9 @@ def layers_that_fit(planned: int, layer_bytes: int, other_bytes: int, room_bytes
 
 
 def _bytes_of(plan: StreamPlan, layers: int) -> int:
-    return (
-        weight_bytes(with_layers(plan.model, layers), torch.device("cuda"), torch.float32)
-        // torch.float32.itemsize
-        * plan.element_bytes
-    )
+    model, weights = with_layers(plan.model, layers), StreamedWeights(CPU, torch.float32, DenseLinear)
+    build_stack(model, weights_of(model, CPU, torch.float32, on_meta=True), weights, attention_for(CPU), None)
+    return weights.layout.nbytes // torch.float32.itemsize * plan.element_bytes
 
 
 def _room(context: StageContext) -> float:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from app.gpu.device.hardware import choose_device, choose_dtype
 from app.model_store.resolve import ResolvedModel
 from benchmarks.engine.away import random_tokens
+from benchmarks.engine.loading import transformers_config
 from benchmarks.gpu_check.plan import StreamPlan
 from loadgen.experiments.weights.generation import Generation, Timed
 from loadgen.rivals.offload.generating import generate
@@ -37,6 +38,6 @@ def _make(model: ResolvedModel, target: torch.device) -> Any:
     """The model itself has no weights: those that it computes with come from a dictionary in host memory."""
     dtype = choose_dtype("auto", target)
     with init_empty_weights():
-        made: Any = AutoModelForCausalLM.from_config(model.config, dtype=dtype).eval()
+        made: Any = AutoModelForCausalLM.from_config(transformers_config(model), dtype=dtype).eval()
     weights = {name: torch.full(each.shape, WEIGHT, dtype=dtype) for name, each in made.state_dict().items()}
     return cpu_offload(made, execution_device=target, state_dict=weights)

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.engine.away import random_tokens
-from benchmarks.engine.loading import find_model
+from benchmarks.engine.loading import find_model, transformers_config
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import DecodePlan
 from loadgen.rivals.step_times import StepTimes
@@ -43,7 +43,7 @@ def rates_of_transformers(context: StageContext, plan: DecodePlan) -> Iterator[t
 def _make_model(name: str, device: str) -> Any:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(find_model(name).config, dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_config(transformers_config(find_model(name)), dtype=dtype).eval()
     model.generation_config.eos_token_id = None
     return model
 
