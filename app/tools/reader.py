@@ -158,8 +158,11 @@ class Answer:
                 self._ended = self._ends[marked] if marked < len(self._ends) else bisect_left(self._starts, end)
                 self._end_bytes = end
             self.reasoning_tokens = self._ended
-        start = thoughts.content_start
-        before = 0 if start is None else bisect_right(self._starts, start) - 1
+        start, before = thoughts.content_start, 0
+        if start is not None and end is not None:
+            # From the end of the thoughts on: bytes of theirs that make no character have others in the text.
+            after = self._starts[self._ended] if self._ended < len(self._starts) else self._bytes
+            before = bisect_right(self._starts, after + start - end) - 1
         self.tokens_before_content = max(self.reasoning_tokens, before)
 
     @property

@@ -16,11 +16,19 @@ from app.domain.values import FinishReason, Grammar, GrammarKind, Ticket, TurnUs
 from app.messages import TurnFinished
 from app.text.generation import TextChunk
 from app.tools.definitions import Tool, ToolMode, ToolUse
-from app.tools.formats import HARMONY, MISTRAL_NAMES, QWEN_CODER, TOOL_FORMATS, ToolFormat, find_chat_format
+from app.tools.formats import (
+    HARMONY,
+    MISTRAL_NAMES,
+    QWEN_CODER,
+    TOOL_FORMATS,
+    ToolFormat,
+    find_chat_format,
+    find_thinking,
+)
 from app.tools.reader import Answer, CallArguments, CallBegun, Content, Reasoning
 from app.tools.seal import Seal
 from app.tools.support import ToolSupport, turn_grammar
-from app.tools.thinking import Opening, Wish
+from app.tools.thinking import Opening, ThoughtReader, Wish
 from tests.hugging_face import byte_tokenizer
 from tests.tools.calls import ALL_FORMATS, TOOLS, reader_of, write
 from tests.tools.test_offering import support, tokens
@@ -113,6 +121,15 @@ def test_the_tokens_of_thoughts_are_counted_to_their_end_however_they_come(
         answer.pieces(TextChunk("" if size < 99 else text, tuple(ids[start : start + size])))
     answer.pieces(TextChunk(text if size < 99 else ""))
     assert (answer.reasoning_tokens, answer.tokens_before_content) == (count, before)
+
+
+def test_bytes_of_thoughts_that_make_no_character_shift_no_count() -> None:
+    form, end = find_thinking("<think></think>"), 300
+    assert form is not None
+    reader = ThoughtReader(form, None, Opening.OPEN)
+    answer = Answer(reader, reader, lambda token_id: len("</think>") if token_id == end else 1, end)
+    answer.pieces(TextChunk("\ufffd\ufffd</think>Yes", (200, 201, end, *b"Yes")))
+    assert (answer.reasoning_tokens, answer.tokens_before_content) == (3, 3)
 
 
 @pytest.mark.parametrize(
