@@ -136,6 +136,7 @@ def test_mistakes_are_said_and_only_a_closed_session_ends_the_conversation(serve
         }.items():
             terminal.type(f"{line}\n")
             terminal.expect(says)
+        terminal.expect("> ")  # it has asked for the session's state, as after each mistake
         djinn.sessions.get(session).close()
         terminal.type("hello\n")
         terminal.expect(f"djinn: no session {session}")
