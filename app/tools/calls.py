@@ -15,10 +15,10 @@ from app.tools.reader import (
     QUOTE,
     CallArguments,
     CallBegun,
-    Content,
     JsonScan,
     Piece,
     Speech,
+    TextReader,
     load_json,
     new_call_id,
     read_calls,
@@ -61,7 +61,7 @@ def _call_pattern(form: ToolFormat) -> re.Pattern[str]:
 
 
 def _spaced(text: str) -> str:
-    """A pattern of the text with any white space in place of its own."""
+    """A pattern of the text, in which any white space matches where the text has some."""
     return r"\s*".join(re.escape(part) for part in re.split(r"\s+", text))
 
 
@@ -169,7 +169,7 @@ def _goes_on(text: str, form: ToolFormat) -> bool:
     return scan.depth > 0
 
 
-class CallReader:
+class CallReader(TextReader):
     """An `AnswerReader` of a format whose calls have an end. A call comes when it is whole."""
 
     def __init__(
@@ -187,15 +187,13 @@ class CallReader:
         - `only_calls`: the answer's grammar allows nothing else. If it is cut, its end is markup and no content.
         - `is_held`: a grammar makes all calls whole, and none is quoted.
         """
+        super().__init__(only_calls)
         self._form = form
         self._tools = {tool.name: tool for tool in tools}
         self._only_at_start = only_at_start
-        self._only_calls = only_calls
         self._is_held = is_held or only_calls
         self._opening, self._closing = form.opening.strip(), form.closing.strip()
         self._markers = [marker for marker in (form.begin, self._opening, self._closing) if marker]
-        self._text = ""
-        """What has not been read."""
         self._held: list[str] = []
         """What has been read of the call whose end has not come."""
         self._ends = 0
@@ -206,22 +204,11 @@ class CallReader:
         self._is_quoted = False
         self._speech = Speech()
         self._has_said = False
-        self.calls = 0
         self._is_cut = False
 
     @property
     def is_whole(self) -> bool:
         return self.calls > 0 and not self._is_cut
-
-    def push(self, text: str) -> Iterator[Piece]:
-        self._text += text
-        return self._told(self._read(last=False))
-
-    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        return self._told(self._finish(cut))
-
-    def _told(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        return (piece for piece in pieces if not (self._only_calls and isinstance(piece, Content)))
 
     def _finish(self, cut: bool) -> Iterator[Piece]:
         yield from self._read(last=not cut)
@@ -301,7 +288,3 @@ class CallReader:
 
     def _hold(self, length: int) -> None:
         self._held.append(self._take(length))
-
-    def _take(self, length: int) -> str:
-        taken, self._text = self._text[:length], self._text[length:]
-        return taken

@@ -10,7 +10,17 @@ from collections.abc import Iterator, Sequence
 
 from app.tools.definitions import Tool
 from app.tools.formats import HARMONY
-from app.tools.reader import CallArguments, CallBegun, Content, Piece, Reasoning, new_call_id, read_calls, undecided
+from app.tools.reader import (
+    CallArguments,
+    CallBegun,
+    Content,
+    Piece,
+    Reasoning,
+    TextReader,
+    new_call_id,
+    read_calls,
+    undecided,
+)
 
 MESSAGE = "<|message|>"
 BEGINS = ("<|start|>", "<|channel|>")
@@ -22,15 +32,13 @@ _HEADER = re.compile(r"(<\|start\|>|assistant|<\|channel\|>|<\|constrain\|>|[\w.
 _WORDS = ("<|start|>", "<|channel|>", "<|constrain|>", MESSAGE)
 
 
-class HarmonyReader:
+class HarmonyReader(TextReader):
     """A `ThinkingReader`: `analysis` is thoughts, a message to `functions.NAME` a call, and anything else content."""
 
     def __init__(self, tools: Sequence[Tool], *, only_calls: bool = False) -> None:
         """`tools` may be called; a call of any other is content. `only_calls`: a grammar allows no content."""
+        super().__init__(only_calls)
         self._tools = {tool.name: tool for tool in tools}
-        self._only_calls = only_calls
-        self._text = ""
-        """What has not been read."""
         self._taken = 0
         """Bytes of UTF-8 that have been."""
         self._end = 0
@@ -42,7 +50,6 @@ class HarmonyReader:
         """The arguments of the call that has not ended."""
         self._said: set[type] = set()
         self._space = ""
-        self.calls = 0
         self._is_cut = False
         self.content_start: int | None = None
 
@@ -57,16 +64,6 @@ class HarmonyReader:
     @property
     def thought_bytes(self) -> int | None:
         return None if self._kind is Reasoning else self._end
-
-    def push(self, text: str) -> Iterator[Piece]:
-        self._text += text
-        return self._told(self._read(last=False))
-
-    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        return self._told(self._finish(cut))
-
-    def _told(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        return (piece for piece in pieces if not (self._only_calls and isinstance(piece, Content)))
 
     def _finish(self, cut: bool) -> Iterator[Piece]:
         yield from self._read(last=not cut)
@@ -153,6 +150,6 @@ class HarmonyReader:
         self._kind = None
 
     def _take(self, length: int) -> str:
-        taken, self._text = self._text[:length], self._text[length:]
+        taken = super()._take(length)
         self._taken += len(taken.encode(errors="surrogatepass"))
         return taken

@@ -305,7 +305,42 @@ class _State(Enum):
     """In an object that does not begin as a call of a tool does."""
 
 
-class FamilyReader:
+class TextReader:
+    """What all readers of calls do alike: hold text that has not been read, and tell no content where the answer's
+    grammar allows none.
+    """
+
+    def __init__(self, only_calls: bool) -> None:
+        self._only_calls = only_calls
+        self._text = ""
+        """What has not been read."""
+        self.calls = 0
+
+    def push(self, text: str) -> Iterator[Piece]:
+        """As `AnswerReader.push`."""
+        self._text += text
+        return self._told(self._read(last=False))
+
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        """As `AnswerReader.finish`."""
+        return self._told(self._finish(cut))
+
+    def _told(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        return (piece for piece in pieces if not (self._only_calls and isinstance(piece, Content)))
+
+    def _read(self, *, last: bool) -> Iterator[Piece]:
+        """Read as far as the text has come; if it is the `last`, nothing waits for more."""
+        raise NotImplementedError
+
+    def _finish(self, cut: bool) -> Iterator[Piece]:
+        raise NotImplementedError
+
+    def _take(self, length: int) -> str:
+        taken, self._text = self._text[:length], self._text[length:]
+        return taken
+
+
+class FamilyReader(TextReader):
     """An `AnswerReader`. Arguments come as the model wrote them where a call has its usual form: at once when they end,
     or piece by piece if they are long.
     """
@@ -325,14 +360,12 @@ class FamilyReader:
         - `only_calls`: the answer's grammar allows nothing else. If it is cut, its end is markup and no content.
         - `is_held`: a grammar makes all calls whole, so that no piece has to wait.
         """
+        super().__init__(only_calls)
         self._form = form
         self._tools = {tool.name: tool for tool in tools}
-        self._only_calls = only_calls
         self._only_at_start = only_at_start or not form.marker
         self._is_held = is_held or only_calls
         self._state = _State.START if self._only_at_start else _State.CONTENT
-        self._text = ""
-        """What has not been read."""
         self._unclaimed: list[str] = []
         """What has been read since the content or the last call ended: it is content if no call follows."""
         self._object: list[str] = []
@@ -350,22 +383,11 @@ class FamilyReader:
         self._is_quoted = False
         """Whether the content ends with a quotation mark."""
         self._speech = Speech()
-        self.calls = 0
         self._whole = 0
 
     @property
     def is_whole(self) -> bool:
         return 0 < self.calls == self._whole
-
-    def push(self, text: str) -> Iterator[Piece]:
-        self._text += text
-        return self._told(self._read(last=False))
-
-    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        return self._told(self._finish(cut))
-
-    def _told(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        return (piece for piece in pieces if not (self._only_calls and isinstance(piece, Content)))
 
     def _finish(self, cut: bool) -> Iterator[Piece]:
         yield from self._read(last=not cut)
@@ -558,10 +580,6 @@ class FamilyReader:
         self._state, self._is_quoted = _State.CONTENT, said.endswith(QUOTE)
         if said.strip(SEPARATORS).removesuffix(but):
             yield from self._speech.say(said)
-
-    def _take(self, length: int) -> str:
-        taken, self._text = self._text[:length], self._text[length:]
-        return taken
 
 
 def undecided(text: str, marker: str) -> int:
