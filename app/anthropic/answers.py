@@ -13,7 +13,7 @@ from app.domain.values import FinishReason
 from app.messages import Started, TurnFinished
 from app.text.generation import TextChunk, TextItem
 from app.tools.reader import Answer, CallArguments, CallBegun, Content, Piece, Reasoning
-from app.tools.seal import Seal
+from app.tools.thinking import Seal
 from app.web.errors import messages_error_body, visible_error
 from app.web.sse import sse_event
 from app.wire.base import event_of, fixed, list_of, shape, union_of

@@ -11,9 +11,8 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.text.tokenizer import CharacterLimit, TextLimit, Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse, check_parameters
-from app.tools.seal import Seal
 from app.tools.support import ToolSupport
-from app.tools.thinking import Opening, Wish
+from app.tools.thinking import Opening, Seal, Wish
 from app.wire.base import MAX_COUNT, LongList, TextOrList, WireModel, by_tag, type_of
 from app.wire.calls import CallBody
 from app.wire.extras import ANTHROPIC, DOCUMENT_LEFT_OUT, IMAGE_LEFT_OUT, OpenBody

@@ -27,7 +27,7 @@ from app.openai.response_tools import OfferedTool
 from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
 from app.tools.reader import Answer, CallArguments, CallBegun, Content, Reasoning
-from app.tools.seal import Seal
+from app.tools.thinking import Seal
 from app.web.errors import body_of
 
 Event = dict[str, Any]
@@ -57,7 +57,7 @@ class ResponseWriter:
     ) -> None:
         """`tools`: those whose calls are not told as calls of functions by the model's own name, by that name.
         `generates`: whether there is to be any output. Thoughts are told `as_summary`, or as content. `seal` seals
-        them; None: nobody asked for that.
+        them; None: the call did not ask for sealed thoughts.
         """
         self._as_summary = as_summary
         self._seal = seal

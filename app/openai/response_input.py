@@ -40,9 +40,8 @@ from app.openai.response_items import (
 )
 from app.openai.response_tools import HostedTool, ResponseTool, ResponseToolChoice, check_grammars, response_tool_use
 from app.tools.definitions import ToolUse
-from app.tools.seal import Seal
 from app.tools.support import ToolSupport
-from app.tools.thinking import Wish
+from app.tools.thinking import Seal, Wish
 from app.wire.base import MAX_COUNT, LongList, TextOrList, type_of
 from app.wire.calls import CallBody
 from app.wire.extras import IMAGE_LEFT_OUT, RESPONSES, OpenBody, bare

@@ -233,7 +233,7 @@ def _named_session(call: ApiCall, previous: StoredResponse | None) -> Session | 
 
 
 def _open(call: ApiCall, body: ResponseBody, prompt: list[int], undo: ExitStack) -> Session:
-    """A session for the response: a new one, but for what is not stored perhaps one that it continues."""
+    """The session for the response: a new one, or for a response that is not stored the session that it continues."""
     services, metadata = call.services, call.labels(body, body.user)
     if call.session_name is not None and not call.is_aside:
         session = services.bound_sessions.open(call.owner, call.session_name, metadata=metadata)

@@ -19,8 +19,7 @@ from app.tools.harmony import HarmonyReader
 from app.tools.lark import PREFIX, START
 from app.tools.prompt import Message, messages_as_text, messages_for_template, with_instructions
 from app.tools.reader import Answer, AnswerReader, FamilyReader
-from app.tools.seal import Seal
-from app.tools.thinking import Heeded, Opening, ThoughtReader, Wish, heed, opening_of
+from app.tools.thinking import Heeded, Opening, Seal, ThoughtReader, Wish, heed, opening_of
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplate

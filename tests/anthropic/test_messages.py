@@ -18,7 +18,7 @@ from app.messages import TurnFinished
 from app.text.generation import TextChunk
 from app.tools.formats import HERMES
 from app.tools.reader import Answer, FamilyReader
-from app.tools.seal import Seal
+from app.tools.thinking import Seal
 from tests.anthropic.conftest import ASK, MODEL, prompt_of, text_of
 from tests.conftest import ServeWith
 from tests.tool_schemas import ENDS, SCHEMAS

@@ -26,9 +26,8 @@ from app.tools.formats import (
     find_thinking,
 )
 from app.tools.reader import Answer, CallArguments, CallBegun, Content, Reasoning
-from app.tools.seal import Seal
 from app.tools.support import ToolSupport, turn_grammar
-from app.tools.thinking import Opening, ThoughtReader, Wish
+from app.tools.thinking import Opening, Seal, ThoughtReader, Wish
 from tests.hugging_face import byte_tokenizer
 from tests.tools.calls import ALL_FORMATS, TOOLS, reader_of, write
 from tests.tools.test_offering import support, tokens

@@ -18,9 +18,8 @@ from app.text.tokenizer import Tokens
 from app.tools.definitions import ToolMode, ToolUse
 from app.tools.formats import THINKING, TOOL_FORMATS
 from app.tools.reader import Answer
-from app.tools.seal import Seal
 from app.tools.support import ToolSupport
-from app.tools.thinking import Opening
+from app.tools.thinking import Opening, Seal
 from tests.tools.calls import TOOLS, write
 from tests.tools.test_offering import tokens
 

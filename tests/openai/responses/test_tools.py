@@ -23,8 +23,7 @@ from app.text.tokenizer import Tokens
 from app.tools.formats import HERMES, find_thinking
 from app.tools.lark import NotRegular, quoted_lark
 from app.tools.reader import Answer, FamilyReader
-from app.tools.seal import Seal
-from app.tools.thinking import Opening, ThoughtReader
+from app.tools.thinking import Opening, Seal, ThoughtReader
 from app.wire.extras import IMAGE_LEFT_OUT
 from tests.openai.conftest import MODEL
 from tests.openai.responses.asking import CALLING, GREEDY, LONG, LOOK_UP, folded
