@@ -107,7 +107,7 @@ class CompletionChunkWriter:
         self._writers: dict[int, LogprobsWriter] = {}
 
     def reasoning_tokens(self, index: int) -> int | None:
-        """None: a continuation has no thoughts of its own."""
+        """None: completions tell no thoughts."""
         return None
 
     async def entries(self, index: int, item: TextItem) -> Sequence[Entry]:

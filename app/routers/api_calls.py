@@ -253,7 +253,7 @@ class ApiCall:
                 await asyncio.wait_for(session.turn.ended.wait(), MOMENT_S)
 
     def labels(self, body: OpenBody, user: str | None) -> dict[str, str]:
-        """The metadata of a session that the call opens; one that it finds keeps its own."""
+        """The metadata of a session that the call opens. A session that it finds keeps its metadata."""
         key = (body.model_extra or {}).get("prompt_cache_key")
         by_key = {"client_session": key[:MAX_LABEL]} if isinstance(key, str) and key else {}
         return {**({} if user is None else {"user": user}), **by_key, **self.client}

@@ -40,7 +40,7 @@ class ChatTemplate:
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        """The names of further variables that the template reads. Raises TemplateError for one that is no template."""
+        """The names of further variables that the template reads. Raises TemplateError for an invalid one."""
         found = find_undeclared_variables(_ENVIRONMENT.parse(self._source))
         return frozenset(found - _RESERVED - self._variables.keys() - _ENVIRONMENT.globals.keys())
 

@@ -168,8 +168,8 @@ class KVCache:
         return chain_hash(parent, sequence.tokens[first:position], edits.fingerprint(first, position) if edits else b"")
 
     def _go_back(self, sequence: TokenSequence, length: int) -> int:
-        """Give a sequence that is cut the last kept state of its first `length` tokens that its tier still has, in
-        place of its own. Returns of how many tokens that is; 0: there is none.
+        """Put the latest kept state of the first `length` tokens, as far as its tier still has one, in place of the
+        state of a sequence that is cut. Returns how many tokens that state has folded; 0: no state is left.
         """
         on_device = bool(sequence.blocks)
         pool, blocks = (self.pool, sequence.blocks) if on_device else (self.host, sequence.host_blocks)

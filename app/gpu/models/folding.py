@@ -177,7 +177,7 @@ class Fold:
             self.nbytes += aligned(part.nbytes)
 
     def settle(self) -> bool:
-        """End measuring. Whether the module folds; one that does not is as it was before."""
+        """End measuring; returns whether the module folds. A module that does not gets its `forward` back."""
         self.measuring = False
         if not self._parts:
             self._module.forward = self._forward
