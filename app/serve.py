@@ -113,8 +113,6 @@ def _no_garbage_collected() -> Iterator[None]:
         gc.enable()
 
 
-CONTROLS = ("auto", "ray", "processes")
-"""What may start the replicas of a cluster."""
 MOST_REPLICAS = 64
 
 
@@ -154,8 +152,6 @@ def run_cluster(arguments: argparse.Namespace) -> int:
         replicas=arguments.replicas,
         prefill=arguments.prefill_replicas,
         standby=arguments.standby,
-        control=arguments.control,
-        address=arguments.ray_address,
         gpus=arguments.replica_gpus,
     )
     return command.serve(settings, given, plan)
@@ -177,18 +173,11 @@ def _add_serve(serve: OneLineParser) -> None:
         "dies",
     )
     serve.add_argument(
-        "--control",
-        choices=CONTROLS,
-        default="auto",
-        metavar=f"{{{','.join(CONTROLS)}}}",
-        help="who starts replicas: ray (pip install 'djinn-server[cluster]'), processes of this one, or auto: ray "
-        "where it is installed (default: auto)",
-    )
-    serve.add_argument(
-        "--ray-address", metavar="ADDRESS", help="a cluster of Ray's that runs (default: started on this machine)"
-    )
-    serve.add_argument(
-        "--replica-gpus", type=float, default=0.0, metavar="COUNT", help="GPUs of Ray's for each (default: 0)"
+        "--replica-gpus",
+        type=int,
+        default=0,
+        metavar="COUNT",
+        help="GPUs that each has for itself (default: 0, all see all GPUs)",
     )
     add_flags(serve)
 

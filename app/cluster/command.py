@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
+import os
 import socket
 import string
 from collections.abc import Callable, Mapping
@@ -14,8 +14,7 @@ from pathlib import Path
 from app.cluster.acquainting import acquaint, free_ports, urls_of
 from app.cluster.fleet import Fleet
 from app.cluster.front.server import Front, FrontServer
-from app.cluster.hosts import Host, LocalHost, NeverStarted
-from app.cluster.keeper import ReplicaSpec
+from app.cluster.keeper import GPUS, NeverStarted, Replicas, ReplicaSpec
 from app.cluster.load import READY
 from app.cluster.moves.key import ClusterKey
 from app.cluster.moves.signatures import sign_request
@@ -46,8 +45,7 @@ FOLDER = "cluster"
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How many replicas there are to be, of which `prefill` only compute long prompts for the others. With `standby`
-    another process waits to take the place of each. `control` is who starts them: `ray`, `processes` of this one, or
-    `auto`. `address` is Ray's, None to start it here; each replica has `gpus` of Ray's.
+    another process waits to take the place of each. Each has `gpus` of this machine's GPUs for itself; 0: all share.
 
     Raises `FieldOutOfRange`.
     """
@@ -55,14 +53,14 @@ class Plan:
     replicas: int
     prefill: int
     standby: bool
-    control: str
-    address: str | None
-    gpus: float
+    gpus: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefill < self.replicas:
             message = f"--prefill-replicas must be from 0 to {self.replicas - 1}, as sessions need a replica too"
             raise FieldOutOfRange(message, param="prefill_replicas")
+        if self.gpus < 0:
+            raise FieldOutOfRange(f"--replica-gpus must be 0 or more, not {self.gpus}", param="replica_gpus")
 
     def roles(self) -> list[str]:
         """The role of each replica, those that compute prompts last."""
@@ -73,16 +71,16 @@ class Plan:
 class ClusterServer(FrontServer):
     """A front door whose replicas end with it: they drain while it still answers."""
 
-    def __init__(self, front: Front, caps: Caps, host: Host, hangups: Hangups) -> None:
+    def __init__(self, front: Front, caps: Caps, replicas: Replicas, hangups: Hangups) -> None:
         super().__init__(front, caps, hangups=hangups)
-        self._cluster_host = host
+        self._replicas = replicas
         self._following: asyncio.Task[None] | None = None
         self.failure: str | None = None
         """Why there is nothing to serve any more."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the replicas, then listen."""
-        await self._cluster_host.start()
+        self._replicas.start()
         if await self._wait_for_replicas():
             await super().startup(sockets)
             self._following = asyncio.create_task(self._follow())
@@ -91,12 +89,12 @@ class ClusterServer(FrontServer):
         """Whether all of them listen: False if that was not waited for."""
         while not self.should_exit:
             try:
-                urls = await self._cluster_host.urls()
+                urls = self._replicas.urls()
             except NeverStarted as error:
                 self.failure, self.should_exit = error.message, True
                 return False
             self.front.fleet.replace(urls)
-            if len(urls) == self._cluster_host.size:
+            if self._replicas.all_listen:
                 return True
             await asyncio.sleep(START_LOOK_S)
         return False
@@ -107,7 +105,7 @@ class ClusterServer(FrontServer):
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                urls = await self._cluster_host.urls()
+                urls = self._replicas.urls()
             except NeverStarted:
                 continue  # only a first start can fail for good
             fleet.replace({each.name: each.url for each in fleet} | urls)
@@ -115,17 +113,17 @@ class ClusterServer(FrontServer):
     def reload(self) -> None:
         """Have the replicas read their files again too."""
         super().reload()
-        self._cluster_host.reload()
+        self._replicas.reload()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain the replicas, then close."""
         if self._following is not None:
             self._following.cancel()
-        draining = asyncio.create_task(self._cluster_host.stop())
+        draining = asyncio.create_task(self._replicas.stop())
         while not draining.done() and not self.force_exit:
             await asyncio.wait({draining}, timeout=0.1)
         if not draining.done():
-            self._cluster_host.kill()
+            self._replicas.kill()
             draining.cancel()
         await super().shutdown(sockets)
 
@@ -142,15 +140,16 @@ def serve(settings: Settings, given: Mapping[str, object], plan: Plan) -> int:
     shared = {name: value for name, value in {**variables(), **flags}.items() if name not in NOT_SHARED}
     # Replicas listen on loopback, and must answer to the names that clients call the front door by.
     shared["allowed_hosts"] = ",".join(dict.fromkeys((*settings.answered_hosts, *LOOPBACK_NAMES)))
-    specs = _specs(plan, folder, shared)
+    specs = replica_specs(plan, folder, shared)
     with Hangups.heard() as hangups, bind(settings.host, settings.port) as bound:
-        host = _host(specs, folder, plan)
+        replicas, table = Replicas(specs), Table(folder)
         try:
-            front = Front(settings, Fleet({}), host.directory, _signing(specs[0].settings.get("cluster_key_file")))
-            server = ClusterServer(front, _caps(settings), host, hangups)
+            front = Front(settings, Fleet({}), table, _signing(specs[0].settings.get("cluster_key_file")))
+            server = ClusterServer(front, _caps(settings), replicas, hangups)
             server.run([bound])
         finally:
-            host.kill()
+            replicas.kill()
+            table.close()
     if server.failure is not None:
         raise FieldOutOfRange(server.failure)
     return 0
@@ -168,15 +167,15 @@ def front(settings: Settings, urls: Mapping[str, str]) -> int:
     return 0
 
 
-def _specs(plan: Plan, folder: Path | None, shared: dict[str, str]) -> list[ReplicaSpec]:
+def replica_specs(plan: Plan, folder: Path | None, shared: dict[str, str]) -> list[ReplicaSpec]:
     """The replicas, each with settings that all share. Raises `FieldOutOfRange`."""
     names = _names(plan.replicas)
     ports = free_ports(LOOPBACK, len(names))
-    # No session moves without a folder, as no replica would know which one has it, or between machines that share none.
-    if folder is not None and plan.address is None:
+    # No session moves without a folder, as no replica would know which one has it.
+    if folder is not None:
         shared = shared | _acquaint(folder, urls_of(LOOPBACK, names, ports))
     elif plan.prefill:
-        message = "--prefill-replicas needs a --state-dir, and replicas on this machine, which know each other by it"
+        message = "--prefill-replicas needs a --state-dir, by which replicas know each other"
         raise FieldOutOfRange(message, param="prefill_replicas")
     return [
         ReplicaSpec(
@@ -186,8 +185,9 @@ def _specs(plan: Plan, folder: Path | None, shared: dict[str, str]) -> list[Repl
             state_dir=None if folder is None else folder / name,
             settings={**shared, "role": role},
             has_standby=plan.standby,
+            gpus=gpus,
         )
-        for name, port, role in zip(names, ports, plan.roles(), strict=True)
+        for name, port, role, gpus in zip(names, ports, plan.roles(), _gpus(plan), strict=True)
     ]
 
 
@@ -224,13 +224,15 @@ def _variable(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _host(specs: list[ReplicaSpec], folder: Path | None, plan: Plan) -> Host:
-    has_ray = importlib.util.find_spec("ray") is not None
-    if plan.control == "processes" or (plan.control == "auto" and not has_ray):
-        logger.info("%d replicas as processes of this one, without Ray", len(specs))
-        return LocalHost(specs, folder)
-    if not has_ray:
-        raise FieldOutOfRange("control: ray is not installed; pip install 'djinn-server[cluster]'", param="control")
-    from app.cluster.ray_host import RayHost
-
-    return RayHost(specs, folder, plan.address, plan.gpus)
+def _gpus(plan: Plan) -> list[str | None]:
+    """The GPUs of each replica: the next ones of those that this process sees."""
+    if not plan.gpus:
+        return [None] * plan.replicas
+    wanted = plan.gpus * plan.replicas
+    seen = os.environ.get(GPUS)
+    cards = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
+    names = [str(card) for card in range(cards)] if seen is None else [name for name in seen.split(",") if name]
+    if len(names) < wanted:
+        message = f"{plan.replicas} replicas need {wanted} GPUs, and this process sees {len(names)}"
+        raise FieldOutOfRange(message, param="replica_gpus")
+    return [",".join(names[first : first + plan.gpus]) for first in range(0, wanted, plan.gpus)]

@@ -1,4 +1,4 @@
-"""One replica's process: started, followed by another when it ends, drained at the end."""
+"""The replicas' processes: started, followed by others when they end, drained at the end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import signal
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.domain.errors import DjinnError
 from app.machine.files import explain
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ READY = re.compile(r"Djinn serves .+ on (http://\S+)")
 ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM") if shutil.which("setpriv") else ()
 """What a command begins with so that the kernel ends it when its keeper dies; Linux alone can."""
 PRIVATE = "DJINN_"
+GPUS = "CUDA_VISIBLE_DEVICES"
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 """Before a replica is started again that has ended at its start: twice as long each time."""
 STEADY_S = 10.0
@@ -40,6 +42,10 @@ LONGEST_LINE = 1 << 24
 """Bytes that a replica may print without an end of line: a longer one would end its keeper."""
 
 
+class NeverStarted(DjinnError):
+    """A replica cannot start with these settings."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
     """How to start one replica. `settings` are values of `DJINN_*` variables by the settings' names."""
@@ -52,6 +58,8 @@ class ReplicaSpec:
     settings: Mapping[str, str]
     has_standby: bool = False
     """Whether another process is kept that has all but begun."""
+    gpus: str | None = None
+    """The GPUs that it sees, as `CUDA_VISIBLE_DEVICES` names them; None: those that its keeper sees."""
 
     def command(self) -> list[str]:
         """The program and its flags."""
@@ -64,6 +72,8 @@ class ReplicaSpec:
     def environment(self) -> dict[str, str]:
         """Settings are variables, not flags: all users of a machine can read flags, and keys are settings."""
         others = {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
+        if self.gpus is not None:
+            others[GPUS] = self.gpus
         return others | {f"{PRIVATE}{name.upper()}": value for name, value in self.settings.items()}
 
 
@@ -192,6 +202,44 @@ class Keeper:
             limit=LONGEST_LINE,
             process_group=0,  # a terminal's Ctrl-C is for who keeps it: a second one would end it at once
         )
+
+
+class Replicas:
+    """The replicas of one cluster on this machine. Used on one event loop."""
+
+    def __init__(self, specs: Sequence[ReplicaSpec]) -> None:
+        self._keepers = [Keeper(spec) for spec in specs]
+
+    def start(self) -> None:
+        """Begin to start all of them."""
+        for keeper in self._keepers:
+            keeper.start()
+
+    def urls(self) -> dict[str, str]:
+        """Those that listen now, by name. Raises `NeverStarted` if one can never."""
+        for keeper in self._keepers:
+            if keeper.failure is not None:
+                raise NeverStarted(keeper.failure)
+        return {keeper.spec.name: keeper.url for keeper in self._keepers if keeper.url is not None}
+
+    @property
+    def all_listen(self) -> bool:
+        """Whether none is missing."""
+        return all(keeper.url is not None for keeper in self._keepers)
+
+    def reload(self) -> None:
+        """Have all read their files again."""
+        for keeper in self._keepers:
+            keeper.reload()
+
+    async def stop(self) -> None:
+        """Drain all of them; returns when they have ended."""
+        await asyncio.gather(*(keeper.stop() for keeper in self._keepers))
+
+    def kill(self) -> None:
+        """End all at once."""
+        for keeper in self._keepers:
+            keeper.kill()
 
 
 def _runs(process: Process | None) -> bool:

@@ -33,8 +33,7 @@ class Table:
                 make_private_folder(folder)
                 make_private(folder / FILE)
             path = ":memory:" if folder is None else folder / FILE
-            # Ray makes an actor on one thread and calls it on another, never on both at once.
-            self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._file = sqlite3.connect(path, isolation_level=None)
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=NORMAL")
             self._file.execute("PRAGMA locking_mode=EXCLUSIVE")

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import psutil
 import pytest
 
 from app.cluster import keeper as keepers
-from app.cluster.hosts import LocalHost, NeverStarted
-from app.cluster.keeper import ReplicaSpec
+from app.cluster.command import Plan, replica_specs
+from app.cluster.keeper import NeverStarted, Replicas, ReplicaSpec
 from tests.waiting import until
 
 PROGRAM = """
@@ -63,12 +64,12 @@ def _specs(folder: Path, *, has_standby: bool = False) -> list[ReplicaSpec]:
     return [FakeSpec(name, "127.0.0.1", 0, folder / name, {}, has_standby) for name in ("a", "b")]
 
 
-async def _found(host: LocalHost, **urls: str) -> None:
+async def _found(replicas: Replicas, **urls: str) -> None:
     for _ in range(LOOKS):
-        if await host.urls() == urls:
+        if replicas.urls() == urls:
             return
         await asyncio.sleep(0.02)
-    raise AssertionError(await host.urls())
+    raise AssertionError(replicas.urls())
 
 
 def _pid(file: Path) -> int:
@@ -88,12 +89,12 @@ async def _standby(folder: Path, but: int = 0) -> int:
     return found[0]
 
 
-async def _one_with_standby(folder: Path) -> tuple[LocalHost, int]:
+async def _one_with_standby(folder: Path) -> tuple[Replicas, int]:
     """A replica that listens, and the process that waits for its place."""
-    host = LocalHost(_specs(folder, has_standby=True)[:1], None)
-    await host.start()
-    await _found(host, a=FIRST)
-    return host, await _standby(folder / "a")
+    replicas = Replicas(_specs(folder, has_standby=True)[:1])
+    replicas.start()
+    await _found(replicas, a=FIRST)
+    return replicas, await _standby(folder / "a")
 
 
 async def _ended(pid: int) -> None:
@@ -107,52 +108,52 @@ async def _ended(pid: int) -> None:
 
 
 async def test_a_replica_that_dies_comes_back_from_its_own_folder(tmp_path: Path) -> None:
-    host = LocalHost(_specs(tmp_path), None)
-    await host.start()
-    await _found(host, a=FIRST, b=FIRST)
+    replicas = Replicas(_specs(tmp_path))
+    replicas.start()
+    await _found(replicas, a=FIRST, b=FIRST)
     # A terminal's Ctrl-C goes to a whole process group, and a second one would end a replica at once.
     assert os.getpgid(0) not in [os.getpgid(_pid(tmp_path / name / "start1")) for name in ("a", "b")]
     os.kill(_pid(tmp_path / "a" / "start1"), signal.SIGKILL)
-    await _found(host, a=SECOND, b=FIRST)
-    await host.stop()
+    await _found(replicas, a=SECOND, b=FIRST)
+    await replicas.stop()
     assert (tmp_path / "a" / "drained").exists()
     assert (tmp_path / "b" / "drained").exists()
     assert not (tmp_path / "a" / "start3").exists()
 
 
 async def test_who_stands_by_takes_the_place_of_one_that_dies_and_ends_with_the_cluster(tmp_path: Path) -> None:
-    host = LocalHost(_specs(tmp_path, has_standby=True), None)
-    await host.start()
-    await _found(host, a=FIRST, b=FIRST)
+    replicas = Replicas(_specs(tmp_path, has_standby=True))
+    replicas.start()
+    await _found(replicas, a=FIRST, b=FIRST)
     waiting, other = await _standby(tmp_path / "a"), await _standby(tmp_path / "b")
     os.kill(_pid(tmp_path / "a" / "start1"), signal.SIGKILL)
-    await _found(host, a=SECOND, b=FIRST)
+    await _found(replicas, a=SECOND, b=FIRST)
     assert _pid(tmp_path / "a" / "start2") == waiting
     next_one = await _standby(tmp_path / "a", but=waiting)
-    await host.stop()
+    await replicas.stop()
     for pid in (next_one, other):
         await _ended(pid)
     assert not (tmp_path / "a" / "start3").exists()
 
 
 async def test_one_that_stands_by_and_has_died_is_not_waited_for(tmp_path: Path) -> None:
-    host, waiting = await _one_with_standby(tmp_path)
+    replicas, waiting = await _one_with_standby(tmp_path)
     os.kill(waiting, signal.SIGKILL)
     await _ended(waiting)
     os.kill(_pid(tmp_path / "a" / "start1"), signal.SIGKILL)
-    await _found(host, a=SECOND)
+    await _found(replicas, a=SECOND)
     assert _pid(tmp_path / "a" / "start2") != waiting
-    await host.stop()
+    await replicas.stop()
 
 
 async def test_another_takes_the_place_of_one_that_stood_by_and_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keepers, "LONGEST_WAIT_S", 0.01)
-    host, waiting = await _one_with_standby(tmp_path)
+    replicas, waiting = await _one_with_standby(tmp_path)
     os.kill(waiting, signal.SIGKILL)
     assert await _standby(tmp_path / "a", but=waiting)
-    await host.stop()
+    await replicas.stop()
 
 
 async def test_a_process_that_begins_to_stand_by_as_all_ends_ends_too(
@@ -168,10 +169,10 @@ async def test_a_process_that_begins_to_stand_by_as_all_ends_ends_too(
         return process
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
-    host = LocalHost(_specs(tmp_path, has_standby=True)[:1], None)
-    await host.start()
+    replicas = Replicas(_specs(tmp_path, has_standby=True)[:1])
+    replicas.start()
     pid = await begun
-    ending = asyncio.create_task(host.stop())
+    ending = asyncio.create_task(replicas.stop())
     await until((tmp_path / "a" / "drained").exists)
     gate.set()
     await ending
@@ -191,11 +192,11 @@ class MissingSpec(ReplicaSpec):
 async def test_a_replica_that_can_never_be_started_ends_the_start(
     tmp_path: Path, kind: type[ReplicaSpec], says: str
 ) -> None:
-    host = LocalHost([kind("a", "127.0.0.1", 0, tmp_path / "a", {"model": "none"})], None)
-    await host.start()
+    replicas = Replicas([kind("a", "127.0.0.1", 0, tmp_path / "a", {"model": "none"})])
+    replicas.start()
     with pytest.raises(NeverStarted, match=says):
-        await _found(host, a=FIRST)
-    await host.stop()
+        await _found(replicas, a=FIRST)
+    await replicas.stop()
     assert not (tmp_path / "a" / "start2").exists()
 
 
@@ -211,10 +212,10 @@ async def test_a_machine_without_room_for_a_process_is_asked_again(
         return await spawn(*words, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", no_room_at_first)
-    host = LocalHost(_specs(tmp_path)[:1], None)
-    await host.start()
-    await _found(host, a=FIRST)
-    await host.stop()
+    replicas = Replicas(_specs(tmp_path)[:1])
+    replicas.start()
+    await _found(replicas, a=FIRST)
+    await replicas.stop()
 
 
 def test_keys_are_not_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,3 +225,14 @@ def test_keys_are_not_on_the_command_line(tmp_path: Path, monkeypatch: pytest.Mo
     environment = spec.environment()
     assert environment["DJINN_API_KEYS"] == "secret"
     assert "DJINN_PORT" not in environment
+
+
+@pytest.mark.parametrize(("seen", "given"), [("0,1,2,3", "2,3"), ("GPU-a,GPU-b,GPU-c,GPU-d,GPU-e", "GPU-c,GPU-d")])
+def test_each_replica_sees_gpus_that_no_other_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str, given: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    plan = Plan(replicas=2, prefill=0, standby=False, gpus=2)
+    assert replica_specs(plan, tmp_path, {})[1].environment()["CUDA_VISIBLE_DEVICES"] == given
+    shared = replica_specs(replace(plan, gpus=0), tmp_path, {})[1].environment()
+    assert shared.get("CUDA_VISIBLE_DEVICES") == seen

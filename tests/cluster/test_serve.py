@@ -31,7 +31,7 @@ WAIT_S = 120.0
 def cluster(folder: Path, *flags: str) -> Iterator[httpx.Client]:
     """Through the front door of a cluster that is ready."""
     port, log = free_port(), folder / "log"
-    command = [sys.executable, "-P", "-m", "app", "cluster", "serve", "--control", "processes", *TINY, *flags]
+    command = [sys.executable, "-P", "-m", "app", "cluster", "serve", *TINY, *flags]
     command += ["--port", str(port), "--state-dir", str(folder)]
     with (
         log.open("wb") as file,
@@ -113,6 +113,8 @@ def test_a_replica_computes_the_long_prompts_of_another(tmp_path: Path) -> None:
         (["--prefill-replicas=2"], "--prefill-replicas must be from 0 to 1"),
         (["--prefill-replicas=-1"], "--prefill-replicas must be from 0 to 1"),
         (["--prefill-replicas=1", "--state-dir=none"], "--prefill-replicas needs a --state-dir"),
+        (["--replica-gpus=-1"], "--replica-gpus must be 0 or more"),
+        (["--replica-gpus=40"], "2 replicas need 80 GPUs"),
         (["--role=prefill"], "role: needs peers"),
         (["--replica=a"], "--replica"),
     ],
@@ -120,7 +122,7 @@ def test_a_replica_computes_the_long_prompts_of_another(tmp_path: Path) -> None:
 def test_what_no_cluster_takes_is_refused(capsys: pytest.CaptureFixture[str], flags: list[str], words: str) -> None:
     status: str | int | None
     try:
-        status = main(["cluster", "serve", "--control", "processes", *TINY, *flags])
+        status = main(["cluster", "serve", *TINY, *flags])
     except SystemExit as ended:
         status = ended.code
     told = " ".join(capsys.readouterr().err.split())

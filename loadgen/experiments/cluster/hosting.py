@@ -103,7 +103,7 @@ def cluster_of(
     where they are.
     """
     port = free_port()
-    flags = {"--replicas": f"{replicas}", "--control": "processes", **_flags(model, port), **room}
+    flags = {"--replicas": f"{replicas}", **_flags(model, port), **room}
     words = [sys.executable, "-P", "-m", "app", "cluster", "serve", *flatten({**flags, "--state-dir": str(state)})]
     words += STAY if router is Router.HASH else ()
     words += ["--standby"] if plan.standby else ()
