@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev model folder serve demo report test test-all test-clients test-frameworks test-browser test-wheel wheel-tests generate lint docs notebooks notebooks-write dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
+.PHONY: help setup setup-dev model folder serve demo report test test-all test-clients test-frameworks test-agents test-browser test-wheel wheel-tests generate lint docs notebooks notebooks-write dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -90,6 +90,10 @@ test-clients: setup-dev  ## make clients from the OpenAPI document with standard
 
 test-frameworks: setup-dev model  ## run agents of the common frameworks, unmodified, against a server
 	$(PYTEST) -m frameworks tests/clients/frameworks
+
+# AGENTS='codex claude-code' runs only these.
+test-agents: setup-dev model  ## install coding agents from npm and PyPI, and run them, unmodified, without a network
+	$(BIN)/python -m tests.clients.agents $(AGENTS)
 
 test-browser: setup-dev  ## drive the page in chromium-headless-shell, which must be installed
 	$(PYTEST) -m browser tests/browser $(CORES)
@@ -203,4 +207,4 @@ gpu-wheels: setup  ## the small packages that a GPU machine without a network la
 	du -sh .wheels
 
 clean:           ## remove what setup, tests and runs left
-	rm -rf $(VENV) .venv-generators .venv-frameworks .wheels runs report build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-generators .venv-frameworks .venv-agents .wheels runs report build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

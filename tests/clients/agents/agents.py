@@ -1,0 +1,135 @@
+"""Coding agents that are installed from npm and PyPI: how each is configured, and the script of its model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.clients.agents.scripted import call
+from tests.clients.environments import folder_of, making, python_environment, run
+
+CACHE = ".venv-agents"
+DONE = "The bug in calc.py is mended."
+
+
+@dataclass(frozen=True)
+class Agent:
+    """How to install and run one. `files` are below its home; it works in a folder there.
+
+    `command` ends with the task. $URL and $MODEL stand for the server's.
+    """
+
+    packages: Sequence[str]
+    script: Sequence[str]
+    command: Sequence[str]
+    files: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    is_python: bool = False
+
+    def programs(self) -> Path:
+        """The folder of its programs. The first call installs it."""
+        if self.is_python:
+            return python_environment(CACHE, self.packages[0].partition("=")[0], self.packages).parent
+        folder = folder_of(CACHE, "npm", self.packages)
+        with making(folder) as is_missing:
+            if is_missing:
+                run("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), *self.packages)
+        return folder / "node_modules" / ".bin"
+
+
+def shell_loop(tool: str, argument: str, *more: str, **others: Any) -> list[str]:
+    """Look, mend, look again by a tool that runs commands; then `more`, and the last words."""
+    commands = ["cat calc.py", "sed -i 's/a - b/a + b/' calc.py; cat calc.py", "git diff --no-index /dev/null calc.py"]
+    return [*(call(tool, **{argument: each, **others}) for each in commands), *more, DONE]
+
+
+CODEX = """
+model = "$MODEL"
+model_provider = "djinn"
+[model_providers.djinn]
+name = "Djinn"
+base_url = "$URL/v1"
+wire_api = "responses"
+env_key = "DJINN_API_KEY"
+"""
+OPENCODE = {
+    "model": "djinn/$MODEL",
+    "small_model": "djinn/$MODEL",
+    "provider": {
+        "djinn": {
+            "npm": "@ai-sdk/openai-compatible",
+            "options": {"baseURL": "$URL/v1", "apiKey": "none"},
+            "models": {"$MODEL": {"limit": {"context": 32768, "output": 8000}}},
+        }
+    },
+}
+PI = {
+    "providers": {
+        "djinn": {"baseUrl": "$URL/v1", "api": "openai-completions", "apiKey": "none", "models": [{"id": "$MODEL"}]}
+    }
+}
+CONTINUE = """
+name: djinn
+version: 0.0.1
+schema: v1
+models: [{name: $MODEL, provider: openai, model: $MODEL, apiBase: $URL/v1, apiKey: none}]
+"""
+AGENTS = {
+    "qwen-code": Agent(
+        packages=["@qwen-code/qwen-code@0.24.4"],
+        script=shell_loop("run_shell_command", "command", is_background=False),
+        command=["qwen", "-y", "-p"],
+        environment={"OPENAI_BASE_URL": "$URL/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "$MODEL"},
+    ),
+    "continue": Agent(
+        packages=["@continuedev/cli@1.5.47"],
+        script=shell_loop("Bash", "command"),
+        command=["cn", "--config", "../config.yaml", "--auto", "-p"],
+        files={"config.yaml": CONTINUE},
+    ),
+    "pi": Agent(
+        packages=["@mariozechner/pi-coding-agent@0.73.1"],
+        script=shell_loop("bash", "command"),
+        command=["pi", "--provider", "djinn", "--model", "$MODEL", "-p"],
+        files={".pi/agent/models.json": PI},
+    ),
+    "mini-swe-agent": Agent(
+        packages=["mini-swe-agent==2.4.6"],
+        script=shell_loop("bash", "command", call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")),
+        command=["mini", "-m", "openai/$MODEL", "-y", "--exit-immediately", "-t"],
+        environment={
+            "OPENAI_API_BASE": "$URL/v1",
+            "OPENAI_API_KEY": "none",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_CONFIGURED": "true",
+        },
+        is_python=True,
+    ),
+    "opencode": Agent(
+        packages=["opencode-ai@1.18.33"],
+        script=shell_loop("bash", "command", description="Work on calc.py"),
+        command=["opencode", "run"],
+        files={".config/opencode/opencode.json": OPENCODE},
+        environment={"OPENCODE_DISABLE_AUTOUPDATE": "1"},
+    ),
+    "codex": Agent(
+        packages=["@openai/codex@0.171.0"],
+        script=shell_loop("exec_command", "cmd"),
+        command=["codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"],
+        files={".codex/config.toml": CODEX},
+        environment={"DJINN_API_KEY": "none"},
+    ),
+    "claude-code": Agent(
+        packages=["@anthropic-ai/claude-code@2.1.332"],
+        script=shell_loop("Bash", "command"),
+        command=["claude", "--allowedTools", "Bash Read Edit", "-p"],
+        environment={
+            "ANTHROPIC_BASE_URL": "$URL",
+            "ANTHROPIC_AUTH_TOKEN": "none",
+            "ANTHROPIC_MODEL": "$MODEL",
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL": "$MODEL",
+            "ANTHROPIC_SMALL_FAST_MODEL": "$MODEL",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        },
+    ),
+}

@@ -1,0 +1,104 @@
+"""Coding agents, unmodified and with their defaults, mend a bug in a loop of tools. Only loopback is there."""
+
+import contextlib
+import fcntl
+import json
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import httpx
+import pytest
+
+from app.model_store.pull import CATALOG, pulled_folder
+from app.settings import Settings
+from tests.clients.agents.agents import AGENTS
+from tests.clients.agents.scripted import write_scripted_model
+from tests.processes import serve_process
+
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
+
+MODEL = "smollm2-135m-instruct"
+"""Whose tokenizer scripted models have."""
+BUG, MENDED = "def add(a, b):\n    return a - b\n", "def add(a, b):\n    return a + b\n"
+TASK = "Fix the bug in calc.py"
+BLOCK = 16
+"""Tokens that are cached together."""
+
+
+@pytest.fixture(autouse=True)
+def loopback_alone() -> None:
+    """Nothing but loopback is there: `make test-agents` makes the network namespace, which has it turned off."""
+    if [name for _, name in socket.if_nameindex()] != ["lo"]:
+        pytest.skip("runs where no network is (make test-agents)")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        is_up = struct.pack("16sh14x", b"lo", 0x1)  # struct ifreq: the name, IFF_UP
+        fcntl.ioctl(any_socket, 0x8914, is_up)  # SIOCSIFFLAGS
+
+
+@contextmanager
+def turns_of(url: str) -> Iterator[list[dict[str, Any]]]:
+    """The turns that end while the block runs, as the live stream tells them."""
+    ended: list[dict[str, Any]] = []
+    listens = threading.Event()
+
+    def follow() -> None:
+        with (
+            contextlib.suppress(httpx.TransportError),  # the server ends
+            httpx.Client(timeout=None) as http,
+            http.stream("GET", f"{url}/v1/events") as answer,
+        ):
+            for line in answer.iter_lines():
+                listens.set()
+                if line.startswith("data: ") and (news := json.loads(line[6:])).get("status") in ("finished", "failed"):
+                    ended.append(news)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    assert listens.wait(10)
+    yield ended
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_mends_a_bug(tmp_path: Path, name: str) -> None:
+    agent = AGENTS[name]
+    programs = agent.programs()
+    write_scripted_model(tmp_path / name, pulled_folder(CATALOG[MODEL], Settings().cache_dir), agent.script)
+    home = tmp_path / "home"
+    work = home / "work"
+    work.mkdir(parents=True)
+    (work / "calc.py").write_text(BUG)
+    with serve_process(tmp_path / "state", "--model", str(tmp_path / name), "--kv-device", "512MiB") as server:
+
+        def filled(text: str) -> str:
+            return Template(text).substitute(URL=server.url, MODEL=name)
+
+        for path, content in agent.files.items():
+            (home / path).parent.mkdir(parents=True, exist_ok=True)
+            (home / path).write_text(filled(content if isinstance(content, str) else json.dumps(content)))
+        environment = {key: filled(value) for key, value in agent.environment.items()}
+        environment |= {"HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin", "TERM": "dumb"}
+        with turns_of(server.url) as turns:
+            command = [*map(filled, agent.command), TASK]
+            done = subprocess.run(
+                command,
+                cwd=work,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
+        assert (done.returncode, (work / "calc.py").read_text()) == (0, MENDED), done.stdout + done.stderr
+    # Calls for a title have shorter prompts than the loop has.
+    usages = sorted((turn["usage"] for turn in turns), key=lambda usage: usage["prompt_tokens"])[-len(agent.script) :]
+    print(name, *(f"{usage['cached_tokens']:,} of {usage['prompt_tokens']:,};" for usage in usages))
+    for before, usage in pairwise(usages):
+        assert usage["cached_tokens"] >= before["prompt_tokens"] + before["completion_tokens"] - BLOCK
