@@ -38,9 +38,7 @@ _ENDS = (TurnFinished, Paused, Failed)
 
 
 class MessageQueue:
-    """Commands of other threads and reports of the mover. `put` and `close` may be called from any thread, the rest
-    from the engine's.
-    """
+    """Commands of other threads and reports of the mover. Any thread calls `put` and `close`, the engine's the rest."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -159,9 +157,7 @@ class Engine:
         self._messages.put(command)
 
     def give(self, connection: socket.socket) -> int:
-        """Take over a connection to another server; returns the number that commands know it by. One thread calls
-        it: numbers come in order.
-        """
+        """Take over a connection to another server; returns its number for commands. For one thread: they rise."""
         number = next(self._numbers)
         self.connections.put(number, connection)
         return number

@@ -1,4 +1,6 @@
-"""Commands: each goes to the code that carries it out, and is answered once."""
+"""Commands: each goes to the code that carries it out, and is answered once. Those about a session and its turn are
+carried out here.
+"""
 
 import logging
 import sys
@@ -8,11 +10,18 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any
 
 from app import messages
-from app.domain.errors import DjinnError, EngineError
+from app.domain.errors import (
+    ContextTooLong,
+    DjinnError,
+    EngineError,
+    FieldOutOfRange,
+    MalformedRequest,
+    NotFound,
+    WrongState,
+)
 from app.domain.memory_map import MemoryMap, SessionMemory, StepCounts, TextUse, TierUse
-from app.domain.values import SessionId, Ticket
-from app.gpu.commands.sessions import Sessions
-from app.gpu.commands.transfers import Exchange, Transfers
+from app.domain.values import FinishReason, SessionId, Ticket, common_prefix
+from app.gpu.commands.transfers import Exchange, Transfers, require_rest
 from app.gpu.commands.whitebox import Whitebox
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.shutdown import ShutdownFlush
@@ -48,8 +57,7 @@ class CommandHandler:
         """
         placement = self._placement = scheduler.placement
         self._scheduler = scheduler
-        self._phases = phases
-        self._activations = turns.activations
+        self._phases, self._turns, self._activations = phases, turns, turns.activations
         self._text, self._steps = text, steps
         self._connections = connections
         self._exchanges: dict[Ticket, tuple[Command, Exchange]] = {}
@@ -58,16 +66,16 @@ class CommandHandler:
         """By the number of a move, the command that waits for it."""
         self._flush: ShutdownFlush | None = None
         """What is written before the engine stops."""
-        sessions = self._sessions = Sessions(scheduler, phases, turns, saved, refused)
-        transfers = self._transfers = Transfers(placement, sessions, turns.max_model_len, connections)
+        transfers = self._transfers = Transfers(placement, turns.max_model_len, saved, refused, connections)
+        self.sessions = transfers.sessions
         self.on_session: dict[type[Command], Callable[[TokenSequence, Any], object]] = {
-            messages.Submit: self._submit,
-            messages.Resume: sessions.resume,
-            messages.Cancel: sessions.cancel,
-            messages.SetPhase: sessions.set_phase,
-            messages.Fork: sessions.fork,
-            messages.Rewind: sessions.rewind,
-            messages.Close: sessions.close,
+            messages.Submit: self.submit,
+            messages.Resume: self.resume,
+            messages.Cancel: self.cancel,
+            messages.SetPhase: self.set_phase,
+            messages.Fork: self.fork,
+            messages.Rewind: self.rewind,
+            messages.Close: self.close,
             messages.Export: transfers.export,
             messages.SendKV: transfers.send,
             messages.SendPrompt: transfers.send_prompt,
@@ -78,12 +86,12 @@ class CommandHandler:
         }
         """What carries out a command about one session, which is given with it."""
         self.on_engine: dict[type[Command], Callable[[Any], object]] = {
-            messages.Open: sessions.open,
+            messages.Open: transfers.open,
             messages.Import: transfers.import_,
             messages.ReceiveKV: transfers.receive,
             messages.ComputePrompt: transfers.compute_prompt,
-            messages.KeepKV: self._keep,
-            messages.Restored: lambda _: sessions.delete_files(),
+            messages.KeepKV: self._keep_kv,
+            messages.Restored: lambda _: transfers.delete_files(),
             messages.FreeDisk: lambda command: placement.give_way(-(-command.count // placement.tiers.block_bytes)),
             messages.Inspect: lambda _: self._memory(),
         }
@@ -91,8 +99,8 @@ class CommandHandler:
 
     @property
     def sequences(self) -> Collection[TokenSequence]:
-        """Every open session's sequence."""
-        return self._sessions.sequences
+        """Those of all open sessions."""
+        return self.sessions.values()
 
     @property
     def is_due(self) -> bool:
@@ -107,8 +115,10 @@ class CommandHandler:
         try:
             if isinstance(command, messages.ServerCommand) or type(command) in self.on_engine:
                 value = self.on_engine[type(command)](command)
+            elif command.session in self.sessions:
+                value = self.on_session[type(command)](self.sessions[command.session], command)
             else:
-                value = self.on_session[type(command)](self._sessions.find(command.session), command)
+                raise NotFound(f"there is no session {command.session}")
         except Exception as error:
             return self._fail(command, error)
         if isinstance(value, Generator):
@@ -141,14 +151,10 @@ class CommandHandler:
             self._connections.discard(command.connection)
         return [Failed(command.ticket, error)]
 
-    def _submit(self, sequence: TokenSequence, command: messages.Submit) -> list[Event]:
-        self._sessions.submit(sequence, command)
-        return self._transfers.hold(sequence, command)
-
-    def _keep(self, command: messages.KeepKV) -> Exchange:
+    def _keep_kv(self, command: messages.KeepKV) -> Exchange:
         """Write the KV of sessions, the first ones first. No signal moves KV any more."""
         self._phases.rest()
-        sequences = tuple(self._sessions.find_all(command.sessions))
+        sequences = tuple(self.sessions[each] for each in command.sessions if each in self.sessions)
         flush = self._flush = ShutdownFlush(self._placement, sequences, self._placement.clock() + command.within_s)
         try:
             while not flush.go_on():
@@ -165,7 +171,7 @@ class CommandHandler:
     def placed(self) -> list[Event]:
         """Sessions whose KV has changed its place or size since the last call."""
         placed = self._placement.take_placed()
-        return [messages.Placed(s.session, self._session(s)) for s in placed if s.session in self._sessions]
+        return [messages.Placed(s.session, self._session(s)) for s in placed if s.session in self.sessions]
 
     def moved(self, report: Moved) -> list[Event]:
         """Account for KV that has been moved."""
@@ -174,6 +180,104 @@ class CommandHandler:
         ticket = self._awaited.pop(report.number, None)
         events = self._go_on(ticket, report) if ticket is not None and ticket in self._exchanges else []
         return [*events, *self.tick()]
+
+    def set_phase(self, sequence: TokenSequence, command: messages.SetPhase) -> None:
+        """Note what the client says of its session. Raises `WrongState`."""
+        require_rest(sequence)
+        resume_in_s = None if command.resume_in_ms is None else command.resume_in_ms / 1000
+        self._phases.signal(sequence, command.phase, resume_in_s)
+
+    def fork(self, parent: TokenSequence, command: messages.Fork) -> int:
+        """Open the child; returns the number of its tokens. Raises `WrongState`, `ActivationsFull`."""
+        require_rest(parent)
+        if (parent.turn is None) != (command.turn is None):
+            raise WrongState(f"session {command.session} is {'idle' if parent.turn is None else 'paused'}")
+        if parent.checkpoint is not None:
+            self._activations.check(parent, parent.checkpoint.hidden.nbytes, besides=True)
+        child = self._scheduler.cache.fork(parent, command.child)
+        self._activations.note(child)
+        if parent.turn is not None and command.turn is not None:
+            child.turn = parent.turn.fork(command.turn)
+        self._transfers.add(child)
+        return len(child.tokens)
+
+    def rewind(self, sequence: TokenSequence, command: messages.Rewind) -> int:
+        """Cut the history; returns the number of tokens left. Raises `WrongState`, `FieldOutOfRange`."""
+        require_rest(sequence)
+        if sequence.turn is not None:
+            raise WrongState(f"session {command.session} is paused")
+        if not 0 <= command.to_token <= len(sequence.tokens):
+            raise FieldOutOfRange(
+                f"to_token is {command.to_token}; the session has {len(sequence.tokens)} tokens", param="to_token"
+            )
+        self._placement.tiers.truncate(sequence, command.to_token)
+        self._placement.end_turn(sequence)
+        self._phases.repeat(sequence)
+        return len(sequence.tokens)
+
+    def close(self, sequence: TokenSequence, command: messages.Close) -> list[Event]:
+        """Forget the session, and end its turn if it has one."""
+        events: list[Event] = []
+        if sequence.turn is not None:
+            events.append(self._turns.end(sequence, FinishReason.CANCELLED))
+        self._phases.forget(sequence)
+        self._activations.forget(sequence)
+        self._placement.close(sequence)
+        del self.sessions[sequence.session]
+        return [*events, Done(command.ticket)]
+
+    def submit(self, sequence: TokenSequence, command: messages.Submit) -> list[Event]:
+        """Begin a turn, whose end is the answer. Raises `WrongState`, `MalformedRequest`, `ContextTooLong`."""
+        if sequence.turn is not None:
+            doing = "paused" if sequence.turn.paused else "running a turn"
+            raise WrongState(f"session {command.session} is {doing}")
+        if command.replace:
+            keep, length = common_prefix(tuple(sequence.tokens), command.token_ids), len(command.token_ids)
+        else:
+            keep, length = len(sequence.tokens), len(sequence.tokens) + len(command.token_ids)
+        if length == 0:
+            raise MalformedRequest("the session has no tokens yet and the request brings none")
+        limit = self._turns.max_model_len
+        if length + min(1, command.stop.max_tokens) > limit:
+            raise ContextTooLong(f"the context would have {length} tokens; at most {limit} fit, one of them generated")
+        self._turns.begin(sequence, command, keep)
+        self._phases.forget(sequence)
+        return self._transfers.hold(sequence, command)
+
+    def resume(self, sequence: TokenSequence, command: messages.Resume) -> list[Event]:
+        """Let a paused turn go on; its end is the answer. Raises `WrongState`, `FieldOutOfRange` for a passed layer."""
+        turn, checkpoint = sequence.turn, sequence.checkpoint
+        if turn is None or checkpoint is None or not turn.paused:
+            raise WrongState(f"session {command.session} is not paused")
+        began, until = time.perf_counter(), command.until
+        lowest, highest = checkpoint.boundary, self._scheduler.num_layers - 1
+        if until.layer is not None and not lowest <= until.layer <= highest:
+            what = f"until.layer must be from {lowest} to {highest}: the session is paused after layer {lowest - 1}"
+            raise FieldOutOfRange(what, param="until.layer")
+        if until.layer is not None:
+            turn.pause_at = until.layer + 1, checkpoint.first
+        elif until.next_token:
+            turn.pause_at = lowest, len(sequence.tokens)
+        turn.ticket, turn.paused, turn.to_end = command.ticket, False, until.end
+        self._scheduler.requeue(sequence)
+        self._phases.forget(sequence)
+        checkpoint.dispatch_ms = (time.perf_counter() - began) * 1000
+        return []
+
+    def cancel(self, sequence: TokenSequence, command: messages.Cancel) -> list[Event]:
+        """End the turn. If it has just ended by itself, only cut the history."""
+        turn, events = sequence.turn, list[Event]()
+        if turn is not None and turn.ticket == command.turn:
+            self._cut_turn(sequence, turn.prompt_tokens, command.keep)
+            events.append(self._turns.end(sequence, command.reason))
+        elif turn is None and sequence.last_turn is not None and sequence.last_turn[0] == command.turn:
+            self._cut_turn(sequence, sequence.last_turn[1], command.keep)
+            self._scheduler.retire(sequence)
+        return [*events, Done(command.ticket, len(sequence.tokens))]
+
+    def _cut_turn(self, sequence: TokenSequence, prompt_tokens: int, keep: int | None) -> None:
+        if keep is not None:
+            self._placement.tiers.truncate(sequence, prompt_tokens + keep)
 
     def _session(self, sequence: TokenSequence) -> SessionMemory:
         """Where one session's KV is. Sizes in bytes."""

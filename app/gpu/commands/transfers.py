@@ -9,15 +9,26 @@ is one run of bytes over all layers, and the layers of a step run without a stop
 are on their way while the next is computed.
 """
 
-from collections.abc import Generator
+import hashlib
+from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
 from app import messages
-from app.domain.errors import BadExport, DiskShort, EngineError, PeerFull, PeerMismatch, WrongState
-from app.domain.values import Ticket, Tier
-from app.gpu.commands.sessions import Sessions, make_sequence, namespace_hash, require_rest
+from app.domain.errors import (
+    BadExport,
+    Busy,
+    DiskShort,
+    EngineError,
+    FieldOutOfRange,
+    PeerFull,
+    PeerMismatch,
+    WrongState,
+)
+from app.domain.values import Residency, SessionId, Ticket, Tier, common_prefix
 from app.gpu.kv.placement import Placement
 from app.gpu.kv.tiers import file_namespace
+from app.gpu.state.interventions import InterventionLog
+from app.gpu.state.kv_header import KVFileHeader
 from app.gpu.state.moves import Move, Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence, TurnState
 from app.machine.handover import SocketTable
@@ -26,32 +37,101 @@ Exchange = Generator[Move | None, Moved | None, object]
 """A command that takes a while. It yields the move that it waits for, or None, and is resumed with that one's report,
 or with None whenever something may have changed. It returns what `Done` answers, or raises."""
 
+RETRY_AFTER_S = 1
+
 
 class Transfers:
-    """Sessions and prompts that go or come. A turn whose prompt another server computes is held back, and goes on once,
-    with as much KV as has come.
+    """Knows the sessions that are open, and has sessions and prompts go and come. A turn whose prompt another server
+    computes is held until that has come.
     """
 
-    def __init__(self, placement: Placement, sessions: Sessions, max_model_len: int, connections: SocketTable) -> None:
-        self._placement = placement
-        self._tiers = placement.tiers
-        self._cache = placement.tiers.cache
-        self._host = placement.tiers.cache.host
-        self._sessions = sessions
-        self._max_model_len = max_model_len
-        self._connections = connections
+    def __init__(
+        self,
+        placement: Placement,
+        max_model_len: int,
+        saved: Mapping[SessionId, KVFileHeader],
+        refused: Collection[SessionId],
+        connections: SocketTable,
+    ) -> None:
+        """`saved` are the headers of KV files that an earlier server has left; those that are `refused` are damaged or
+        of another model. None is deleted before every session has been opened and could claim its own. `connections`
+        lead to other servers.
+        """
+        self._placement, self._tiers, self._cache = placement, placement.tiers, placement.tiers.cache
+        self._host = self._cache.host
+        self._max_model_len, self._connections = max_model_len, connections
+        self._saved, self._refused = dict(saved), refused
+        self.sessions: dict[SessionId, TokenSequence] = {}
+        """Every open session's sequence."""
+        self._own_blocks = self._cache.pool.num_blocks
+        """Device blocks without those that weights lend, and take back."""
         self._receiving = set[Ticket]()
         """Turns for which a prompt comes, or will when there is room for it."""
 
     # Sessions.
 
+    def open(self, command: messages.Open) -> None:
+        """Make a session known, with the KV of its file. Raises `Busy` if no more residency can be guaranteed."""
+        self._check_reserve(command.residency)
+        sequence = make_sequence(command)
+        sequence.breakpoints = {each.id: each for each in command.breakpoints}
+        self._claim(sequence)
+        self.add(sequence)
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Make a session without a turn known."""
+        self._placement.end_turn(sequence)
+        self.sessions[sequence.session] = sequence
+
+    def _claim(self, sequence: TokenSequence) -> None:
+        """Give a session that has just been opened the KV in its file, up to the first token that differs."""
+        saved = self._saved.pop(sequence.session, None)
+        if saved is None:
+            return
+        computed = saved.computed_tokens
+        same = common_prefix(tuple(sequence.tokens), tuple(saved.token_ids))
+        if same < computed and self._cache.pool.state_blocks:
+            same = 0  # the state in the file is of more tokens
+        if same and saved.namespace == file_namespace(sequence, computed):  # imported KV has none, and is never shared
+            self._placement.adopt(sequence, min(same, computed), saved.blocks, saved.first)
+        else:
+            self._tiers.delete_file(sequence)
+
+    def delete_files(self) -> None:
+        """Delete the files that no session has claimed, as every session has been opened."""
+        for session in (*self._saved, *self._refused):
+            self._tiers.delete_file(TokenSequence(session, b""))
+        self._placement.count_disk_failures(len(self._refused))
+        self._saved, self._refused = {}, ()
+
+    def _check_reserve(self, residency: Residency) -> None:
+        """Of a guaranteed residency, raise `Busy` unless one more session can have a full context set aside, and one
+        context be left for all others; `FieldOutOfRange` if the device is too small for any.
+        """
+        if residency is not Residency.GUARANTEED:
+            return
+        pool = self._cache.pool
+        context, block_size = pool.most_for(self._max_model_len), pool.block_size
+        reserved = sum(sequence.guaranteed for sequence in self.sessions.values())
+        if 2 * context > self._own_blocks:
+            raise FieldOutOfRange(
+                f"residency cannot be guaranteed: the device has KV for {self._own_blocks * block_size} tokens, not "
+                f"two contexts of {self._max_model_len}; the server needs a larger --kv-device",
+                param="residency",
+            )
+        if (reserved + 2) * context > self._own_blocks:
+            raise Busy(
+                f"the device has room to guarantee {self._own_blocks // context - 1} sessions of "
+                f"{self._max_model_len} tokens, and {reserved} are open",
+                retry_after_s=RETRY_AFTER_S,
+                param="residency",
+            )
+
     def export(self, sequence: TokenSequence, command: messages.Export) -> Exchange:
         """Write the session's file. Raises `WrongState`, `DiskShort`, `EngineError`."""
         require_rest(sequence)
-        while not self._is_on_host(sequence, make_room=False):
-            yield None
-        move = self._copy_away(sequence, MoveKind.EXPORT, path=command.path, about=command.about)
-        report = yield from _arrival(move)
+        where = {"path": command.path, "about": command.about}
+        move, report = yield from self._copy_away(sequence, MoveKind.EXPORT, make_room=False, **where)
         if report.disk_is_full:
             raise DiskShort(f"the session's file was not stored: {report.error}")
         if report.error is not None:
@@ -78,10 +158,8 @@ class Transfers:
             raise WrongState(
                 f"cannot move: session {command.session} has captures, which stay behind: read them, and clear them"
             )
-        while not self._is_on_host(sequence, make_room=True):
-            yield None
-        move = self._copy_away(sequence, MoveKind.SEND, connection=command.connection)
-        report = yield from _arrival(move)
+        where = {"connection": command.connection}
+        move, report = yield from self._copy_away(sequence, MoveKind.SEND, make_room=True, **where)
         if report.error is not None:
             raise EngineError(f"the session was not sent: {report.error}")
         return messages.SentKV(len(move.token_ids), move.computed, report.sent_bytes)
@@ -90,7 +168,9 @@ class Transfers:
         """Receive the session, to the host or else to its file, and open it. Raises `WrongState` if it is here already,
         `Busy`, `PeerFull` if there is and will be no room, `PeerMismatch`, `EngineError`.
         """
-        self._sessions.require_place(command)
+        if command.session in self.sessions:
+            raise WrongState(f"session {command.session} is here already")
+        self._check_reserve(command.residency)
         sequence = make_sequence(command)
         on_host = blocks = self._host.kept_for(len(sequence.tokens))
         while on_host and not self._placement.make_host_room(blocks, sequence):
@@ -118,17 +198,21 @@ class Transfers:
         if report.computed and not move.target:
             self._adopt(sequence, report)
         else:
-            self._sessions.add(sequence)
+            self.add(sequence)
         return sequence.computed
 
     def _adopt(self, sequence: TokenSequence, report: Moved) -> None:
         """Open a session whose file has the KV of its first tokens, as the report says."""
         blocks = self._host.blocks_for(report.computed) - report.first
         self._placement.adopt(sequence, report.computed, blocks, report.first)
-        self._sessions.add(sequence)
+        self.add(sequence)
 
-    def _copy_away(self, sequence: TokenSequence, kind: MoveKind, **where: Any) -> Move:
-        """Order a move of the history, and of the KV of whole passes that the host has."""
+    def _copy_away(
+        self, sequence: TokenSequence, kind: MoveKind, *, make_room: bool, **where: Any
+    ) -> Generator[Move | None, Moved | None, tuple[Move, Moved]]:
+        """Bring the KV to the host. Then move the history, and the KV of whole passes that the host has."""
+        while not self._is_on_host(sequence, make_room=make_room):
+            yield None
         host, first = self._host, sequence.behind
         computed = min(sequence.computed, len(sequence.host_blocks) * host.block_size)
         if host.state_blocks and len(sequence.host_blocks) < host.blocks_for(sequence.computed):
@@ -137,14 +221,12 @@ class Transfers:
             computed = first = 0
         blocks, tokens = tuple(sequence.host_blocks[first : host.blocks_for(computed)]), tuple(sequence.tokens)
         host.share(blocks)
-        return self._tiers.order(
-            sequence, kind, source=blocks, first=first, token_ids=tokens, computed=computed, **where
-        )
+        of_history = {"source": blocks, "first": first, "token_ids": tokens, "computed": computed}
+        move = self._tiers.order(sequence, kind, **of_history, **where)
+        return move, (yield from _arrival(move))
 
     def _is_on_host(self, sequence: TokenSequence, *, make_room: bool) -> bool:
-        """Whether there is nothing to wait for; if there is, it is on its way. With `make_room` other sessions give
-        way to this one.
-        """
+        """Whether there is nothing to wait for. With `make_room` other sessions are evicted where that is needed."""
         if sequence.busy:
             return True
         whole = self._cache.pool.blocks_for(sequence.computed)
@@ -196,9 +278,9 @@ class Transfers:
 
     def compute_prompt(self, command: messages.ComputePrompt) -> None:
         """Let the turn go on alone, unless it has ended, or something comes for it."""
-        for sequence in self._sessions.find_all([command.session]):
-            if (turn := self._held(sequence, command)) is not None:
-                turn.awaits_prefill = False
+        sequence = self.sessions.get(command.session)
+        if sequence is not None and (turn := self._held(sequence, command)) is not None:
+            turn.awaits_prefill = False
 
     def _held(
         self, sequence: TokenSequence, command: messages.ReceivePrompt | messages.ComputePrompt
@@ -210,9 +292,7 @@ class Transfers:
         return turn
 
     def receive_prompt(self, sequence: TokenSequence, command: messages.ReceivePrompt) -> Exchange:
-        """Receive the prompt, as long as its turn waits for it; then let the turn go on. Raises `WrongState` if no turn
-        waits, `PeerFull`.
-        """
+        """Receive the prompt while its turn waits; then the turn goes on. Raises `WrongState`, `PeerFull`."""
         turn = self._held(sequence, command)
         if turn is None:
             raise WrongState(f"session {command.session} waits for no prompt")
@@ -249,9 +329,7 @@ class Transfers:
     # A prompt that is computed for another server.
 
     def send_prompt(self, sequence: TokenSequence, command: messages.SendPrompt) -> Exchange:
-        """Send the session's blocks from `first` on, as they are computed. Raises `WrongState` if there are none to
-        send, `EngineError`.
-        """
+        """Send the session's blocks from `first` on, as they are computed. Raises `WrongState`, `EngineError`."""
         sent, end, sent_bytes = command.first, self._host.blocks_for(len(sequence.tokens)), 0
         if end <= sent:
             raise WrongState(f"session {command.session} has no block to send")
@@ -287,7 +365,7 @@ class Transfers:
         if none can yet. Raises `EngineError` if none will be.
         """
         self._require_receiver(command)
-        if sequence.session not in self._sessions:
+        if sequence.session not in self.sessions:
             raise _not_sent("its session has been closed")
         # The last block is filled in part, and whole only when the turn is over.
         is_computed = not sequence.busy and sequence.computed == len(sequence.tokens)
@@ -316,3 +394,28 @@ def _arrival(move: Move) -> Generator[Move | None, Moved | None, Moved]:
 
 def _not_sent(reason: str) -> EngineError:
     return EngineError(f"the prompt was not sent: {reason}")
+
+
+def require_rest(sequence: TokenSequence) -> None:
+    """Raise `WrongState` unless the session is idle or paused."""
+    if sequence.busy:
+        raise WrongState(f"session {sequence.session} is running a turn")
+
+
+def make_sequence(command: messages.Open | messages.ReceiveKV) -> TokenSequence:
+    """The session that a command tells of. All of its history has had its KV elsewhere."""
+    sequence = TokenSequence(
+        command.session,
+        namespace_hash(command.tenant if command.namespace is None else command.namespace),
+        command.residency is Residency.GUARANTEED,
+        list(command.token_ids),
+        tenant=command.tenant,
+        interventions=InterventionLog(command.interventions),
+    )
+    sequence.assume_computed()
+    return sequence
+
+
+def namespace_hash(name: str) -> bytes:
+    """First parent of the chain of block hashes."""
+    return hashlib.blake2b(name.encode(), digest_size=16).digest()

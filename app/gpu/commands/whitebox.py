@@ -165,15 +165,13 @@ def disarm(sequence: TokenSequence, command: messages.Disarm) -> None:
 
 def read_captures(sequence: TokenSequence, command: messages.ReadCaptures) -> Callable[[], Captures]:
     """A function for any thread that copies the captures of now. It waits for their copies to the host."""
-    return partial(_copy_captures, tuple(sequence.captures.records), sequence.captures.dropped)
+    captured, dropped = tuple(sequence.captures.records), sequence.captures.dropped
 
+    def copy(each: Captured) -> Capture:
+        hidden = each.hidden.read(0, len(each.positions))
+        return Capture(each.breakpoint, each.layer, each.positions, each.token_ids, hidden)
 
-def _copy_captures(captured: Sequence[Captured], dropped: int) -> Captures:
-    records = tuple(
-        Capture(each.breakpoint, each.layer, each.positions, each.token_ids, each.hidden.read(0, len(each.positions)))
-        for each in captured
-    )
-    return Captures(records, dropped)
+    return lambda: Captures(tuple(map(copy, captured)), dropped)
 
 
 def _paused(sequence: TokenSequence) -> tuple[TurnState, Checkpoint]:
@@ -185,9 +183,7 @@ def _paused(sequence: TokenSequence) -> tuple[TurnState, Checkpoint]:
 
 
 def _chosen(checkpoint: Checkpoint, positions: Positions, *, param: str = "positions") -> Span:
-    """The positions of the checkpoint that `positions` chooses; `last` is its own last one. Raises `FieldOutOfRange`
-    with `param`.
-    """
+    """What `positions` chooses; `last` is the checkpoint's last position. Raises `FieldOutOfRange` with `param`."""
     first, end = checkpoint.first, checkpoint.end
     if positions.last:
         return end - 1, end
@@ -242,9 +238,7 @@ def edit_checkpoint(sequence: TokenSequence, command: messages.EditCheckpoint) -
 
 
 def write_checkpoint(sequence: TokenSequence, command: messages.WriteCheckpoint) -> None:
-    """Put a client's activation in the place of the whole checkpoint, and note that. Raises `WrongState`,
-    `FieldOutOfRange`.
-    """
+    """Put a client's activation in the checkpoint's place, and note that. Raises `WrongState`, `FieldOutOfRange`."""
     (_, checkpoint), log, tensor = _paused(sequence), sequence.interventions, command.tensor
     if (tensor.dtype, tensor.shape) != (checkpoint.hidden.dtype, checkpoint.hidden.shape):
         raise FieldOutOfRange(
@@ -261,9 +255,7 @@ def write_checkpoint(sequence: TokenSequence, command: messages.WriteCheckpoint)
 
 
 def open_map(sequence: TokenSequence, command: messages.OpenMap) -> ActivationMap:
-    """Hold on to the cells of now until `CloseMap`, to be read slice by slice between steps. Raises
-    `FieldOutOfRange`.
-    """
+    """Hold on to the cells of now until `CloseMap`, to be read in slices between steps. Raises `FieldOutOfRange`."""
     sequence.map, found = _map(sequence, command)
     return found
 
