@@ -1,8 +1,8 @@
-"""KV that goes to a file or to another server's engine, or comes from one: exports, moves of sessions, and prompts that
-one server computes for another.
+"""How sessions are opened, and KV that goes to a file or to another server's engine, or comes from one: exports, moves
+of sessions, and prompts that one server computes for another.
 
-Each command is an `Exchange`, which the dispatcher goes on with until it can be answered. A session that goes first has
-its KV brought to the host, as far as there is room. It stays until it is closed.
+What takes a while is an `Exchange`, which the dispatcher goes on with until it can be answered. A session that goes
+first has its KV brought to the host, as far as there is room. It stays until it is closed.
 
 A prompt comes part by part, as it is computed. A part is what one step computes. It is not sent layer by layer: a block
 is one run of bytes over all layers, and the layers of a step run without a stop between them. So all but the last part

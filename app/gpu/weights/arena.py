@@ -36,14 +36,6 @@ def aligned(nbytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Bytes `[start, end)` of a run of memory."""
-
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
 class WeightPlan:
     """The device's share of the weights: bundles that are kept, and a ring that the others pass through."""
 
@@ -139,16 +131,16 @@ class Arena:
     kv_blocks: int
     """Blocks that KV always has."""
     block_bytes: int
-    places: Mapping[int, Place]
-    """Of the bundles that are kept."""
+    places: Mapping[int, slice]
+    """Bytes of the bundles that are kept."""
     lendable: tuple[int, ...]
     """Bundles that can give their memory to KV, in this order: it is that of their places, from the bottom up."""
-    ring: Place
+    ring: slice
 
     @property
     def nbytes(self) -> int:
         """Bytes of all."""
-        return self.ring.end
+        return int(self.ring.stop)
 
     @property
     def most_blocks(self) -> int:
@@ -157,7 +149,7 @@ class Arena:
 
     def blocks(self, lent: int) -> int:
         """KV blocks while the first `lent` of the bundles that can be lent are."""
-        return self.places[self.lendable[lent - 1]].end // self.block_bytes if lent else self.kv_blocks
+        return self.places[self.lendable[lent - 1]].stop // self.block_bytes if lent else self.kv_blocks
 
 
 def lay_out(plan: WeightPlan, kv_blocks: int, block_bytes: int) -> Arena:
@@ -172,9 +164,9 @@ def lay_out(plan: WeightPlan, kv_blocks: int, block_bytes: int) -> Arena:
     places = {}
     end = aligned(kv_blocks * block_bytes)
     for index in [*lendable, *sorted(plan.kept.difference(lendable))]:
-        places[index] = Place(end, end + plan.sizes[index])
+        places[index] = slice(end, end + plan.sizes[index])
         end += plan.sizes[index]
-    return Arena(kv_blocks, block_bytes, places, tuple(lendable), Place(end, end + plan.ring_bytes))
+    return Arena(kv_blocks, block_bytes, places, tuple(lendable), slice(end, end + plan.ring_bytes))
 
 
 def _thin_out(bundles: list[int]) -> list[int]:

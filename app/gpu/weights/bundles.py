@@ -28,16 +28,14 @@ from app.gpu.device.streams import PASSED, DeviceStreams, Event
 from app.gpu.kernels.linear import MakeLinear, linear_maker
 from app.gpu.kernels.linear.base import Linear, MatmulPrecision, Weight
 from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, look_up, numbers_of, stored_rows
-from app.gpu.weights.arena import Arena, Place, WeightPlan, lay_out
+from app.gpu.weights.arena import Arena, WeightPlan, lay_out
 from app.gpu.weights.layout import BundleLayout, Piece, WeightLayout, Write
 from app.gpu.weights.stores import BundleStore, FileLoad
 
 logger = logging.getLogger(__name__)
 
 Table = Callable[[Tensor], Tensor]
-"""A matrix of which a pass needs some rows: from `ids` `[n]` int64, on the device, to their rows in a tensor of their
-own, `[n, width]` of the weights' dtype.
-"""
+"""A matrix of which a pass needs some rows: `ids` `[n]` int64 on the device to `[n, width]` of the weights' dtype."""
 _HERE = nullcontext()
 
 
@@ -206,14 +204,12 @@ class StreamedWeights:
     def __init__(
         self, device: torch.device, dtype: torch.dtype, linear: MakeLinear, write: Write | None = None
     ) -> None:
-        """`linear` makes layers whose weights come and go: it decides how those are laid out. Each part is given to
-        `write` once it is complete, and not kept.
-        """
+        """`linear` makes layers whose weights come and go. A part that is complete goes to `write`, and is not kept."""
         self.device, self.dtype = device, dtype
         self.layout = WeightLayout()
         self.make_linear, self._write = linear, write
         self._weights: list[list[Weight]] = []
-        self._places: Mapping[int, Place] = {}
+        self._places: Mapping[int, slice] = {}
         self._kept: set[int] = set()
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._store: BundleStore
@@ -295,7 +291,7 @@ class StreamedWeights:
         for index in arena.places:
             self._store.load(index, self._part(index), PASSED).synchronize()
             self._keep(index)
-        self._ahead.turn(memory[arena.ring.start : arena.ring.end], self._streamed())
+        self._ahead.turn(memory[arena.ring], self._streamed())
 
     def vacate(self) -> None:
         """Let go of the memory. Nothing is computed until there is another place."""
@@ -316,9 +312,7 @@ class StreamedWeights:
         self._ahead.reorder(self._streamed())
 
     def take_back(self, bundle: int) -> None:
-        """Keep a bundle in its place again, behind all launched work. One that cannot be loaded is streamed, and its
-        users get the reason.
-        """
+        """Keep a bundle in its place again, behind all launched work. One that cannot be loaded is streamed."""
         loaded = self._store.load(bundle, self._part(bundle), self._streams.compute.record())
         try:
             self._streams.compute.wait(loaded)
@@ -353,8 +347,7 @@ class StreamedWeights:
         self._kept.add(index)
 
     def _part(self, index: int) -> Tensor:
-        place = self._places[index]
-        return self._memory[place.start : place.end]
+        return self._memory[self._places[index]]
 
     def _streamed(self) -> list[int]:
         return [index for index in range(len(self.layout.bundles)) if index not in self._kept]

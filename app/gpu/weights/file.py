@@ -8,16 +8,21 @@ The server reads it with system calls, never through a mapping. If another progr
 look at it is a SIGBUS, which ends the server. Here a read comes up short, and a turn fails with the reason.
 """
 
+import ctypes
+import errno
+import fcntl
 import logging
 import mmap
 import os
+import signal
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +40,6 @@ from app.gpu.weights.layout import (
     read_header,
     sections_of,
 )
-from app.gpu.weights.page_cache import address_of, has_writers, is_in_memory
 from app.machine.files import size, sync
 from app.model_store.install import disk_full_named, exclusively, require_free_space
 
@@ -46,6 +50,11 @@ _MAX_HEADER_BYTES = 100_000_000
 _CLOCK_NS = 2_000_000_000
 """The coarsest clock that file systems have. A file that changed so lately can change again and bear the same time."""
 _SCRATCH_BYTES = 1 << 20
+_SAMPLES = 3
+"""Places of a run of bytes that are looked at: what is read at once is dropped in large parts too."""
+_mincore = getattr(ctypes.CDLL(None, use_errno=True), "mincore", None)
+if _mincore is not None:
+    _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 REMEDY = "Delete the file and start the server again: the server then writes it again"
 
@@ -83,7 +92,7 @@ class WeightFile:
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self._rows.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             mapped = opened.enter_context(mmap.mmap(self._file.fileno(), needed, access=mmap.ACCESS_READ))
-            self._mapped_at = address_of(mapped)
+            self._mapped_at = int(np.frombuffer(mapped, np.uint8).ctypes.data)
             self.close = opened.pop_all().close
             """Nothing is read any more."""
         self._checksums = dict(zip(self.sections, checksums, strict=True))
@@ -105,9 +114,22 @@ class WeightFile:
         return self._file.fileno()
 
     def is_cached(self, name: str) -> bool:
-        """Whether the system has the part in memory, as far as samples of it tell."""
-        part = self.sections[name]
-        return is_in_memory(self._mapped_at, part.offset, part.nbytes)
+        """Whether the system has the part in memory, as far as samples of it tell. False where the file is not mapped
+        any more, or a system has no such call; Linux says so of all files that belong to others.
+
+        The mapping is never touched: nothing is read by asking, nor can a file that another program truncates end the
+        process. The other way to ask is a read that is not to wait. The system takes that as a wish and begins to read
+        there, in between the reads from first to last that it reads ahead for.
+        """
+        if _mincore is None:
+            return False
+        part, seen = self.sections[name], ctypes.c_ubyte()
+        for number in range(_SAMPLES):
+            at = part.offset + (part.nbytes - 1) * number // (_SAMPLES - 1)
+            page = self._mapped_at + at // mmap.PAGESIZE * mmap.PAGESIZE
+            if _mincore(page, 1, ctypes.byref(seen)) != 0 or not seen.value & 1:
+                return False
+        return True
 
     def read(self, name: str, start: int, into: memoryview, *, scattered: bool = False) -> None:
         """Fill `into` with the part's bytes from `start` on; `scattered`: a little here and there. Raises `WeightsLost`
@@ -142,9 +164,7 @@ class WeightFile:
         return before is not None and before == self._proven.get(name) == self.state()
 
     def is_intact(self, name: str) -> bool:
-        """Whether what has been read of the part, since it was proven, is what was stored. Asked after each product,
-        and so without what `state` takes its time for.
-        """
+        """Whether what has been read of the part since it was proven was stored. Asked often, so without `state`."""
         try:
             return name in self._proven and _state(os.fstat(self._file.fileno())) == self._proven[name]
         except (OSError, ValueError):
@@ -161,9 +181,7 @@ class WeightFile:
             self._proven[name] = before
 
     def check(self) -> None:
-        """Read all of the file, as many parts at a time as PyTorch has threads. Raises `WeightsLost` if one is
-        damaged.
-        """
+        """Read all of the file, in as many threads as PyTorch has. Raises `WeightsLost` if a part is damaged."""
 
         def check(name: str) -> int:
             before, checksum = self.state(), 0
@@ -303,9 +321,7 @@ def _write_file(path: Path, model: str, layout: WeightLayout, fill: Callable[[Wr
 
 
 def _progress(done: str, total: int) -> Callable[[int], None]:
-    """What logs, every few seconds, how many of `total` bytes are `done`, "written"; of short work, nothing. It is
-    called with bytes that are.
-    """
+    """What logs, every few seconds, how many of `total` bytes are `done`, say "written". It is called with new ones."""
     count, told = 0, time.perf_counter()
 
     def tell(nbytes: int) -> None:
@@ -316,3 +332,20 @@ def _progress(done: str, total: int) -> Callable[[int], None]:
             logger.info("%s %s of %s of weights", done, size(count), size(total))
 
     return tell
+
+
+def has_writers(file: int) -> bool:
+    """Whether a process has the file open for writing, or mapped so, of which `file` is a descriptor for reading.
+
+    A read lease is granted only if none has (fcntl(2), "Leases"). It is given back at once: a process that opens the
+    file in between waits that long, and we are sent a signal that is ignored. False where there are no leases: not on
+    Linux, on some file systems, on files of others.
+    """
+    try:
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except (OSError, AttributeError) as error:
+        return isinstance(error, OSError) and error.errno == errno.EAGAIN
+    with suppress(OSError):  # another thread has given back the lease of us both
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False

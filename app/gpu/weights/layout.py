@@ -30,9 +30,7 @@ PAGE_BYTES = 4096
 _DTYPES = {name: known for name, (known, _) in SAFETENSORS_DTYPES.items()} | {"uint8": "U8"}
 
 Write = Callable[[str, Sequence[Tensor]], None]
-"""Stores `bundle.<n>`, its tensors in their order, or the one tensor of `table.<n>`. They are dense, on whatever device
-they were made. Each name is stored once.
-"""
+"""Stores the tensors of `bundle.<n>`, or that of `table.<n>`: once for each name. They are dense, on any device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,7 @@ class TensorFormat:
 
     @property
     def keeps_matrices(self) -> bool:
-        """Whether matrices are kept as `matrices` says. A GPU, and a CPU that computes in half precision, multiply
-        matrices in `dtype`, or in blocks of 8 bits.
-        """
+        """Whether matrices are kept as `matrices` says: a GPU, and a CPU in half types, do that with 8 bits alone."""
         return self.matrices in _KINDS or (self.device.type == "cpu" and self.dtype is torch.float32)
 
     def nbytes(self, stored: StoredSize) -> int:
@@ -154,9 +152,7 @@ class WeightSource(ABC):
         """The tensor `name` as it is stored, in memory that no other tensor shares. Raises as `take` does."""
 
     def _check_off(self, name: str) -> str:
-        """The name that `name` has there, which is taken now. A checkpoint of the bare decoder lacks the leading
-        `model.` or `transformer.`.
-        """
+        """The stored name, which is taken now. A checkpoint of the bare decoder lacks `model.` or `transformer.`."""
         stored = name if name in self._left else name.partition(".")[2]
         if stored not in self._left:
             raise BrokenModel(f"{self._origin} has no tensor {name!r}", param="model")

@@ -148,13 +148,6 @@ class FileStore:
         self.file.prove(name, checksum, before)
 
 
-def read_on_torch_threads(file: int, offset: int, target: Tensor) -> bool:
-    """As the kernel of that name."""
-    from app.gpu.kernels.linear import panels  # imports Numba, which only a CPU needs
-
-    return panels.read_on_torch_threads(file, offset, target)
-
-
 BundleStore = PinnedStore | FileStore
 """Every bundle and table of a model, complete before the first is loaded."""
 
@@ -182,6 +175,8 @@ class FileLoad:
             return
         file, name, memory = self._file, self._name, host_bytes(self._target)
         if self._in_memory:
+            from app.gpu.kernels.linear.panels import read_on_torch_threads  # imports Numba, which only a CPU needs
+
             self._wait_for_others()
             before = file.state()
             if not read_on_torch_threads(file.fileno(), file.sections[name].offset, self._target):
@@ -210,9 +205,7 @@ class FileLoad:
         return FilePlace(self._file.fileno(), offset, self.is_intact, partial(self._bring, piece))
 
     def _bring(self, piece: Piece) -> Tensor:
-        """The tensor in its place, where its bytes are now: its own alone, if they are few and as they were stored, or
-        all of the bundle. Raises `WeightsLost`.
-        """
+        """Bring the tensor to its place: it alone if it is small, else all of the bundle. Raises `WeightsLost`."""
         tensor = piece.view(self._target)
         if tensor.nbytes <= _SMALL_BYTES and not self._done:
             self._wait_for_others()

@@ -12,14 +12,12 @@ from torch import Tensor
 
 from app.domain.errors import WeightsLost
 from app.gpu.device.streams import PASSED, CpuStreams
-from app.gpu.kernels.linear import DenseLinear
+from app.gpu.kernels.linear import DenseLinear, panels
 from app.gpu.kernels.linear.matrix import BlockMatrix
-from app.gpu.weights import stores
 from app.gpu.weights.arena import plan_weights
 from app.gpu.weights.bundles import StreamedWeights
-from app.gpu.weights.file import WeightFile
+from app.gpu.weights.file import WeightFile, has_writers
 from app.gpu.weights.layout import Piece
-from app.gpu.weights.page_cache import has_writers
 from app.gpu.weights.stores import FileStore
 from tests.gpu.kernels.linear.blocks import draw_blocks
 from tests.gpu.weights.bundles import Model, make_model, overwrite, same_bits
@@ -191,13 +189,13 @@ def test_what_is_behind_the_new_end_is_lost(path: Path) -> None:
 @pytest.mark.usefixtures("exact_clock")
 @pytest.mark.parametrize("source", ["memory"], indirect=True)
 def test_a_file_that_changes_while_a_bundle_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, read = open_store(path), stores.read_on_torch_threads
+    store, read = open_store(path), panels.read_on_torch_threads
 
     def spoil_then_read(file: int, offset: int, target: Tensor) -> bool:
         overwrite(path, offset + len(target) // 2)
         return read(file, offset, target)
 
-    monkeypatch.setattr(stores, "read_on_torch_threads", spoil_then_read)
+    monkeypatch.setattr(panels, "read_on_torch_threads", spoil_then_read)
     with pytest.raises(WeightsLost, match="checksum"):
         load(store, 1)
     store.close()
