@@ -18,8 +18,7 @@ from app.gpu.kernels.attention.cpu import PagedCpuAttention
 from app.gpu.kernels.cpu.compile import compiled_features
 from app.gpu.kernels.cpu.tiles import multiplies_pairs
 from app.gpu.kernels.linear import DenseLinear, MakeLinear, linear_maker
-from app.gpu.kernels.linear.base import Linear, MatmulPrecision
-from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix
+from app.gpu.kernels.linear.base import BlockMatrix, Linear, MatmulPrecision, Matrix
 from benchmarks.onednn import PackedLinear, StoredLinear, onednn_multiplies
 from loadgen.processes.processor import NO_FLAGS, processor_flags
 

@@ -10,8 +10,7 @@ processor.
 import torch
 from torch import Tensor
 
-from app.gpu.kernels.linear.base import bias_of, cells
-from app.gpu.kernels.linear.matrix import Matrix, dense_of
+from app.gpu.kernels.linear.base import Matrix, bias_of, cells, dense_of
 
 
 class StoredLinear:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch.distributions import Categorical, kl_divergence
 
+from app.gpu.kernels.linear.base import BlockMatrix
 from app.gpu.kernels.linear.eight_bits import FLOAT8, quantize
-from app.gpu.kernels.linear.matrix import BlockMatrix
 from benchmarks.command import Benchmark
 from benchmarks.fairness.figures import MOST_GROWTH_BYTES, Neighbour, Outcome, Waits, beside_honest, judge
 from benchmarks.figures import figure_table

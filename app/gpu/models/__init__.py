@@ -4,8 +4,7 @@ import torch
 
 from app.domain.errors import DjinnError, FieldOutOfRange
 from app.gpu.kernels.attention.base import Attention
-from app.gpu.kernels.linear.base import MatmulPrecision
-from app.gpu.kernels.linear.matrix import WHOLE, Shard
+from app.gpu.kernels.linear.base import WHOLE, MatmulPrecision, Shard
 from app.gpu.models.base import LayerStack
 from app.gpu.models.family import OwnStack
 from app.gpu.models.gpt2 import GPT2

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.kernels.attention.base import Attention, Batch
-from app.gpu.kernels.linear.base import Linear, Weight
-from app.gpu.kernels.linear.matrix import WHOLE, Matrix, Shard, dense_of, split, stack, stored_rows
+from app.gpu.kernels.linear.base import WHOLE, Linear, Matrix, Shard, Weight, dense_of, split, stack, stored_rows
 from app.gpu.state.layer_state import LayerState, attention_state
 from app.gpu.weights.bundles import Bundle, Weights
 from app.gpu.weights.source import WeightSource, take_output_weight

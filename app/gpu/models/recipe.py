@@ -13,8 +13,7 @@ from app.gpu.device.hardware import choose_device, choose_dtype, choose_kv_dtype
 from app.gpu.kernels.attention import attention_for, tokens_alike
 from app.gpu.kernels.attention.base import Attention
 from app.gpu.kernels.linear import sums_rows_alike
-from app.gpu.kernels.linear.base import MatmulPrecision
-from app.gpu.kernels.linear.matrix import WHOLE, Shard
+from app.gpu.kernels.linear.base import WHOLE, MatmulPrecision, Shard
 from app.gpu.models import build_stack, can_be_streamed, load_stack, multiplies_blocks, why_not_row_by_row
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.bundles import Weights

@@ -17,7 +17,7 @@ from app.gpu.device.hardware import allocating, dtype_name
 from app.gpu.device.streams import streams_of
 from app.gpu.forward.graphs import layer_by_layer
 from app.gpu.kernels.attention.base import make_batch
-from app.gpu.kernels.linear.matrix import Shard
+from app.gpu.kernels.linear.base import Shard
 from app.gpu.kv.pools import KVPool, Part, SharedHostPool
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.protocol import Group, Load, Run

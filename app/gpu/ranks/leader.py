@@ -29,7 +29,7 @@ from app.domain.errors import DjinnError, EngineError, FieldOutOfRange
 from app.gpu.device.streams import DeviceStreams, Event
 from app.gpu.forward.graphs import RunLayers
 from app.gpu.kernels.attention.base import Batch
-from app.gpu.kernels.linear.matrix import Shard
+from app.gpu.kernels.linear.base import Shard
 from app.gpu.kv.pools import LANDED, KVPool, Landing, Part, SharedHostPool, open_slab
 from app.gpu.models import require_shards
 from app.gpu.models.base import LayerStack

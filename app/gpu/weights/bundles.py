@@ -26,8 +26,16 @@ from app.domain.memory_map import TextUse
 from app.gpu.device.hardware import allocating, zeroed
 from app.gpu.device.streams import PASSED, DeviceStreams, Event
 from app.gpu.kernels.linear import MakeLinear, linear_maker
-from app.gpu.kernels.linear.base import Linear, MatmulPrecision, Weight
-from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, look_up, numbers_of, stored_rows
+from app.gpu.kernels.linear.base import (
+    BlockMatrix,
+    Linear,
+    MatmulPrecision,
+    Matrix,
+    Weight,
+    look_up,
+    numbers_of,
+    stored_rows,
+)
 from app.gpu.weights.arena import Arena, WeightPlan, lay_out
 from app.gpu.weights.layout import BundleLayout, Piece, WeightLayout, Write
 from app.gpu.weights.stores import BundleStore, FileLoad

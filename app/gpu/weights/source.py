@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from app.domain.values import WeightsDtype
+from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of, stored_rows
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, quantize, require_inputs, row_bytes
-from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, stored_rows
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from app.model_store.tensors import INDEX, SINGLE, GgufIndex, StoredSize, is_indexed, shard_of_tensors

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.kernels.linear.base import MatmulPrecision
+from app.gpu.kernels.linear.base import BlockMatrix, MatmulPrecision, Shard, dense_of
 from app.gpu.kernels.linear.eight_bits import FLOAT8, quantize
-from app.gpu.kernels.linear.matrix import BlockMatrix, Shard, dense_of
 from app.gpu.models import load_stack, require_shards
 from app.gpu.models.base import LayerStack
 from app.model_store.resolve import ResolvedModel

@@ -13,7 +13,7 @@ from torch import Tensor
 from app.domain.errors import WeightsLost
 from app.gpu.device.streams import PASSED, CpuStreams
 from app.gpu.kernels.linear import DenseLinear, panels
-from app.gpu.kernels.linear.matrix import BlockMatrix
+from app.gpu.kernels.linear.base import BlockMatrix
 from app.gpu.weights.arena import plan_weights
 from app.gpu.weights.bundles import StreamedWeights
 from app.gpu.weights.file import WeightFile, has_writers

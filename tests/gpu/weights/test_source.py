@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GgufConfig, LlamaForCausalLM
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
-from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of, stored_rows
+from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of, stored_rows
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.source import GgufFile, RandomWeights, SafetensorsFolder, TensorFormat, weights_of

@@ -74,8 +74,7 @@ def forbid(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     assert logits.is_contiguous()
     assert logits.dtype == torch.float32
     assert bits.shape[1] * _WORD >= logits.shape[1]
-    numbers, words = logits.view(torch.int32), bits.shape[1]
-    _forbid(count=len(rows), rows=rows, bits=bits, words=words, logits=numbers, vocab_size=logits.shape[1])
+    _run(_forbid_row, bits, logits.shape[1], logits.view(torch.int32), positions=rows)
 
 
 def _heads(x: Tensor) -> int:
@@ -85,7 +84,7 @@ def _heads(x: Tensor) -> int:
 def _run(row: Any, x: Tensor, width: int, out: Tensor | None = None, **more: Any) -> Tensor:
     """Returns `out`, a new tensor like `x` if there is none."""
     out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
-    chunk = max(1, _CHUNK_ELEMENTS // max(1, math.prod(x.shape[1:])))
+    chunk = max(1, _CHUNK_ELEMENTS // max(1, width, math.prod(x.shape[1:])))
     _each_row(tokens=x.shape[0], chunk=chunk, width=width, x=x, out=out, row=row, **more)
     return out
 
@@ -197,20 +196,12 @@ def _round_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, pos
         own[i] = convert(x[i], own[i])
 
 
-@parallel
-def _forbid(a: Any, count: int, rows: Tensor, bits: Tensor, words: int, logits: Tensor, vocab_size: int) -> None:
-    """In `count` rows of `logits`, whose numbers are `rows`, tokens whose bit is 0 become minus infinity."""
-    while True:
-        index = draw(a)
-        if index >= count:
-            return
-        own = bits[index * words :]
-        row: Any = logits[rows[index] * vocab_size :]
-        for word in range(words):
-            allowed = own[word]
-            if allowed == -1:
-                continue
-            first = word * _WORD
-            for bit in range(min(_WORD, vocab_size - first)):
-                token = first + bit
-                row[token] = row[token] if (allowed >> bit) & 1 else _MINUS_INFINITY
+@inlined
+def _forbid_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
+    own = out[positions[index] * a.width :]
+    for first in range(0, a.width, _WORD):
+        allowed = x[first // _WORD]
+        if allowed == -1:
+            continue
+        for bit in range(min(_WORD, a.width - first)):
+            own[first + bit] = own[first + bit] if (allowed >> bit) & 1 else _MINUS_INFINITY

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from app.gpu.kernels.linear.base import Linear, MatmulPrecision, Weight
+from app.gpu.kernels.linear.base import BlockMatrix, Linear, MatmulPrecision, Matrix, Weight, dense_of
 from app.gpu.kernels.linear.eight_bits import FLOAT8, FLOAT8_STEP, INT8, float8_parts, int8_parts
-from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of
 
 MakeLinear = Callable[[Matrix, Tensor | None], Linear]
 """Makes the layer of a weight `[out, in]` and a bias `[out]`, which may be on `meta`."""

@@ -1,11 +1,24 @@
-"""Dense layers `y = x W^T + b`, whichever type and layout the weight has and wherever it is."""
+"""Matrices as checkpoints have them, dense in any float type or in the quantized blocks of a GGUF file, and the dense
+layers `y = x W^T + b` that multiply them.
+
+A model that several ranks run is cut. Each has some heads of attention and some columns of the MLP (Shoeybi et al.,
+arXiv:1909.08053): layers that give these cut their output features, those that take them cut their inputs, and all
+ranks' results are summed.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from app.gpu.kernels.linear.eight_bits import FLOAT8, FLOAT8_STEP, INT8, dequantize
 
 
 class MatmulPrecision(Enum):
@@ -86,3 +99,165 @@ def cells(weight: Tensor, bias: Tensor | None) -> list[Weight]:
 def bias_of(weights: Sequence[Weight]) -> Tensor | None:
     """The bias among `cells`, if there is one."""
     return weights[1].tensor if len(weights) > 1 else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockMatrix:
+    """A matrix `[out, in]` of which each row is a run of quantized blocks.
+
+    `kind` is the name of its type in gguf's `GGMLQuantizationType`, such as "Q4_1", or `FLOAT8`. `rows` is `[out, bytes
+    of a row]` uint8, on the host; those of 8 bits, see `eight_bits`, may be on any device.
+    """
+
+    kind: str
+    rows: Tensor
+    shape: tuple[int, int]
+
+    def dequantize(self, ids: Tensor | None = None) -> Tensor:
+        """Rows `ids` `[n]` int64, or all: `[n, in]` float32, as gguf's own `dequantize` gives them. On `meta` too."""
+        rows = self.rows if ids is None else self.rows[ids]
+        if self.kind in (INT8, FLOAT8):
+            return dequantize(self.kind, rows)
+        import gguf
+
+        if rows.is_meta:
+            return torch.empty(len(rows), self.shape[1], dtype=torch.float32, device="meta")
+        values: np.ndarray[Any, Any] = gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType[self.kind])
+        return torch.from_numpy(values)
+
+
+Matrix = Tensor | BlockMatrix
+"""A tensor `[out, in]` of any float type, or blocks."""
+
+
+def stack(parts: Sequence[Matrix]) -> Matrix:
+    """One matrix of the rows of all `parts`, which have the same inputs. Parts of unlike types become float32."""
+    if len(parts) == 1:
+        return parts[0]
+    if len({each.kind if isinstance(each, BlockMatrix) else each.dtype for each in parts}) == 1:
+        return _like(parts[0], _join([stored_rows(each) for each in parts]))
+    return _join([dense_of(each).float() for each in parts])
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of all. On `meta`, `torch.cat` imports PyTorch's compiler, which takes a second."""
+    if parts[0].is_meta:
+        return parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
+    return torch.cat(list(parts))
+
+
+def split(matrix: Matrix, rows: int | list[int]) -> list[Matrix]:
+    """The matrix in parts of `rows` rows, the last of which may have fewer, or of so many each: views of it."""
+    return [_like(matrix, part) for part in stored_rows(matrix).split(rows)]
+
+
+def stored_rows(matrix: Matrix) -> Tensor:
+    """What the matrix is kept as, row by row: its own elements, or the bytes of its blocks."""
+    return matrix.rows if isinstance(matrix, BlockMatrix) else matrix
+
+
+def numbers_of(matrix: Matrix, rows: Tensor) -> Tensor:
+    """The values of some `stored_rows` of the matrix, `[n, in]`: blocks as float32, others as they are."""
+    return dense_of(_like(matrix, rows))
+
+
+def _like(matrix: Matrix, rows: Tensor) -> Matrix:
+    """A matrix of that type, which is kept as `rows`."""
+    if isinstance(matrix, BlockMatrix):
+        return BlockMatrix(matrix.kind, rows, (len(rows), matrix.shape[1]))
+    return rows
+
+
+def look_up(matrix: Matrix, ids: Tensor) -> Tensor:
+    """Rows `ids` `[n]` int64 of the matrix, `[n, in]`, in a tensor of their own; types as `dense_of` has them."""
+    return matrix.dequantize(ids) if isinstance(matrix, BlockMatrix) else F.embedding(ids, matrix)
+
+
+def dense_of(matrix: Matrix) -> Tensor:
+    """The matrix as one tensor `[out, in]`: blocks as float32, others as they are."""
+    return matrix.dequantize() if isinstance(matrix, BlockMatrix) else matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part `rank` of `ranks` equal ones. Two things take all of them: `total` sums `[tokens, features]`, in a tensor of
+    its own; `beside` gives rank 0 the logits `[rows, vocab_size]` of those for each rank's `vocabulary`, and that size.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    total: Callable[[Tensor], Tensor] = lambda part: part
+    beside: Callable[[Tensor, int], Tensor] = lambda part, size: part
+
+    def share(self, count: int) -> int:
+        """How many of `count` heads or features are here; the ranks divide them."""
+        return count // self.ranks
+
+    def rows(self, matrix: Matrix) -> Matrix:
+        """The share of the output features of `matrix` `[out, in]`."""
+        return matrix if self.ranks == 1 else self._part_of(matrix, self.share(matrix.shape[0]))
+
+    def vocabulary(self, matrix: Matrix) -> Matrix:
+        """The share of the rows of an output projection, whose number the ranks need not divide: the last has fewer."""
+        return matrix if self.ranks == 1 else self._part_of(matrix, -(-matrix.shape[0] // self.ranks))
+
+    def values(self, bias: Tensor) -> Tensor:
+        """The same of a bias `[out]`."""
+        return bias if self.ranks == 1 else bias.chunk(self.ranks)[self.rank]
+
+    def columns(self, matrix: Matrix) -> Matrix:
+        """The share of the inputs of `matrix` `[out, in]`. Blocks that the cut goes through become float32."""
+        if self.ranks == 1:
+            return matrix
+        rows, width = matrix.shape[0], self.share(matrix.shape[1])
+        if not isinstance(matrix, BlockMatrix):
+            return self._columns_of(matrix)
+        if width % _block_length(matrix.kind):
+            return self.columns(matrix.dequantize())
+        blocks, scales = matrix.rows, matrix.rows[:, :0]
+        if matrix.kind == FLOAT8:  # a row has one scale, behind its numbers
+            blocks, scales = blocks.tensor_split([matrix.shape[1]], dim=1)
+        return BlockMatrix(matrix.kind, torch.cat((self._columns_of(blocks), scales), 1), (rows, width))
+
+    def once(self, bias: Tensor) -> Tensor | None:
+        """The bias of a layer whose results are summed: one rank adds it."""
+        return bias if self.rank == 0 else None
+
+    def summed(self, linear: Linear) -> Linear:
+        """The layer whose inputs are cut, which gives the sum over all ranks."""
+        return linear if self.ranks == 1 else _Summed(linear, self.total)
+
+    def _part_of(self, matrix: Matrix, length: int) -> Matrix:
+        """A copy of this rank's `length` rows, so that the whole is not kept."""
+        return _like(matrix, stored_rows(matrix).split(length)[self.rank].clone())
+
+    def _columns_of(self, rows: Tensor) -> Tensor:
+        return rows.chunk(self.ranks, dim=1)[self.rank].clone(memory_format=torch.contiguous_format)
+
+
+WHOLE = Shard()
+"""Of a model that one process runs."""
+
+
+class _Summed:
+    """A layer of which each rank has some inputs: the sum of all ranks' results."""
+
+    def __init__(self, linear: Linear, total: Callable[[Tensor], Tensor]) -> None:
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._linear, self._total = linear, total
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        return self._linear.weights
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._total(self._linear(x))
+
+
+def _block_length(kind: str) -> int:
+    """Inputs of a matrix in blocks are a multiple of this."""
+    if kind == FLOAT8:
+        return FLOAT8_STEP
+    import gguf
+
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]

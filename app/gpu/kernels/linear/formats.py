@@ -22,7 +22,7 @@ from torch import Tensor
 from app.gpu.kernels.cpu import lone_threads
 from app.gpu.kernels.cpu.launch import ELEMENTS
 from app.gpu.kernels.cpu.tiles import HALVES, PAIRS, PANEL, ROUNDED
-from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix, dense_of
+from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of
 
 _ROWS = 8 * PANEL
 """Rows of blocks that are taken apart at a time, so that what they become stays in the cache."""

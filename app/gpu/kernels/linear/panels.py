@@ -28,9 +28,8 @@ from app.gpu.kernels.cpu.elementwise import add_, rounded
 from app.gpu.kernels.cpu.intrinsics import INT64, address_of, fetch_add, instruction
 from app.gpu.kernels.cpu.launch import draw, parallel
 from app.gpu.kernels.cpu.tiles import COLUMNS, HALVES, PANEL, ROWS, is_in_pairs, make_tile, takes_bfloat16, unpack
-from app.gpu.kernels.linear.base import MatmulPrecision, Weight, bias_of, cells
+from app.gpu.kernels.linear.base import MatmulPrecision, Matrix, Weight, bias_of, cells, dense_of
 from app.gpu.kernels.linear.formats import to_panels
-from app.gpu.kernels.linear.matrix import Matrix, dense_of
 
 PART_BYTES = 1 << 18
 """Bytes that a thread reads at a time: a part of its second-level cache."""

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import torch
 
-from app.gpu.kernels.linear.matrix import BlockMatrix
+from app.gpu.kernels.linear.base import BlockMatrix
 
 HALVES = {
     "Q8_0": [0],

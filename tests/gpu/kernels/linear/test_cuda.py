@@ -10,9 +10,8 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from app.gpu.kernels.linear import linear_maker
-from app.gpu.kernels.linear.base import Linear
+from app.gpu.kernels.linear.base import BlockMatrix, Linear, dense_of
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, float8_parts, quantize
-from app.gpu.kernels.linear.matrix import BlockMatrix, dense_of
 from app.gpu.kernels.linear.triton_matmul import (
     ROW_TILE,
     TILE_INPUTS,

@@ -17,27 +17,14 @@ from app.gpu.kernels.cpu.compile import inlined
 from app.gpu.kernels.cpu.elementwise import rounded
 from app.gpu.kernels.cpu.intrinsics import convert, widen
 from app.gpu.kernels.cpu.launch import draw, parallel
-from app.gpu.kernels.linear.eight_bits import (
-    ABOVE_448,
-    EXPONENT,
-    INFINITE,
-    LEAST_NORMAL,
-    LEAST_PEAK,
-    MAGNITUDE,
-    MAX_CODE,
-    NOT_A_NUMBER,
-    ROUNDER,
-    ROUNDER_BITS,
-    SHIFT,
-    TWO_POWERS,
-)
+from app.gpu.kernels.linear import eight_bits
 
 PAGED_TOKENS = 8
 """Rows of at most so many tokens attend one query at a time, where each has the bits of a single one. Chosen when
 prompts attended in PyTorch: gathering their context broke even at 16 tokens, on contexts of 128 to 2,048. The prompts'
 kernel has not been compared with it."""
 _CHUNK_ELEMENTS = 8192
-_ROUNDER = np.float32(ROUNDER)
+_MAGNITUDE, _ROUNDER = np.int32(eight_bits.MAGNITUDE), np.float32(eight_bits.ROUNDER)
 
 
 class PagedCpuAttention:
@@ -145,14 +132,13 @@ def _convert(states: Any, row: Any, count: int) -> None:
 
 @inlined
 def _round_to_float8(states: Any, row: Any, count: int) -> None:
-    """Write `count` numbers and their scale to `row`. This looks at bits and adds powers of two, so fast mathematics
-    change nothing.
-    """
+    """Write `count` numbers and their scale to `row`. Bits and powers of two: fast mathematics change nothing."""
     peak: Any = np.int32(0)
     for i in range(count):
-        peak = max(peak, np.float32(widen(states[i])).view(np.int32) & np.int32(MAGNITUDE))
-    bits = max((peak + ABOVE_448) & EXPONENT, LEAST_PEAK) - SHIFT if peak < INFINITE else NOT_A_NUMBER
-    inverse = np.int32(TWO_POWERS - bits).view(np.float32)
+        peak = max(peak, np.float32(widen(states[i])).view(np.int32) & _MAGNITUDE)
+    bits = max((peak + eight_bits.ABOVE_448) & eight_bits.EXPONENT, eight_bits.LEAST_PEAK) - eight_bits.SHIFT
+    bits = bits if peak < eight_bits.INFINITE else eight_bits.NOT_A_NUMBER
+    inverse = np.int32(eight_bits.TWO_POWERS - bits).view(np.float32)
     for i in range(count):
         row[i] = _encode(widen(states[i]) * inverse)
     for i in range(4):
@@ -163,8 +149,8 @@ def _round_to_float8(states: Any, row: Any, count: int) -> None:
 def _encode(scaled: Any) -> Any:
     """The code of a float32 between -448 and 448, to nearest even: see `triton_matmul.encode`."""
     bits = np.float32(scaled).view(np.int32)
-    size = bits & np.int32(MAGNITUDE)
-    small = np.float32(abs(scaled) + _ROUNDER).view(np.int32) - ROUNDER_BITS
+    size = bits & _MAGNITUDE
+    small = np.float32(abs(scaled) + _ROUNDER).view(np.int32) - eight_bits.ROUNDER_BITS
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
-    code: Any = small if size < LEAST_NORMAL else normal
-    return np.uint8(min(code, MAX_CODE) | ((bits >> 24) & 0x80))
+    code: Any = small if size < eight_bits.LEAST_NORMAL else normal
+    return np.uint8(min(code, eight_bits.MAX_CODE) | ((bits >> 24) & 0x80))
