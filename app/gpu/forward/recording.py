@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.device.hardware import DeviceMemory
+from app.gpu.device.hardware import PROGRESS_SECONDS, DeviceMemory
 from app.gpu.forward.graphs import KEPT_PASSES, Graphs, Recorder, layer_by_layer, run_piece
 from app.gpu.kernels.attention.base import Batch, make_batch
 from app.gpu.kv.pools import KVPool
@@ -19,7 +19,6 @@ from app.gpu.models.base import TOLERANCE, LayerStack
 
 logger = logging.getLogger(__name__)
 
-PROGRESS_SECONDS = 2.0
 CHECKED_TOKENS = 2
 """In the sequence that graphs are checked with: the shortest that has a past."""
 
@@ -43,9 +42,7 @@ _CAPTURING = threading.Lock()
 
 
 class CudaRecorder:
-    """A `Recorder` that captures `torch.cuda.CUDAGraph`s, all of them in one memory pool. A replay runs on the current
-    stream, whichever that is then.
-    """
+    """A `Recorder` of `torch.cuda.CUDAGraph`s, all in one memory pool. A replay runs on the stream current by then."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

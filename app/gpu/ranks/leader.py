@@ -53,9 +53,7 @@ Direction = Literal["out", "in"]
 
 
 def start_ranks(recipe: Recipe, die: Die) -> Ranks | None:
-    """The other ranks, which begin to load their parts; None if the setting is 1. Raises FieldOutOfRange for a model or
-    a setting that ranks are not for.
-    """
+    """The other ranks, which begin to load their parts, if the setting is not 1. May raise FieldOutOfRange."""
     settings, device = recipe.settings, recipe.device
     count = settings.tensor_parallel
     if count == 1:
@@ -202,9 +200,7 @@ class Ranks:
     def copying(
         self, direction: Direction, after: int, source: Sequence[int], target: Sequence[int], half: HalfPass
     ) -> Iterator[None]:
-        """Have all copy blocks, once `after` orders have been carried out, while the context lasts; it ends when they
-        have. As with `run`, there is no way back.
-        """
+        """Have all copy blocks after so many orders; the context ends when they have. As with `run`, no way back."""
         try:
             for other in self.others:
                 other.copies[direction].send((after, source, target, half))
@@ -267,8 +263,8 @@ def leading_layers(ranks: Ranks, run_layers: RunLayers) -> RunLayers:
     """Layers of all ranks: `run_layers` runs the part that is here, while the others run theirs."""
 
     def run_on_all(lo: int, hi: int, hidden: Tensor, batch: Batch) -> Tensor:
-        run = Run.of(lo, hi, hidden, batch)
-        return ranks.run(run.pack(hidden, batch), lambda: run_layers(lo, hi, hidden, batch), "run", run)
+        run, page = Run.of(lo, hi, hidden, batch)
+        return ranks.run(page, lambda: run_layers(lo, hi, hidden, batch), "run", run)
 
     return run_on_all
 

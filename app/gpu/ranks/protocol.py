@@ -50,66 +50,49 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An order to run layers `[lo, hi)`. A page with the input, uint8, is broadcast next: each tensor of the batch, and
-    the residual stream `[tokens, hidden_size]` of `dtype`.
+    """An order to run layers `[lo, hi)`. A page with the input, uint8, is broadcast next: the residual stream, and each
+    tensor of the batch.
     """
 
     lo: int
     hi: int
     rows: tuple[RowShape, ...]
     decodes: int
-    tokens: int
-    table_blocks: int
-    """Width of the block tables."""
-    hidden_size: int
-    dtype: torch.dtype
+    tensors: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    """The shape and dtype of each in the page."""
 
     @staticmethod
-    def of(lo: int, hi: int, hidden: Tensor, batch: Batch) -> Run:
-        """The run of this input."""
-        tokens, hidden_size = hidden.shape
-        return Run(lo, hi, batch.rows, batch.decodes, tokens, batch.block_tables.shape[1], hidden_size, hidden.dtype)
-
-    def pack(self, hidden: Tensor, batch: Batch) -> Tensor:
-        """The page, on the device of `hidden`."""
-        page = self.empty(hidden.device)
-        given = (batch.positions, batch.slot_blocks, batch.slot_offsets, batch.block_tables, batch.contexts)
-        for place, tensor in zip(self._places(page), (*given, batch.prompt_starts, hidden), strict=True):
-            if tensor is not None:
-                place.copy_(tensor)
-        return page
+    def of(lo: int, hi: int, hidden: Tensor, batch: Batch) -> tuple[Run, Tensor]:
+        """The run of this input, and the page, on the device of `hidden`."""
+        given = [hidden, batch.positions, batch.slot_blocks, batch.slot_offsets, batch.block_tables, batch.contexts]
+        given += [] if batch.prompt_starts is None else [batch.prompt_starts]
+        run = Run(lo, hi, batch.rows, batch.decodes, tuple((tuple(each.shape), each.dtype) for each in given))
+        page = run.empty(hidden.device)
+        for place, tensor in zip(run._views(page), given, strict=True):
+            place.copy_(tensor)
+        return run, page
 
     def unpack(self, page: Tensor) -> tuple[Tensor, Batch]:
         """The residual stream and the batch of `page`, as views of it."""
-        positions, slot_blocks, slot_offsets, tables, contexts, starts, hidden = self._places(page)
-        prompt_starts = starts if len(self.rows) > self.decodes else None
-        return hidden, Batch(
-            self.rows, self.decodes, positions, slot_blocks, slot_offsets, tables, contexts, prompt_starts
-        )
+        hidden, *tensors = self._views(page)
+        return hidden, Batch(self.rows, self.decodes, *tensors)
 
     def empty(self, device: torch.device) -> Tensor:
         """A page for the same run, uninitialised."""
-        return torch.empty(self._layout()[-1][2].stop, dtype=torch.uint8, device=device)
+        return torch.empty(sum(map(_page_bytes, self.tensors)), dtype=torch.uint8, device=device)
 
-    def _layout(self) -> list[tuple[tuple[int, ...], torch.dtype, slice]]:
-        """Shape, dtype and bytes of each tensor."""
-        rows = len(self.rows)
-        each: list[tuple[tuple[int, ...], torch.dtype]] = [
-            *[((self.tokens,), torch.int64)] * 3,
-            ((rows, self.table_blocks), torch.int32),
-            ((rows,), torch.int32),
-            ((rows - self.decodes + 1,), torch.int32),
-            ((self.tokens, self.hidden_size), self.dtype),
+    def _views(self, page: Tensor) -> list[Tensor]:
+        parts = page.split(list(map(_page_bytes, self.tensors)))
+        return [
+            part.view(dtype)[: prod(shape)].view(shape)
+            for part, (shape, dtype) in zip(parts, self.tensors, strict=True)
         ]
-        laid, begin = [], 0
-        for shape, dtype in each:
-            nbytes = prod(shape) * dtype.itemsize
-            laid.append((shape, dtype, slice(begin, begin + nbytes)))
-            begin += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        return laid
 
-    def _places(self, page: Tensor) -> list[Tensor]:
-        return [page[where].view(dtype).view(shape) for shape, dtype, where in self._layout()]
+
+def _page_bytes(tensor: tuple[tuple[int, ...], torch.dtype]) -> int:
+    """Of a tensor of this shape and dtype, with what aligns the next."""
+    shape, dtype = tensor
+    return -(-prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
 
 
 class Group:

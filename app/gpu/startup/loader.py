@@ -154,9 +154,7 @@ def _describe(name: str, stack: LayerStack, max_model_len: int, layout: KVLayout
 
 
 def make_scheduler(stack: LayerStack, settings: EngineSettings, kv: KV, draft_tokens: int) -> Scheduler:
-    """The scheduler, with the placement and the block pools that it plans with. A row has at most `draft_tokens`
-    drafted ones.
-    """
+    """The scheduler, with the placement that it plans with. A row has at most `draft_tokens` drafted tokens."""
     cache, borrower = kv.cache, kv.borrower
     tiers = KVTiers(cache, kv.identity.layout.block_bytes, stack.num_layers)
     borrow = lend_nothing if borrower is None else borrower.borrow

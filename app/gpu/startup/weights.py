@@ -8,7 +8,9 @@ from pathlib import Path
 
 import torch
 
+from app.domain.errors import FieldOutOfRange
 from app.domain.memory_map import TextUse
+from app.domain.values import WeightsDtype
 from app.gpu.device.hardware import dtype_name
 from app.gpu.device.streams import DeviceStreams, streams_of
 from app.gpu.kernels.linear import linear_maker
@@ -16,7 +18,6 @@ from app.gpu.models import can_be_streamed, require_row_by_row
 from app.gpu.models.base import LayerStack
 from app.gpu.models.recipe import Recipe
 from app.gpu.ranks.leader import Ranks
-from app.gpu.startup.memory import check_weights_fit, free_bytes, weight_bytes
 from app.gpu.weights.arena import plan_weights
 from app.gpu.weights.bundles import StreamedWeights
 from app.gpu.weights.file import open_weight_file
@@ -24,7 +25,9 @@ from app.gpu.weights.layout import Write
 from app.gpu.weights.source import TensorFormat, weights_of
 from app.gpu.weights.stores import BundleStore, FileStore, PinnedStore
 from app.machine.files import size
-from app.model_store.resolve import fingerprint
+from app.machine.memory import read_host_memory
+from app.model_store.resolve import ResolvedModel, fingerprint
+from app.model_store.tensors import StoredSize, stored_sizes
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +73,11 @@ def load_model(recipe: Recipe, ranks: Ranks | None = None) -> LoadedModel:
     built = _build_on_meta(recipe) if model.folder is None and can_be_streamed(model) else None
     stored = weight_bytes(model, device, dtype) if built is None else built[0].layout.nbytes
     if ranks is not None:
-        check_weights_fit(model, stored if device.type == "cpu" else stored // ranks.count, device, dtype)
+        _check_fit(model, stored if device.type == "cpu" else stored // ranks.count, device, dtype)
         stack = recipe.load_stack(ranks.shard)
         logger.info("weights: %s, the layers cut over %d ranks", size(stack.parameter_bytes), ranks.count)
         return LoadedModel(stack, streams_of(device), ranks=ranks)
-    free = free_bytes(device)
+    free = _free_bytes(device)
     # Blocks that are laid out anew, or become float32, may take many times what they take in their file. To find out
     # takes a second, so a small model is counted by its file.
     may_grow = TensorFormat(device, dtype, model.weights_dtype).keeps_matrices and model.folder is not None
@@ -85,7 +88,7 @@ def load_model(recipe: Recipe, ranks: Ranks | None = None) -> LoadedModel:
     if budget is None:
         fits = needed <= free * RESIDENT_SHARE or not can_be_streamed(model)
         budget = needed if fits else int(free * STREAMED_SHARE)
-    check_weights_fit(model, min(needed, budget), device, dtype)
+    _check_fit(model, min(needed, budget), device, dtype)
     if needed > budget:
         if settings.batch_invariant:
             require_row_by_row(model, device)
@@ -142,3 +145,43 @@ def _stream(recipe: Recipe, budget: int, weights: StreamedWeights, stack: LayerS
         size(plan.ring_bytes),
     )
     return LoadedModel(stack, streams, weights)
+
+
+def weight_bytes(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> int:
+    """Bytes of all parameters on `device`, matrices as the model keeps them there, all others as `dtype`. On a CPU an
+    output projection that is tied to the embedding is a second copy, in the layout in which it is multiplied.
+    """
+    text = model.config.get_text_config()
+    table: tuple[int, int] = (text.vocab_size, text.hidden_size)
+    tied = bool(text.tie_word_embeddings) and device.type == "cpu"
+    tensor_format = TensorFormat(device, dtype, model.weights_dtype if can_be_streamed(model) else WeightsDtype.FLOAT32)
+    if model.folder is None or getattr(model.config, "quantization_config", None) is not None:
+        stored = _random_sizes(model, dtype)
+    else:
+        stored = stored_sizes(model.folder)
+    tables = [tensor_format.nbytes(each) for each in stored.values() if each.shape == table]
+    return sum(map(tensor_format.nbytes, stored.values())) + (max(tables, default=0) if tied else 0)
+
+
+def _random_sizes(model: ResolvedModel, dtype: torch.dtype) -> dict[str, StoredSize]:
+    """As `stored_sizes`, of weights that are made as `dtype`, at random or of quantized ones."""
+    from transformers import AutoModelForCausalLM  # imports much of Transformers
+
+    with torch.device("meta"):
+        parameters = AutoModelForCausalLM.from_config(model.config).named_parameters()
+    return {name: StoredSize(tuple(each.shape), each.numel() * dtype.itemsize) for name, each in parameters}
+
+
+def _free_bytes(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else read_host_memory().free_bytes
+
+
+def _check_fit(model: ResolvedModel, needed: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise `FieldOutOfRange` if fewer than `needed` bytes are free on `device`, where these weights are kept."""
+    free = _free_bytes(device)
+    if needed > free:
+        raise FieldOutOfRange(
+            f"the weights of {model.name} need {size(needed)} for {dtype_name(dtype)}; "
+            f"{size(free)} are free on {device}. Llama-like models and GPT-2 need less: see weights_device",
+            param="weights_device",
+        )

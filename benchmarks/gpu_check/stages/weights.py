@@ -9,7 +9,7 @@ from statistics import median
 import torch
 
 from app.gpu.startup.loader import load_engine
-from app.gpu.startup.memory import weight_bytes
+from app.gpu.startup.weights import weight_bytes
 from app.machine.memory import read_host_memory
 from app.model_store.resolve import ResolvedModel
 from benchmarks.engine.away import random_tokens

@@ -15,7 +15,7 @@ from app.domain.values import KVBudget, KVPolicy
 from app.gpu.device.hardware import DeviceMemory, allocating
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
-from app.gpu.startup.memory import DISK_SHARE, KEPT_SHARE, MemoryPlan, budget_blocks, largest_step, plan_memory
+from app.gpu.startup.kv import DISK_SHARE, KEPT_SHARE, MemoryPlan, budget_blocks, largest_step, plan_memory
 from app.machine import files
 from app.machine.files import GIB, DiskRoom
 from app.settings import EngineSettings, Settings
