@@ -32,6 +32,7 @@ from app.gpu.sampling.sampler import choose, place_requests
 from app.gpu.weights.bundles import ResidentWeights
 from app.gpu.weights.source import weights_of
 from app.model_store.resolve import resolve
+from benchmarks.roofline.null_device import NullRecorder
 
 META, CUDA = torch.device("meta"), torch.device("cuda")
 DTYPE = torch.bfloat16
@@ -145,7 +146,7 @@ def decode_launches(
     with torch.inference_mode():
         token_ids = torch.empty(sessions, dtype=torch.int64, device=META)
         run_layers = layer_by_layer(stack, KVPool(stack, 1, BLOCK_SIZE))
-        graphs = Graphs(stack, run_layers, _Once(), sessions, -(-stack.max_model_len // BLOCK_SIZE))
+        graphs = Graphs(stack, run_layers, NullRecorder(), sessions, -(-stack.max_model_len // BLOCK_SIZE))
     with noting_launches(processors) as log:
         graphs.record_whole(sessions)
         graph = log.take()
@@ -153,14 +154,3 @@ def decode_launches(
         inputs = log.take()
         choose(logits, choices, on_host=False)
         return StepLaunches(inputs, graph, log.take())
-
-
-class _Once:
-    """A `Recorder` whose work is noted when it is recorded; a replay does nothing."""
-
-    def record(self, work: Callable[[], None], *, concurrent: bool = False) -> Callable[[], None]:
-        work()
-        return lambda: None
-
-    def forget(self) -> None:
-        pass

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from app.gpu.device.streams import PASSED, WHOLE, CpuStream, Event, Run, Stream
 from app.gpu.engine import Engine
+from app.gpu.forward.graphs import CudaRecorder
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.sampling import triton_draw
 from app.gpu.startup.loader import build_engine
@@ -108,8 +109,11 @@ class NullStack:
         return torch.ones(len(hidden), self.vocab_size)
 
 
-class NullRecorder:
-    """See `Recorder`. A replay is a call that does nothing."""
+class NullRecorder(CudaRecorder):
+    """Runs work when it is recorded. A replay is a call that does nothing."""
+
+    def __init__(self) -> None:
+        pass
 
     def record(self, work: Callable[[], None], *, concurrent: bool = False) -> Callable[[], None]:
         work()

@@ -14,10 +14,13 @@ wanted: half the square of their number. Aligned pieces are only twice their num
 """
 
 import logging
+import threading
+import warnings
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,13 +78,6 @@ def batch_buckets(largest: int) -> list[int]:
         buckets.append(size)
         size += size if size < 8 else max(8, 1 << (size.bit_length() - 4))
     return [*buckets, largest]
-
-
-def run_buckets(buckets: list[int]) -> list[int]:
-    """Those that pieces are recorded for: powers of two, and the largest. A device that reads weights takes about as
-    long for 33 rows as for 64, and each bucket has graphs for every piece.
-    """
-    return [bucket for bucket in buckets if bucket & (bucket - 1) == 0 or bucket == buckets[-1]]
 
 
 class Piece(NamedTuple):
@@ -150,8 +146,33 @@ class KeptGraphs:
         del self._replays[piece]
 
 
-class Recorder(Protocol):
-    """How a device keeps work that it can be told to do again. For one thread, in inference mode."""
+@contextmanager
+def waiting_forbidden() -> Iterator[None]:
+    """Raise RuntimeError from work that makes the host wait, as far as PyTorch notices. Holds for all threads."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch calls the mode a prototype, once
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+_THREAD_LOCAL = "thread_local"
+_CAPTURING = threading.Lock()
+"""A process may have one capture under way at a time, whichever thread's it is."""
+
+
+class CudaRecorder:
+    """Keeps work of a device, which can then be told to do it again, as `torch.cuda.CUDAGraph`s in one memory pool. For
+    one thread, in inference mode. A replay runs on what is the current stream then.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], None], *, concurrent: bool = False) -> Callable[[], None]:
         """What repeats the work that `work` gives the device: on the tensors that it found, whatever they hold then.
@@ -162,12 +183,40 @@ class Recorder(Protocol):
 
         A `concurrent` recording waits for nothing that other threads give the device, such as copies of KV. Then `work`
         must be part of what has been recorded.
+
+        Warms up on a side stream and captures on the same, as PyTorch asks for: kernels are compiled, libraries have
+        their handles and workspaces for this stream, and none of that is in the graph.
         """
-        ...
+        caller, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
+        self._stream.wait_stream(caller)
+        # A capture that fails to end leaves its stream the current one; this block sets that right.
+        with torch.cuda.stream(self._stream), _CAPTURING:
+            try:
+                work()
+                if not concurrent:
+                    # A capture would not survive work that waits, and up to 2.11 PyTorch's allocator does not survive
+                    # such a capture: it believes for ever that one is under way.
+                    with waiting_forbidden():
+                        work()
+            finally:
+                caller.wait_stream(self._stream)  # work that has failed half-way writes to tensors, too
+            if concurrent:
+                # `torch.cuda.graph` would wait for all streams first, among them those that move KV, and give back the
+                # memory that PyTorch keeps for the next step.
+                graph.capture_begin(self._pool, capture_error_mode=_THREAD_LOCAL)
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+            else:
+                # Another thread's copies are none of this capture's business.
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=_THREAD_LOCAL):
+                    work()
+        return graph.replay
 
     def forget(self) -> None:
         """Share no memory with earlier recordings: they have been released."""
-        ...
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 class Graphs:
@@ -178,7 +227,9 @@ class Graphs:
     checked. All methods are called in inference mode; readers of results use the stream of the call.
     """
 
-    def __init__(self, stack: LayerStack, run_layers: RunLayers, recorder: Recorder, rows: int, blocks: int) -> None:
+    def __init__(
+        self, stack: LayerStack, run_layers: RunLayers, recorder: CudaRecorder, rows: int, blocks: int
+    ) -> None:
         """The largest step has so many rows, each of so many KV blocks."""
         self._stack, self._run_layers, self._recorder = stack, run_layers, recorder
         self._inputs = FixedBatch(rows, rows, blocks, stack.device)
@@ -188,7 +239,8 @@ class Graphs:
         self.logits = torch.empty(rows, stack.vocab_size, dtype=torch.float32, device=stack.device)
         """`[rows, vocab_size]`, which last until the next step and may be written to."""
         self.buckets = batch_buckets(rows)
-        self._run_buckets = run_buckets(self.buckets)
+        # A device that reads weights takes about as long for 33 rows as for 64, and each of these has all pieces.
+        self._run_buckets = [each for each in self.buckets if each & (each - 1) == 0 or each == rows]
         self._bucket = rows
         """Of the rows that were taken."""
         self._whole: dict[int, Callable[[], None]] = {}

@@ -1,18 +1,14 @@
 """Recording CUDA graphs: whether to do so, how, what memory they take, and whether what they replay is right."""
 
 import logging
-import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.gpu.device.hardware import PROGRESS_SECONDS, DeviceMemory
-from app.gpu.forward.graphs import KEPT_PASSES, Graphs, Recorder, layer_by_layer, run_piece
+from app.gpu.forward.graphs import KEPT_PASSES, CudaRecorder, Graphs, layer_by_layer, run_piece
 from app.gpu.kernels.attention.base import Batch, make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import TOLERANCE, LayerStack
@@ -23,70 +19,9 @@ CHECKED_TOKENS = 2
 """In the sequence that graphs are checked with: the shortest that has a past."""
 
 
-@contextmanager
-def waiting_forbidden() -> Iterator[None]:
-    """Raise RuntimeError from work that makes the host wait, as far as PyTorch notices. Holds for all threads."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch calls the mode a prototype, once
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
-_THREAD_LOCAL = "thread_local"
-_CAPTURING = threading.Lock()
-"""A process may have one capture under way at a time, whichever thread's it is."""
-
-
-class CudaRecorder:
-    """A `Recorder` of `torch.cuda.CUDAGraph`s, all in one memory pool. A replay runs on the stream current by then."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def record(self, work: Callable[[], None], *, concurrent: bool = False) -> Callable[[], None]:
-        """Record as `Recorder` says. Warms up on a side stream and captures on the same, as PyTorch asks for: kernels
-        are compiled, libraries have their handles and workspaces for this stream, and none of that is in the graph.
-        """
-        caller, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
-        self._stream.wait_stream(caller)
-        # A capture that fails to end leaves its stream the current one; this block sets that right.
-        with torch.cuda.stream(self._stream), _CAPTURING:
-            try:
-                work()
-                if not concurrent:
-                    # A capture would not survive work that waits, and up to 2.11 PyTorch's allocator does not survive
-                    # such a capture: it believes for ever that one is under way.
-                    with waiting_forbidden():
-                        work()
-            finally:
-                caller.wait_stream(self._stream)  # work that has failed half-way writes to tensors, too
-            if concurrent:
-                # `torch.cuda.graph` would wait for all streams first, among them those that move KV, and give back the
-                # memory that PyTorch keeps for the next step.
-                graph.capture_begin(self._pool, capture_error_mode=_THREAD_LOCAL)
-                try:
-                    work()
-                finally:
-                    graph.capture_end()
-            else:
-                # Another thread's copies are none of this capture's business.
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=_THREAD_LOCAL):
-                    work()
-        return graph.replay
-
-    def forget(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-
-
 def choose_recorder(
     wanted: bool | None, device: torch.device, *, streamed: bool, folds: bool = False
-) -> Recorder | None:
+) -> CudaRecorder | None:
     """None is yes where it can be. Raises FieldOutOfRange for graphs on a device that has none, or of weights that are
     streamed: a graph's operations read the same addresses each time. So for a model that folds.
     """
@@ -108,7 +43,7 @@ def estimate_graph_bytes(
     block_size: int,
     rows: int,
     blocks: int,
-    recorder: Recorder,
+    recorder: CudaRecorder,
     memory: DeviceMemory,
     kv_dtype: torch.dtype,
 ) -> int:
@@ -134,7 +69,7 @@ def estimate_graph_bytes(
 
 
 @torch.inference_mode()
-def record_graphs(stack: LayerStack, pool: KVPool, rows: int, blocks: int, recorder: Recorder) -> Graphs | None:
+def record_graphs(stack: LayerStack, pool: KVPool, rows: int, blocks: int, recorder: CudaRecorder) -> Graphs | None:
     """Record whole steps of up to `rows` rows, each of up to `blocks` KV blocks, for every bucket, the largest first,
     and check each. Writes to block 0 of `pool`, which must be free.
 

@@ -13,7 +13,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVBudget, KVPolicy, SamplingParams, SessionId
 from app.gpu.device.hardware import DeviceMemory, allocating, dtype_name
 from app.gpu.device.streams import put_each
-from app.gpu.forward.graphs import Recorder, layer_by_layer, run_piece
+from app.gpu.forward.graphs import CudaRecorder, layer_by_layer, run_piece
 from app.gpu.forward.recording import estimate_graph_bytes
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.cache import KVCache
@@ -228,7 +228,7 @@ def make_kv(
     loaded: LoadedModel,
     settings: EngineSettings,
     dtype: torch.dtype,
-    recorder: Recorder | None,
+    recorder: CudaRecorder | None,
     room: DiskRoom | None,
 ) -> KV:
     """Allocate pools for KV of `dtype` beside the weights and what `recorder` will need. `room` is that for KV files;
@@ -305,7 +305,7 @@ def _state_every(layout: KVLayout) -> int:
 
 
 def _open_disk(settings: EngineSettings, identity: KVIdentity, room: DiskRoom | None, blocks: int) -> DiskStore | None:
-    """Where KV files are. Those of an earlier server must be known on a full disk too: the journal may need the room."""
+    """Where KV files are. Those of an earlier server must be known on a full disk too: the journal may need room."""
     folder = settings.kv_dir
     if folder is None or settings.kv_policy is KVPolicy.NONE:
         return None
@@ -330,7 +330,7 @@ def _allocate_device(
 
 
 def _plan_memory(
-    stack: LayerStack, settings: EngineSettings, recorder: Recorder | None, kv_dtype: torch.dtype
+    stack: LayerStack, settings: EngineSettings, recorder: CudaRecorder | None, kv_dtype: torch.dtype
 ) -> MemoryPlan | None:
     """None on a CPU, whose memory is taken page by page and by others too."""
     if stack.device.type != "cuda":

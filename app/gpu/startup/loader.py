@@ -15,7 +15,7 @@ from app.gpu.device.hardware import choose_kv_dtype, dtype_name
 from app.gpu.engine import Engine, Progress
 from app.gpu.forward.boundary import HostTensor
 from app.gpu.forward.forward import Runner
-from app.gpu.forward.graphs import Recorder, layer_by_layer
+from app.gpu.forward.graphs import CudaRecorder, layer_by_layer
 from app.gpu.forward.recording import choose_recorder, record_graphs
 from app.gpu.kernels.attention.base import make_batch, require_rows
 from app.gpu.kernels.cpu import release_threads, telling_of_compilation
@@ -79,7 +79,7 @@ def build_engine(
     model: ResolvedModel,
     loaded: LoadedModel,
     settings: EngineSettings,
-    recorder: Recorder | None = None,
+    recorder: CudaRecorder | None = None,
     *,
     room: DiskRoom | None = None,
 ) -> Engine:
@@ -188,7 +188,7 @@ WARM_UP_TOKENS = 32
 
 
 def make_runner(
-    loaded: LoadedModel, settings: EngineSettings, kv: KV, recorder: Recorder | None, on_layer: Callable[[], None]
+    loaded: LoadedModel, settings: EngineSettings, kv: KV, recorder: CudaRecorder | None, on_layer: Callable[[], None]
 ) -> Runner:
     """What runs the steps of a loaded model. `on_layer` is called before each layer that may take long."""
     stack, limit = loaded.stack, kv.max_model_len

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from app.domain.values import KVBudget, KVPolicy
 from app.gpu.device.streams import DeviceStreams, streams_of
 from app.gpu.engine import Engine
-from app.gpu.forward.graphs import Recorder
+from app.gpu.forward.graphs import CudaRecorder
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.base import Attention
 from app.gpu.models import load_stack
@@ -75,7 +75,7 @@ class TinyModel:
         max_step_tokens: int = STEP_TOKENS,
         host_blocks: int = 0,
         policy: KVPolicy = KVPolicy.NONE,
-        recorder: Recorder | None = None,
+        recorder: CudaRecorder | None = None,
         max_draft_tokens: int | None = None,
         **changed: Any,
     ) -> Engine:

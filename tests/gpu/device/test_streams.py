@@ -33,7 +33,7 @@ from app.gpu.device.streams import (
 )
 from app.gpu.engine import Engine
 from app.gpu.forward.boundary import HostTensor
-from app.gpu.forward.recording import waiting_forbidden
+from app.gpu.forward.graphs import waiting_forbidden
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kv.pools import HostPool, KVPool
 from app.gpu.models import load_stack

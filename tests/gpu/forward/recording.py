@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from app.gpu.forward.graphs import CudaRecorder
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 from app.gpu.kernels.attention.cpu import PagedCpuAttention
 from app.gpu.models import load_stack
@@ -76,7 +77,7 @@ def with_attention(tiny: TinyModel, attention: Attention) -> TinyModel:
     return TinyModel(tiny.resolved, stack, tiny.oracle)
 
 
-class FakeRecorder:
+class FakeRecorder(CudaRecorder):
     """Repeats work by running it again, and fails a test where a device that repeats kernels would have done otherwise.
 
     - Work that waits for the device, or takes data from the host, cannot be recorded.

@@ -31,7 +31,7 @@ from tests.gpu.kernels.attention.drawing import (
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from app.gpu.forward.recording import waiting_forbidden
+from app.gpu.forward.graphs import waiting_forbidden
 from app.gpu.kernels.attention import cuda, triton_paged
 from app.gpu.kernels.attention.base import AttentionSpec, Batch, make_batch
 from app.gpu.kernels.attention.cuda import CudaAttention
