@@ -126,9 +126,7 @@ class Engine:
         progress: Progress,
         close: Callable[[], None],
     ) -> None:
-        """`borrower` gives memory of KV back to weights; None: they keep theirs. `progress` is noted by layers too.
-        `close` is called when `run` ends.
-        """
+        """`borrower` gives memory back to weights; None: they keep theirs. `close` is called when `run` ends."""
         self.info = info
         self.grammars = grammars
         self.progress = progress
@@ -331,9 +329,7 @@ class Engine:
         return self._step is not None or (self._scheduler.has_work and not self._stalled)
 
     def _take_messages(self) -> None:
-        """Take all messages that have come. While nothing can be computed, wait for one or for the next alarm; before
-        that, give memory of KV back to weights.
-        """
+        """Take all messages that have come. With nothing to compute, give weights their memory back and wait for one."""
         if not self._can_compute:
             while not self._scheduler.has_work and self._messages.is_empty and self._settle_loans(idle=True):
                 self._mover.submit(self._placement.take_orders())

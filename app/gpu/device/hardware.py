@@ -46,9 +46,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def choose_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """What keys and values are kept as under a model that computes in `dtype`; `auto` is the same. Raises
-    FieldOutOfRange for a type that is no smaller.
-    """
+    """The type of keys and values: `auto` is the model's `dtype`. Raises FieldOutOfRange for one that is no smaller."""
     kept = dtype if name == "auto" else _KV_DTYPES[name]
     if kept is dtype or kept.itemsize < dtype.itemsize:
         return kept
@@ -142,9 +140,7 @@ def touch(memory: Tensor) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was asked for and not granted, by a device or by the host. PyTorch's allocator on a CPU raises a
-    plain RuntimeError.
-    """
+    """Whether memory was not granted, by a device or the host. PyTorch's allocator on a CPU raises a RuntimeError."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)

@@ -110,9 +110,7 @@ class CpuStream:
         event.synchronize()
 
     def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
-        """On the calling thread, as PyTorch's own are busy with the model, and without the GIL. As bytes: NumPy has no
-        bfloat16.
-        """
+        """On the calling thread, as PyTorch's are busy, and without the GIL. As bytes: NumPy has no bfloat16."""
         goal, origin = (tensor.view(torch.uint8).numpy() for tensor in (target, source))
         for write, read in runs:
             np.copyto(goal[write], origin[read])

@@ -29,9 +29,7 @@ def as_tensor(data: TensorData) -> Tensor:
 
 
 def vectors_on(device: torch.device, streams: DeviceStreams) -> PlaceTensor:
-    """Brings tensors of edits to the device, in float32 and without waiting. A single vector is kept: a persistent edit
-    asks for it in every step.
-    """
+    """Brings tensors of edits to the device, as float32 and without waiting. Keeps vectors: each step may ask again."""
 
     def bring(data: TensorData) -> Tensor:
         here = as_tensor(data)
@@ -45,9 +43,7 @@ def vectors_on(device: torch.device, streams: DeviceStreams) -> PlaceTensor:
 
 
 def apply_edit(hidden: Tensor, edit: Edit, place: PlaceTensor = as_tensor) -> None:
-    """Change `hidden` `[positions, hidden_size]` in place; every row is a chosen position. `place` gives the edit's
-    tensor where `hidden` is.
-    """
+    """Change `hidden` `[positions, hidden_size]` in place. `place` gives the edit's tensor where `hidden` is."""
     before = hidden.float()
     after = _changed(before, edit, place)
     if edit.max_norm is not None:
@@ -90,9 +86,7 @@ class HostTensor:
 
     @classmethod
     def save(cls, hidden: Tensor, streams: DeviceStreams) -> HostTensor:
-        """Copy a part of the residual stream, `[positions, hidden_size]`, once it is computed, and while the next work
-        runs; nothing may write to it any more.
-        """
+        """Copy `[positions, hidden_size]` once computed, beside the next work. Nothing may write to it any more."""
         began = time.perf_counter()
         saved = streams.host_tensor(tuple(hidden.shape), hidden.dtype)
         streams.saves.wait(streams.compute.record())

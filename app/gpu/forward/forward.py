@@ -163,9 +163,7 @@ class Runner:
     def _launch(
         self, rows: list[Row], requests: Sequence[SampleRequest], before: LaunchedStep | SplitStep | None = None
     ) -> LaunchedStep | None:
-        """None if memory is too short. An exception that was handled further out would keep the tensors of its frames
-        until then.
-        """
+        """None if memory is too short: an exception would keep the tensors of its frames until it is handled."""
         step: LaunchedStep | None = None
         try:
             self._staging.begin()

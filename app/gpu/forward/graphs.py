@@ -70,9 +70,7 @@ def run_piece(stack: LayerStack, run_layers: RunLayers, lo: int, hi: int, given:
 
 
 def batch_buckets(largest: int) -> list[int]:
-    """Batch sizes to record: 1, 2, 4, 8 and on in steps of 8, or of about an eighth where that is more, up to
-    `largest`.
-    """
+    """Batch sizes to record, up to `largest`: 1, 2, 4, 8 and on in steps of 8, or of about an eighth where more."""
     buckets, size = [], 1
     while size < largest:
         buckets.append(size)
@@ -263,18 +261,14 @@ class Graphs:
         return self.logits[:rows]
 
     def take(self, token_ids: Tensor, batch: Batch, absent: Places | None) -> None:
-        """The rows that the next runs are for: `[rows]` int64 token ids, and the places of those that are not there for
-        now. Their part of `hidden` has no meaning.
-        """
+        """The rows that the next runs are for: `[rows]` int64 token ids. Those that are `absent` become padding."""
         self._bucket = self._run_buckets[bisect_left(self._run_buckets, len(token_ids))]
         self._inputs.fill(token_ids, batch, self._bucket)
         if absent is not None:
             self._inputs.clear(absent)
 
     def run(self, lo: int, hi: int) -> bool:
-        """Take `hidden` through layers `[lo, hi)`, or, alone, through the head: to `logits`. Returns whether all of it
-        was replayed.
-        """
+        """Take `hidden` through layers `[lo, hi)`, or the head to `logits`. Returns whether all of it was replayed."""
         replayed = True
         for piece in cut_run(self._bucket, lo, hi):
             replay = self._kept.find(piece)

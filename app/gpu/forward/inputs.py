@@ -106,9 +106,7 @@ class Batches:
 
 
 class FixedBatch:
-    """Memory of a batch that stays where it is. Block tables keep entries of earlier steps past a row's context, where
-    attention does not look.
-    """
+    """Memory of a batch that stays where it is. Past a row's context, a block table keeps entries of earlier steps."""
 
     def __init__(self, tokens: int, rows: int, blocks: int, device: torch.device) -> None:
         """For so many tokens and rows at most, each of at most `blocks` blocks. All is padding."""
@@ -134,9 +132,7 @@ class FixedBatch:
         )
 
     def fill(self, token_ids: Tensor, batch: Batch, rows: int) -> None:
-        """Copy a step of one token a row in, behind what the device does now, and make padding of what is left of the
-        first `rows`.
-        """
+        """Copy a step of one token a row in, behind what the device does now. The rest of `rows` becomes padding."""
         if self._columns.is_cuda:
             from app.gpu.models.triton_elementwise import fill_inputs  # a CPU needs nothing of Triton
 

@@ -49,9 +49,7 @@ class NotRecordable(Exception):
 
 
 class Arena:
-    """Memory for tensors that live while layers are recorded: what one has given back, another one gets. It grows, and
-    never moves.
-    """
+    """Memory for tensors that live while layers are recorded: what one gives back, another gets. It never moves."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []

@@ -56,9 +56,7 @@ class LaunchedStep:
     ) -> None:
         self.rows = rows
         self.tokens: Tensor | None = None
-        """The chosen tokens, `[requests]` int64 on the device, for what is launched from now on; None if there are
-        none.
-        """
+        """The chosen tokens, if any, `[requests]` int64 on the device, for what is launched from now on."""
         self._requests, self._streams = requests, streams
         self._actions: BoundaryActions | None = None
         self._done: Event = PASSED

@@ -47,9 +47,7 @@ def ending_with_it() -> Iterator[None]:
 
 
 def _end_with(descriptor: int) -> None:
-    """Wait until the other end of a socket is closed, and end the process: it may be within a sum that rank 0 will
-    never take part in.
-    """
+    """End the process with the other end of a socket: it may be within a sum that rank 0 takes no part in."""
     hangup = poll()
     hangup.register(descriptor, 0)
     hangup.poll()

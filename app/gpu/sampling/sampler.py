@@ -39,9 +39,7 @@ Changes = tuple[Tensor, Tensor]
 addressed as `row * vocab_size + token`, into the flattened logits of the rows that sample.
 """
 Limits = tuple[Tensor, Tensor, Tensor]
-"""What draws are limited to, all `[draws, 1]`: `top_k` int64, the vocabulary's size where there is no limit, then
-`top_p` and `min_p`, float32.
-"""
+"""Of draws, `[draws, 1]` each: `top_k` int64, where unlimited the vocabulary's size, `top_p` and `min_p` float32."""
 Draws = tuple[Tensor, Tensor, Tensor, Limits | None]
 """Rows that draw their token: `[draws]` int64 rows, `[draws, 1]` float64 from 0 to 1, `[draws, 1]` float32
 temperatures, and limits, without which they draw from the whole vocabulary.
@@ -148,9 +146,7 @@ def _pack(numbers: Sequence[int]) -> int:
 
 
 class Mask:
-    """Tokens that grammars allow in some rows of a step, found while the device runs it. Until the mask is applied or
-    abandoned, nothing else may use the matchers.
-    """
+    """Tokens that grammars allow in a step, found while the device runs it. Nothing else uses the matchers until then."""
 
     def __init__(
         self, matchers: Mapping[int, Matcher], vocab_size: int, streams: DeviceStreams, put: Put, thread: Executor
@@ -162,9 +158,7 @@ class Mask:
         self._rows = put(np.array(list(matchers), np.int64))
 
     def apply(self, logits: Tensor) -> None:
-        """Set the logits of tokens that are not allowed to minus infinity, in place: `[rows, vocab_size]` float32.
-        Waits for the masks.
-        """
+        """Wait for the masks, and have `apply_mask` change `[rows, vocab_size]` float32 in place."""
         self._filled.result()
         bits = self._bits
         if not self._streams.on_host:

@@ -65,9 +65,7 @@ def _draw(
     vocab_size: tl.tensor,
     tile: tl.constexpr,
 ) -> None:
-    """One program draws for one row. Tokens above the bits `edge` are left, and the first `ties` of those that have
-    them.
-    """
+    """One program draws for one row. Tokens above the bits `edge` are left, and the first `ties` of those at it."""
     number = tl.program_id(0)
     row = probabilities + number.to(tl.int64) * vocab_size
     limit = tl.load(top_k + number)
@@ -102,9 +100,7 @@ def _draw(
 
 @triton.jit
 def _load(row: tl.tensor, token: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
-    """Bits of probabilities. What is no number counts as 0: of a row of such, token 0 is drawn, and the turn fails when
-    the host sees it.
-    """
+    """Bits of probabilities. What is no number counts as 0: a row of such draws token 0, and its turn fails later."""
     share = tl.load(row + token, mask=token < vocab_size, other=0.0)
     return tl.where(share == share, share, 0.0).to(tl.int32, bitcast=True)
 

@@ -65,17 +65,13 @@ class Batch:
     and how many there are. None without such rows.
     """
     states: Tensor | None = None
-    """`[rows, state bytes]` uint8: what folding layers remember of each row, which they replace. None without such
-    layers.
-    """
+    """`[rows, state bytes]` uint8: what folding layers remember of each row, which they replace, if there are any."""
 
 
 def make_batch(
     spans: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int, device: torch.device
 ) -> Batch:
-    """A batch by itself; see `place_batch`. `spans[i]` is row i's `(first position, token count)`, `tables[i]` the pool
-    blocks of its sequence.
-    """
+    """A batch by itself. `spans[i]` is row i's `(first position, token count)`, `tables[i]` its sequence's blocks."""
     used = [-(-(first + length) // block_size) for first, length in spans]
     padded = np.zeros((len(spans), max(used)), dtype=np.int32)
     for row, (table, count) in enumerate(zip(tables, used, strict=True)):

@@ -168,9 +168,7 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _identity(value: Any, modules: set[str]) -> Any:
-    """What tells `value`, a kernel or a part of one, from others, the same in each process. Adds to `modules` those
-    whose code goes into it.
-    """
+    """What tells `value`, a part of a kernel, from others in any process. Adds modules whose code goes into it."""
     if isinstance(value, tuple):
         return [_identity(part, modules) for part in value]
     function = getattr(value, "py_func", value)

@@ -219,17 +219,13 @@ def exp2(builder: Any, x: Any) -> Any:
 
 @instruction(lambda element: types.float32(element))
 def widen(builder: Any, kinds: Any, element: Any) -> Any:
-    """`widen(element)`: float32 of a float32, of a bfloat16 as uint16, of a float16 as int16, or of a float8 as uint8,
-    without its scale.
-    """
+    """`widen(element)`: float32 of float32, bfloat16 as uint16, float16 as int16, or float8, unscaled, as uint8."""
     return Lanes(builder).widen(kinds[0], element)
 
 
 @instruction(lambda element, like: like(_narrowest(element), like))
 def convert(builder: Any, kinds: Any, element: Any, like: Any) -> Any:
-    """`convert(element, like)`: an element as one of the kind of `like` (see `widen`), to nearest even; NaN stays. One
-    of the same kind keeps its bits.
-    """
+    """`convert(element, like)`: an element as of the kind of `like` (see `widen`), rounded to even; NaN stays."""
     lanes, kind, wanted = Lanes(builder), _narrowest(kinds[0]), kinds[1]
     if kind == wanted:
         return element
@@ -252,9 +248,7 @@ def _narrowest(kind: Any) -> Any:
 
 @instruction(lambda array, index: types.float32(array, index))
 def scale_of(builder: Any, kinds: Any, array: Any, index: Any) -> Any:
-    """`scale_of(array, index)`: the scale, float32, that begins at that element of an array of float8; 1 in any other
-    array.
-    """
+    """`scale_of(array, index)`: the float32 scale that begins at that element of an array of float8; else 1."""
     if kinds[0].dtype != types.uint8:
         return FLOAT(1.0)
     return builder.load(builder.bitcast(_element(builder, array, index), FLOAT.as_pointer()), align=1)

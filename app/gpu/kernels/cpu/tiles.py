@@ -153,9 +153,7 @@ def _load_blocks(code: Lanes, dtype: Any, vectors: int, weight: Any, column: Any
 
 
 def _load_scales(code: Lanes, dtype: Any, vectors: int, record: Any, name: str, column: Any) -> list[Any]:
-    """One vector for each of the outputs', as float32. Where there are no offsets, -0.0 stands for them: it changes
-    nothing, not even the sign of a zero.
-    """
+    """The outputs', as float32. -0.0 stands for offsets that are not there: it keeps even the sign of a zero."""
     if name not in dtype.fields:
         return [code.constant(code.floats, -0.0)] * vectors
     scalar = HALF if dtype.typeof(name).dtype == types.float16 else FLOAT

@@ -179,6 +179,4 @@ _KINDS: dict[str, tuple[Callable[[Tensor], _Fields], int, Any, int, Any, bool]] 
     "Q5_K": (_q5_k, 32, np.int8, 8, np.float32, True),
     "Q6_K": (_q6_k, 16, np.int8, 8, np.float32, False),
 }
-"""By the name of the kind: how blocks are read, inputs of a group, the quants' type and bits, the scales' type, whether
-there are offsets.
-"""
+"""By kind: how blocks are read, inputs of a group, the quants' type and bits, the scales' type, are there offsets."""
