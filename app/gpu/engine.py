@@ -329,7 +329,7 @@ class Engine:
         return self._step is not None or (self._scheduler.has_work and not self._stalled)
 
     def _take_messages(self) -> None:
-        """Take all messages that have come. With nothing to compute, give weights their memory back and wait for one."""
+        """Take all messages that have come. With nothing to compute, give weights their memory back, then wait."""
         if not self._can_compute:
             while not self._scheduler.has_work and self._messages.is_empty and self._settle_loans(idle=True):
                 self._mover.submit(self._placement.take_orders())

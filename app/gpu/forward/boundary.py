@@ -114,7 +114,7 @@ class HostTensor:
         return self._tensor
 
     def load(self, hidden: Tensor, first: int = 0) -> None:
-        """Put as many rows as `hidden` has, from row `first` on, into it, before what is launched next reads it."""
+        """Put rows from `first` on into `hidden`, as many as it has, before what is launched next reads it."""
         self._streams.compute.wait(self._copied)
         self._streams.compute.copy(hidden, self._tensor[first : first + len(hidden)])
 

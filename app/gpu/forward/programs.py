@@ -190,7 +190,7 @@ class RecordedLayers:
             kv_heads=self._stack.kv_heads,
             head_dim=self._stack.head_dim,
         )
-        for field, number in placed.arguments().items():
+        for field, number in placed.arguments.items():
             program.set(field, number)
         for start, end in pairwise(recording.starts[lo : hi + 1]):
             if self._on_layer is not None:

@@ -146,7 +146,7 @@ def _pack(numbers: Sequence[int]) -> int:
 
 
 class Mask:
-    """Tokens that grammars allow in a step, found while the device runs it. Nothing else uses the matchers until then."""
+    """Tokens that grammars allow in a step, found while the device runs it. Nothing else may use the matchers then."""
 
     def __init__(
         self, matchers: Mapping[int, Matcher], vocab_size: int, streams: DeviceStreams, put: Put, thread: Executor

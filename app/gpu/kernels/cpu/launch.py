@@ -41,7 +41,16 @@ UNBOUNDED = 1 << 60
 
 
 class ParallelKernel(Generic[P]):
-    """A function of Numba's whose calls run it on each of PyTorch's threads; see `parallel`."""
+    """A function whose calls run it on all of PyTorch's threads at once, which share the work with `draw`.
+
+    Its signature says what a launch takes: tensors, of which the function gets one-dimensional arrays of what stands
+    for their elements, without bounds; ints and floats, which become int64 and float32; and, by keyword only, constants
+    such as types and functions of Numba's. It is compiled once for each combination of dtypes and constants.
+
+    The first parameter is a record of all arguments under their names, for functions that take many; there a tensor is
+    an address. The record has a tensor's first stride too, in elements, as `NAME_stride`; or strides and last sizes
+    under the names in its annotation. The kernel trusts what it is given.
+    """
 
     def __init__(self, body: Callable[Concatenate[Any, P], None]) -> None:
         _, *parameters = inspect.signature(body, eval_str=True).parameters.values()
@@ -97,18 +106,8 @@ class ParallelKernel(Generic[P]):
         return c_function(kernel, body, repr(record), *key[:count], *elements.values())
 
 
-def parallel(body: Callable[Concatenate[Any, P], None]) -> ParallelKernel[P]:
-    """Have calls of a function run it on all of PyTorch's threads at once, which share the work with `draw`.
-
-    Its signature says what a launch takes: tensors, of which the function gets one-dimensional arrays of what stands
-    for their elements, without bounds; ints and floats, which become int64 and float32; and, by keyword only, constants
-    such as types and functions of Numba's. It is compiled once for each combination of dtypes and constants.
-
-    The first parameter is a record of all arguments under their names, for functions that take many; there a tensor is
-    an address. The record has a tensor's first stride too, in elements, as `NAME_stride`; or strides and last sizes
-    under the names in its annotation. The kernel trusts what it is given.
-    """
-    return ParallelKernel(body)
+parallel = ParallelKernel
+"""As a decorator of the function."""
 
 
 def _fields_of(parameter: inspect.Parameter) -> tuple[dict[str, Any], str]:
@@ -211,21 +210,16 @@ def _run_operations(a: Any, operations: int, inside: int, count: int) -> None:
         fetch_add(own, 1)
         call(each[index, 0], each[index, 1])  # all that is to be done has been drawn when it returns
         fetch_add(own, -1)
-        _wait_until_left(own)
+        spins = 0
+        while load(own) > 0:
+            relax()
+            spins += 1
+            if spins == _SPINS:
+                spins = 0
+                _sched_yield()
         index += 1
         done = load(address)
         if done > index:
             index = done
         else:
             store(address, index)  # another thread may have stored more: then the next to look goes a longer way
-
-
-@inlined
-def _wait_until_left(inside: Any) -> None:
-    spins = 0
-    while load(inside) > 0:
-        relax()
-        spins += 1
-        if spins == _SPINS:
-            spins = 0
-            _sched_yield()

@@ -86,16 +86,14 @@ class PlacedPrompts:
                 floats += -(-row.context // SPLIT) * kv_heads * (-(-head_dim // ROWS) * ROWS + 2) * lanes
         self.states = np.empty(floats, np.float32)
         self.folded = np.zeros((len(rows), kv_heads), np.int64)
-
-    def arguments(self) -> dict[str, int]:
-        """Of the kernel."""
-        return {
+        self.arguments: dict[str, int] = {
             "prompts": len(self.spans),
             "spans": self.spans.ctypes.data,
             "states": self.states.ctypes.data,
             "folded": self.folded.ctypes.data,
             "run": self.run,
         }
+        """Of the kernel."""
 
 
 def attend_prompts(
@@ -118,7 +116,7 @@ def attend_prompts(
     rows = [batch.rows[index] for index in prompts]
     placed = PlacedPrompts(rows, prompts, heads=heads, kv_heads=kv.shape[2], head_dim=head_dim)
     _attend(
-        **placed.arguments(),
+        **placed.arguments,
         window=spec.window or NO_WINDOW,
         query=query,
         output=output,
