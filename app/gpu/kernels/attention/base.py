@@ -83,11 +83,9 @@ def make_batch(
 def place_batch(
     firsts: NDArray[np.int64], lengths: NDArray[np.int64], tables: NDArray[np.int32], block_size: int, put: Put
 ) -> Batch:
-    """Describe rows to the layers, in arrays that `put` takes to the device.
-
-    Row i has `lengths[i]` tokens from position `firsts[i]` on; `tables[i]` are the pool blocks of its sequence, and
-    whatever follows them. Rows of one token must come first. Built in NumPy: for so few numbers, waking PyTorch's
-    threads costs more than the work.
+    """Describe rows to the layers, in arrays that `put` takes to the device. Row i has `lengths[i]` tokens from
+    position `firsts[i]` on; its blocks are the first of `tables[i]`. Rows of one token must come first. Built in NumPy:
+    for so few numbers, waking PyTorch's threads costs more than the work.
     """
     starts = np.cumsum(lengths) - lengths
     contexts = firsts + lengths

@@ -11,14 +11,12 @@ HALVES = (torch.float16, torch.bfloat16)
 FLASH_DIMS, FLASH_DIMS_STEP = 256, 8
 """What PyTorch's flash attention takes: heads of up to so many dimensions, and of multiples of so many."""
 PROMPT_ROWS = 64
-"""Height of a prompt's tiles in our own kernel, where bit-identity asks for no other, and for heads that flash
-attention takes: the matrices of float32 or of wider heads would not fit into the registers."""
+"""Height of a prompt's tiles in our own kernel, of types and heads that flash attention takes: other matrices would
+not fit into the registers."""
 
 
 class CudaAttention:
     """An `Attention`. Takes CUDA tensors of compute capability 8.0 or newer, and CPU tensors in Triton's interpreter.
-    The pool has the dtype of the queries, or a half type under float32, or float8; keys and values are widened as they
-    are read.
 
     Decode rows, one token each, attend in one launch of the Triton kernel; nothing of that depends on what the host
     knows of their contexts, so it can be captured in a CUDA graph. Padding rows (see `Batch`) are welcome there. All
@@ -28,12 +26,10 @@ class CudaAttention:
       `FLASH_DIMS` dimensions, the spec has no softcap and no sinks, none has a past, and the pool does not round them;
     - in the Triton kernel otherwise. PyTorch's flash attention reads pools in blocks of 256 tokens, if at all.
 
-    `batch_invariant`: every row attends in the Triton kernel, in tiles of one height and with its keys in one piece.
-    The result of a token is then the same to the bit in whatever batch it comes, at whatever place in it, in whichever
-    blocks its keys are, and whether it comes alone or in a prompt cut into chunks of any lengths. This rests on matrix
-    products whose rows do not influence each other; a test asks a CUDA device whether its own are such. It costs a
-    prompt the speed of flash attention, and a small batch of long contexts the multiprocessors that splitting would
-    have given it.
+    `batch_invariant`: every row attends in the Triton kernel, in tiles of one height and with its keys in one piece,
+    as `triton_paged` says. This rests on matrix products whose rows do not influence each other; a test asks a CUDA
+    device whether its own are such. It costs a prompt the speed of flash attention, and a small batch of long contexts
+    the multiprocessors that splitting would have given it.
     """
 
     def __init__(self, *, batch_invariant: bool = False) -> None:
@@ -71,10 +67,8 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def _attend_flash(states: list[Tensor], starts: Tensor, longest: int, spec: AttentionSpec) -> Tensor:
-    """Causal attention of prompts without a past. `states`: their queries, keys and values, packed `[tokens, heads,
-    head_dim]`; `longest`: tokens of the longest.
-
-    The operator behind `torch.nn.attention.varlen`, whose own signature changes from release to release.
+    """Causal attention of prompts without a past, of at most `longest` tokens: their queries, keys and values. By the
+    operator behind `torch.nn.attention.varlen`, whose own signature changes from release to release.
     """
     head_dim = states[0].shape[2]
     if head_dim % FLASH_DIMS_STEP:

@@ -27,10 +27,8 @@ def linear_maker(
     products: MatmulPrecision = MatmulPrecision.FLOAT32,
 ) -> MakeLinear:
     """The fastest layers that compute in `dtype` on `device`, with the same bits whether weights stay there or are
-    streamed to it. Weights of another type are multiplied as they are where the layers can, and converted when the
-    layer is made where they cannot.
-
-    With `batch_invariant` they give a row the same bits in any batch. `products` matters on a CPU.
+    streamed to it. Weights of another type are converted when the layer is made, where it cannot multiply them. With
+    `batch_invariant` layers give a row the same bits in any batch. `products` matters on a CPU.
     """
     if device.type == "cpu":
         from app.gpu.kernels.linear.panels import make_panels  # imports Numba, which only a CPU needs
@@ -88,7 +86,6 @@ class DenseLinear:
 
 
 def _multiply_dense(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> Tensor:
-    """`F.linear`, and our own product of a single row on CUDA."""
     if x.is_cuda and len(x) == 1:
         from app.gpu.kernels.linear.triton_matmul import matvec
 
@@ -97,7 +94,6 @@ def _multiply_dense(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tens
 
 
 def _multiply_float8(own: bool, x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor) -> Tensor:
-    """In `own` products, or PyTorch's."""
     from app.gpu.kernels.linear.triton_matmul import matmul, round_rows
 
     rows, row_scales = round_rows(x)

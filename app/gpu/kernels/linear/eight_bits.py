@@ -6,9 +6,8 @@ Both are rows of bytes, so that they are stacked, split, streamed and looked up 
     FLOAT8   the row's numbers as float8 E4M3, then its scale float32
 
 The scale of a row of float8 E4M3 (Micikevicius et al., arXiv:2209.05433) is the least power of two with which the row's
-largest number is at most 448, the largest of the type. So it rounds nothing itself: what float8 and scale stand for is
-a number of bfloat16 and float32. The rule looks at bits only, and is the same in every kernel that rounds
-(`triton_matmul`, `attention.cpu`). Keys and values in float8 follow it too.
+largest number is at most 448, the largest of the type. So it rounds nothing itself. The rule looks at bits only, and is
+the same in every kernel that rounds (`triton_matmul`, `attention.cpu`). Keys and values in float8 follow it too.
 """
 
 import torch

@@ -18,6 +18,8 @@ TILE_ROWS, TILE_OUTPUTS, TILE_INPUTS = 64, 64, 64
 """One size for every product of one type. 64 rows are the fewest that Hopper's tensor cores take without waste; a
 decode step that has fewer reads its weights once all the same, and those take longer than the sums.
 """
+ROW_TILE = 2048
+"""Numbers of a row that are rounded at a time."""
 FLOAT8_INPUTS, EIGHT_BITS_STAGES = 128, 4
 """Inputs of a tile in float8, and tiles in flight of it and of integers: chosen by reasoning, not tuned on a device."""
 VECTOR_TILE, WIDE_VECTOR_TILE = 1024, 2048
@@ -28,8 +30,6 @@ _ABOVE_448, _MAX_CODE = tl.constexpr(eight_bits.ABOVE_448), tl.constexpr(eight_b
 _SHIFT, _LEAST_PEAK = tl.constexpr(eight_bits.SHIFT), tl.constexpr(eight_bits.LEAST_PEAK)
 _TWO_POWERS, _LEAST_NORMAL = tl.constexpr(eight_bits.TWO_POWERS), tl.constexpr(eight_bits.LEAST_NORMAL)
 _ROUNDER, _ROUNDER_BITS = tl.constexpr(eight_bits.ROUNDER), tl.constexpr(eight_bits.ROUNDER_BITS)
-ROW_TILE = 2048
-"""Numbers of a row that are rounded at a time."""
 
 
 def matmul(

@@ -21,8 +21,7 @@ from app.gpu.kernels.linear import eight_bits
 
 PAGED_TOKENS = 8
 """Rows of at most so many tokens attend one query at a time, where each has the bits of a single one. Chosen when
-prompts attended in PyTorch: gathering their context broke even at 16 tokens, on contexts of 128 to 2,048. The prompts'
-kernel has not been compared with it."""
+prompts attended in PyTorch; the prompts' kernel has not been compared with it."""
 _CHUNK_ELEMENTS = 8192
 _MAGNITUDE, _ROUNDER = np.int32(eight_bits.MAGNITUDE), np.float32(eight_bits.ROUNDER)
 
@@ -87,8 +86,7 @@ def _dense_heads(x: Tensor) -> Tensor:
 
 def store(key: Tensor, value: Tensor, kv: Tensor, blocks: Tensor, offsets: Tensor) -> None:
     """Write token `i` of `key` and `value`, `[tokens, kv_heads, head_dim]` each with dense heads, to place `offsets[i]`
-    of block `blocks[i]`, `[tokens]` int64 each, of `kv`: one layer's `[blocks, 2, kv_heads, block_size, columns]`.
-    Each is rounded to the pool's type, to nearest even; see `eight_bits` for that. No two tokens have the same place.
+    of block `blocks[i]`, `[tokens]` int64 each, of a layer of the pool, as `Attention` says. All places differ.
     """
     tokens, kv_heads, head_dim = key.shape
     chunk = max(1, _CHUNK_ELEMENTS // (kv_heads * head_dim))

@@ -107,10 +107,8 @@ def attend_prompts(
     in_bfloat16: bool,
 ) -> None:
     """Attend with the tokens of the rows `prompts` of a batch over all keys that they see. `query` `[tokens, heads,
-    head_dim]` float32 has dense heads; `output` is dense, of the same shape.
-
-    With `in_bfloat16` queries, keys, values and their weights are rounded to it before they are multiplied, unless the
-    head dimension is odd: numbers are multiplied in pairs.
+    head_dim]` float32 has dense heads; `output` is dense, of the same shape. With `in_bfloat16` all that is multiplied
+    is rounded to it first, unless the head dimension is odd: numbers are multiplied in pairs.
     """
     _, heads, head_dim = query.shape
     rows = [batch.rows[index] for index in prompts]
