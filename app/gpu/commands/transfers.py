@@ -54,8 +54,7 @@ class Transfers:
         connections: SocketTable,
     ) -> None:
         """`saved` are the headers of KV files that an earlier server has left; those that are `refused` are damaged or
-        of another model. None is deleted before every session has been opened and could claim its own. `connections`
-        lead to other servers.
+        of another model. None is deleted before every session has been opened and could claim its own.
         """
         self._placement, self._tiers, self._cache = placement, placement.tiers, placement.tiers.cache
         self._host = self._cache.host

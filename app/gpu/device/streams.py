@@ -59,8 +59,7 @@ class Stream(Protocol):
 
     def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
         """Launch copies of rows `runs[i][1]` of `source` to rows `runs[i][0]` of `target`: tensors of one dtype and one
-        shape of rows, each dense. Host memory must come from `DeviceStreams`. The memory of neither is given to another
-        tensor before the copies have been done.
+        shape of rows, each dense. Host memory must come from `DeviceStreams`. Both keep their memory until then.
         """
 
 
@@ -197,10 +196,8 @@ def put_each(device: torch.device) -> Put:
 
 
 class Staging:
-    """Collects a step's arrays in host memory and sends them to the device in one copy.
-
-    The host memory is written again by the next step, once the copy out of it is done; the device memory is the step's
-    own.
+    """Collects a step's arrays in host memory, which the next step writes again once the copy out of it is done, and
+    sends them to the device in one copy, to memory of the step.
     """
 
     def __init__(self, streams: DeviceStreams, device: torch.device) -> None:

@@ -97,8 +97,7 @@ class Runner:
 
         A step that memory is too short for is split, first from its drafts, and its parts run one after the other. An
         attempt that fails half-way has only written KV to the slots of its own rows. The next one writes the same
-        values there before it reads them. No other session reads them: blocks are hashed and shared only once their row
-        has been accounted for.
+        values there before it reads them. No other session does: blocks are shared only once a row is accounted for.
         """
         self._alone = max(0, self._alone - 1)
         waiting, parts, unfit = deque[Row](), list[LaunchedStep](), set[Row]()
@@ -149,9 +148,8 @@ class Runner:
     def launch_overlapped(
         self, before: LaunchedStep | SplitStep, rows: list[Row], requests: Sequence[SampleRequest]
     ) -> LaunchedStep | None:
-        """Launch rows of one token while the step `before` may still run. Each goes on from the token that its row
-        there samples, and they have the order of those. None if memory is too short for both steps, or was a short
-        while ago.
+        """Launch rows of one token, in the order that they have in the step `before`, which may still run, and each
+        from the token that it samples there. None if memory is too short for both steps, or was a short while ago.
         """
         if self._alone:
             return None

@@ -99,11 +99,8 @@ def cut_run(bucket: int, lo: int, hi: int) -> list[Piece]:
 
 
 class KeptGraphs:
-    """Graphs of pieces, with at most `most_stages` stages in all. Where they are more, the least recently replayed is
-    evicted.
-
-    One that has been evicted waits as long for a graph as it did at first. So pieces that are too many to be kept cost
-    at most twice what they cost without graphs.
+    """Graphs of pieces, with at most `most_stages` stages in all: else the least recently replayed is evicted, and
+    waits for a graph as it did at first. So pieces that are too many cost at most twice what they cost without graphs.
     """
 
     def __init__(self, most_stages: int, record_after: int = RECORD_AFTER) -> None:
@@ -177,10 +174,8 @@ class CudaRecorder:
 
         `work` is also run, some times, on what they hold now. What is recorded later may use the memory of what was
         recorded earlier, so a replay's only result is what it writes to tensors from outside. Raises whatever `work`
-        does, and RuntimeError if it waits for the device, which cannot be recorded.
-
-        A `concurrent` recording waits for nothing that other threads give the device, such as copies of KV. Then `work`
-        must be part of what has been recorded.
+        does, and RuntimeError if it waits for the device. A `concurrent` recording waits for nothing that other threads
+        give the device, such as copies of KV. Then `work` must be part of what has been recorded.
 
         Warms up on a side stream and captures on the same, as PyTorch asks for: kernels are compiled, libraries have
         their handles and workspaces for this stream, and none of that is in the graph.

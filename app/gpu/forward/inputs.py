@@ -39,9 +39,8 @@ def place_runs(runs: Iterable[tuple[int, int]], put: Put) -> Places | None:
 
 
 class Batches:
-    """Describes rows to the layers. Blocks of sequences are kept as rows of one array. A row is written when its
-    sequence's blocks are not those that it was written with: to compare lists of the same numbers takes a hundredth of
-    the time that NumPy takes to read one.
+    """Describes rows to the layers. Blocks of sequences are kept as rows of one array, which are written when blocks
+    have changed: to compare lists takes a hundredth of the time that NumPy takes to read one.
     """
 
     def __init__(self, block_size: int) -> None:

@@ -137,8 +137,7 @@ class RecordedLayers:
         on_layer: Callable[[], None] | None = None,
     ) -> None:
         """`stack` keeps its weights where they are; `max_model_len` bounds positions, `max_step_tokens` the tokens of a
-        call. `on_layer` is called before each layer of a step with prompts, and before each layer that runs without a
-        program.
+        call. `on_layer` is called before each layer of a step with prompts, or one without a program.
         """
         self._stack, self._pool, self._on_layer = stack, pool, on_layer
         self._layer_by_layer = layer_by_layer(stack, pool, on_layer)

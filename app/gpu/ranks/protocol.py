@@ -36,8 +36,7 @@ class Load:
     """The first message to a rank: load a part of the model. It answers None, or what is wrong: then it ends.
 
     The second message is `(device_blocks, host_blocks, store)`: make room for so many blocks of KV in each tier, answer
-    in the same way, and meet the others at the file `store`. Then orders follow until the socket closes: the name of a
-    method of `Follower`, and its arguments.
+    in the same way, and meet the others at the file `store`. Then orders follow: a method of `Follower`, its arguments.
     """
 
     recipe: Recipe

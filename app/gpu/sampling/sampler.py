@@ -114,10 +114,8 @@ _SPARE_BITS, _DOUBLE = np.uint64(11), 2.0**-53
 
 
 def uniforms(keys: Sequence[int], counters: Sequence[int]) -> NDArray[np.float64]:
-    """For each key and counter what `numpy.random.Generator(numpy.random.Philox(key=key, counter=counter)).random()`
-    returns, from 0 to below 1: `[keys]`.
-
-    Keys are less than 2^128, counters less than 2^64 - 1.
+    """For each key, below 2^128, and counter, below 2^64 - 1, what `numpy.random.Generator(numpy.random.Philox(key=key,
+    counter=counter)).random()` returns, from 0 to below 1: `[keys]`.
     """
     ones, words = _constants(len(keys))
     packed = _pack(keys)

@@ -209,8 +209,7 @@ def _run(stack: LayerStack, pool: KVPool, spans: list[tuple[int, int]]) -> Tenso
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KV:
     """What an engine has for KV. `cache` keeps account of the blocks in memory; files may have `disk_blocks`. Sessions
-    have at most `max_model_len` tokens: the device must hold one. `borrower` borrows memory of the pool from weights;
-    None: they lend none.
+    have at most `max_model_len` tokens: the device must hold one. `borrower` borrows from weights that lend memory.
     """
 
     identity: KVIdentity

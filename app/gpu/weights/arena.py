@@ -103,9 +103,8 @@ def _first(sizes: Sequence[int], among: Iterable[int], room: int) -> frozenset[i
 
 
 def _spread(sizes: Sequence[int], among: Iterable[int], room: int) -> frozenset[int]:
-    """Bundles of `among` that fit into `room` bytes, so chosen that at each point of a pass as large a share of the
-    bytes behind it is kept as of all, give or take half a bundle: so the pause between two passes, which copies are
-    to bridge, has no kept bundle beside it.
+    """Bundles of `among` that fit into `room` bytes, spread so that at each point of a pass as large a share of the
+    bytes behind it is kept as of all. So none is next to the pause between passes, which copies are to bridge.
     """
     candidates = sorted(among)
     total = sum(sizes[index] for index in candidates)

@@ -1,12 +1,10 @@
 """A model's weights as the model sees them: in bundles, which are all on the device, or take turns there.
 
 A bundle is what the device needs of the weights at once: a layer, the final norm, some rows of the output projection. A
-model makes its bundles in the order in which a pass uses them, and says when it uses one. Where the weights are in the
-meantime is not its business.
+model makes its bundles in the order in which a pass uses them, and says when it uses one.
 
-Of `StreamedWeights` the device holds a part. Each other bundle is brought to a slot before a pass uses it. While one
-slot is in use the next bundle is on its way to the other, of this pass or of the next. On a CPU a bundle may be used
-where it is, in the host's file.
+Of `StreamedWeights` the device holds a part. Each other bundle is brought to a slot before a pass uses it, while the
+one before is in use in the other slot. On a CPU a bundle may be used where it is, in the host's file.
 """
 
 from __future__ import annotations

@@ -132,10 +132,8 @@ class WeightFile:
         return True
 
     def read(self, name: str, start: int, into: memoryview, *, scattered: bool = False) -> None:
-        """Fill `into` with the part's bytes from `start` on; `scattered`: a little here and there. Raises `WeightsLost`
-        if they are not there.
-
-        They are what was stored only if the part `is_proven` to have stood still, or they are proven themselves.
+        """Fill `into` with the part's bytes from `start` on, or raise `WeightsLost`; `scattered`: a little here and
+        there. They are what was stored only if the part `is_proven` to have stood still, or they are themselves.
         """
         file = self._rows if scattered else self._file
         offset, done = self.sections[name].offset + start, 0

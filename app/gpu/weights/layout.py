@@ -153,10 +153,8 @@ def _piece(said: Any) -> Piece:
 
 
 def read_header(lead: bytes) -> tuple[str, WeightLayout, list[int], int]:
-    """The arguments of `encode_header`. `lead` are the file's bytes before its tensors.
-
-    What has been read is encoded again, and must give the very same bytes: there is no second way to write a file that
-    is accepted. Raises `UnusableFile`.
+    """The arguments of `encode_header`. `lead` are the file's bytes before its tensors. What has been read is encoded
+    again, and must give the very same bytes; else raises `UnusableFile`.
     """
     try:
         said = json.loads(lead[LENGTH_BYTES:])["__metadata__"]

@@ -248,8 +248,7 @@ class QuantizedFolder(SafetensorsFolder):
         awq                 qweight int32 [in, out / 8], qzeros, scales [groups, out]
         gptq                qweight int32 [in * bits / 32, out], qzeros, scales [groups, out], g_idx [in]
 
-    Sources: vllm-project/compressed-tensors, casper-hansen/AutoAWQ and AutoGPTQ/AutoGPTQ on GitHub, and Transformers'
-    `integrations/finegrained_fp8.py`.
+    Sources, on GitHub: vllm-project/compressed-tensors, casper-hansen/AutoAWQ, AutoGPTQ/AutoGPTQ, and Transformers.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], tensor_format: TensorFormat) -> None:

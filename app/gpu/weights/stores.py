@@ -48,12 +48,11 @@ class PinnedStore:
 
     def load(self, index: int, target: Tensor, after: Event) -> Event:
         """Launch the copy of bundle `index` to `target` `[nbytes]` uint8 on the device, in the order of the calls; it
-        begins once `after` has passed. Returns at once.
+        begins once `after` has passed.
 
         A GPU has one copy engine for each direction. It ends the copy that it has begun, then takes the next one of any
         stream that has one ready. So a KV move or a step's inputs, which are on other streams, wait for at most one
-        chunk of weights, not for all bundles that have been ordered. Long chunks cost the others time; short ones cost
-        bandwidth.
+        chunk of weights. Long chunks cost the others time; short ones cost bandwidth.
         """
         stream = self._streams.weights
         stream.wait(after)
@@ -154,8 +153,7 @@ BundleStore = PinnedStore | FileStore
 
 class FileLoad:
     """An `Event`: a bundle of the file, on its way to `target`. If the system has it in memory, it is copied when it is
-    first waited for, by the threads that PyTorch computes with. Until then its weights may be multiplied in the file:
-    see `place`.
+    first waited for, by the threads that PyTorch computes with. Until then its weights may be multiplied in the file.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """What an attention backend is called with: a segment's rows, their place in the pool of KV, and what a layer asks for.
 
 The keys, or the values, of one head of one token are a row of the pool, of `columns` elements. In float8 it is
-`head_dim` numbers, then their scale as float32. Each row has a scale of its own, so nothing that is stored later can
-change it: its bits are the same however a prompt was cut. It lies inside the block, so whatever copies, keeps or sends
-blocks carries it.
+`head_dim` numbers, then their scale as float32. Each row has its own scale, inside the block, so nothing that is stored
+later can change it: its bits are the same however a prompt was cut.
 """
 
 from collections.abc import Sequence

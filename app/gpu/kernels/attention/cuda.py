@@ -18,18 +18,16 @@ not fit into the registers."""
 class CudaAttention:
     """An `Attention`. Takes CUDA tensors of compute capability 8.0 or newer, and CPU tensors in Triton's interpreter.
 
-    Decode rows, one token each, attend in one launch of the Triton kernel; nothing of that depends on what the host
-    knows of their contexts, so it can be captured in a CUDA graph. Padding rows (see `Batch`) are welcome there. All
-    prompts attend in one more call:
+    Decode rows, and padding (see `Batch`), attend in one launch of the Triton kernel; nothing of that depends on what
+    the host knows of them, so it can be captured in a CUDA graph. All prompts attend in one more call:
 
     - in PyTorch's flash attention over their own keys and values, if they are float16 or bfloat16 with heads of up to
       `FLASH_DIMS` dimensions, the spec has no softcap and no sinks, none has a past, and the pool does not round them;
     - in the Triton kernel otherwise. PyTorch's flash attention reads pools in blocks of 256 tokens, if at all.
 
     `batch_invariant`: every row attends in the Triton kernel, in tiles of one height and with its keys in one piece,
-    as `triton_paged` says. This rests on matrix products whose rows do not influence each other; a test asks a CUDA
-    device whether its own are such. It costs a prompt the speed of flash attention, and a small batch of long contexts
-    the multiprocessors that splitting would have given it.
+    as `triton_paged` says. This rests on matrix products whose rows do not influence each other, which a test asks a
+    CUDA device. It costs a prompt flash attention, and a small batch of long contexts the multiprocessors of splits.
     """
 
     def __init__(self, *, batch_invariant: bool = False) -> None:

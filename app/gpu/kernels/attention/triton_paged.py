@@ -25,14 +25,11 @@ LEAST_ROWS = 16
 """Rows and columns below which `tl.dot` does not go."""
 KEY_TILE_BYTES, SMALL_KEY_TILE_BYTES = 16 * 1024, 8 * 1024
 """Of one tile of keys, and of one of values. The latter where registers would be spilled otherwise: in float32, whose
-products have no tensor cores, and beside `TALL_ROWS` queries or more. As compiled for Hopper, three programs of decode
-rows or more share a multiprocessor.
+products have no tensor cores, and beside `TALL_ROWS` queries or more.
 """
 TALL_ROWS = 64
 STAGES, TALL_STAGES = 2, 3
-"""Tiles of keys in flight. On an H200 two are up to 4 % faster than three for decode rows, whose programs are then more
-at a time; tall ones were not timed.
-"""
+"""Tiles of keys in flight. On an H200 two are up to 4 % faster than three for decode rows; tall ones were not timed."""
 MOST_KEYS = 128
 """In a tile, however small the head."""
 SPLIT_KEYS, MAX_SPLITS = 128, 32

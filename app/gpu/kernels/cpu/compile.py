@@ -59,10 +59,8 @@ def inlined(function: Callable[P, R]) -> Callable[P, R]:
 
 def c_function(kernel: Callable[[int], None], *parts: Any) -> Any:
     """Compile `kernel`, which takes the address of its arguments; the result's `address` is a C function. `parts` tell
-    it from other kernels of the same closure.
-
-    Compiling takes up to some seconds. The machine code is kept in `kernel_folder()`, for every checkout and process of
-    this user. Where that folder cannot be written to, each start compiles anew.
+    it from other kernels of the same closure. The machine code is kept in `kernel_folder()`, for every checkout and
+    process of this user. Where that folder cannot be written to, each start recompiles it, which takes some seconds.
     """
     compiled = _Kernel(kernel, parts)
     compiled.compile()
@@ -182,9 +180,7 @@ def _identity(value: Any, modules: set[str]) -> Any:
 
 @functools.cache
 def imported_files(modules: frozenset[str]) -> dict[str, Path]:
-    """The files of these modules, of those of this room that they import, and so on, by the module. Kernels take
-    nothing from other rooms that changes their code.
-    """
+    """The files of these modules, and of all of this room that they import, by module: no others change kernels."""
     waiting, found = list(modules), dict[str, Path]()
     while waiting:
         name = waiting.pop()

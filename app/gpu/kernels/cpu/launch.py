@@ -2,8 +2,7 @@
 
 To wake PyTorch's threads and to come back to Python costs more than a kernel that works on one token. So a program runs
 many launches with one call: the threads stay between them, and spin where they wait. At the end of a kernel a thread
-waits for those that have drawn a part of it, but for no others: one whose core does something else is not missed, and
-finds its way when it comes back.
+waits for those that have drawn a part of it, but not for one whose core does something else, which comes back later.
 """
 
 import ctypes

@@ -9,8 +9,7 @@ and `load_weights` unpacks each to registers, input by input.
   `scale * quant + offset`, rounded once.
 
 What stands for a weight's type is `element`, in Numba's code and here. Numba has no vectors: what LLVM makes of scalar
-loops keeps one sum in many parts, which depend on how it unrolls. Nor can LLVM know that two of Numba's arrays do not
-overlap: it would take one number after the other.
+loops keeps one sum in many parts, which depend on how it unrolls, and it cannot know that arrays do not overlap.
 """
 
 from collections.abc import Iterator
@@ -39,9 +38,7 @@ PANEL = 32
 HALVES = np.dtype([("halves", np.uint16, (PANEL, 2))])
 """A record of a panel: two bfloat16 of each output, of two inputs that follow each other."""
 ROUNDED, PAIRS = "rounded_", "pairs"
-"""What the name of the quants, the last field of a block, begins with if weights are rounded to bfloat16, and what it
-ends with if a byte has two quants.
-"""
+"""How the name of the quants, a block's last field, begins if weights become bfloat16, and ends if a byte has two."""
 LOWEST = np.float32(-3e38)
 """The score of a key that a query does not see."""
 _DOT_LANES = 16
@@ -221,8 +218,8 @@ def make_tile(rows: int, columns: int, *, ahead: bool = False) -> Any:
     `[rows, columns]`; rows of `x` and `out` are `x_bytes` and `out_bytes` apart, and terms of `x` are `step` floats
     apart. `x` is bfloat16 in pairs for weights that `takes_pairs`, all else float32. Each sum begins with zero if
     `carry` is 0, else with the number in `out`, and is made with fused multiply-adds from its first term to its last:
-    its bits are those of any other tile, and of any type of weights with the same values that is not in pairs. `ahead`:
-    whether weights are prefetched where that pays.
+    its bits are those of any other tile, and of any type of weights with the same values that is not in pairs. `ahead`
+    prefetches weights where that pays.
     """
 
     @instruction(lambda element, *_: types.void(element, *[types.int64] * 9))

@@ -41,11 +41,9 @@ class DenseLinear:
     """A dense layer on CUDA, and of PyTorch on any device. A weight becomes `dtype`, unless it is in 8 bits:
 
     - `INT8`: integers become the type of the inputs in registers, in a kernel of ours.
-    - `FLOAT8`: inputs become float8 too, with a scale for each row, which depends on nothing but the row. Sums are
-      float32. The products are PyTorch's.
+    - `FLOAT8`: inputs become float8 too, with a scale for each row. Sums are float32. The products are PyTorch's.
 
-    PyTorch chooses how to sum by the number of rows. With `batch_invariant` all products are our own, in tiles of one
-    size: a row's result has the same bits whatever other rows are in the batch.
+    PyTorch chooses how to sum by the number of rows. With `batch_invariant` all products are our own.
     """
 
     def __init__(

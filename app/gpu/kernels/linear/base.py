@@ -2,8 +2,7 @@
 layers `y = x W^T + b` that multiply them.
 
 A model that several ranks run is cut. Each has some heads of attention and some columns of the MLP (Shoeybi et al.,
-arXiv:1909.08053): layers that give these cut their output features, those that take them cut their inputs, and all
-ranks' results are summed.
+arXiv:1909.08053): layers that give these cut their outputs, those that take them their inputs, and results are summed.
 """
 
 from __future__ import annotations

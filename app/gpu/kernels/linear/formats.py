@@ -34,11 +34,9 @@ _Fields = tuple[Tensor, Tensor | None, Tensor]
 
 def to_panels(matrix: Matrix, *, in_bfloat16: bool = False) -> tuple[Tensor, Any]:
     """The panels of a matrix `[out, in]`, also on `meta`, and what stands for their type inside a kernel. Outputs that
-    the last panel lacks are zeros.
-
-    Dense panels are `[panels, inputs, PANEL]`. Types that no kernel reads become float32. For products in bfloat16,
-    whose inputs must be even, all but blocks is rounded to it: `[panels, inputs / 2, PANEL, 2]`. Blocks are
-    `[panels, bytes]` uint8, see `_record`.
+    the last panel lacks are zeros. Dense panels are `[panels, inputs, PANEL]`; types that no kernel reads become
+    float32. For products in bfloat16, whose inputs must be even, all but blocks is rounded to it: `[panels, inputs / 2,
+    PANEL, 2]`. Blocks are `[panels, bytes]` uint8, see `_record`.
     """
     if isinstance(matrix, BlockMatrix) and matrix.kind in _KINDS:
         record = _record(matrix.kind, in_bfloat16)

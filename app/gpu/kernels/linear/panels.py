@@ -1,17 +1,14 @@
 """Dense layers on a CPU, by kernels of our own: products with weights in panels, from memory or straight from a file.
 
-The weights keep the type that the checkpoint has them in, and become float32 as they are multiplied: a layer has the
-bits of one whose weights were converted before.
-
-Measured over the linears of a 135M Llama, AVX-512, two cores (`python -m benchmarks.kernels linear`), beside oneDNN on
-weights in its blocked layout: 0.8 to 1.02 times the time at 1 to 256 rows. What oneDNN cannot do is why they are here:
+The weights keep the checkpoint's type, and become float32 as they are multiplied. Measured over the linears of a 135M
+Llama, AVX-512, two cores (`python -m benchmarks.kernels linear`), beside oneDNN on weights in its blocked layout: 0.8
+to 1.02 times the time at 1 to 256 rows. What oneDNN cannot do is why they are here:
 
 - They multiply a weight that is still in a file, a part at a time while it is in a core's cache: a pass with streamed
   weights takes a third longer than one with resident ones, not more than twice as long (`python -m loadgen weights`).
-  All cores copy, and then compute: a thread that copies beside those takes a core from one of them, for which the
-  others then wait at the end of every operator.
-- Each sum is made from its first term to its last, whatever else there is to do. So a row's bits do not depend on its
-  company, nor on where the weight is.
+  All cores copy, and then compute: a thread that copies beside those takes a core, and all wait for that one.
+- Each sum is made from its first term to its last. So a row's bits depend neither on its company, nor on the weight's
+  type and place.
 """
 
 import threading
@@ -158,8 +155,7 @@ def _multiply(
 
     The product is `out` `[tokens, panels * PANEL]`, dense, in parts of `part` panels of `panel_bytes`. These are
     addresses, as is `weight`. Or that is an offset in `file`, and `short` becomes 1 if the file has ended early. Then
-    each thread reads its parts into memory of its own: `next_thread` counts those that have theirs in `scratch`, where
-    there is room for `threads`.
+    each thread has memory for its parts in `scratch`, for `threads` of them: `next_thread` counts those.
     """
     own = 0
     if from_file:

@@ -68,8 +68,7 @@ class PlacedPrompts:
     """Rows that attend as prompts: where their tokens are, and memory for what several threads find out of one.
 
     spans: `[prompts, 5]` int64: a prompt's first token, tokens and context, its row of the block tables, and where its
-    states begin in `states`, float32, if it is one run. folded: `[prompts, kv_heads]` int64 zeros, and zeros again when
-    the kernel is done.
+    states begin in `states`, float32, if it is one run. folded: `[prompts, kv_heads]` int64 zeros, which stay so.
     """
 
     def __init__(
@@ -148,11 +147,8 @@ def _attend(
     kind: Any,
     head_dim: int,
 ) -> None:
-    """Draw work items until none is left: of a prompt, those with the most keys first, which leaves the least to wait
-    for.
-
-    prompts, spans, states, folded: see `PlacedPrompts`. A prompt is one run if it has at most `run` queries. `window`
-    is at least 1, `softcap` 0 is off.
+    """Draw work items until none is left: of a prompt, those with the most keys first. See `PlacedPrompts`. A prompt is
+    one run if it has at most `run` queries. `window` is at least 1, `softcap` 0 is off.
     """
     kv_heads = a.kv_heads
     places = carray(pointer(spans), (prompts, 5), np.int64)
@@ -269,8 +265,7 @@ def _attend_split(
 @inlined
 def _take_queries(a: Any, query: Any, kind: Any, token: int, count: int, head: int, panels: Any, head_dim: int) -> None:
     """`count` queries from `token` on, scaled, as `[panels, head_dim, PANEL]`: each with all heads that share the
-    key-value head `head` side by side. In bfloat16 each number of a query's first half makes a pair with one of its
-    second.
+    key-value head `head` side by side. In bfloat16 numbers of a query's two halves make pairs.
     """
     group = a.heads // a.kv_heads
     scale = query_scale(a.scale, a.softcap)

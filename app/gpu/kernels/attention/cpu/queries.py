@@ -3,8 +3,7 @@
 The keys of a query are cut into splits of `SPLIT` tokens; a work item is one split of one query, for all heads. It
 walks its blocks once, in tiles of `TILE` tokens, with an online softmax (Milakov and Gimelshein, arXiv:1805.02867); the
 thread that finishes a query's last split merges them (flash-decoding). Threads draw items from an atomic counter, and
-the cuts depend only on the query's own context: its result is the same to the bit whatever else is in the batch, on any
-number of threads.
+the cuts depend only on the query's own context: so does its result, to the bit, on any number of threads.
 
 Blocks of one sequence lie anywhere in the pool, which defeats the hardware prefetcher: the kernel asks for the next
 tile's cache lines while it computes on this one. That alone is worth a factor of 1.6 to 1.8.
@@ -104,11 +103,9 @@ def _attend(
     head_dim: int,
     columns: int,
 ) -> None:
-    """Draw work items until none is left.
-
-    tables: stride 0: one for all. workspace: `[queries, splits, heads, head_dim + PADDING]`, for as many splits as the
-    longest context has at least. finished: `[queries]` zeros, which the kernel leaves so. `window` is at least 1,
-    `softcap` 0 is off.
+    """Draw work items until none is left. tables: stride 0: one for all. workspace: `[queries, splits, heads, head_dim
+    + PADDING]`, for as many splits as the longest context has at least. finished: `[queries]` zeros, which stay so.
+    `window` is at least 1, `softcap` 0 is off.
     """
     heads = a.heads
     splits = 1
