@@ -13,8 +13,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVBudget, KVPolicy, SamplingParams, SessionId
 from app.gpu.device.hardware import DeviceMemory, allocating, dtype_name
 from app.gpu.device.streams import put_each
-from app.gpu.forward.graphs import CudaRecorder, layer_by_layer, run_piece
-from app.gpu.forward.recording import estimate_graph_bytes
+from app.gpu.forward.graphs import KEPT_PASSES, CudaRecorder, Graphs, layer_by_layer, run_piece
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.cache import KVCache
 from app.gpu.kv.file import DiskStore
@@ -204,6 +203,37 @@ def _run(stack: LayerStack, pool: KVPool, spans: list[tuple[int, int]]) -> Tenso
     batch = with_new_states(stack, make_batch(spans, tables, pool.block_size, stack.device))
     token_ids, stages = torch.zeros_like(batch.positions), stack.num_layers + 1
     return run_piece(stack, layer_by_layer(stack, pool), 0, stages, token_ids, batch)
+
+
+@torch.inference_mode()
+def estimate_graph_bytes(
+    stack: LayerStack,
+    block_size: int,
+    rows: int,
+    blocks: int,
+    recorder: CudaRecorder,
+    memory: DeviceMemory,
+    kv_dtype: torch.dtype,
+) -> int:
+    """Device memory that graphs of steps of up to `rows` rows, each of up to `blocks` KV blocks, will take, known
+    before there is a KV pool: the largest and the smallest are recorded over a pool of one block of `kv_dtype`, and
+    dropped. Each of the others, and of those of pieces, counts as the smallest, because they all find their tensors'
+    memory in what the largest has taken. 0 if the model cannot be recorded.
+    """
+    free = [memory.free()]
+    pool = KVPool(stack, 1, block_size, dtype=kv_dtype)
+    graphs = Graphs(stack, layer_by_layer(stack, pool), recorder, rows, blocks)
+    count = len(graphs.buckets)
+    try:
+        for bucket in (graphs.buckets[-1], graphs.buckets[0]):
+            graphs.record_whole(bucket)
+            free.append(memory.free())
+    except Exception:
+        return 0  # record_graphs meets the same, and says so
+    finally:
+        del graphs
+        recorder.forget()
+    return max(0, free[0] - free[1]) + max(0, free[1] - free[2]) * (count - 1 + KEPT_PASSES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

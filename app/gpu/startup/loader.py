@@ -1,4 +1,4 @@
-"""Putting an engine together: model, KV pool sized to the machine, runner, scheduler, handlers."""
+"""Putting an engine together: model, KV pool sized to the machine, CUDA graphs, runner, scheduler, handlers."""
 
 import logging
 import time
@@ -7,17 +7,18 @@ from contextlib import ExitStack
 from functools import partial
 
 import torch
+from torch import Tensor
 
+from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.whitebox import Whitebox
-from app.gpu.device.hardware import choose_kv_dtype, dtype_name
+from app.gpu.device.hardware import PROGRESS_SECONDS, choose_kv_dtype, dtype_name
 from app.gpu.engine import Engine, Progress
 from app.gpu.forward.boundary import HostTensor
 from app.gpu.forward.forward import Runner
-from app.gpu.forward.graphs import CudaRecorder, layer_by_layer
-from app.gpu.forward.recording import choose_recorder, record_graphs
-from app.gpu.kernels.attention.base import make_batch, require_rows
+from app.gpu.forward.graphs import CudaRecorder, Graphs, layer_by_layer, run_piece
+from app.gpu.kernels.attention.base import Batch, make_batch, require_rows
 from app.gpu.kernels.cpu import release_threads, telling_of_compilation
 from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.loan import lend_nothing
@@ -26,7 +27,7 @@ from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
 from app.gpu.kv.pools import KVPool
 from app.gpu.kv.tiers import KVTiers
-from app.gpu.models.base import LayerStack, with_new_states
+from app.gpu.models.base import TOLERANCE, LayerStack, with_new_states
 from app.gpu.models.recipe import Recipe, choose_draft_tokens
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.scheduler import Scheduler
@@ -35,7 +36,6 @@ from app.gpu.ranks.leader import Die, LeadingStack, end_process, leading_layers,
 from app.gpu.sampling.sampler import WORD, apply_mask
 from app.gpu.startup.kv import KV, find_files, make_kv
 from app.gpu.startup.weights import LoadedModel, load_model
-from app.gpu.state.kv_header import KVLayout
 from app.gpu.state.layer_state import state_bytes
 from app.gpu.state.sequence import ActivationRoom
 from app.grammars.compiler import Grammars
@@ -44,6 +44,10 @@ from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
+
+WARM_UP_TOKENS = 32
+CHECKED_TOKENS = 2
+"""In the sequence that graphs are checked with: the shortest that has a past."""
 
 
 def load_engine(
@@ -86,17 +90,13 @@ def build_engine(
     """An engine around a loaded model. `recorder` records decode steps; None: chosen by device and settings."""
     stack = loaded.stack
     if recorder is None and loaded.ranks is None:
-        recorder = choose_recorder(
-            settings.cuda_graphs,
-            stack.device,
-            streamed=loaded.streamed is not None,
-            folds=state_bytes(stack.states) > 0,
-        )
+        streamed, folds = loaded.streamed is not None, state_bytes(stack.states) > 0
+        recorder = choose_recorder(settings.cuda_graphs, stack.device, streamed=streamed, folds=folds)
     kv_dtype = choose_kv_dtype(settings.kv_dtype, stack.dtype)
     require_rows(kv_dtype, stack.head_dim)
     warm_up(stack, settings.block_size, kv_dtype)
     kv = make_kv(model, loaded, settings, kv_dtype, recorder, room)
-    borrower, limit = kv.borrower, kv.max_model_len
+    layout, limit = kv.identity.layout, kv.max_model_len
     draft_tokens = choose_draft_tokens(model, settings, stack.device)
     scheduler = make_scheduler(stack, settings, kv, draft_tokens)
     phases = Phases(scheduler.placement, scheduler.headroom)
@@ -120,25 +120,9 @@ def build_engine(
         refused=refused,
         connections=mover.connections,
     )
-    return Engine(
-        _describe(model.name, stack, limit, kv.identity.layout),
-        scheduler,
-        phases,
-        runner,
-        turns,
-        handler,
-        mover,
-        borrower,
-        grammars,
-        progress,
-        loaded.close,
-    )
-
-
-def _describe(name: str, stack: LayerStack, max_model_len: int, layout: KVLayout) -> ModelInfo:
-    return ModelInfo(
-        name=name,
-        max_model_len=max_model_len,
+    info = ModelInfo(
+        name=model.name,
+        max_model_len=limit,
         vocab_size=stack.vocab_size,
         num_layers=stack.num_layers,
         hidden_size=stack.hidden_size,
@@ -150,6 +134,19 @@ def _describe(name: str, stack: LayerStack, max_model_len: int, layout: KVLayout
         kv_bytes_per_token=layout.block_bytes // layout.block_size if layout.keeps_tokens else 0,
         kv_dtype=layout.dtype,
         state_bytes=layout.state_blocks * layout.block_bytes,
+    )
+    return Engine(
+        info,
+        scheduler,
+        phases,
+        runner,
+        turns,
+        handler,
+        mover,
+        kv.borrower,
+        grammars,
+        progress,
+        loaded.close,
     )
 
 
@@ -182,9 +179,6 @@ def make_scheduler(stack: LayerStack, settings: EngineSettings, kv: KV, draft_to
         shared_rows=max(16, settings.max_step_tokens // 16) if rows_lengthen else settings.max_running,
         prompts_rest=rows_lengthen,  # elsewhere a step costs much without them too
     )
-
-
-WARM_UP_TOKENS = 32
 
 
 def make_runner(
@@ -224,3 +218,72 @@ def warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
         torch.zeros(1, dtype=torch.int64, device=stack.device),
         torch.zeros((1, -(-stack.vocab_size // WORD)), dtype=torch.int32, device=stack.device),
     )
+
+
+def choose_recorder(
+    wanted: bool | None, device: torch.device, *, streamed: bool, folds: bool = False
+) -> CudaRecorder | None:
+    """None is yes where it can be. Raises FieldOutOfRange for graphs on a device that has none, or of weights that are
+    streamed: a graph's operations read the same addresses each time. So for a model that folds.
+    """
+    reason = None
+    if folds:
+        reason = "layers that fold tokens into a state run eagerly"
+    elif device.type != "cuda":
+        reason = f"the device is {device}, which has no CUDA graphs"
+    elif streamed:
+        reason = "weights_device does not hold all weights, and those that are streamed have no place of their own"
+    if wanted and reason is not None:
+        raise FieldOutOfRange(f"cuda_graphs: {reason}", param="cuda_graphs")
+    return None if wanted is False or reason is not None else CudaRecorder(device)
+
+
+@torch.inference_mode()
+def record_graphs(stack: LayerStack, pool: KVPool, rows: int, blocks: int, recorder: CudaRecorder) -> Graphs | None:
+    """Record whole steps of up to `rows` rows, each of up to `blocks` KV blocks, for every bucket, the largest first,
+    and check each. Writes to block 0 of `pool`, which must be free.
+
+    None, and a warning that says why, if the model cannot be recorded.
+    """
+    graphs = Graphs(stack, layer_by_layer(stack, pool), recorder, rows, blocks)
+    began, count = time.perf_counter(), len(graphs.buckets)
+    logger.info("recording decode steps of up to %d sessions as %d graphs", rows, count)
+    told = began
+    try:
+        for done, bucket in enumerate(reversed(graphs.buckets)):
+            if time.perf_counter() - told > PROGRESS_SECONDS:
+                told = time.perf_counter()
+                logger.info("recorded %d of %d graphs", done, count)
+            graphs.record_whole(bucket)
+        _check(graphs, stack, pool)
+    except Exception as error:
+        # Whatever the reason is, the model runs without graphs.
+        logger.warning("decode steps run without CUDA graphs: %s: %s", type(error).__name__, error)
+        del graphs
+        recorder.forget()
+        return None
+    logger.info("recorded and checked %d graphs in %.1f s", count, time.perf_counter() - began)
+    return graphs
+
+
+def _check(graphs: Graphs, stack: LayerStack, pool: KVPool) -> None:
+    """Raise RuntimeError unless every graph gives the logits of layers that are called one by one, in rows before a
+    padding row. A model or an attention that keeps what it has read on the host while it is recorded gives others.
+    """
+    run_layers, stages = layer_by_layer(stack, pool), stack.num_layers + 1
+    for position in range(CHECKED_TOKENS):
+        step = _step(position, 1, pool.block_size, stack.device)
+        expected = run_piece(stack, run_layers, 0, stages, *step)
+    for bucket in graphs.buckets:
+        rows = max(1, bucket - 1)
+        found = graphs.replay_whole(*_step(CHECKED_TOKENS - 1, rows, pool.block_size, stack.device))
+        error = float(((found - expected).norm(dim=-1) / expected.norm()).max())
+        if not error < TOLERANCE[stack.dtype]:
+            raise RuntimeError(f"logits of a batch of {rows} are off by {error:.0%} when they are replayed")
+
+
+def _step(position: int, rows: int, block_size: int, device: torch.device) -> tuple[Tensor, Batch]:
+    """Token `position` of `rows` times one sequence, whose token ids are its positions and whose KV is in block 0."""
+    blocks = [0] * (position // block_size + 1)
+    batch = make_batch([(position, 1)] * rows, [blocks] * rows, block_size, device)
+    return batch.positions.clone(), batch

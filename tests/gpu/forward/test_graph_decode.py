@@ -10,8 +10,8 @@ from torch import Tensor
 from app.domain.breakpoints import Action, When
 from app.domain.errors import FieldOutOfRange
 from app.gpu.forward.inputs import FixedBatch
-from app.gpu.forward.recording import choose_recorder
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
+from app.gpu.startup.loader import choose_recorder
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.forward.recording import CPU, FakeRecorder, PaddedAttention, tiny, with_attention

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from app.gpu.device.hardware import DeviceMemory
-from app.gpu.forward.graphs import Graphs, layer_by_layer, run_piece
-from app.gpu.forward.recording import CudaRecorder, estimate_graph_bytes, record_graphs
+from app.gpu.forward.graphs import CudaRecorder, Graphs, layer_by_layer, run_piece
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.base import Batch, make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import TOLERANCE, LayerStack
+from app.gpu.startup.kv import estimate_graph_bytes
+from app.gpu.startup.loader import record_graphs
 from app.model_store.resolve import resolve
 
 pytestmark = [

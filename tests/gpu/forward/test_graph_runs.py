@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, TensorData, When
 from app.domain.memory_map import StepCounts
 from app.gpu.forward.graphs import RECORD_AFTER, KeptGraphs, cut_run
-from app.gpu.forward.recording import record_graphs
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
+from app.gpu.startup.loader import record_graphs
 from app.messages import Disarm
 from app.model_store.resolve import resolve
 from tests.gpu.breakpoints.breaking import BreakDriver
