@@ -3,20 +3,12 @@
 It ends with rank 0, or with its own first error.
 """
 
-import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from select import poll
-
-logger = logging.getLogger(__name__)
-
-ORPHANED, FAILED = 0, 1
-"""Exit statuses."""
 
 
 def main() -> None:
@@ -25,25 +17,10 @@ def main() -> None:
         signal.signal(each, signal.SIG_IGN)
     *descriptors, slab = map(int, sys.argv[1:])
     threading.Thread(target=_end_with, args=(descriptors[0],), name="djinn-orphan", daemon=True).start()
-    with ending_with_it():
-        from app.gpu.ranks.follower import follow  # imports PyTorch
+    from app.gpu.ranks.follower import follow  # imports PyTorch
 
-        orders, out, back = (Connection(descriptor) for descriptor in descriptors)
-        follow(orders, (out, back), slab, ending_with_it)
-
-
-@contextmanager
-def ending_with_it() -> Iterator[None]:
-    """End the process when what is within ends, whatever other threads do."""
-    status = FAILED
-    try:
-        yield
-    except (EOFError, ConnectionError):
-        status = ORPHANED
-    except BaseException:
-        logger.exception("a rank has failed")
-    finally:
-        os._exit(status)
+    orders, out, back = (Connection(descriptor) for descriptor in descriptors)
+    follow(orders, (out, back), slab)
 
 
 def _end_with(descriptor: int) -> None:
@@ -51,7 +28,7 @@ def _end_with(descriptor: int) -> None:
     hangup = poll()
     hangup.register(descriptor, 0)
     hangup.poll()
-    os._exit(ORPHANED)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,24 @@ from app.logs import configure
 
 logger = logging.getLogger(__name__)
 
-Ending = Callable[[], AbstractContextManager[None]]
+
+@contextmanager
+def ending_with_it() -> Iterator[None]:
+    """End the process when what is within ends, whatever other threads do: with 0 if rank 0 has closed a socket."""
+    status = 1
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        status = 0
+    except BaseException:
+        logger.exception("a rank has failed")
+    finally:
+        os._exit(status)
 
 
-def follow(orders: Connection, copies: tuple[Connection, Connection], slab: int, ending_with_it: Ending) -> None:
-    """Serve rank 0 until it closes the sockets, which raises `EOFError`. `copies` are those out and in, and the process
-    ends with the first thread that leaves `ending_with_it`.
-    """
+@ending_with_it()
+def follow(orders: Connection, copies: tuple[Connection, Connection], slab: int) -> None:
+    """Serve rank 0 until it closes the sockets, then end the process. `copies` are those out and in."""
     load: Load = orders.recv()
     recipe = load.recipe
     configure(load.log)
@@ -54,7 +66,7 @@ def follow(orders: Connection, copies: tuple[Connection, Connection], slab: int,
     orders.send(None)
     group.join(store)
     for connection, out in zip(copies, (True, False), strict=True):
-        given = (connection, out, ending_with_it)
+        given = (connection, out)
         threading.Thread(target=follower.serve_copies, args=given, name="djinn-copy", daemon=True).start()
     with torch.inference_mode():
         while True:
@@ -113,15 +125,15 @@ class Follower:
         """Copy device blocks, `(source, target)` each, in order."""
         self._pool.copy_blocks(copies)
 
-    def serve_copies(self, connection: Connection, out: bool, ending_with_it: Ending) -> None:
+    @ending_with_it()
+    def serve_copies(self, connection: Connection, out: bool) -> None:
         """Copy blocks from the device to the host, or to it, each time once so many orders have been carried out."""
         copy = self._host.copy_out if out else self._host.copy_in
-        with ending_with_it():
-            while True:
-                orders, source, target, half = connection.recv()
-                self._wait(orders)
-                copy(source, target, self._host.now(), half)
-                connection.send(None)
+        while True:
+            orders, source, target, half = connection.recv()
+            self._wait(orders)
+            copy(source, target, self._host.now(), half)
+            connection.send(None)
 
     def _wait(self, orders: int) -> None:
         with self._came:
