@@ -167,9 +167,8 @@ class Engine:
     def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
         """Work until `stop`: commands as they come, steps while any turn has tokens to compute.
 
-        `deliver` wakes a thread, which then takes the GIL. A device must not wait for that between two steps, so the
-        events of a step that runs at the same time are delivered once the next step runs. With streamed weights they
-        are delivered at once: the launch of a step may wait for most of its copies, and the device has copies to make.
+        `deliver` wakes a thread, which then takes the GIL. A device must not wait for that between two steps, so events
+        of a step are delivered once the next step runs; or at once where weights are streamed, which keeps it busy.
         """
         self._mover.start(self._messages.put)
         take_core()
@@ -225,8 +224,8 @@ class Engine:
     def launch(self) -> list[Event]:
         """Plan a step and launch it. Until `collect` no command or move of its sequences may be handled.
 
-        An error of planning ends the turn that was looked at, and the step is what was planned before. An error that is
-        about no turn ends all turns: it may have left any of them half planned.
+        An error of planning ends the turn that was looked at; one that is about no turn may have left any half planned,
+        and ends all.
         """
         self._began_at = time.perf_counter()
         self._outdated = False
@@ -258,10 +257,8 @@ class Engine:
 
     @torch.inference_mode()
     def overlap(self) -> list[Event]:
-        """Launch the next step before the running one has its tokens (overlap scheduling), if that changes nothing.
-
-        No step is overlapped if a message waits, if another plan might run other rows, or if KV and weights lend memory
-        to each other, which they do between steps.
+        """Launch the next step before the running one has its tokens (overlap scheduling), if that changes nothing: not
+        if a message waits, another plan might run other rows, or KV and weights lend each other memory between steps.
         """
         step, rows = self._step, list[Row]()
         changes = self._outdated or self._messages.closed or not self._messages.is_empty or self._borrower is not None
@@ -342,9 +339,8 @@ class Engine:
         self._messages.drain()
 
     def _handle_messages(self) -> list[Event]:
-        """Handle the messages that have been taken, and order the moves that they and the time lead to.
-
-        The first message for a sequence of the running step waits for `collect`, and so do all behind it.
+        """Handle the messages that have been taken, and order the moves that they and the time lead to. The first one
+        for a sequence of the running step waits for `collect`, and so do all behind it.
         """
         events: list[Event] = []
         if self._messages.has_taken:  # most steps meet none, and to look through their rows takes time
@@ -366,9 +362,8 @@ class Engine:
 
 
 def finish_step(turns: Turns, rows: Sequence[Row], result: StepResult) -> Iterator[Event]:
-    """Account for the rows of a step that has ended: their turns advance, pause, end or fail. What was captured is
-    handed over, and scored prompts are reported. A row whose turn has ended since it was launched is passed over.
-    """
+    """Account for the rows of a step that has ended, with their captures and scores: their turns advance, pause, end or
+    fail, unless they have ended since."""
     for row, captured in result.captured.items():
         for each in captured:
             turns.activations.capture(row.sequence, each)

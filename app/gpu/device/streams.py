@@ -1,12 +1,9 @@
 """What a device does in which order: streams of work, events that mark a point in one, memory that both sides reach.
 
 `compute` is where PyTorch's operations of the engine thread run. KV moves have a stream each way, `to_host` and
-`to_device`, and activations one of their own, `saves`: they must not queue behind a session's whole KV. Neither must
-they queue behind `weights`, where those that are streamed come to the device. Streams know nothing of each other;
-a stream that needs the work of another one waits for its event.
-
-On a CPU an operation has been done when its call returns, so every event that a stream records has passed. Nothing
-else in the engine asks CUDA for streams or for pinned memory.
+`to_device`, and activations `saves`: they must not queue behind a session's whole KV, nor behind `weights`, where those
+that are streamed come to the device. A stream that needs the work of another one waits for its event. On a CPU an
+operation has been done when its call returns, so every event that a stream records has passed.
 
 The small copies around a step go up as one (`Staging`), and come down behind one event (`Download`).
 """
@@ -148,9 +145,7 @@ class CudaStream:
             self._stream.wait_event(cast("torch.cuda.Event", event))
 
     def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
-        """PyTorch keeps pinned memory of its own until the copies that it has launched are done. For device memory that
-        has been allocated on another stream it must be told.
-        """
+        """PyTorch keeps pinned memory until its copies are done. Of device memory of another stream it must be told."""
         with torch.cuda.stream(self._stream):
             for write, read in runs:
                 target[write].copy_(source[read], non_blocking=True)
@@ -258,7 +253,5 @@ class Download:
         return here
 
     def finish(self) -> Event:
-        """The point at which everything that was fetched has arrived. On the compute stream: nothing of the step comes
-        after it, and behind a session's KV it would be late.
-        """
+        """The point at which everything that was fetched has arrived, on the compute stream, which has nothing more."""
         return self._streams.compute.record()

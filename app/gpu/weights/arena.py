@@ -16,22 +16,18 @@ from app.domain.errors import FieldOutOfRange
 from app.machine.files import size
 
 ALIGNMENT = 256
-"""Bytes: bundles, their tensors and tables begin at multiples of this, in memory and in files. Enough for every vector
-load of a CPU or GPU, and a divisor of a page, which direct reads need.
-"""
+"""Bytes that bundles and their tensors begin at multiples of: enough for every vector load, and a divisor of a page."""
 SLOTS = 2
-"""Largest bundles that the ring holds: one in use, one on its way.
-
-A third would let copies go on for one more copy's time where a pass pauses, which is once a sweep, between two passes.
-The same bytes keep a bundle more on the device, which saves one copy's time in every sweep: as much or more, while a
-bundle is copied for at least twice as long as it computes. Where both take as long a third slot gains a few percent.
+"""Largest bundles that the ring holds: one in use, one on its way. A third would let copies go on for one more copy's
+time once a sweep, between two passes. To keep a bundle more on the device saves as much, where a bundle is copied for
+twice as long as it computes. Where both take as long a third slot gains a few percent.
 """
 SMALL_SHARE = 64
 """A bundle smaller than the largest by this factor costs a copy's start and saves no memory to speak of."""
 
 
 def aligned(nbytes: int) -> int:
-    """The smallest multiple of `ALIGNMENT` that is not less than `nbytes`."""
+    """The next multiple of `ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -62,16 +58,14 @@ class WeightPlan:
 
 
 def plan_weights(sizes: Sequence[int], budget: int, *, from_disk: bool = False) -> WeightPlan:
-    """What to do with bundles of `sizes` bytes, in the order in which a pass uses them, given `budget` bytes.
+    """What to do with bundles of `sizes` bytes, in the order in which a pass uses them, given `budget` bytes. Raises
+    `FieldOutOfRange` if the ring does not fit.
 
     If they do not all fit there is a ring of `SLOTS` times the largest; what is left keeps bundles, small ones first,
     the others spread evenly over the pass. So copies go on while a kept bundle computes: were those all in a row, the
-    ring would be full before the first was done, and empty soon after the last. That holds where a copy takes about as
-    long as a bundle computes. `from_disk` it takes far longer, and a disk is fastest from first to last: then the first
-    bundles are kept, without a gap between the others. Measured with a 135M Llama in float32, a sixth of it kept, and
-    the page cache dropped all the time: 201 ms a pass, 236 with gaps.
-
-    What is left over is less than the largest bundle. Raises `FieldOutOfRange` if the ring does not fit.
+    ring would be full before the first was done, and empty soon after the last. `from_disk` a copy takes far longer
+    than a bundle computes, and a disk is fastest from first to last: then the first bundles are kept. Measured with a
+    135M Llama in float32, a sixth of it kept, and the page cache dropped: 201 ms a pass, 236 with gaps.
     """
     total, largest = sum(sizes), max(sizes, default=0)
     if total <= budget:
@@ -133,7 +127,7 @@ class Arena:
     places: Mapping[int, slice]
     """Bytes of the bundles that are kept."""
     lendable: tuple[int, ...]
-    """Bundles that can give their memory to KV, in this order: it is that of their places, from the bottom up."""
+    """Bundles that can give their memory to KV, in the order of their places from the bottom up."""
     ring: slice
 
     @property
@@ -152,10 +146,8 @@ class Arena:
 
 
 def lay_out(plan: WeightPlan, kv_blocks: int, block_bytes: int) -> Arena:
-    """The arena of `kv_blocks` blocks and the weights that `plan` has on the device.
-
-    Lent bundles are streamed, so where there is no ring none can be lent; small ones are not worth it. Those that come
-    from a disk are lent from the last one on, so that what is streamed stays one run.
+    """The arena of `kv_blocks` blocks and the weights that `plan` has on the device. Where there is no ring none can be
+    lent. Those that come from a disk are lent from the last one on, so that what is streamed stays one run.
     """
     small = _small(plan.sizes)
     large = [index for index in sorted(plan.kept) if index not in small] if plan.ring_bytes else []
@@ -169,9 +161,7 @@ def lay_out(plan: WeightPlan, kv_blocks: int, block_bytes: int) -> Arena:
 
 
 def _thin_out(bundles: list[int]) -> list[int]:
-    """The order in which to take bundles so that those that are left are always spread about evenly over a pass: that
-    of their numbers' bits read backwards (van der Corput).
-    """
+    """The bundles by their numbers' bits read backwards (van der Corput): those left are always spread about evenly."""
     digits = (len(bundles) - 1).bit_length()
     ranks = sorted(range(len(bundles)), key=lambda rank: int(f"{rank:0{digits}b}"[::-1], 2))
     return [bundles[rank] for rank in ranks]

@@ -81,9 +81,8 @@ class Weights(Protocol):
         ...
 
     def using(self, index: int) -> AbstractContextManager[None]:
-        """Within this context the weights of bundle `index` are on the device; what is launched in it may use them.
-
-        One bundle at a time. Raises `WeightsLost` if it cannot be brought there; using a weight may, too.
+        """Within this context the weights of bundle `index` are on the device; what is launched in it may use them. One
+        bundle at a time. Raises `WeightsLost` if it cannot be brought there; using a weight may, too.
         """
         ...
 
@@ -129,10 +128,8 @@ class Flight:
 
 
 class LoadAhead:
-    """Loads bundles in the order in which passes use them, as far ahead as there are slots.
-
-    A pass may begin or end at any bundle. A bundle that is taken out of turn is loaded then, and those on their way
-    before it are given up: the next pass is expected to be a whole one, and the price of being wrong is one load.
+    """Loads bundles in the order in which passes use them, as far ahead as there are slots. A bundle that is taken out
+    of turn is loaded then, and those on their way before it are given up: a pass is expected to be a whole one.
     """
 
     def __init__(self, sizes: Sequence[int], store: BundleStore) -> None:
@@ -150,19 +147,14 @@ class LoadAhead:
         """Of all bundles that passes have used since the start."""
 
     def turn(self, memory: Tensor, order: Sequence[int]) -> None:
-        """Begin to load the bundles of `order` into slots of `memory`, `[bytes]` uint8 on the device. Nothing that has
-        been launched before writes to slots any more.
-        """
+        """Begin to load the bundles of `order` into slots of `memory`, `[bytes]` uint8, that nothing writes to now."""
         self.ring_bytes = memory.numel()
         self._flights.clear()
         self._free = deque((slot, PASSED) for slot in memory.split(max(self._sizes)))
         self.reorder(order)
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Load the bundles of `order` from now on; the next pass is expected to begin with the first.
-
-        Those that have been loaded as that pass will use them stay.
-        """
+        """Load the bundles of `order` for the next passes. Those that have been loaded in this order stay."""
         self._order, fitting = list(order), 0
         for flight, index in zip(self._flights, order, strict=False):
             if flight.index != index:
@@ -202,9 +194,7 @@ class LoadAhead:
 
 class StreamedWeights:
     """`Weights` that are streamed. The model is built once, from tensors on `meta`, which gives the layout; what they
-    hold comes from a store, once there is one and the weights have a place.
-
-    A model that is built from real tensors for a `write` fills a store, and computes nothing.
+    hold comes from a store. A model that is built from real tensors for a `write` fills a store, and computes nothing.
     """
 
     def __init__(
@@ -234,9 +224,7 @@ class StreamedWeights:
         self._unbind(index)
 
     def table(self, matrix: Matrix) -> Table:
-        """A table, of which rows come from the host: a pass needs so few that keeping them all here would not pay.
-        The host must know their ids; a pass has just been given them, so they are soon there.
-        """
+        """A table, of which rows come from the host: a pass needs few. The host must wait for their ids."""
         number, rows = len(self.layout.tables), stored_rows(matrix)
         self.layout.tables.append(Piece(tuple(rows.shape), rows.dtype, 0))
         if self._write is not None:
@@ -277,7 +265,6 @@ class StreamedWeights:
 
     def share(self, kv_blocks: int, block_bytes: int) -> tuple[Arena, Tensor]:
         """Move into memory that begins with so many blocks of KV. Returns its layout and the memory itself, uint8.
-
         Raises FieldOutOfRange if there is too little, `WeightsLost`.
         """
         arena = lay_out(self.plan, kv_blocks, block_bytes)
@@ -289,9 +276,7 @@ class StreamedWeights:
         return arena, memory
 
     def place(self, memory: Tensor, arena: Arena) -> None:
-        """Give the weights their memory, `[bytes]` uint8 zeros on the device: a place for each bundle that is kept, and
-        slots. Waits for those that are kept; raises `WeightsLost`.
-        """
+        """Give the weights their memory, `[bytes]` uint8 zeros. Waits for what is kept there; raises `WeightsLost`."""
         self._memory, self._places = memory, arena.places
         self._streams.weights.wait(self._streams.compute.record())  # for the zeros
         for index in arena.places:

@@ -4,8 +4,8 @@ A start reads the header alone, which has a digest of itself, and wants the size
 bears the time of its writing, and a change of the file changes that. Each part is compared with its checksum when it is
 first used. `djinn doctor --weights` compares them all.
 
-The server reads it with system calls, never through a mapping. If another program truncates a mapped file, the next
-look at it is a SIGBUS, which ends the server. Here a read comes up short, and a turn fails with the reason.
+The server reads it with system calls, never through a mapping: if another program truncates a mapped file, the next
+look at it ends the server. Here a read comes up short, and a turn fails with the reason.
 """
 
 import ctypes
@@ -115,11 +115,10 @@ class WeightFile:
 
     def is_cached(self, name: str) -> bool:
         """Whether the system has the part in memory, as far as samples of it tell. False where the file is not mapped
-        any more, or a system has no such call; Linux says so of all files that belong to others.
+        any more, or a system has no such call; true, on Linux, of all files that belong to others.
 
-        The mapping is never touched: nothing is read by asking, nor can a file that another program truncates end the
-        process. The other way to ask is a read that is not to wait. The system takes that as a wish and begins to read
-        there, in between the reads from first to last that it reads ahead for.
+        The mapping is never touched: nothing is read by asking. The other way to ask is a read that is not to wait,
+        which the system takes as a wish: it begins to read there, in between the reads from first to last.
         """
         if _mincore is None:
             return False
@@ -268,10 +267,9 @@ def _set_time(path: Path, time_ns: int) -> None:
 
 
 def _write_file(path: Path, model: str, layout: WeightLayout, fill: Callable[[Write], None]) -> None:
-    """Write the file beside `path`, and rename it to `path` when it is whole; else nothing is left of it.
-
-    What a killed process left is cleared. Raises StoreFull, with both sizes before anything is written if the disk is
-    too small then, and ValueError if something was not written, or is not laid out as was said.
+    """Write the file beside `path`, and rename it to `path` when it is whole; else nothing is left of it. Raises
+    StoreFull, with both sizes before anything is written if the disk is too small then, and ValueError if something was
+    not written, or is not laid out as was said.
 
     The checksum is zlib's CRC-32: sure to find one flipped bit and any burst of 32, it reads 4 GB/s on one core without
     special instructions, where SHA-256 with them reads 1.8 and BLAKE2b 0.9.
@@ -336,8 +334,7 @@ def has_writers(file: int) -> bool:
     """Whether a process has the file open for writing, or mapped so, of which `file` is a descriptor for reading.
 
     A read lease is granted only if none has (fcntl(2), "Leases"). It is given back at once: a process that opens the
-    file in between waits that long, and we are sent a signal that is ignored. False where there are no leases: not on
-    Linux, on some file systems, on files of others.
+    file in between waits that long, and we are sent a signal that is ignored. False where there are no leases.
     """
     try:
         fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)

@@ -23,9 +23,8 @@ FLOAT8 = torch.float8_e4m3fn
 
 
 class RowShape(NamedTuple):
-    """One row as host integers: its tokens are `[start, start + length)` of the batch; they see `context` keys.
-
-    `context` counts the row's own tokens too, so the first of them stands at position `context - length`.
+    """One row as host integers: its tokens are `[start, start + length)` of the batch; they see `context` keys, which
+    are their own too: the first stands at position `context - length`.
     """
 
     start: int
@@ -35,9 +34,7 @@ class RowShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The rows of one segment, decode rows (one token each) first.
-
-    Tokens of all rows are packed along one axis; nothing is padded except `block_tables`.
+    """The rows of one segment, decode rows (one token each) first. Tokens of all rows are packed along one axis.
 
     The `cuda` attention also takes padding rows, so that a captured graph can run fewer rows than it was captured with:
     decode rows whose context is 0, whose slot block is -1 and whose position and block table are 0. Nothing is stored
@@ -54,15 +51,12 @@ class Batch:
     slot_offsets: Tensor
     """`[tokens]` int64: place inside that block."""
     block_tables: Tensor
-    """`[rows, max_blocks]` int32: pool blocks of each row in order. Nobody may look at entries past the row's context:
-    they are 0, or blocks that the row's sequence has for later.
-    """
+    """`[rows, max_blocks]` int32: pool blocks of each row in order, and past its context anything that is a block."""
     contexts: Tensor
     """`[rows]` int32: `RowShape.context` on the device."""
     prompt_starts: Tensor | None = None
-    """`[prompts + 1]` int32: where the tokens of each row behind the decode rows begin, counted from the first of them,
-    and how many there are. None without such rows.
-    """
+    """`[prompts + 1]` int32: where the tokens of each row behind the decode rows begin, from 0 on, and how many there
+    are. None without such rows."""
     states: Tensor | None = None
     """`[rows, state bytes]` uint8: what folding layers remember of each row, which they replace, if there are any."""
 
@@ -110,11 +104,10 @@ def place_batch(
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What a layer's attention needs beside its tensors.
-
-    `scale` multiplies the scores. `window` is the number of most recent keys a query sees, itself included (None: all).
-    `softcap` bounds scores to `softcap * tanh(score / softcap)` as Gemma 2 does (None: off). `sinks`, `[heads]`
-    float32, are scores that take part in each softmax and have no value, as in gpt-oss (Xiao et al., arXiv:2309.17453).
+    """What a layer's attention needs beside its tensors. `scale` multiplies the scores. `window` is the number of most
+    recent keys a query sees, itself included (None: all). `softcap` bounds scores to `softcap * tanh(score / softcap)`
+    as Gemma 2 does (None: off). `sinks`, `[heads]` float32, are scores that take part in each softmax and have no
+    value, as in gpt-oss (Xiao et al., arXiv:2309.17453).
     """
 
     scale: float
@@ -134,8 +127,7 @@ class Attention(Protocol):
         query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`;
         kv: one layer of the pool, `[blocks, 2, kv_heads, block_size, columns]`, any strides with the last two dense.
         Its dtype is that of the queries, or a half type under float32, or float8; see above. Keys and values are
-        rounded to it, to nearest even, and what a query sees is what the pool holds: of its own token and its batch
-        too.
+        rounded to it, to nearest even, and queries see what the pool holds, of their own batch too.
         `heads` is a multiple of `kv_heads`; query head h reads key head `h // (heads // kv_heads)`.
         Returns `[tokens, heads, head_dim]`, contiguous.
         """

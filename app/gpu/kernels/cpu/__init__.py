@@ -37,10 +37,8 @@ _told: list[list[float]] = []
 
 
 def run_on_torch_threads(function: int, arguments: ctypes.Structure) -> None:
-    """Call the C function `void f(void *)` at address `function` with `arguments`, once on each of PyTorch's threads.
-
-    Returns when every call has; the GIL is released meanwhile. The calls share the work among themselves, by an atomic
-    counter for instance: where PyTorch was built without such an OpenMP there is one call, on the calling thread.
+    """Call the C function `void f(void *)` at address `function` with `arguments`, once on each of PyTorch's threads,
+    without the GIL. The calls share the work: where PyTorch was built without such an OpenMP there is one.
     """
     record = _record.get()
     if record is not None:
@@ -62,11 +60,9 @@ def recorded_by(record: Record) -> Iterator[None]:
 
 
 def release_threads() -> None:
-    """End the OpenMP threads that the calling thread has used; its next parallel operator starts new ones.
-
-    Threads of two callers are more than the cores. libgomp then stops to spin between operators and puts every
-    thread to sleep instead, also those of the caller that works: measured with a model loaded on one thread and run
-    on another, 30 tokens a second for one stream; with this call in between 52.
+    """End the OpenMP threads that the calling thread has used; its next parallel operator starts new ones. Threads of
+    two callers are more than the cores, so libgomp puts all to sleep between operators: measured with a model loaded on
+    one thread and run on another, 30 tokens a second for one stream; with this call in between 52.
     """
     pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
     if pause is not None:
@@ -75,10 +71,9 @@ def release_threads() -> None:
 
 @contextmanager
 def lone_threads() -> Iterator[ThreadPoolExecutor]:
-    """As many threads as PyTorch computes with, on each of which its operators have no other. For many small operators.
-
-    OpenMP's threads meet after each operator, and there wait for the one that the machine has taken off its core.
-    Measured, a 135M GGUF on two cores: beside four busy processes its weights are packed in 1.4 s instead of 22 to 38.
+    """As many threads as PyTorch computes with, on each of which its operators have no other. For many small operators:
+    OpenMP's threads meet after each, and there wait for the one that has lost its core. Measured, a 135M GGUF on two
+    cores: beside four busy processes its weights are packed in 1.4 s instead of 22 to 38.
     """
     count = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -91,9 +86,7 @@ def lone_threads() -> Iterator[ThreadPoolExecutor]:
 
 @contextmanager
 def telling_of_compilation() -> Iterator[None]:
-    """Within this context, log before the first kernel is compiled, which takes long on a new machine. At its end, log
-    how long all of them took. A kernel that comes from the cache does not count.
-    """
+    """Within this context, log before the first kernel is compiled, and at its end how long all of them took."""
     seconds: list[float] = []
     _told.append(seconds)
     try:

@@ -48,9 +48,9 @@ at 256. With up to four rows the processor's own prefetcher is faster, which our
 _INT8, _INT16 = ir.IntType(8), ir.IntType(16)
 
 Terms = Iterator[tuple[Any, list[Any]]]
-"""Writes a loop over terms of a product, from the first to the last: its number, an int64, and the vectors of weights
-that it meets. What is written before the next one is asked for is inside the loop. A term is an input, and weights are
-float32; or for `takes_pairs` it is a pair of inputs, and weights are bfloat16 in pairs.
+"""Writes a loop over terms of a product: its number, an int64, and the vectors of weights that it meets. What is
+written before the next one is asked for is inside the loop. A term is an input, and weights are float32; or for
+`takes_pairs` it is a pair of inputs, and weights are bfloat16 in pairs.
 """
 
 
@@ -68,11 +68,9 @@ COLUMNS = _VECTORS * LANES
 
 
 def multiplies_pairs() -> bool:
-    """Whether kernels are compiled for a processor with an instruction for it: else they are slower than float32.
-
-    `vdpbf16ps` of AVX512_BF16 multiplies two pairs and adds both products to a float32 sum, twice as much as a
-    multiply-add of float32 does (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2). A processor
-    without it makes the same sums of float32 multiply-adds; their last bits may differ.
+    """Whether kernels are compiled for a processor with an instruction for it: `vdpbf16ps` of AVX512_BF16 multiplies
+    two pairs and adds both products to a float32 sum (Intel 64 and IA-32 Architectures Software Developer's Manual,
+    volume 2). Others make the same sums of float32 multiply-adds, more slowly; their last bits may differ.
     """
     return "avx512bf16" in compiled_features()
 
@@ -94,9 +92,8 @@ def _quants_of(dtype: Any) -> str:
 def load_weights(
     code: Lanes, element: Any, vectors: int, weight: Any, column: Any, inputs: Any, *, ahead: bool
 ) -> Terms:
-    """Unpack the panel at address `weight` to registers: `vectors` vectors of outputs, from `column` on. `element` is
-    Numba's type of the weights. `ahead`: whether to prefetch what is used later.
-    """
+    """Unpack the panel at address `weight`, of Numba's type `element`, to registers: `vectors` vectors of outputs, from
+    `column` on. `ahead`: prefetch what is used later."""
     builder, dtype = code.builder, element.dtype
     if _is_paired(dtype):
         with cgutils.for_range(builder, builder.sdiv(inputs, INT64(2))) as loop:

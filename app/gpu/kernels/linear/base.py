@@ -44,8 +44,8 @@ class FilePlace:
 
 
 class Weight:
-    """A tensor that a model computes with. One that is streamed has a `tensor` only while its bundle is in use; while
-    it has a `place` too, its bytes are there, and come to memory when the tensor is first read.
+    """A tensor that a model computes with. One that is streamed has a `tensor` only while its bundle is in use, or a
+    `place`, whose bytes come to memory when the tensor is first read.
     """
 
     __slots__ = ("_tensor", "place")
@@ -82,8 +82,8 @@ class Linear(Protocol):
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The tensors that the layer computes with, dense, each in the layout in which it multiplies them: whoever
-        stores or moves a layer's weights, does so with these.
+        """The tensors that the layer computes with, dense, in the layout in which it multiplies: what moves weights
+        moves these.
         """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -179,8 +179,8 @@ def dense_of(matrix: Matrix) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part `rank` of `ranks` equal ones. Two things take all of them: `total` sums `[tokens, features]`, in a tensor of
-    its own; `beside` gives rank 0 the logits `[rows, vocab_size]` of those for each rank's `vocabulary`, and that size.
+    """Part `rank` of `ranks` equal ones. All together sum `[tokens, features]` in `total`, in a new tensor; `beside`
+    gives rank 0 the logits `[rows, vocab_size]` of those for each rank's `vocabulary`, and that size.
     """
 
     rank: int = 0

@@ -45,9 +45,8 @@ def matmul(
 
     - `x` and `weight` of one of float32, bfloat16 and float16, the last axis dense;
     - `x` in bfloat16 or float16 (of float32 Triton makes TF32 on some devices) and `weight` int8, dense, with `scales`
-      `[inputs / 32, outputs]` float16 for its blocks. The integers become the type of `x` in registers: exactly, as
-      both types have 8 significant bits or more. The sum of each block is multiplied by the block's scale in float32,
-      so that what the weights stand for is not rounded again;
+      `[inputs / 32, outputs]` float16 for its blocks. The integers become the type of `x` in registers, exactly; the
+      sum of each block is multiplied by the block's scale in float32;
     - `x` and `weight` float8_e4m3fn, dense, with `x_scales` `[rows, 1]` and `scales` `[outputs, 1]` float32.
     """
     rows, inputs = x.shape
@@ -84,10 +83,8 @@ def matvec(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`x` `[1, inputs]` times `weight` `[outputs, inputs]` transposed, plus `bias` `[outputs]`: `[1, outputs]`.
 
     All of one float type, the last axis dense; sums are float32. CUDA tensors, or CPU tensors in Triton's interpreter.
-
-    Such a product takes as long as its weights take to be read. cuBLAS computes a whole tile of rows, and for a small
-    matrix it splits the sums, which a second kernel joins: on an H200 it reads at 58 to 93 % of a copy's rate. Here
-    each program has one output, and the rate is 78 to 100 %.
+    Such a product takes as long as its weights take to be read. cuBLAS computes a whole tile of rows, and splits the
+    sums of small matrices: on an H200 it reads at 58 to 93 % of a copy's rate, and programs of one output at 78 to 100.
     """
     outputs, inputs = weight.shape
     y = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
@@ -125,9 +122,8 @@ def _matmul(
     tile_inputs: tl.constexpr,
 ) -> None:
     """One program computes one tile of `y`, transposed: integers become floats in registers, from which tensor cores
-    take the left operand only. Rows that share a tile of weights run side by side, so that it is read once.
-
-    `rows` is not specialised: a kernel of its own for one row, or for a multiple of 16, might sum in another order.
+    take the left operand only. Rows that share a tile of weights run side by side, so that it is read once. `rows` is
+    not specialised: a kernel of its own for one row, or for a multiple of 16, might sum in another order.
     """
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows).to(tl.int64)
     output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs).to(tl.int64)
