@@ -362,8 +362,9 @@ class Engine:
 
 
 def finish_step(turns: Turns, rows: Sequence[Row], result: StepResult) -> Iterator[Event]:
-    """Account for the rows of a step that has ended, with their captures and scores: their turns advance, pause, end or
-    fail, unless they have ended since."""
+    """Account for the rows of a step that has ended: hand over captures, report scored prompts, and let their turns
+    advance, pause, end or fail. A row whose turn has ended since it was launched is passed over.
+    """
     for row, captured in result.captured.items():
         for each in captured:
             turns.activations.capture(row.sequence, each)

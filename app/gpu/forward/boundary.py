@@ -151,10 +151,9 @@ def _copy(tensor: Tensor, streams: DeviceStreams) -> Tensor:
 
 
 class BoundaryActions:
-    """Edits, captures and checkpoints of a step's rows at layer boundaries.
-
-    `hidden` is always the row's part of the residual stream, `[length, hidden_size]`. Where positions are scattered,
-    their indices are put on the device when this is made; only the tensors of edits come later, through `place`.
+    """Edits, captures and checkpoints of a step's rows at layer boundaries. `hidden` is always the row's part of the
+    residual stream, `[length, hidden_size]`. Indices of scattered positions are put on the device when this is made;
+    only the tensors of edits come later, through `place`.
     """
 
     def __init__(self, rows: Sequence[Row], put: Put, streams: DeviceStreams, place: PlaceTensor) -> None:

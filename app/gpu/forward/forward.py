@@ -213,8 +213,8 @@ class Runner:
 def _place_tokens(
     rows: Sequence[Row], before: LaunchedStep | SplitStep | None, put: Put
 ) -> tuple[Tensor, Tensor | None]:
-    """The tokens of the rows, `[tokens]` int64: those of the history, or where they are not known yet, those that the
-    rows sample in the step `before`. Where an index comes with them, it tells which, once inputs have been sent.
+    """The tokens of the rows, `[tokens]` int64: of the history, or as yet unknown those that the step `before` samples.
+    Where an index comes with them, it tells which, once inputs have been sent.
     """
     if before is None:
         if rows[-1].length == 1:  # and so have all: the longest is last
@@ -274,10 +274,9 @@ class RowStates:
 
 
 class Forward:
-    """The rows of a step with their residual streams. Each row is at the boundary that it has reached.
-
-    Without `graphs` the residual streams are packed, and a segment takes the part of its own rows through its layers.
-    With them all rows have one token and stay in their places. Those that are not in the segment are padding meanwhile.
+    """The rows of a step with their residual streams. Each row is at the boundary that it has reached. Without `graphs`
+    the residual streams are packed, and a segment takes the part of its own rows through its layers. With them all rows
+    have one token and stay in their places. Those that are not in the segment are padding meanwhile.
 
     The constructor puts the inputs on the device; they must be there before `run`. Where all rows go on from
     checkpoints, and nothing is embedded, it launches the copies of those too.
@@ -379,9 +378,7 @@ class Forward:
         return self._hidden[self._starts[first] : self._starts[end]]
 
     def _act(self, segment: Segment) -> None:
-        """Do what is marked at the segment's upper end. A row that pauses there is saved before the others go on; where
-        the layers above run in its place too, that is a copy.
-        """
+        """Do what is marked at the segment's upper end. A row that pauses there is saved before the others go on."""
         rows, boundary = self._rows, segment.hi
         alike = [(place, place + 1) for place in segment.rows]
         if self._starts[-1] == len(rows):
@@ -392,4 +389,4 @@ class Forward:
                 self._actions.act(row, boundary, self._hidden_of(first, end))
             if row.path.pauses and row.path.hi == boundary:
                 hidden = self._hidden_of(first, end)
-                self._actions.stop(row, hidden if self._graphs is None else hidden.clone())
+                self._actions.stop(row, hidden if self._graphs is None else hidden.clone())  # graphs run in its place

@@ -7,10 +7,10 @@ A step of a small batch is thousands of short kernels, and the host takes longer
 them. A graph launches them all at once, but at fixed addresses and in fixed sizes. So a step is padded to the next
 bucket and copied into inputs that stay where they are, and its logits come out where they always do.
 
-A graph of the whole step has no place where a client could look in or reach in. Where that is wanted, a step replays
-the layers up to that place, does there what is to be done, and replays the others. All rows stay where they are: one
-that has left, or has not joined yet, is padding meanwhile. Any boundary may be armed, so any run of layers may be
-wanted: half the square of their number. Aligned pieces are only twice their number, and any run is made of a few.
+Where a client looks in or reaches in, a step replays the layers up to that place, does there what is to be done, and
+replays the others. All rows stay where they are: one that has left, or has not joined yet, is padding meanwhile. Any
+run of layers may be wanted: half the square of their number. Aligned pieces are only twice their number, and any run is
+made of a few.
 """
 
 import logging
@@ -57,10 +57,8 @@ def layer_by_layer(stack: LayerStack, pool: KVPool, on_layer: Callable[[], None]
 
 
 def run_piece(stack: LayerStack, run_layers: RunLayers, lo: int, hi: int, given: Tensor, batch: Batch) -> Tensor:
-    """Run stages `[lo, hi)`, at least one, of a batch.
-
-    `given` is `[tokens]` int64 token ids where `lo` is 0, else the residual stream `[tokens, hidden_size]`. Returns the
-    residual stream, or where the head is among the stages, float32 logits `[tokens, vocab_size]`.
+    """Run stages `[lo, hi)`, at least one, of a batch. `given` is `[tokens]` int64 token ids where `lo` is 0, else the
+    residual stream `[tokens, hidden_size]`. Returns that, or behind the head float32 logits `[tokens, vocab_size]`.
     """
     layers = stack.num_layers
     hidden = given if lo else stack.embed(given, batch.positions)
@@ -213,11 +211,10 @@ class CudaRecorder:
 
 
 class Graphs:
-    """Pieces of decode steps that `recorder` has recorded, over one set of inputs, residual streams and logits.
-
-    Whole steps are recorded at start, for each bucket of batch sizes. Other pieces are recorded when they have been
-    wanted a few times; until then they run layer by layer, on the same tensors. So they do once more when they are
-    checked. All methods are called in inference mode; readers of results use the stream of the call.
+    """Pieces of decode steps that `recorder` has recorded, over one set of inputs, residual streams and logits. Whole
+    steps are recorded at start, for each bucket of batch sizes, other pieces when they have been wanted a few times;
+    until then, and once more when they are checked, they run layer by layer, on the same tensors. All methods are
+    called in inference mode; readers of results use the stream of the call.
     """
 
     def __init__(
@@ -278,8 +275,8 @@ class Graphs:
         return replayed
 
     def record_due(self) -> None:
-        """Record a piece that was not replayed, if it is wanted often: behind the work that has been launched. The rows
-        are padding meanwhile, so that the rehearsal writes to no session's KV. `hidden` has no meaning afterwards.
+        """Record a piece that is wanted often, behind the work that has been launched. The rows are padding meanwhile,
+        so that the rehearsal writes to no session's KV. `hidden` has no meaning afterwards.
         """
         piece = self._kept.due() if self._records else None
         if piece is None:
@@ -294,9 +291,7 @@ class Graphs:
 
     def _check(self, piece: Piece, replay: Callable[[], None]) -> None:
         """Replay a piece for the first time, and then run it layer by layer: those results and that KV stay. Its graph
-        stays if it gives the same. Waits for the device.
-
-        Padding would tell nothing: its attention is zero, whatever the position.
+        stays if it gives the same. Waits for the device. Padding would tell nothing: its attention is zero.
         """
         (_, lo, hi), (given, out), batch = piece, self._ends(piece), self._inputs.first(piece.bucket, piece.bucket)
         self._kept.drop(piece)

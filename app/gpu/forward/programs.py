@@ -1,8 +1,8 @@
 """Layers on a CPU as programs: what a model launches is recorded once, and then run with one call.
 
 Waking threads for each kernel of a layer of one token, and coming back to Python, takes about as long as the kernels.
-So layers of a resident model are recorded with as many tokens as there may be, and each run tells the kernels how many
-there are. What cannot be recorded runs layer by layer.
+So layers of a resident model are recorded, if they can be, with as many tokens as there may be, and each run tells the
+kernels how many there are.
 """
 
 import ctypes
@@ -69,10 +69,8 @@ class Arena:
 
 
 class Recording(TorchDispatchMode):
-    """While it is active, the launches of the thread are kept, not run, and tensors are made in an arena.
-
-    PyTorch's own operators may only make tensors and views: if they compute, or read a value, they raise NotRecordable.
-    `tolist` and `numpy` are no operators, and are not seen.
+    """While it is active, the launches of the thread are kept, not run, and tensors are made in an arena. PyTorch's own
+    operators that compute, or read a value, raise NotRecordable; `tolist` and `numpy` are none, and are not seen.
     """
 
     def __init__(self) -> None:
@@ -123,9 +121,7 @@ def _memory_of(values: Any) -> set[int]:
 
 
 class RecordedLayers:
-    """A `RunLayers` on a CPU, in inference mode. It records layers once for short rows, and once for short rows and
-    prompts. Before each run it tells the program how many there are.
-    """
+    """A `RunLayers` on a CPU, in inference mode. It records layers for short rows, and for short rows and prompts."""
 
     @torch.inference_mode()
     def __init__(

@@ -1,6 +1,5 @@
-"""A step that the device may still be running, and its results: next tokens, prompt scores, what rows left behind.
-
-They are computed on the device of the logits, and read on the host when the step is over.
+"""A step that the device may still be running, and its results, which the host reads when it is over: next tokens,
+prompt scores, what rows left behind.
 """
 
 import math
@@ -152,9 +151,7 @@ class LaunchedStep:
 
 @dataclass(frozen=True, slots=True)
 class SplitStep:
-    """A step that memory was too short for: parts that run one after the other, whose rows may be cut from `rows`. Of
-    the `unfit` rows not even one token has fitted.
-    """
+    """A step that memory was too short for: parts, of rows cut from `rows`. Of `unfit` rows not one token has fit."""
 
     rows: list[Row]
     parts: list[LaunchedStep]

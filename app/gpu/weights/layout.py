@@ -103,8 +103,7 @@ class UnusableFile(Exception):
 
 def sections_of(model: str, layout: WeightLayout) -> tuple[dict[str, Piece], int]:
     """Where each part is in the file, by its name: tables, then bundles, each from a new page on. And the file's size.
-
-    The system reads on behind the last bundle, where there is nothing that it would read for nothing.
+    The bundles are last, so that the system reads ahead nothing for nothing.
     """
     return _sections(layout, len(encode_header(model, layout, [], 0)))
 

@@ -186,10 +186,8 @@ class RandomWeights(WeightSource):
 
 
 class SafetensorsFolder(WeightSource):
-    """`model.safetensors`, or the shards that `model.safetensors.index.json` lists, as Transformers saves them.
-
-    Tensors are copies: one that lies in the mapped file keeps all of it mapped, and where another program
-    truncates a mapped file, the next look at it ends the process.
+    """`model.safetensors`, or the shards that `model.safetensors.index.json` lists, as Transformers saves them. Tensors
+    are copies: where another program truncates a mapped file, the next look at it ends the process.
     """
 
     def __init__(self, folder: Path, tensor_format: TensorFormat) -> None:
@@ -346,8 +344,8 @@ def _unpacked(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def _scaled(stored: Tensor, zeros: Tensor | None, scale: Tensor, groups: Tensor | None) -> Tensor:
-    """`(stored - zeros) * scale` in the type of `scale`, which it is rounded to once. `stored` is `[out, in]`; the
-    others are for all, for each row, or `[out, groups]`, where `groups` `[in]` says which group an input is of.
+    """`(stored - zeros) * scale`, rounded once to the type of `scale`. `stored` is `[out, in]`; the others are for all,
+    for each row, or `[out, groups]`, where `groups` `[in]` says which group an input is of.
     """
     rows, inputs = stored.shape
 
@@ -402,9 +400,8 @@ def weights_of(
 
 
 def take_output_weight(source: WeightSource, config: PretrainedConfig, embedding: Matrix) -> Matrix:
-    """`lm_head.weight` `[vocab, hidden]`, or the embedding where the two are tied.
-
-    As in Transformers, a stored `lm_head.weight` wins over a config that says the two are tied.
+    """`lm_head.weight` `[vocab, hidden]`, or the embedding where the two are tied. As in Transformers, a stored
+    `lm_head.weight` wins over a config that says they are.
     """
     if config.tie_word_embeddings and not source.holds("lm_head.weight"):
         return embedding

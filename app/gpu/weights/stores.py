@@ -61,9 +61,7 @@ class PinnedStore:
         return stream.record()
 
     def rows(self, table: int, ids: Tensor) -> Tensor:
-        """Rows `ids` `[n]` int64 (host memory) of a table, `[n, width]`, in host memory that copies fast to the device.
-        Raises IndexError for a row that the table has not.
-        """
+        """Rows `ids` `[n]` int64 of a table, `[n, width]`, in host memory that copies fast. May raise IndexError."""
         [stored] = self._views[f"table.{table}"]
         rows = self._streams.host_tensor((len(ids), stored.shape[1]), stored.dtype)
         return torch.index_select(stored, 0, ids, out=rows)
@@ -78,9 +76,8 @@ class FileStore:
     """All weights in a file. Whatever happens to it, as far as its times show it (`WeightFile.prove`), the bytes that
     arrive are those that were stored, or `WeightsLost` is raised.
 
-    What the system has in memory is used where it is, or copied by the threads that compute when it is waited for:
-    another thread would take turns with them, and they would wait for each other. What has to come from the disk first
-    is read ahead by a thread that does nothing else, without the GIL; it mostly sleeps.
+    What the system has in memory is used where it is, or copied by the threads that compute when it is waited for: they
+    would wait for another thread. What has to come from the disk is read ahead by a thread that mostly sleeps.
     """
 
     def __init__(self, file: WeightFile) -> None:
@@ -93,9 +90,7 @@ class FileStore:
         self._closed = False
 
     def load(self, index: int, target: Tensor, after: Event) -> FileLoad:
-        """As `PinnedStore.load`; what uses a place has been done when a call returns. The event's `synchronize` raises
-        `WeightsLost` if the bundle cannot be read or is not what was stored.
-        """
+        """As `PinnedStore.load`, without a need of `after`. The event's `synchronize` raises `WeightsLost`."""
         name = f"bundle.{index}"
         if target.nbytes != self.file.sections[name].nbytes:
             raise ValueError(f"{name} has {self.file.sections[name].nbytes} bytes, not {target.nbytes}")
