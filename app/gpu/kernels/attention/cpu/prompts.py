@@ -27,12 +27,11 @@ from torch import Tensor
 
 from app.gpu.kernels.attention.base import AttentionSpec, Batch, RowShape
 from app.gpu.kernels.attention.cpu.queries import (
-    NO_WINDOW,
     ZERO,
     PoolLayer,
     Queries,
     bounded,
-    no_sinks,
+    common_arguments,
     query_scale,
     sink_score,
 )
@@ -112,19 +111,8 @@ def attend_prompts(
     _, heads, head_dim = query.shape
     rows = [batch.rows[index] for index in prompts]
     placed = PlacedPrompts(rows, prompts, heads=heads, kv_heads=kv.shape[2], head_dim=head_dim)
-    _attend(
-        **placed.arguments,
-        window=spec.window or NO_WINDOW,
-        query=query,
-        output=output,
-        sinks=no_sinks(heads) if spec.sinks is None else spec.sinks,
-        pool=kv,
-        tables=batch.block_tables,
-        scale=spec.scale,
-        softcap=spec.softcap or 0.0,
-        kind=HALVES if in_bfloat16 and head_dim % 2 == 0 else np.float32,
-        head_dim=head_dim,
-    )
+    kind = HALVES if in_bfloat16 and head_dim % 2 == 0 else np.float32
+    _attend(**placed.arguments, **common_arguments(query, kv, batch.block_tables, spec, output), kind=kind)
 
 
 @parallel
@@ -148,7 +136,7 @@ def _attend(
     head_dim: int,
 ) -> None:
     """Draw work items until none is left: of a prompt, those with the most keys first. See `PlacedPrompts`. A prompt is
-    one run if it has at most `run` queries. `window` is at least 1, `softcap` 0 is off.
+    one run if it has at most `run` queries.
     """
     kv_heads = a.kv_heads
     places = carray(pointer(spans), (prompts, 5), np.int64)

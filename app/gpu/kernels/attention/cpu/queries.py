@@ -57,29 +57,34 @@ def attend_queries(
     `PoolLayer`, which has the queries' own keys and values. `output`: as `query`, dense.
     """
     queries, heads, head_dim = query.shape
-    window = spec.window or NO_WINDOW
-    sinks = no_sinks(heads) if spec.sinks is None else spec.sinks
-    splits = -(-min(tables.shape[1] * kv.shape[3], window) // SPLIT)
+    splits = -(-min(tables.shape[1] * kv.shape[3], spec.window or NO_WINDOW) // SPLIT)
     _attend(
+        **common_arguments(query, kv, tables, spec, output),
         queries=queries,
-        window=window,
-        query=query,
-        pool=kv,
-        tables=tables,
         positions=positions,
         workspace=torch.empty(queries * splits * heads * (head_dim + PADDING)),
         finished=torch.zeros(queries, dtype=torch.int64),
-        output=output,
-        sinks=sinks,
-        scale=spec.scale,
-        softcap=spec.softcap or 0.0,
-        head_dim=head_dim,
         columns=kv.shape[4],
     )
 
 
+def common_arguments(query: Tensor, kv: Tensor, tables: Tensor, spec: AttentionSpec, output: Tensor) -> dict[str, Any]:
+    """What both kernels take. `window` is at least 1, `softcap` 0 is off."""
+    return {
+        "query": query,
+        "output": output,
+        "pool": kv,
+        "tables": tables,
+        "sinks": _no_sinks(query.shape[1]) if spec.sinks is None else spec.sinks,
+        "window": spec.window or NO_WINDOW,
+        "scale": spec.scale,
+        "softcap": spec.softcap or 0.0,
+        "head_dim": query.shape[2],
+    }
+
+
 @cache
-def no_sinks(heads: int) -> Tensor:
+def _no_sinks(heads: int) -> Tensor:
     """Sinks, `[heads]` float32, that change no bit of any result."""
     return torch.full((heads,), float(LOWEST))
 
@@ -105,7 +110,6 @@ def _attend(
 ) -> None:
     """Draw work items until none is left. tables: stride 0: one for all. workspace: `[queries, splits, heads, head_dim
     + PADDING]`, for as many splits as the longest context has at least. finished: `[queries]` zeros, which stay so.
-    `window` is at least 1, `softcap` 0 is off.
     """
     heads = a.heads
     splits = 1
