@@ -1,7 +1,7 @@
 """Rank 0, which runs the engine: it starts the other ranks, orders each part of a step, and does not outlive them.
 
-The others embed nothing, and see no edit or checkpoint: what rank 0's residual stream is at the lower end of a run is
-all that they need. Within a run each layer's sums make it whole on every rank.
+The others embed nothing, and see no edit or checkpoint: rank 0's residual stream at the lower end of a run is all that
+they need. Within a run each layer's sums make it whole on every rank.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ class Ranks:
             self.fail(error)
 
     def run(self, page: Tensor, own: Callable[[], Tensor], name: str, *arguments: Any) -> Tensor:
-        """Have all carry out an order on a page that they get from here, beside `own`, of which this is the result.
-        Once they have it there is no way back: what fails here, for want of memory too, ends the process.
+        """Have all carry out an order on a page from here, and return what `own` does beside them. Once they have it
+        there is no way back: what fails here, for want of memory too, ends the process.
         """
         self.order(name, *arguments)
         try:

@@ -1,7 +1,5 @@
-"""What ranks exchange: orders over sockets, and between their devices the input of a run and the sums of its layers.
-
-Each rank but the first has a socket for orders that must keep their turn, and one for copies each way, which run beside
-them. Devices speak over Gloo between CPUs, over NCCL between GPUs.
+"""What ranks exchange: orders over sockets, one for those that keep their turn and one for copies each way; and between
+their devices, over Gloo or NCCL, the input of a run and the sums of its layers.
 """
 
 from __future__ import annotations

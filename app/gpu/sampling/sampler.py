@@ -41,9 +41,7 @@ addressed as `row * vocab_size + token`, into the flattened logits of the rows t
 Limits = tuple[Tensor, Tensor, Tensor]
 """Of draws, `[draws, 1]` each: `top_k` int64, where unlimited the vocabulary's size, `top_p` and `min_p` float32."""
 Draws = tuple[Tensor, Tensor, Tensor, Limits | None]
-"""Rows that draw their token: `[draws]` int64 rows, `[draws, 1]` float64 from 0 to 1, `[draws, 1]` float32
-temperatures, and limits, without which they draw from the whole vocabulary.
-"""
+"""Rows that draw their token, `[draws]` int64, `[draws, 1]` float64 from 0 to 1, float32 temperatures, and limits."""
 SamplingInputs = tuple[Mapping[str, Changes], Sequence[Draws]]
 """The requests of a step. Changes are "bias", "forbidden", "repetition" and "counts", where a row asks for them."""
 ReadReport = Callable[[], list[TokenLogprobs]]
@@ -51,9 +49,7 @@ ReadReport = Callable[[], list[TokenLogprobs]]
 
 
 def place_requests(requests: Sequence[SampleRequest], vocab_size: int, put: Put) -> SamplingInputs:
-    """Lay out the requests of the rows of logits, in their order, as arrays that `put` takes to the device with the
-    step's other inputs. A row that asks for nothing costs next to nothing.
-    """
+    """Lay out the requests of the rows of logits, in their order, as arrays that `put` takes to the device."""
     found = defaultdict[str, list[tuple[NDArray[np.int64], NDArray[np.float32]]]](list)
     free, limited = list[int](), list[int]()
     for row, request in enumerate(requests):
@@ -103,10 +99,9 @@ def _place_limits(params: Sequence[SamplingParams], vocab_size: int, put: Put) -
     return put(top_k[:, None]), put(top_p[:, None]), put(min_p[:, None])
 
 
-# Random numbers from keys and counters, with no state between them: Philox4x64-10 (Salmon et al., "Parallel Random
-# Numbers: As Easy as 1, 2, 3", SC 2011), as NumPy's `Philox` computes it. All numbers of a step are computed at once,
-# each in 128 bits of Python's long integers: 64 bits times 64 bits fit there. To make a generator of NumPy's for one
-# number takes longer than a hundred of them.
+# Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011), as NumPy's `Philox` computes
+# it: all numbers of a step at once, each in 128 bits of Python's long integers, where 64 bits times 64 bits fit. To
+# make a generator of NumPy's for one number takes longer than a hundred of them.
 _LANE_BYTES, _WORD_BITS, _ROUNDS = 16, 64, 10
 _MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _INCREMENTS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B

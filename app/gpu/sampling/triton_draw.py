@@ -3,9 +3,7 @@
 Sorted by probability, and by id where that is equal, the tokens that `top_k`, `top_p` and `min_p` leave are the first
 ones: all above a probability, and some of those at it. The bits of positive floats are ordered as the floats are, so
 such a probability is found digit by digit, as radix selection does (Alabi et al., "Fast K-Selection Algorithms for
-Graphics Processing Units", 2012). The drawn token is found in the same way, by the mass that comes before it.
-
-Masses are integers: a sum is exact, and the same in any order.
+Graphics Processing Units", 2012), and the drawn token by the mass before it. Masses are integers: their sum is exact.
 """
 
 import torch

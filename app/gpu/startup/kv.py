@@ -61,8 +61,8 @@ def budget_blocks(
 
     `device_room` is the memory of a GPU for KV, in bytes; None on a CPU, whose device memory is the host's. `disk_room`
     is that for KV files; None: there are none. Raises `FieldOutOfRange` unless the device gets at least one block, and
-    so does each lower tier that is asked for. With policy `none` KV never leaves the device, so the lower tiers get no
-    blocks. KV goes to disk over host memory, so without a block there the disk gets none.
+    so does each lower tier that is asked for. With policy `none` lower tiers get none; nor does the disk without a
+    block on the host, over which its KV comes.
     """
 
     def blocks(asked: KVBudget | None, default_bytes: float) -> int:
@@ -141,7 +141,6 @@ def plan_memory(
     stack: LayerStack, settings: EngineSettings, memory: DeviceMemory, graph_bytes: int, kv_dtype: torch.dtype
 ) -> MemoryPlan:
     """Measure the largest steps over KV of `kv_dtype`; `graph_bytes` is what CUDA graphs take once there is a pool.
-
     Raises FieldOutOfRange if not even a step fits beside the weights.
     """
     free = memory.free()
@@ -165,11 +164,9 @@ def plan_memory(
 
 @torch.inference_mode()
 def largest_step(stack: LayerStack, settings: EngineSettings, memory: DeviceMemory, kv_dtype: torch.dtype) -> int:
-    """Bytes that a step takes for a while beside weights and KV, at most.
-
-    Two steps are run over a pool of one block, which is all that their block tables name: as many prompt tokens as a
-    step may have, at the end of the longest context and all of them scored; and as many sessions as may decode at once,
-    one of them with that context, with the costliest sampling.
+    """Bytes that a step takes for a while beside weights and KV, at most. Two are run over a pool of one block, which
+    all their block tables name: as many prompt tokens as a step may have, at the end of the longest context and all of
+    them scored; and as many decoding sessions as may be, one with that context, with the costliest sampling.
     """
     pool = KVPool(stack, 1, settings.block_size, dtype=kv_dtype)
     context = max(1, min(stack.max_model_len, memory.free() * settings.block_size // pool.data.nbytes))
@@ -215,10 +212,9 @@ def estimate_graph_bytes(
     memory: DeviceMemory,
     kv_dtype: torch.dtype,
 ) -> int:
-    """Device memory that graphs of steps of up to `rows` rows, each of up to `blocks` KV blocks, will take, known
-    before there is a KV pool: the largest and the smallest are recorded over a pool of one block of `kv_dtype`, and
-    dropped. Each of the others, and of those of pieces, counts as the smallest, because they all find their tensors'
-    memory in what the largest has taken. 0 if the model cannot be recorded.
+    """Device memory that graphs of steps of up to `rows` rows, each of up to `blocks` KV blocks, will take: the largest
+    and the smallest are recorded over a pool of one block of `kv_dtype`, and dropped. Each of the others, and of those
+    of pieces, counts as the smallest: their tensors find room in the largest's. 0 if the model cannot be recorded.
     """
     free = [memory.free()]
     pool = KVPool(stack, 1, block_size, dtype=kv_dtype)

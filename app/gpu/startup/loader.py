@@ -203,8 +203,8 @@ def make_runner(
 
 @torch.inference_mode()
 def warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
-    """Run a decode row, alone and beside a prompt, through one layer, and mask logits. Then no client waits for kernels
-    to be compiled, and the memory of loaded kernels is not counted as that of a step or a graph.
+    """Run a decode row, alone and beside a prompt, through one layer, and mask logits: no client waits for kernels to
+    be compiled, and the memory of loaded kernels is not counted as that of a step or a graph.
     """
     blocks = -(-WARM_UP_TOKENS // block_size)
     both = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)
@@ -223,8 +223,8 @@ def warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
 def choose_recorder(
     wanted: bool | None, device: torch.device, *, streamed: bool, folds: bool = False
 ) -> CudaRecorder | None:
-    """None is yes where it can be. Raises FieldOutOfRange for graphs on a device that has none, or of weights that are
-    streamed: a graph's operations read the same addresses each time. So for a model that folds.
+    """None is yes where it can be. Raises FieldOutOfRange for graphs on a device that has none, of streamed weights,
+    which lie at other addresses each time, or of a model that folds.
     """
     reason = None
     if folds:
@@ -241,9 +241,7 @@ def choose_recorder(
 @torch.inference_mode()
 def record_graphs(stack: LayerStack, pool: KVPool, rows: int, blocks: int, recorder: CudaRecorder) -> Graphs | None:
     """Record whole steps of up to `rows` rows, each of up to `blocks` KV blocks, for every bucket, the largest first,
-    and check each. Writes to block 0 of `pool`, which must be free.
-
-    None, and a warning that says why, if the model cannot be recorded.
+    and check each. Writes to block 0 of `pool`, which must be free. None, and a warning, if that cannot be.
     """
     graphs = Graphs(stack, layer_by_layer(stack, pool), recorder, rows, blocks)
     began, count = time.perf_counter(), len(graphs.buckets)
