@@ -21,7 +21,7 @@ from app.domain.errors import (
 )
 from app.domain.memory_map import MemoryMap, SessionMemory, StepCounts, TextUse, TierUse
 from app.domain.values import FinishReason, SessionId, Ticket, common_prefix
-from app.gpu.commands.transfers import Exchange, Transfers, require_rest
+from app.gpu.commands.transfers import Exchange, Transfers
 from app.gpu.commands.whitebox import Whitebox
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.shutdown import ShutdownFlush
@@ -34,6 +34,9 @@ from app.machine.handover import SocketTable
 from app.messages import Command, Done, Event, Failed
 
 logger = logging.getLogger(__name__)
+
+_AT_REST = (messages.SetPhase, messages.Fork, messages.Rewind, messages.Export, messages.SendKV)
+"""Commands for sessions that are idle or paused."""
 
 
 class CommandHandler:
@@ -115,10 +118,13 @@ class CommandHandler:
         try:
             if isinstance(command, messages.ServerCommand) or type(command) in self.on_engine:
                 value = self.on_engine[type(command)](command)
-            elif command.session in self.sessions:
-                value = self.on_session[type(command)](self.sessions[command.session], command)
-            else:
+            elif command.session not in self.sessions:
                 raise NotFound(f"there is no session {command.session}")
+            else:
+                sequence = self.sessions[command.session]
+                if sequence.busy and isinstance(command, _AT_REST):
+                    raise WrongState(f"session {sequence.session} is running a turn")
+                value = self.on_session[type(command)](sequence, command)
         except Exception as error:
             return self._fail(command, error)
         if isinstance(value, Generator):
@@ -182,14 +188,12 @@ class CommandHandler:
         return [*events, *self.tick()]
 
     def set_phase(self, sequence: TokenSequence, command: messages.SetPhase) -> None:
-        """Note what the client says of its session. Raises `WrongState`."""
-        require_rest(sequence)
+        """Note what the client says of its session."""
         resume_in_s = None if command.resume_in_ms is None else command.resume_in_ms / 1000
         self._phases.signal(sequence, command.phase, resume_in_s)
 
     def fork(self, parent: TokenSequence, command: messages.Fork) -> int:
         """Open the child; returns the number of its tokens. Raises `WrongState`, `ActivationsFull`."""
-        require_rest(parent)
         if (parent.turn is None) != (command.turn is None):
             raise WrongState(f"session {command.session} is {'idle' if parent.turn is None else 'paused'}")
         if parent.checkpoint is not None:
@@ -203,7 +207,6 @@ class CommandHandler:
 
     def rewind(self, sequence: TokenSequence, command: messages.Rewind) -> int:
         """Cut the history; returns the number of tokens left. Raises `WrongState`, `FieldOutOfRange`."""
-        require_rest(sequence)
         if sequence.turn is not None:
             raise WrongState(f"session {command.session} is paused")
         if not 0 <= command.to_token <= len(sequence.tokens):

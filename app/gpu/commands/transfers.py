@@ -127,8 +127,7 @@ class Transfers:
             )
 
     def export(self, sequence: TokenSequence, command: messages.Export) -> Exchange:
-        """Write the session's file. Raises `WrongState`, `DiskShort`, `EngineError`."""
-        require_rest(sequence)
+        """Write the session's file. Raises `DiskShort`, `EngineError`."""
         where = {"path": command.path, "about": command.about}
         move, report = yield from self._copy_away(sequence, MoveKind.EXPORT, make_room=False, **where)
         if report.disk_is_full:
@@ -152,7 +151,6 @@ class Transfers:
 
     def send(self, sequence: TokenSequence, command: messages.SendKV) -> Exchange:
         """Send the session. Raises `WrongState`, `EngineError`."""
-        require_rest(sequence)
         if sequence.captures.records or sequence.captures.dropped:
             raise WrongState(
                 f"cannot move: session {command.session} has captures, which stay behind: read them, and clear them"
@@ -393,12 +391,6 @@ def _arrival(move: Move) -> Generator[Move | None, Moved | None, Moved]:
 
 def _not_sent(reason: str) -> EngineError:
     return EngineError(f"the prompt was not sent: {reason}")
-
-
-def require_rest(sequence: TokenSequence) -> None:
-    """Raise `WrongState` unless the session is idle or paused."""
-    if sequence.busy:
-        raise WrongState(f"session {sequence.session} is running a turn")
 
 
 def make_sequence(command: messages.Open | messages.ReceiveKV) -> TokenSequence:
