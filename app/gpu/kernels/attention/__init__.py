@@ -8,10 +8,8 @@ from app.gpu.kernels.attention.base import Attention
 
 
 def attention_for(device: torch.device, *, batch_invariant: bool = False, in_bfloat16: bool = False) -> Attention:
-    """The fastest attention for `device`, a CPU or a CUDA device.
-
-    With `batch_invariant` no token's result depends on other tokens of its batch, nor on how its prompt is cut into
-    chunks. With `in_bfloat16` a CPU multiplies in bfloat16 where it attends with prompts.
+    """The fastest attention for `device`, a CPU or a CUDA device. With `batch_invariant` no token's result depends on
+    other tokens of its batch, nor on how its prompt is cut. With `in_bfloat16` a CPU multiplies prompts in bfloat16.
     """
     if device.type == "cuda":
         from app.gpu.kernels.attention.cuda import CudaAttention  # imports Triton, which only a GPU needs

@@ -6,9 +6,9 @@ an online softmax (Milakov and Gimelshein, arXiv:1805.02867). One launch serves 
 sequence by bisection. A grid too small for the device is enlarged by splitting every sequence's keys; `_merge` then
 joins the parts (Dao et al., "Flash-Decoding for long-context inference", 2023).
 
-Tiles of keys start at multiples of `tile_keys` from the sequence's first token, whichever queries share the program. A
-tile that a query sees nothing of leaves that query's state as it is, to the bit. So, unsplit and with the same
-`tile_rows`, the result of a query depends on nothing but itself and the keys and values that it sees.
+Tiles of keys start at multiples of `tile_keys` from the sequence's first token, and one that a query sees nothing of
+leaves that query's state as it is, to the bit. So, unsplit and with the same `tile_rows`, the result of a query depends
+on nothing but itself and the keys and values that it sees.
 """
 
 import sys

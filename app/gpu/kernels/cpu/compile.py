@@ -73,10 +73,8 @@ def kernel_folder() -> Path:
 
 
 class _Kernel(CFunc):
-    """A kernel and its cache: machine code in a file whose name is a digest of all that it depends on.
-
-    Numba's own cache lies next to the source, so that each checkout compiles for itself. And it does not notice when
-    another file changes whose functions are compiled into the kernel.
+    """A kernel and its cache: machine code in a file whose name is a digest of all that it depends on. Numba's own
+    cache lies next to the source, for each checkout, and does not notice when another file of the kernel's changes.
     """
 
     def __init__(self, kernel: Callable[[int], None], parts: tuple[Any, ...]) -> None:

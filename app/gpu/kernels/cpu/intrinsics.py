@@ -34,10 +34,9 @@ CACHE_LINE = 64
 
 
 def instruction(signature: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Make a function for Numba's of one that writes its code: it gets llvmlite's builder and the values of its
-    arguments, and returns that of the result, or None.
-
-    `signature` is Numba's; or it makes one of the arguments' types, which are then given in a tuple after the builder.
+    """Make a function of Numba's of one that writes its code: it gets llvmlite's builder and the values of its
+    arguments, and returns that of the result, or None. `signature` is Numba's; or it makes one of the arguments' types,
+    which are then given in a tuple after the builder.
     """
 
     def decorate(write: Callable[..., Any]) -> Any:

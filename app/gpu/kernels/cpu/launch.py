@@ -198,8 +198,8 @@ class Program:
 @parallel
 def _run_operations(a: Any, operations: int, inside: int, count: int) -> None:
     """`operations` is the address of `[count, 2]` int64: addresses of a function and of its arguments. `inside` is that
-    of `[count, 8]` int64, a cache line each, whose first number says how many threads are in the operation. What others
-    call `next_item` is at most the number of operations that are done.
+    of `[count, 8]` int64, a cache line each, whose first number says how many threads are in the operation. `next_item`
+    is at most the number of those that are done.
     """
     address = address_of(a)
     each = carray(pointer(operations), (count, 2), np.int64)

@@ -1,7 +1,6 @@
 """The innermost loops of products and of attention, as functions of Numba's: tiles of sums that stay in registers.
 
-Weights are read in panels: of each input, `PANEL` outputs lie beside each other. They are in one of three ways there,
-and `load_weights` unpacks each to registers, input by input.
+Weights are read in panels: of each input, `PANEL` outputs lie beside each other, in one of three ways:
 
 - Dense, `[inputs, PANEL]`: float32, or half types as `intrinsics.widen` has them.
 - In pairs, `HALVES`: bfloat16, two inputs of each output at a time.

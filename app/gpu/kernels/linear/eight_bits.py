@@ -93,9 +93,8 @@ def _round_to_int8(values: Tensor) -> Tensor:
 
 
 def float8_rows(values: Tensor) -> Tensor:
-    """`[..., n]` of any float type as rows of bytes `[..., n + 4]`: numbers, to nearest even, then their scale.
-
-    The scale of a row with a number that is not finite is not a number.
+    """`[..., n]` of any float type as rows of bytes `[..., n + 4]`: numbers, to nearest even, then their scale, which
+    is not a number if one of them is not finite.
     """
     wide = values.float()
     peaks = (wide.view(torch.int32) & MAGNITUDE).amax(-1, keepdim=True)

@@ -5,7 +5,7 @@ kinds the product of scale and quant needs no rounding, so that a multiply-add h
 which rounds the product before it adds the offset.
 
 Blocks are read many at a time, as `[..., bytes, PANEL]` uint8: each byte beside those at its place in the rows of a
-panel. Bytes that lie together are then treated alike. A reader gives three tensors: scales and offsets, or None,
+panel, which are treated alike. A reader gives three tensors: scales and offsets, or None,
 `[..., groups, PANEL]` float16 or float32, and quants `[..., inputs, PANEL]` int8. Quants of four bits are
 `[..., inputs / 2, PANEL]` uint8, two neighbours in a byte, the first in its low half.
 """

@@ -47,10 +47,8 @@ _own = threading.local()
 
 
 class PanelLinear:
-    """A dense layer of a weight in panels, which sums in float32. What it is given, and gives, has one float type.
-
-    With `in_bfloat16` it multiplies in bfloat16; inputs must be even. An input is rounded to it just before its
-    product; what lies between products keeps its type.
+    """A dense layer of a weight in panels, which sums in float32. What it is given, and gives, has one float type. With
+    `in_bfloat16`, for inputs that are even, an input is rounded to it just before its product.
     """
 
     def __init__(self, weight: Matrix, bias: Tensor | None = None, *, in_bfloat16: bool = False) -> None:
@@ -121,9 +119,7 @@ def make_panels(
 
 
 def read_on_torch_threads(file: int, offset: int, target: Tensor) -> bool:
-    """Fill `target`, `[bytes]` uint8 on the host, with the bytes of the open `file` from `offset` on. Returns whether
-    all of them were there; if not, the next read of them fails with the reason.
-    """
+    """Fill `target`, `[bytes]` uint8 on the host, with bytes of the open `file` from `offset` on, if all are there."""
     arguments = _read_parts(
         file=file, offset=offset, target=target.data_ptr(), nbytes=target.numel(), part_bytes=PART_BYTES
     )

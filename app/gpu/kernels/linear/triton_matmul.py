@@ -2,9 +2,9 @@
 bit as `eight_bits` rounds to it: on devices that have no float8 too.
 
 cuBLAS picks its kernel, and with it the order of the sum over the inputs, by the number of rows. In `matmul` every
-product is made of tiles of one size, each of them sums its inputs from first to last, and none is split between
-programs. So a row has the same bits alone and in any batch, at any place in it (He, "Defeating Nondeterminism in LLM
-Inference", 2025). This rests on tensor cores that treat the rows of a tile alike, which they do.
+product is made of tiles of one size, which sum their inputs from first to last. So a row has the same bits at any place
+in any batch (He, "Defeating Nondeterminism in LLM Inference", 2025). This rests on tensor cores that treat the rows of
+a tile alike, which they do.
 """
 
 import torch
@@ -238,10 +238,8 @@ def inverse(bits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def encode(scaled: tl.tensor) -> tl.tensor:
-    """Codes of float8 as uint8 of float32 between -448 and 448, to nearest even.
-
-    A number below the least normal one, 2 to the -6, has an integer as its code: it is rounded where its last place
-    counts steps of 2 to the -9. The codes of others are bits of the float32, its exponent made to fit.
+    """Codes of float8 as uint8 of float32 between -448 and 448, to nearest even: of one below the least normal number,
+    2 to the -6, steps of 2 to the -9; of others, bits of the float32, its exponent made to fit.
     """
     bits = scaled.to(tl.int32, bitcast=True)
     size = bits & _MAGNITUDE

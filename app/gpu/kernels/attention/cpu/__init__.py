@@ -31,8 +31,7 @@ class PagedCpuAttention:
     batch included. Queries of a half type are widened, and what they get is rounded once.
 
     `in_bfloat16`: what prompts multiply is rounded to bfloat16, and summed in float32.
-    `batch_invariant`: prompts attend one query at a time too, in float32, which is slower. The result of a token is
-    then the same to the bit in any batch, and however a prompt is cut into chunks.
+    `batch_invariant`: prompts attend one query at a time too, in float32, which is slower.
     """
 
     def __init__(self, *, batch_invariant: bool = False, in_bfloat16: bool = False) -> None:

@@ -9,13 +9,11 @@ depends on those beside it. So what a query gets has the same bits however its p
 of them come here, and on any number of threads.
 
 A tile is `KEYS` keys and values, and some queries as lanes. Scores and results lie transposed, lanes beside each other.
-So keys and values are used as they are, and whatever is done to a query is done to a vector of queries. No lane depends
-on another, so it does not matter which it is.
+So keys and values are used as they are, and whatever is done to a query is done to a vector of queries.
 
 The state of queries is `[width + 2, lanes]` float32: sums of weighted values, the peak of the scores, and the total of
 the weights (Milakov and Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135). `width` is the head's dimension,
-rounded up to whole strips. `kind` is float32, or `HALVES`: then what is multiplied is rounded to bfloat16 and lies in
-pairs. All is summed in float32 in either case.
+rounded up to whole strips. `kind` is float32, or `HALVES`: bfloat16 in pairs, whose products are summed in float32.
 """
 
 from collections.abc import Sequence
