@@ -10,7 +10,7 @@ processor.
 import torch
 from torch import Tensor
 
-from app.gpu.kernels.linear.base import Matrix, bias_of, cells, dense_of
+from app.gpu.kernels.linear.base import Matrix, Weight, dense_of
 
 
 class StoredLinear:
@@ -18,11 +18,12 @@ class StoredLinear:
 
     def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
-        self.weights = cells(dense_of(weight), bias)
+        self.weights = [Weight(each) for each in (dense_of(weight), bias) if each is not None]
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = self._multiply(x, self.weights[0].tensor, bias_of(self.weights), "none", [], "")
+        weight, *bias = (each.tensor for each in self.weights)
+        y: Tensor = self._multiply(x, weight, bias[0] if bias else None, "none", [], "")
         return y
 
 

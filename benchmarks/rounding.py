@@ -23,7 +23,7 @@ from app.domain.values import WeightsDtype
 from app.gpu.device.hardware import choose_kv_dtype
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.base import make_batch
-from app.gpu.kernels.linear.base import Matrix, bias_of, cells, dense_of
+from app.gpu.kernels.linear.base import Matrix, Weight, dense_of
 from app.gpu.kernels.linear.eight_bits import FLOAT8, dequantize, quantize
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
@@ -62,10 +62,10 @@ class Float8OnCpu:
 
     def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
-        self.weights = cells(dense_of(weight), bias)
+        self.weights = [Weight(each) for each in (dense_of(weight), bias) if each is not None]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(dequantize(FLOAT8, quantize(FLOAT8, x)), self.weights[0].tensor, bias_of(self.weights))
+        return F.linear(dequantize(FLOAT8, quantize(FLOAT8, x)), *(each.tensor for each in self.weights))
 
 
 class _Float8Weights(ResidentWeights):

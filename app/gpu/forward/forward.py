@@ -188,13 +188,13 @@ class Runner:
             else:
                 actions = BoundaryActions(rows, put, self._streams, self._place_vector)
                 in_place = graphs if decodes else None
-                states = RowStates(self.pool, rows, put) if self._folds else None
-                forward = Forward(stack, self._run_layers, in_place, self._batches, rows, actions, put, states)
+                pool = self.pool if self._folds else None
+                forward = Forward(stack, self._run_layers, in_place, self._batches, rows, actions, put, pool)
                 self._staging.send()
                 token_ids = token_ids if index is None else token_ids[index]
                 step.launch(forward.run(token_ids), actions)
-                if states is not None:  # an attempt that does not fit has left them as they were
-                    states.write()
+                if forward.states is not None:  # an attempt that does not fit has left them as they were
+                    forward.states.write()
                 self._in_runs += forward.replayed
                 self._eager += not forward.replayed
                 if graphs is not None and not forward.replayed:
@@ -235,21 +235,17 @@ def _without_drafts(rows: Iterable[Row]) -> list[Row]:
 class RowStates:
     """The states of a step's rows, `[rows, bytes]`, in memory of their own until they replace those in the pool."""
 
-    def __init__(self, pool: KVPool, rows: Sequence[Row], put: Put) -> None:
+    def __init__(self, pool: KVPool, rows: Sequence[Row], segments: Iterable[tuple[int, ...]], put: Put) -> None:
+        """`segments` are the rows that layers run together."""
         self._pool, count = pool, pool.state_blocks
         self._blocks = put(np.array([row.sequence.blocks[-count:] for row in rows], np.int64))
         self._begins = put(np.array([place for place, row in enumerate(rows) if not row.first], np.int64))
         ended = [place for place, row in enumerate(rows) if not row.path.pauses]
         self._ended = put(np.array(ended, np.int64)) if ended else None
         """Rows that pause are run from the first layer again when they go on."""
-        self._rows = len(rows)
-        self._members: dict[tuple[int, ...], Tensor] = {}
+        self._members = {each: put(np.array(each, np.int64)) for each in segments if len(each) < len(rows)}
         """Rows of a segment that has not all of them."""
         self._bytes: Tensor
-
-    def place(self, segments: Iterable[tuple[int, ...]], put: Put) -> None:
-        """Put what `give` and `take` need of these rows on the device."""
-        self._members = {each: put(np.array(each, np.int64)) for each in segments if len(each) < self._rows}
 
     def read(self) -> None:
         """Launch reading them. A row without a past begins with zeros."""
@@ -291,11 +287,11 @@ class Forward:
         rows: list[Row],
         actions: BoundaryActions,
         put: Put,
-        states: RowStates | None = None,
+        pool: KVPool | None,
     ) -> None:
-        """`states` are those of the rows; None: the stack does not fold."""
+        """`pool` has the states of a stack that folds; else None."""
         self._stack, self._run_layers, self._graphs = stack, run_layers, graphs
-        self._rows, self._actions, self._states = rows, actions, states
+        self._rows, self._actions = rows, actions
         self.replayed = graphs is not None
         """Whether all that has run was replayed."""
         self._starts = starts = [0, *accumulate(row.length for row in rows)]
@@ -304,8 +300,7 @@ class Forward:
         """The tokens that need logits."""
         self._segments = cut_segments(rows)
         members = dict.fromkeys(segment.rows for segment in self._segments)
-        if states is not None:
-            states.place(members, put)
+        self.states = None if pool is None else RowStates(pool, rows, members, put)
         if graphs is not None:
             self._hidden, self._batch = graphs.hidden, batches.place(rows, put)
             everyone = np.arange(len(rows))
@@ -334,15 +329,15 @@ class Forward:
         if self._embeds:
             self._hidden = self._stack.embed(token_ids, self._positions)
             self._load_checkpoints(place for place, row in enumerate(self._rows) if row.path.lo)
-        if self._states is not None:
-            self._states.read()
+        if self.states is not None:
+            self.states.read()
         for segment in self._segments:
             batch, index = self._placed[segment.rows]
-            if self._states is not None:
-                batch = self._states.give(segment.rows, batch)
+            if self.states is not None:
+                batch = self.states.give(segment.rows, batch)
             self._hidden[index] = self._run_layers(segment.lo, segment.hi, self._hidden[index], batch)
-            if self._states is not None:
-                self._states.take(segment.rows, batch)
+            if self.states is not None:
+                self.states.take(segment.rows, batch)
             self._act(segment)
         if self._outputs is None:
             return self._hidden.new_empty(0, self._stack.vocab_size)

@@ -90,16 +90,6 @@ class Linear(Protocol):
         """`[tokens, in_features]` to `[tokens, out_features]`, both in the dtype that the model computes in."""
 
 
-def cells(weight: Tensor, bias: Tensor | None) -> list[Weight]:
-    """The weight, and the bias if there is one."""
-    return [Weight(weight)] if bias is None else [Weight(weight), Weight(bias)]
-
-
-def bias_of(weights: Sequence[Weight]) -> Tensor | None:
-    """The bias among `cells`, if there is one."""
-    return weights[1].tensor if len(weights) > 1 else None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockMatrix:
     """A matrix `[out, in]` of which each row is a run of quantized blocks.

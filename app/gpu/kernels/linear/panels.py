@@ -25,7 +25,7 @@ from app.gpu.kernels.cpu.elementwise import add_, rounded
 from app.gpu.kernels.cpu.intrinsics import INT64, address_of, fetch_add, instruction
 from app.gpu.kernels.cpu.launch import draw, parallel
 from app.gpu.kernels.cpu.tiles import COLUMNS, HALVES, PANEL, ROWS, is_in_pairs, make_tile, takes_bfloat16, unpack
-from app.gpu.kernels.linear.base import MatmulPrecision, Matrix, Weight, bias_of, cells, dense_of
+from app.gpu.kernels.linear.base import MatmulPrecision, Matrix, Weight, dense_of
 from app.gpu.kernels.linear.formats import to_panels
 
 PART_BYTES = 1 << 18
@@ -58,14 +58,13 @@ class PanelLinear:
         self._panels, self._panel_bytes = len(panels), panels[0].nbytes
         self._part = max(1, min(PART_BYTES // self._panel_bytes, self._panels // _SHARE))
         """Panels that a thread draws at a time."""
-        self.weights = cells(panels, bias)
+        self.weights = [Weight(each) for each in (panels, bias) if each is not None]
 
     def __call__(self, x: Tensor) -> Tensor:
         y = self._multiply(x if x.dtype is self._dtype else rounded(x, self._dtype), self.weights[0])
         if y.shape[1] > self.out_features:
             y = y[:, : self.out_features].contiguous()
-        bias = bias_of(self.weights)
-        y = y if bias is None else add_(y, bias)
+        y = add_(y, self.weights[1].tensor) if len(self.weights) > 1 else y
         return y if y.dtype is x.dtype else rounded(y, x.dtype)
 
     def _multiply(self, x: Tensor, weight: Weight) -> Tensor:
