@@ -34,7 +34,7 @@ from app.gpu.kv.pools import LANDED, KVPool, Landing, Part, SharedHostPool, open
 from app.gpu.models import require_shards
 from app.gpu.models.base import LayerStack
 from app.gpu.models.recipe import Recipe
-from app.gpu.ranks.protocol import Group, Load, Run
+from app.gpu.ranks.follower import Group, Load, Run
 from app.gpu.state.moves import WHOLE_PASSES, HalfPass
 from app.logs import configured
 from app.machine.cores import free_from_core, without_binding
