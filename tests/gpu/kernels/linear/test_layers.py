@@ -17,18 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.gpu.kernels.cpu.tiles import PANEL, ROWS
-from app.gpu.kernels.linear import linear_maker
-from app.gpu.kernels.linear.base import (
-    BlockMatrix,
-    FilePlace,
-    Linear,
-    MatmulPrecision,
-    Matrix,
-    dense_of,
-    look_up,
-    split,
-    stack,
-)
+from app.gpu.kernels.linear import base, linear_maker
+from app.gpu.kernels.linear.base import BlockMatrix, FilePlace, Linear, MatmulPrecision, Matrix, dense_of
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, dequantize, float8_parts, quantize
 from app.gpu.kernels.linear.formats import to_panels
 from app.gpu.kernels.linear.panels import PanelLinear
@@ -143,20 +133,20 @@ def test_rows_are_told_apart_and_joined(kind: str) -> None:
     values = torch.from_numpy(np.random.default_rng(1).normal(size=(40, 96)).astype(np.float32))
     matrix = blocks(kind, values)
     whole = dense_of(matrix)
-    assert torch.equal(dense_of(stack([blocks(kind, part) for part in values.split(17)])), whole)
-    assert torch.equal(torch.cat([dense_of(each) for each in split(matrix, 9)]), whole)
-    assert torch.equal(look_up(matrix, torch.tensor([7, 0, 7])), whole[[7, 0, 7]])
+    assert torch.equal(dense_of(base.stack([blocks(kind, part) for part in values.split(17)])), whole)
+    assert torch.equal(torch.cat([dense_of(each) for each in base.split(matrix, 9)]), whole)
+    assert torch.equal(base.look_up(matrix, torch.tensor([7, 0, 7])), whole[[7, 0, 7]])
 
 
 def test_what_is_joined_keeps_its_type_where_all_have_it_and_becomes_float32_elsewhere() -> None:
     halves = [torch.randn(2, 64).bfloat16(), torch.randn(3, 64).bfloat16()]
-    joined = dense_of(stack(halves))
+    joined = dense_of(base.stack(halves))
     assert joined.dtype is torch.bfloat16
     assert torch.equal(joined, torch.cat(halves))
     for other in (torch.ones(1, 64), blocks("Q4_1", draw_uneven(4, 64))):
-        mixed = stack([halves[0], other])
+        mixed = base.stack([halves[0], other])
         assert torch.equal(dense_of(mixed), torch.cat([halves[0].float(), dense_of(other)]))
-    mixed = stack([blocks("Q4_1", draw_uneven(4, 64)), blocks("Q8_0", draw_uneven(4, 64))])
+    mixed = base.stack([blocks("Q4_1", draw_uneven(4, 64)), blocks("Q8_0", draw_uneven(4, 64))])
     assert not isinstance(mixed, BlockMatrix)
 
 
