@@ -155,7 +155,7 @@ class Engine:
         self._messages.put(command)
 
     def give(self, connection: socket.socket) -> int:
-        """Take over a connection to another server; returns its number for commands. For one thread: they rise."""
+        """Take over a connection to another server; returns its number. One thread calls this: numbers rise."""
         number = next(self._numbers)
         self.connections.put(number, connection)
         return number
@@ -224,8 +224,8 @@ class Engine:
     def launch(self) -> list[Event]:
         """Plan a step and launch it. Until `collect` no command or move of its sequences may be handled.
 
-        An error of planning ends the turn that was looked at; one that is about no turn may have left any half planned,
-        and ends all.
+        An error of planning ends the turn that was looked at, and the step is what was planned before. An error about
+        no turn ends all, as it may have left any half planned.
         """
         self._began_at = time.perf_counter()
         self._outdated = False

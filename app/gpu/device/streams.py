@@ -56,7 +56,7 @@ class Stream(Protocol):
 
     def copy(self, target: Tensor, source: Tensor, runs: Iterable[Run] = WHOLE) -> None:
         """Launch copies of rows `runs[i][1]` of `source` to rows `runs[i][0]` of `target`: tensors of one dtype and one
-        shape of rows, each dense. Host memory must come from `DeviceStreams`. Both keep theirs until it is done.
+        shape of rows, each dense. Host memory must come from `DeviceStreams`. No memory is reused before the end.
         """
 
 
