@@ -44,12 +44,7 @@ class Runner:
     """Owns the model and the KV pool's tensor. Called from the engine thread, in inference mode."""
 
     def __init__(
-        self,
-        stack: LayerStack,
-        pool: KVPool,
-        streams: DeviceStreams,
-        run_layers: RunLayers,
-        graphs: Graphs | None = None,
+        self, stack: LayerStack, pool: KVPool, streams: DeviceStreams, run_layers: RunLayers, graphs: Graphs | None
     ) -> None:
         """`graphs` replay steps in which each row has one token; None: every step runs by `run_layers`."""
         self.stack = stack
