@@ -1,6 +1,4 @@
-"""Commands: each goes to the code that carries it out, and is answered once. Those about a session and its turn are
-carried out here.
-"""
+"""Commands: each is carried out and answered once, those about a session and its turn here, others elsewhere."""
 
 import logging
 import sys

@@ -41,9 +41,7 @@ RETRY_AFTER_S = 1
 
 
 class Transfers:
-    """Knows the sessions that are open, and has sessions and prompts go and come. A turn whose prompt another server
-    computes is held until that has come.
-    """
+    """Knows the sessions that are open, and has sessions and prompts go and come. Turns are held until theirs come."""
 
     def __init__(
         self,
@@ -358,9 +356,7 @@ class Transfers:
             raise _not_sent("the other server wants it no more")
 
     def _ready_blocks(self, sequence: TokenSequence, command: messages.SendPrompt, sent: int, end: int) -> int:
-        """The index after the last block that can be sent, once those that have been computed are on the host; `sent`
-        if none can yet. Raises `EngineError` if none will be.
-        """
+        """Bring computed blocks to the host. Returns the end of those that can be sent, or raises `EngineError`."""
         self._require_receiver(command)
         if sequence.session not in self.sessions:
             raise _not_sent("its session has been closed")

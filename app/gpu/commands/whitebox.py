@@ -218,9 +218,7 @@ def read_paused(sequence: TokenSequence, command: messages.ReadPaused) -> Paused
 
 
 def edit_checkpoint(sequence: TokenSequence, command: messages.EditCheckpoint) -> None:
-    """Apply all edits, or none. Raises `WrongState`, and `FieldOutOfRange` for a field of one of them. They are noted
-    in case the KV is lost and recomputed.
-    """
+    """Apply all edits, or none, and note them for a recomputation. Raises `WrongState`, `FieldOutOfRange`."""
     (_, checkpoint), log, edits = _paused(sequence), sequence.interventions, command.edits
     log.check_pass("edits", checkpoint.first, checkpoint.end, more=len(edits))
     tensors = {edit.vector for edit in edits if edit.vector is not None}

@@ -191,9 +191,7 @@ def put_each(device: torch.device) -> Put:
 
 
 class Staging:
-    """Collects a step's arrays in host memory, which the next step writes again once the copy out of it is done, and
-    sends them to the device in one copy, to memory of the step.
-    """
+    """Collects a step's arrays in host memory and sends them to the device, to the step's own memory, in one copy."""
 
     def __init__(self, streams: DeviceStreams, device: torch.device) -> None:
         self._streams = streams

@@ -68,8 +68,8 @@ class Runner:
 
     @torch.inference_mode()
     def predict(self, parts: Sequence[Rows], top_k: int) -> list[list[tuple[int, float]]]:
-        """Final norm and head on rows of residual streams: token ids with natural-log probabilities, best first (the
-        logit lens; nostalgebraist, 2020). Waits for the device.
+        """Final norm and head on rows of residual streams (the logit lens; nostalgebraist, 2020): token ids with
+        natural-log probabilities, best first. Waits for the device.
         """
         shape = (sum(end - first for _, first, end in parts), self.stack.hidden_size)
         hidden, begin = torch.empty(shape, dtype=self.stack.dtype, device=self.stack.device), 0
@@ -316,9 +316,7 @@ class Forward:
         }
 
     def run(self, token_ids: Tensor) -> Tensor:
-        """Launch all of it, on `[tokens]` int64 token ids. Returns float32 logits `[outputs, vocab_size]`: for each row
-        in order, those of its last `row.outputs` tokens.
-        """
+        """Launch it all, on `[tokens]` int64 ids. Returns float32 logits `[outputs, vocab_size]`, in the rows' order."""
         if self._graphs is not None:
             return self._run_in_place(self._graphs, token_ids)
         if self._embeds:

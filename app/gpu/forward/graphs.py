@@ -33,14 +33,12 @@ from app.gpu.models.base import TOLERANCE, LayerStack
 logger = logging.getLogger(__name__)
 
 RunLayers = Callable[[int, int, Tensor, Batch], Tensor]
-"""Runs layers `[lo, hi)`, at least one, on `hidden` `[tokens, hidden_size]` of a batch. Returns the same shape, in
-memory that may be written to again by the next call.
-"""
+"""Runs layers `[lo, hi)`, at least one, on `hidden` `[tokens, hidden_size]` of a batch. The next call may write to its
+result."""
 RECORD_AFTER = 3
 """How often a piece runs without a graph before it has one: to record it takes about as long as that."""
 KEPT_PASSES = 8
-"""Graphs of pieces are kept with as many layers in all as so many whole steps have: enough for one armed layer at
-batches of any size, or for eight layers at one size."""
+"""Graphs of pieces have as many layers as so many whole steps: those of one armed layer at batches of any size."""
 
 
 def layer_by_layer(stack: LayerStack, pool: KVPool, on_layer: Callable[[], None] | None = None) -> RunLayers:

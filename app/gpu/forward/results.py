@@ -1,6 +1,4 @@
-"""A step that the device may still be running, and its results, which the host reads when it is over: next tokens,
-prompt scores, what rows left behind.
-"""
+"""A step that the device may still be running, and its results: next tokens, prompt scores, what rows left behind."""
 
 import math
 from collections.abc import Sequence
@@ -88,9 +86,7 @@ class LaunchedStep:
             self._mask.abandon()
 
     def launch(self, logits: Tensor, actions: BoundaryActions | None = None) -> None:
-        """Launch the work on the step's logits, `[outputs, vocab_size]`; they are changed in place. `actions` keep what
-        breakpoints have left. Waits for the masks of grammars.
-        """
+        """Launch the work on the step's logits, `[outputs, vocab_size]`, in place. Waits for the masks of grammars."""
         self._actions, download = actions, Download(self._streams)
         if self._edited:
             first, end = self._spans[self._edited[0]].start, self._spans[self._edited[-1]].stop

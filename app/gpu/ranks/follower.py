@@ -64,9 +64,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An order to run layers `[lo, hi)`. A page with the input, uint8, is broadcast next: the residual stream, and each
-    tensor of the batch.
-    """
+    """An order to run layers `[lo, hi)`. A page, uint8, is broadcast next: the residual stream and the batch."""
 
     lo: int
     hi: int

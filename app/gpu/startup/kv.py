@@ -1,6 +1,4 @@
-"""KV of an engine: its layout, and memory and files for it, sized to the machine. On a GPU, what the largest steps and
-the graphs take is found out first: KV gets the rest.
-"""
+"""KV of an engine: its layout, and memory and files, sized to the machine and what steps and graphs take of a GPU."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -140,9 +138,7 @@ class MemoryPlan:
 def plan_memory(
     stack: LayerStack, settings: EngineSettings, memory: DeviceMemory, graph_bytes: int, kv_dtype: torch.dtype
 ) -> MemoryPlan:
-    """Measure the largest steps over KV of `kv_dtype`; `graph_bytes` is what CUDA graphs take once there is a pool.
-    Raises FieldOutOfRange if not even a step fits beside the weights.
-    """
+    """Measure the largest steps over KV of `kv_dtype`. Raises FieldOutOfRange if they do not fit beside the weights."""
     free = memory.free()
     try:
         step = largest_step(stack, settings, memory, kv_dtype)
@@ -256,8 +252,8 @@ def make_kv(
     recorder: CudaRecorder | None,
     room: DiskRoom | None,
 ) -> KV:
-    """Allocate pools for KV of `dtype` beside the weights and what `recorder` will need. `room` is that for KV files;
-    None: the whole disk. Raises FieldOutOfRange if there is too little.
+    """Allocate pools for KV of `dtype` beside the weights and what `recorder` will need, or raise FieldOutOfRange.
+    `room` is that for KV files; None: the whole disk.
     """
     stack, ranks = loaded.stack, 1 if loaded.ranks is None else loaded.ranks.count
     kv_heads, window = stack.kv_heads * ranks, window_of(stack.states)

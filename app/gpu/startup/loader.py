@@ -223,9 +223,7 @@ def warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
 def choose_recorder(
     wanted: bool | None, device: torch.device, *, streamed: bool, folds: bool = False
 ) -> CudaRecorder | None:
-    """None is yes where it can be. Raises FieldOutOfRange for graphs on a device that has none, of streamed weights,
-    which lie at other addresses each time, or of a model that folds.
-    """
+    """None is yes where it can be. Raises FieldOutOfRange for graphs that are `wanted` where there can be none."""
     reason = None
     if folds:
         reason = "layers that fold tokens into a state run eagerly"

@@ -264,9 +264,7 @@ class StreamedWeights:
         self._ahead = LoadAhead(plan.sizes, store)
 
     def share(self, kv_blocks: int, block_bytes: int) -> tuple[Arena, Tensor]:
-        """Move into memory that begins with so many blocks of KV. Returns its layout and the memory itself, uint8.
-        Raises FieldOutOfRange if there is too little, `WeightsLost`.
-        """
+        """Move into memory, uint8, that begins with so many blocks of KV. Raises FieldOutOfRange, `WeightsLost`."""
         arena = lay_out(self.plan, kv_blocks, block_bytes)
         self.vacate()
         larger = "kv_device" if kv_blocks * block_bytes > self.plan.device_bytes else "weights_device"

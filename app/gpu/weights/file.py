@@ -146,9 +146,7 @@ class WeightFile:
             done += count
 
     def parts(self, name: str) -> Iterator[tuple[int, memoryview]]:
-        """All of the part from first to last, each piece with its first byte's place. It is there until the next one
-        is taken. Raises `WeightsLost` if it cannot be read.
-        """
+        """All of the part, piece by piece in the same memory, with its first byte's place. Raises `WeightsLost`."""
         nbytes = self.sections[name].nbytes
         scratch = memoryview(bytearray(min(_SCRATCH_BYTES, nbytes)))
         for start in range(0, nbytes, _SCRATCH_BYTES):

@@ -333,9 +333,7 @@ class QuantizedFolder(SafetensorsFolder):
 
 
 def _unpacked(packed: Tensor, bits: int, count: int) -> Tensor:
-    """The first `count` integers of each row of `packed` `[rows, words]` int32, without sign, as int32: integer i is
-    the `bits` bits from bit `i * bits` of its row on.
-    """
+    """The first `count` integers of `bits` bits, one behind the other, in each row of `packed` `[rows, words]`."""
     first = torch.arange(count, device=packed.device) * bits
     words = packed.long() & 0xFFFFFFFF
     words = torch.cat((words, words[:, :1]), 1)  # the last integer asks for a word behind it, of which it takes no bit
@@ -400,9 +398,7 @@ def weights_of(
 
 
 def take_output_weight(source: WeightSource, config: PretrainedConfig, embedding: Matrix) -> Matrix:
-    """`lm_head.weight` `[vocab, hidden]`, or the embedding where the two are tied. As in Transformers, a stored
-    `lm_head.weight` wins over a config that says they are.
-    """
+    """`lm_head.weight` `[vocab, hidden]`; as in Transformers, the embedding where they are tied and none is stored."""
     if config.tie_word_embeddings and not source.holds("lm_head.weight"):
         return embedding
     rows, hidden = embedding.shape
