@@ -316,7 +316,7 @@ class Forward:
         }
 
     def run(self, token_ids: Tensor) -> Tensor:
-        """Launch it all, on `[tokens]` int64 ids. Returns float32 logits `[outputs, vocab_size]`, in the rows' order."""
+        """Launch all, on `[tokens]` int64 ids. Returns float32 logits `[outputs, vocab_size]`, in the rows' order."""
         if self._graphs is not None:
             return self._run_in_place(self._graphs, token_ids)
         if self._embeds:
