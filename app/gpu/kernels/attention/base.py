@@ -55,8 +55,7 @@ class Batch:
     contexts: Tensor
     """`[rows]` int32: `RowShape.context` on the device."""
     prompt_starts: Tensor | None = None
-    """`[prompts + 1]` int32: where the tokens of each row behind the decode rows begin, from 0 on, and how many there
-    are. None without such rows."""
+    """`[prompts + 1]` int32: where the tokens of each row behind the decode rows begin, from 0 on, and their number."""
     states: Tensor | None = None
     """`[rows, state bytes]` uint8: what folding layers remember of each row, which they replace, if there are any."""
 

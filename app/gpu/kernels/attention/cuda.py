@@ -11,8 +11,7 @@ HALVES = (torch.float16, torch.bfloat16)
 FLASH_DIMS, FLASH_DIMS_STEP = 256, 8
 """What PyTorch's flash attention takes: heads of up to so many dimensions, and of multiples of so many."""
 PROMPT_ROWS = 64
-"""Height of a prompt's tiles in our own kernel, of types and heads that flash attention takes: other matrices would
-not fit into the registers."""
+"""Height of a prompt's tiles in our own kernel, if flash attention takes such heads: others overfill the registers."""
 
 
 class CudaAttention:

@@ -35,8 +35,7 @@ MOST_KEYS = 128
 SPLIT_KEYS, MAX_SPLITS = 128, 32
 """Least keys of a split: two tiles of a head of 128. Chosen by reasoning, not tuned on a device."""
 PROGRAMS_PER_PROCESSOR = 4
-"""Programs that a small grid is split into, for each of the device's multiprocessors: going by its registers, about as
-many run at a time on Hopper. Not tuned on a device either."""
+"""Programs of a split grid for each multiprocessor: by its registers, as many run on Hopper. Not tuned either."""
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 

@@ -42,9 +42,7 @@ R = TypeVar("R")
 
 
 def compiled_features() -> frozenset[str]:
-    """Instruction sets that kernels are compiled for, in LLVM's words: the processor's, or those that Numba is told in
-    NUMBA_CPU_FEATURES. The cache keeps separate files for each.
-    """
+    """Instruction sets that kernels are compiled for, in LLVM's words: the processor's, or NUMBA_CPU_FEATURES."""
     told: Any = vars(config)["CPU_FEATURES"]
     if told is not None:
         return frozenset(word[1:] for word in told.split(",") if word.startswith("+"))

@@ -185,9 +185,7 @@ class Program:
         self._fresh.view(np.int64)[self._fields[field]] = number
 
     def run(self, first: int, end: int) -> None:
-        """Run launches `[first, end)` on PyTorch's threads, each when the one before it is done. A thread may come to a
-        launch of which nothing is left, or not at all.
-        """
+        """Run launches `[first, end)` on PyTorch's threads, each when the one before it is done."""
         span = slice(self._starts[first], self._starts[end])
         self._used[span] = self._fresh[span]
         _run_operations(

@@ -91,9 +91,7 @@ def _quants_of(dtype: Any) -> str:
 def load_weights(
     code: Lanes, element: Any, vectors: int, weight: Any, column: Any, inputs: Any, *, ahead: bool
 ) -> Terms:
-    """Unpack the panel at address `weight`, of Numba's type `element`, to registers: `vectors` vectors of outputs, from
-    `column` on. `ahead`: prefetch what is used later.
-    """
+    """Unpack from the panel at `weight`, of Numba's type `element`, `vectors` vectors of outputs from `column` on."""
     builder, dtype = code.builder, element.dtype
     if _is_paired(dtype):
         with cgutils.for_range(builder, builder.sdiv(inputs, INT64(2))) as loop:

@@ -82,9 +82,7 @@ class Linear(Protocol):
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The tensors that the layer computes with, dense, in the layout in which it multiplies: what moves weights
-        moves these.
-        """
+        """The tensors that the layer computes with, dense, in the layout in which it multiplies. They may be moved."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[tokens, in_features]` to `[tokens, out_features]`, both in the dtype that the model computes in."""

@@ -185,9 +185,7 @@ def _matvec(
 
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`x` `[rows, inputs]` of any float type, the last axis dense, as `[rows, inputs]` float8_e4m3fn and the scales of
-    the rows `[rows, 1]` float32, as `float8_rows` has them.
-    """
+    """`x` `[rows, inputs]` of any float type, the last axis dense, as float8_e4m3fn, and scales `[rows, 1]` float32."""
     rows, inputs = x.shape
     numbers = torch.empty(rows, inputs, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)

@@ -1,6 +1,4 @@
-"""Attention of CPUs: keys and values are stored, and then read where they are in the pool. Single queries and short
-chunks attend in one kernel, prompts in another, with tiles of queries.
-"""
+"""Attention of CPUs over the pool: single queries and short chunks attend in one kernel, prompts in another."""
 
 import sys
 from itertools import takewhile
@@ -20,8 +18,7 @@ from app.gpu.kernels.cpu.launch import draw, parallel
 from app.gpu.kernels.linear import eight_bits
 
 PAGED_TOKENS = 8
-"""Rows of at most so many tokens attend one query at a time, where each has the bits of a single one. Chosen when
-prompts attended in PyTorch; the prompts' kernel has not been compared with it."""
+"""Most tokens of a row that attend one by one, with the bits of single ones. Chosen before prompts had a kernel."""
 _CHUNK_ELEMENTS = 8192
 _MAGNITUDE, _ROUNDER = np.int32(eight_bits.MAGNITUDE), np.float32(eight_bits.ROUNDER)
 
