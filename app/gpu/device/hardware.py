@@ -8,7 +8,7 @@ import logging
 import math
 import mmap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -100,15 +100,13 @@ class DeviceMemory:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._device)[0]
 
-    def reset_peak(self) -> None:
-        """Begin to look for the most that is held at once."""
+    def peak_of(self, work: Callable[[], None]) -> int:
+        """The most that is held at once while `work` runs, less what is held after it. Held is what the allocator has
+        reserved, not the tensors in it: what rounding and fragments cost is as little to be had for KV.
+        """
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
-
-    def peak(self) -> int:
-        """The most that has been held at once since `reset_peak`, less what is still held now. Held is what the
-        allocator has reserved, not the tensors in it: what rounding and fragments cost is as little to be had for KV.
-        """
+        work()
         most = torch.cuda.max_memory_reserved(self._device)
         torch.cuda.empty_cache()
         return most - torch.cuda.memory_reserved(self._device)

@@ -1,7 +1,7 @@
 """KV of an engine: its layout, and memory and files, sized to the machine and what steps and graphs take of a GPU."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -182,13 +182,7 @@ def largest_step(stack: LayerStack, settings: EngineSettings, memory: DeviceMemo
         choose(logits, inputs, on_host=stack.device.type == "cpu")
         del raw
 
-    return max(_peak(memory, score), _peak(memory, decode))
-
-
-def _peak(memory: DeviceMemory, step: Callable[[], None]) -> int:
-    memory.reset_peak()
-    step()
-    return memory.peak()
+    return max(memory.peak_of(score), memory.peak_of(decode))
 
 
 def _run(stack: LayerStack, pool: KVPool, spans: list[tuple[int, int]]) -> Tensor:
