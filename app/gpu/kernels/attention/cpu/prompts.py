@@ -110,7 +110,7 @@ def attend_prompts(
     rows = [batch.rows[index] for index in prompts]
     placed = PlacedPrompts(rows, prompts, heads=heads, kv_heads=kv.shape[2], head_dim=head_dim)
     kind = HALVES if in_bfloat16 and head_dim % 2 == 0 else np.float32
-    _attend(**placed.arguments, **common_arguments(query, kv, batch.block_tables, spec, output), kind=kind)
+    _attend(**common_arguments(query, kv, batch.block_tables, spec, output) | placed.arguments, kind=kind)
 
 
 @parallel
