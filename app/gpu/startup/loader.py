@@ -66,13 +66,10 @@ def load_engine(
         if ranks is not None:
             undo.callback(ranks.close)
         loaded = load_model(recipe, ranks)
-        undo.pop_all()
+        undo.callback(loaded.close)
         weighed = time.perf_counter()
-        try:
-            engine = build_engine(model, loaded, settings, room=room)
-        except BaseException:
-            loaded.close()
-            raise
+        engine = build_engine(model, loaded, settings, room=room)
+        undo.pop_all()
     seconds = weighed - began, time.perf_counter() - weighed
     logger.info("loaded: weights in %.1f s, kernels and room for KV in %.1f s", *seconds)
     release_threads()  # the engine will run on a thread of its own
