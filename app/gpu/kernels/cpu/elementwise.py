@@ -195,10 +195,11 @@ def _round_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, pos
 
 @inlined
 def _forbid_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
-    own = out[positions[index] * a.width :]
-    for first in range(0, a.width, _WORD):
-        allowed = x[first // _WORD]
+    width = a.width  # what is written might change the record, for all that LLVM knows
+    own = out[positions[index] * width :]
+    for word in range(-(-width // _WORD)):
+        allowed, first = x[word], word * _WORD
         if allowed == -1:
             continue
-        for bit in range(min(_WORD, a.width - first)):
+        for bit in range(min(_WORD, width - first)):
             own[first + bit] = own[first + bit] if (allowed >> bit) & 1 else _MINUS_INFINITY
