@@ -132,19 +132,7 @@ def build_engine(
         kv_dtype=layout.dtype,
         state_bytes=layout.state_blocks * layout.block_bytes,
     )
-    return Engine(
-        info,
-        scheduler,
-        phases,
-        runner,
-        turns,
-        handler,
-        mover,
-        kv.borrower,
-        grammars,
-        progress,
-        loaded.close,
-    )
+    return Engine(info, scheduler, phases, runner, turns, handler, mover, kv.borrower, grammars, progress, loaded.close)
 
 
 def make_scheduler(stack: LayerStack, settings: EngineSettings, kv: KV, draft_tokens: int) -> Scheduler:
