@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextvars import Context
-from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -33,13 +32,6 @@ READ_AT_ONCE = 64
 """Most events that a reader gets in one piece."""
 
 
-@dataclass(slots=True, eq=False)
-class _Kept:
-    """One event as it is sent; empty once a newer one has taken its place."""
-
-    event: bytes
-
-
 class Channel:
     """Numbered events, of which the last are kept. Used on the event loop only.
 
@@ -53,9 +45,10 @@ class Channel:
         self.position = 0
         """Number of the last event."""
         self._start = secrets.token_hex(4)
-        self._kept: deque[_Kept] = deque()
+        self._kept: deque[bytearray] = deque()
+        """Events as they are sent; one is empty once a newer one has taken its place."""
         self._bytes = 0
-        self._newest: dict[str, _Kept] = {}
+        self._newest: dict[str, bytearray] = {}
         self._news = asyncio.Event()
 
     def id_of(self, position: int) -> str:
@@ -78,9 +71,9 @@ class Channel:
         """Tell all readers of figures. Only the newest of a name are kept: older ones are of no use."""
         old = self._newest.get(name)
         if old is not None:
-            if old in self._kept:
-                self._bytes -= len(old.event)
-            old.event = b""
+            if old in self._kept:  # each has an id of its own
+                self._bytes -= len(old)
+            old.clear()
         self._newest[name] = self._append(name, data)
 
     def after(self, position: int) -> tuple[int, bytes] | None:
@@ -89,7 +82,7 @@ class Channel:
             return None
         first = position - self._oldest
         found = list(islice(self._kept, first, first + READ_AT_ONCE))
-        return position + len(found), b"".join(kept.event for kept in found)
+        return position + len(found), b"".join(found)
 
     def wake(self) -> None:
         """Have every reader look."""
@@ -105,13 +98,13 @@ class Channel:
         """Number of the last event that is not kept any more."""
         return self.position - len(self._kept)
 
-    def _append(self, name: str, data: bytes) -> _Kept:
+    def _append(self, name: str, data: bytes) -> bytearray:
         self.position += 1
-        kept = _Kept(sse_event(name, data, self.id_of(self.position)))
+        kept = bytearray(sse_event(name, data, self.id_of(self.position)))
         self._kept.append(kept)
-        self._bytes += len(kept.event)
+        self._bytes += len(kept)
         while len(self._kept) > KEPT or (self._bytes > KEPT_BYTES and len(self._kept) > 1):
-            self._bytes -= len(self._kept.popleft().event)
+            self._bytes -= len(self._kept.popleft())
         self.wake()
         return kept
 

@@ -1,5 +1,7 @@
 """From settings to a loaded model to an application: its routes, and what each request passes on its way to one."""
 
+from __future__ import annotations
+
 import gc
 import logging
 import os
@@ -9,6 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import cache, partial
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
@@ -47,7 +50,6 @@ from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequests
 from app.settings import Settings
 from app.settings.values import named_by
-from app.telemetry.traces import Traces
 from app.tenants.gate import TenantMiddleware, import_limit
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens, load_tokens
@@ -63,6 +65,9 @@ from app.web.middleware import (
 )
 from app.web.openapi import DescribedAPI
 from app.wire.turns import SamplingFields
+
+if TYPE_CHECKING:
+    from app.telemetry.export import SpanTraces
 
 logger = logging.getLogger(__name__)
 OTLP_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -93,7 +98,7 @@ def sampling_defaults(model: ResolvedModel, generation_config: str) -> SamplingD
     return found
 
 
-def open_traces(endpoint: str | None) -> Traces:
+def open_traces(endpoint: str | None) -> SpanTraces:
     """Traces that go to the collector at the URL `endpoint`; None: where `OTEL_EXPORTER_OTLP_*` say.
 
     Raises `FieldOutOfRange` if the packages are not installed, or a variable asks for another protocol than HTTP.
@@ -270,7 +275,7 @@ def create_app(
     tenancy: Tenancy,
     journal: Journal | None = None,
     room: DiskRoom | None = None,
-    traces: Traces | None = None,
+    traces: SpanTraces | None = None,
     member: Membership | None = None,
     sampling: SamplingDefaults = NEUTRAL,
 ) -> FastAPI:

@@ -1,10 +1,13 @@
 """The parts of a running server, put together, and what runs while the application does."""
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -30,10 +33,12 @@ from app.sessions.table import SessionTable
 from app.sessions.whitebox import Vectors
 from app.settings import Settings
 from app.telemetry.metrics import Metrics
-from app.telemetry.traces import Traces
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens
 from app.tools.support import ToolSupport
+
+if TYPE_CHECKING:
+    from app.telemetry.export import SpanTraces
 
 
 def open_services(
@@ -46,7 +51,7 @@ def open_services(
     *,
     journal: Journal | None,
     room: DiskRoom,
-    traces: Traces | None,
+    traces: SpanTraces | None,
     member: Membership | None,
     sampling: SamplingDefaults,
 ) -> Services:
@@ -106,7 +111,7 @@ async def running(
     restored: Sequence[Session],
     journal: Journal | None,
     room: DiskRoom,
-    traces: Traces | None,
+    traces: SpanTraces | None,
     prefill: Prefill | None,
     _app: FastAPI,
 ) -> AsyncIterator[None]:

@@ -15,7 +15,7 @@ from app.domain.errors import FieldOutOfRange, NotFound
 from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep, SessionDep, errors
 from app.sessions.session import Session
 from app.sessions.side_work import FILE_BYTES_PER_S, Lane
-from app.web.bodies import FILE, FILE_BODY, PART_BYTES, JsonRoute, file_response, whole_body
+from app.web.bodies import FILE, FILE_BODY, PART_BYTES, JsonRoute, file_response
 from app.web.sse import unless_disconnected
 from app.wire.breakpoints import (
     DIRECTION_LENGTHS,
@@ -180,7 +180,7 @@ async def create_vector(
     """Keep a vector under a name: a safetensors file with one tensor `[hidden_size]`. It takes the place of another one
     of that name; edits that were sent before keep the old one.
     """
-    content = await whole_body(request)
+    content = await request.body()
     vector = await services.side_work.run(owner, _read_vector, content, services.info.hidden_size)
     await services.vectors.put(owner, query.name, vector)
     return VectorView.of(query.name, vector)

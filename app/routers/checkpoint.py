@@ -20,7 +20,6 @@ from app.web.bodies import (
     LargeAnswer,
     accepted_types,
     file_response,
-    whole_body,
 )
 from app.wire.checkpoint import (
     ActivationQuery,
@@ -71,7 +70,7 @@ async def get_activation(
 @router.put("/activation", operation_id="putActivation", responses=errors(400, 404, 409, 503), openapi_extra=FILE_BODY)
 async def put_activation(request: Request, session: SessionDep, services: ServicesDep) -> CheckpointView:
     """Put another residual stream in the place of this one: a file as `getActivation` gives it for all positions."""
-    content = await whole_body(request)
+    content = await request.body()
     pause = session.require_pause(to="write the checkpoint")
     tensor = await services.side_work.run(session.owner, _read_activation, content, pause.info)
     await services.sessions.whitebox.write_checkpoint(session, tensor)

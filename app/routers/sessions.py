@@ -27,7 +27,7 @@ from app.sessions.keyed import KeyedRequest
 from app.sessions.session import Session
 from app.sessions.side_work import FILE_BYTES_PER_S, Lane
 from app.text.generation import whole_pieces
-from app.web.bodies import FILE, FILE_BODY, JsonRoute, body_chunks, file_type
+from app.web.bodies import FILE, FILE_BODY, JsonRoute, file_type
 from app.wire.base import MoveBody, MoveView
 from app.wire.sessions import (
     MAX_TTL_S,
@@ -234,7 +234,7 @@ async def import_session(request: Request, services: ServicesDep, owner: OwnerDe
     services.sessions.check_room(owner)  # before a byte of it is read
     file = await cleanup.enter_async_context(services.spool.file(owner))
     file.claim(int(request.headers.get("Content-Length", 0)))
-    await write_chunks(file, body_chunks(request))
+    await write_chunks(file, request.stream())
     async with services.side_work.turn(owner, Lane.FILE) as piece:
         piece.seconds = file.claimed / FILE_BYTES_PER_S
         session = await session_files.import_session(services.sessions, file.path, owner)

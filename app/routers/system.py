@@ -14,7 +14,6 @@ from app.domain.errors import DjinnError, Draining, EngineAway, EngineError, Jou
 from app.domain.values import KVPolicy
 from app.events import Scope
 from app.routers.dependencies import CleanupDep, OperatorDep, OwnerDep, Services, ServicesDep, errors
-from app.telemetry.metrics import TenantUse
 from app.web.openapi import component
 from app.web.sse import EventStream
 from app.web.static_folder import StaticFolder
@@ -108,8 +107,8 @@ async def get_metrics(services: ServicesDep) -> Response:
     except (EngineError, EngineAway):
         if executor.is_up:
             raise
-    uses = {owner or "": TenantUseView.of(each) for owner, each in services.sessions.table.by_owner().items()}
-    tenants = {name: TenantUse(**use.model_dump()) for name, use in uses.items()}
+    sessions = services.sessions.table.by_owner()
+    tenants = {owner or "": TenantUseView.of(each).model_dump() for owner, each in sessions.items()}
     found = services.metrics.render(memory, services.sessions.keeper.state, tenants, is_up=executor.is_up)
     return Response(found, media_type=CONTENT_TYPE_LATEST)
 

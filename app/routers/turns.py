@@ -101,7 +101,7 @@ TURN_RESPONSES: dict[int | str, dict[str, Any]] = {
 async def answer_turn(
     request: Request, session: Session, reader: TurnReader, *, stream: bool, keyed: KeyedRequest | None = None
 ) -> Response:
-    """Read the next stretch of the session's turn, which `keyed` has asked for. Raises `ClientDisconnected` if the
+    """Read the next stretch of the session's turn, which `keyed` has asked for. Raises `ClientDisconnect` if the
     client has gone, and `NotDurable` with the turn in it.
     """
     if stream:

@@ -1,9 +1,12 @@
 """The registry of open sessions: opened, closed, forked, rewound."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING
 
 from app.domain.errors import EngineAway, EngineStalled, FieldOutOfRange, JournalUnavailable, NotDurable
 from app.domain.homes import Home, new_session_id
@@ -24,8 +27,10 @@ from app.sessions.turns import Turns
 from app.sessions.whitebox import Whitebox
 from app.settings import Settings
 from app.telemetry.metrics import Metrics
-from app.telemetry.traces import Traces
 from app.text.tokenizer import Tokens
+
+if TYPE_CHECKING:
+    from app.telemetry.export import SpanTraces
 
 SHARE = 0.05
 """Of the engine's time, that all maps together take."""
@@ -73,7 +78,7 @@ class SessionRegistry:
         metrics: Metrics,
         settings: Settings,
         quotas: Quotas,
-        traces: Traces | None = None,
+        traces: SpanTraces | None = None,
     ) -> None:
         self.executor = executor
         self.table = table

@@ -7,6 +7,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from app.domain.activations import CheckpointInfo
 from app.domain.breakpoints import Action, Breakpoint, Intervention, OnTimeout
@@ -16,8 +17,10 @@ from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionSta
 from app.engine_process.turn import Turn
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.sessions.keyed import KeyedRequest
-from app.telemetry.traces import TurnTrace
 from app.text.generation import TextRule, TurnReader
+
+if TYPE_CHECKING:
+    from app.telemetry.spans import TurnSpan
 
 
 @dataclass(slots=True)
@@ -182,7 +185,7 @@ class Session:
     """The turn that is in the session, or was the last in it."""
     reader: TurnReader | None = None
     """What reads the turn that is in the session, if it may pause."""
-    trace: TurnTrace | None = None
+    trace: TurnSpan | None = None
     """That of the turn in it, if the turn is traced."""
     keyed: KeyedRequest | None = None
     """The request with an `Idempotency-Key` that asked for the turn in it."""

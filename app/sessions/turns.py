@@ -1,5 +1,7 @@
 """Turns of sessions: queued, followed and read. Copies of paused sessions are paused in the same place."""
 
+from __future__ import annotations
+
 import asyncio
 from array import array
 from collections import OrderedDict
@@ -7,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from app.domain.activations import PausedTurn
 from app.domain.errors import Busy, ContextTooLong, EngineAway, EngineStalled, FieldOutOfRange, WrongState
@@ -25,10 +28,14 @@ from app.sessions.side_work import Lane, SideWork
 from app.sessions.table import SessionTable
 from app.sessions.tool_waits import ToolWaits
 from app.telemetry.metrics import Metrics
-from app.telemetry.traces import Traces, TurnStart, TurnTrace
+from app.telemetry.traces import TurnStart
 from app.telemetry.turn_metrics import TurnClock
 from app.text.generation import TextRule, TurnReader
 from app.text.tokenizer import Tokens
+
+if TYPE_CHECKING:
+    from app.telemetry.export import SpanTraces
+    from app.telemetry.spans import TurnSpan
 
 RETRY_AFTER_S = 1
 KNOWN_GRAMMARS = 64
@@ -71,7 +78,7 @@ class Turns:
         tool_waits: ToolWaits,
         *,
         max_turns: int,
-        traces: Traces | None,
+        traces: SpanTraces | None,
     ) -> None:
         self._executor = executor
         self._table = table
@@ -180,7 +187,7 @@ class Turns:
         settled = partial(self._keeper.settled, session)
         return TurnReader(repeated_turn(done), self._tokens, replace(rule, logprobs=None), lambda kept: None, settled)
 
-    def trace(self, session: Session, request: TurnRequest | None = None, copy_of: TurnTrace | None = None) -> None:
+    def trace(self, session: Session, request: TurnRequest | None = None, copy_of: TurnSpan | None = None) -> None:
         """Begin the trace of the turn that has come into the session, if turns are traced. Without a `request` it is
         paused, as the turn of `copy_of` is.
         """
@@ -331,7 +338,7 @@ class Turns:
         place: PausedPlace,
         charge: TurnCharge,
         *,
-        copy_of: TurnTrace | None = None,
+        copy_of: TurnSpan | None = None,
     ) -> None:
         """Make a new session be paused in that place, as the engine has it. It has its history already."""
         self._charges.begin(session.owner, charge)

@@ -1,16 +1,16 @@
 """Every Prometheus metric of one server, and the text of `/metrics`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from app.domain.homes import MoveReason
-from app.domain.memory_map import DraftCounts, MemoryMap, MoveTotals, StepCounts, TextUse
+from app.domain.memory_map import MemoryMap
 from app.domain.values import JournalState, Tier
 from app.telemetry.turn_metrics import TurnMetrics, labelled, seconds
 
@@ -62,31 +62,19 @@ def journal_metrics(state: JournalState) -> Iterator[Metric]:
         yield GaugeMetricFamily("djinn_lease_held", held, float(not state.is_fenced))
 
 
-@dataclass(frozen=True, slots=True)
-class TenantUse:
-    """What one tenant has open and under way, and the KV of its sessions in bytes."""
-
-    sessions: int
-    turns_running: int
-    turns_waiting: int
-    device_bytes: int
-    host_bytes: int
-    disk_bytes: int
-
-
-def tenant_metrics(uses: Mapping[str, TenantUse]) -> Iterator[Metric]:
+def tenant_metrics(uses: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
     """Every metric that follows from what tenants have, by their names. The empty name is that of callers without a
-    key.
+    key. Of each: `sessions`, `turns_running`, `turns_waiting`, and KV as `device_bytes`, `host_bytes`, `disk_bytes`.
     """
     sessions = GaugeMetricFamily("djinn_tenant_sessions", "Open sessions of a tenant", labels=["tenant"])
     turns = GaugeMetricFamily("djinn_tenant_turns", "Turns of a tenant", labels=["tenant", "state"])
     kv = GaugeMetricFamily("djinn_tenant_kv_bytes", "KV of a tenant's sessions", labels=["tenant", "tier"])
     for tenant, use in uses.items():
-        sessions.add_metric([tenant], use.sessions)
-        turns.add_metric([tenant, "running"], use.turns_running)
-        turns.add_metric([tenant, "waiting"], use.turns_waiting)
-        for tier, size in ((Tier.DEVICE, use.device_bytes), (Tier.HOST, use.host_bytes), (Tier.DISK, use.disk_bytes)):
-            kv.add_metric([tenant, tier], size)
+        sessions.add_metric([tenant], use["sessions"])
+        for state in ("running", "waiting"):
+            turns.add_metric([tenant, state], use[f"turns_{state}"])
+        for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK):
+            kv.add_metric([tenant, tier], use[f"{tier}_bytes"])
     yield from (sessions, turns, kv)
 
 
@@ -156,11 +144,13 @@ class WithVllmNames(Collector):
         return renamed
 
 
-MOVE_FIGURES: dict[str, tuple[str, Callable[[MoveTotals], float]]] = {
-    "djinn_kv_moves": ("Moves of KV", lambda totals: totals.moves),
-    "djinn_kv_moved_bytes": ("Bytes of KV moved", lambda totals: totals.bytes),
-    "djinn_kv_move_seconds": ("Seconds that copies of KV took", lambda totals: totals.seconds),
+MOVE_FIGURES = {
+    "djinn_kv_moves": ("Moves of KV", "moves"),
+    "djinn_kv_moved_bytes": ("Bytes of KV moved", "bytes"),
+    "djinn_kv_move_seconds": ("Seconds that copies of KV took", "seconds"),
 }
+"""What each tells, and the field of `MoveTotals` that it is."""
+T = TypeVar("T", GaugeMetricFamily, CounterMetricFamily)
 
 
 def engine_metrics(memory: MemoryMap | None, *, is_up: bool) -> Iterator[Metric]:
@@ -177,19 +167,21 @@ def _memory_metrics(memory: MemoryMap) -> Iterator[Metric]:
     used = memory.kv_owned_bytes / memory.kv_total_bytes
     yield GaugeMetricFamily("djinn_kv_usage_ratio", "Share of the device's KV pool that sessions hold", used)
     yield _bytes(memory)
-    yield from _text(memory.text)
+    text = {"total": memory.text.total_bytes, "kept": memory.text.kept_bytes, "ring": memory.text.ring_bytes}
+    weights = "Bytes of weights, and what the device has for them"
+    yield _labelled(GaugeMetricFamily, "djinn_text_bytes", weights, "kind", text)
     stack = memory.stack
     yield GaugeMetricFamily("djinn_turns_paused", "Turns that stand at a breakpoint", stack.checkpoints)
     yield GaugeMetricFamily("djinn_checkpoint_bytes", "Residual streams of paused turns", stack.checkpoint_bytes)
     yield GaugeMetricFamily("djinn_capture_bytes", "Captured residual streams", stack.capture_bytes)
-    by_tier = GaugeMetricFamily("djinn_sessions_by_tier", "Sessions that have KV", labels=["tier"])
-    for tier in Tier:
-        by_tier.add_metric([tier], memory.sessions_by_tier.get(tier, 0))
-    yield by_tier
-    yield from _steps(memory.steps)
-    yield from _drafts(memory.drafts)
-    yield from _moves(memory)
-    yield from _counts(memory)
+    by_tier = {tier: memory.sessions_by_tier.get(tier, 0) for tier in Tier}
+    yield _labelled(GaugeMetricFamily, "djinn_sessions_by_tier", "Sessions that have KV", "tier", by_tier)
+    steps = {"replayed": memory.steps.replayed, "runs": memory.steps.in_runs, "eager": memory.steps.eager}
+    yield _labelled(CounterMetricFamily, "djinn_steps", "Steps that the device was given", "kind", steps)
+    for name, (about, field) in MOVE_FIGURES.items():
+        figures = {direction: getattr(totals, field) for direction, totals in memory.moves.items()}
+        yield _labelled(CounterMetricFamily, name, about, "direction", figures)
+    yield from _counters(memory)
 
 
 def _bytes(memory: MemoryMap) -> Metric:
@@ -202,44 +194,25 @@ def _bytes(memory: MemoryMap) -> Metric:
     return found
 
 
-def _text(text: TextUse) -> Iterator[Metric]:
-    found = GaugeMetricFamily("djinn_text_bytes", "Bytes of weights, and what the device has for them", labels=["kind"])
-    for kind, figure in (("total", text.total_bytes), ("kept", text.kept_bytes), ("ring", text.ring_bytes)):
-        found.add_metric([kind], figure)
-    yield found
-    streamed = "Bytes of weights that were brought to the device, step after step"
-    yield CounterMetricFamily("djinn_text_streamed_bytes", streamed, text.streamed_bytes)
+def _labelled(family: type[T], name: str, text: str, label: str, figures: Mapping[str, float]) -> T:
+    found = family(name, text, labels=[label])
+    for value, figure in figures.items():
+        found.add_metric([value], figure)
+    return found
 
 
-def _steps(steps: StepCounts) -> Iterator[Metric]:
-    found = CounterMetricFamily("djinn_steps", "Steps that the device was given", labels=["kind"])
-    found.add_metric(["replayed"], steps.replayed)
-    found.add_metric(["runs"], steps.in_runs)
-    found.add_metric(["eager"], steps.eager)
-    yield found
-    followed = "Steps that the device was given while it ran the one before"
-    yield CounterMetricFamily("djinn_steps_followed", followed, steps.followed)
-    computed = "Tokens that steps computed, also for turns that were cancelled"
-    yield CounterMetricFamily("djinn_step_tokens", computed, steps.tokens)
-
-
-def _drafts(drafts: DraftCounts) -> Iterator[Metric]:
-    yield CounterMetricFamily("djinn_draft_tokens", "Tokens that were computed before they were chosen", drafts.drafted)
-    accepted = "Drafted tokens that were chosen"
-    yield CounterMetricFamily("djinn_draft_tokens_accepted", accepted, drafts.accepted)
-
-
-def _moves(memory: MemoryMap) -> Iterator[Metric]:
-    for name, (text, figure) in MOVE_FIGURES.items():
-        found = CounterMetricFamily(name, text, labels=["direction"])
-        for direction, totals in memory.moves.items():
-            found.add_metric([direction], figure(totals))
-        yield found
-
-
-def _counts(memory: MemoryMap) -> Iterator[Metric]:
-    counts = memory.counts
+def _counters(memory: MemoryMap) -> Iterator[Metric]:
+    steps, drafts, counts = memory.steps, memory.drafts, memory.counts
     for name, text, count in (
+        (
+            "djinn_text_streamed_bytes",
+            "Bytes of weights that were brought to the device, step after step",
+            memory.text.streamed_bytes,
+        ),
+        ("djinn_steps_followed", "Steps that the device was given while it ran the one before", steps.followed),
+        ("djinn_step_tokens", "Tokens that steps computed, also for turns that were cancelled", steps.tokens),
+        ("djinn_draft_tokens", "Tokens that were computed before they were chosen", drafts.drafted),
+        ("djinn_draft_tokens_accepted", "Drafted tokens that were chosen", drafts.accepted),
         ("djinn_kv_write_behind_bytes", "Bytes of KV copied to the host ahead of need", counts.write_behind_bytes),
         ("djinn_kv_turned_round", "Moves that a new signal overtook", counts.turned_round),
         ("djinn_kv_dropped", "Sessions whose KV was dropped for want of room in a lower tier", counts.dropped),
@@ -273,7 +246,12 @@ class Metrics:
         self._labels = {"model_name": model_name, "engine": "0"}
 
     def render(
-        self, memory: MemoryMap | None, journal: JournalState, tenants: Mapping[str, TenantUse], *, is_up: bool
+        self,
+        memory: MemoryMap | None,
+        journal: JournalState,
+        tenants: Mapping[str, Mapping[str, int]],
+        *,
+        is_up: bool,
     ) -> bytes:
         """The text of `/metrics`, with the engine's part taken from `memory`, the journal's from `journal`, and that of
         each tenant from `tenants`. None: the engine has not told. `is_up`: there is one.

@@ -114,7 +114,9 @@ MOST_PARTS = 128
 
 
 class TurnSpan:
-    """Follows one turn. Times are those of `time.perf_counter`, until they are written into a span."""
+    """Follows one turn. Nothing here raises or waits. Times are those of `time.perf_counter`, until they are written
+    into a span.
+    """
 
     @classmethod
     def begin(cls, tracer: Tracer, turn: TurnStart) -> Self | None:
@@ -188,7 +190,7 @@ class TurnSpan:
         )
 
     def resumed(self) -> None:
-        """Link the request that has resumed the turn, and wait in the queue again."""
+        """Wait in the queue again. Link the task's request, which has resumed the turn; without one, a timeout has."""
         now = time.perf_counter()
         request = get_current_span(caller()).get_span_context()
         if request.is_valid:

@@ -10,14 +10,13 @@ import string
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,7 +27,6 @@ from app.machine.files import size
 from app.sessions.side_work import Lane, SideWork
 from app.web.connections import origin_of
 from app.web.errors import error_response
-from app.web.sse import ClientDisconnected
 
 
 def body_budget(max_bytes: int) -> Budget:
@@ -290,20 +288,6 @@ def accepted_types(request: Request) -> set[str]:
     return {part.partition(";")[0].strip().lower() for part in accepted.split(",")}
 
 
-async def body_chunks(request: Request) -> AsyncGenerator[bytes, None]:
-    """The body as it comes. Raises `ClientDisconnected` if it does not come whole."""
-    try:
-        async for chunk in request.stream():
-            yield chunk
-    except ClientDisconnect as error:
-        raise ClientDisconnected from error
-
-
-async def whole_body(request: Request) -> bytes:
-    """The body, which is in memory at once. Raises `ClientDisconnected` if it does not come whole."""
-    return b"".join([chunk async for chunk in body_chunks(request)])
-
-
 EMPTY_OBJECT = b"{}"
 WHITESPACE = string.whitespace.encode()
 
@@ -312,7 +296,7 @@ async def refuse_unread(request: Request) -> None:
     """Raise `FieldOutOfRange` for query parameters and bodies that the route does not take. An empty `{}` is no body.
 
     The fields of those that it does take are checked by its own models. Dependencies take none.
-    Raises `ClientDisconnected` if the body does not come whole.
+    Raises `ClientDisconnect` if the body does not come whole.
     """
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
@@ -325,7 +309,7 @@ async def refuse_unread(request: Request) -> None:
 async def _is_empty(request: Request) -> bool:
     """Read the body to its end, and keep no more of it than the answer needs."""
     start = b""
-    async for chunk in body_chunks(request):
+    async for chunk in request.stream():
         start = (start + chunk.translate(None, WHITESPACE))[: len(EMPTY_OBJECT) + 1]
     return start in (b"", EMPTY_OBJECT)
 

@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from app.domain.errors import (
@@ -29,7 +30,6 @@ from app.domain.errors import (
     Unauthenticated,
 )
 from app.web.schema_words import KEY, Schema, allowed, find_field, given, limits_of, schema_of
-from app.web.sse import ClientDisconnected
 
 logger = logging.getLogger(__name__)
 
@@ -269,7 +269,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
-    app.add_exception_handler(ClientDisconnected, on_disconnect)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
     for kind in (DjinnError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, on_error)
     app.add_exception_handler(Exception, on_bug)

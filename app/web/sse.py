@@ -6,18 +6,14 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 import anyio
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 KEEP_ALIVE_S = 15.0
 KEEP_ALIVE = b": keep-alive\n\n"
 
 T = TypeVar("T")
-
-
-class ClientDisconnected(Exception):
-    """The client has gone: no client will read the answer."""
 
 
 def sse_event(name: str, data: bytes, event_id: str | None = None) -> bytes:
@@ -48,44 +44,29 @@ class EventStream(Response):
         """Serve the response."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with contextlib.aclosing(self.events), anyio.create_task_group() as tasks:
-            pulse = _Pulse(send, self.keep_alive_s)
-            tasks.start_soon(pulse.run)
-            tasks.start_soon(_cancel_on_disconnect, receive, tasks.cancel_scope)
+            is_quiet, beating = True, anyio.CancelScope()
+
+            async def beat() -> None:
+                nonlocal is_quiet
+                with beating:
+                    while True:
+                        await asyncio.sleep(self.keep_alive_s)
+                        if is_quiet:
+                            await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                        is_quiet = True
+
+            async def cancel_on_disconnect() -> None:
+                await disconnected(receive)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(beat)
+            tasks.start_soon(cancel_on_disconnect)
             async for event in self.events:
-                await pulse.send({"type": "http.response.body", "body": event, "more_body": True})
-            pulse.stop()  # nothing may be sent after the last part, which can wait for a slow client
-            await pulse.send({"type": "http.response.body", "body": b""})
+                is_quiet = False
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            beating.cancel()  # nothing may be sent after the last part, which can wait for a slow client
+            await send({"type": "http.response.body", "body": b""})
             tasks.cancel_scope.cancel()
-
-
-class _Pulse:
-    """Sends a comment after every interval in which nothing was sent."""
-
-    def __init__(self, send: Send, interval_s: float) -> None:
-        self._send = send
-        self._interval_s = interval_s
-        self._quiet = True
-        self._scope = anyio.CancelScope()
-
-    def stop(self) -> None:
-        self._scope.cancel()
-
-    async def send(self, message: Message) -> None:
-        self._quiet = False
-        await self._send(message)
-
-    async def run(self) -> None:
-        with self._scope:
-            while True:
-                await asyncio.sleep(self._interval_s)
-                if self._quiet:
-                    await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
-                self._quiet = True
-
-
-async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
-    await disconnected(receive)
-    scope.cancel()
 
 
 async def disconnected(receive: Receive) -> None:
@@ -95,7 +76,7 @@ async def disconnected(receive: Receive) -> None:
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes away first. Raises `ClientDisconnected` then.
+    """The result of `work`, which is cancelled when the client goes away first. Raises `ClientDisconnect` then.
 
     Call it once the body has been read.
     """
@@ -104,7 +85,7 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientDisconnected
+            raise ClientDisconnect
         return working.result()
     finally:
         for task in (working, watching):
