@@ -186,6 +186,6 @@ def _models(arguments: argparse.Namespace) -> None:
     if arguments.action == "pull":
         commands.pull(arguments.name, cache_dir)
     elif arguments.action == "export":
-        commands.export(arguments.name, cache_dir)
+        print(commands.export_model(arguments.name, cache_dir))
     else:
         commands.list_models(cache_dir)

@@ -127,7 +127,7 @@ def configured() -> Log:
     """This process's log, for another process of the same server."""
     root = logging.getLogger()
     for handler in root.handlers:
-        if isinstance(handler.formatter, TextFormatter | JsonFormatter):
+        if isinstance(handler.formatter, TextFormatter):
             form: LogFormat = "json" if isinstance(handler.formatter, JsonFormatter) else "text"
             return Log(root.level, form, handler.formatter.replica)
     return Log(root.level, "text")
@@ -152,14 +152,10 @@ class TextFormatter(logging.Formatter):
         return "\n".join([line, *(f"  {each.translate(CONTROL)}" for each in below)])
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(TextFormatter):
     """An object with `time`, `level`, `logger` and `message`; `replica`, `request_id` and `session` where there is
     one, `traceback` for a bug, and what the line itself has as `fields`.
     """
-
-    def __init__(self, replica: str | None = None) -> None:
-        super().__init__()
-        self.replica = replica
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""

@@ -32,7 +32,7 @@ from app.journal.lease import FolderLease
 from app.machine.files import DiskRoom
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
-from app.model_store.tokenizer import generation_file, read_generation
+from app.model_store.tokenizer import read_generation
 from app.routers import (
     anthropic,
     breakpoints,
@@ -80,8 +80,7 @@ def sampling_defaults(model: ResolvedModel, generation_config: str) -> SamplingD
     """
     if generation_config == "none":
         return NEUTRAL
-    path = generation_file(model)
-    entries = {} if path is None else read_generation(path)
+    path, entries = read_generation(model) or (None, {})
     said = {name: entries[name] for name in asdict(NEUTRAL) if entries.get(name) is not None}
     try:
         fields = SamplingFields.model_validate(said)

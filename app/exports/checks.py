@@ -28,6 +28,7 @@ from app.domain.values import ModelInfo
 from app.exports.snapshot import PausedTurnSnapshot, SessionSnapshot, check_text
 from app.sessions.registry import SessionRegistry
 from app.sessions.whitebox import MAX_BREAKPOINTS
+from app.wire.base import MAX_COUNT
 from app.wire.breakpoints import MAX_EDITS, MAX_FACTOR, MAX_FLOAT32, MAX_TIMEOUT_S, MIN_TIMEOUT_S, NEEDED_BY, fits
 from app.wire.tensors import EXPONENTS, to_float32
 
@@ -138,6 +139,8 @@ class SnapshotChecks:
         _require(fields.max_tokens is not None and 0 <= generated <= max(0, fields.max_tokens - 1), "max_tokens")
         _require(len(turn.logprobs) == (0 if fields.logprobs is None else generated), "logprobs")
         fields.check_vocabulary(info.vocab_size)
+        named = (token for each in turn.logprobs for token in (each.token_id, *(other for other, _ in each.top)))
+        _require(all(0 <= token <= MAX_COUNT for token in named), "logprobs")
         place = turn.checkpoint
         self._check_span(place, turn.prompt_tokens)
         _require(0 <= place.layer < info.num_layers, "layer")

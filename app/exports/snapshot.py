@@ -64,16 +64,6 @@ class _FailsFast(BaseModel):
         return schema
 
 
-class ScoredToken(WireModel):
-    """`TokenLogprobs`. The logarithm of 0 is `-Infinity`."""
-
-    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")
-
-    token_id: TokenId
-    logprob: float
-    top: tuple[tuple[TokenId, float], ...]
-
-
 class TurnFields(SamplingFields):
     """How the turn goes on: the fields that asked for it, with nothing left to a default."""
 
@@ -104,15 +94,17 @@ class TurnFields(SamplingFields):
 
 
 class PausedTurnSnapshot(_FailsFast, WireModel):
-    """A paused turn, whole."""
+    """A paused turn, whole. The logarithm of 0 is `-Infinity`; no other number is infinite."""
 
-    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+    model_config = ConfigDict(
+        ser_json_bytes="base64", val_json_bytes="base64", allow_inf_nan=True, ser_json_inf_nan="constants"
+    )
 
     prompt_tokens: int = Field(ge=1, le=MAX_COUNT)
     fields: TurnFields
     timeout_s: float = Field(ge=MIN_TIMEOUT_S, le=MAX_TIMEOUT_S)
     on_timeout: OnTimeout
-    logprobs: tuple[ScoredToken, ...]
+    logprobs: tuple[TokenLogprobs, ...]
     checkpoint: CheckpointInfo
     hidden: TensorData
     interventions: tuple[Intervention, ...]
@@ -125,9 +117,7 @@ class PausedTurnSnapshot(_FailsFast, WireModel):
             fields=TurnFields.of(turn.sampling, turn.stop, place.rule),
             timeout_s=place.limit.timeout_s,
             on_timeout=place.limit.on_timeout,
-            logprobs=tuple(
-                ScoredToken(token_id=found.token_id, logprob=found.logprob, top=found.top) for found in place.logprobs
-            ),
+            logprobs=place.logprobs,
             checkpoint=turn.checkpoint,
             hidden=turn.hidden,
             interventions=turn.interventions,
@@ -155,7 +145,7 @@ class PausedTurnSnapshot(_FailsFast, WireModel):
             before=history[: self.prompt_tokens] if before is None else before,
             prompt_tokens=self.prompt_tokens,
             max_tokens=fields.max_tokens or 0,
-            logprobs=tuple(TokenLogprobs(found.token_id, found.logprob, found.top) for found in self.logprobs),
+            logprobs=self.logprobs,
         )
 
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from app.domain.errors import DiskShort, FieldOutOfRange, SpoolFull, TooLarge
 from app.machine.budget import Budget, Share
-from app.machine.files import DiskFull, DiskRoom, make_writable, size
+from app.machine.files import DiskFull, DiskRoom, byte_budget, make_writable, size
 
 CHUNK_BYTES = 1 << 20
 MAX_FILES = 32
@@ -72,7 +72,7 @@ class Spool:
         self._folder = folder
         self._room = room
         self._files = Budget(MAX_FILES, _too_many)
-        self._bytes = Budget(max_bytes, partial(_too_large, max_bytes))
+        self._bytes = byte_budget(max_bytes, "exports and imports under way", partial(SpoolFull, retry_after_s=1))
 
     @contextlib.asynccontextmanager
     async def file(self, owner: str | None) -> AsyncIterator[SpoolFile]:
@@ -101,15 +101,6 @@ class Spool:
 def _too_many(taken: int, own: int, _needed: int) -> SpoolFull:
     count, whose = (MAX_FILES, "") if taken >= MAX_FILES else (own, " of this tenant")
     return SpoolFull(f"{count} exports and imports{whose} are under way, the most allowed now", retry_after_s=1)
-
-
-def _too_large(max_bytes: int, taken: int, own: int, needed: int) -> SpoolFull:
-    whose = f", {size(own)} of it by this tenant, who leaves others as much" if own else ""
-    return SpoolFull(
-        f"exports and imports under way take {size(taken)} of the {size(max_bytes)} that they may have{whose}; "
-        f"this one needs {size(needed)}",
-        retry_after_s=1,
-    )
 
 
 def _clear(folder: Path) -> None:

@@ -9,13 +9,13 @@ import re
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
-from app.machine.budget import Share
+from app.machine.budget import Budget, Share
 
 
 def make_writable(folder: Path, mode: int = 0o777) -> None:
@@ -91,6 +91,17 @@ def size(num_bytes: float) -> str:
     """In MiB below one GiB: "8.0 MiB", "79.1 GiB", and "-2.0 GiB" of what is missing."""
     unit, name = (GIB, "GiB") if abs(num_bytes) >= GIB else (MIB, "MiB")
     return f"{num_bytes / unit:.1f} {name}"
+
+
+def byte_budget(max_bytes: int, what: str, error: Callable[[str], Exception], by: str = "tenant") -> Budget:
+    """What all of `what` may have together, in bytes. Refusals are an `error` of words; `by` names the holders."""
+
+    def refuse(taken: int, own: int, needed: int) -> Exception:
+        whose = f", {size(own)} of it by this {by}, who leaves others as much" if own else ""
+        room = f"{size(taken)} of the {size(max_bytes)} that they may have{whose}"
+        return error(f"{what} take {room}; this one needs {size(needed)}")
+
+    return Budget(max_bytes, refuse)
 
 
 def counted(count: int, noun: str) -> str:

@@ -19,31 +19,23 @@ class MemoryLimit:
     free_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """Where one version of control groups keeps what: docs.kernel.org, admin-guide/cgroup-v2 and cgroup-v1/memory."""
-
-    controller: str
-    mount: str
-    limit: str
-    usage: str
-    page_cache: str
-
-
-_VERSIONS = (
-    _Version("", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    _Version("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
+_VERSIONS = {
+    ("", "sys/fs/cgroup"): ("memory.max", "memory.current", "inactive_file"),
+    ("memory", "sys/fs/cgroup/memory"): ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""Where each version of control groups keeps what: docs.kernel.org, admin-guide/cgroup-v2 and cgroup-v1/memory. Of a
+controller and its mount: the files of the limit and the usage, and the field of the page cache.
+"""
 
 
 def read_memory_limit(root: Path, machine_bytes: int) -> MemoryLimit | None:
     """None if the machine's own `machine_bytes` are the only limit."""
     groups = [line.split(":", 2) for line in (read(root / "proc/self/cgroup") or "").splitlines()]
     found = [
-        _read_group(root / version.mount / folder, version)
-        for version in _VERSIONS
+        _read_group(root / mount / folder, *names)
+        for (controller, mount), names in _VERSIONS.items()
         for _, controllers, path in groups
-        if version.controller in controllers.split(",")
+        if controller in controllers.split(",")
         for folder in _with_parents(path)
     ]
     limits = [limit for limit in found if limit is not None and limit.limit_bytes < machine_bytes]
@@ -56,12 +48,12 @@ def _with_parents(path: str) -> list[PurePosixPath]:
     return [folder, *folder.parents]
 
 
-def _read_group(folder: Path, version: _Version) -> MemoryLimit | None:
-    limit, usage = read(folder / version.limit), read(folder / version.usage)
+def _read_group(folder: Path, limit_file: str, usage_file: str, cache_field: str) -> MemoryLimit | None:
+    limit, usage = read(folder / limit_file), read(folder / usage_file)
     if limit is None or usage is None or limit == "max":
         return None
     # Unused file pages are given up before anyone is killed.
-    page_cache = int(read_field(folder / "memory.stat", version.page_cache) or 0)
+    page_cache = int(read_field(folder / "memory.stat", cache_field) or 0)
     return MemoryLimit(int(limit), max(0, int(limit) - int(usage) + page_cache))
 
 

@@ -76,11 +76,6 @@ def pull(name: str, cache_dir: Path) -> None:
     print(pull_model(entry, cache_dir, console))
 
 
-def export(spec: str, cache_dir: Path) -> None:
-    """Print the Transformers folder of a model, made if need be. Raises what `export_model` raises."""
-    print(export_model(spec, cache_dir))
-
-
 def list_models(cache_dir: Path) -> None:
     """Print the catalogue, and which of it is here."""
     table = Table("model", "pulled", "licence", "what it is")

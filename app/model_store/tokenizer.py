@@ -14,21 +14,20 @@ if TYPE_CHECKING:
     from app.model_store.resolve import ResolvedModel
 
 
-def generation_file(model: ResolvedModel) -> Path | None:
-    """The model's file; None if it has none."""
+def read_generation(model: ResolvedModel) -> tuple[Path, dict[str, Any]] | None:
+    """The model's generation_config.json and its entries; None if it has none. Raises BrokenModel for a file that
+    cannot be read.
+    """
     path = None if model.folder is None else model.folder / "generation_config.json"
-    return path if path is not None and path.is_file() else None
-
-
-def read_generation(path: Path) -> dict[str, Any]:
-    """Its entries. Raises BrokenModel for a file that cannot be read."""
+    if path is None or not path.is_file():
+        return None
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise BrokenModel(f"cannot read {path}: {error}", param="model") from error
     if not isinstance(found, dict):
         raise BrokenModel(f"{path} must hold a JSON object, not {type(found).__name__}", param="model")
-    return found
+    return path, found
 
 
 def load_tokenizer(model: ResolvedModel) -> ModelTokenizer:
@@ -60,7 +59,7 @@ def eos_token_ids(model: ResolvedModel, tokenizer: ModelTokenizer) -> frozenset[
 
     Raises BrokenModel for a generation_config.json that cannot be read.
     """
-    path = generation_file(model)
-    stored: Any = model.config.eos_token_id if path is None else read_generation(path).get("eos_token_id")
+    said = read_generation(model)
+    stored: Any = model.config.eos_token_id if said is None else said[1].get("eos_token_id")
     listed = stored if isinstance(stored, list) else [stored]
     return frozenset(token_id for token_id in [*listed, tokenizer.eos_token_id] if token_id is not None)

@@ -9,7 +9,7 @@ from functools import partial
 from app.domain.errors import BeyondTenantLimit, FieldOutOfRange, LogprobsFull, TenantLimit
 from app.domain.values import ModelInfo, Quotas, Settle, TurnUsage
 from app.machine.budget import Budget
-from app.machine.files import size
+from app.machine.files import byte_budget
 from app.messages import Failed, Started, TurnEvent, TurnFinished
 from app.sessions.table import SessionTable
 
@@ -21,16 +21,8 @@ there. While a prompt is scored, the engine's process has the object too: that o
 
 def logprob_budget(max_bytes: int) -> Budget:
     """What the log-probabilities of all calls may have together, in bytes. Its error is `LogprobsFull`."""
-
-    def refuse(taken: int, own: int, needed: int) -> LogprobsFull:
-        whose = f", {size(own)} of it those of this tenant, who leaves others as much" if own else ""
-        return LogprobsFull(
-            f"the log-probabilities of calls under way take {size(taken)} of the {size(max_bytes)} of "
-            f"max_logprobs_bytes{whose}; those of this call need {size(needed)}",
-            retry_after_s=RETRY_AFTER_S,
-        )
-
-    return Budget(max_bytes, refuse)
+    what = "the log-probabilities of calls under way (max_logprobs_bytes)"
+    return byte_budget(max_bytes, what, partial(LogprobsFull, retry_after_s=RETRY_AFTER_S))
 
 
 class TurnCharge:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.domain.errors import BodiesFull, CompressedBody, DjinnError, FieldOutOfRange, MalformedRequest, TooLarge
 from app.domain.text import MAX_NESTING, has_more_values, is_nested_too_deep
 from app.machine.budget import Budget, Share
-from app.machine.files import size
+from app.machine.files import byte_budget
 from app.sessions.side_work import Lane, SideWork
 from app.web.connections import origin_of
 from app.web.errors import error_response
@@ -31,15 +31,7 @@ from app.web.errors import error_response
 
 def body_budget(max_bytes: int) -> Budget:
     """What the bodies of all requests may have together, in bytes. Its error is `BodiesFull`."""
-
-    def refuse(taken: int, own: int, needed: int) -> BodiesFull:
-        whose = f", {size(own)} of it by this client, who leaves others as much" if own else ""
-        return BodiesFull(
-            f"bodies of requests under way take {size(taken)} of the {size(max_bytes)} that they may have{whose}; "
-            f"this one needs {size(needed)}"
-        )
-
-    return Budget(max_bytes, refuse)
+    return byte_budget(max_bytes, "bodies of requests under way", BodiesFull, "client")
 
 
 def client_of(scope: Mapping[str, Any]) -> str:

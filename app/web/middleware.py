@@ -112,27 +112,13 @@ def access_log(scope: Scope, answer: Answer) -> Iterator[None]:
     try:
         yield
     finally:
-        _log(scope, answer, (time.perf_counter() - began) * 1000)
-
-
-def _log(scope: Scope, answer: Answer, duration_ms: float) -> None:
-    about = matched(scope)
-    fields = {
-        "client": scope["client"][0] if scope.get("client") else None,
-        "method": method_of(scope),
-        "path": route_of(about),
-        "status": answer.status,
-        "duration_ms": round(duration_ms, 3),
-    }
-    logger.info(
-        "%s %s %s %d %.1f ms",
-        fields["client"] or "-",
-        fields["method"] or "-",
-        fields["path"] or "-",  # of no route
-        answer.status,
-        duration_ms,
-        extra={"fields": fields, "session": session_of(about, answer.session)},
-    )
+        duration_ms, about = (time.perf_counter() - began) * 1000, matched(scope)
+        client = scope["client"][0] if scope.get("client") else None
+        named = {"client": client, "method": method_of(scope), "path": route_of(about)}
+        fields = {**named, "status": answer.status, "duration_ms": round(duration_ms, 3)}
+        extra = {"fields": fields, "session": session_of(about, answer.session)}
+        words = (each or "-" for each in named.values())  # of no route
+        logger.info("%s %s %s %d %.1f ms", *words, answer.status, duration_ms, extra=extra)
 
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")

@@ -266,12 +266,16 @@ class Server(ListeningServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then close. While it drains the port still answers, so that `/ready` can say 503."""
-        timeout_s = self._services.settings.drain_timeout_s
+        cluster, settings = self._services.cluster, self._services.settings
+        timeout_s = settings.drain_timeout_s
         logger.info(
             "drain: new sessions and turns are refused; over within %g s; a second signal ends the server at once",
             longest_end_s(timeout_s),
         )
-        draining = asyncio.create_task(drain(self._services.sessions, timeout_s, self._evacuate))
+        # They stay if the settings say so, or if all servers have been ended.
+        stay = cluster is None or settings.drain_to != "peers" or self._interrupted or self.status is not ENDED
+        evacuate: Evacuate | None = None if cluster is None or stay else cluster.draining.run
+        draining = asyncio.create_task(drain(self._services.sessions, timeout_s, evacuate))
         while not draining.done() and not self.force_exit:
             await asyncio.wait({draining}, timeout=0.1)
             self._end_if_fenced()
@@ -281,25 +285,12 @@ class Server(ListeningServer):
             logger.info("drain: the port is closed; answers under way have %d s", ANSWERS_S)
         await super().shutdown(sockets)
         if not self.force_exit:
-            self._log_end()
-
-    @property
-    def _evacuate(self) -> Evacuate | None:
-        """What brings sessions to other servers; None: they stay, as the settings say, or who has ended all servers."""
-        services, stays = self._services, self._interrupted or self.status is not ENDED
-        if services.cluster is None or services.settings.drain_to != "peers" or stays:
-            return None
-        evacuate: Evacuate = services.cluster.draining.run
-        return evacuate
+            waiting = self._services.sessions.keeper.state.waiting
+            level = logging.ERROR if waiting else logging.INFO
+            logger.log(level, "drain: over; changes that the journal lacks: %d", waiting)
+            self.status = NOT_DURABLE if waiting else self.status
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end. Ctrl-C reaches all servers of a terminal: no server is left for sessions to go to."""
         self._interrupted = self._interrupted or sig == signal.SIGINT
         super().handle_exit(sig, frame)
-
-    def _log_end(self) -> None:
-        waiting = self._services.sessions.keeper.state.waiting
-        level = logging.ERROR if waiting else logging.INFO
-        logger.log(level, "drain: over; changes that the journal lacks: %d", waiting)
-        if waiting:
-            self.status = NOT_DURABLE

@@ -3,7 +3,8 @@
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Self, TypeVar
+from dataclasses import asdict, replace
+from typing import Annotated, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -111,7 +112,7 @@ class LensMapView(MapView):
             layers.append(LensMapLayer(layer=each.layer, token_ids=ids, logprobs=logprobs))
         named = {token_id for each in layers for top in each.token_ids for token_id in top}
         texts = {str(token_id): tokens.token_text(token_id) for token_id in sorted(named.union(found.token_ids))}
-        return cls(**_place(found), layers=layers, texts=texts)
+        return cls(**asdict(replace(found, layers=())) | {"layers": layers}, texts=texts)
 
 
 class NormsLayer(BaseModel):
@@ -135,17 +136,7 @@ class NormsView(MapView):
             norms = _by_position(found.map, each, list(map(_finite, found.norms[index])), None)
             cosines = found.cosines and _by_position(found.map, each, list(map(_finite, found.cosines[index])), None)
             layers.append(NormsLayer(layer=each.layer, norms=norms, cosines=cosines))
-        return cls(**_place(found.map), layers=layers)
-
-
-def _place(found: ActivationMap) -> dict[str, Any]:
-    return {
-        "first": found.first,
-        "end": found.end,
-        "kept_first": found.kept_first,
-        "kept_end": found.kept_end,
-        "token_ids": list(found.token_ids),
-    }
+        return cls(**asdict(replace(found.map, layers=())) | {"layers": layers})
 
 
 def _by_position(found: ActivationMap, layer: MapLayer, values: Sequence[T], gap: T) -> list[T]:

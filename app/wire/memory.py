@@ -164,17 +164,14 @@ class MemoryView(BaseModel):
     def of_one(cls, memory: MemoryMap, policy: KVPolicy, sessions: Collection[Session]) -> Self:
         """What one tenant may see, which has these sessions."""
         own, whole = TenantUseView.of(sessions), DataView.of(memory)
+        held = {"device": own.device_bytes, "host": own.host_bytes, "disk": own.disk_bytes}
         tiers = Counter(session.kv.tier for session in sessions)
+        paused = [session.pause.info.bytes for session in sessions if session.pause is not None]
+        captured = sum(memory.stack.captures.get(session.id, 0) for session in sessions)
         return cls(
             text=memory.text,
-            data=DataView(
-                device=whole.device.held(own.device_bytes),
-                host=whole.host.held(own.host_bytes),
-                disk=whole.disk.held(own.disk_bytes),
-                block_bytes=whole.block_bytes,
-                block_tokens=whole.block_tokens,
-            ),
-            stack=_stack(memory, sessions),
+            data=whole.model_copy(update={tier: getattr(whole, tier).held(size) for tier, size in held.items()}),
+            stack=StackView(checkpoints=len(paused), checkpoint_bytes=sum(paused), capture_bytes=captured),
             policy=policy,
             moves={},
             counts=None,
@@ -183,13 +180,6 @@ class MemoryView(BaseModel):
             turns_running=own.turns_running,
             turns_waiting=own.turns_waiting,
         )
-
-
-def _stack(memory: MemoryMap, sessions: Collection[Session]) -> StackView:
-    """That of these sessions."""
-    paused = [session.pause.info.bytes for session in sessions if session.pause is not None]
-    captured = sum(memory.stack.captures.get(session.id, 0) for session in sessions)
-    return StackView(checkpoints=len(paused), checkpoint_bytes=sum(paused), capture_bytes=captured)
 
 
 class MemoryEstimate(BaseModel):
@@ -210,21 +200,16 @@ class MemoryEstimate(BaseModel):
         """Whole blocks, as the pool hands them out, moved at `bytes_per_s` or else at the bandwidths measured."""
         blocks = min(-(-tokens // memory.block_tokens) + memory.state_blocks, memory.most_blocks)
         kv_bytes = blocks * memory.block_bytes
+        ways: tuple[Literal["out", "in"], ...] = ("out", "in")
+        speeds = {way: bytes_per_s or memory.moves[way].bytes_per_s for way in ways}
         return cls(
             tokens=tokens,
             blocks=blocks,
             kv_bytes=kv_bytes,
             kv_bytes_per_token=memory.block_bytes // memory.block_tokens,
             sessions_resident=memory.kv_total_bytes // kv_bytes,
-            transfer_ms={
-                "out": _milliseconds(kv_bytes, bytes_per_s or memory.moves["out"].bytes_per_s),
-                "in": _milliseconds(kv_bytes, bytes_per_s or memory.moves["in"].bytes_per_s),
-            },
+            transfer_ms={way: speed and 1000 * kv_bytes / speed for way, speed in speeds.items()},
         )
-
-
-def _milliseconds(moved: int, bytes_per_s: float | None) -> float | None:
-    return None if bytes_per_s is None else 1000 * moved / bytes_per_s
 
 
 class EstimateQuery(QueryModel):

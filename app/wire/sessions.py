@@ -142,14 +142,10 @@ class SessionUsageView(BaseModel):
     def of(cls, session: Session) -> Self:
         """What the session has cost so far."""
         usage, memory = session.usage, session.kv
+        tokens = ("prompt_tokens", "cached_tokens", "completion_tokens", "tokens_recomputed")
         return cls(
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-            tokens_recomputed=usage.tokens_recomputed,
-            bytes_out=memory.bytes_out,
-            bytes_in=memory.bytes_in,
-            restores=memory.restores,
+            **{name: getattr(usage, name) for name in tokens},
+            **{name: getattr(memory, name) for name in ("bytes_out", "bytes_in", "restores")},
             resume_ms=ResumeTimes.of(usage),
             last_turn=usage.last and LastTurn.model_validate(usage.last),
         )

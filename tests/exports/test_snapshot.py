@@ -39,7 +39,6 @@ from app.exports.snapshot import (
     MAX_VALUES,
     TOKEN_VALUES,
     PausedTurnSnapshot,
-    ScoredToken,
     SessionSnapshot,
     check_text,
     most_values,
@@ -288,7 +287,7 @@ def test_a_session_with_as_many_edits_as_it_may_have_comes_in() -> None:
 
 
 def test_all_log_probabilities_of_a_token_come_in() -> None:
-    scored = ScoredToken(token_id=1, logprob=-0.5, top=tuple((number, -0.5) for number in range(20)))
+    scored = TokenLogprobs(1, -0.5, tuple((number, -0.5) for number in range(20)))
     assert not has_more_values(scored.model_dump_json(), TOKEN_VALUES)
 
 
