@@ -110,7 +110,9 @@ def take(store: JournalStore, lock: FolderLock, length_s: float, *, shared: bool
     """
     if length_s:
         store.make_news()
-    watch, here, wait = Watch(), machine_id(), _Wait()
+    watch, here = Watch(), machine_id()
+    waits_since: float | None = None
+    said_at = 0.0
     while True:
         found = store.lease()
         now = boot_time()  # after the look: see `Watch`
@@ -126,7 +128,17 @@ def take(store: JournalStore, lock: FolderLock, length_s: float, *, shared: bool
             if (found.is_free and not length_s) or store.take_lease(found, taken):
                 break
             continue
-        wait.tell(found, left_s, now)
+        if waits_since is None:
+            waits_since = said_at = now
+            logger.warning(
+                "a server on another machine has the lease of the state folder (epoch %d): the start waits %.1f s, or "
+                "for as long as that one renews it",
+                found.epoch,
+                left_s,
+            )
+        elif now - said_at > SAY_S:
+            said_at = now
+            logger.warning("the other server renews its lease: the start has waited %.0f s", now - waits_since)
         time.sleep(min(left_s, LOOK_S))
         if not lock.is_held:
             lock.try_again()
@@ -134,36 +146,10 @@ def take(store: JournalStore, lock: FolderLock, length_s: float, *, shared: bool
         lock.replace()
     if not lock.is_held:
         raise lock.refusal()
-    wait.end(taken, boot_time())
+    if waits_since is not None:
+        waited_s = boot_time() - waits_since
+        logger.warning("the state folder is taken over after %.1f s: epoch %d", waited_s, taken.epoch)
     return Tenure(taken, began)
-
-
-class _Wait:
-    """What the log says of a start that waits."""
-
-    def __init__(self) -> None:
-        self._began: float | None = None
-        self._said_at = 0.0
-
-    def tell(self, found: Lease, left_s: float, now: float) -> None:
-        """There are `left_s` to go, unless the other server lives."""
-        if self._began is None:
-            self._began = self._said_at = now
-            logger.warning(
-                "a server on another machine has the lease of the state folder (epoch %d): the start waits %.1f s, or "
-                "for as long as that one renews it",
-                found.epoch,
-                left_s,
-            )
-        elif now - self._said_at > SAY_S:
-            self._said_at = now
-            logger.warning("the other server renews its lease: the start has waited %.0f s", now - self._began)
-
-    def end(self, taken: Lease, now: float) -> None:
-        """It has been taken."""
-        if self._began is not None:
-            waited_s = now - self._began
-            logger.warning("the state folder is taken over after %.1f s: epoch %d", waited_s, taken.epoch)
 
 
 class FolderLease:
@@ -252,7 +238,9 @@ class FolderLease:
         try:
             renewed = self._write_news()
         except (sqlite3.Error, OSError) as error:
-            self._note_failure(error)
+            if not self.holds and not self._has_lapsed:
+                self._has_lapsed = True
+                logger.error("the lease of the state folder has run out, and no session is served: %s", error)
             return False
         if renewed is None:
             self._lose()
@@ -267,7 +255,8 @@ class FolderLease:
 
     def _write_news(self) -> Lease | None:
         """Renew it in the journal, or beside that if it takes nothing: a full disk must not end what needs no room."""
-        self._require_place()
+        if not os.path.samestat(self._opened, self._path.stat()):  # the folder was moved, or an older file put back
+            raise OSError(f"another file is in the place of {self._path}")
         mine = self._tenure.lease
         try:
             return renew_lease(self._connection, mine)
@@ -275,18 +264,6 @@ class FolderLease:
             if error.sqlite_errorcode & 0xFF not in TAKES_NOTHING:  # its extended codes have more bits
                 raise
         return renew_in_place(self._connection, self._renewals, mine)
-
-    def _require_place(self) -> None:
-        """Raise `OSError` unless the open file is the one that others find. Somebody may have moved the folder, or put
-        an older one in its place.
-        """
-        if not os.path.samestat(self._opened, self._path.stat()):
-            raise OSError(f"another file is in the place of {self._path}")
-
-    def _note_failure(self, error: Exception) -> None:
-        if not self.holds and not self._has_lapsed:
-            self._has_lapsed = True
-            logger.error("the lease of the state folder has run out, and no session is served: %s", error)
 
     def _lose(self) -> None:
         if not self._tenure.is_lost:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 from app.domain.leases import NOBODYS, Lease
@@ -67,24 +66,6 @@ def find_lease(connection: sqlite3.Connection) -> Lease:
     return NOBODYS if found is None else Lease(*found)
 
 
-def look_at_lease(connection: sqlite3.Connection, renewals: Renewals) -> Lease:
-    """The folder's lease with all its news. Raises `OSError` if the file of news cannot be read."""
-    return replace(find_lease(connection), news=renewals.read())
-
-
-def take_lease(connection: sqlite3.Connection, renewals: Renewals, found: Lease, taken: Lease) -> bool:
-    """Put `taken` in the place of `found`, which has been seen. False, and nothing is done, if it has changed since.
-    Raises like `look_at_lease`.
-    """
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        if look_at_lease(connection, renewals) != found:
-            return False
-        connection.execute(TABLE)
-        _put(connection, taken)
-    return True
-
-
 def renew_lease(connection: sqlite3.Connection, mine: Lease) -> Lease | None:
     """Give the lease of `mine`'s holder news. None, and nothing is done, if another server has it."""
     with connection:
@@ -93,7 +74,7 @@ def renew_lease(connection: sqlite3.Connection, mine: Lease) -> Lease | None:
         if not found.is_of(mine):
             return None
         renewed = found.renewed()
-        _put(connection, renewed)
+        put_lease(connection, renewed)
     return renewed
 
 
@@ -115,9 +96,10 @@ def release_lease(connection: sqlite3.Connection, mine: Lease) -> None:
         connection.execute("BEGIN IMMEDIATE")
         found = find_lease(connection)
         if found.is_of(mine):
-            _put(connection, found.released())
+            put_lease(connection, found.released())
 
 
-def _put(connection: sqlite3.Connection, lease: Lease) -> None:
+def put_lease(connection: sqlite3.Connection, lease: Lease) -> None:
+    """Write it into the row, in a transaction that has seen who holds the folder."""
     fields = (lease.epoch, lease.holder, lease.machine, lease.length_s, lease.renewals)
     connection.execute("REPLACE INTO lease VALUES (1, ?, ?, ?, ?, ?)", fields)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -48,31 +49,24 @@ class InterventionChange:
         return InterventionChange(later.count, {number: made for number, made in rows.items() if number < later.count})
 
 
-def breakpoints_to_json(breakpoints: tuple[Breakpoint, ...], swap: Swap) -> str:
-    """As text; `swap` takes the data of each vector and gives its digest."""
-    return _BREAKPOINTS.dump_json(tuple(swapped_breakpoint(each, swap) for each in breakpoints)).decode()
-
-
-def breakpoints_from_json(text: str, swap: Swap) -> tuple[Breakpoint, ...]:
-    """What `breakpoints_to_json` wrote; `swap` goes the way back. Raises `ValueError` for anything else."""
-    return tuple(swapped_breakpoint(each, swap) for each in _BREAKPOINTS.validate_json(text))
-
-
-def intervention_to_json(made: Intervention, swap: Swap) -> str:
-    """As text, like breakpoints."""
-    return _INTERVENTION.dump_json((swapped_intervention(made, swap),)).decode()
-
-
-def intervention_from_json(text: str, swap: Swap) -> Intervention:
-    """What `intervention_to_json` wrote. Raises `ValueError` for anything else."""
-    (made,) = _INTERVENTION.validate_json(text)
-    return swapped_intervention(made, swap)
-
-
+T = TypeVar("T", Breakpoint, Intervention)
 _CONFIG = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
-_BREAKPOINTS: TypeAdapter[tuple[Breakpoint, ...]] = TypeAdapter(tuple[Breakpoint, ...], config=_CONFIG)
-_INTERVENTION: TypeAdapter[tuple[Intervention]] = TypeAdapter(tuple[Intervention], config=_CONFIG)
-"""A dataclass by itself takes no configuration."""
+_TEXTS: dict[type, tuple[TypeAdapter[Any], Callable[[Any, Swap], Any]]] = {
+    Breakpoint: (TypeAdapter(tuple[Breakpoint, ...], config=_CONFIG), swapped_breakpoint),
+    Intervention: (TypeAdapter(tuple[Intervention, ...], config=_CONFIG), swapped_intervention),
+}
+
+
+def to_json(kind: type[T], values: Iterable[T], swap: Swap) -> str:
+    """Breakpoints or interventions as text; `swap` takes the data of each vector and gives its digest."""
+    form, swapped = _TEXTS[kind]
+    return form.dump_json(tuple(swapped(each, swap) for each in values)).decode()
+
+
+def from_json(kind: type[T], text: str, swap: Swap) -> tuple[T, ...]:
+    """What `to_json` wrote; `swap` goes the way back. Raises `ValueError` for anything else."""
+    form, swapped = _TEXTS[kind]
+    return tuple(swapped(each, swap) for each in form.validate_json(text))
 
 
 TOKEN_BYTES = 4

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.leases import Lease
@@ -139,7 +139,8 @@ class JournalStore:
             bring_up_to_date(self._connection, self._path, self.fence)
             self._claim(model)
             rename_tenants(self._connection, keys, self.fence)
-            records = [self._record(row) for row in self._connection.execute(f"SELECT {COLUMNS} FROM session")]
+            rows = [SessionRecord(*row) for row in self._connection.execute(f"SELECT {COLUMNS} FROM session")]
+            records = [replace(each, residency=Residency(each.residency), phase=Phase(each.phase)) for each in rows]
             histories = {record.id: array("I") for record in records}
             for session, position, ids in self._connection.execute("SELECT * FROM tokens ORDER BY session, position"):
                 if session not in histories or position != len(histories[session]) or len(ids) % TOKEN_BYTES:
@@ -190,7 +191,7 @@ class JournalStore:
         news cannot be read.
         """
         try:
-            return lease_table.look_at_lease(self._connection, self._renewals)
+            return self._look_at_lease()
         except OSError as error:
             raise refusals.no_news(self._renewals.path, error) from error
         except sqlite3.DatabaseError as error:
@@ -199,10 +200,18 @@ class JournalStore:
             raise refusals.unusable(self._path, error) from error
 
     def take_lease(self, found: Lease, taken: Lease) -> bool:
-        """`take_lease` of the file, flushed: a power cut must not bring the former holder back. Raises like `lease`."""
+        """Put `taken` in the place of `found`, which has been seen. False, and nothing is done, if it has changed
+        since. It is flushed: a power cut must not bring the former holder back. Raises like `lease`.
+        """
         self._connection.execute("PRAGMA synchronous = FULL")
         try:
-            return lease_table.take_lease(self._connection, self._renewals, found, taken)
+            with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
+                is_unchanged = self._look_at_lease() == found
+                if is_unchanged:
+                    self._connection.execute(lease_table.TABLE)
+                    lease_table.put_lease(self._connection, taken)
+            return is_unchanged
         except OSError as error:
             raise refusals.no_news(self._renewals.path, error) from error
         except sqlite3.DatabaseError as error:
@@ -211,6 +220,9 @@ class JournalStore:
             raise refusals.unusable(self._path, error) from error
         finally:
             self._connection.execute(f"PRAGMA synchronous = {self._modes[1]}")
+
+    def _look_at_lease(self) -> Lease:
+        return replace(lease_table.find_lease(self._connection), news=self._renewals.read())
 
     def close(self) -> None:
         """Close the file."""
@@ -263,12 +275,6 @@ class JournalStore:
             "SELECT name, vocab_size, layers, hidden FROM model"
         ).fetchone()
         return found
-
-    @staticmethod
-    def _record(row: tuple[Any, ...]) -> SessionRecord:
-        """Raises `ValueError` for a phase or residency that there is not."""
-        read = SessionRecord(*row)  # the table is STRICT
-        return replace(read, residency=Residency(read.residency), phase=Phase(read.phase))
 
     def _damaged(self, why: str) -> FieldOutOfRange:
         return refusals.damaged(self._path, why)

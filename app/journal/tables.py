@@ -22,10 +22,8 @@ from app.journal.records import (
     ResponseRecord,
     Steering,
     VectorKey,
-    breakpoints_from_json,
-    breakpoints_to_json,
-    intervention_from_json,
-    intervention_to_json,
+    from_json,
+    to_json,
 )
 
 TENSOR_TABLE = "CREATE TABLE tensor (digest BLOB PRIMARY KEY, data BLOB NOT NULL) STRICT;"
@@ -75,7 +73,7 @@ CREATE TABLE vector (
 def put_breakpoints(connection: sqlite3.Connection, session: SessionId, armed: tuple[Breakpoint, ...]) -> None:
     """Write a session's breakpoints in the place of those that it had; most sessions have none, and no row."""
     tensors = TensorTable(digest_size=DIGEST_BYTES)
-    body = breakpoints_to_json(armed, tensors.put)
+    body = to_json(Breakpoint, armed, tensors.put)
     _put_tensors(connection, tensors)
     used = tensors.data.keys()
     known = "SELECT tensor FROM breakpoint_vector WHERE session = ?"
@@ -97,7 +95,7 @@ def put_interventions(connection: sqlite3.Connection, session: SessionId, change
         connection.execute(
             "INSERT INTO intervention VALUES (?, ?, ?, ?) "
             "ON CONFLICT DO UPDATE SET body = excluded.body, tensor = excluded.tensor",
-            (session, number, intervention_to_json(made, tensors.put), tensor),
+            (session, number, to_json(Intervention, [made], tensors.put), tensor),
         )
     _put_tensors(connection, tensors)
     connection.execute("DELETE FROM intervention WHERE session = ? AND number >= ?", (session, change.count))
@@ -107,14 +105,15 @@ def load_steering(connection: sqlite3.Connection) -> dict[SessionId, Steering]:
     """That of every session that has some. Raises `ValueError` for what is not steering."""
     data = _data_of(connection)
     rows = connection.execute("SELECT session, body FROM breakpoints")
-    armed = {SessionId(session): breakpoints_from_json(body, data) for session, body in rows}
+    armed = {SessionId(session): from_json(Breakpoint, body, data) for session, body in rows}
     made: defaultdict[SessionId, list[Intervention]] = defaultdict(list)
     for session, number, body in connection.execute(
         "SELECT session, number, body FROM intervention ORDER BY session, number"
     ):
         if number != len(made[session]):
             raise ValueError(f"intervention {len(made[session])} of session {session} is missing")
-        made[session].append(intervention_from_json(body, data))
+        (one,) = from_json(Intervention, body, data)
+        made[session].append(one)
     return {each: Steering(armed.get(each, ()), tuple(made.get(each, ()))) for each in armed.keys() | made.keys()}
 
 
@@ -165,8 +164,10 @@ CREATE INDEX response_gone_seq ON response_gone (seq);
 """
 
 
-def put_home(connection: sqlite3.Connection, session: SessionId, home: Home | None) -> None:
-    """Write where a session is, and forget those that went long ago. None: it has never moved."""
+def put_home(connection: sqlite3.Connection, session: SessionId, home: Home | None, gone: Iterable[str] = ()) -> None:
+    """Write where a session is, and which responses have `gone` with it; forget those that went long ago. None: it has
+    never moved.
+    """
     if home is None:
         connection.execute("DELETE FROM home WHERE session = ?", (session,))
         return
@@ -175,13 +176,7 @@ def put_home(connection: sqlite3.Connection, session: SessionId, home: Home | No
     old = home.seq - MOST_KEPT
     connection.execute("DELETE FROM home WHERE seq <= ? AND state IN ('gone', 'closed')", (old,))
     connection.execute("DELETE FROM response_gone WHERE seq <= ?", (old,))
-
-
-def put_gone_responses(
-    connection: sqlite3.Connection, session: SessionId, home: Home, responses: Iterable[str]
-) -> None:
-    """Write which responses have gone with a session."""
-    rows = ((response, session, home.seq) for response in responses)
+    rows = ((response, session, home.seq) for response in gone)
     connection.executemany("REPLACE INTO response_gone VALUES (?, ?, ?)", rows)
 
 

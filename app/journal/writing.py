@@ -18,6 +18,7 @@ from app.journal.records import (
     SessionRecord,
     VectorKey,
     WriteBatch,
+    describe,
 )
 
 COLUMNS = ", ".join(field.name for field in fields(SessionRecord))
@@ -55,22 +56,19 @@ def _is_the_files(error: Exception) -> bool:
 
 
 def _write_entry(connection: sqlite3.Connection, key: Key, entry: Entry) -> None:
-    if isinstance(entry, Change):
-        _write_session(connection, entry)
-    elif isinstance(entry, Departed):
-        assert not isinstance(key, VectorKey | ResponseKey)
-        _delete_session(connection, key)
-        tables.put_home(connection, key, entry.home)
-        if entry.home is not None:
-            tables.put_gone_responses(connection, key, entry.home, entry.responses)
-    elif isinstance(key, VectorKey):
-        assert not isinstance(entry, ResponseRecord)
-        tables.put_vector(connection, key, entry)
-    elif isinstance(key, ResponseKey):
-        assert not isinstance(entry, TensorData)
-        tables.put_response(connection, key, entry)
-    else:
-        _delete_session(connection, key)
+    match key, entry:
+        case _, Change() as change:
+            _write_session(connection, change)
+        case VectorKey() as vector, (TensorData() | None) as data:
+            tables.put_vector(connection, vector, data)
+        case ResponseKey() as response, (ResponseRecord() | None) as record:
+            tables.put_response(connection, response, record)
+        case str() as session, (Departed() | None) as departed:
+            _delete_session(connection, session)
+            if departed is not None:
+                tables.put_home(connection, session, departed.home, departed.responses)
+        case _:
+            raise TypeError(f"{describe(key)} cannot have a {type(entry).__name__}")
 
 
 def _delete_session(connection: sqlite3.Connection, session: SessionId) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode
@@ -17,7 +18,7 @@ from app.domain.text import (
     is_private_name,
 )
 from app.logs import LogFormat
-from app.settings.values import check_endpoint, is_traced, none_or_path
+from app.settings.values import ENDPOINTS, TRACES_PATH, none_or_path, variable
 
 WORDS = {"api_keys": "key", "allowed_hosts": "name", "cors_origins": "origin"}
 """What the settings are lists of."""
@@ -87,7 +88,12 @@ class AccessSettings(BaseModel):
     @field_validator("otlp_endpoint")
     @classmethod
     def _only_collectors(cls, value: str | None) -> str | None:
-        check_endpoint(value)
+        if value is not None:
+            url = urlsplit(value)
+            if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
+                raise ValueError(f"{value!r} is no address of a collector: a URL such as http://127.0.0.1:4318")
+            if url.path.rstrip("/").endswith(TRACES_PATH):
+                raise ValueError(f"{value!r} must end before {TRACES_PATH}, which Djinn adds")
         return value
 
     def require_safe_access(self) -> None:
@@ -115,8 +121,9 @@ class AccessSettings(BaseModel):
 
     @property
     def is_traced(self) -> bool:
-        """Whether turns are traced: there is a collector, and nothing turns traces off."""
-        return is_traced(self.otlp_endpoint)
+        """Whether turns are traced: there is a collector, from the flag or a variable, and no variable says no."""
+        is_off = variable("OTEL_SDK_DISABLED").lower() == "true" or variable("OTEL_TRACES_EXPORTER").lower() == "none"
+        return not is_off and (self.otlp_endpoint is not None or any(map(variable, ENDPOINTS)))
 
     @property
     def answered_hosts(self) -> tuple[str, ...]:

@@ -31,10 +31,8 @@ from app.journal.journal import FILE_NAME, Journal
 from app.journal.records import (
     InterventionChange,
     VectorKey,
-    breakpoints_from_json,
-    breakpoints_to_json,
-    intervention_from_json,
-    intervention_to_json,
+    from_json,
+    to_json,
 )
 from app.journal.tables import load_vectors
 from app.sessions.keeper import SessionKeeper
@@ -95,9 +93,9 @@ def test_every_breakpoint_and_intervention_comes_back_as_it_was(
     breakpoints: list[Breakpoint], interventions: list[Intervention]
 ) -> None:
     armed = tuple(breakpoints)
-    assert breakpoints_from_json(breakpoints_to_json(armed, swapped), swapped) == armed
+    assert from_json(Breakpoint, to_json(Breakpoint, armed, swapped), swapped) == armed
     for made in interventions:
-        back = intervention_from_json(intervention_to_json(made, swapped), swapped)
+        (back,) = from_json(Intervention, to_json(Intervention, [made], swapped), swapped)
         assert back == made
         assert back.clip(0, 100) == made.clip(0, 100)
 
