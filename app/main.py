@@ -19,20 +19,24 @@ from pydantic import ValidationError
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
+from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.cluster import Cluster, Membership
 from app.cluster.moves.doors import ClusterDoors, Way
 from app.cluster.prefill import Prefill
 from app.domain.errors import DjinnError, FieldOutOfRange
-from app.domain.values import NEUTRAL, SamplingDefaults
+from app.domain.values import NEUTRAL, KVPolicy, SamplingDefaults
 from app.engine_process.engine import EngineProcess
-from app.engine_process.executor import Engine
+from app.engine_process.executor import Engine, EngineExecutor
 from app.engine_process.frames import Load
+from app.events import EventStreams, Feed
+from app.exports.spool import Spool
 from app.journal.journal import Journal
 from app.journal.lease import FolderLease
 from app.machine.files import DiskRoom
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from app.model_store.tokenizer import read_generation
+from app.openai.response_store import ResponseStore
 from app.routers import (
     anthropic,
     breakpoints,
@@ -44,15 +48,23 @@ from app.routers import (
     system,
     turns,
 )
+from app.routers.dependencies import Services
 from app.routers.sessions import IMPORT_PATH
-from app.services import open_services, running
+from app.services import running
 from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequests
+from app.sessions.lifecycle import take_notice
+from app.sessions.named import BoundSessions
+from app.sessions.registry import SessionRegistry
+from app.sessions.table import SessionTable
+from app.sessions.whitebox import Vectors
 from app.settings import Settings
 from app.settings.values import named_by
+from app.telemetry.metrics import Metrics
 from app.tenants.gate import TenantMiddleware, import_limit
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens, load_tokens
+from app.tools.support import ToolSupport
 from app.web.bodies import BodyLimitMiddleware, body_budget, refuse_unread
 from app.web.errors import described, install_error_handlers
 from app.web.idempotency import IdempotencyMiddleware
@@ -287,18 +299,48 @@ def create_app(
     room = room or Load.of(settings, logging.WARNING).disk_room()
     keeper = SessionKeeper(journal, room)
     restored = keeper.load(engine.info, tenancy.api_keys)
-    services = open_services(
-        settings,
-        engine,
-        tokens,
-        tenancy,
+    feed, metrics = Feed(), Metrics(engine.info.name)
+    table = SessionTable(settings.max_sessions, tenancy.quotas, feed)
+    registry = SessionRegistry(
+        EngineExecutor(engine, partial(take_notice, table, keeper)),
+        table,
         keeper,
-        restored,
-        journal=journal,
-        room=room,
-        traces=traces,
-        member=member,
+        tokens,
+        metrics,
+        settings,
+        tenancy.quotas,
+        traces,
+    )
+    responses = ResponseStore(
+        registry, journal, limit=settings.max_responses, max_bytes=int(settings.max_responses_bytes)
+    )
+    responses.restore(restored)
+    spooled = settings.state_dir and settings.state_dir.expanduser() / "tmp"  # with the journal, if there is one
+    spool = Spool(spooled, room.beside(spooled) if spooled else room, int(settings.max_spool_bytes))
+    bound_sessions = BoundSessions(registry, restored)
+    key = settings.cluster_key_file
+    shared = None if key is None else key.expanduser().read_bytes().strip()
+    tool_support = ToolSupport(tokens, settings.chat_format, shared)
+    tool_support.check_format()
+    bindings = Bindings(bound_sessions, responses, registry.tool_waits, keeper.keyed)
+    services = Services(
+        settings=settings,
+        info=engine.info,
         sampling=sampling,
+        tokens=tokens,
+        metrics=metrics,
+        sessions=registry,
+        tool_support=tool_support,
+        bound_sessions=bound_sessions,
+        responses=responses,
+        spool=spool,
+        side_work=registry.side_work,
+        vectors=Vectors(journal, keeper.room),
+        tenancy=tenancy,
+        cluster=None if member is None else Cluster(registry, tenancy.directory, member, bindings),
+        lease=None if journal is None else journal.lease,
+        events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),
+        started_at=int(time.time()),
     )
     prefill = None if member is None else Prefill(services.sessions, member, settings)
     ways = {} if prefill is None else prefill.ways

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from array import array
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from pydantic import ValidationError
 
 from app.domain.errors import BadExport, Busy, FieldOutOfRange, TooLarge, WrongState
-from app.domain.values import MAX_LABEL_BYTES, ModelInfo, SessionState
+from app.domain.values import MAX_LABEL_BYTES, SessionState
 from app.engine_process.turn import Turn
 from app.exports.checks import read_snapshot
 from app.exports.snapshot import SessionSnapshot, has_room, most_values, take_snapshot
@@ -50,20 +51,15 @@ async def export_session(registry: SessionRegistry, session: Session, file: Spoo
             f"have {size(MAX_LABEL_BYTES)} and {most_values(tokens)} values: remove breakpoints, or go on from an "
             "earlier token with fewer edits"
         )
-    file.claim(_most_bytes(registry.executor.engine.info, tokens, len(text)))
+    # All of its KV, up to the end of the last block, and its state.
+    info = registry.executor.engine.info
+    kept_bytes = (tokens + MAX_BLOCK_SIZE) * info.kv_bytes_per_token + info.state_bytes
+    file.claim(kept_bytes + tokens * TOKEN_BYTES + len(text) + LEAD_BYTES)
     path = str(file.path)
     exported: ExportedKV = await registry.executor.call(lambda ticket: Export(ticket, session.id, path, about))
     file.wrote(file.claimed)
     _check_place(session, here)
     return exported
-
-
-def _most_bytes(info: ModelInfo, tokens: int, about_bytes: int) -> int:
-    """Most that the file of a session of `tokens` tokens has: all of its KV, up to the end of the last block, and its
-    state.
-    """
-    kept_bytes = (tokens + MAX_BLOCK_SIZE) * info.kv_bytes_per_token + info.state_bytes
-    return kept_bytes + tokens * TOKEN_BYTES + about_bytes + LEAD_BYTES
 
 
 async def import_session(registry: SessionRegistry, path: Path, owner: str | None = None) -> Session:
@@ -93,7 +89,13 @@ async def _import(
     registry: SessionRegistry, session: Session, path: Path, cleanup: AsyncExitStack
 ) -> tuple[ImportedKV, BinaryIO]:
     """What the engine finds in the file, and the file, which the engine may have moved. `cleanup` closes it."""
-    importing = asyncio.ensure_future(_open_and_import(registry, session, path, cleanup))
+
+    async def open_and_import() -> tuple[ImportedKV, BinaryIO]:
+        file = cleanup.enter_context(await asyncio.to_thread(path.open, "rb"))
+        make = partial(Import, session=session.id, path=str(path), namespace=session.id, tenant=session.owner or "")
+        return await registry.executor.call(make), file
+
+    importing = asyncio.ensure_future(open_and_import())
     try:
         return await asyncio.shield(importing)
     except asyncio.CancelledError:
@@ -101,21 +103,16 @@ async def _import(
         raise
 
 
-async def _open_and_import(
-    registry: SessionRegistry, session: Session, path: Path, cleanup: AsyncExitStack
-) -> tuple[ImportedKV, BinaryIO]:
-    file = cleanup.enter_context(await asyncio.to_thread(path.open, "rb"))
-    found: ImportedKV = await registry.executor.call(
-        lambda ticket: Import(ticket, session.id, str(path), session.id, session.owner or "")
-    )
-    return found, file
-
-
 async def _furnish(registry: SessionRegistry, session: Session, found: ImportedKV, file: BinaryIO) -> None:
     """Give the session what the file holds. Raises `ValueError` or `FieldOutOfRange` for an invalid snapshot."""
     session.history = array("I", found.token_ids)
     session.uncounted = len(session.history)  # as far as the file has no KV of it
-    snapshot = await asyncio.to_thread(_read, registry, file, found, session.history)
+
+    def read() -> SessionSnapshot:
+        file.seek(found.about_at)
+        return read_snapshot(registry, file.read(found.about_bytes), session.history)
+
+    snapshot = await asyncio.to_thread(read)
     session.metadata, session.ttl_s = snapshot.metadata, snapshot.ttl_s or MAX_TTL_S
     session.breakpoints = {each.id: each for each in snapshot.breakpoints}
     session.interventions = snapshot.interventions
@@ -132,11 +129,6 @@ def _reason(error: ValueError | FieldOutOfRange) -> str:
         return str(error)
     field, words = next(described(SessionSnapshot, error))
     return f"{field}: {words}" if field else words
-
-
-def _read(registry: SessionRegistry, file: BinaryIO, found: ImportedKV, history: array[int]) -> SessionSnapshot:
-    file.seek(found.about_at)
-    return read_snapshot(registry, file.read(found.about_bytes), history)
 
 
 def _place(session: Session) -> tuple[Pause | None, Turn | None, int]:

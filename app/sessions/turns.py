@@ -134,8 +134,11 @@ class Turns:
         """
         session.require(SessionState.IDLE, to="start a turn")
         self._table.require_no_drain(session)
-        if not request.pausable:
-            _require_no_pauses(session)
+        if not request.pausable and session.pausing:
+            raise WrongState(
+                f"session {session.id} would pause at breakpoint {session.pausing[0]}, and this API has no pauses: use "
+                f"/v1/sessions/{session.id}/generate, or remove the breakpoint"
+            )
         # Not by those that wait: turns that come together all wait, until the engine has looked at the first.
         if self._table.turns.count(session.owner) >= self._max_turns:
             raise Busy(f"the queue is full ({self._max_turns} turns run or wait)", retry_after_s=RETRY_AFTER_S)
@@ -354,11 +357,3 @@ def _need(request: TurnRequest, context: int, sent: int) -> TurnNeed:
     most, sampling = request.stop.max_tokens, request.sampling
     of_prompt = reported(sampling.prompt_logprobs, context)
     return TurnNeed(context, sent, most, of_prompt + reported(sampling.logprobs, min(most, MOST_RESERVED)))
-
-
-def _require_no_pauses(session: Session) -> None:
-    if session.pausing:
-        raise WrongState(
-            f"session {session.id} would pause at breakpoint {session.pausing[0]}, and this API has no pauses: use "
-            f"/v1/sessions/{session.id}/generate, or remove the breakpoint"
-        )

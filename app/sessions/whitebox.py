@@ -13,7 +13,6 @@ from app.domain.activations import (
     ActivationMap,
     ActivationNorms,
     Captures,
-    CheckpointInfo,
     CheckpointLens,
     LensPosition,
     LensRows,
@@ -133,19 +132,19 @@ class Whitebox:
             )
         check_work(session.breakpoints.values(), breakpoint)
         with self._keeper.room.claiming(0 if session.ephemeral else vector_bytes(breakpoint.edits)):
-            await self._arm(session, breakpoint)
-
-    async def _arm(self, session: Session, breakpoint: Breakpoint) -> None:
-        session.breakpoints[breakpoint.id] = breakpoint
-        try:
-            await self._executor.call(lambda ticket: Arm(ticket, session.id, breakpoint))
-            self._changed(session)
-            await self._keeper.settled(session)
-        except BaseException as error:  # a client that has gone does not know its id either
-            self._take_back(session, breakpoint)
-            if isinstance(error, NotDurable):
-                raise JournalUnavailable(f"no breakpoint was armed: {error.reason}") from error
-            raise
+            session.breakpoints[breakpoint.id] = breakpoint
+            try:
+                await self._executor.call(lambda ticket: Arm(ticket, session.id, breakpoint))
+                self._changed(session)
+                await self._keeper.settled(session)
+            except BaseException as error:  # a client that has gone does not know its id either
+                session.breakpoints.pop(breakpoint.id, None)
+                if session.state is not SessionState.CLOSED and self._executor.failure is None:
+                    self._executor.post(lambda ticket: Disarm(ticket, session.id, breakpoint.id))
+                    self._changed(session)
+                if isinstance(error, NotDurable):
+                    raise JournalUnavailable(f"no breakpoint was armed: {error.reason}") from error
+                raise
 
     async def disarm(self, session: Session, breakpoint_id: str | None) -> None:
         """Remove one breakpoint, or all. Raises `NotFound`, and `NotDurable` if it would be back after a restart."""
@@ -166,13 +165,6 @@ class Whitebox:
     async def clear_captures(self, session: Session) -> None:
         """Forget what has been recorded."""
         await self._executor.call(lambda ticket: ClearCaptures(ticket, session.id))
-
-    def _take_back(self, session: Session, breakpoint: Breakpoint) -> None:
-        session.breakpoints.pop(breakpoint.id, None)
-        if session.state is SessionState.CLOSED or self._executor.failure is not None:
-            return
-        self._executor.post(lambda ticket: Disarm(ticket, session.id, breakpoint.id))
-        self._changed(session)
 
     def _changed(self, session: Session) -> None:
         """Tell the journal and the watchers what is armed now."""
@@ -204,7 +196,15 @@ class Whitebox:
 
         Raises `FieldOutOfRange` for positions that are not in it, and for more than `MAX_LENS_POSITIONS`.
         """
-        _check_lens(session.require_pause(to="read the checkpoint").info, positions)
+        info = session.require_pause(to="read the checkpoint").info
+        end = info.end if positions.end is None else min(info.end, positions.end)
+        count = 1 if positions.last else end - max(info.first, positions.first)
+        if count > MAX_LENS_POSITIONS:
+            raise FieldOutOfRange(
+                f"positions: the lens takes 1 to {MAX_LENS_POSITIONS} of the checkpoint's {info.first}:{info.end} at "
+                f"once, not {count}",
+                param="positions",
+            )
         make = partial(Lens, session=session.id, positions=positions, top_k=top_k)
         found: CheckpointLens = await self._head.take(session.owner, make)
         return found.positions
@@ -253,18 +253,6 @@ class Whitebox:
             tops += found.rows
             size = max(LEAST_SLICE, min(MOST_SLICE, int((end - first) * SLICE_S / found.seconds)))
         return tuple(tops)
-
-
-def _check_lens(info: CheckpointInfo, positions: Positions) -> None:
-    """Raise `FieldOutOfRange` if `positions` are too many of the checkpoint's."""
-    end = info.end if positions.end is None else min(info.end, positions.end)
-    count = 1 if positions.last else end - max(info.first, positions.first)
-    if count > MAX_LENS_POSITIONS:
-        raise FieldOutOfRange(
-            f"positions: the lens takes 1 to {MAX_LENS_POSITIONS} of the checkpoint's {info.first}:{info.end} at once, "
-            f"not {count}",
-            param="positions",
-        )
 
 
 MAX_VECTORS = 1000

@@ -45,11 +45,8 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http" or scope["method"] != "POST" or not _takes_key(scope["path"]):
-            await self.app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        if HEADER not in headers:
+        may_have_key = scope["type"] == "http" and scope["method"] == "POST" and _takes_key(scope["path"])
+        if not may_have_key or HEADER not in (headers := Headers(scope=scope)):
             await self.app(scope, receive, send)
             return
         try:
@@ -72,7 +69,10 @@ class IdempotencyMiddleware:
                 break
             await running.is_over.wait()
         if request is not None and request.answer is not None:
-            await _send_again(request.answer, send)
+            answer = request.answer
+            headers = [*answer.headers, (REPLAYED.lower().encode(), b"true")]
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            await send({"type": "http.response.body", "body": answer.body})
             return
         if running is None:
             request = request or self._requests.begin(owner, key, digest)
@@ -217,12 +217,6 @@ async def _whole(receive: Receive) -> bytes | None:
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)
-
-
-async def _send_again(answer: KeptAnswer, send: Send) -> None:
-    headers = [*answer.headers, (REPLAYED.lower().encode(), b"true")]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body})
 
 
 def _marked(send: Send) -> Send:

@@ -243,13 +243,10 @@ class LeaseGate:
         except Fenced as error:
             await error_response(error, scope)(scope, receive, send)
             return
-        await self.app(scope, receive, self._held(scope, receive, send))
-
-    def _held(self, scope: Scope, receive: Receive, send: Send) -> Send:
-        """The same as `send` while the lease is held. Afterwards one last message goes out, and no more."""
         has_begun = is_over = False
 
         async def send_held(message: Message) -> None:
+            """The same as `send` while the lease is held. Afterwards one last message goes out, and no more."""
             nonlocal has_begun, is_over
             if is_over:
                 return
@@ -260,7 +257,7 @@ class LeaseGate:
             is_over = True
             await self._end(scope, receive, send, has_begun=has_begun)
 
-        return send_held
+        await self.app(scope, receive, send_held)
 
     async def _end(self, scope: Scope, receive: Receive, send: Send, *, has_begun: bool) -> None:
         if scope["type"] == "websocket":

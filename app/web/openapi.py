@@ -204,7 +204,10 @@ def _plain(document: dict[str, Any]) -> dict[str, Any]:
     components: dict[str, Schema] = document["components"]["schemas"]
     for operations in document["paths"].values():
         for operation in operations.values():
-            _drop_framework_refusal(operation["responses"])
+            # The 422 that FastAPI adds to each route that documents none: no route here answers with that.
+            refusal = operation["responses"].get("422", {}).get("content", {}).get("application/json", {})
+            if refusal.get("schema", {}).get("$ref", "").endswith(FRAMEWORK_REFUSAL):
+                del operation["responses"]["422"]
     components.pop(FRAMEWORK_REFUSAL, None)
     for media in _objects(document["paths"]):  # parameters, headers and bodies
         if not isinstance(media.get("schema"), dict):
@@ -219,10 +222,3 @@ def _plain(document: dict[str, Any]) -> dict[str, Any]:
     document["components"]["schemas"] = {name: components[name] for name in components if name in named}
     describe_security(document)
     return document
-
-
-def _drop_framework_refusal(responses: dict[str, Any]) -> None:
-    """Drop the 422 that FastAPI adds to each route that documents none: no route here answers with that."""
-    content = responses.get("422", {}).get("content", {})
-    if content.get("application/json", {}).get("schema", {}).get("$ref", "").endswith(FRAMEWORK_REFUSAL):
-        del responses["422"]

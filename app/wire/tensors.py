@@ -52,8 +52,13 @@ def read_one(content: bytes, *, param: str) -> tuple[str, TensorData, dict[str, 
     if entry["dtype"] not in DTYPES:
         raise FieldOutOfRange(f"dtype: {entry['dtype']} must be one of {', '.join(DTYPES)}", param="dtype")
     tensor = TensorData(DTYPES[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"]))
-    _check_finite(tensor, param)
-    return name, tensor, _metadata(content)
+    integer, exponent = EXPONENTS[tensor.dtype]
+    wrong = (np.frombuffer(tensor.data, integer) & exponent) == exponent
+    if wrong.any():
+        raise FieldOutOfRange(f"{param}: element {int(wrong.argmax())} is not finite", param=param)
+    # The library checks the metadata but does not give it out: the header is JSON after its length in 8 bytes.
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return name, tensor, header.get("__metadata__") or {}
 
 
 def to_float32(tensor: TensorData) -> NDArray[np.float32]:
@@ -73,17 +78,3 @@ def vector_of(values: Sequence[float] | NDArray[np.float32]) -> TensorData:
 def norm(vector: TensorData) -> float:
     """L2 length, computed in float64: squares of large float32 numbers would overflow."""
     return float(np.linalg.norm(to_float32(vector).astype(np.float64)))
-
-
-def _check_finite(tensor: TensorData, param: str) -> None:
-    integer, exponent = EXPONENTS[tensor.dtype]
-    wrong = (np.frombuffer(tensor.data, integer) & exponent) == exponent
-    if wrong.any():
-        raise FieldOutOfRange(f"{param}: element {int(wrong.argmax())} is not finite", param=param)
-
-
-def _metadata(content: bytes) -> dict[str, str]:
-    """The library checks the metadata but does not give it out: the header is JSON after its length in 8 bytes."""
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    metadata: dict[str, str] = header.get("__metadata__") or {}
-    return metadata
