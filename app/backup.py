@@ -89,7 +89,8 @@ def _becoming(target: Path) -> Iterator[Path]:
     unnamed = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=parent))
     try:
         yield unnamed
-        _sync_all(unnamed)
+        for path in (*unnamed.rglob("*"), unnamed):
+            sync(path)
         if is_there:
             _move_up(unnamed)
         else:
@@ -98,11 +99,6 @@ def _becoming(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(unnamed, ignore_errors=True)
         raise
-
-
-def _sync_all(folder: Path) -> None:
-    for path in (*folder.rglob("*"), folder):
-        sync(path)
 
 
 def _move_up(folder: Path) -> None:

@@ -262,7 +262,13 @@ class EventStreams:
     def reading(self, scope: Scope) -> Iterator[Channel]:
         """Count one more reader. Raises `StreamLimit`, and `Draining` during shutdown."""
         self._registry.table.require_no_drain()
-        self._check_limits(scope)
+        channel = self._feed.channels.get(scope)
+        if channel is not None and channel.readers >= OF_TENANT:
+            message = f"{OF_TENANT} event streams of this tenant are open, and no more may be"
+            raise StreamLimit(message, retry_after_s=RETRY_AFTER_S)
+        if self._count >= OF_ALL:
+            message = f"{OF_ALL} event streams are open, and no more may be"
+            raise StreamLimit(message, retry_after_s=RETRY_AFTER_S)
         channel = self._feed.channels.setdefault(scope, Channel())
         self._count += 1
         channel.readers += 1
@@ -308,19 +314,11 @@ class EventStreams:
         sessions = [session for session in self._registry.table if scope.sees(session)]
         for first in range(0, len(sessions) or 1, SNAPSHOT_PART):
             has_more = first + SNAPSHOT_PART < len(sessions)
-            views = [_view(scope, each) for each in sessions[first : first + SNAPSHOT_PART] if _is_open(each)]
+            part = [each for each in sessions[first : first + SNAPSHOT_PART] if each.state is not SessionState.CLOSED]
+            views = [SessionView.of(each).seen_by(scope.owner) for each in part]
             data = SnapshotView(time=time.time(), sessions=views, has_more=has_more).model_dump_json().encode()
             yield sse_event("snapshot", data, None if has_more else event_id)
             await asyncio.sleep(0)  # turns go on between two parts
-
-    def _check_limits(self, scope: Scope) -> None:
-        channel = self._feed.channels.get(scope)
-        if channel is not None and channel.readers >= OF_TENANT:
-            message = f"{OF_TENANT} event streams of this tenant are open, and no more may be"
-            raise StreamLimit(message, retry_after_s=RETRY_AFTER_S)
-        if self._count >= OF_ALL:
-            message = f"{OF_ALL} event streams are open, and no more may be"
-            raise StreamLimit(message, retry_after_s=RETRY_AFTER_S)
 
     def _let_go(self, scope: Scope, channel: Channel) -> None:
         """Drop a channel without readers, but not at once."""
@@ -362,11 +360,3 @@ class EventStreams:
 
     def _read(self) -> list[tuple[Scope, Channel]]:
         return [(scope, channel) for scope, channel in self._feed.channels.items() if channel.readers]
-
-
-def _is_open(session: Session) -> bool:
-    return session.state is not SessionState.CLOSED
-
-
-def _view(scope: Scope, session: Session) -> SessionView:
-    return SessionView.of(session).seen_by(scope.owner)

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias, get_args, get_origin
 
@@ -119,18 +120,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         elif get_origin(field.annotation) is Literal:
             options["metavar"] = f"{{{','.join(get_args(field.annotation))}}}"
         else:
-            options["metavar"] = METAVARS.get(name) or _metavar(name, field)
+            types = (field.annotation, *get_args(field.annotation))
+            named = (word for end, word in OF_NAMES.items() if name.endswith(end))
+            of_types = (word for each, word in OF_TYPES.items() if each in types)
+            options["metavar"] = METAVARS.get(name) or next(chain(named, of_types))
         if name in ALIASES:
             options["action"] = "append"
         group.add_argument(*flags, **options)
-
-
-def _metavar(name: str, field: FieldInfo) -> str:
-    """What `--help` calls its value, by the end of its name or by its type."""
-    if named := [word for end, word in OF_NAMES.items() if name.endswith(end)]:
-        return named[0]
-    types = (field.annotation, *get_args(field.annotation))
-    return next(word for each, word in OF_TYPES.items() if each in types)
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:

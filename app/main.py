@@ -251,7 +251,14 @@ def load_app(
         if process is not None:
             process.begin(load)
         tokens, sampling = load_tokens(model), sampling_defaults(model, settings.generation_config)
-        engine = process.loaded() if process is not None else _load_here(model, load, room, undo)
+        engine: Engine
+        if process is not None:
+            engine = process.loaded()
+        else:
+            from app.gpu.startup.loader import load_engine  # imports PyTorch
+
+            engine = load_engine(model, load.engine, room)
+            undo.callback(engine.close)
         app = create_app(settings, engine, tokens, tenancy, journal, room, traces, member, sampling)
         undo.pop_all()
     return app
@@ -268,15 +275,6 @@ def prepare(settings: Settings, process: EngineProcess) -> None:
         load_tokens(model)
     gc.collect()
     gc.freeze()
-
-
-def _load_here(model: ResolvedModel, load: Load, room: DiskRoom, undo: ExitStack) -> Engine:
-    """An engine for a thread of this process."""
-    from app.gpu.startup.loader import load_engine  # imports PyTorch
-
-    engine = load_engine(model, load.engine, room)
-    undo.callback(engine.close)
-    return engine
 
 
 def create_app(

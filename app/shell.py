@@ -19,7 +19,11 @@ SAMPLING = {"max_tokens": "COUNT", "temperature": "NUMBER", "seed": "NUMBER"}
 def add_shell_commands(commands: Commands) -> None:
     """Add the three commands."""
     _add_ps(add_command(commands, "ps", "list the sessions of a server", _ps))
-    _add_top(add_command(commands, "top", "show what a server does, each second", _top))
+    showing = add_command(commands, "top", "show what a server does, each second", _top)
+    _add_url(showing)
+    showing.add_argument(
+        "--count", type=_positive, metavar="COUNT", help="end after so many times (default: at Ctrl-C)"
+    )
     _add_chat(add_command(commands, "chat", "talk in a session of a server, and stop it between two layers", _chat))
 
 
@@ -31,11 +35,6 @@ def _add_ps(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--watch", action="store_true", help="again each second, until Ctrl-C")
     form.add_argument("--json", action="store_true", help="all that the server says of them, for programs")
-
-
-def _add_top(parser: argparse.ArgumentParser) -> None:
-    _add_url(parser)
-    parser.add_argument("--count", type=_positive, metavar="COUNT", help="end after so many times (default: at Ctrl-C)")
 
 
 def _add_chat(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,9 @@ def describe_installation(settings: Settings) -> str:
     Raises `FieldOutOfRange` if the settings ask for something that is no device.
     """
     versions = read_versions()
-    device = choose_device(settings.device, _count_gpus() if settings.device == "auto" else 0)
+    # PyTorch, which counts GPUs, takes seconds to load, and finds none where there is no driver.
+    counts = settings.device == "auto" and newest_cuda() is not None
+    device = choose_device(settings.device, MachineProbe().build().gpu_count if counts else 0)
     facts = {
         "djinn": versions.djinn,
         "models": settings.cache_dir.expanduser(),
@@ -23,8 +25,3 @@ def describe_installation(settings: Settings) -> str:
         TORCH: versions.packages[TORCH].installed,
     }
     return "\n".join(f"{name} {fact}" for name, fact in facts.items())
-
-
-def _count_gpus() -> int:
-    """As PyTorch counts them. It takes seconds to load, and finds none where there is no driver."""
-    return 0 if newest_cuda() is None else MachineProbe().build().gpu_count

@@ -84,12 +84,8 @@ def _fits(run: Run, step: int) -> bool:
 
 
 def _clip(run: Run, first: int, end: int) -> Run | None:
-    inside = range(_start(run, first), min(run.end, end), run.step)
+    start = run.first + max(0, -((run.first - first) // run.step)) * run.step  # its first place from `first` on
+    inside = range(start, min(run.end, end), run.step)
     if not inside:
         return None
     return Run(inside[0], inside[-1] + 1, run.step if len(inside) > 1 else 1)
-
-
-def _start(run: Run, first: int) -> int:
-    """The first of the run's places from `first` on."""
-    return run.first + max(0, -((run.first - first) // run.step)) * run.step

@@ -253,7 +253,10 @@ class EngineProcess:
             logger.error("the engine has died: %s; another is started", reason)
             self.grammars.fail_all(EngineRestarting(reason))
             deliver([Lost(reason)])
-            self._count_death()
+            self._deaths.append(time.monotonic())
+            if len(self._deaths) == MOST and self._deaths[-1] - self._deaths[0] <= WITHIN_S:  # the next would die too
+                minutes = WITHIN_S / 60
+                raise EngineError(f"it died {MOST} times within {minutes:.0f} minutes, and no turn came to its end")
             if not self._replace():
                 return
             self._is_open = True
@@ -331,12 +334,6 @@ class EngineProcess:
                 self._reason = reason
             case _:
                 raise EngineError(f"unexpected frame from the engine: {type(frame).__name__}")
-
-    def _count_death(self) -> None:
-        """Raises `EngineError` if another engine would die too: what kills them may be there each time."""
-        self._deaths.append(time.monotonic())
-        if len(self._deaths) == MOST and self._deaths[-1] - self._deaths[0] <= WITHIN_S:
-            raise EngineError(f"it died {MOST} times within {WITHIN_S / 60:.0f} minutes, and no turn came to its end")
 
     def _give_up(self, reason: str) -> None:
         """End a process that hangs; then its end of the channel closes."""

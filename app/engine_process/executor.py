@@ -240,7 +240,7 @@ class EngineExecutor:
 
     def _run(self) -> None:
         try:
-            self.engine.run(self._deliver)
+            self.engine.run(lambda events: self._on_loop(lambda: self._dispatch(events)))
         except EngineError as error:
             reason = error.message
             logger.critical("the engine has failed for good: %s", reason)
@@ -251,9 +251,6 @@ class EngineExecutor:
             return
         # Behind the `Lost` that may still be on its way, which would have all wait for another engine.
         self._on_loop(lambda: self._give_up(reason))
-
-    def _deliver(self, events: Sequence[Event | Replacement]) -> None:
-        self._on_loop(lambda: self._dispatch(events))
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
         """Run `callback` on the event loop, unless the loop has closed."""

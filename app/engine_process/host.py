@@ -34,7 +34,7 @@ from app.logs import configure
 from app.machine.cores import free_from_core, leave_core
 from app.machine.handover import receive_sockets
 from app.machine.memory import give_back_freed
-from app.messages import Command, Done, Event, Failed
+from app.messages import Command, Done, Event, Failed, Ticketed
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,10 @@ class _Host:
                 for event in events:
                     self._send([event])
                 return
-            data = encode_events([_failure(event, error) for event in events])
+            tickets = [event.ticket for event in events if isinstance(event, Ticketed)]
+            if not tickets:
+                raise
+            data = encode_events([Failed(tickets[0], EngineError(f"the answer could not be sent: {error}"))])
         self._channel.send(data, may_be_late=may_be_late)
 
     def _receive(self) -> None:
@@ -219,10 +222,3 @@ class _Host:
             busy_s = 0.0 if progress.is_idle or progress.count != seen else busy_s + BEAT_S
             seen = progress.count
             self._channel.send(encode(Beat(busy_s)))
-
-
-def _failure(event: Event, error: Exception) -> Event:
-    ticket = getattr(event, "ticket", None)
-    if ticket is None:
-        raise error
-    return Failed(ticket, EngineError(f"the answer could not be sent: {error}"))

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import sqlite3
+from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
@@ -88,7 +89,12 @@ def bring_up_to_date(connection: sqlite3.Connection, path: Path, fence: Fence) -
         _keep(path, kept)
     except (OSError, FieldOutOfRange) as error:
         raise refusals.not_kept(path, found, FORMAT, error) from error
-    _migrate(connection, found, fence)
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        fence(connection)
+        for statement in chain.from_iterable(STEPS[found - OLDEST :]):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
     logger.info("the journal is of format %d now; as it was, of format %d, it is kept in %s", FORMAT, found, kept)
 
 
@@ -105,13 +111,3 @@ def _keep(path: Path, kept: Path) -> None:
             unnamed.unlink(missing_ok=True)
         raise
     sync(kept.parent)
-
-
-def _migrate(connection: sqlite3.Connection, found: int, fence: Fence) -> None:
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        fence(connection)
-        for step in STEPS[found - OLDEST :]:
-            for statement in step:
-                connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {FORMAT}")

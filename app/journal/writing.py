@@ -42,17 +42,14 @@ def write_batch(connection: sqlite3.Connection, batch: WriteBatch, fence: Fence)
             try:
                 _write_entry(connection, key, entry)
             except Exception as error:
-                if _is_the_files(error) or not connection.in_transaction:  # SQLite may have rolled all of it back
+                # The file itself cannot be written, or SQLite has rolled all of it back.
+                is_the_files = isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
+                if is_the_files or not connection.in_transaction:
                     raise
                 connection.execute("ROLLBACK TO change")
                 refused[key] = str(error)
             connection.execute("RELEASE change")
     return refused
-
-
-def _is_the_files(error: Exception) -> bool:
-    """Whether it is the file that cannot be written, whatever is to be written."""
-    return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
 
 
 def _write_entry(connection: sqlite3.Connection, key: Key, entry: Entry) -> None:

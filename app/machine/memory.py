@@ -36,16 +36,11 @@ def read_memory_limit(root: Path, machine_bytes: int) -> MemoryLimit | None:
         for (controller, mount), names in _VERSIONS.items()
         for _, controllers, path in groups
         if controller in controllers.split(",")
-        for folder in _with_parents(path)
+        # A group is also held to the limits of those that it is in. Inside a container only the last may be visible.
+        for folder in (PurePosixPath(path.lstrip("/")), *PurePosixPath(path.lstrip("/")).parents)
     ]
     limits = [limit for limit in found if limit is not None and limit.limit_bytes < machine_bytes]
     return min(limits, key=lambda limit: limit.free_bytes, default=None)
-
-
-def _with_parents(path: str) -> list[PurePosixPath]:
-    """A group is also held to the limits of those that it is in. Inside a container only the last may be visible."""
-    folder = PurePosixPath(path.lstrip("/"))
-    return [folder, *folder.parents]
 
 
 def _read_group(folder: Path, limit_file: str, usage_file: str, cache_field: str) -> MemoryLimit | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from app.domain.errors import BeyondTenantLimit, FieldOutOfRange, LogprobsFull, TenantLimit
-from app.domain.values import ModelInfo, Quotas, Settle, TurnUsage
+from app.domain.values import ModelInfo, Quotas, Settle
 from app.machine.budget import Budget
 from app.machine.files import byte_budget
 from app.messages import Failed, Started, TurnEvent, TurnFinished
@@ -51,7 +51,10 @@ class TurnCharge:
         """Settle with the turn's end. One that failed, or never left the queue, costs nothing itself."""
         self._has_run |= isinstance(event, Started)
         if isinstance(event, TurnFinished):
-            self._settle_once(self._cost(event.usage))
+            usage = event.usage
+            # What the server has dropped and recomputes is not the owner's.
+            sent = min(self._sent, usage.prompt_tokens - usage.cached_tokens) if self._has_run else 0
+            self._settle_once(sent + usage.completion_tokens - self._generated)
         elif isinstance(event, Failed):
             self.drop()
 
@@ -72,11 +75,6 @@ class TurnCharge:
             self._settle(used)
             if self._is_answered:
                 self._give_back()
-
-    def _cost(self, usage: TurnUsage) -> int:
-        # What the server has dropped and recomputes is not the owner's.
-        sent = min(self._sent, usage.prompt_tokens - usage.cached_tokens) if self._has_run else 0
-        return sent + usage.completion_tokens - self._generated
 
 
 RETRY_AFTER_S = 1

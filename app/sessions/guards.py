@@ -96,7 +96,10 @@ class DeadlyTurns:
 
     def check(self, owner: str | None, context: array[int], *, param: str) -> None:
         """Raise `DeadlyTurn` if the engine has died too often while a turn of that context waited or ran."""
-        deaths = self._find(owner, context)
+        while self._known and next(iter(self._known.values())).last_at <= self._now() - KNOWN_FOR_S:
+            self._known.popitem(last=False)
+        # While no engine has died lately, this costs nothing.
+        deaths = self._known.get(_digest(owner, context)) if self._known else None
         if deaths is not None and deaths.count >= MOST_DEATHS:
             raise DeadlyTurn(
                 f"the engine died {deaths.count} times while this turn was there: it is not started again within "
@@ -138,12 +141,6 @@ class DeadlyTurns:
         """The turn has come to an end, so it does no harm."""
         if self._known:
             self._known.pop(_digest(owner, context), None)
-
-    def _find(self, owner: str | None, context: array[int]) -> _Deaths | None:
-        """What is known of a turn. While no engine has died lately, this costs nothing."""
-        while self._known and next(iter(self._known.values())).last_at <= self._now() - KNOWN_FOR_S:
-            self._known.popitem(last=False)
-        return self._known.get(_digest(owner, context)) if self._known else None
 
 
 def _digest(owner: str | None, context: array[int]) -> bytes:

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import partial
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -65,7 +64,15 @@ class SideWork:
     async def run(self, owner: str | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `function` makes of a text, on another thread. Who is cancelled leaves when it has returned."""
         async with self.turn(owner, Lane.TEXT) as piece:
-            working = asyncio.ensure_future(asyncio.to_thread(_timed, partial(function, *args, **kwargs), piece))
+
+            def timed() -> T:
+                began = time.thread_time()
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    piece.seconds += time.thread_time() - began
+
+            working = asyncio.ensure_future(asyncio.to_thread(timed))
             try:
                 return await asyncio.shield(working)
             except asyncio.CancelledError:
@@ -86,11 +93,3 @@ class SideWork:
             finally:
                 # A short piece beside a long one does not end the rest after that.
                 self._rests_until[key] = max(self._rests_until[key], time.perf_counter() + piece.rest_s)
-
-
-def _timed(function: Callable[[], T], piece: Piece) -> T:
-    began = time.thread_time()
-    try:
-        return function()
-    finally:
-        piece.seconds += time.thread_time() - began

@@ -49,26 +49,20 @@ class QuietExporter(SpanExporter):
         """Send them, once: those that the collector does not take are gone."""
         result = self._exporter.export(spans)
         if result is SpanExportResult.SUCCESS:
-            self._succeed()
-        else:
-            self._fail(len(spans))
+            if self._has_told:
+                logger.info("the collector takes spans again; lost meanwhile: %d", self._lost)
+            self._lost, self._has_told = 0, False
+            return result
+        self._lost += len(spans)
+        now = time.monotonic()
+        if now >= self._silent_until:
+            self._silent_until, self._has_told = now + BETWEEN_LINES_S, True
+            logger.warning("the collector of traces takes no spans; lost so far: %d", self._lost)
         return result
 
     def shutdown(self) -> None:
         """Give up what is being tried, and send nothing more."""
         self._exporter.shutdown()
-
-    def _succeed(self) -> None:
-        if self._has_told:
-            logger.info("the collector takes spans again; lost meanwhile: %d", self._lost)
-        self._lost, self._has_told = 0, False
-
-    def _fail(self, spans: int) -> None:
-        self._lost += spans
-        now = time.monotonic()
-        if now >= self._silent_until:
-            self._silent_until, self._has_told = now + BETWEEN_LINES_S, True
-            logger.warning("the collector of traces takes no spans; lost so far: %d", self._lost)
 
 
 def exporter_to(endpoint: str | None) -> SpanExporter:

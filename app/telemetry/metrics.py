@@ -134,14 +134,11 @@ class WithVllmNames(Collector):
         for metric in self._source():
             yield metric
             if metric.name in VLLM_NAMES:
-                yield self._renamed(metric, VLLM_NAMES[metric.name])
-
-    def _renamed(self, metric: Metric, name: str) -> Metric:
-        renamed = Metric(name, metric.documentation, metric.type)
-        for sample in metric.samples:
-            suffix = sample.name.removeprefix(metric.name)
-            renamed.add_sample(name + suffix, {**sample.labels, **self._labels}, sample.value)
-        return renamed
+                renamed = Metric(VLLM_NAMES[metric.name], metric.documentation, metric.type)
+                for sample in metric.samples:
+                    suffix = sample.name.removeprefix(metric.name)
+                    renamed.add_sample(renamed.name + suffix, {**sample.labels, **self._labels}, sample.value)
+                yield renamed
 
 
 MOVE_FIGURES = {

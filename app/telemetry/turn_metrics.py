@@ -130,15 +130,13 @@ class TurnClock:
             self.prefill_ms = (now - self._started) * 1000
             self._metrics.first_token.observe(now - self._submitted)
             if self._is_resumed:
-                self._observe_resumed(now)
+                self._metrics.resumed_first_token.observe(now - self._submitted)
+                parts = {"queue": self.queue_ms, "restore": self.restore_ms, "prefill": self.prefill_ms}
+                for part, ms in parts.items():
+                    self._metrics.resumed_waits.labels(part).inc(ms / 1000)
         else:
             self._metrics.inter_token.observe(now - self._last_token)
         self._last_token = now
-
-    def _observe_resumed(self, now: float) -> None:
-        self._metrics.resumed_first_token.observe(now - self._submitted)
-        for part, ms in (("queue", self.queue_ms), ("restore", self.restore_ms), ("prefill", self.prefill_ms)):
-            self._metrics.resumed_waits.labels(part).inc(ms / 1000)
 
     def _observe_resume(self, cost: ResumeCost | None) -> None:
         if cost is not None:

@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,16 +39,8 @@ def _moment(value: object, *, after: timedelta) -> float:
     raise ValueError("a date such as 2027-01-31, or a time such as 2027-01-31T18:00:00Z")
 
 
-def _first(value: object) -> float:
-    return _moment(value, after=timedelta())
-
-
-def _last(value: object) -> float:
-    return _moment(value, after=timedelta(days=1))
-
-
-Moment = Annotated[float, PlainValidator(_first, json_schema_input_type=str)]
-LastMoment = Annotated[float, PlainValidator(_last, json_schema_input_type=str)]
+Moment = Annotated[float, PlainValidator(partial(_moment, after=timedelta()), json_schema_input_type=str)]
+LastMoment = Annotated[float, PlainValidator(partial(_moment, after=timedelta(days=1)), json_schema_input_type=str)]
 Amount = Annotated[int, Field(ge=1, le=MOST)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
 

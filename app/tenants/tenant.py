@@ -94,16 +94,13 @@ class Directory:
         tenant, found = self._by_digest.get(digest(key), (None, None))
         if tenant is None or found is None:
             return None
-        if not found.is_valid(now := self._clock()):
-            self._note_refusal(tenant, found, "is not valid yet" if now < found.not_before else "has expired")
-            return None
-        return tenant
-
-    def _note_refusal(self, tenant: Tenant, key: Key, why: str) -> None:
-        """Log once for each key that a client uses it too late or too early."""
-        if key.sha256 not in self._refused:
-            self._refused.add(key.sha256)
+        if found.is_valid(now := self._clock()):
+            return tenant
+        if found.sha256 not in self._refused:  # one line of the log for each key
+            self._refused.add(found.sha256)
+            why = "is not valid yet" if now < found.not_before else "has expired"
             logger.warning("a key of tenant %s is refused: it %s", tenant.name, why)
+        return None
 
 
 def tenants_of_keys(keys: Iterable[str]) -> tuple[Tenant, ...]:

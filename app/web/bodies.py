@@ -294,16 +294,13 @@ async def refuse_unread(request: Request) -> None:
     assert isinstance(route, APIRoute)
     _check_query(request, takes_query=bool(route.dependant.query_params))
     takes_body = route.body_field is not None or "requestBody" in (route.openapi_extra or {})
-    if not takes_body and not await _is_empty(request):
-        raise FieldOutOfRange("body: this route takes none", param="body")
-
-
-async def _is_empty(request: Request) -> bool:
-    """Read the body to its end, and keep no more of it than the answer needs."""
+    if takes_body:
+        return
     start = b""
-    async for chunk in request.stream():
+    async for chunk in request.stream():  # to its end, of which no more is kept than is looked at
         start = (start + chunk.translate(None, WHITESPACE))[: len(EMPTY_OBJECT) + 1]
-    return start in (b"", EMPTY_OBJECT)
+    if start not in (b"", EMPTY_OBJECT):
+        raise FieldOutOfRange("body: this route takes none", param="body")
 
 
 def _check_query(request: Request, *, takes_query: bool) -> None:

@@ -134,16 +134,12 @@ def _describe(root: Schema, problem: Problem, location: Sequence[str | int]) -> 
         return ".".join(filter(None, (field, str(location[-1])))), WORDS[kind](problem)
     if kind in OWN_WORDS:
         return field, problem["msg"].removeprefix("Value error, ")
-    return field, WORDS[kind](problem) if kind in WORDS else _compared(schemas, problem)
-
-
-def _compared(schemas: list[Schema], problem: Problem) -> str:
-    """What is allowed, and what came instead."""
-    limits = limits_of(problem.get("ctx", {}))
-    if limits:
+    if kind in WORDS:
+        return field, WORDS[kind](problem)
+    if limits := limits_of(problem.get("ctx", {})):
         schemas = [{"type": "number", **limits, **schema} for schema in schemas or [{}]]
     whose = "its name: " if KEY in problem["loc"][-1:] else ""
-    return f"{whose}{allowed(schemas)}; got {given(problem['input'])}"
+    return field, f"{whose}{allowed(schemas)}; got {given(problem['input'])}"
 
 
 SHOWN_PROBLEMS = 3

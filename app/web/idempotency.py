@@ -167,16 +167,11 @@ class _Running:
         finally:
             watching.cancel()
             self._followers.discard(news)
-            self._leave()
+            if not self._followers and not self.is_over.is_set():  # it is cancelled, now or after `GRACE_S`
+                wait_s = GRACE_S if self._request.outlives_client else 0.0
+                self._leaving = asyncio.get_running_loop().call_later(wait_s, self._gone.set)
         if self.error is not None:
             raise self.error
-
-    def _leave(self) -> None:
-        """Cancel the request, now or after `GRACE_S`, if no client waits for its answer."""
-        if self._followers or self.is_over.is_set():
-            return
-        wait_s = GRACE_S if self._request.outlives_client else 0.0
-        self._leaving = asyncio.get_running_loop().call_later(wait_s, self._gone.set)
 
     def _wake(self) -> None:
         for news in self._followers:

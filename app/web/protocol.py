@@ -42,7 +42,7 @@ class HttpWire(h11.Connection):
     The head of an answer is held back for what follows: each write to a socket wakes the client.
     """
 
-    def __init__(self, on_held: Callable[[], None]) -> None:
+    def __init__(self, on_held: Callable[[], object]) -> None:
         """`on_held` is called whenever a head is held: the caller must take it soon, as nothing may follow for long."""
         super().__init__(h11.SERVER)
         self.complaint = ""
@@ -66,11 +66,16 @@ class HttpWire(h11.Connection):
         try:
             event = super().next_event()
             if isinstance(event, h11.Request):
-                self._rest_is_small = _is_small(event)
-                names = {name for name, _ in event.headers}
-                self._is_ambiguous = {b"content-length", b"transfer-encoding"} <= names
-            elif isinstance(event, h11.Data) and event.chunk_start:
-                self._count(len(event.data))
+                headers = dict(event.headers)
+                is_chunked, length = b"transfer-encoding" in headers, headers.get(b"content-length")
+                self._rest_is_small = not is_chunked and int(length or b"0") <= REST_BYTES
+                self._is_ambiguous = is_chunked and length is not None
+            elif (
+                isinstance(event, h11.Data)
+                and event.chunk_start
+                and not self._pieces.take(len(event.data), time.monotonic())
+            ):
+                raise h11.RemoteProtocolError("the body comes in too many small chunks")
         except h11.RemoteProtocolError as error:
             self.complaint = str(error)[:SHOWN_CHARACTERS]
             raise
@@ -93,21 +98,11 @@ class HttpWire(h11.Connection):
         held, self._held = self._held, b""
         return held
 
-    def _count(self, size: int) -> None:
-        if not self._pieces.take(size, time.monotonic()):
-            raise h11.RemoteProtocolError("the body comes in too many small chunks")
-
     def _leaves_body(self) -> bool:
         """Whether an answer that begins now leaves a body behind that is not worth its reading."""
         if self.their_state is not h11.SEND_BODY:
             return False
         return not self._rest_is_small or self.they_are_waiting_for_100_continue
-
-
-def _is_small(request: h11.Request) -> bool:
-    """Whether the request says that its body is small, or has none."""
-    headers = dict(request.headers)
-    return b"transfer-encoding" not in headers and int(headers.get(b"content-length", b"0")) <= REST_BYTES
 
 
 def last_answer(error: DjinnError, *headers: str) -> bytes:
@@ -136,7 +131,7 @@ class HttpProtocol(H11Protocol):
         """`uvicorn` is what uvicorn's own protocol takes."""
         super().__init__(**uvicorn)
         self.app_state = {**self.app_state, "hand_over": self.hand_over, "cut": self.cut}  # each request has a copy
-        self.conn: HttpWire = HttpWire(self._send_held_soon)
+        self.conn: HttpWire = HttpWire(lambda: self.loop.call_soon(self._send_held))
         self._served, self.app = self.app, self._serve
         self._connection = connection
         self._table = table
@@ -190,9 +185,6 @@ class HttpProtocol(H11Protocol):
             await self._served(scope, receive, send)
         finally:
             self._send_held()
-
-    def _send_held_soon(self) -> None:
-        self.loop.call_soon(self._send_held)
 
     def _send_held(self) -> None:
         if (held := self.conn.take_held()) and not self.transport.is_closing():

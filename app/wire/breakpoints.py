@@ -260,11 +260,12 @@ class EditView(BaseModel):
     def of(cls, edit: Edit) -> Self:
         """The wire form of `edit`, which is one of a breakpoint's."""
         vector = edit.vector and EditVectorView(size=edit.vector.shape[0], norm=norm(edit.vector))
+        first, end = edit.positions.first, edit.positions.end
         return cls(
             op=edit.op,
             factor=edit.factor if edit.op in TAKEN_BY["factor"] else None,
             vector=vector,
-            positions=_positions(edit.positions),
+            positions=[first, end] if end is not None else "last" if edit.positions == LAST else "all",
             max_norm=edit.max_norm,
         )
 
@@ -286,12 +287,6 @@ class BreakpointList(BaseModel):
     """A session's breakpoints in the order in which they were armed, which is the order in which they act."""
 
     data: list[BreakpointView]
-
-
-def _positions(positions: Positions) -> Literal["last", "all"] | list[int]:
-    if positions.end is not None:
-        return [positions.first, positions.end]
-    return "last" if positions == LAST else "all"
 
 
 class VectorQuery(QueryModel):
