@@ -20,7 +20,16 @@ from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session, Watcher
 from app.web.sse import sse_event
 from app.wire.checkpoint import CheckpointView
-from app.wire.live import BreakpointsNews, EditNews, PauseNews, SessionNews, SnapshotView, TokensNews, TurnNews
+from app.wire.live import (
+    BreakpointsNews,
+    EditNews,
+    PauseNews,
+    SessionNews,
+    SnapshotView,
+    TimedNews,
+    TokensNews,
+    TurnNews,
+)
 from app.wire.memory import MemoryView
 from app.wire.sessions import SessionView
 
@@ -165,18 +174,18 @@ class Feed(Watcher):
 
     def armed(self, session: Session) -> None:
         """Tell which breakpoints a session has from now on, after what is still to tell of it: they go in a turn."""
-        if self._changed.pop(session.id, None) is not None:
-            self._tell_session(session, "changed")
-        for _, channel in self._readers(session) if session.state is not SessionState.CLOSED else ():
-            news = BreakpointsNews(time=time.time(), session_id=session.id, armed=list(session.breakpoints))
-            channel.publish("breakpoints", _json(news))
+        self._tell_after_change(session, "breakpoints", BreakpointsNews, armed=list(session.breakpoints))
 
     def edited(self, session: Session, layer: int) -> None:
         """Tell of a change to the checkpoint after that layer, after what is still to tell of its pause."""
+        self._tell_after_change(session, "edit", EditNews, layer=layer)
+
+    def _tell_after_change(self, session: Session, name: str, kind: type[TimedNews], **news: object) -> None:
         if self._changed.pop(session.id, None) is not None:
             self._tell_session(session, "changed")
         for _, channel in self._readers(session) if session.state is not SessionState.CLOSED else ():
-            channel.publish("edit", _json(EditNews(time=time.time(), session_id=session.id, layer=layer)))
+            told = kind.model_validate({"time": time.time(), "session_id": session.id, **news})
+            channel.publish(name, _json(told))
 
     def stopped(self, session: Session, event: Paused | TurnFinished | Failed) -> None:
         """Tell of the end of a turn or its pause. That of a session that is gone has ended with it."""
@@ -233,7 +242,7 @@ class Feed(Watcher):
             self._flush_soon()
 
 
-def _json(news: SessionNews | TokensNews | TurnNews | PauseNews | BreakpointsNews | EditNews) -> bytes:
+def _json(news: TimedNews | TokensNews) -> bytes:
     return news.model_dump_json().encode()
 
 

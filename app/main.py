@@ -32,7 +32,7 @@ from app.events import EventStreams, Feed
 from app.exports.spool import Spool
 from app.journal.journal import Journal
 from app.journal.lease import FolderLease
-from app.machine.files import DiskRoom
+from app.machine.budget import DiskRoom
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from app.model_store.tokenizer import read_generation

@@ -239,7 +239,7 @@ class WriteCheckpoint(OfSession, frozen=True):
 
 
 class Lens(OfSession, frozen=True):
-    """Apply the final norm and the head to a checkpoint. Answered by `Done(CheckpointLens)`."""
+    """Apply the final norm and the head to a checkpoint. Answered by `Done(LensRows)`."""
 
     positions: Positions
     top_k: int

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from app.cluster.prefill import Prefill
-from app.engine_process.executor import GrammarCompiler
+from app.engine_process.executor import EngineExecutor
 from app.journal.journal import Journal
-from app.machine.files import DiskRoom
+from app.machine.budget import DiskRoom
 from app.machine.memory import give_back_freed
 from app.routers.dependencies import Services
 from app.sessions.guards import guard_disk, guard_host
@@ -62,11 +62,7 @@ async def running(
         if prefill is not None:
             prefill.start()
             ends.push_async_callback(prefill.close)
-        endless = [
-            sweep(registry),
-            guard_host(executor, table, tenancy.quotas),
-            _settle(executor.engine.grammars, table),
-        ]
+        endless = [sweep(registry), guard_host(executor, table, tenancy.quotas), _settle(executor, table)]
         if cluster is not None and services.settings.balance:
             endless.append(cluster.balance.run())
         if journal is not None and kv_dir is not None and room.beside(kv_dir) is room:
@@ -76,14 +72,14 @@ async def running(
         yield
 
 
-async def _settle(grammars: GrammarCompiler, table: SessionTable) -> None:
+async def _settle(executor: EngineExecutor, table: SessionTable) -> None:
     """While no request waits: give back what the start has freed, and have the vocabulary read."""
     while True:
         await asyncio.sleep(QUIET_S)
         if not table.busy:
             break
     give_back_freed()
-    grammars.prepare()
+    executor.engine.grammars.prepare()
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 from app.domain.values import SamplingParams, StopRule
 from app.engine_process.turn import Turn
 from app.exports.spool import SpoolFile
-from app.machine.budget import Share
-from app.machine.files import DiskRoom
+from app.machine.budget import DiskRoom, Share
 from app.messages import TurnFinished
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session

@@ -66,25 +66,6 @@ class Captures:
     dropped: int
 
 
-@dataclass(frozen=True, slots=True)
-class LensPosition:
-    """What the model would say at a position if its last layers were left out: token ids with natural-log
-    probabilities, best first.
-    """
-
-    position: int
-    token_id: int
-    top: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointLens:
-    """The lens of some positions of a checkpoint. `seconds` of the engine's thread went into it."""
-
-    positions: tuple[LensPosition, ...]
-    seconds: float
-
-
 MAX_MAP_POSITIONS = 64
 """Of a map in one call."""
 
@@ -121,13 +102,16 @@ class ActivationMap:
 
 @dataclass(frozen=True, slots=True)
 class LensRows:
-    """The lens of some residual streams of a map: for each, token ids with natural-log probabilities, best first.
+    """What the model would say of some residual streams if its last layers were left out: for each, token ids with
+    natural-log probabilities, best first. `seconds` of the engine's thread went into it.
 
-    `seconds` of the engine's thread went into it.
+    Those of a checkpoint are at the positions from `first` on, where `token_ids` stand.
     """
 
     rows: tuple[tuple[tuple[int, float], ...], ...]
     seconds: float
+    first: int = 0
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

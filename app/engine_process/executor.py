@@ -1,16 +1,18 @@
 """The bridge between the event loop and the engine thread: commands go over with a ticket, events come back by it."""
 
+from __future__ import annotations
+
 import asyncio
 import itertools
 import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from app.domain.errors import DjinnError, EngineAway, EngineError, EngineRestarting, EngineStalled
-from app.domain.values import Grammar, ModelInfo, Ticket
+from app.domain.values import ModelInfo, Ticket
+from app.engine_process.grammars import RemoteGrammars
 from app.engine_process.turn import Turn
 from app.messages import (
     Back,
@@ -29,23 +31,12 @@ from app.messages import (
     TurnFinished,
 )
 
+if TYPE_CHECKING:
+    from app.grammars.compiler import Grammars
+
 logger = logging.getLogger(__name__)
 
 Deliver = Callable[[Sequence[Event | Replacement]], None]
-
-
-class GrammarCompiler(Protocol):
-    """What the server needs of the engine's grammars. Any thread may call it."""
-
-    def prepare(self) -> None:
-        """Begin what the first grammar would wait for."""
-        ...
-
-    def compile(self, grammar: Grammar) -> Future[Any]:
-        """Compile it; the engine finds it as long as the result is held. Raises `Busy`, and the future
-        `FieldOutOfRange`.
-        """
-        ...
 
 
 class Engine(Protocol):
@@ -55,7 +46,9 @@ class Engine(Protocol):
     def info(self) -> ModelInfo: ...
 
     @property
-    def grammars(self) -> GrammarCompiler: ...
+    def grammars(self) -> RemoteGrammars | Grammars:
+        """What compiles grammars. The engine finds one for as long as the result is held."""
+        ...
 
     def send(self, command: Command) -> None:
         """Queue a command; its answer comes through `deliver`."""

@@ -19,7 +19,6 @@ from app.domain.activations import (
     ActivationMap,
     ActivationNorms,
     Captures,
-    CheckpointLens,
     LensRows,
     PausedTurn,
 )
@@ -29,7 +28,7 @@ from app.domain.memory_map import MemoryMap
 from app.domain.positions import Run
 from app.domain.values import Grammar, ModelInfo, Ticket, WeightsDtype
 from app.logs import Log
-from app.machine.files import DiskRoom
+from app.machine.budget import DiskRoom
 from app.messages import (
     Command,
     Done,
@@ -233,8 +232,7 @@ VALUES: dict[str, Any] = {
     "NoneType": None,
     "int": int,
     **{each.__name__: each for each in (Activation, ActivationMap, ActivationNorms, Captures, ExportedKV, ImportedKV)},
-    **{each.__name__: each for each in (CheckpointLens, KeptKV, LensRows, MemoryMap, PausedTurn)},
-    **{each.__name__: each for each in (ReceivedPrompt, SentKV)},
+    **{each.__name__: each for each in (KeptKV, LensRows, MemoryMap, PausedTurn, ReceivedPrompt, SentKV)},
 }
 """What a `Done` may carry, by the name of its type."""
 MADE_LATER = ("ActivationNorms", "Captures")

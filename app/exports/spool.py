@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from app.domain.errors import DiskShort, FieldOutOfRange, SpoolFull, TooLarge
-from app.machine.budget import Budget, Share
-from app.machine.files import DiskFull, DiskRoom, byte_budget, make_writable, size
+from app.machine.budget import Budget, DiskFull, DiskRoom, Share, byte_budget
+from app.machine.files import make_writable, size
 
 CHUNK_BYTES = 1 << 20
 MAX_FILES = 32

@@ -1,8 +1,15 @@
 """What all share and may run out of: memory for bodies and log-probabilities, files on their way, bytes on disks."""
 
+from __future__ import annotations
+
+import errno
+import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from app.machine.files import free_bytes, size
 
 Refuse = Callable[[int, int, int], Exception]
 """Makes the error: takes what all holders have, what this holder has (0 if only the thing itself), and how much the
@@ -54,22 +61,21 @@ class Budget:
             del self._taken[holder]
 
 
-class Room(Protocol):
-    """What a share is of: a budget, or what is free on a disk."""
+def byte_budget(max_bytes: int, what: str, error: Callable[[str], Exception], by: str = "tenant") -> Budget:
+    """What all of `what` may have together, in bytes. Refusals are an `error` of words; `by` names the holders."""
 
-    def take(self, holder: str | None, more: int, held: int = 0) -> None:
-        """Count `more` for a thing that has `held` so far. Raises the room's error, and takes nothing then."""
-        ...
+    def refuse(taken: int, own: int, needed: int) -> Exception:
+        whose = f", {size(own)} of it by this {by}, who leaves others as much" if own else ""
+        room = f"{size(taken)} of the {size(max_bytes)} that they may have{whose}"
+        return error(f"{what} take {room}; this one needs {size(needed)}")
 
-    def give(self, holder: str | None, count: int) -> None:
-        """Give back what was taken."""
-        ...
+    return Budget(max_bytes, refuse)
 
 
 class Share:
     """What one thing has of a room, such as one body or one file that is written."""
 
-    def __init__(self, room: Room, holder: str | None = None) -> None:
+    def __init__(self, room: Budget | DiskRoom, holder: str | None = None) -> None:
         self._room = room
         self._holder = holder
         self.held = 0
@@ -94,3 +100,64 @@ class Share:
         """Have no more than `count`."""
         if self.held > count:
             self.give(self.held - count)
+
+
+class DiskFull(OSError):
+    """A file would take room that is not there, or that is reserved. `strerror` says how much is missing."""
+
+
+class DiskRoom:
+    """What is free on the disk of `folder`, without `reserve` bytes. Any thread may use it."""
+
+    def __init__(self, folder: Path, reserve: int = 0) -> None:
+        self._folder = folder
+        self.reserve = reserve
+        self._claimed = 0
+        self._lock = threading.Lock()
+
+    @property
+    def free(self) -> int:
+        """Bytes that are free, without the reserve. Raises `OSError`."""
+        return max(0, free_bytes(self._folder) - self.reserve)
+
+    @property
+    def missing(self) -> int:
+        """Bytes of the reserve that are not free. Raises `OSError`."""
+        return max(0, self.reserve - free_bytes(self._folder))
+
+    @contextmanager
+    def claiming(self, count: int = 0) -> Iterator[Share]:
+        """Claim `count` bytes for a file that is written meanwhile: what is written is given back, as the disk itself
+        counts it from then on. Raises `DiskFull`.
+        """
+        claim = Share(self)
+        claim.grow(count)
+        try:
+            yield claim
+        finally:
+            claim.shrink()
+
+    def take(self, holder: str | None, count: int, held: int = 0) -> None:
+        """Claim bytes for any holder. Raises `DiskFull`."""
+        with self._lock:
+            room = free_bytes(self._folder) - self.reserve - self._claimed
+            if count > max(0, room):
+                reserved = f" beside {size(self.reserve)} that are kept for the journal" if self.reserve else ""
+                raise DiskFull(
+                    errno.ENOSPC, f"{size(count)} are needed on disk, {size(max(0, room))} are free{reserved}"
+                )
+            self._claimed += count
+
+    def give(self, holder: str | None, count: int) -> None:
+        """Let go of bytes that were claimed."""
+        with self._lock:
+            self._claimed -= count
+
+    def beside(self, folder: Path) -> DiskRoom:
+        """The room for files in `folder`: this one if they share the disk, else another one without a reserve."""
+        return self if _device(folder) == _device(self._folder) else DiskRoom(folder)
+
+
+def _device(folder: Path) -> int:
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return existing.stat().st_dev

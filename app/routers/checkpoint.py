@@ -25,7 +25,6 @@ from app.wire.checkpoint import (
     ActivationQuery,
     CheckpointView,
     EditCheckpointBody,
-    LensPositionView,
     LensQuery,
     LensView,
 )
@@ -92,7 +91,7 @@ async def get_lens(session: SessionDep, query: Annotated[LensQuery, Query()], se
     """What the model would say if the layers that are left were skipped."""
     layer = session.require_pause(to="read the checkpoint").info.layer
     found = await services.sessions.whitebox.lens(session, query.to_positions(), query.top_k)
-    return LensView(layer=layer, positions=[LensPositionView.of(each, services.tokens) for each in found])
+    return LensView.of(layer, found, services.tokens)
 
 
 def _read_activation(content: bytes, info: CheckpointInfo) -> TensorData:

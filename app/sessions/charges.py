@@ -8,8 +8,7 @@ from functools import partial
 
 from app.domain.errors import BeyondTenantLimit, FieldOutOfRange, LogprobsFull, TenantLimit
 from app.domain.values import ModelInfo, Quotas, Settle
-from app.machine.budget import Budget
-from app.machine.files import byte_budget
+from app.machine.budget import Budget, byte_budget
 from app.messages import Failed, Started, TurnEvent, TurnFinished
 from app.sessions.table import SessionTable
 

@@ -17,7 +17,7 @@ from app.domain.errors import DeadlyTurn, EngineAway, NotFound
 from app.domain.values import Quotas, Residency
 from app.engine_process.executor import EngineExecutor
 from app.journal.journal import Journal
-from app.machine.files import DiskRoom
+from app.machine.budget import DiskRoom
 from app.messages import FreeDisk, FreeHost
 from app.sessions.session import Session
 from app.sessions.table import SessionTable

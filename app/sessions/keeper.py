@@ -35,8 +35,7 @@ from app.journal.records import (
     Steering,
 )
 from app.journal.tables import load_homes, load_keyed, load_steering
-from app.machine.budget import Share
-from app.machine.files import DiskFull, DiskRoom
+from app.machine.budget import DiskFull, DiskRoom, Share
 from app.sessions.keyed import KeyedRequests
 from app.sessions.session import Session, SessionUsage
 

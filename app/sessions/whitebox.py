@@ -13,8 +13,6 @@ from app.domain.activations import (
     ActivationMap,
     ActivationNorms,
     Captures,
-    CheckpointLens,
-    LensPosition,
     LensRows,
 )
 from app.domain.breakpoints import Breakpoint, Edit, Positions, TensorData, check_work
@@ -191,7 +189,7 @@ class Whitebox:
             await self._executor.call(lambda ticket: WriteCheckpoint(ticket, session.id, tensor))
         session.watcher.edited(session, layer)
 
-    async def lens(self, session: Session, positions: Positions, top_k: int) -> tuple[LensPosition, ...]:
+    async def lens(self, session: Session, positions: Positions, top_k: int) -> LensRows:
         """The `top_k` tokens that the final norm and the head make of the checkpoint.
 
         Raises `FieldOutOfRange` for positions that are not in it, and for more than `MAX_LENS_POSITIONS`.
@@ -206,8 +204,8 @@ class Whitebox:
                 param="positions",
             )
         make = partial(Lens, session=session.id, positions=positions, top_k=top_k)
-        found: CheckpointLens = await self._head.take(session.owner, make)
-        return found.positions
+        found: LensRows = await self._head.take(session.owner, make)
+        return found
 
     def _room(self, session: Session, count: int) -> AbstractContextManager[None]:
         """Room in the journal for bytes that the turn has changed with."""

@@ -158,19 +158,21 @@ def engine_metrics(memory: MemoryMap | None, *, is_up: bool) -> Iterator[Metric]
 
 
 def _memory_metrics(memory: MemoryMap) -> Iterator[Metric]:
-    yield GaugeMetricFamily("djinn_sessions", "Open sessions", memory.sessions)
-    yield GaugeMetricFamily("djinn_turns_running", "Turns that the engine works on", memory.running)
-    yield GaugeMetricFamily("djinn_turns_waiting", "Turns in the queue", memory.waiting)
-    used = memory.kv_owned_bytes / memory.kv_total_bytes
-    yield GaugeMetricFamily("djinn_kv_usage_ratio", "Share of the device's KV pool that sessions hold", used)
+    used, stack = memory.kv_owned_bytes / memory.kv_total_bytes, memory.stack
+    for name, about, gauge in (
+        ("djinn_sessions", "Open sessions", memory.sessions),
+        ("djinn_turns_running", "Turns that the engine works on", memory.running),
+        ("djinn_turns_waiting", "Turns in the queue", memory.waiting),
+        ("djinn_kv_usage_ratio", "Share of the device's KV pool that sessions hold", used),
+        ("djinn_turns_paused", "Turns that stand at a breakpoint", stack.checkpoints),
+        ("djinn_checkpoint_bytes", "Residual streams of paused turns", stack.checkpoint_bytes),
+        ("djinn_capture_bytes", "Captured residual streams", stack.capture_bytes),
+    ):
+        yield GaugeMetricFamily(name, about, gauge)
     yield _bytes(memory)
     text = {"total": memory.text.total_bytes, "kept": memory.text.kept_bytes, "ring": memory.text.ring_bytes}
     weights = "Bytes of weights, and what the device has for them"
     yield _labelled(GaugeMetricFamily, "djinn_text_bytes", weights, "kind", text)
-    stack = memory.stack
-    yield GaugeMetricFamily("djinn_turns_paused", "Turns that stand at a breakpoint", stack.checkpoints)
-    yield GaugeMetricFamily("djinn_checkpoint_bytes", "Residual streams of paused turns", stack.checkpoint_bytes)
-    yield GaugeMetricFamily("djinn_capture_bytes", "Captured residual streams", stack.capture_bytes)
     by_tier = {tier: memory.sessions_by_tier.get(tier, 0) for tier in Tier}
     yield _labelled(GaugeMetricFamily, "djinn_sessions_by_tier", "Sessions that have KV", "tier", by_tier)
     steps = {"replayed": memory.steps.replayed, "runs": memory.steps.in_runs, "eager": memory.steps.eager}

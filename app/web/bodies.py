@@ -22,8 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.domain.errors import BodiesFull, CompressedBody, DjinnError, FieldOutOfRange, MalformedRequest, TooLarge
 from app.domain.text import MAX_NESTING, has_more_values, is_nested_too_deep
-from app.machine.budget import Budget, Share
-from app.machine.files import byte_budget
+from app.machine.budget import Budget, Share, byte_budget
 from app.sessions.side_work import Lane, SideWork
 from app.web.connections import origin_of
 from app.web.errors import error_response

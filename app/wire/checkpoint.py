@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from app.domain.activations import CheckpointInfo, LensPosition
+from app.domain.activations import CheckpointInfo, LensRows
 from app.domain.breakpoints import ALL, LAST, NEXT_BREAKPOINT, Positions, Until
 from app.text.tokenizer import Tokens
 from app.wire.base import QueryModel, WireModel
@@ -139,18 +139,18 @@ class LensPositionView(BaseModel):
     text: str
     top: list[LensTokenView]
 
-    @classmethod
-    def of(cls, found: LensPosition, tokens: Tokens) -> Self:
-        """The wire form of `found`."""
-        top = [
-            LensTokenView(token_id=token_id, text=tokens.token_text(token_id), logprob=logprob)
-            for token_id, logprob in found.top
-        ]
-        return cls(position=found.position, token_id=found.token_id, text=tokens.token_text(found.token_id), top=top)
-
 
 class LensView(BaseModel):
     """The logit lens: the final norm and the head, applied to what is there after `layer`."""
 
     layer: int
     positions: list[LensPositionView]
+
+    @classmethod
+    def of(cls, layer: int, found: LensRows, tokens: Tokens) -> Self:
+        """The wire form of what was found at a checkpoint after that layer."""
+        text, positions = tokens.token_text, []
+        for position, (token_id, row) in enumerate(zip(found.token_ids, found.rows, strict=True), found.first):
+            top = [LensTokenView(token_id=each, text=text(each), logprob=logprob) for each, logprob in row]
+            positions.append(LensPositionView(position=position, token_id=token_id, text=text(token_id), top=top))
+        return cls(layer=layer, positions=positions)

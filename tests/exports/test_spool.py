@@ -8,7 +8,7 @@ import pytest
 
 from app.domain.errors import DiskShort, SpoolFull, TooLarge
 from app.exports.spool import CHUNK_BYTES, MAX_FILES, Spool, write_chunks
-from app.machine.files import DiskRoom
+from app.machine.budget import DiskRoom
 from tests.file_sizes import free_on_disks
 
 

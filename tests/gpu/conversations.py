@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.domain.activations import Activation, Captures, CheckpointLens
+from app.domain.activations import Activation, Captures, LensRows
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, Positions, TensorData, Until, When
 from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId, StopRule
 from app.gpu.engine import Engine
@@ -247,8 +247,8 @@ def _values(value: Any) -> Iterator[Any]:
     elif isinstance(value, Captures):
         assert not value.dropped
         yield from (part for each in value.records for part in (each.layer, each.positions, array_of(each.tensor)))
-    elif isinstance(value, CheckpointLens):
-        yield from ([each.position, each.token_id, *map(list, each.top)] for each in value.positions)
+    elif isinstance(value, LensRows):
+        yield from (value.first, value.token_ids, *(list(map(list, row)) for row in value.rows))
 
 
 def array_of(data: TensorData) -> list[list[float]]:

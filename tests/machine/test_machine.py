@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.machine import files
-from app.machine.files import GIB, MIB, DiskFull, DiskRoom, free_bytes, rate, size
+from app.machine.budget import DiskFull, DiskRoom
+from app.machine.files import GIB, MIB, free_bytes, rate, size
 
 FREE_MUCH = """
 import psutil

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from app.domain.errors import DeadlyTurn, DiskShort, EngineRestarting
 from app.domain.values import FinishReason, ModelInfo, Phase, SessionState, Ticket, TurnUsage
 from app.journal.journal import COPIES
-from app.machine.files import DiskRoom
+from app.machine.budget import DiskRoom
 from app.messages import (
     Back,
     Command,

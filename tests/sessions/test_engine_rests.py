@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.domain.activations import ActivationMap, ActivationNorms, CheckpointLens, LensRows, MapLayer
+from app.domain.activations import ActivationMap, ActivationNorms, LensRows, MapLayer
 from app.domain.breakpoints import ALL, Positions
 from app.domain.errors import EngineError
 from app.domain.values import SessionId, Ticket
@@ -67,7 +67,7 @@ class Engine:
         for _ in range(8):  # a reader that waits for `is_asked` can leave meanwhile
             await asyncio.sleep(0)
         if isinstance(command, Lens):
-            return CheckpointLens((), self.seconds)
+            return LensRows((), self.seconds)
         self.slices.append(command)
         return LensRows(tuple(((command.first + k, -1.0),) for k in range(command.end - command.first)), self.seconds)
 
@@ -83,7 +83,7 @@ class Engine:
 
 async def look(head: HeadTime, owner: str) -> None:
     make = partial(Lens, session=SessionId(owner), positions=Positions(last=True), top_k=1)
-    assert await head.take(owner, make) == CheckpointLens((), SECONDS)
+    assert await head.take(owner, make) == LensRows((), SECONDS)
 
 
 async def test_many_lenses_leave_turns_most_of_the_time_and_another_tenant_waits_for_one() -> None:

@@ -14,7 +14,7 @@ from app.domain.breakpoints import MAX_INTERVENTION_BYTES
 from app.domain.errors import DiskShort, EngineError
 from app.domain.values import SessionId, Ticket
 from app.journal.journal import COPIES
-from app.machine.files import DiskRoom
+from app.machine.budget import DiskRoom
 from app.messages import Failed, Started
 from app.sessions.charges import TurnCharge
 from app.sessions.keeper import JournalRoom

@@ -19,8 +19,6 @@ from app.domain.activations import (
     ActivationNorms,
     Capture,
     Captures,
-    CheckpointLens,
-    LensPosition,
     LensRows,
     MapLayer,
     PausedTurn,
@@ -77,17 +75,14 @@ class Whitebox:
             messages.ReadNorms: read_norms,
         }
 
-    def _lens(self, sequence: TokenSequence, command: messages.Lens) -> CheckpointLens:
+    def _lens(self, sequence: TokenSequence, command: messages.Lens) -> LensRows:
         """The most likely tokens at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
         began, (_, checkpoint) = time.perf_counter(), _paused(sequence)
         first, end = _chosen(checkpoint, command.positions)
         chosen = (checkpoint.hidden, first - checkpoint.first, end - checkpoint.first)
         rows = self._predict([chosen], command.top_k)
-        positions = tuple(
-            LensPosition(position, sequence.tokens[position], tuple(top))
-            for position, top in zip(range(first, end), rows, strict=True)
-        )
-        return CheckpointLens(positions, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return LensRows(tuple(map(tuple, rows)), seconds, first, tuple(sequence.tokens[first:end]))
 
     def _map_lens(self, sequence: TokenSequence, command: messages.MapLens) -> LensRows:
         """The same for a slice of the session's map. Raises `WrongState` if none is open."""

@@ -45,7 +45,8 @@ from app.gpu.state.kv_header import (
     file_bytes,
     read_header,
 )
-from app.machine.files import DiskRoom, make_writable
+from app.machine.budget import DiskRoom
+from app.machine.files import make_writable
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of a file that is being written. A start finds some that a crash has left."""

@@ -25,6 +25,7 @@ from app.gpu.startup.weights import LoadedModel
 from app.gpu.state.blocks import BlockPool
 from app.gpu.state.kv_header import KVFileHeader, KVIdentity, KVLayout
 from app.gpu.state.layer_state import keeps_tokens, kv_layers, state_bytes, window_of
+from app.machine.budget import DiskRoom
 from app.machine.files import DiskRoom, counted, size
 from app.machine.memory import read_host_memory
 from app.model_store.resolve import ResolvedModel, fingerprint

@@ -39,7 +39,7 @@ from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.state.layer_state import state_bytes
 from app.gpu.state.sequence import ActivationRoom
 from app.grammars.compiler import Grammars
-from app.machine.files import DiskRoom
+from app.machine.budget import DiskRoom
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.domain.activations import CheckpointLens, PausedTurn
+from app.domain.activations import LensRows, PausedTurn
 from app.domain.breakpoints import (
     ALL,
     LAST,
@@ -98,16 +98,16 @@ def test_the_lens_is_transformers_head_on_its_hidden_states(model: TinyModel) ->
     driver, layer = BreakDriver(model.engine()), model.num_layers // 2
     turn = pause(driver, layer, Pass.PREFILL)
     found = driver.do(Lens(driver.ticket(), turn.session, Positions(2, 9), 4))
-    assert isinstance(found, CheckpointLens)
+    assert isinstance(found, LensRows)
     decoder, hidden = model.oracle.get_decoder(), boundaries(model.oracle, START)[layer + 1]
     with torch.no_grad():
         normed = (decoder.ln_f if hasattr(decoder, "ln_f") else decoder.norm)(hidden)
         wanted = torch.log_softmax(model.oracle.get_output_embeddings()(normed), dim=-1)
-    assert [(entry.position, entry.token_id) for entry in found.positions] == [(p, START[p]) for p in range(2, 9)]
-    for entry in found.positions:
-        best = wanted[entry.position].topk(4)
-        assert [token for token, _ in entry.top] == best.indices.tolist()
-        assert [logprob for _, logprob in entry.top] == pytest.approx(best.values.tolist(), abs=1e-3)
+    assert (found.first, found.token_ids) == (2, tuple(START[2:9]))
+    for position, top in enumerate(found.rows, found.first):
+        best = wanted[position].topk(4)
+        assert [token for token, _ in top] == best.indices.tolist()
+        assert [logprob for _, logprob in top] == pytest.approx(best.values.tolist(), abs=1e-3)
     driver.run(turn)
     assert turn.tokens == greedy(model.oracle, START, COUNT)
 

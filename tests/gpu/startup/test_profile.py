@@ -17,7 +17,8 @@ from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
 from app.gpu.startup.kv import DISK_SHARE, KEPT_SHARE, MemoryPlan, budget_blocks, largest_step, plan_memory
 from app.machine import files
-from app.machine.files import GIB, DiskRoom
+from app.machine.budget import DiskRoom
+from app.machine.files import GIB
 from app.settings import EngineSettings, Settings
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel
 from tests.gpu.wrapping import WrappedStack
