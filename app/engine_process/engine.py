@@ -24,9 +24,8 @@ from dataclasses import replace
 from app.domain.errors import DjinnError, EngineError, EngineRestarting, EngineStalled
 from app.domain.values import ModelInfo
 from app.engine_process.channel import Channel, Closed
-from app.engine_process.executor import Deliver
+from app.engine_process.executor import Deliver, RemoteGrammars
 from app.engine_process.frames import Beat, Compiled, Dying, Frame, Load, Loaded, NotLoaded, Stop, decode, encode
-from app.engine_process.grammars import RemoteGrammars
 from app.machine.cores import binding
 from app.machine.handover import send_socket
 from app.messages import Back, Command, GoesOn, Lost, Stalled, TurnFinished

@@ -7,7 +7,7 @@ import secrets
 import sqlite3
 from collections.abc import Mapping
 
-from app.journal.writing import Fence
+from app.journal.tables import Fence
 
 TABLE = """
 CREATE TABLE api_key (name TEXT PRIMARY KEY, salt BLOB NOT NULL, digest BLOB NOT NULL) STRICT, WITHOUT ROWID;

@@ -15,8 +15,7 @@ from typing import IO
 from app.domain.errors import Fenced, FieldOutOfRange
 from app.domain.leases import Lease, Tenure, Watch
 from app.journal import refusals
-from app.journal.lease_table import Renewals, find_lease, release_lease, renew_in_place, renew_lease
-from app.journal.store import JournalStore
+from app.journal.store import JournalStore, Renewals, find_lease, release_lease, renew_in_place, renew_lease
 from app.machine.files import explain, make_writable
 from app.machine.memory import boot_time, machine_id
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from app.domain.errors import FieldOutOfRange
 from app.journal import refusals
-from app.journal.writing import Fence
+from app.journal.tables import Fence
 from app.machine.files import make_private, sync
 
 logger = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 from array import array
 from collections.abc import Callable, Mapping
@@ -12,11 +13,10 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.leases import Lease
+from app.domain.leases import NOBODYS, Lease
 from app.domain.values import ModelInfo, Phase, Residency
-from app.journal import key_names, lease_table, refusals, tables
+from app.journal import key_names, refusals, tables
 from app.journal.key_names import rename_tenants
-from app.journal.lease_table import Renewals
 from app.journal.migrations import FORMAT, OLDEST, bring_up_to_date
 from app.journal.records import (
     TOKEN_BYTES,
@@ -24,8 +24,103 @@ from app.journal.records import (
     WriteBatch,
     moves,
 )
-from app.journal.writing import COLUMNS, Fence, Refused, write_batch
-from app.machine.files import counted, make_private
+from app.journal.tables import COLUMNS, Fence, Refused, write_batch
+from app.machine.files import counted, make_private, sync
+
+NEWS_NAME = "renewals"
+WORD_BYTES = 16
+NEWS_BYTES = 2 * WORD_BYTES
+"""Of the file: one word that never comes twice, in hexadecimal."""
+
+
+class Renewals:
+    """The file at `path`, beside the journal. Who renews or takes a lease holds the journal's write lock meanwhile. Who
+    only watches needs no lock, as the take looks again. `make` needs none either: its word is news too, and only makes
+    others wait longer.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self.path = journal.with_name(NEWS_NAME)
+
+    def make(self) -> None:
+        """Have the file, with its room on the disk. Raises `OSError`."""
+        make_private(self.path)
+        if self.path.stat().st_size != NEWS_BYTES:
+            self.path.write_text(secrets.token_hex(WORD_BYTES))
+        sync(self.path)
+        sync(self.path.parent)
+
+    def read(self) -> str:
+        """What is in the file; empty without a file. Raises `OSError`."""
+        try:
+            return self.path.read_bytes().hex()
+        except FileNotFoundError:
+            return ""
+
+    def write(self) -> None:
+        """Overwrite the file with another word, and flush it. Raises `OSError`, also if there is no such file."""
+        descriptor = os.open(self.path, os.O_WRONLY)  # never a new one: that needs room, and others may look at it
+        try:
+            os.pwrite(descriptor, secrets.token_hex(WORD_BYTES).encode(), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+LEASE_TABLE = """
+CREATE TABLE IF NOT EXISTS lease (
+    id INTEGER PRIMARY KEY CHECK (id = 1), epoch INTEGER NOT NULL, holder TEXT NOT NULL, machine TEXT NOT NULL,
+    length_s REAL NOT NULL, renewals INTEGER NOT NULL
+) STRICT
+"""
+
+
+def find_lease(connection: sqlite3.Connection) -> Lease:
+    """The folder's lease."""
+    if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'lease'").fetchone() is None:
+        return NOBODYS
+    found = connection.execute("SELECT epoch, holder, machine, length_s, renewals FROM lease").fetchone()
+    return NOBODYS if found is None else Lease(*found)
+
+
+def renew_lease(connection: sqlite3.Connection, mine: Lease) -> Lease | None:
+    """Give the lease of `mine`'s holder news. None, and nothing is done, if another server has it."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        found = find_lease(connection)  # it may be ahead of `mine`: a write whose answer was lost
+        if not found.is_of(mine):
+            return None
+        renewed = found.renewed()
+        put_lease(connection, renewed)
+    return renewed
+
+
+def renew_in_place(connection: sqlite3.Connection, renewals: Renewals, mine: Lease) -> Lease | None:
+    """The same as `renew_lease` where the journal has no room. A transaction that writes nothing holds its lock
+    meanwhile: no server takes the lease between the look and the news. Raises `OSError` if there can be no news.
+    """
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        if not find_lease(connection).is_of(mine):
+            return None
+        renewals.write()
+    return mine
+
+
+def release_lease(connection: sqlite3.Connection, mine: Lease) -> None:
+    """Release the lease of `mine`'s holder, unless another server has it."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        found = find_lease(connection)
+        if found.is_of(mine):
+            put_lease(connection, found.released())
+
+
+def put_lease(connection: sqlite3.Connection, lease: Lease) -> None:
+    """Write it into the row, in a transaction that has seen who holds the folder."""
+    fields = (lease.epoch, lease.holder, lease.machine, lease.length_s, lease.renewals)
+    connection.execute("REPLACE INTO lease VALUES (1, ?, ?, ?, ?, ?)", fields)
+
 
 T = TypeVar("T")
 TABLES = f"""
@@ -209,8 +304,8 @@ class JournalStore:
                 self._connection.execute("BEGIN IMMEDIATE")
                 is_unchanged = self._look_at_lease() == found
                 if is_unchanged:
-                    self._connection.execute(lease_table.TABLE)
-                    lease_table.put_lease(self._connection, taken)
+                    self._connection.execute(LEASE_TABLE)
+                    put_lease(self._connection, taken)
             return is_unchanged
         except OSError as error:
             raise refusals.no_news(self._renewals.path, error) from error
@@ -222,7 +317,7 @@ class JournalStore:
             self._connection.execute(f"PRAGMA synchronous = {self._modes[1]}")
 
     def _look_at_lease(self) -> Lease:
-        return replace(lease_table.find_lease(self._connection), news=self._renewals.read())
+        return replace(find_lease(self._connection), news=self._renewals.read())
 
     def close(self) -> None:
         """Close the file."""

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.machine.files import free_bytes, size
+from app.machine import files
+from app.machine.files import size
 
 Refuse = Callable[[int, int, int], Exception]
 """Makes the error: takes what all holders have, what this holder has (0 if only the thing itself), and how much the
@@ -118,12 +119,12 @@ class DiskRoom:
     @property
     def free(self) -> int:
         """Bytes that are free, without the reserve. Raises `OSError`."""
-        return max(0, free_bytes(self._folder) - self.reserve)
+        return max(0, files.free_bytes(self._folder) - self.reserve)
 
     @property
     def missing(self) -> int:
         """Bytes of the reserve that are not free. Raises `OSError`."""
-        return max(0, self.reserve - free_bytes(self._folder))
+        return max(0, self.reserve - files.free_bytes(self._folder))
 
     @contextmanager
     def claiming(self, count: int = 0) -> Iterator[Share]:
@@ -140,7 +141,7 @@ class DiskRoom:
     def take(self, holder: str | None, count: int, held: int = 0) -> None:
         """Claim bytes for any holder. Raises `DiskFull`."""
         with self._lock:
-            room = free_bytes(self._folder) - self.reserve - self._claimed
+            room = files.free_bytes(self._folder) - self.reserve - self._claimed
             if count > max(0, room):
                 reserved = f" beside {size(self.reserve)} that are kept for the journal" if self.reserve else ""
                 raise DiskFull(

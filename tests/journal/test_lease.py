@@ -12,10 +12,10 @@ from app.backup import back_up
 from app.domain.errors import FieldOutOfRange, NotDurable
 from app.domain.leases import NOBODYS, Lease
 from app.domain.values import SessionId
-from app.journal import lease, lease_table
+from app.journal import lease
 from app.journal.journal import FILE_NAME, Journal
 from app.journal.lease import FolderLease, FolderLock
-from app.journal.lease_table import find_lease
+from app.journal.store import NEWS_BYTES, NEWS_NAME, find_lease
 from tests.file_sizes import largest_file
 from tests.journal.building import change, execute, histories, started
 
@@ -180,20 +180,20 @@ def test_a_lock_that_another_server_has_replaced_is_held_no_more(tmp_path: Path)
     waited.close()
 
 
-NO_ROOM = lease_table.SIZE
+NO_ROOM = NEWS_BYTES
 """Bytes of the largest file: that of the news may be as large, and the journal has no room."""
 
 
 def test_a_lease_is_renewed_where_the_journal_takes_nothing(tmp_path: Path, on: On, shared: bool) -> None:
     first = started(tmp_path, LONG_S)
     freeze(first)
-    news, row = (tmp_path / lease_table.NAME).read_bytes(), found(tmp_path)
+    news, row = (tmp_path / NEWS_NAME).read_bytes(), found(tmp_path)
     lapse(first)
     with largest_file(NO_ROOM):
         assert renew(first)
     assert not first.state.is_fenced
     assert found(tmp_path) == row
-    assert (tmp_path / lease_table.NAME).read_bytes() != news
+    assert (tmp_path / NEWS_NAME).read_bytes() != news
     assert renew(first)
     assert found(tmp_path) == row.renewed()
     first.close()
@@ -207,22 +207,22 @@ def test_a_holder_without_room_learns_that_it_has_lost_the_folder(
     on("two")
     second = take(tmp_path, LONG_S)
     freeze(second)
-    news = (tmp_path / lease_table.NAME).read_bytes()
+    news = (tmp_path / NEWS_NAME).read_bytes()
     with largest_file(NO_ROOM):
         assert not renew(first)
     assert held(first).is_lost
-    assert (tmp_path / lease_table.NAME).read_bytes() == news
+    assert (tmp_path / NEWS_NAME).read_bytes() == news
 
 
 def lost_news(folder: Path) -> None:
-    (folder / lease_table.NAME).unlink()
+    (folder / NEWS_NAME).unlink()
 
 
 def test_a_folder_whose_news_cannot_be_read_is_not_taken(tmp_path: Path, take: Take, on: On) -> None:
     """A holder without room may live, and say so there."""
     freeze(take(tmp_path, SHORT_S))
     lost_news(tmp_path)
-    (tmp_path / lease_table.NAME).mkdir()
+    (tmp_path / NEWS_NAME).mkdir()
     on("two")
     before = found(tmp_path)
     with pytest.raises(FieldOutOfRange, match=r"cannot use .*/renewals, .*: Is a directory; "):
@@ -246,7 +246,7 @@ def test_a_holder_whose_files_are_not_those_that_others_look_at_renews_nothing(
     folder = tmp_path / "state"
     first = take(folder, LONG_S)
     freeze(first)
-    news = (folder / lease_table.NAME).read_bytes()
+    news = (folder / NEWS_NAME).read_bytes()
     loses(folder)
     lapse(first)
     with largest_file(NO_ROOM):
@@ -254,12 +254,12 @@ def test_a_holder_whose_files_are_not_those_that_others_look_at_renews_nothing(
     assert first.state.is_fenced
     if loses is replaced_journal:
         assert not renew(first)
-        assert (folder / lease_table.NAME).read_bytes() == news
+        assert (folder / NEWS_NAME).read_bytes() == news
     else:
-        assert not (folder / lease_table.NAME).exists()
+        assert not (folder / NEWS_NAME).exists()
 
 
-@pytest.mark.parametrize("room", [0, lease_table.SIZE - 1])
+@pytest.mark.parametrize("room", [0, NEWS_BYTES - 1])
 def test_a_lease_without_room_for_news_is_not_taken(tmp_path: Path, take: Take, on: On, room: int) -> None:
     Journal(tmp_path).close()
     with (
