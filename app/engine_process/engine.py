@@ -137,7 +137,13 @@ class Stalls:
 
     def news(self) -> Stalled | GoesOn | None:
         """What has changed since this was last asked."""
-        now, before = self._stall(), self._told
+        before: Stalled | None = self._told
+        now: Stalled | None = None
+        if self.silent_s >= SILENT_S:
+            ends_turns = self.silent_s >= UNHEARD_S
+            now = Stalled(f"its process has said nothing for {self.silent_s:.0f} s", ends_turns)
+        elif self.busy_s >= self._stuck_s:
+            now = Stalled(f"it has been busy with one thing for {self.busy_s:.0f} s", ends_turns=True)
         if now is None:
             self._told = None
             return None if before is None else GoesOn()
@@ -145,14 +151,6 @@ class Stalls:
             return None
         self._told = now
         return now
-
-    def _stall(self) -> Stalled | None:
-        if self.silent_s >= SILENT_S:
-            ends_turns = self.silent_s >= UNHEARD_S
-            return Stalled(f"its process has said nothing for {self.silent_s:.0f} s", ends_turns)
-        if self.busy_s >= self._stuck_s:
-            return Stalled(f"it has been busy with one thing for {self.busy_s:.0f} s", ends_turns=True)
-        return None
 
 
 LOOK_S = 0.5

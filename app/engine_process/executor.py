@@ -323,7 +323,10 @@ class EngineExecutor:
         if isinstance(event, Notice):
             self._on_notice(event)
         elif isinstance(event, Lost):
-            self._lose(event.reason)
+            self.stall = None
+            self.failure, self._is_restarting, self._is_back = event.reason, True, False
+            self.losses += 1
+            self._fail_all(EngineRestarting(event.reason))
         elif isinstance(event, Stalled):
             self._note_stall(event)
         elif isinstance(event, GoesOn):
@@ -354,12 +357,6 @@ class EngineExecutor:
         error = EngineStalled(stalled.reason, refused=False)
         self._end_turns(error)
         self._dispatch([Failed(ticket, error) for ticket in self._impatient])
-
-    def _lose(self, reason: str) -> None:
-        self.stall = None
-        self.failure, self._is_restarting, self._is_back = reason, True, False
-        self.losses += 1
-        self._fail_all(EngineRestarting(reason))
 
     def _give_up(self, reason: str) -> None:
         self.stall = None

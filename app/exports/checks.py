@@ -98,15 +98,11 @@ class SnapshotChecks:
             _require(not made.only or _are_runs(made), "positions")
             _require(1 <= made.boundary <= self._info.num_layers, "boundary")
             self._check_edit(made.edit, rows=made.end - made.first)
-        deepest = self._most_at_one_position(interventions)
-        _require(deepest <= MAX_PASS_EDITS, f"interventions: more than {MAX_PASS_EDITS} at one position")
-
-    def _most_at_one_position(self, interventions: tuple[Intervention, ...]) -> int:
-        """How many edits some position has."""
-        depth = np.zeros(len(self._history) + 1, np.int64)
+        edits_at = np.zeros(len(self._history) + 1, np.int64)
         for run in (run for made in interventions for run in made.runs):
-            depth[run.first : run.end : run.step] += 1
-        return int(depth.max())
+            edits_at[run.first : run.end : run.step] += 1
+        deepest = int(edits_at.max())
+        _require(deepest <= MAX_PASS_EDITS, f"interventions: more than {MAX_PASS_EDITS} at one position")
 
     def _check_edit(self, edit: Edit, rows: int | None = None) -> None:
         """`rows` is how many positions the edit was made at, by whatever factor; one that is still to be made has a row

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from app.domain.breakpoints import Edit, TensorData
+from app.domain.breakpoints import TensorData
 from app.domain.errors import NotDurable
 from app.domain.values import JournalState, ModelInfo
 from app.journal import lease as leases
@@ -118,18 +118,14 @@ def bytes_of(entry: Entry) -> int:
             responses = sum(len(each.body) for each in entry.responses)
             keyed = sum(TOKEN_BYTES * len(each.turn.token_ids) for each in entry.keyed if each.turn is not None)
             own = len(entry.token_ids) + len(entry.record.metadata)
-            return own + sum(_tensors(edits).values()) + responses + keyed
+            tensors = {id(each.vector.data): len(each.vector.data) for each in edits if each.vector is not None}
+            return own + sum(tensors.values()) + responses + keyed  # many edits may share a tensor
         case TensorData():
             return len(entry.data)
         case ResponseRecord():
             return len(entry.body)
         case Departed() | None:
             return 0
-
-
-def _tensors(edits: list[Edit]) -> dict[int, int]:
-    """Bytes of each tensor, which many edits may share."""
-    return {id(edit.vector.data): len(edit.vector.data) for edit in edits if edit.vector is not None}
 
 
 def _require_room(count: int, free: int) -> None:

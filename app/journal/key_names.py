@@ -26,7 +26,10 @@ def rename_tenants(connection: sqlite3.Connection, names: Mapping[str, str], fen
     Raises `sqlite3.Error`, and what `fence` raises; then nothing has changed.
     """
     known = {name: (salt, digest) for name, salt, digest in connection.execute("SELECT * FROM api_key")}
-    before = {name: _name_of(sha256, known) for name, sha256 in names.items()}
+    before: dict[str, str | None] = dict.fromkeys(names)
+    """The name that each key had last; None: it is new here, or from before there were such names."""
+    for name, sha256 in names.items():
+        before[name] = next((old for old, (salt, digest) in known.items() if _salted(sha256, salt) == digest), None)
     if all(name == before[name] for name in names):
         return
     renames = {old or names[name][:OLD_NAME_DIGITS]: name for name, old in before.items()}
@@ -53,11 +56,6 @@ def rename_tenants(connection: sqlite3.Connection, names: Mapping[str, str], fen
             if before[name] is None:
                 salt = secrets.token_bytes(hashlib.blake2b.SALT_SIZE)
                 connection.execute("INSERT INTO api_key VALUES (?, ?, ?)", (name, salt, _salted(names[name], salt)))
-
-
-def _name_of(sha256: str, known: Mapping[str, tuple[bytes, bytes]]) -> str | None:
-    """The name that the key had last; None: it is new here, or from before there were such names."""
-    return next((name for name, (salt, digest) in known.items() if _salted(sha256, salt) == digest), None)
 
 
 def _salted(sha256: str, salt: bytes) -> bytes:

@@ -104,8 +104,8 @@ class SessionRegistry:
             charges,
             self.side_work,
             self.tool_waits,
-            max_turns=settings.max_turns,
-            traces=traces,
+            settings.max_turns,
+            traces,
         )
 
     def new_id(self) -> SessionId:

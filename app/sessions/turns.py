@@ -7,7 +7,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -60,41 +60,27 @@ class TurnRequest:
     """The request with an `Idempotency-Key` that asks for it."""
 
 
+@dataclass(eq=False)
 class Turns:
     """The turns of all open sessions. At most `max_turns` of each owner run or wait at once, but for turns
     that were paused. Used on the event loop only.
     """
 
-    def __init__(
-        self,
-        executor: EngineExecutor,
-        table: SessionTable,
-        keeper: SessionKeeper,
-        tokens: Tokens,
-        metrics: Metrics,
-        pauses: Pauses,
-        charges: Charges,
-        side_work: SideWork,
-        tool_waits: ToolWaits,
-        *,
-        max_turns: int,
-        traces: SpanTraces | None,
-    ) -> None:
-        self._executor = executor
-        self._table = table
-        self._keeper = keeper
-        self._tokens = tokens
-        self._metrics = metrics
-        self._charges = charges
-        self._side_work = side_work
-        self._max_turns = max_turns
-        self._tool_waits = tool_waits
-        self._traces = traces
-        self._pauses = pauses
-        self._known_grammars: OrderedDict[Grammar, None] = OrderedDict()
-        self.deadly = DeadlyTurns()
-        self.apart_tokens: Callable[[], int] = lambda: 0
-        """How many tokens without KV make a prompt that another server may compute; 0: none does."""
+    _executor: EngineExecutor
+    _table: SessionTable
+    _keeper: SessionKeeper
+    _tokens: Tokens
+    _metrics: Metrics
+    _pauses: Pauses
+    _charges: Charges
+    _side_work: SideWork
+    _tool_waits: ToolWaits
+    _max_turns: int
+    _traces: SpanTraces | None
+    _known_grammars: OrderedDict[Grammar, None] = field(default_factory=OrderedDict)
+    deadly: DeadlyTurns = field(default_factory=DeadlyTurns)
+    apart_tokens: Callable[[], int] = lambda: 0
+    """How many tokens without KV make a prompt that another server may compute; 0: none does."""
 
     async def compile_grammar(
         self, owner: str | None, sampling: SamplingParams, min_tokens: int, cleanup: AsyncExitStack

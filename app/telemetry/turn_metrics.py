@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -33,47 +34,31 @@ class TurnMetrics:
     """Turns of one server, in the given registry."""
 
     def __init__(self, own: CollectorRegistry) -> None:
-        self.prompt_tokens = Counter("djinn_prompt_tokens", "Context tokens that turns started from", registry=own)
-        self.generation_tokens = Counter("djinn_generation_tokens", "Tokens generated", registry=own)
-        self.recomputed_tokens = Counter("djinn_recomputed_tokens", "Tokens whose KV had been lost", registry=own)
-        self.cache_queries = Counter("djinn_prefix_cache_queries", "Tokens looked up in the KV", registry=own)
-        self.cache_hits = Counter("djinn_prefix_cache_hits", "Tokens whose KV was there already", registry=own)
-        self.first_token = seconds("djinn_time_to_first_token_seconds", "From submit to first token", TURN_BUCKETS, own)
-        self.inter_token = seconds(
-            "djinn_inter_token_latency_seconds", "Between two tokens of a turn", TOKEN_BUCKETS, own
+        count, turns = partial(Counter, registry=own), partial(seconds, buckets=TURN_BUCKETS, registry=own)
+        checkpoints = partial(seconds, buckets=CHECKPOINT_BUCKETS, registry=own)
+        self.prompt_tokens = count("djinn_prompt_tokens", "Context tokens that turns started from")
+        self.generation_tokens = count("djinn_generation_tokens", "Tokens generated")
+        self.recomputed_tokens = count("djinn_recomputed_tokens", "Tokens whose KV had been lost")
+        self.cache_queries = count("djinn_prefix_cache_queries", "Tokens looked up in the KV")
+        self.cache_hits = count("djinn_prefix_cache_hits", "Tokens whose KV was there already")
+        self.first_token = turns("djinn_time_to_first_token_seconds", "From submit to first token")
+        between = "Between two tokens of a turn"
+        self.inter_token = seconds("djinn_inter_token_latency_seconds", between, TOKEN_BUCKETS, own)
+        self.queue = turns("djinn_turn_queue_seconds", "From submit to start, without the wait for KV on its way")
+        self.restore = turns("djinn_turn_restore_seconds", "Wait for KV on its way, of turns that had to wait for it")
+        with_history = "From submit to first token, of turns that go on with a history"
+        self.resumed_first_token = turns("djinn_resumed_first_token_seconds", with_history)
+        parts, spent = ("queue", "restore", "prefill"), "What those seconds were spent on"
+        self.resumed_waits = labelled("djinn_resumed_wait_seconds", spent, "part", parts, own)
+        kept = "Engine time to keep the residual stream of a turn that pauses"
+        self.checkpoint_save = checkpoints("djinn_checkpoint_save_seconds", kept)
+        put_back = (
+            "Engine time to put the residual stream of a resumed turn back into the batch, or on a GPU to launch that"
         )
-        self.queue = seconds(
-            "djinn_turn_queue_seconds", "From submit to start, without the wait for KV on its way", TURN_BUCKETS, own
-        )
-        self.restore = seconds(
-            "djinn_turn_restore_seconds", "Wait for KV on its way, of turns that had to wait for it", TURN_BUCKETS, own
-        )
-        self.resumed_first_token = seconds(
-            "djinn_resumed_first_token_seconds",
-            "From submit to first token, of turns that go on with a history",
-            TURN_BUCKETS,
-            own,
-        )
-        parts = ("queue", "restore", "prefill")
-        self.resumed_waits = labelled(
-            "djinn_resumed_wait_seconds", "What those seconds were spent on", "part", parts, own
-        )
-        self.checkpoint_save = seconds(
-            "djinn_checkpoint_save_seconds",
-            "Engine time to keep the residual stream of a turn that pauses",
-            CHECKPOINT_BUCKETS,
-            own,
-        )
-        self.checkpoint_restore = seconds(
-            "djinn_checkpoint_restore_seconds",
-            "Engine time to put the residual stream of a resumed turn back into the batch, or on a GPU to launch that",
-            CHECKPOINT_BUCKETS,
-            own,
-        )
-        self.resume_dispatch = seconds(
-            "djinn_resume_dispatch_seconds", "Engine time to carry out the command to resume", CHECKPOINT_BUCKETS, own
-        )
-        self.turn = seconds("djinn_turn_seconds", "From submit to end", TURN_BUCKETS, own)
+        self.checkpoint_restore = checkpoints("djinn_checkpoint_restore_seconds", put_back)
+        carried_out = "Engine time to carry out the command to resume"
+        self.resume_dispatch = checkpoints("djinn_resume_dispatch_seconds", carried_out)
+        self.turn = turns("djinn_turn_seconds", "From submit to end")
         self.finished = labelled("djinn_turns_finished", "Turns that ended", "finished_reason", FinishReason, own)
         self.failed = Counter("djinn_turns_failed", "Turns that failed", ["code"], registry=own)
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
@@ -51,6 +52,7 @@ MESSAGE_TOO_BIG = 1009
 """The code with which a WebSocket is closed (RFC 6455, 7.4.1)."""
 
 
+@dataclass
 class BodyLimitMiddleware:
     """Refuses a declared length at once and counts the rest as it arrives.
 
@@ -64,17 +66,10 @@ class BodyLimitMiddleware:
     FastAPI's own `max_body_size` does the same, but answers a declared length with a plain-text body.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        max_bytes: int,
-        routes: Mapping[tuple[str, str], Callable[[Scope], int]],
-        budget: Budget,
-    ) -> None:
-        self.app = app
-        self.max_bytes = max_bytes
-        self.routes = routes
-        self.budget = budget
+    app: ASGIApp
+    max_bytes: int
+    routes: Mapping[tuple[str, str], Callable[[Scope], int]]
+    budget: Budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -291,7 +286,11 @@ async def refuse_unread(request: Request) -> None:
     """
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
-    _check_query(request, takes_query=bool(route.dependant.query_params))
+    for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
+        if not route.dependant.query_params:
+            raise FieldOutOfRange(f"{name}: this route takes no query parameters", param=name)
+        if count > 1:
+            raise FieldOutOfRange(f"{name}: give it once, not {count} times", param=name)
     takes_body = route.body_field is not None or "requestBody" in (route.openapi_extra or {})
     if takes_body:
         return
@@ -300,15 +299,6 @@ async def refuse_unread(request: Request) -> None:
         start = (start + chunk.translate(None, WHITESPACE))[: len(EMPTY_OBJECT) + 1]
     if start not in (b"", EMPTY_OBJECT):
         raise FieldOutOfRange("body: this route takes none", param="body")
-
-
-def _check_query(request: Request, *, takes_query: bool) -> None:
-    counts = Counter(name for name, _ in request.query_params.multi_items())
-    for name, count in counts.items():
-        if not takes_query:
-            raise FieldOutOfRange(f"{name}: this route takes no query parameters", param=name)
-        if count > 1:
-            raise FieldOutOfRange(f"{name}: give it once, not {count} times", param=name)
 
 
 def matched(scope: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -155,7 +155,12 @@ def describe_validation(request: Request, error: RequestValidationError) -> Djin
         return FieldOutOfRange("the body has a field whose name is not Unicode: half of a surrogate pair")
     if first["loc"] == ("body",) and first["type"] != "value_error":
         return MalformedRequest("the body must be a JSON object, sent with Content-Type: application/json")
-    return _refusal(_described_in(request, problem) for problem in problems[:SHOWN_PROBLEMS])
+    told = []
+    for problem in problems[:SHOWN_PROBLEMS]:
+        place, *location = problem["loc"]
+        field, words = _describe(_schema(request, place), problem, location)
+        told.append((field, words + (ELSEWHERE.get(place, "") if problem["type"] == "missing" else "")))
+    return _refusal(told)
 
 
 def describe_body(model: type[BaseModel], error: ValidationError) -> DjinnError:
@@ -166,13 +171,6 @@ def describe_body(model: type[BaseModel], error: ValidationError) -> DjinnError:
 def described(model: type[BaseModel], error: ValidationError) -> Iterator[tuple[str, str]]:
     """Each field of the model that has a problem, and what is wrong with it."""
     return (_describe(schema_of(model), dict(problem), problem["loc"]) for problem in error.errors())
-
-
-def _described_in(request: Request, problem: dict[str, Any]) -> tuple[str, str]:
-    """The field that `problem` is about, and what is wrong with it. A missing one is looked for in the body first."""
-    place, *location = problem["loc"]
-    field, words = _describe(_schema(request, place), problem, location)
-    return field, words + (ELSEWHERE.get(place, "") if problem["type"] == "missing" else "")
 
 
 def _refusal(problems: Iterable[tuple[str, str]]) -> DjinnError:

@@ -8,6 +8,7 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from app.domain.errors import FieldOutOfRange, TooManyConnections
 from app.telemetry.metrics import ConnectionMetrics, Refused
@@ -40,23 +41,17 @@ class AcceptedSocket(socket.socket):
             self.on_close(socket.socket(self.family, self.type, self.proto, fileno=self.detach()))
 
 
+@dataclass(eq=False)
 class Listener:
     """Takes the connections of one bound socket, within the caps of `table`, from `start` to `close`."""
 
-    def __init__(
-        self,
-        bound: socket.socket,
-        table: ConnectionTable,
-        metrics: ConnectionMetrics,
-        make_protocol: Callable[[Connection], asyncio.Protocol],
-    ) -> None:
-        self._bound = bound
-        self._table = table
-        self._metrics = metrics
-        self._make_protocol = make_protocol
-        self._opening: set[asyncio.Task[None]] = set()
-        self._lingering = Lingering()
-        self._retry: asyncio.TimerHandle | None = None
+    _bound: socket.socket
+    _table: ConnectionTable
+    _metrics: ConnectionMetrics
+    _make_protocol: Callable[[Connection], asyncio.Protocol]
+    _opening: set[asyncio.Task[None]] = field(default_factory=set)
+    _lingering: Lingering = field(default_factory=Lingering)
+    _retry: asyncio.TimerHandle | None = None
 
     def start(self, backlog: int) -> None:
         """Listen. Call on the running event loop."""

@@ -51,7 +51,8 @@ class StaticFolder:
             return Response(
                 status_code=304, headers={name: value for name, value in headers.items() if name != "Content-Type"}
             )
-        if gzipped is not None and _takes_gzip(request.headers.getlist("accept-encoding")):
+        accepted = ",".join(request.headers.getlist("accept-encoding")).split(",")
+        if gzipped is not None and any(map(GZIP_ACCEPTED.fullmatch, accepted)):
             return Response(gzipped, headers={**headers, "Content-Encoding": "gzip"})
         return Response(content, headers=headers)
 
@@ -86,8 +87,3 @@ def _names(fields: Iterable[str], etag: str) -> bool:
     """Whether `If-None-Match` names the tag (RFC 9110, 13.1.2)."""
     given = {each.strip().removeprefix("W/") for field in fields for each in field.split(",")}
     return not given.isdisjoint(("*", etag.removeprefix("W/")))
-
-
-def _takes_gzip(fields: Iterable[str]) -> bool:
-    """Whether `Accept-Encoding` allows gzip."""
-    return any(GZIP_ACCEPTED.fullmatch(each) for field in fields for each in field.split(","))
