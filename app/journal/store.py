@@ -6,7 +6,8 @@ import os
 import secrets
 import sqlite3
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -285,14 +286,9 @@ class JournalStore:
         """That of the folder; None: others have the file for long. Raises `FieldOutOfRange` if it is damaged, or its
         news cannot be read.
         """
-        try:
+        with self._unless_busy():
             return self._look_at_lease()
-        except OSError as error:
-            raise refusals.no_news(self._renewals.path, error) from error
-        except sqlite3.DatabaseError as error:
-            if _is_busy(error):
-                return None
-            raise refusals.unusable(self._path, error) from error
+        return None
 
     def take_lease(self, found: Lease, taken: Lease) -> bool:
         """Put `taken` in the place of `found`, which has been seen. False, and nothing is done, if it has changed
@@ -300,21 +296,26 @@ class JournalStore:
         """
         self._connection.execute("PRAGMA synchronous = FULL")
         try:
-            with self._connection:
+            with self._unless_busy(), self._connection:
                 self._connection.execute("BEGIN IMMEDIATE")
-                is_unchanged = self._look_at_lease() == found
-                if is_unchanged:
+                if self._look_at_lease() == found:
                     self._connection.execute(LEASE_TABLE)
                     put_lease(self._connection, taken)
-            return is_unchanged
+                    return True
+            return False
+        finally:
+            self._connection.execute(f"PRAGMA synchronous = {self._modes[1]}")
+
+    @contextmanager
+    def _unless_busy(self) -> Iterator[None]:
+        """Ends the block, and goes on behind it, if others have the file for long. Raises like `lease`."""
+        try:
+            yield
         except OSError as error:
             raise refusals.no_news(self._renewals.path, error) from error
         except sqlite3.DatabaseError as error:
-            if _is_busy(error):
-                return False
-            raise refusals.unusable(self._path, error) from error
-        finally:
-            self._connection.execute(f"PRAGMA synchronous = {self._modes[1]}")
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:  # its extended codes have more bits
+                raise refusals.unusable(self._path, error) from error
 
     def _look_at_lease(self) -> Lease:
         return replace(find_lease(self._connection), news=self._renewals.read())
@@ -373,10 +374,6 @@ class JournalStore:
 
     def _damaged(self, why: str) -> FieldOutOfRange:
         return refusals.damaged(self._path, why)
-
-
-def _is_busy(error: sqlite3.Error) -> bool:
-    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # its extended codes have more bits
 
 
 def _identity(model: ModelInfo) -> tuple[object, ...]:
