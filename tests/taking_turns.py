@@ -42,7 +42,7 @@ async def finish(turn: Turn) -> TurnFinished:
 
 async def assert_nothing_is_held(registry: SessionRegistry) -> None:
     memory = await registry.memory()
-    assert memory.kv_owned_bytes == 0
+    assert memory.device.owned_bytes == 0
     assert memory.running == memory.waiting == 0
 
 

@@ -59,7 +59,7 @@ async def everything_is_off_the_device(services: Services) -> None:
         while True:
             memory = await services.sessions.memory()
             assert memory.sessions == AGENTS
-            if not memory.kv_owned_bytes and set(memory.sessions_by_tier) <= {Tier.HOST, Tier.DISK, Tier.TO_DISK}:
+            if not memory.device.owned_bytes and set(memory.sessions_by_tier) <= {Tier.HOST, Tier.DISK, Tier.TO_DISK}:
                 break
             await asyncio.sleep(0.01)
     assert sum(memory.sessions_by_tier.values()) == AGENTS

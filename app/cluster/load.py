@@ -26,7 +26,7 @@ class Load:
     @classmethod
     def measured(cls, memory: MemoryMap, role: str = "both") -> Load:
         """That of an engine with such memory. Without a host tier nothing is free there."""
-        free = 1 - memory.kv_owned_bytes / max(1, memory.kv_total_bytes)
+        free = 1 - memory.device.owned_bytes / max(1, memory.device.total_bytes)
         host = memory.host
         host_free = 1 - host.owned_bytes / host.total_bytes if host.total_bytes else 0.0
         return cls(free, memory.running + memory.waiting, host_free, role)

@@ -58,7 +58,7 @@ class SessionMemory:
 
 @dataclass(frozen=True, slots=True)
 class TierUse:
-    """One lower tier: its budget, what sessions hold, what is only kept for reuse, in bytes."""
+    """KV in one tier: its budget, what sessions hold, what is only kept for reuse, in bytes."""
 
     total_bytes: int
     owned_bytes: int
@@ -139,9 +139,7 @@ class MemoryMap:
     """
 
     text: TextUse
-    kv_total_bytes: int
-    kv_owned_bytes: int
-    kv_cached_bytes: int
+    device: TierUse
     block_bytes: int
     block_tokens: int
     sessions: int

@@ -25,7 +25,7 @@ from app.domain.errors import DjinnError, EngineError, EngineRestarting, EngineS
 from app.domain.values import ModelInfo
 from app.engine_process.channel import Channel, Closed
 from app.engine_process.executor import Deliver, RemoteGrammars
-from app.engine_process.frames import Beat, Compiled, Dying, Frame, Load, Loaded, NotLoaded, Stop, decode, encode
+from app.engine_process.frames import Beat, Compiled, Dying, Frame, Load, Loaded, Stop, decode, encode
 from app.machine.cores import binding
 from app.machine.handover import send_socket
 from app.messages import Back, Command, GoesOn, Lost, Stalled, TurnFinished
@@ -378,9 +378,9 @@ class EngineProcess:
                     self._give_up(f"it has not loaded the model within {timeout_s:.0f} s")
                 continue
             frame = decode(data)
-            if isinstance(frame, Loaded):
-                return frame.info
-            if isinstance(frame, NotLoaded):
+            if isinstance(frame, Loaded) and frame.found is not None:
+                return frame.found
+            if isinstance(frame, Loaded) and frame.error is not None:
                 self._child.wait()
                 raise frame.error
             if isinstance(frame, Dying):

@@ -51,8 +51,8 @@ from app.settings import EngineSettings, Settings
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """To the engine, before all else: load this model, which is on the disk already. Answered by `Loaded` or
-    `NotLoaded`. One with `only_find` may come before: all that is needed to find the model is imported then.
+    """To the engine, before all else: load this model, which is on the disk already. Answered by `Loaded`. One with
+    `only_find` may come before: all that is needed to find the model is imported then.
 
     KV files leave `reserve` bytes free on the disk of `disk`.
     """
@@ -122,16 +122,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """From the engine: it takes commands."""
+    """From the engine: it takes commands; or it cannot run with these settings, and the process ends."""
 
-    info: ModelInfo
-
-
-@dataclass(frozen=True, slots=True)
-class NotLoaded:
-    """From the engine: it cannot run with these settings. The process ends."""
-
-    error: DjinnError
+    found: ModelInfo | None
+    error: DjinnError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +151,7 @@ class Dying:
 
 
 ToEngine = Load | Compile | Release | Prepare | Stop
-FromEngine = Loaded | NotLoaded | Compiled | Beat | Dying
+FromEngine = Loaded | Compiled | Beat | Dying
 
 
 T = TypeVar("T")

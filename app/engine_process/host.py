@@ -22,7 +22,6 @@ from app.engine_process.frames import (
     Dying,
     Load,
     Loaded,
-    NotLoaded,
     Prepare,
     Release,
     Stop,
@@ -75,7 +74,7 @@ def serve(channel: Channel, sockets: socket.socket) -> int:
     try:
         engine = load_engine(load.find_model(), load.engine, load.disk_room(), die)
     except DjinnError as error:
-        channel.send(encode(NotLoaded(error)))
+        channel.send(encode(Loaded(None, error)))
         channel.drain(FLUSH_S)
         return FAILED
     host = _Host(channel, sockets, engine)

@@ -31,7 +31,7 @@ from app.text.generation import TextRule
 from app.wire.base import MAX_COUNT, TokenId, WireModel
 from app.wire.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from app.wire.sessions import SessionLabels
-from app.wire.turns import SamplingFields, StructuredOutputs
+from app.wire.turns import WITH_DEFAULTS, SamplingFields, StructuredOutputs
 
 DIGEST_BYTES = 16
 """Of what stands for a tensor in a snapshot."""
@@ -73,22 +73,15 @@ class TurnFields(SamplingFields):
     @classmethod
     def of(cls, sampling: SamplingParams, stop: StopRule, rule: TextRule) -> Self:
         """Those that lead to these."""
+        penalties = ("presence_penalty", "frequency_penalty")
         return cls(
+            **{name: getattr(sampling, name) for name in ("seed", "logprobs", *WITH_DEFAULTS, *penalties)},
             max_tokens=stop.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty,
-            seed=sampling.seed,
             stop=list(rule.stop),
             stop_token_ids=sorted(stop.stop_token_ids),
             ignore_eos=True,
             min_tokens=stop.min_tokens,
             logit_bias=dict(sampling.logit_bias),
-            logprobs=sampling.logprobs,
             structured_outputs=None if sampling.grammar is None else StructuredOutputs.of(sampling.grammar),
         )
 

@@ -56,10 +56,6 @@ class Outcome:
     """Whether it takes nothing because there is no room."""
 
 
-class _NoRoom(Exception):
-    """Said of a change before SQLite tries: its log would keep the last of the disk after a failure."""
-
-
 def attempt(
     store: JournalStore, batch: WriteBatch, free_bytes: Callable[[], int], *, has_failed: bool = False
 ) -> Outcome:
@@ -129,14 +125,17 @@ def bytes_of(entry: Entry) -> int:
 
 
 def _require_room(count: int, free: int) -> None:
+    """Raise what SQLite raises, before it tries: its log would keep the last of the disk after a failure."""
     if COPIES * count > free:
-        raise _NoRoom(f"the disk is full: {COPIES * count} bytes are needed, {free} are free")
+        error = sqlite3.OperationalError(f"the disk is full: {COPIES * count} bytes are needed, {free} are free")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
 
 
 def _is_full(error: Exception) -> bool:
     """Whether the disk, or what SQLite may have of it, has no room for what was written."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return isinstance(error, _NoRoom) or code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 FILE_NAME = "journal.sqlite3"

@@ -10,7 +10,7 @@ from app.settings.values import Budget, none_if_auto, none_or_path, not_empty
 
 
 class ModelSettings(BaseModel):
-    """Which model, on which device, in which types."""
+    """Which model, on which device, in which types; the device's memory, host memory and the disk."""
 
     model: str = Field(
         "smollm2-135m-instruct", description="a pulled name, a folder, a .gguf file, a hub id or random:SHAPE"
@@ -57,11 +57,6 @@ class ModelSettings(BaseModel):
     cuda_graphs: bool | None = Field(
         None, description="decode as CUDA graphs, cut where a session is being debugged (default: yes, on a GPU)"
     )
-
-
-class MemorySettings(BaseModel):
-    """The device, host memory and the disk."""
-
     weights_device: Annotated[ByteSize | None, BeforeValidator(none_if_auto)] = Field(
         None,
         description="weights on the device, such as 2GiB; each step streams the others through it, layer by layer. "

@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from app.domain.homes import REPLICA_NAME
 from app.domain.values import KVBudget, KVPolicy
 from app.settings.access import AccessSettings
-from app.settings.model import MemorySettings, ModelSettings
+from app.settings.model import ModelSettings
 from app.settings.values import none_or_path
 
 DRAFT_TOKENS = 7
@@ -190,7 +190,7 @@ def variables() -> dict[str, str]:
 
 
 # Flags are in the order of fields, and those of the last base come first.
-class Settings(LimitSettings, MemorySettings, ModelSettings, ClusterSettings, AccessSettings, BaseSettings):
+class Settings(LimitSettings, ModelSettings, ClusterSettings, AccessSettings, BaseSettings):
     """Each has a flag of `djinn serve`, and `DJINN_<NAME>` sets the same from the environment; a flag wins.
 
     Here are those of no group, and the rules that hold between groups.

@@ -158,7 +158,7 @@ def engine_metrics(memory: MemoryMap | None, *, is_up: bool) -> Iterator[Metric]
 
 
 def _memory_metrics(memory: MemoryMap) -> Iterator[Metric]:
-    used, stack = memory.kv_owned_bytes / memory.kv_total_bytes, memory.stack
+    used, stack = memory.device.owned_bytes / memory.device.total_bytes, memory.stack
     for name, about, gauge in (
         ("djinn_sessions", "Open sessions", memory.sessions),
         ("djinn_turns_running", "Turns that the engine works on", memory.running),
@@ -185,11 +185,9 @@ def _memory_metrics(memory: MemoryMap) -> Iterator[Metric]:
 
 def _bytes(memory: MemoryMap) -> Metric:
     found = GaugeMetricFamily("djinn_kv_bytes", "Bytes for KV", labels=["tier", "kind"])
-    device = (memory.kv_total_bytes, memory.kv_owned_bytes, memory.kv_cached_bytes)
-    lower = ((use.total_bytes, use.owned_bytes, use.cached_bytes) for use in (memory.host, memory.disk))
-    for tier, figures in zip((Tier.DEVICE, Tier.HOST, Tier.DISK), (device, *lower), strict=True):
-        for kind, figure in zip(("total", "owned", "cached"), figures, strict=True):
-            found.add_metric([tier, kind], figure)
+    for tier, use in ((Tier.DEVICE, memory.device), (Tier.HOST, memory.host), (Tier.DISK, memory.disk)):
+        for kind in ("total", "owned", "cached"):
+            found.add_metric([tier, kind], getattr(use, f"{kind}_bytes"))
     return found
 
 

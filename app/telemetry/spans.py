@@ -60,14 +60,8 @@ def at_begin(turn: TurnStart) -> Attributes:
     if turn.owner is not None:
         known["djinn.tenant"] = turn.owner
     if (sampling := turn.sampling) is not None:
-        known |= {
-            "gen_ai.request.seed": sampling.seed,
-            "gen_ai.request.temperature": sampling.temperature,
-            "gen_ai.request.top_p": sampling.top_p,
-            "gen_ai.request.top_k": sampling.top_k,
-            "gen_ai.request.presence_penalty": sampling.presence_penalty,
-            "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
-        }
+        names = ("seed", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
+        known |= {f"gen_ai.request.{name}": getattr(sampling, name) for name in names}
     return known
 
 

@@ -27,7 +27,7 @@ class TierView(View):
         return self.model_copy(update={"owned_bytes": owned_bytes, "cached_bytes": 0})
 
 
-class DataView(BaseModel):
+class DataView(View):
     """KV in every tier, in blocks of `block_tokens` tokens that take `block_bytes`."""
 
     device: TierView
@@ -35,21 +35,6 @@ class DataView(BaseModel):
     disk: TierView
     block_bytes: int
     block_tokens: int
-
-    @classmethod
-    def of(cls, memory: MemoryMap) -> Self:
-        """The part of the engine's map that is KV."""
-        return cls(
-            device=TierView(
-                total_bytes=memory.kv_total_bytes,
-                owned_bytes=memory.kv_owned_bytes,
-                cached_bytes=memory.kv_cached_bytes,
-            ),
-            host=memory.host,
-            disk=memory.disk,
-            block_bytes=memory.block_bytes,
-            block_tokens=memory.block_tokens,
-        )
 
 
 class MovesView(View):
@@ -144,7 +129,7 @@ class MemoryView(BaseModel):
         """The wire form of the engine's map."""
         return cls(
             text=memory.text,
-            data=DataView.of(memory),
+            data=memory,
             stack=memory.stack,
             policy=policy,
             moves=memory.moves,
@@ -163,7 +148,7 @@ class MemoryView(BaseModel):
     @classmethod
     def of_one(cls, memory: MemoryMap, policy: KVPolicy, sessions: Collection[Session]) -> Self:
         """What one tenant may see, which has these sessions."""
-        own, whole = TenantUseView.of(sessions), DataView.of(memory)
+        own, whole = TenantUseView.of(sessions), DataView.model_validate(memory)
         held = {"device": own.device_bytes, "host": own.host_bytes, "disk": own.disk_bytes}
         tiers = Counter(session.kv.tier for session in sessions)
         paused = [session.pause.info.bytes for session in sessions if session.pause is not None]
@@ -207,7 +192,7 @@ class MemoryEstimate(BaseModel):
             blocks=blocks,
             kv_bytes=kv_bytes,
             kv_bytes_per_token=memory.block_bytes // memory.block_tokens,
-            sessions_resident=memory.kv_total_bytes // kv_bytes,
+            sessions_resident=memory.device.total_bytes // kv_bytes,
             transfer_ms={way: speed and 1000 * kv_bytes / speed for way, speed in speeds.items()},
         )
 

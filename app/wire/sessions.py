@@ -158,6 +158,11 @@ class ForkView(BaseModel):
     tokens: int
 
 
+TIMES = ("created_at", "used_at", "returns_at", "expires_at")
+AS_THEY_ARE = ("id", "state", "phase", "residency", "kv", "metadata", *TIMES)
+"""Fields that a session has under the same names."""
+
+
 class SessionView(BaseModel):
     """A session. Times are Unix seconds; `tokens` is the length of its history. A paused one has a `checkpoint`, and
     `breakpoints` are the ids of those that are armed.
@@ -188,22 +193,13 @@ class SessionView(BaseModel):
         """The session as it is now."""
         origin = session.forked_from
         return cls(
-            id=session.id,
+            **{name: getattr(session, name) for name in AS_THEY_ARE},
             tenant=session.owner,
-            state=session.state,
-            phase=session.phase,
-            residency=session.residency,
             tokens=len(session.history),
-            kv=session.kv,
             checkpoint=session.pause and CheckpointView.of(session.pause.info, session.pause.expires_at),
             breakpoints=list(session.breakpoints),
             usage=SessionUsageView.of(session),
             forked_from=origin and ForkView(session_id=origin.session, tokens=origin.tokens),
-            metadata=session.metadata,
-            created_at=session.created_at,
-            used_at=session.used_at,
-            returns_at=session.returns_at,
-            expires_at=session.expires_at,
         )
 
     def seen_by(self, reader: str | None) -> Self:

@@ -73,9 +73,9 @@ def test_forks_go_their_own_ways_from_shared_blocks(driver: Driver, oracle: Any)
     parent = driver.open()
     start = prompt(4, 18)
     first = driver.answer(parent, start, 4)
-    before = driver.memory().kv_owned_bytes
+    before = driver.memory().device.owned_bytes
     children = [driver.fork_idle(parent) for _ in range(3)]
-    assert driver.memory().kv_owned_bytes == before
+    assert driver.memory().device.owned_bytes == before
     history = start + driver.tokens(first)
     turns = [driver.submit(child, [k], 6) for k, child in enumerate([parent, *children])]
     driver.finish(*turns)
@@ -206,7 +206,7 @@ def test_commands_that_make_no_sense_name_the_reason(driver: Driver) -> None:
     assert driver.end(turn).reason is FinishReason.CANCELLED
     with pytest.raises(NotFound):
         driver.submit(session, [1], 1)
-    assert driver.memory().kv_owned_bytes == 0
+    assert driver.memory().device.owned_bytes == 0
 
 
 def test_what_steps_take_makes_prefetches_begin_earlier(driver: Driver) -> None:

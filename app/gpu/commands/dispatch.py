@@ -307,9 +307,7 @@ class CommandHandler:
         placement, size = self._placement, self._placement.tiers.block_bytes
         return MemoryMap(
             text=self._text(),
-            kv_total_bytes=device.num_blocks * size,
-            kv_owned_bytes=device.owned * size,
-            kv_cached_bytes=device.cached * size,
+            device=TierUse(device.num_blocks * size, device.owned * size, device.cached * size),
             block_bytes=size,
             block_tokens=device.block_size,
             most_blocks=device.kept_for(sys.maxsize),

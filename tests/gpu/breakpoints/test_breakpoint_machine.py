@@ -304,7 +304,7 @@ class BreakpointMachine(RuleBasedStateMachine):
             self.driver.close(client.session)
         self.driver.move()
         memory = self.driver.memory()
-        assert memory.kv_owned_bytes == memory.host.owned_bytes == 0
+        assert memory.device.owned_bytes == memory.host.owned_bytes == 0
 
 
 class TieredBreakpointMachine(BreakpointMachine):

@@ -317,7 +317,7 @@ def test_nothing_waits_for_the_device_while_a_step_is_launched(on_gpu: TinyModel
         with waiting_forbidden():
             driver.take(driver.engine.launch())
         driver.take(driver.engine.collect())
-    assert driver.memory().kv_owned_bytes
+    assert driver.memory().device.owned_bytes
 
 
 @on_a_gpu

@@ -44,7 +44,7 @@ def test_io_wait_frees_the_device_and_ready_brings_everything_back(driver: Drive
     driver.move()
     found = driver.place(session)
     assert (found.tier, found.device_bytes) == (Tier.HOST, 0)
-    assert driver.memory().kv_owned_bytes == 0
+    assert driver.memory().device.owned_bytes == 0
     driver.signal(session, Phase.READY)
     assert driver.place(session).tier is Tier.DEVICE
     turn = driver.answer(session, [7], 6)

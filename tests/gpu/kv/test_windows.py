@@ -92,7 +92,7 @@ def test_thousands_of_tokens_take_the_room_of_a_window_in_every_tier(
         place = answer(prompt(len(history), 20))
         assert driver.end(turns[-1]).usage.tokens_recomputed == 0
     memory = driver.memory()
-    assert memory.kv_owned_bytes <= most
+    assert memory.device.owned_bytes <= most
     estimate = MemoryEstimate.of(memory, tokens, None)
     assert (estimate.kv_bytes, estimate.sessions_resident) == (most, 60 // MOST_BLOCKS)
 

@@ -133,7 +133,7 @@ def test_clients_are_told_the_same(invariant_llama: TinyModel) -> None:
     assert accepted(drafting)
     assert drafting.memory().drafts.drafted > accepted(drafting)
     assert not plain.memory().drafts.drafted
-    assert drafting.memory().kv_owned_bytes == 0
+    assert drafting.memory().device.owned_bytes == 0
 
 
 def test_greedy_answers_are_transformers_and_need_fewer_steps(tiny_llama: TinyModel) -> None:

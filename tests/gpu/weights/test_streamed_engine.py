@@ -125,12 +125,12 @@ def test_weights_lend_their_memory_to_sessions_that_compute(tiny_gpt2: TinyModel
     with streaming(tiny_gpt2, folder, 0.8) as streamed:
         for model in (tiny_gpt2, streamed):
             driver = BreakDriver(model.engine(blocks=16, host_blocks=200, policy=KVPolicy.SIGNAL))
-            kept, blocks = [driver.memory().text.kept_bytes], [driver.memory().kv_total_bytes]
+            kept, blocks = [driver.memory().text.kept_bytes], [driver.memory().device.total_bytes]
             turns = [driver.begin(driver.open(), prompt(seed, 20), 12) for seed in range(6)]
             while not all(turn.rests for turn in turns):
                 driver.advance()
                 kept.append(driver.memory().text.kept_bytes)
-                blocks.append(driver.memory().kv_total_bytes)
+                blocks.append(driver.memory().device.total_bytes)
             found.append([turn.tokens for turn in turns])
     assert found[0] == found[1]
     assert min(kept) < kept[0]
