@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeVar
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.positions import Run, Runs, clip_runs
@@ -301,17 +302,14 @@ class TensorTable:
         return hashlib.blake2b(data, digest_size=self._size).digest()
 
 
-def swapped_breakpoint(breakpoint: Breakpoint, swap: Swap) -> Breakpoint:
-    """The breakpoint with other data in the vectors of its edits."""
-    return replace(breakpoint, edits=tuple(swapped_edit(edit, swap) for edit in breakpoint.edits))
+T = TypeVar("T", Breakpoint, Intervention, Edit)
 
 
-def swapped_intervention(made: Intervention, swap: Swap) -> Intervention:
-    """The intervention with other data in its vector."""
-    edit = swapped_edit(made.edit, swap)
-    return made if edit is made.edit else replace(made, edit=edit)
-
-
-def swapped_edit(edit: Edit, swap: Swap) -> Edit:
-    """The edit with other data in its vector, if it has one."""
-    return edit if edit.vector is None else replace(edit, vector=replace(edit.vector, data=swap(edit.vector.data)))
+def swapped(value: T, swap: Swap) -> T:
+    """The same with other data in the vectors of its edits."""
+    if isinstance(value, Breakpoint):
+        return replace(value, edits=tuple(swapped(edit, swap) for edit in value.edits))
+    if isinstance(value, Intervention):
+        edit = swapped(value.edit, swap)
+        return value if edit is value.edit else replace(value, edit=edit)
+    return value if value.vector is None else replace(value, vector=replace(value.vector, data=swap(value.vector.data)))

@@ -18,8 +18,7 @@ from app.domain.breakpoints import (
     Swap,
     TensorData,
     TensorTable,
-    swapped_breakpoint,
-    swapped_intervention,
+    swapped,
 )
 from app.domain.text import has_more_values, is_nested_too_deep
 from app.domain.values import MAX_LABEL_BYTES, NEUTRAL, SamplingParams, StopRule, TokenLogprobs
@@ -179,9 +178,10 @@ class SessionSnapshot(_FailsFast, SessionLabels):
     def _swapped(self, swap: Swap, **changed: object) -> Self:
         turn = self.turn
         if turn is not None:
-            turn = turn.model_copy(update={"interventions": _swapped(turn.interventions, swap)})
-        breakpoints = tuple(swapped_breakpoint(each, swap) for each in self.breakpoints)
-        interventions = _swapped(self.interventions, swap)
+            made = tuple(swapped(each, swap) for each in turn.interventions)
+            turn = turn.model_copy(update={"interventions": made})
+        breakpoints = tuple(swapped(each, swap) for each in self.breakpoints)
+        interventions = tuple(swapped(each, swap) for each in self.interventions)
         return self.model_copy(
             update={"breakpoints": breakpoints, "interventions": interventions, "turn": turn, **changed}
         )
@@ -196,10 +196,6 @@ async def take_snapshot(
         return SessionSnapshot.of(session, None), None, None
     turn: PausedTurn = await registry.executor.call(partial(ReadPaused, session=session.id))
     return SessionSnapshot.of(session, PausedTurnSnapshot.of(turn, place)), turn, place
-
-
-def _swapped(interventions: tuple[Intervention, ...], swap: Swap) -> tuple[Intervention, ...]:
-    return tuple(swapped_intervention(made, swap) for made in interventions)
 
 
 MAX_VALUES = 1 << 18

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 
-from app.domain.breakpoints import Breakpoint, Intervention, Swap, TensorData, swapped_breakpoint, swapped_intervention
+from app.domain.breakpoints import Breakpoint, Intervention, Swap, TensorData, swapped
 from app.domain.homes import Home
 from app.domain.values import FinishReason, Phase, Residency, SessionId, TurnUsage
 
@@ -51,22 +51,20 @@ class InterventionChange:
 
 T = TypeVar("T", Breakpoint, Intervention)
 _CONFIG = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
-_TEXTS: dict[type, tuple[TypeAdapter[Any], Callable[[Any, Swap], Any]]] = {
-    Breakpoint: (TypeAdapter(tuple[Breakpoint, ...], config=_CONFIG), swapped_breakpoint),
-    Intervention: (TypeAdapter(tuple[Intervention, ...], config=_CONFIG), swapped_intervention),
+_FORMS: dict[type, TypeAdapter[Any]] = {
+    kind: TypeAdapter(tuple[kind, ...], config=_CONFIG)  # type: ignore[valid-type]
+    for kind in (Breakpoint, Intervention)
 }
 
 
 def to_json(kind: type[T], values: Iterable[T], swap: Swap) -> str:
     """Breakpoints or interventions as text; `swap` takes the data of each vector and gives its digest."""
-    form, swapped = _TEXTS[kind]
-    return form.dump_json(tuple(swapped(each, swap) for each in values)).decode()
+    return _FORMS[kind].dump_json(tuple(swapped(each, swap) for each in values)).decode()
 
 
 def from_json(kind: type[T], text: str, swap: Swap) -> tuple[T, ...]:
     """What `to_json` wrote; `swap` goes the way back. Raises `ValueError` for anything else."""
-    form, swapped = _TEXTS[kind]
-    return tuple(swapped(each, swap) for each in form.validate_json(text))
+    return tuple(swapped(each, swap) for each in _FORMS[kind].validate_json(text))
 
 
 TOKEN_BYTES = 4

@@ -10,6 +10,7 @@ import hashlib
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.domain.errors import BadRequest, DjinnError, KeyReused, MalformedRequest, TooLarge
@@ -50,9 +51,14 @@ class IdempotencyMiddleware:
             await self.app(scope, receive, send)
             return
         try:
-            key, body = _key(headers), await _whole(receive)
-            if body is not None:
-                await self._answer(scope, key, body, receive, send)
+            key = _key(headers)
+            try:
+                body = await Request(scope, receive).body()
+            except HTTPException as error:
+                raise TooLarge(error.detail) from error
+            except ClientDisconnect:
+                return
+            await self._answer(scope, key, body, receive, send)
         except DjinnError as error:
             is_of_another_api = isinstance(error, KeyReused) and not scope["path"].startswith(SESSIONS)
             await error_response(BadRequest(error) if is_of_another_api else error, scope)(scope, receive, send)
@@ -197,21 +203,6 @@ def _digest(scope: Scope, body: bytes) -> bytes:
     for part in (scope["path"].encode(), scope["query_string"], *named, body):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()
-
-
-async def _whole(receive: Receive) -> bytes | None:
-    """Read the body; None if the client disconnects first. Raises `DjinnError` if it is refused."""
-    parts: list[bytes] = []
-    while True:
-        try:
-            message = await receive()
-        except HTTPException as error:
-            raise TooLarge(error.detail) from error
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
 
 
 def _marked(send: Send) -> Send:
