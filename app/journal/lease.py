@@ -9,13 +9,15 @@ import secrets
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from app.domain.errors import Fenced, FieldOutOfRange
 from app.domain.leases import Lease, Tenure, Watch
 from app.journal import refusals
-from app.journal.store import JournalStore, Renewals, find_lease, release_lease, renew_in_place, renew_lease
+from app.journal.store import JournalStore, Renewals, find_lease, put_lease
 from app.machine.files import explain, make_writable
 from app.machine.memory import boot_time, machine_id
 
@@ -214,7 +216,9 @@ class FolderLease:
         self._tenure.ends_at = 0.0
         try:
             if not self.is_lost:
-                release_lease(self._connection, self._tenure.lease)
+                with self._mine() as found:
+                    if found is not None:
+                        put_lease(self._connection, found.released())
         except sqlite3.Error as error:
             logger.warning("the lease of the state folder could not be given back: %s", error)
         finally:
@@ -256,13 +260,30 @@ class FolderLease:
         """Renew it in the journal, or beside that if it takes nothing: a full disk must not end what needs no room."""
         if not os.path.samestat(self._opened, self._path.stat()):  # the folder was moved, or an older file put back
             raise OSError(f"another file is in the place of {self._path}")
-        mine = self._tenure.lease
         try:
-            return renew_lease(self._connection, mine)
+            with self._mine() as found:
+                renewed = None if found is None else found.renewed()
+                if renewed is not None:
+                    put_lease(self._connection, renewed)
+            return renewed
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in TAKES_NOTHING:  # its extended codes have more bits
                 raise
-        return renew_in_place(self._connection, self._renewals, mine)
+        with self._mine() as found:  # no server takes the lease between this look and the news
+            if found is None:
+                return None
+            self._renewals.write()
+        return self._tenure.lease
+
+    @contextmanager
+    def _mine(self) -> Iterator[Lease | None]:
+        """The folder's lease in a transaction, which may write nothing; None: another server has it. It may be ahead of
+        what this one knows: a write whose answer was lost.
+        """
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            found = find_lease(self._connection)
+            yield found if found.is_of(self._tenure.lease) else None
 
     def _lose(self) -> None:
         if not self._tenure.is_lost:

@@ -84,39 +84,6 @@ def find_lease(connection: sqlite3.Connection) -> Lease:
     return NOBODYS if found is None else Lease(*found)
 
 
-def renew_lease(connection: sqlite3.Connection, mine: Lease) -> Lease | None:
-    """Give the lease of `mine`'s holder news. None, and nothing is done, if another server has it."""
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        found = find_lease(connection)  # it may be ahead of `mine`: a write whose answer was lost
-        if not found.is_of(mine):
-            return None
-        renewed = found.renewed()
-        put_lease(connection, renewed)
-    return renewed
-
-
-def renew_in_place(connection: sqlite3.Connection, renewals: Renewals, mine: Lease) -> Lease | None:
-    """The same as `renew_lease` where the journal has no room. A transaction that writes nothing holds its lock
-    meanwhile: no server takes the lease between the look and the news. Raises `OSError` if there can be no news.
-    """
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        if not find_lease(connection).is_of(mine):
-            return None
-        renewals.write()
-    return mine
-
-
-def release_lease(connection: sqlite3.Connection, mine: Lease) -> None:
-    """Release the lease of `mine`'s holder, unless another server has it."""
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        found = find_lease(connection)
-        if found.is_of(mine):
-            put_lease(connection, found.released())
-
-
 def put_lease(connection: sqlite3.Connection, lease: Lease) -> None:
     """Write it into the row, in a transaction that has seen who holds the folder."""
     fields = (lease.epoch, lease.holder, lease.machine, lease.length_s, lease.renewals)
