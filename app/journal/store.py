@@ -253,9 +253,10 @@ class JournalStore:
         """That of the folder; None: others have the file for long. Raises `FieldOutOfRange` if it is damaged, or its
         news cannot be read.
         """
+        found: Lease | None = None
         with self._unless_busy():
-            return self._look_at_lease()
-        return None
+            found = self._look_at_lease()
+        return found
 
     def take_lease(self, found: Lease, taken: Lease) -> bool:
         """Put `taken` in the place of `found`, which has been seen. False, and nothing is done, if it has changed

@@ -6,10 +6,11 @@ import asyncio
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.domain.activations import PausedTurn
 from app.domain.errors import Busy, ContextTooLong, EngineAway, EngineStalled, FieldOutOfRange, WrongState
@@ -106,7 +107,8 @@ class Turns:
     async def compiled(self, grammar: Grammar) -> object:
         """The grammar, which the engine thread finds for as long as the result is held. Raises `FieldOutOfRange`."""
         self._executor.check()
-        return await asyncio.wrap_future(self._executor.engine.grammars.compile(grammar))
+        compiling: Future[Any] = self._executor.engine.grammars.compile(grammar)
+        return await asyncio.wrap_future(compiling)
 
     def start(
         self, session: Session, request: TurnRequest, cleanup: AsyncExitStack, charge: TurnCharge | None = None

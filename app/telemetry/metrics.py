@@ -173,7 +173,7 @@ def _memory_metrics(memory: MemoryMap) -> Iterator[Metric]:
     text = {"total": memory.text.total_bytes, "kept": memory.text.kept_bytes, "ring": memory.text.ring_bytes}
     weights = "Bytes of weights, and what the device has for them"
     yield _labelled(GaugeMetricFamily, "djinn_text_bytes", weights, "kind", text)
-    by_tier = {tier: memory.sessions_by_tier.get(tier, 0) for tier in Tier}
+    by_tier = {tier.value: memory.sessions_by_tier.get(tier, 0) for tier in Tier}
     yield _labelled(GaugeMetricFamily, "djinn_sessions_by_tier", "Sessions that have KV", "tier", by_tier)
     steps = {"replayed": memory.steps.replayed, "runs": memory.steps.in_runs, "eager": memory.steps.eager}
     yield _labelled(CounterMetricFamily, "djinn_steps", "Steps that the device was given", "kind", steps)
