@@ -6,9 +6,9 @@ import os
 import secrets
 import sqlite3
 from array import array
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -253,10 +253,7 @@ class JournalStore:
         """That of the folder; None: others have the file for long. Raises `FieldOutOfRange` if it is damaged, or its
         news cannot be read.
         """
-        found: Lease | None = None
-        with self._unless_busy():
-            found = self._look_at_lease()
-        return found
+        return self._unless_busy(self._look_at_lease)
 
     def take_lease(self, found: Lease, taken: Lease) -> bool:
         """Put `taken` in the place of `found`, which has been seen. False, and nothing is done, if it has changed
@@ -264,26 +261,29 @@ class JournalStore:
         """
         self._connection.execute("PRAGMA synchronous = FULL")
         try:
-            with self._unless_busy(), self._connection:
-                self._connection.execute("BEGIN IMMEDIATE")
-                if self._look_at_lease() == found:
-                    self._connection.execute(LEASE_TABLE)
-                    put_lease(self._connection, taken)
-                    return True
-            return False
+            return self._unless_busy(partial(self._replace_lease, found, taken)) or False
         finally:
             self._connection.execute(f"PRAGMA synchronous = {self._modes[1]}")
 
-    @contextmanager
-    def _unless_busy(self) -> Iterator[None]:
-        """Ends the block, and goes on behind it, if others have the file for long. Raises like `lease`."""
+    def _replace_lease(self, found: Lease, taken: Lease) -> bool:
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            is_unchanged = self._look_at_lease() == found
+            if is_unchanged:
+                self._connection.execute(LEASE_TABLE)
+                put_lease(self._connection, taken)
+        return is_unchanged
+
+    def _unless_busy(self, do: Callable[[], T]) -> T | None:
+        """What `do` returns; None: others have the file for long. Raises like `lease`."""
         try:
-            yield
+            return do()
         except OSError as error:
             raise refusals.no_news(self._renewals.path, error) from error
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:  # its extended codes have more bits
                 raise refusals.unusable(self._path, error) from error
+            return None
 
     def _look_at_lease(self) -> Lease:
         return replace(find_lease(self._connection), news=self._renewals.read())
