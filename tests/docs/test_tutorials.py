@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -101,31 +100,48 @@ def test_every_benchmark_has_the_flags_that_the_pages_give_it() -> None:
 NAME = "smollm2-135m-instruct"
 LAYERS = 30
 SERVES = re.compile(r"^(make serve|\.venv/bin/djinn serve .*)$", re.MULTILINE)
-FIRST = "make serve\n"
-"""What a reader has done before a page that does not say it itself."""
+ALONE = [
+    "docs/tutorials/agents-that-wait.md",
+    "docs/tutorials/compare-with-vllm.md",
+    "docs/tutorials/larger-than-memory.md",
+    "docs/weight-ring.md",
+]
+"""Pages that start servers with flags. One server, as `make serve` starts it, is for all others."""
+TOGETHER = [page for page in FOLLOWED if page not in ALONE]
 NOT_RUN = ".venv/bin/python -m loadgen peers install vllm"
 LATE = "--agents 3 --turns 2"
 LOAD = "--system-tokens 8 --context 48 --resume-tokens 16 --completion-tokens 4 --think 0.2:0.3"
 STARTS = "--model $MODEL --dtype float32 --kv 4x256"
 SMALLER = {
-    "density": f"--rate 10 {LATE} {LOAD} --output runs",
+    "density": f"{STARTS} --rate 10 {LATE} {LOAD} --output runs",
     "whitebox": "--sequences 1 --tokens 4 --others 1 --pause-seconds 0.5 --layers 7 --output runs || [ $? = 1 ]",
 }
-"""What follows the options of an experiment, and so takes their place. A tiny model may miss a target: status 1."""
+"""What takes the place of an experiment's options after its targets. A tiny model may miss a target: status 1."""
+ASSIGNED = re.compile(r"(?:^|; )(?:for )?([A-Z]+)(?:=| in )", re.MULTILINE)
 START = """
 set -eu -o pipefail
-SERVER=
+SERVER= RUNS= BEGINS=
 stop() { [ -z "$SERVER" ] || { kill "$SERVER"; wait "$SERVER" || true; SERVER=; }; }
 trap stop EXIT
-serve() {
+page() {
+    echo "== $1"
+    BEGINS=$RUNS
+}
+serve() {  # a page may begin with the server of the one before
+    if [ "$*" = "$BEGINS" ]; then BEGINS=; return; fi
     stop
     "$@" &
-    SERVER=$!
+    SERVER=$! RUNS=$*
     until curl -sf http://127.0.0.1:$PORT/ready > ready.json; do kill -0 "$SERVER"; sleep 0.1; done
 }
 make() {
     grep -q "^$1: " "$ROOT/Makefile"
     if [ "$1" = serve ]; then exec .venv/bin/djinn serve; fi
+}
+once() {  # what another page runs too is run for the first of them
+    local said; said=said-$(cksum <<< "$*" | tr ' ' -)
+    [ -e "$said" ] || "$@" > "$said"
+    cat "$said"
 }
 """
 DJINN = f"""#!/usr/bin/env bash
@@ -139,8 +155,8 @@ esac
 """
 
 
-def follow(page: str, folder: Path, model: Path, timeout_s: float) -> str:
-    """Run the page in an empty `folder`; returns what it printed. If a command fails, an `AssertionError` has that."""
+def follow(commands: str, folder: Path, model: Path, timeout_s: float) -> str:
+    """Run a script in an empty `folder`; returns what it printed. If a command fails, an `AssertionError` has that."""
     port = _free_port()
     tools = folder / ".venv/bin"
     tools.mkdir(parents=True)
@@ -160,7 +176,7 @@ def follow(page: str, folder: Path, model: Path, timeout_s: float) -> str:
     }
     (folder / "cache").mkdir()
     (folder / "cache/kernels").symlink_to(kernel_folder())  # to recompile them takes half a minute
-    (folder / "script").write_text(script(list(blocks_of(page)), port))
+    (folder / "script").write_text(commands.replace(":8000", f":{port}"))
     shell = subprocess.Popen(
         ["bash", "script"],
         cwd=folder,
@@ -180,11 +196,12 @@ def follow(page: str, folder: Path, model: Path, timeout_s: float) -> str:
     return printed
 
 
-def script(blocks: Sequence[Block], port: int) -> str:
-    free = [block for block in blocks if block.is_free]
+def script(page: str) -> str:
+    """The page's commands; its variables are not there for the next page."""
+    free = [block for block in blocks_of(page) if block.is_free]
     commands = [_python(block.text) if block.language == "python" else _shell(block.text) for block in free]
-    first = [] if any(SERVES.search(block.text) for block in free) else [_shell(FIRST)]
-    return START + "\n".join([*first, *commands]).replace(":8000", f":{port}")
+    names = {name for block in free if block.language == "bash" for name in ASSIGNED.findall(block.text)}
+    return "\n".join([f"page {page}", *commands, *(f"unset {name}" for name in sorted(names))])
 
 
 def _python(text: str) -> str:
@@ -201,11 +218,13 @@ def _shell(text: str) -> str:
 
 def _smaller(line: str) -> str:
     """The line with a smaller experiment, which takes seconds. It runs on the page's server, or starts another."""
-    found = re.search(r" -m loadgen ([\w-]+)(?: |$)", line)
-    if found is None or found[1] not in SMALLER:
+    if line.startswith(".venv/bin/djinn doctor"):
+        return f"once {line}"
+    found = re.search(r"^(.* -m loadgen ([\w-]+)) ", line)
+    if found is None or found[2] not in SMALLER:
         return line
-    starts = "" if "=http" in line else STARTS
-    return f"{line} {starts} {SMALLER[found[1]]}"
+    short = " ".join([found[1], *re.findall(r"--target \S+", line), SMALLER[found[2]]])
+    return short if "=http" in line else f"once {short}"
 
 
 def _free_port() -> int:
@@ -228,10 +247,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.timeout(TIMEOUT_S + 60)
-@pytest.mark.parametrize("page", FOLLOWED)
-def test_every_command_of_a_page_works_in_its_order(page: str, model: Path, tmp_path: Path) -> None:
-    printed = follow(page, tmp_path, model, TIMEOUT_S)
-    assert [promise for promise in FOLLOWED[page] if promise not in printed] == [], printed
+@pytest.mark.parametrize("walk", [TOGETHER, ALONE], ids=["one server", "servers with flags"])
+def test_every_command_of_a_page_works_in_its_order(walk: list[str], model: Path, tmp_path: Path) -> None:
+    commands = [START, *(["serve make serve"] if walk is TOGETHER else []), *map(script, walk)]
+    printed = follow("\n".join(commands), tmp_path, model, TIMEOUT_S)
+    for page in walk:
+        said = printed.partition(f"== {page}\n")[2].partition("\n== ")[0]
+        assert [promise for promise in FOLLOWED[page] if promise not in said] == [], printed
 
 
 def test_every_tutorial_is_followed_and_a_page_says_which_command_no_test_runs() -> None:
