@@ -245,11 +245,6 @@ class BreakDriver(Driver):
         return found
 
     @property
-    def owned(self) -> int:
-        """Device blocks that sessions hold."""
-        return self.scheduler.cache.pool.owned
-
-    @property
     def activations(self) -> ActivationRoom:
         return self.engine._turns.activations
 

@@ -1,7 +1,5 @@
 """Where breakpoints stop a turn, how far it is resumed, and what it says: what Transformers would, in any company."""
 
-import random
-
 import pytest
 
 from app.domain.activations import CheckpointInfo
@@ -11,7 +9,6 @@ from app.messages import PromptScored
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
 from tests.gpu.breakpoints.breaking_oracle import greedy
-from tests.gpu.oracle import greedy_after
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -65,29 +62,6 @@ def test_it_pauses_where_all_conditions_hold(
     assert turn.tokens == expected
 
 
-def test_it_pauses_at_a_token(driver: BreakDriver, expected: list[int]) -> None:
-    token = expected[2]
-    turn = driver.begin(driver.open_armed(1, when=When(Pass.DECODE, token_id=token)), START, COUNT)
-    wanted = [place for place, found in zip(DECODED, expected, strict=False) if found == token]
-    assert [(pause.first, pause.end) for pause in driver.run(turn)] == wanted
-    assert turn.tokens == expected
-
-
-def test_a_pause_is_stepped_through_the_layers_and_from_token_to_token(
-    driver: BreakDriver, expected: list[int]
-) -> None:
-    turn = paused_turn(driver, 0, when=When(Pass.PREFILL))
-    for layer in (1, 2):
-        driver.go_on(turn, Until(layer=layer))
-        assert places([turn.checkpoint]) == [(layer, 0, 10)]
-    for position in (10, 11):
-        driver.go_on(turn, Until(next_token=True))
-        assert places([turn.checkpoint]) == [(2, position, position + 1)]
-        assert turn.tokens == expected[: position - 9]
-    driver.go_on(turn)
-    assert turn.tokens == expected
-
-
 def test_until_a_layer_stops_at_a_breakpoint_before_it(driver: BreakDriver) -> None:
     turn = paused_turn(driver, 0, 1)
     driver.go_on(turn, Until(layer=3))
@@ -135,39 +109,6 @@ def test_scored_prompts_are_scored_all_the_same(driver: BreakDriver) -> None:
         scores.append([(entry.token_id, entry.logprob) for entry in scored])
     assert [token for token, _ in scores[1]] == START[1:]
     assert [score for _, score in scores[1]] == pytest.approx([score for _, score in scores[0]], abs=1e-4)
-
-
-PROMPTS = [prompt(seed, length) for seed, length in enumerate([3, 30, 17, 1, 24, 9, 31, 12, 5, 20])]
-
-
-@pytest.mark.parametrize(("shape", "layers"), [("tiny_gpt2", (3, 6, 9)), ("tiny_mistral", (8, 16, 24))])
-def test_inside_a_busy_batch(shape: str, layers: tuple[int, ...], request: pytest.FixtureRequest) -> None:
-    """Every other session pauses, some at one layer and some at three, and all go on at random."""
-    model: TinyModel = request.getfixturevalue(shape)
-    driver, count = BreakDriver(model.engine(blocks=700)), 12
-    turns = []
-    for number, tokens in enumerate(PROMPTS):
-        for armed in [(), layers[number % 3 : number % 3 + 1] if number % 2 else layers]:
-            session = driver.open_armed(*armed) if armed else driver.open()
-            # The first token differs, so that no session finds its whole prefix computed by another.
-            history = [3 + number, *tokens, 3 + len(armed)]
-            turns.append((driver.begin(session, history, count), history))
-    driver.run_together([turn for turn, _ in turns], random.Random(1))
-    for turn, history in turns:
-        assert len(turn.tokens) == count
-        assert turn.tokens == greedy_after(model.oracle, history, turn.tokens)
-    segments = [segment for step in driver.segments() for segment in step]
-    assert any(segment.lo in {layer + 1 for layer in layers} and len(segment.rows) > 1 for segment in segments)
-
-
-def test_sampled_tokens_are_those_of_the_seed(tiny_gpt2: TinyModel) -> None:
-    sampling = SamplingParams(seed=5, temperature=1.0, repetition_penalty=1.2)
-    undisturbed = BreakDriver(tiny_gpt2.engine()).generate(PROMPTS[1], 20, sampling)
-    driver = BreakDriver(tiny_gpt2.engine())
-    turn = driver.begin(driver.open_armed(3, 6, 9), PROMPTS[1], 20, sampling)
-    driver.run(turn)
-    assert turn.tokens == undisturbed
-    assert len(set(turn.tokens)) > 3
 
 
 def test_a_long_prompt_pauses_once_for_each_part_and_turns_go_on_from_there(tiny_gpt2: TinyModel) -> None:

@@ -1,6 +1,5 @@
 """What sessions keep of their passes, maps of it against Transformers, and how much memory all of it may take."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,9 @@ import torch
 from torch import Tensor
 
 from app.domain.activations import ActivationMap, ActivationNorms, LensRows, PausedTurn
-from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, Until, When
-from app.domain.errors import ActivationsFull, FieldOutOfRange, WrongState
-from app.domain.values import Grammar, GrammarKind, KVPolicy, SessionId
-from app.grammars.compiler import Grammars
+from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, When
+from app.domain.errors import ActivationsFull, WrongState
+from app.domain.values import KVPolicy, SessionId
 from app.messages import (
     ClearCaptures,
     CloseMap,
@@ -234,20 +232,6 @@ def test_captures_of_all_sessions_share_the_room_and_turns_go_on_without(tiny_ll
     assert len(driver.captures(sessions[2]).records) == 2
 
 
-def test_a_pause_without_room_ends_its_turn_and_leaves_the_history(tiny_llama: TinyModel) -> None:
-    driver = driver_with(tiny_llama, 2 * len(START) - 1)
-    first, second = driver.open(), driver.open()
-    waits = paused(driver, first)
-    with pytest.raises(ActivationsFull, match="max_activation_bytes") as refused:
-        paused(driver, second)
-    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (429, "activations_full", 1)
-    assert driver.place(second).tokens == 0
-    driver.edit(waits, Edit(EditOp.SCALE, 1.0))
-    driver.run(waits, Until(end=True))
-    assert waits.tokens == greedy(tiny_llama.oracle, START, COUNT)
-    paused(driver, second)
-
-
 def test_a_turn_that_pauses_again_needs_no_more_room(tiny_llama: TinyModel) -> None:
     driver = driver_with(tiny_llama, len(START))
     session = driver.open_armed(0, 1, 2)
@@ -289,23 +273,3 @@ def test_copies_of_a_paused_session_need_room(tiny_llama: TinyModel, tmp_path: P
         driver.do(Reinstate(driver.ticket(), imported, paused=read, turn=driver.ticket()))
     driver.cancel(turn)
     driver.do(Reinstate(driver.ticket(), imported, paused=read, turn=driver.ticket()))
-
-
-def test_a_paused_turn_that_its_grammar_refuses_changes_nothing(
-    tiny_llama: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise FieldOutOfRange("the tokens generated so far do not match it", param="regex")
-
-    monkeypatch.setattr(Grammars, "match", refuse)  # the model has no tokenizer to compile a grammar for
-    driver = driver_with(tiny_llama, 100, host_blocks=200, policy=KVPolicy.SIGNAL, kv_dir=tmp_path / "kv")
-    session, imported = driver.open(), SessionId("imported")
-    driver.arm(session, 1, when=When(Pass.DECODE))
-    driver.turn(session, START, COUNT)
-    read = exported(driver, session, imported, tmp_path)
-    grammar = Grammar(GrammarKind.REGEX, "[0-9]{500}", "regex")
-    refused = replace(read, sampling=replace(read.sampling, grammar=grammar))
-    armed = tuple(driver.sequence(session).breakpoints.values())
-    with pytest.raises(FieldOutOfRange, match="do not match"):
-        driver.do(Reinstate(driver.ticket(), imported, armed, paused=refused, turn=driver.ticket()))
-    assert not driver.sequence(imported).breakpoints

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.domain.breakpoints import ALL, Action, Edit, EditOp, Pass, Positions, When
-from app.domain.values import FinishReason, KVPolicy, Phase, SessionId, Ticket
+from app.domain.values import KVPolicy, Phase, SessionId, Ticket
 from app.messages import Export, ExportedKV, Import, Open, Reinstate
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt, vector
@@ -103,26 +103,6 @@ def pause_after_prefix(driver: BreakDriver, *, steered: bool) -> Turn:
     return turn
 
 
-@pytest.mark.parametrize("losses", [1, 2])
-def test_a_prefix_that_was_found_and_lost_is_steered_once(tiny_llama: TinyModel, losses: int) -> None:
-    """On a device with room for one long session."""
-    small = BreakDriver(tiny_llama.engine(blocks=20))
-    turn = pause_after_prefix(small, steered=True)
-    small.fill()
-    small.run(turn)
-    steered = [change_of(0, STEERING)]
-    assert turn.tokens == greedy(tiny_llama.oracle, PROMPT, COUNT, steered)
-    if losses == 2:
-        small.fill()
-    again, history = small.begin(turn.session, [9, 8, 7], 6), [*PROMPT, *turn.tokens, 9, 8, 7]
-    small.run(again)
-    wanted = greedy(tiny_llama.oracle, history, 6, steered)
-    assert again.tokens == wanted
-    twice = change_of(0, STEERING, within(0, FOUND))
-    assert wanted != greedy(tiny_llama.oracle, history, 6, [*steered, twice])
-    assert (again.end.usage.tokens_recomputed > 0) is (losses == 2)
-
-
 @pytest.mark.parametrize("goes", ["to disk", "to disk, and is forked there", "nowhere, and is lost"])
 def test_a_breakpoint_armed_during_the_pause_is_not_met_in_what_was_found(
     tiny_llama: TinyModel, tmp_path: Path, goes: str
@@ -145,68 +125,6 @@ def test_a_breakpoint_armed_during_the_pause_is_not_met_in_what_was_found(
     assert going_on.tokens == greedy(tiny_llama.oracle, PROMPT, COUNT, [change])
     assert going_on.end.usage.cached_tokens == FOUND
     assert (going_on.end.usage.tokens_recomputed > 0) is lost
-
-
-@pytest.mark.parametrize("in_pass", [Pass.PREFILL, Pass.DECODE])
-@pytest.mark.parametrize("phase", [Phase.IO_WAIT, Phase.IDLE])
-def test_a_paused_session_is_parked_and_comes_back(
-    tiny_llama: TinyModel, tmp_path: Path, in_pass: Pass, phase: Phase
-) -> None:
-    tiered = BreakDriver(tiny_llama.engine(host_blocks=200, policy=KVPolicy.SIGNAL, kv_dir=tmp_path))
-    turn = tiered.turn(tiered.open_armed(LAYER, when=When(in_pass)), START, COUNT)
-    activation = tiered.read(turn)
-    tiered.signal(turn.session, phase)
-    assert tiered.owned == 0
-    assert tiered.read(turn).equal(activation)
-    tiered.fill(100)
-    tiered.run(turn)
-    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT)
-    assert turn.end.usage.tokens_recomputed == 0
-
-
-@pytest.mark.parametrize(("in_pass", "keep"), [(Pass.PREFILL, None), (Pass.DECODE, None), (Pass.DECODE, 0)])
-def test_cancel_ends_a_paused_turn_and_the_session_goes_on(
-    driver: BreakDriver, tiny_llama: TinyModel, in_pass: Pass, keep: int | None
-) -> None:
-    turn = driver.turn(driver.open_armed(LAYER, when=When(in_pass)), START, COUNT)
-    history = START + turn.tokens[:keep]
-    assert driver.cancel(turn, keep) == len(history)
-    assert turn.end.reason is FinishReason.CANCELLED
-    assert turn.end.usage.completion_tokens == len(history) - len(START)
-    again = driver.begin(turn.session, [5], 4)
-    driver.run(again)
-    assert again.tokens == greedy(tiny_llama.oracle, [*history, 5], 4)
-
-
-EDITS = (Edit(EditOp.SCALE, 0.3), ADD, replace(ADD, factor=-2.0), Edit(EditOp.ABLATE))
-
-
-@pytest.mark.parametrize("position", [0, len(START) + 3], ids=["prefill", "decode"])
-def test_forks_of_one_pause_share_what_they_have_and_go_their_own_ways(
-    driver: BreakDriver, tiny_llama: TinyModel, position: int
-) -> None:
-    turn = driver.turn(driver.open_armed(LAYER, when=When(position=position), once=True), START, COUNT)
-    place, before = (turn.checkpoint.first, turn.checkpoint.end), driver.owned
-    children, unedited = [driver.fork(turn) for _ in EDITS], driver.fork(turn)
-    assert driver.owned == before
-    for child, edit in zip(children, EDITS, strict=True):
-        driver.edit(child, edit)
-    turns = [turn, unedited, *children]
-    for each in turns:
-        driver.resume(each)
-    driver.settle(*turns)
-
-    assert turn.tokens == unedited.tokens == with_edits(tiny_llama, START, place)
-    for child, edit in zip(children, EDITS, strict=True):
-        assert child.tokens == with_edits(tiny_llama, START, place, edit)
-    assert len({tuple(child.tokens) for child in children}) > 2
-
-    shared = place[0] // BLOCK
-    each_has = -(-(len(START) + COUNT - 1) // BLOCK)
-    assert driver.owned == shared + len(turns) * (each_has - shared)
-    for each in turns:
-        driver.close(each.session)
-    assert driver.owned == 0
 
 
 @pytest.mark.parametrize(("host_blocks", "disarmed"), [(200, False), (200, True), (2, True), (0, False), (0, True)])
