@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.domain.errors import ContextTooLong, MalformedRequest, NotFound, WrongState
+from app.domain.errors import ContextTooLong
 from app.domain.values import FinishReason, KVPolicy, Phase, SamplingParams
 from app.messages import Cancel, PromptScored, Rewind
 from app.model_store.resolve import ResolvedModel
@@ -56,33 +56,6 @@ def test_a_pool_that_is_too_small_slows_turns_down_and_changes_nothing(
     assert any(driver.end(turn).usage.tokens_recomputed for turn in turns)
 
 
-def test_rewinds_and_replacements_keep_the_common_prefix(driver: Driver, oracle: Any) -> None:
-    session, first = driver.open(), prompt(2, 30)
-    driver.answer(session, first, 5)
-    wanted = [*first[:22], *prompt(3, 6)]
-    turn = driver.answer(session, wanted, 5, replace=True)
-    assert driver.tokens(turn) == expected(oracle, wanted, 5)
-    assert driver.end(turn).usage.cached_tokens == 22
-    assert driver.do(Rewind(driver.ticket(), session, 10)) == 10
-    turn = driver.answer(session, [3], 5)
-    assert driver.tokens(turn) == expected(oracle, [*first[:10], 3], 5)
-    assert driver.end(turn).usage.cached_tokens == 10
-
-
-def test_forks_go_their_own_ways_from_shared_blocks(driver: Driver, oracle: Any) -> None:
-    parent = driver.open()
-    start = prompt(4, 18)
-    first = driver.answer(parent, start, 4)
-    before = driver.memory().device.owned_bytes
-    children = [driver.fork_idle(parent) for _ in range(3)]
-    assert driver.memory().device.owned_bytes == before
-    history = start + driver.tokens(first)
-    turns = [driver.submit(child, [k], 6) for k, child in enumerate([parent, *children])]
-    driver.finish(*turns)
-    for k, turn in enumerate(turns):
-        assert driver.tokens(turn) == expected(oracle, [*history, k], 6)
-
-
 @pytest.mark.parametrize(("spare", "found"), [(6, 4 * BLOCK), (2, BLOCK)])
 def test_a_history_that_was_cut_is_found_again_while_there_is_room(
     driver: Driver, oracle: Any, spare: int, found: int
@@ -114,16 +87,6 @@ def test_a_session_that_changes_its_history_takes_the_longest_prefix_there_is(
         if parks:
             for each in (session, other):
                 driver.signal(each, Phase.IO_WAIT)
-
-
-def test_a_seed_gives_the_same_tokens_alone_and_in_company(model: ResolvedModel, kv_dtype: str) -> None:
-    sampling = SamplingParams(seed=9, temperature=1.0)
-    alone = Driver(make_engine(model, kv_dtype=kv_dtype)).generate(prompt(6, 10), 15, sampling)
-    crowd = Driver(make_engine(model, kv_dtype=kv_dtype, blocks=20))
-    turns = [crowd.submit(crowd.open(), prompt(seed, 10), 15, sampling) for seed in (6, 7, 8, 9)]
-    crowd.finish(*turns)
-    assert crowd.tokens(turns[0]) == alone
-    assert crowd.tokens(turns[1]) != alone
 
 
 def test_cancel_keeps_what_it_is_told_to_keep(driver: Driver, oracle: Any) -> None:
@@ -191,22 +154,6 @@ def test_a_context_that_cannot_fit_is_refused_and_one_that_has_grown_so_long_end
     turn = driver.answer(session, prompt(1, limit - 16), 100)
     assert driver.end(turn).reason is FinishReason.LENGTH
     assert driver.end(turn).history_tokens == limit
-
-
-def test_commands_that_make_no_sense_name_the_reason(driver: Driver) -> None:
-    session = driver.open()
-    with pytest.raises(MalformedRequest):
-        driver.submit(session, [], 1)
-    turn = driver.submit(session, [1, 2], 50)
-    with pytest.raises(WrongState):
-        driver.submit(session, [3], 1)
-    with pytest.raises(WrongState):
-        driver.do(Rewind(driver.ticket(), session, 0))
-    driver.close(session)
-    assert driver.end(turn).reason is FinishReason.CANCELLED
-    with pytest.raises(NotFound):
-        driver.submit(session, [1], 1)
-    assert driver.memory().device.owned_bytes == 0
 
 
 def test_what_steps_take_makes_prefetches_begin_earlier(driver: Driver) -> None:

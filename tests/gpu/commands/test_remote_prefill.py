@@ -8,12 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, When
-from app.domain.errors import PeerFull, WrongState
 from app.domain.values import KVPolicy, SamplingParams, SessionId, StopRule, Ticket
 from app.messages import (
-    Arm,
-    ComputePrompt,
     Event,
     Lacking,
     ReceivedPrompt,
@@ -156,50 +152,3 @@ def test_parts_go_as_they_are_computed(model: ResolvedModel, connect: Connect) -
     assert arrived[0] == 32 + 16 // BLOCK * block
     assert sum(arrived) == 32 + 13 * block
     assert into.recv(1) == b""
-
-
-def test_a_turn_that_nobody_helps_computes_its_prompt(model: ResolvedModel, connect: Connect) -> None:
-    here = Decoder(model)
-    turn = here.ask(PROMPT)
-    here.take(here.engine.step())
-    assert not here.engine._can_compute, "it waits, and does not spin"
-    here.answer(here.open(), PROMPT[:9], 4)
-    assert not here.ended(turn), "while others run"
-    here.do(ComputePrompt(here.ticket(), ID, turn))
-    here.do(ComputePrompt(here.ticket(), ID, turn))
-    here.finish(turn)
-    assert here.tokens(turn) == alone(model, PROMPT)
-    _, into = connect()
-    with pytest.raises(WrongState, match="waits for no prompt"):
-        here.await_prompt(into)
-
-
-def test_without_room_on_the_host_the_turn_goes_on_alone(model: ResolvedModel, connect: Connect) -> None:
-    here = Decoder(model, host_blocks=14)
-    keeper = here.open()
-    turn = here.answer(keeper, prompt(8, 6 * BLOCK), 1)
-    blocks = here.placement.tiers.cache.host.allocate(8)
-    turn = here.ask(PROMPT)
-    _, into = connect()
-    with pytest.raises(PeerFull, match="no room"):
-        here.await_prompt(into)
-    here.finish(turn)
-    here.placement.tiers.cache.host.release(blocks)
-    assert here.tokens(turn) == alone(model, PROMPT)
-
-
-def test_prompts_that_stay_here(model: ResolvedModel) -> None:
-    here, length = Decoder(model), len(PROMPT)
-    for seed, apart_tokens in ((11, 0), (12, length)):
-        turn = here.ask(prompt(seed, length), apart_tokens=apart_tokens)
-        here.finish(turn)
-        here.close(ID)
-    scored = here.ask(prompt(13, length), SamplingParams(seed=0, temperature=0, prompt_logprobs=0))
-    here.finish(scored)
-    here.close(ID)
-    here.open("t", ID)
-    edit = Edit(EditOp.SCALE, factor=2.0)
-    here.do(Arm(here.ticket(), ID, Breakpoint("bp_0", (0,), Action.EDIT, When(), edits=(edit,))))
-    steered = here.ask(prompt(14, length))
-    here.finish(steered)
-    assert not here.lacking

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, When
-from app.domain.errors import EngineError, PeerMismatch, WrongState
+from app.domain.errors import EngineError, WrongState
 from app.domain.values import KVPolicy, Residency, SessionId
 from app.messages import Arm, PublishKV, ReceiveKV, SendKV, SentKV
-from app.model_store.resolve import ResolvedModel, resolve
+from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver, tcp_pair
 from tests.gpu.tiny_engine import BLOCK, make_engine, model, prompt
 
@@ -67,13 +67,6 @@ def test_without_room_on_the_host_it_goes_to_disk(model: ResolvedModel, tmp_path
     there.close(ID)
     there.move()
     assert not list(tmp_path.iterdir())
-
-
-def test_another_model_is_refused(model: ResolvedModel, tmp_path: Path) -> None:
-    other = resolve("random:tiny-llama", cache_dir=tmp_path, seed=5)
-    here, there = make(model), make(other)
-    with pytest.raises(PeerMismatch, match="of another model"):
-        move(here, there, open_with_turn(here))
 
 
 def test_another_history_than_was_told_of_is_refused(model: ResolvedModel) -> None:

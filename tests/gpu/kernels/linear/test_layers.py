@@ -12,13 +12,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from app.gpu.kernels.cpu.tiles import PANEL, ROWS
-from app.gpu.kernels.linear import base, linear_maker
-from app.gpu.kernels.linear.base import BlockMatrix, FilePlace, Linear, MatmulPrecision, Matrix, dense_of
+from app.gpu.kernels.linear import linear_maker
+from app.gpu.kernels.linear.base import FilePlace, Linear, MatmulPrecision
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, dequantize, float8_parts, quantize
 from app.gpu.kernels.linear.formats import to_panels
 from app.gpu.kernels.linear.panels import PanelLinear
@@ -126,28 +127,6 @@ def test_a_row_with_a_number_that_is_not_finite_is_not_a_number(odd: float) -> N
     found = dequantize(FLOAT8, quantize(FLOAT8, values.repeat(1, 8)))
     assert found[0].isnan().all()
     assert torch.equal(found[1], values[1].repeat(8))
-
-
-@pytest.mark.parametrize("kind", [INT8, FLOAT8, "Q4_0", "Q4_1"])
-def test_rows_are_told_apart_and_joined(kind: str) -> None:
-    values = torch.from_numpy(np.random.default_rng(1).normal(size=(40, 96)).astype(np.float32))
-    matrix = blocks(kind, values)
-    whole = dense_of(matrix)
-    assert torch.equal(dense_of(base.stack([blocks(kind, part) for part in values.split(17)])), whole)
-    assert torch.equal(torch.cat([dense_of(each) for each in base.split(matrix, 9)]), whole)
-    assert torch.equal(base.look_up(matrix, torch.tensor([7, 0, 7])), whole[[7, 0, 7]])
-
-
-def test_what_is_joined_keeps_its_type_where_all_have_it_and_becomes_float32_elsewhere() -> None:
-    halves = [torch.randn(2, 64).bfloat16(), torch.randn(3, 64).bfloat16()]
-    joined = dense_of(base.stack(halves))
-    assert joined.dtype is torch.bfloat16
-    assert torch.equal(joined, torch.cat(halves))
-    for other in (torch.ones(1, 64), blocks("Q4_1", draw_uneven(4, 64))):
-        mixed = base.stack([halves[0], other])
-        assert torch.equal(dense_of(mixed), torch.cat([halves[0].float(), dense_of(other)]))
-    mixed = base.stack([blocks("Q4_1", draw_uneven(4, 64)), blocks("Q8_0", draw_uneven(4, 64))])
-    assert not isinstance(mixed, BlockMatrix)
 
 
 KINDS = list(HALVES)
