@@ -14,7 +14,6 @@ from docs.site.loadgen_page import loadgen_page
 from loadgen.cli import COMMANDS, main, make_parser
 from loadgen.commands.schema import RESULTS
 from loadgen.errors import LoadgenError
-from loadgen.everything.index import Outcome, write_index
 from loadgen.everything.stages import STAGES, Stage
 from loadgen.experiments.density.tables import LATENCIES
 from loadgen.load.arrivals import Arrivals
@@ -175,20 +174,6 @@ def test_a_stage_that_cannot_run_does_not_keep_the_next_from_it(
         assert f"{name} takes no part: it is not installed; python -m loadgen peers install {name}" in shown.err
     index = (tmp_path / "out/index.html").read_text()
     assert all((stage.question in index) is (stage.experiment in ("capacity", "kv")) for stage in STAGES)
-
-
-def test_the_index_shows_the_first_figures_of_a_report_and_leads_to_it(tmp_path: Path) -> None:
-    page = tmp_path / "kv-1.html"
-    page.touch()
-    for name in ("kv-1-b.png", "kv-1-a.png", "kv-1-c.png", "kv-2-a.png"):
-        (tmp_path / name).touch()
-    stage = Stage("kv", "How <large>?", full="", quick="")
-    outcomes = [Outcome(stage, 0, 61.0, page), Outcome(stage, -9, 1.0, None)]
-    text = write_index(outcomes, ["python", "-m", "loadgen", "all"], tmp_path).read_text()
-    assert text.count("<img") == 2
-    assert "kv-2-a.png" not in text
-    for words in ('href="kv-1.html"', "How &lt;large&gt;?", "all went well, 1:01", "broke off with exit code -9"):
-        assert words in text
 
 
 # The load generator against a server whose delays are known.

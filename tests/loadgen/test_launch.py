@@ -15,14 +15,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from app.settings import Settings
-from loadgen.errors import LoadgenError
 from loadgen.load.records import ServerTotals
 from loadgen.peers.djinn import djinn_launch
-from loadgen.processes.folders import cache_folder, default_model, peers_folder
 from loadgen.processes.launch import Launch, without_folders
-from loadgen.processes.line_process import line_process
-from loadgen.processes.processor import MASKS, flags_in, processor_flags
+from loadgen.processes.processor import MASKS, processor_flags
 from loadgen.sampling import Sampler, sampling
 from loadgen.sampling.processes import process_use
 from loadgen.sampling.prometheus import read_metrics
@@ -44,30 +40,7 @@ def test_a_published_launch_tells_nothing_about_the_machine() -> None:
     assert ours == [f".venv/bin/{Path(sys.executable).name}", "-P", "-m", "app", "serve", "--model", "smollm2"]
 
 
-def test_models_and_peers_are_where_the_server_keeps_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("DJINN_CACHE_DIR", raising=False)
-    assert cache_folder() == Settings().cache_dir
-    monkeypatch.setenv("DJINN_CACHE_DIR", str(tmp_path))
-    assert cache_folder() == Settings().cache_dir == tmp_path
-    assert (default_model().parent, peers_folder()) == (tmp_path / "models", tmp_path / "peers")
-
-
 # The processor.
-
-X86 = "processor\t: 0\nmodel name\t: a bf16 sve processor\nflags\t\t: fpu avx f16c fma {}\nbogomips\t: 4890.00\n"
-ARM = "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp {}\nCPU implementer\t: 0x41\n"
-
-
-@pytest.mark.parametrize(
-    ("cpuinfo", "flags"),
-    [
-        (X86.format("avx512_bf16 avx2 avx512f avx512_vnni"), ("avx2", "avx512f", "avx512_vnni", "avx512_bf16")),
-        (ARM.format("asimd bf16 sve"), ("asimd", "bf16", "sve")),
-        ("", ()),
-    ],
-)
-def test_only_the_flags_that_count_are_read_and_no_name(cpuinfo: str, flags: tuple[str, ...]) -> None:
-    assert flags_in(cpuinfo) == flags
 
 
 def test_a_processor_of_which_a_part_is_masked_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,15 +53,6 @@ def test_a_processor_of_which_a_part_is_masked_is_another_one(monkeypatch: pytes
 
 
 # Programs that answer lines.
-
-ECHO = "import json, os\nwhile True: print(json.dumps({'was': json.loads(input()), 'x': os.environ['X']}), flush=True)"
-
-
-async def test_a_program_gets_variables_and_answers_each_line_whole() -> None:
-    async with line_process([sys.executable, "-c", ECHO], LoadgenError, {"X": "this"}) as process:
-        for asked in ({"a": 1}, {"tokens": list(range(200_000))}):
-            assert await process.ask(asked) == {"was": asked, "x": "this"}
-
 
 # Samples of servers and of processes.
 

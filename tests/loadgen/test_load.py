@@ -4,9 +4,6 @@ import asyncio
 import hashlib
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -210,32 +207,6 @@ def test_reading_gives_back_what_was_written(tmp_path_factory: pytest.TempPathFa
     assert trace_sha256(trace) == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-WRITE = """
-import sys
-from pathlib import Path
-from loadgen.load.think import LogNormal
-from loadgen.load.trace import write_trace
-from loadgen.load.workload import Workload, plan_trace
-workload = Workload(20, turns=5, think=LogNormal(9.0, 0.7), eta_noise=0.3, tool_share=0.4, seed=11)
-write_trace(plan_trace(workload), Path(sys.argv[1]))
-"""
-
-
-def test_the_same_seed_is_the_same_bytes_in_every_process(tmp_path: Path) -> None:
-    workload = Workload(20, turns=5, think=LogNormal(9.0, 0.7), eta_noise=0.3, tool_share=0.4, seed=11)
-    write_trace(plan_trace(workload), tmp_path / "here")
-    environment = os.environ | {"PYTHONHASHSEED": "1"}
-    subprocess.run([sys.executable, "-c", WRITE, str(tmp_path / "there")], env=environment, check=True)
-    assert (tmp_path / "there").read_bytes() == (tmp_path / "here").read_bytes()
-
-
-def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LoadgenError, match=r"cannot read trace \S+none\.jsonl: No such file or directory$"):
-        read_trace(tmp_path / "none.jsonl")
-    with pytest.raises(LoadgenError, match="cannot write trace"):
-        write_trace(TRACE, tmp_path / "none" / "trace.jsonl")
-
-
 def test_scaling_is_a_factor_on_every_time_and_on_nothing_else() -> None:
     (first, *_), *_ = (agent.turns for agent in scaled(TRACE, 0.5))
     assert first == TurnPlan(100, 10, 1.25, 1.75, tool=False)
@@ -374,11 +345,3 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
         read_texts(path)
     assert "pydantic" not in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("content", [b"\n\n", b'{"id": "c", "messages": []}', b"\xff\xfe"])
-def test_a_file_without_conversations_is_an_error(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "empty.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(LoadgenError, match=r"empty\.jsonl"):
-        read_texts(path)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.load.measurement import Measurement, Slo
-from loadgen.load.records import Failure, Moves, Run, ServerTotals, SignalRecord, TurnCost, TurnRecord
-from loadgen.stats import Distribution, Goodput, Summary, Swaps, spread, summarize
+from loadgen.load.records import Failure, Run, SignalRecord, TurnCost, TurnRecord
+from loadgen.stats import Distribution, Goodput, Summary, spread, summarize
 from loadgen.stats.distribution import percentile
 from loadgen.stats.traffic import peak_agents
 
@@ -23,12 +23,6 @@ def record(
     """A turn that was due 0.25 s before it was sent, with events after 0.5, 0.75 and 0.875 of its latency."""
     times = tuple(latency_s * part for part in (0.5, 0.75, 0.875))
     return TurnRecord(agent, turn, sent_s - 0.25, sent_s, times, latency_s, cost)
-
-
-def moved(count: int, moved_bytes: int, seconds: float, dropped: int = 0) -> Run:
-    """A run in which KV left the device."""
-    totals = ServerTotals({"out": Moves(count, moved_bytes, seconds)}, {"dropped": dropped})
-    return Run(1.0, totals=totals)
 
 
 def figures(*runs: Run, planned: int = 3, measurement: Measurement = PLAIN) -> Summary:
@@ -108,13 +102,6 @@ def test_the_warm_up_is_in_no_rate_and_no_distribution_and_in_every_count() -> N
     assert summary.tokens_per_s == pytest.approx(4 / 10)
     assert summary.goodput == Goodput(1 / 10, 1.0)
     assert (summary.turns_completed, summary.turns_failed, summary.completion_tokens) == (2, 1, 8)
-
-
-def test_what_servers_count_is_added_up_over_repeats() -> None:
-    summary = figures(moved(2, 3000, 0.5, dropped=1), moved(4, 1000, 1.5), planned=0)
-    assert summary.swaps == {"out": Swaps(6, 4000, 2.0, 2000.0)}
-    assert summary.server_counts == {"dropped": 1}
-    assert figures(moved(2, 3000, 0.5), Run(1.0)).swaps is None
 
 
 def test_repeats_are_pooled_and_have_a_spread() -> None:

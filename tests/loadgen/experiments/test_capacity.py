@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from loadgen.cli import main
 from loadgen.experiments.capacity.hosting import hosting
-from loadgen.experiments.capacity.limits import TPOT, TTFT, misses
+from loadgen.experiments.capacity.limits import TTFT, misses
 from loadgen.experiments.capacity.plan import CapacityPlan
 from loadgen.experiments.capacity.report import CapacityReport, Probe, TargetReport
 from loadgen.experiments.capacity.search import Search
-from loadgen.experiments.capacity.wording import why
 from loadgen.load.records import Failure, Run, TurnCost, TurnRecord
 from loadgen.load.think import Uniform
 from loadgen.load.workload import Workload, plan_trace
@@ -105,13 +104,6 @@ def test_noise_does_not_keep_it_from_ending(bounds: tuple[int, int], rounds: int
     assert search.failed is None or 2 * sum(votes[search.failed]) <= rounds
     above = search.least if search.held is None else search.held + 1
     assert search.failed == (above if above <= search.most else None)
-
-
-def test_a_limit_that_is_missed_is_named_with_its_factor() -> None:
-    slow = probe(8, 2.5, 0.5)
-    assert [(miss.what, miss.p95_s) for miss in slow.misses] == [(TTFT, 2.5), (TPOT, pytest.approx(0.5))]
-    assert why(slow).startswith("first token of a resumed turn: p95 2.50 s, 2.5 times the limit; time per token: p95")
-    assert not slow.held
 
 
 @dataclass

@@ -158,19 +158,6 @@ async def test_the_next_token_is_that_of_a_whole_pass(roomy_model: Path, first: 
             assert sample.bytes == rows * shape.elements * 4
 
 
-@pytest.mark.long
-async def test_without_a_model_as_many_bytes_are_moved_and_a_script_that_ends_says_why(roomy_model: Path) -> None:
-    shape = shape_of(roomy_model, with_model=False)
-    async with hand_written_offload() as offload:
-        await offload.describe(shape)
-        await offload.prepare(HISTORY, 0, [1])
-        sample = await offload.restore(Cell(len(HISTORY), 1), 0)
-        assert (sample.token_s, sample.token_id) == (None, None)
-        assert sample.bytes == 2 * len(HISTORY) * shape.elements * 4
-        with pytest.raises(OffloadFailed, match="KeyError: 0"):
-            await offload.restore(Cell(len(HISTORY), 0), 0)
-
-
 def test_a_model_of_another_shape_than_the_servers_is_refused(url: str, roomy_model: Path, tmp_path: Path) -> None:
     sampling = DefaultSampling(temperature=1, top_p=1, top_k=0, min_p=0, repetition_penalty=1)
     shape: Any = {"max_model_len": 512, "layers": 7, "hidden_size": 64}

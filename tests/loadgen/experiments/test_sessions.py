@@ -12,7 +12,6 @@ from loadgen.experiments.oversubscribe.report import OversubscribeReport
 from loadgen.experiments.whitebox.findings import Window
 from loadgen.experiments.whitebox.report import WhiteboxReport
 from loadgen.experiments.whitebox.summary import Ratio, pair_windows
-from loadgen.results.verdicts import Outcome
 from loadgen.targets.subject import HISTOGRAMS
 from tests.loadgen.experiments.conftest import raw_result, result, sessions_on
 from tests.serving import serve
@@ -86,20 +85,6 @@ def test_round_trips_the_servers_clock_and_its_memory(target: dict[str, Any], ur
     assert min(during["stack"]["checkpoint_bytes"], during["data"]["device"]["owned_bytes"]) > 0
     assert after["stack"]["checkpoint_bytes"] == after["data"]["device"]["owned_bytes"] == 0
     assert sessions_on(url) == []
-
-
-@pytest.mark.long
-def test_layers_can_be_chosen_and_a_miss_is_no_success(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Steering by 1 changes nothing, and that misses its target."""
-    assert whitebox(tmp_path, "--target", f"djinn={url}", "--layers", "0", "--scale", "1") == 1
-    (found,) = result(tmp_path, WhiteboxReport).targets
-    assert tuple(found.layers) == (0,)
-    missed = {verdict.what for verdict in found.verdicts if verdict.outcome is Outcome.MISSED}
-    assert "steered turns that say something else" in missed
-    assert "tokens that are the same with a pause in every pass" not in missed
-    assert "missed" in capsys.readouterr().out
 
 
 # `loadgen migrate`: sessions that move.

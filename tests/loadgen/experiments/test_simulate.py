@@ -1,6 +1,5 @@
 """`loadgen simulate`: a cluster whose engine is held against queueing theory, from a file of costs to its page."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,8 +10,7 @@ from typing import Any
 import pytest
 
 from loadgen.cli import main
-from loadgen.errors import LoadgenError
-from loadgen.experiments.simulate.costs import Costs, Points, Samples, StepTimes
+from loadgen.experiments.simulate.costs import Costs, Points, Samples
 from loadgen.experiments.simulate.measuring import calibrating, probing
 from loadgen.experiments.simulate.measuring.calibrating import Calibration
 from loadgen.experiments.simulate.measuring.validating import DRAWS
@@ -46,12 +44,6 @@ def agent(arrival_s: float, thinks: Sequence[float] = (), new: int = 100) -> Age
     return AgentPlan(arrival_s, (*turns, TurnPlan(new, 10, None, None, False)))
 
 
-@pytest.mark.parametrize("ratio", [-0.1, math.nan])
-def test_costs_that_cannot_be_are_refused(ratio: float) -> None:
-    with pytest.raises(LoadgenError, match="prompt_ratios needs numbers from 0 on"):
-        replace(costs(), prompt_ratios=((1, (1.0,)), (2, (1.0, ratio))))
-
-
 SINGLE = Workload(agents=30_000, turns=1, system_tokens=0, seed=1)
 UTILIZATION = 0.7
 TOLERANCE = 0.05
@@ -82,15 +74,6 @@ def test_turns_that_decode_together_share_the_processor() -> None:
 
 def run(agents: list[AgentPlan], signals: Signals = Signals.ETA, made: Costs | None = None, **sizes: Any) -> Tally:
     return simulate(ClusterPlan(front_s=0.0, **sizes), Policy.OWNER, made or costs(), agents, signals).tally
-
-
-def test_a_turn_alone_takes_its_steps() -> None:
-    """600 tokens are steps of 512 and of 88; then nine tokens follow the first."""
-    made = costs(first_byte_s=0.1)
-    steps = StepTimes(made, 8, 512)
-    tally = run([agent(0.0, new=600)], made=made)
-    assert tally.ttft_s[0] == pytest.approx(0.1 + steps.mixed(0, 512, luck=0.0) + steps.mixed(0, 88, luck=0.0))
-    assert tally.tpot_s[0] == pytest.approx(0.02)
 
 
 def test_kv_that_is_announced_is_back_when_its_turn_comes() -> None:

@@ -72,19 +72,6 @@ def test_bandwidth_is_held_against_plain_copies(rates: tuple[float, ...], outcom
     assert verdicts(found)[0].outcome is outcome
 
 
-@pytest.mark.parametrize(
-    ("answers", "measured", "outcome"),
-    [("ax", "1 of 2", Outcome.MISSED), ("a", "1 of 1", Outcome.MET)],
-)
-def test_both_servers_must_say_the_same(answers: str, measured: str, outcome: Outcome) -> None:
-    found = findings(
-        *(sample(Way.STREAMED, 1, 4, repeat, answer) for repeat, answer in enumerate(answers)),
-        *(sample(Way.RESIDENT, 1, 4, repeat, answer) for repeat, answer in enumerate("ab")),
-    )
-    last = verdicts(found)[-1]
-    assert (last.measured, last.outcome) == (measured, outcome)
-
-
 def test_bytes_have_units_and_a_budget_can_be_a_part_of_the_weights() -> None:
     for text, size in (("90000000", 90_000_000), ("1.5GiB", 3 << 29), ("10GB", 10**10)):
         assert parse_bytes(text) == Budget(text).of(1) == size

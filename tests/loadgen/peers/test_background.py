@@ -20,7 +20,6 @@ from loadgen.peers import background
 from loadgen.peers.base import Say, ServerSettings
 from loadgen.peers.llamacpp_source import LlamaCppSource
 from loadgen.peers.registry import PEERS, find_peer
-from loadgen.peers.serving import ManagedTarget
 from loadgen.processes.launch import Launch
 from loadgen.processes.process import ServerFailedError
 
@@ -81,18 +80,6 @@ def stopped(cache: Path) -> Iterator[None]:
 
 
 # For the length of a block.
-
-
-@pytest.mark.long
-async def test_a_managed_target_is_up_while_it_is_reached(settings: ServerSettings) -> None:
-    async with ManagedTarget("second", PEER, settings).reach() as spec:
-        assert (spec.name, spec.model, spec.versions) == ("second", "model", {"fake": "1"})
-        assert spec.command[0] == "MODEL=tiny", "it is published how it was started, but not where"
-        async with httpx.AsyncClient() as http:
-            assert (await http.get(f"{spec.url}/v1/models")).is_success
-        assert spec.pid is not None
-        processes = family(spec.pid)
-    assert psutil.wait_procs(processes, timeout=1)[1] == []
 
 
 # Until it is told to stop.

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,11 +156,6 @@ def test_of_a_wheels_requirements_builds_for_cuda_extras_and_other_platforms_are
     left_out = ["torch==2.13.0+cpu", "TorchCodec>=0.14", "triton==3.9.0", "pandas; extra == 'bench'"]
     kept = ["torchdata>=1", "six>=1.16.0; python_version > '3.8'", "fastapi[standard]<0.137.0"]
     assert needed_requirements([*left_out, *kept]) == ["torchdata>=1", "six>=1.16.0", "fastapi[standard]<0.137.0"]
-
-
-def test_ray_divides_the_same_cores(settings: ServerSettings) -> None:
-    assert flags("ray", settings) == {**flags("transformers", settings), "--actors": "2"}
-    assert launched("transformers", settings).command[0] == sys.executable
 
 
 # llama.cpp.
