@@ -108,19 +108,6 @@ def test_each_session_goes_or_stays_after_few_offers(room: list[int], count: int
     assert sum(room) - sum(left.values()) == min(count, sum(room))
 
 
-def test_a_peer_that_refuses_is_left_alone_for_a_while_or_for_good() -> None:
-    choice, peers, tried = PeerChoice(), _peers(2), Tried()
-    choice.refused("a", tried, now=10.0)
-    assert [each.name for each in choice.open(peers, 10.0)] == ["b"]
-    assert [each.name for each in choice.open(peers, 10.0 + PATIENCE_S)] == ["a", "b"]
-    assert not choice.is_hopeless(peers, tried)
-    for peer in ("a", "b"):
-        choice.shunned(peer, tried)
-    assert tried.best(peers) is None
-    assert choice.is_hopeless(peers, tried)
-    assert not choice.is_hopeless([], Tried())  # somebody may come
-
-
 FREE = st.floats(0, 1)
 LOADS = st.builds(Load, FREE, st.integers(0, 9), FREE)
 HOUR_MS = 3_600_000

@@ -124,19 +124,6 @@ def test_a_move_and_a_turn_that_begin_together_leave_one_winner(servers: Pair) -
 
 
 @pytest.mark.long
-def test_a_session_moves_from_process_to_process_and_back(tmp_path: Path) -> None:
-    with pair(tmp_path, own_engine=True) as servers:
-        a, b = servers.a, servers.b
-        stays, moves = used_session(a), used_session(a)
-        assert servers.moved(moves)["tokens_with_kv"] == len(PROMPT) + 7
-        turn = generate(b, moves, [9])
-        assert turn["usage"]["cached_tokens"] == len(PROMPT) + 7
-        servers.moved(moves, "b", "a")
-        assert turn["token_ids"] == generate(a, stays, [9])["token_ids"]
-        assert generate(a, moves, [11])["token_ids"] == generate(a, stays, [11])["token_ids"]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("is_back", [False, True])
 def test_an_engine_that_dies_as_a_session_comes_is_no_loss(tmp_path: Path, is_back: bool) -> None:
     with pair(tmp_path, start=False, own_engine=True) as servers:

@@ -116,15 +116,6 @@ def test_bits_are_those_of_one_server(tmp_path: Path) -> None:
         assert [turn["logprobs"] for turn in apart] == [turn["logprobs"] for turn in alone]
 
 
-@pytest.mark.long
-def test_engines_of_their_own_get_the_connections(tmp_path: Path) -> None:
-    with pair(tmp_path, flags=ROLES, own_engine=True) as servers:
-        acquainted(servers)
-        apart, alone = say(servers.a), say(servers.b)
-        assert apart[0]["usage"]["cached_tokens"] == WHOLE
-        assert [turn["token_ids"] for turn in apart] == [turn["token_ids"] for turn in alone]
-
-
 def _after_parts(act: Callable[[], None]) -> None:
     """Act when a long prompt has been sent for a part."""
     carry_out = KVMover.carry_out

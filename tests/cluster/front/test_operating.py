@@ -20,23 +20,27 @@ from tests.waiting import wait_until
 
 
 def test_a_door_without_files_goes_on_when_it_hears_a_hangup(caplog: pytest.LogCaptureFixture) -> None:
-    hangups = Hangups()
     with (
         caplog.at_level(logging.INFO, "app"),
+        Hangups.heard() as hangups,
         serving_stub(Stub("a")) as url,
         serving_door({"a": url}, hangups=hangups) as door,
     ):
-        hangups._hear(signal.SIGHUP, None)
+        os.kill(os.getpid(), signal.SIGHUP)
         wait_until(lambda: "no file to reload" in caplog.text)
         assert not door.server.should_exit
         assert httpx.get(f"{door.url}/ready").status_code == 200
 
 
 def test_a_door_reads_its_tenants_again(tmp_path: Path) -> None:
-    hangups, file = Hangups(), write_tenants(tmp_path / "tenants.json", tenant("acme"))
-    with serving_stub(Stub("a")) as url, serving_door({"a": url}, hangups=hangups, tenants=file) as door:
+    file = write_tenants(tmp_path / "tenants.json", tenant("acme"))
+    with (
+        Hangups.heard() as hangups,
+        serving_stub(Stub("a")) as url,
+        serving_door({"a": url}, hangups=hangups, tenants=file) as door,
+    ):
         write_tenants(file, tenant("other"))
-        hangups._hear(signal.SIGHUP, None)
+        os.kill(os.getpid(), signal.SIGHUP)
         wait_until(lambda: door.server.front.tenancy.directory.named("other") is not None)
 
 
