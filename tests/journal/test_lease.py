@@ -184,21 +184,6 @@ NO_ROOM = NEWS_BYTES
 """Bytes of the largest file: that of the news may be as large, and the journal has no room."""
 
 
-def test_a_lease_is_renewed_where_the_journal_takes_nothing(tmp_path: Path, on: On, shared: bool) -> None:
-    first = started(tmp_path, LONG_S)
-    freeze(first)
-    news, row = (tmp_path / NEWS_NAME).read_bytes(), found(tmp_path)
-    lapse(first)
-    with largest_file(NO_ROOM):
-        assert renew(first)
-    assert not first.state.is_fenced
-    assert found(tmp_path) == row
-    assert (tmp_path / NEWS_NAME).read_bytes() != news
-    assert renew(first)
-    assert found(tmp_path) == row.renewed()
-    first.close()
-
-
 def test_a_holder_without_room_learns_that_it_has_lost_the_folder(
     tmp_path: Path, take: Take, on: On, shared: bool
 ) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.machine import files
 from app.machine.budget import DiskFull, DiskRoom
-from app.machine.files import GIB, MIB, free_bytes, rate, size
+from app.machine.files import GIB, MIB, DiskFull, DiskRoom, free_bytes, rate, size
+from tests.file_sizes import free_on_disks
 
 FREE_MUCH = """
 import psutil
@@ -37,7 +37,7 @@ def test_what_was_freed_goes_back_to_the_system() -> None:
 @pytest.fixture
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskRoom:
     """Room for 600 bytes beside a reserve of 400."""
-    monkeypatch.setattr(files, "free_bytes", lambda folder: 1000)
+    free_on_disks(monkeypatch, lambda: 1000)
     return DiskRoom(tmp_path, 400)
 
 
@@ -55,14 +55,14 @@ def test_what_has_been_written_is_counted_once_and_no_bytes_need_no_room(
     room: DiskRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with room.claiming(500) as claim:
-        monkeypatch.setattr(files, "free_bytes", lambda folder: 700)
+        free_on_disks(monkeypatch, lambda: 700)
         claim.give(300)
         with room.claiming(100):
             pass
         with pytest.raises(DiskFull):
             claim.grow(101)
         claim.grow(100)
-    monkeypatch.setattr(files, "free_bytes", lambda folder: 100)
+    free_on_disks(monkeypatch, lambda: 100)
     assert room.missing == 300
     with room.claiming():
         pass

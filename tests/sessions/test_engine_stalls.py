@@ -21,7 +21,6 @@ from tests.bridge.engines import app_of
 from tests.pausing import PROMPT_END, paused, whole
 from tests.pausing import finish as finish_paused
 from tests.sessions.test_engine_deaths import DEATH, ListeningEngine, begin, ticket_of, tokens_of
-from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, engine_tokens, finish, start_turn
 from tests.waiting import until
 
 DOUBT, STALL = (Stalled("its process has said nothing for 7 s", ends_turns) for ends_turns in (False, True))
@@ -159,30 +158,6 @@ async def test_what_dies_while_it_stalls_is_told_as_dead(engine: ListeningEngine
     await until(lambda: on_paper.executor.failure is not None)
     with pytest.raises(EngineRestarting):
         on_paper.create()
-
-
-@pytest.mark.parametrize("replace", [False, True])
-async def test_a_real_engine_that_goes_on_repeats_the_turn_as_if_it_had_not_stalled(
-    registry: SessionRegistry, replace: bool
-) -> None:
-    session, twin = registry.create(), registry.create()
-    for each in (session, twin):
-        await finish(start_turn(registry, each, PROMPT, GREEDY, BRIEF))
-    before = list(session.history)
-    turn = start_turn(registry, session, AGAIN, GREEDY, LONG, replace=replace)
-    await until(lambda: len(session.history) > session.prompt_tokens + 2)
-    registry.executor._dispatch([STALL])
-    with pytest.raises(EngineStalled):
-        await finish(turn)
-    assert list(session.history) == before
-    registry.executor._dispatch([GoesOn()])
-    assert await engine_tokens(registry, session) == len(before)
-    for each in (session, twin):
-        await finish(start_turn(registry, each, AGAIN, GREEDY, BRIEF, replace=replace))
-    assert session.history == twin.history
-    for each in (session, twin):
-        await registry.close(each)
-    await assert_nothing_is_held(registry)
 
 
 async def test_a_turn_that_is_paused_outlives_a_stall(registry: SessionRegistry) -> None:

@@ -1,10 +1,8 @@
 """What is remembered of requests with a key: for a day, and within bounds."""
 
-import pytest
-
 from app.domain.values import SessionId
-from app.sessions import keyed
-from app.sessions.keyed import KeptAnswer, KeyedRequest, KeyedRequests
+from app.journal.tables import MOST_KEYS
+from app.sessions.keyed import MOST_ANSWERS_BYTES, KeptAnswer, KeyedRequest, KeyedRequests
 from tests.tenants.tenant_files import Clock
 
 DAY_S = 24 * 3600
@@ -32,35 +30,32 @@ def test_a_key_is_known_for_a_day() -> None:
     assert requests.find(None, "k") is None
 
 
-def test_a_tenant_with_many_keys_forgets_its_own_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed, "MOST_KEYS", 3)
+def test_a_tenant_with_many_keys_forgets_its_own_oldest() -> None:
     requests = KeyedRequests()
     done(requests, "ann", "0")
-    for number in range(4):
+    for number in range(MOST_KEYS + 1):
         done(requests, "bob", str(number))
-    assert [requests.find("bob", str(number)) is not None for number in range(4)] == [False, True, True, True]
+    assert [requests.find("bob", str(number)) is not None for number in range(3)] == [False, True, True]
     assert requests.find("ann", "0") is not None
 
 
-def test_a_request_that_is_being_answered_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed, "MOST_KEYS", 2)
+def test_a_request_that_is_being_answered_is_not_forgotten() -> None:
     requests = KeyedRequests()
     slow = requests.begin(None, "slow", b"digest")
     slow.is_running = True
-    for number in range(4):
+    for number in range(MOST_KEYS + 1):
         done(requests, None, str(number))
     assert requests.find(None, "slow") is slow
 
 
-def test_answers_have_a_bound_and_what_was_done_is_known_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed, "MOST_ANSWERS_BYTES", 160)
-    requests = KeyedRequests()
+def test_answers_have_a_bound_and_what_was_done_is_known_without_them() -> None:
+    requests, largest = KeyedRequests(), MOST_ANSWERS_BYTES // 16
     call = requests.begin(None, "call", b"digest")
     call.is_answered = True
-    requests.end(call, answer(10))
-    made = [done(requests, None, str(number), 10) for number in range(20)]
+    requests.end(call, answer(largest))
+    made = [done(requests, None, str(number), largest) for number in range(20)]
     assert requests.find(None, "call") is None, "it can be made again"
     assert [each.answer is not None for each in made] == [False] * 4 + [True] * 16
     assert all(requests.find(None, str(number)) is each for number, each in enumerate(made))
-    large = done(requests, None, "large", 11)
+    large = done(requests, None, "large", largest + 1)
     assert large.answer is None

@@ -49,16 +49,6 @@ from tests.waiting import until
 BRIEF = 0.1
 
 
-async def test_a_stop_string_that_spans_pauses_ends_the_turn(registry: SessionRegistry) -> None:
-    text = (await whole(registry, tokens=12)).text
-    stop = text[5:8]
-    expected = await whole(registry, stop, tokens=12)
-    session, reader = await paused(registry, stop, tokens=12)
-    end = await finish(registry, session, reader)
-    assert (end.reason, reader.text, reader.token_ids) == (FinishReason.STOP, expected.text, expected.token_ids)
-    assert len(session.history) == await engine_tokens(registry, session) == len(PROMPT) + len(expected.token_ids)
-
-
 async def test_a_cancel_is_not_overtaken_by_a_resume_nor_the_other_way_round(registry: SessionRegistry) -> None:
     for resumed_first in (False, True):
         session, reader = await paused(registry, tokens=500)

@@ -52,17 +52,6 @@ def test_a_cut_of_an_earlier_turn_changes_nothing() -> None:
     assert list(session.history) == [1, 2, 3, 4, 5]
 
 
-def test_only_a_session_without_a_turn_expires() -> None:
-    session, _ = session_with_turn()
-    session.ttl_s = 10
-    for event in (Started(TICKET, 2), paused()):
-        assert session.expires_at is None
-        session.observe(event)
-    assert (session.state, session.expires_at) == (SessionState.PAUSED, None)
-    session.observe(finished(3))
-    assert session.expires_at == session.used_at + 10
-
-
 @pytest.mark.parametrize("cut_first", [True, False])
 def test_a_cut_history_keeps_only_what_it_was_computed_with(cut_first: bool) -> None:
     session, turn = session_with_turn()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from app.gpu.startup.memory import DISK_SHARE, KEPT_SHARE, MemoryPlan, budget_blocks, largest_step, plan_memory
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
@@ -16,10 +17,10 @@ from app.gpu.device.hardware import DeviceMemory, allocating
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
 from app.gpu.startup.kv import DISK_SHARE, KEPT_SHARE, MemoryPlan, budget_blocks, largest_step, plan_memory
-from app.machine import files
 from app.machine.budget import DiskRoom
-from app.machine.files import GIB
+from app.machine.files import GIB, DiskRoom
 from app.settings import EngineSettings, Settings
+from tests.file_sizes import free_on_disks
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel
 from tests.gpu.wrapping import WrappedStack
 from tests.serving import running_services
@@ -159,7 +160,7 @@ FREE = 1000 * BLOCK_BYTES
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "free_bytes", lambda folder: FREE)
+    free_on_disks(monkeypatch, lambda: FREE)
 
 
 def disk_blocks(folder: Path, reserve: int, kv_disk: KVBudget | None = None) -> int:
