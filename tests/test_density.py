@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,14 +79,3 @@ async def test_eighty_say_what_they_would_say_with_room_for_all(policy: str, unl
     answers, recomputed = await run(kv_device="20x512", kv_policy=policy, **host)
     assert answers == unlimited
     assert (recomputed == 0) == (policy != "none")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("disk", [{"kv_disk": "100x512", "kv_policy": "signal"}, {"kv_policy": "lru"}])
-async def test_a_host_too_small_for_all_uses_the_disk_or_costs_time_and_nothing_else(
-    disk: dict[str, str], tmp_path: Path, unlimited: Answers
-) -> None:
-    state = tmp_path if "kv_disk" in disk else None
-    answers, recomputed = await run(state_dir=state, kv_device="20x512", kv_host="10x512", **disk)
-    assert answers == unlimited
-    assert (recomputed == 0) == ("kv_disk" in disk)

@@ -17,7 +17,7 @@ from torch.distributions import Categorical, kl_divergence
 from app.gpu.kernels.linear.base import BlockMatrix
 from app.gpu.kernels.linear.eight_bits import FLOAT8, quantize
 from benchmarks.command import Benchmark
-from benchmarks.fairness.figures import MOST_GROWTH_BYTES, Neighbour, Outcome, Waits, beside_honest, judge
+from benchmarks.fairness.figures import MOST_GROWTH_BYTES, Neighbour, Outcome, Waits, judge
 from benchmarks.figures import figure_table
 from benchmarks.grammars.__main__ import BENCHMARK as GRAMMARS
 from benchmarks.grammars.runner import DecodeRound as GrammarsRound
@@ -105,18 +105,6 @@ def test_float8_on_a_cpu_is_the_float8_of_a_gpu() -> None:
 SEEN = ((4, 300.0, Waits(0.4, 0.04)), (1, 100.0, Waits(0.2, 0.02)), (16, 500.0, Waits(1.2, 0.05)))
 NEIGHBOURS = [Neighbour(*each) for each in SEEN]
 CALM = Outcome("calm", "does nothing", 20, Waits(0.2, 0.02), 100.0, 0, {"200": 3})
-
-
-@pytest.mark.parametrize(
-    ("tokens_per_s", "first_s", "token_s"),
-    [(0.0, 0.2, 0.02), (400.0, 0.8, 0.045), (9000.0, 1.2, 0.05)],
-)
-def test_an_honest_neighbour_of_any_size_is_between_those_that_were_measured(
-    tokens_per_s: float, first_s: float, token_s: float
-) -> None:
-    found = beside_honest(NEIGHBOURS, tokens_per_s)
-    assert found.first_s == pytest.approx(first_s)
-    assert found.token_s == pytest.approx(token_s)
 
 
 @pytest.mark.parametrize(

@@ -187,10 +187,10 @@ def run_python(code: str, *arguments: str) -> str:
 
 @pytest.mark.long
 def test_server_stages_and_cuda_tests_need_no_package_that_only_a_cpu_needs() -> None:
-    run_python(BARE + "import importlib\nfor name in sys.argv[1:]: importlib.import_module(name)", *MODULES)
     files = cuda_tests.find_files()
     assert files
-    run_python(BARE + PYTEST, "--collect-only", *cuda_tests.OPTIONS, *PLUGINS, *files)
+    imports = f"import importlib\nfor name in {MODULES}: importlib.import_module(name)\n"
+    run_python(BARE + imports + PYTEST, "--collect-only", *cuda_tests.OPTIONS, *PLUGINS, *files)
 
 
 def test_what_a_stage_lacks_is_said_by_name(tmp_path: Path) -> None:

@@ -12,18 +12,15 @@ from random import Random
 import pytest
 import torch
 
-from app.domain.memory_map import DraftCounts
 from app.gpu.state.kv_header import KVLayout
 from benchmarks import kernels
 from benchmarks.breakpoints.plan import KINDS
 from benchmarks.breakpoints.plan import Plan as PausesPlan
 from benchmarks.breakpoints.runner import measure_model
-from benchmarks.drafts.figures import figures_of
-from benchmarks.drafts.replay import Cost, Measured, Plan, Together, measure
+from benchmarks.drafts.replay import Plan, measure
 from benchmarks.engine.away import Passer, check_whole, fetch, park
 from benchmarks.engine.live import LiveEngine
 from benchmarks.engine.loading import load
-from benchmarks.figures import figure_table
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import TINY
 from benchmarks.gpu_check.reports.journal import Journal
@@ -146,18 +143,6 @@ def test_every_answer_is_the_same_with_drafts_and_without(tmp_path: Path) -> Non
     assert [batch.turns for batch in measured.batches] == [2, 1, 1, 1]
     assert all(batch.equal == batch.turns for batch in measured.batches)
     assert sum(batch.tokens for batch in measured.batches) == 5 * 19
-
-
-def test_figures_of_drafts_are_of_all_batches_together() -> None:
-    batches = [
-        Together(100, Cost(2, 4), Cost(1, 3), 2, 2, DraftCounts(60, 30)),
-        Together(100, Cost(4, 4), Cost(3, 3), 1, 2, DraftCounts(40, 30)),
-    ]
-    rows = {row[0]: row[1:] for row in figure_table("", figures_of(PLAN, Measured(batches, 0.0))).rows}
-    assert rows["With drafts / without, all batches"] == ("1.500 ×", "≥ 0.97 ×", "yes")
-    assert rows["Accepted of the drafted tokens"][0] == "0.600 ×"
-    assert rows["Tokens that cost no step of their own"][0] == "0.300 ×"
-    assert rows["Answers that are the same"] == ("0.750 ×", "≥ 1 ×", "no")
 
 
 @pytest.mark.long

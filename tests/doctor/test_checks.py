@@ -1,27 +1,21 @@
 """What the doctor reads of a machine and says of each part: whether it is well, what is wrong, and what to do."""
 
 import ctypes
-import platform
-import resource
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 from app.doctor.device import (
-    BUFFER_BYTES,
     Driver,
     Link,
-    buffer_bytes,
     check_capability,
     check_copies,
     check_cpu,
@@ -48,12 +42,10 @@ from app.doctor.host import (
     check_pinned,
     check_versions,
     read_disk,
-    read_memlock,
     read_numa,
-    read_versions,
 )
 from app.doctor.probe import MachineProbe, newest_cuda
-from app.machine.memory import HostMemory, MemoryLimit, read_host_memory, read_memory_limit
+from app.machine.memory import HostMemory, MemoryLimit, read_memory_limit
 from tests.doctor.conftest import ADDRESS, CPU_TORCH, CUDA_TORCH, GIB, H100, Kernel, copies, rates
 
 OK, WARNING, ERROR = Status.OK, Status.WARNING, Status.ERROR
@@ -81,7 +73,6 @@ def installed(name: str, package: Package, device: str = "cuda:0") -> Finding:
     ("finding", "status", "says", "remedy"),
     [
         (check_cpu("cpu", "AMD EPYC", CPU_TORCH, cards=1), OK, "AMD EPYC", ""),
-        (check_cpu("auto", "AMD EPYC", CPU_TORCH, cards=0), OK, "AMD EPYC", ""),
         (check_cpu("auto", "AMD EPYC", CPU_TORCH, cards=1), WARNING, "without CUDA", "PyTorch with CUDA"),
         (check_cpu("auto", "AMD EPYC", NO_DRIVER, cards=1), WARNING, "Found no NVIDIA driver", "--gpus all"),
         (check_gpu("cuda:0", CUDA_TORCH, H100, None), OK, "cuda:0: NVIDIA H100 80GB HBM3", ""),
@@ -90,24 +81,18 @@ def installed(name: str, package: Package, device: str = "cuda:0") -> Finding:
         (check_gpu("cuda:5", replace(CUDA_TORCH, gpu_count=2), None, None), ERROR, "not here: cuda:0, cuda:1", "name"),
         (check_gpu("cuda:0", CUDA_TORCH, None, "CUDA error: busy"), ERROR, "CUDA error: busy", "nvidia-smi"),
         (check_driver(DRIVER, "12.6"), OK, "580.159.04, for CUDA 13.0", ""),
-        (check_driver(DRIVER, "13.2"), OK, "", ""),  # a later minor version
         (check_driver(Driver(None, "12.8"), "13.0"), ERROR, "unknown release, for CUDA 12.8; ", "PyTorch for CUDA 12"),
         (check_driver(Driver(None, None), "13.0"), ERROR, "", "install the NVIDIA driver"),
         (compiled_for("9.0", "sm_80 sm_90"), OK, "9.0", ""),
         (compiled_for("8.9", "sm_80 sm_90"), OK, "", ""),  # a later minor version
         (compiled_for("9.0", "sm_90a"), OK, "", ""),
         (compiled_for("12.0", "sm_90 compute_90"), OK, "", ""),  # compiled when it is loaded
-        (compiled_for("10.3", "sm_100f"), OK, "", ""),
         (compiled_for("7.5", "sm_75"), WARNING, "no bfloat16", "--dtype float16"),
         (compiled_for("12.0", "sm_80 sm_90"), ERROR, "sm_80, sm_90", "install a PyTorch"),
-        (compiled_for("8.0", "sm_86 sm_90"), ERROR, "", ""),  # an earlier minor version
         (compiled_for("9.1", "sm_90a"), ERROR, "", ""),
-        (compiled_for("8.0", "compute_90"), ERROR, "", ""),
         (compiled_for("12.0", "sm_100f"), ERROR, "", ""),
-        (compiled_for("9.0", "gfx942"), ERROR, "", ""),
         (check_copies(copies(55, 54), None, LINK)[0], OK, "55.0 GB/s, 87% of the PCIe link", ""),
         (check_copies(copies(55, 20), None, LINK)[1], WARNING, "32% of the PCIe link", "NUMA"),
-        (check_copies(copies(12, 11), None, None)[1], OK, "11.0 GB/s", ""),
         (
             check_copies(replace(copies(), to_device=rates(55, slowest=0.4)), None, LINK)[0],
             WARNING,
@@ -126,22 +111,17 @@ def installed(name: str, package: Package, device: str = "cuda:0") -> Finding:
             "--kv-host",
         ),
         (check_host_memory(HostMemory(64 * GIB, 60 * GIB, MemoryLimit(63 * GIB, 62 * GIB))), OK, "", ""),
-        (check_host_memory(HostMemory(64 * GIB, 60 * GIB, MemoryLimit(16 * GIB, 0))), ERROR, "", ""),
         (check_memlock(200 * GIB, PINNED, 100 * GIB), OK, "", ""),  # more than there is memory
-        (check_memlock(8 * MIB, None, 100 * GIB), OK, "", ""),  # a CPU, where nothing is pinned
         (check_memlock(8 * MIB, PINNED, 100 * GIB), OK, "", ""),  # it was pinned all the same
         (check_memlock(GIB, PINNED, 100 * GIB), WARNING, "1.0 GiB", "ulimit -l unlimited"),
-        (check_memlock(GIB, NOT_PINNED, 100 * GIB), WARNING, "1.0 GiB", "ulimit -l unlimited"),
         (check_pinned(NOT_PINNED), ERROR, "CUDA error: out of memory", "ulimit -l unlimited"),
         (check_disk(DISK), OK, "50.0 GiB free of 100.0 GiB for /var/djinn", ""),
         (check_disk(replace(DISK, file_system="tmpfs")), WARNING, "gone after a restart", "--state-dir"),
-        (check_disk(replace(DISK, file_system="nfs4")), WARNING, "SQLite", "--state-dir"),
         (check_disk(replace(DISK, free_bytes=GIB // 2)), WARNING, "512.0 MiB free", "make room"),
         (installed("torch", Package("2.11.0+cu130", "<3,>=2.11")), OK, "2.11.0+cu130, for CUDA 13.0", ""),
         (installed("triton", Package(None, None), "cpu"), OK, "not needed on a CPU", ""),
         (installed("triton", Package(None, None)), ERROR, "", "pip install 'triton'"),
         (installed("torch", Package("2.10.0", "<3,>=2.11")), ERROR, "", "pip install 'torch<3,>=2.11'"),
-        (installed("transformers", Package(None, "<6")), ERROR, "", "pip install 'transformers<6'"),
     ],
 )
 def test_a_finding_is_well_or_has_its_cause_and_its_remedy(
@@ -193,12 +173,9 @@ ON_1, ON_GPU = "numactl --cpunodebind=1 --membind=1 djinn", " djinn serve --devi
         (TWO, "0-15", "0-1", 1, WARNING, (ON_1, ON_GPU)),
         (TWO, "4-6", "0-1", 1, OK, ()),
         (TWO, "0-3", "0-1", 1, WARNING, ("--all --cpunodebind=1 ", "--cpuset-mems=1")),
-        (TWO, "0-15", "0", 1, WARNING, ("--all --cpunodebind=1 ", "--cpuset-mems=1")),
         (TWO, "0-15", "0-1", -1, WARNING, ("nvidia-smi topo -m", "numactl --cpunodebind=N --membind=N")),
         (("0-7",), "0-7", "0", -1, OK, ()),
-        (("0-7", ""), "0-7", "0", -1, OK, ()),  # memory without CPUs, as of CXL
         (TWO, "2-7", "0-1", None, WARNING, ("numactl --cpunodebind=0 --membind=0 djinn serve --device cpu",)),
-        (TWO, "4-7", "0-1", None, OK, ()),
     ],
 )
 def test_a_server_should_be_on_the_gpus_node_or_on_one(
@@ -230,15 +207,6 @@ def test_a_sandbox_that_hides_what_the_process_may_use_lets_it_use_all(kernel: K
     assert read_numa(kernel.root, ADDRESS).gpu_node is None, "the kernel does not list it"
 
 
-def test_the_memory_is_this_machines_and_buffers_leave_most_of_it_alone(kernel: Kernel) -> None:
-    memory = read_host_memory(kernel.root)
-    assert memory.total_bytes == psutil.virtual_memory().total
-    assert memory.limit is None
-    assert 0 < memory.free_bytes == memory.available_bytes < memory.total_bytes
-    assert buffer_bytes(64 * GIB, 80 * GIB) == BUFFER_BYTES
-    assert (buffer_bytes(GIB, 80 * GIB), buffer_bytes(64 * GIB, 0)) == (GIB // 8, 0)
-
-
 def test_the_tightest_of_nested_limits_that_are_seen_counts(kernel: Kernel) -> None:
     """Linux frees cached pages of files when a program needs memory."""
     kernel.write("proc/self/cgroup", "0::/pods/djinn")
@@ -264,16 +232,6 @@ def test_the_first_version_of_control_groups_is_read_too(kernel: Kernel, limit: 
     assert read_memory_limit(kernel.root, 64 * GIB) == found
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other kernels have other limits")
-def test_the_limit_of_locked_memory_is_the_soft_one() -> None:
-    before = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (4096, before[1]))
-    try:
-        assert read_memlock() == 4096
-    finally:
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, before)
-
-
 def test_a_folder_is_judged_by_where_it_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert read_disk(Path("state")).folder == str(tmp_path)
@@ -290,13 +248,6 @@ def test_a_folder_is_judged_by_where_it_will_be(tmp_path: Path, monkeypatch: pyt
         for mounted in ("/dev/shm", "/proc"):
             said = subprocess.run(["stat", "-f", "-c", "%T", mounted], capture_output=True, text=True, check=True)
             assert read_disk(Path(mounted) / "djinn").file_system == said.stdout.strip()
-
-
-def test_versions_are_those_that_are_installed() -> None:
-    versions = read_versions()
-    assert (versions.python, versions.djinn) == (platform.python_version(), version("djinn-server"))
-    assert versions.packages["torch"] == Package(version("torch"), "<3,>=2.11")
-    assert versions.packages["transformers"].installed == version("transformers")
 
 
 # The probe of this machine, and of machines that PyTorch is made to speak of.

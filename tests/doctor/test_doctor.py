@@ -8,18 +8,16 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
 from jsonschema import Draft202012Validator
-from rich.console import Console
 
 from app.cli import main
 from app.doctor import installation, probe
 from app.doctor.examination import Facts, Report, examine, judge
-from app.doctor.findings import Status, error, ok, warning
+from app.doctor.findings import Status
 from app.doctor.installation import describe_installation
 from app.doctor.probe import TorchBuild
 from app.settings import Settings
@@ -28,7 +26,6 @@ from tests.doctor.schema import schema_text
 from tests.gpu.weights.bundles import make_model, overwrite
 
 PUBLISHED = Path(__file__).parents[2] / "docs/doctor.schema.json"
-NUMACTL = "numactl --cpunodebind=1 --membind=1 djinn serve --device cuda:0"
 OF_A_GPU = (
     *("device", "driver", "compute_capability", "numa", "memlock", "pinned_memory", "pcie_link"),
     *("copy_to_device", "copy_from_device", "device_memory", "host_memory", "disk"),
@@ -141,14 +138,6 @@ def report_of(facts: Facts) -> Report:
     return Report.of("cuda:0", judge("auto", "cuda:0", facts), facts)
 
 
-def printed(shown: Report) -> list[str]:
-    """Its lines in a terminal that is too narrow for them."""
-    console = Console(file=StringIO(), width=60)
-    shown.print(console)
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue().splitlines()
-
-
 def test_json_is_what_the_published_schema_says(kernel: Kernel) -> None:
     schema = json.loads(PUBLISHED.read_text("utf-8"))
     Draft202012Validator.check_schema(schema)
@@ -156,21 +145,6 @@ def test_json_is_what_the_published_schema_says(kernel: Kernel) -> None:
     on_cpu = examine("cpu", None, FakeProbe(torch=CPU_TORCH, driver=None), kernel.root)
     for made in (report_of(healthy_facts()), on_cpu):
         Draft202012Validator(schema).validate(json.loads(made.to_json()))
-
-
-def test_each_finding_is_a_line_with_its_remedy_below_unbroken_and_is_in_the_json() -> None:
-    unbound = report_of(replace(healthy_facts(), numa=replace(healthy_facts().numa, process_nodes=(0, 1))))
-    lines, made = printed(unbound), json.loads(unbound.to_json())
-    assert (made["schema_version"], made["device"], made["status"]) == (1, "cuda:0", "warning")
-    assert next(finding["remedy"] for finding in made["findings"] if finding["name"] == "numa") == NUMACTL
-    position = next(number for number, line in enumerate(lines) if line.startswith("warning  numa"))
-    assert lines[position].endswith("GPU on node 1, process on nodes 0, 1 of nodes 0, 1")
-    assert lines[position + 1].endswith(f"-> {NUMACTL}")
-    assert lines[0] == "ok       device              cuda:0: NVIDIA H100 80GB HBM3"
-    assert lines[-1] == "cuda:0: 1 warning"
-    assert printed(report_of(healthy_facts()))[-1] == "cuda:0: all is well"
-    bad = Report.of("cpu", [error("a", "", "do"), *[warning("b", "", "do")] * 2, ok("d", "")], healthy_facts())
-    assert (bad.status, printed(bad)[-1]) == (Status.ERROR, "cpu: 1 error, 2 warnings")
 
 
 def test_a_machine_in_order_ends_with_0_and_prints_a_line_for_each_finding_or_json_alone(

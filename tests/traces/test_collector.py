@@ -1,6 +1,5 @@
 """Whether turns are traced, and spans on the wire: to a collector that takes them, and to one that is away."""
 
-import logging
 import socket
 import subprocess
 import sys
@@ -18,8 +17,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from pydantic import ValidationError
 
 import app.telemetry
@@ -28,7 +25,6 @@ from app.domain.errors import FieldOutOfRange
 from app.main import open_traces
 from app.settings import Settings
 from app.telemetry import export
-from app.telemetry.export import BETWEEN_LINES_S, QuietExporter
 from tests.routers.generating import GREEDY
 from tests.serving import serve
 from tests.traces.conftest import CALLER
@@ -256,31 +252,3 @@ def test_a_collector_that_is_away_fills_no_log(caplog: pytest.LogCaptureFixture)
             take_turn(url)
     assert [record.name for record in caplog.records] == [export.__name__]
     assert "takes no spans" in caplog.text
-
-
-class Moody(SpanExporter):
-    takes = False
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        return SpanExportResult.SUCCESS if self.takes else SpanExportResult.FAILURE
-
-
-def test_the_log_has_a_line_a_minute_and_one_when_it_is_over(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    caplog.set_level(logging.INFO)
-    moody = Moody()
-    exporter, batch = QuietExporter(moody), [ReadableSpan("a"), ReadableSpan("b")]
-    for _ in range(5):
-        exporter.export(batch)
-    now += BETWEEN_LINES_S
-    for takes in (False, True, False, True):
-        moody.takes = takes
-        exporter.export(batch)
-    assert [record.getMessage() for record in caplog.records] == [
-        "the collector of traces takes no spans; lost so far: 2",
-        "the collector of traces takes no spans; lost so far: 12",
-        "the collector takes spans again; lost meanwhile: 12",
-    ]

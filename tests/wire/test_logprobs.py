@@ -25,17 +25,5 @@ def test_fields_are_those_of_the_schema() -> None:
     assert written(None) == {"text": "a", "token_ids": [1]}, "who asks for none gets no field"
 
 
-def test_what_was_written_is_not_written_again() -> None:
-    written: list[bytes] = []
-    found = [TokenLogprobs(number, -0.5) for number in range(2 * SLICE + 1)]
-    first = asyncio.run(json_with_logprobs(VIEW, found, written))
-    assert len(written) == 2
-    assert first == asyncio.run(json_with_logprobs(VIEW, found))
-    known, more = written[0], found * 2
-    assert asyncio.run(json_with_logprobs(VIEW, more, written)) == asyncio.run(json_with_logprobs(VIEW, more))
-    assert written[0] is known
-    assert len(written) == 4
-
-
 async def test_others_run_while_many_are_written() -> None:
     assert await turns_of_others(json_with_logprobs(VIEW, [TokenLogprobs(1, -0.5)] * (10 * SLICE))) >= 9

@@ -22,8 +22,8 @@ from client import Djinn, Session
 from client.models import History, SessionInfo
 from client.shell.chat.views import history_lines, history_text
 from client.shell.rates import look, rates_between
-from client.shell.session_table import Row, fitting_table, session_table
-from client.shell.wording import CONTROL, counted, harmless, on_one_line, size, span, visible
+from client.shell.session_table import Row, session_table
+from client.shell.wording import CONTROL, harmless, on_one_line, visible
 from tests.client.conftest import SESSION, AnswerWith
 from tests.client.shell.terminals import CTRL_C, djinn_in_terminal
 from tests.processes import serve_process
@@ -220,30 +220,8 @@ def test_every_line_fits_and_names_are_cut_between_characters(texts: list[str], 
             assert name != whole
 
 
-def test_columns_go_before_figures_are_cut() -> None:
-    rows = [Row(session(6, "planner"), 90000.0)]
-    assert drawn(rows, 46)[1].split() == ["\u202600000006", "planner", "idle", "-", "1000000", "-"]
-    assert drawn(rows, 20)[1].split() == ["\u202600000006", "idle"]
-
-
-def test_the_first_rows_are_shown_and_the_others_counted() -> None:
-    rows = [Row(session(number, "a"), 0) for number in range(9)]
-    file = StringIO()
-    console = Console(file=file, width=100, force_terminal=True, color_system=None)
-    console.print(fitting_table(rows, console, 6))
-    lines = file.getvalue().splitlines()
-    assert len(lines) == 6
-    assert lines[-1] == "and 5 more"
-    assert len(drawn(rows, 100)) == 10
-
-
 def history(*pieces: str) -> History:
     return History(tokens=len(pieces), token_ids=tuple(range(len(pieces))), text="".join(pieces), pieces=pieces)
-
-
-def test_a_line_has_the_position_of_its_first_token() -> None:
-    found = list(history_lines(history("user", "\n", "", "", "\u4e16", "x\ny", "z", "\n\n", "end")))
-    assert found == [(0, "user"), (2, "\u4e16x"), (5, "yz"), (7, ""), (8, "end")]
 
 
 def test_a_model_cannot_steer_the_terminal() -> None:
@@ -256,14 +234,6 @@ def test_lines_are_the_text_and_begin_where_it_does(pieces: list[str]) -> None:
     assert [line for _, line in found] == "".join([*pieces, "end"]).split("\n")
     for (first, line), (after, _) in pairwise(found):
         assert line in "".join(pieces[first : after + 1])
-
-
-def test_sizes_spans_and_counts_are_short() -> None:
-    sizes = {0: "0 B", 0.4: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1.5 * 2**30: "1.5 GiB", 5000 * 2**40: "5000.0 TiB"}
-    assert {number: size(number) for number in sizes} == sizes
-    spans = {-3: "0s", 59.9: "59s", 60: "1m", 7199: "1h", 86400 * 30: "30d"}
-    assert {seconds: span(seconds) for seconds in spans} == spans
-    assert [counted(count, "session") for count in (0, 1, 2)] == ["0 sessions", "1 session", "2 sessions"]
 
 
 def test_a_terminal_obeys_no_text() -> None:
