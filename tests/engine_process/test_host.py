@@ -1,14 +1,11 @@
 """What an engine's process says of itself while it works, when the server trusts it, and when it starts no other."""
 
-import logging
 import math
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +16,7 @@ from app.domain.values import FinishReason, ModelInfo, SamplingParams, SessionId
 from app.engine_process import engine as engine_module
 from app.engine_process import host
 from app.engine_process.channel import Channel, Closed
-from app.engine_process.engine import MOST, Child, EngineProcess
+from app.engine_process.engine import MOST, EngineProcess
 from app.engine_process.frames import Beat, Load, Loaded, decode, encode, encode_events
 from app.engine_process.host import _Host
 from app.gpu.kernels.attention.base import Batch
@@ -29,7 +26,6 @@ from tests.engine_process.test_channel import ends
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.conftest import tiny_llama
 from tests.gpu.wrapping import WrappedStack
-from tests.hugging_face import shape_config
 from tests.serving import tiny_settings
 
 __all__ = ["ends", "tiny_llama"]
@@ -87,16 +83,6 @@ def test_a_step_whose_layers_get_on_is_not_taken_for_one_that_hangs(
     running.join(SECONDS)
     assert stack.layers == tiny_llama.num_layers
     assert 0 < max(busy) <= (BEATS + 2) * host.BEAT_S
-
-
-def test_an_engine_that_loads_ends_with_its_server(tmp_path: Path) -> None:
-    shape_config("tiny-llama").save_pretrained(tmp_path)
-    os.mkfifo(tmp_path / "model.safetensors")  # nobody ever writes it: the model takes for ever to load
-    settings = tiny_settings(model=str(tmp_path))
-    child = Child()
-    child.channel.send(encode(Load.of(settings, logging.WARNING)))
-    child.channel.close()
-    assert child.wait() == f"its process ended with status {host.ORPHANED}"
 
 
 FINISHED = TurnFinished(Ticket(1), FinishReason.LENGTH, TurnUsage(prompt_tokens=1, completion_tokens=1), 2)
@@ -244,23 +230,6 @@ def heard(live: Callable[[Channel], None], until: int, *, stuck_s: float = STUCK
 
     engine.run(deliver)
     return found
-
-
-@pytest.mark.usefixtures("in_no_time")
-def test_an_engine_that_is_silent_and_speaks_again_stays(info: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.engine_process.engine.SILENT_S", 0.1)
-    monkeypatch.setattr("app.engine_process.engine.UNHEARD_S", 0.2)
-
-    def be_silent_once(channel: Channel) -> None:
-        load(channel, info)
-        channel.receive(0.5)
-        while channel.receive(0.01) is None:
-            channel.send(encode(Beat(0.0)))
-
-    first, second, third = heard(be_silent_once, 3)
-    assert isinstance(first, Stalled)
-    assert isinstance(second, Stalled)
-    assert (first.ends_turns, second.ends_turns, third) == (False, True, GoesOn())
 
 
 @pytest.mark.usefixtures("in_no_time")
