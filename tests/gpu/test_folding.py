@@ -19,7 +19,7 @@ from tests.durability.restarting import generate, open_session
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.commands.test_transfers import ID, move
 from tests.gpu.driving import BLOCK, cpu_settings
-from tests.gpu.models.oracle import FOLDING, VOCAB, build_model, save_model, tiny_config
+from tests.gpu.models.oracle import BY_ROWS, FOLDING, VOCAB, build_model, save_model, tiny_config
 from tests.serving import serve
 
 CONTEXTS = 3
@@ -157,6 +157,21 @@ def test_tokens_are_those_of_transformers_whatever_becomes_of_a_session(
     served: Served, seed: int, tmp_path: Path
 ) -> None:
     Life(served, served.make(tmp_path), seed).live(15)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "bloom",
+        "gemma3n, several streams",
+        *(pytest.param(case, marks=pytest.mark.long) for case in (*BY_ROWS, "gemma4, embeddings of each layer")),
+    ],
+)
+@torch.inference_mode()
+def test_so_they_are_of_modules_that_attend_by_themselves_or_share_what_they_keep(case: str, tmp_path: Path) -> None:
+    (tmp_path / "kv").mkdir()
+    served = Served(case, tmp_path)
+    Life(served, served.make(tmp_path / "kv"), 0).live(15)
 
 
 def talk(served: Served, driver: BreakDriver, session: SessionId, history: list[int], new: list[int]) -> TurnFinished:

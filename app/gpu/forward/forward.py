@@ -324,8 +324,11 @@ class Forward:
             self._load_checkpoints(place for place, row in enumerate(self._rows) if row.path.lo)
         if self.states is not None:
             self.states.read()
+        placed = {
+            rows: (replace(batch, token_ids=token_ids[index]), index) for rows, (batch, index) in self._placed.items()
+        }
         for segment in self._segments:
-            batch, index = self._placed[segment.rows]
+            batch, index = placed[segment.rows]
             if self.states is not None:
                 batch = self.states.give(segment.rows, batch)
             self._hidden[index] = self._run_layers(segment.lo, segment.hi, self._hidden[index], batch)

@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -60,6 +61,7 @@ def run_piece(stack: LayerStack, run_layers: RunLayers, lo: int, hi: int, given:
     """
     layers = stack.num_layers
     hidden = given if lo else stack.embed(given, batch.positions)
+    batch = batch if lo else replace(batch, token_ids=given)
     if lo < layers:
         hidden = run_layers(lo, min(hi, layers), hidden, batch)
     return stack.head(hidden) if hi > layers else hidden

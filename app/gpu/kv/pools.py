@@ -18,7 +18,7 @@ from app.gpu.device.hardware import zeroed
 from app.gpu.device.streams import PASSED, DeviceStreams, Event, Run, Stream
 from app.gpu.kernels.attention.base import columns_of
 from app.gpu.models.base import LayerStack
-from app.gpu.state.layer_state import UNDIVIDED, attending, keeps_tokens, kv_layers, state_bytes
+from app.gpu.state.layer_state import UNDIVIDED, SharedState, attending, keeps_tokens, kv_layers, state_bytes
 from app.gpu.state.moves import WHOLE_PASSES, HalfPass
 
 PIECE_BYTES = 16 << 20
@@ -62,7 +62,10 @@ class KVPool:
         self.block_size = block_size if keeps_tokens(stack.states) else UNDIVIDED
         kept = [state is not None for state in attending(stack.states)]
         self._places = [max(0, end - 1) for end in accumulate(kept)]
-        """Of each layer among those that attend."""
+        """Of each layer among those that keep keys and values."""
+        for index, state in enumerate(stack.states):
+            if isinstance(state, SharedState):
+                self._places[index] = self._places[state.layer]
         block_bytes = self.data[:1].nbytes
         self.state_blocks = -(-state_bytes(stack.states) // block_bytes)
         self._bytes = self.data.view(torch.uint8).view(num_blocks, -1) if self.state_blocks else None

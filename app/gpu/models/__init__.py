@@ -54,7 +54,7 @@ def load_stack(
         raise FieldOutOfRange(
             f"Djinn cannot run model type {model.config.model_type!r} layer by layer: {error}. "
             f"Known are {_KNOWN}, and decoders whose Transformers modules use its attention "
-            "interface with full or sliding causal attention, such as gpt_neox, gemma, gemma2 and mixtral",
+            "interface or its caches, such as gpt_neox, gemma, gemma2, mixtral and bloom",
             param="model",
         ) from error
 

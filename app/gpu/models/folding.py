@@ -1,4 +1,4 @@
-"""Modules of Transformers that fold tokens into a state: Mamba, Gated DeltaNet, short convolutions.
+"""Modules of Transformers that fold tokens into a state: Mamba, Gated DeltaNet, RWKV, short convolutions.
 
 Such a module asks a cache for the state of its rows, and gives it a new one. Here that cache is filled from the bytes
 that the engine keeps for each row (`Batch.states`), and these are replaced by what the module leaves. Rows of one token
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.state.layer_state import aligned
 
-_CACHES = ("cache_params", "past_key_values")
+_CACHES = ("cache_params", "past_key_values", "state")
 """Parameters by which modules take their cache."""
 _call = threading.local()
 """Of the layer that this thread runs: its `batch`, and its part of the batch's `states`. Modules run as they are
@@ -91,6 +91,26 @@ class _RowCache:
         return False
 
 
+class _RowList(list[Tensor]):
+    """The same for RWKV, whose modules take tensors `[rows, width, layers]`, each with a place for every layer. A row
+    without a past has the model's `initial` ones.
+    """
+
+    def __init__(self, initial: list[Tensor], rows: int, layer: int) -> None:
+        super().__init__(each.repeat(rows, 1, 1) for each in initial)
+        self._layer = layer
+
+    @property
+    def states(self) -> dict[tuple[str, int], Tensor]:
+        """By number, `[rows, width]` each."""
+        return {("list", index): each[..., self._layer] for index, each in enumerate(self)}
+
+    @states.setter
+    def states(self, given: dict[tuple[str, int], Tensor]) -> None:
+        for (_, index), state in given.items():
+            self[index][..., self._layer] = state
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """One tensor of a row's state, and where its bytes begin among those of the layer."""
@@ -109,11 +129,14 @@ class Fold:
     """Stands in the place of `forward` of a module that folds, or may."""
 
     def __init__(self, module: nn.Module, cache_name: str) -> None:
-        self._module, self._forward = module, module.forward
+        self._module: Any = module
+        self._forward = module.forward
         self._cache_name = cache_name
         self._is_tuple = False
         """Whether the module answers with a tuple that begins with its output."""
         self._parts: list[_Part] = []
+        self._initial: list[Tensor] | None = None
+        """Of a module that takes a list, which the model makes."""
         self.measuring = True
         """Whether it finds out what the module keeps."""
         self.goes_on = True
@@ -126,9 +149,12 @@ class Fold:
         """As the module's own `forward`."""
         batch: Batch | None = getattr(_call, "batch", None)
         if self.measuring:
-            cache = _RowCache()
+            if isinstance(given := kwargs.get(self._cache_name), list):
+                self._initial = [each[:1].clone() for each in given]
+            cache, before = self._cache(1), self._cache(1).states
             found = self._forward(*args, **{**kwargs, self._cache_name: cache})
-            self._measure(cache)
+            left = cache.states.items()
+            self._measure({key: each for key, each in left if key not in before or not torch.equal(each, before[key])})
             self._is_tuple = isinstance(found, tuple)
             return found
         if batch is None:
@@ -138,7 +164,8 @@ class Fold:
             raise ValueError("it calls a module that folds with more than its input")
         if "attention_mask" in kwargs:
             kwargs["attention_mask"] = None  # it hides padding, and there is none
-        pieces, states, decodes = list[Tensor](), _call.states, batch.decodes
+        pieces, states = list[Tensor](), _call.states
+        decodes = batch.decodes if self._initial is None else 0  # RWKV mixes the rows of a step of one token
         if decodes:
             pieces.append(self._run(hidden[0, :decodes, None], states[:decodes], kwargs).transpose(0, 1))
         for row, place in enumerate(batch.rows[decodes:], decodes):
@@ -156,7 +183,8 @@ class Fold:
         """Fold tokens `[rows, tokens, hidden_size]` into their rows' states, `[rows, bytes]`; returns the same shape.
         Rows that begin here have none yet.
         """
-        cache, rows = _RowCache(), len(states)
+        rows = len(states)
+        cache = self._cache(rows)
         views = {
             part.key: states[:, part.first : part.first + part.nbytes].view(part.dtype).view(rows, *part.shape)
             for part in self._parts
@@ -169,19 +197,37 @@ class Fold:
         output: Tensor = found[0] if self._is_tuple else found
         return output
 
-    def _measure(self, cache: _RowCache) -> None:
+    def _cache(self, rows: int) -> _RowCache | _RowList:
+        """Without a past."""
+        return _RowCache() if self._initial is None else _RowList(self._initial, rows, self._module.layer_id)
+
+    def _measure(self, left: dict[tuple[str, int], Tensor]) -> None:
+        """Find out what the module keeps from what it has `left`."""
         self._parts, self.nbytes = [], 0
-        for key, state in cache.states.items():
+        for key, state in left.items():
             part = _Part(key, tuple(state.shape[1:]), state.dtype, self.nbytes)
             self._parts.append(part)
             self.nbytes += aligned(part.nbytes)
 
-    def settle(self) -> bool:
-        """End measuring; returns whether the module folds. A module that does not gets its `forward` back."""
+    def settle(self, first: int) -> bool:
+        """End measuring; returns whether the module folds. Its state begins at byte `first` of the layer's. A module
+        that does not fold gets its `forward` back.
+        """
         self.measuring = False
+        self._parts = [replace(part, first=first + part.first) for part in self._parts]
         if not self._parts:
             self._module.forward = self._forward
         return bool(self._parts)
+
+
+def settle(folds: Sequence[Fold]) -> list[Fold]:
+    """Those of a layer's modules that fold, once the layer has run."""
+    found, end = list[Fold](), 0
+    for fold in folds:
+        if fold.settle(end):
+            found.append(fold)
+            end += fold.nbytes
+    return found
 
 
 def find_folds(layer: nn.Module) -> list[Fold]:
@@ -190,6 +236,7 @@ def find_folds(layer: nn.Module) -> list[Fold]:
     for module in layer.modules():
         names = inspect.signature(module.forward).parameters
         cache_name = next((name for name in _CACHES if name in names), None)
-        if module is not layer and cache_name is not None and hasattr(module, "layer_idx"):
+        numbered = hasattr(module, "layer_idx") or hasattr(module, "layer_id")
+        if module is not layer and cache_name is not None and numbered:
             found.append(Fold(module, cache_name))
     return found

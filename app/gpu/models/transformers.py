@@ -2,60 +2,50 @@
 
 The decoder's layers are taken out and replaced by recorders. The model's own forward then does all that lies around the
 layers (embedding and its scale, rotary tables, final norm, logit scaling) and hands each recorder the arguments that
-its layer wants. Djinn's attention stands behind Transformers' attention interface. Whether that is all there is to the
-architecture is not assumed but proved when it is loaded: for the first tokens of a sequence, and for some that come
-after thousands, whose keys and values are random.
+its layer wants. Djinn's attention stands behind Transformers' attention interface. Modules that attend by themselves
+run row by row, over what is in Djinn's pages (`models.paging`). Whether that is all there is to the architecture is
+not assumed but proved when it is loaded (`models.proof`).
 
 A module that folds tokens into a state (`models.folding`) runs row by row, each from its own state.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable, Sequence
+import inspect
+import logging
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import replace
 from itertools import accumulate, pairwise
-from types import EllipsisType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, Cache, DynamicCache, DynamicLayer, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, LinearAttentionAndFullAttentionLayer
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    KVSharingDict,
+)
 from transformers.initialization import no_init_weights
 
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
-from app.gpu.models.base import TOLERANCE, require_fixed_rope, with_new_states
-from app.gpu.models.folding import Fold, find_folds, running
-from app.gpu.state.layer_state import FoldState, LayerState, aligned, attention_state
+from app.gpu.models.base import require_fixed_rope
+from app.gpu.models.folding import find_folds, running, settle
+from app.gpu.models.paging import NAME, SharedKV, enter_layer, read_pages, row_cache, row_of, write_pages
+from app.gpu.models.proof import LENGTH, TOKENS, Past, make_past, prove, prove_far, require_window, window_of_mask
+from app.gpu.state.layer_state import FoldState, LayerState, SharedState, aligned, attention_state
 from app.gpu.weights.source import RandomWeights, TensorFormat
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
 
-Attend = Callable[[Tensor, Tensor, Tensor, AttentionSpec], Tensor]
-"""`Attention` over the batch and the KV of one layer's call: of queries, keys, values and a spec."""
-_NAME = "djinn_paged"
-_call = threading.local()
-"""Of the layer that this thread runs: `attend`, and the `window` of the mask that its attention had. Not every
-architecture passes keyword arguments on to attention.
-"""
-_WITHOUT_EFFECT = {"cache_position", "dropout", "is_causal", "position_ids", "use_cache"}
-"""Keywords that reach attention and change nothing here: positions are in the batch, there is no dropout outside
-training, no cache but the pool, and causality is implied."""
-_ATTENTION_TYPES = {"full_attention", "sliding_attention"}
+logger = logging.getLogger(__name__)
+
+_ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 _LAYER_TYPES = {*_ATTENTION_TYPES, "linear_attention", "conv", "hybrid", "dummy", "moe", "mlp"}
-_PROOF_TOKENS = 8
-_PART = 2
-"""Tokens of each part of a prefill."""
-_PROOF_LENGTH = 8192 + 2 * _PROOF_TOKENS
-"""Past the windows of most models, and the lengths that most were made for before their frequencies were scaled."""
-_PROOF_BLOCK = 16
-_STATE_PARTS = 32
-"""About so many blocks have the state of a sequence, where nothing is kept for each token."""
+_STATE_PARTS, _STATE_BLOCK = 32, 16
+"""About so many blocks of so many places have the state of a sequence, where nothing is kept for each token."""
 
 
 def load_transformers_stack(
@@ -66,6 +56,8 @@ def load_transformers_stack(
     require_fixed_rope(text)
     if getattr(model.config, "quantization_config", None) is not None:
         raise ValueError("its weights are quantized, which only models with Djinn's own layers may have")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError("it has an encoder, and Djinn serves decoders alone")
     others = set(_layer_types(text)) - _LAYER_TYPES
     if others:
         raise ValueError(f"it has layers of type {', '.join(sorted(others))}")
@@ -104,39 +96,6 @@ def _load_modules(model: ResolvedModel, device: torch.device, dtype: torch.dtype
     return modules.to(device)
 
 
-def paged_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    sliding_window: int | EllipsisType | None = ...,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """The function Transformers calls: query and key `[1, heads, tokens, head_dim]`, value `[1, heads, tokens, value
-    dim]`, result `[1, tokens, heads, value dim]`.
-
-    Raises ValueError for a model that asks of attention what `AttentionSpec` cannot say.
-    """
-    extra = sorted(name for name, given in others.items() if given is not None and name not in _WITHOUT_EFFECT)
-    if extra:
-        raise ValueError(f"its attention takes {', '.join(extra)}")
-    window = _call.window if isinstance(sliding_window, EllipsisType) else sliding_window
-    if attention_mask is not None or not getattr(module, "is_causal", True):
-        raise ValueError("its attention is not causal")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    sinks = None if s_aux is None else s_aux.float()
-    return _call.attend(query, key, value, AttentionSpec(scale, window, softcap, sinks))[None], None
-
-
-AttentionInterface.register(_NAME, paged_attention)
-
-
 class _Recorder(nn.Module):
     """Stands in for a layer: keeps what it was called with, and passes `answer`, or else its input, on. While it is
     `transparent` it passes on what the layer answers. Some layers answer with a tuple that begins with that.
@@ -146,7 +105,7 @@ class _Recorder(nn.Module):
         super().__init__()
         self.layer = layer
         self.received: Tensor
-        self.arguments: tuple[tuple[Any, ...], dict[str, Any]]
+        self.arguments: Arguments
         self.answer: Tensor | None = None
         self.behind: tuple[Any, ...] | None = None
         """What the layer's tuple has behind the tensor, if it answers with one."""
@@ -182,42 +141,15 @@ class _Heads(NamedTuple):
     value_dim: int
 
 
-class _Past(DynamicLayer):
-    """Random keys and values of a sequence's first `length` tokens, or latents that a layer makes them of, which every
-    layer sees before its own.
-
-    Values are large enough that their mean weighs as much as one key's would.
-    """
-
-    def __init__(self, length: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.length = length
-        self._states: dict[Any, list[Tensor]] = {}
-        """By shape, `[1, heads, length, dim]` each."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        new = key_states, value_states
-        shapes = tuple(states.shape[1::2] for states in new)
-        if shapes not in self._states:
-            generator = torch.Generator(key_states.device).manual_seed(0)
-            self._states[shapes] = [
-                states.new_empty(*states.shape[:2], self.length, states.shape[3]).normal_(0, std, generator=generator)
-                for states, std in zip(new, (1.0, self.length**0.5), strict=True)
-            ]
-        keys, values = (torch.cat(pair, 2) for pair in zip(self._states[shapes], new, strict=True))
-        return keys, values
-
-    def get_seq_length(self) -> int:
-        return self.length
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Of a layer, behind its input."""
 
 
-class _PastAndFold(LinearAttentionAndFullAttentionLayer):
-    """The same for a layer that folds too, into a state that begins where its own tokens do."""
+class _Group(NamedTuple):
+    """Rows of a batch that run together, and the arguments of every layer for them."""
 
-    def __init__(self, past: _Past) -> None:
-        super().__init__()
-        self.update = past.update  # type: ignore[method-assign]
-        self.get_seq_length = past.get_seq_length  # type: ignore[method-assign]
+    batch: Batch
+    arguments: list[Arguments]
 
 
 class TransformersStack:
@@ -227,22 +159,24 @@ class TransformersStack:
         """Raises ValueError, with what is wrong with the architecture, if the model cannot be run layer by layer."""
         config = model.config.get_text_config()
         self.num_layers: int = config.num_hidden_layers
-        self.hidden_size: int = config.hidden_size
         self.max_model_len = max_model_len
         self.dtype, self.device = model.dtype, model.device
         self.parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
         self._attention = attention
         self._model = model
-        self._decoder: Any = model.get_decoder()
-        self._recorders = _take_out_layers(self._decoder, self.num_layers)
-        may_fold = bool(set(_layer_types(config)) - _ATTENTION_TYPES)
+        self._decoder, self._recorders = _take_out_layers(model, self.num_layers)
+        takes_state = "state" in inspect.signature(self._decoder.forward).parameters
+        may_fold = takes_state or bool(set(_layer_types(config)) - _ATTENTION_TYPES)
         folds = [find_folds(recorder.layer) if may_fold else [] for recorder in self._recorders]
-        tokens = torch.arange(_PROOF_TOKENS, device=self.device)
-        expected = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+        tokens = torch.arange(TOKENS, device=self.device)
+        expected = model(input_ids=tokens[None], use_cache=takes_state).logits[0].float()
         self.vocab_size: int = expected.shape[-1]
-        self._folds = [[fold for fold in found if fold.settle()] for found in folds]
-        past = _Past(max(0, min(max_model_len, _PROOF_LENGTH) - _PROOF_TOKENS))
-        cache = self._make_past(past, config)
+        streams = self._recorders[0].received
+        self._streams = len(streams) if streams.dim() == 4 else 1
+        self.hidden_size: int = self._streams * streams.shape[-1]
+        self._folds = [settle(found) for found in folds]
+        past = Past(max(0, min(max_model_len, LENGTH) - TOKENS))
+        cache = make_past(past, config, self._decoder, self.num_layers, folds=any(self._folds))
         attends = [isinstance(layer, CacheLayerMixin) for layer in cache.layers]
         if any(attends):
             after = {"position_ids": past.length + tokens[None]}  # not every model counts what the cache has
@@ -251,57 +185,53 @@ class TransformersStack:
             recorder.arguments[1].get("attention_mask") if each else None  # other masks hide padding, and there is none
             for recorder, each in zip(self._recorders, attends, strict=True)
         ]
-        self._mask_windows = [_window_of(mask) for mask in masks]
         for recorder in self._recorders:
             recorder.transparent = False
-        model.set_attn_implementation(_NAME)
         self._recorded: Batch | None = None
-        heads, windows = self._measure()
-        kept = [each for each in heads if each is not None] or [self._heads_of_nothing()]
-        self.kv_heads, self.head_dim = max(each.kv_heads for each in kept), max(max(each[1:]) for each in kept)
-        for mask, window in zip(masks, windows, strict=True):
-            _require_window(mask, window)
-        self.states: Sequence[LayerState] = [
-            self._state(*each) for each in zip(heads, windows, self._folds, strict=True)
-        ]
+        self._groups: list[_Group] = []
+        """Of the batch `_recorded`."""
+        self._by_rows = self._reads_tokens = False
+        self._between = self._measure_between(tokens)
+        try:
+            model.set_attn_implementation(NAME)
+            self._mask_windows = [window_of_mask(mask) for mask in masks]
+            windows = self._measure()
+            for mask, window in zip(masks, windows, strict=True):
+                require_window(mask, window)
+        except Exception as reason:  # of whatever kind: another attention is not what the modules expect
+            logger.info("its attention runs row by row: %s", reason)
+            self._by_rows, self._mask_windows = True, [None] * self.num_layers
+            model.set_attn_implementation("eager")
+            windows = self._measure()
+        self.states: Sequence[LayerState] = [self._state(*each) for each in enumerate(windows)]
         ends = list(accumulate(aligned(sum(fold.nbytes for fold in folds)) for folds in self._folds))
         self._places = [slice(*pair) for pair in pairwise([0, *ends])]
         """Of each layer's bytes in a row's state."""
         try:
-            self._prove(tokens, expected)
+            prove(self, self._sources, tokens, expected)
         except ValueError:
             for fold in (fold for folds in self._folds for fold in folds):
                 fold.goes_on = False
-            self._prove(tokens, expected)
+            prove(self, self._sources, tokens, expected)
         if any(attends):
-            self._prove_far(cache, past.length, tokens, torch.cat((after_past, expected)))
+            new, behind = self._record_behind(cache, tokens, past.length + tokens)
+
+            def look_back(index: int) -> tuple[Tensor, Tensor]:
+                return self._look_back(index, new, behind[index], past)
+
+            prove_far(self, self._sources, past.length, look_back, tokens, torch.cat((after_past, expected)))
 
     def _heads_of_nothing(self) -> _Heads:
         """Of a model that only folds. They make a block as large as a part of a state: pools count blocks."""
         total = sum(aligned(fold.nbytes) for folds in self._folds for fold in folds)
-        columns = -(-total // (_STATE_PARTS * 2 * _PROOF_BLOCK * self.dtype.itemsize))
+        columns = -(-total // (_STATE_PARTS * 2 * _STATE_BLOCK * self.dtype.itemsize))
         return _Heads(1, aligned(columns), aligned(columns))
 
-    def _make_past(self, past: _Past, config: Any) -> Cache:
-        """A cache with the `past` of every layer that attends, as Transformers makes it for this config."""
-        if not any(self._folds):
-            return Cache(layers=[past] * self.num_layers)
-        minimax: Any = getattr(sys.modules[type(self._decoder).__module__], "MiniMaxCache", None)
-        if minimax is not None:  # it has states, and layers for those that attend
-            own = minimax()
-            own.layers = [past] * self.num_layers
-            own.linear_cache = [None] * self.num_layers
-            return cast("Cache", own)
-        cache = DynamicCache(config=config)
-        for index, layer in enumerate(cache.layers):
-            if isinstance(layer, LinearAttentionAndFullAttentionLayer):
-                cache.layers[index] = _PastAndFold(past)
-            elif isinstance(layer, CacheLayerMixin):
-                cache.layers[index] = past
-        return cache
-
-    def _state(self, heads: _Heads | None, window: int | None, folds: Sequence[Fold]) -> LayerState:
-        attention = None if heads is None else attention_state(self.kv_heads, self.head_dim, window)
+    def _state(self, index: int, window: int | None) -> LayerState:
+        if self._sources[index] != index:
+            return SharedState(self._sources[index])
+        folds, kept = self._folds[index], self._heads[index] is not None
+        attention = attention_state(self.kv_heads, self.head_dim, window) if kept else None
         if attention is not None and not folds:
             return attention
         return FoldState(sum(fold.nbytes for fold in folds), attention)
@@ -309,18 +239,100 @@ class TransformersStack:
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         self._recorded = None
         self._decoder(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
-        return self._recorders[0].received[0]
+        return self._packed(self._recorders[0].received)
+
+    def _packed(self, hidden: Tensor) -> Tensor:
+        """What a layer takes or answers, `[1, tokens, width]` or `[streams, 1, tokens, width]`, as `[tokens,
+        hidden_size]`.
+        """
+        return hidden[0] if self._streams == 1 else hidden[:, 0].transpose(0, 1).flatten(1)
+
+    def _unpacked(self, hidden: Tensor) -> Tensor:
+        """The reverse."""
+        if self._streams == 1:
+            return hidden[None]
+        return hidden.reshape(len(hidden), self._streams, -1).transpose(0, 1)[:, None].contiguous()
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        if self._recorded is not batch:
+            # The arguments depend on the tokens and positions only, so one recording serves every layer of the batch.
+            self._groups = self._record(batch)
+            self._recorded = batch
+        outputs = list[Tensor]()
+        given = hidden.split([len(group.batch.positions) for group in self._groups])
+        for group, of_group in zip(self._groups, given, strict=True):
+            self._enter(index, group.batch, kv)
+            if not self._folds[index]:
+                outputs.append(self._run_layer(index, of_group, group.arguments[index]))
+                continue
+            assert group.batch.states is not None
+            with running(group.batch, group.batch.states[:, self._places[index]]):
+                outputs.append(self._run_layer(index, of_group, group.arguments[index]))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _record(self, batch: Batch) -> list[_Group]:
+        """The arguments of every layer, for all rows together or for each by itself."""
+        token_ids = torch.zeros_like(batch.positions) if batch.token_ids is None else batch.token_ids
+        if not self._by_rows or not batch.rows:
+            self.embed(token_ids, batch.positions)
+            if not batch.rows and (self._by_rows or self._reads_tokens):
+                raise ValueError("its layers need to know their rows or tokens, which a graph does not")
+            return [_Group(batch, self._arguments())]
+        groups = list[_Group]()
+        for index, row in enumerate(batch.rows):
+            of_row, cache = row_of(batch, index), row_cache(row.context - row.length, self.num_layers)
+            self._record_behind(cache, token_ids[row.start : row.start + row.length], of_row.positions)
+            groups.append(_Group(of_row, self._arguments()))
+        return groups
+
+    def _record_behind(self, cache: Cache, token_ids: Tensor, positions: Tensor) -> tuple[Tensor, list[Arguments]]:
+        """What the first layer takes, `[tokens, hidden_size]`, and the arguments of every layer, behind what is in
+        `cache`.
+        """
+        given = {"position_ids": positions[None], "past_key_values": cache, "use_cache": True}
+        self._decoder(input_ids=token_ids[None], **given)
+        return self._packed(self._recorders[0].received), [recorder.arguments for recorder in self._recorders]
+
+    def _look_back(self, index: int, hidden: Tensor, arguments: Arguments, past: Past) -> tuple[Tensor, Tensor]:
+        """The keys and values that layer `index` sees of the `past` and its own tokens, as the pool has them."""
+        seen = list[tuple[Tensor, Tensor]]()
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+            """The layer may make them of what its cache has."""
+            seen.append((key, value))
+            return value.new_zeros(*query.shape[:2], value.shape[2])
+
+        enter_layer(attend, lambda key, value: (key, value))
+        self._run_layer(index, hidden, arguments)
+        if self._by_rows:
+            seen.append((past.seen[0][0].transpose(0, 1), past.seen[1][0].transpose(0, 1)))
+        return self._pooled(*seen[0])
+
+    def _arguments(self) -> list[Arguments]:
+        """What the recorders have been called with. What layers would pass on to each other is in the pages."""
+        return [
+            (args, {name: SharedKV() if isinstance(given, KVSharingDict) else given for name, given in kwargs.items()})
+            for args, kwargs in (recorder.arguments for recorder in self._recorders)
+        ]
+
+    def _enter(self, index: int, batch: Batch, kv: Tensor) -> None:
+        """Let layer `index` find the keys and values of `batch` in `kv`."""
+
         def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
             states = (F.pad(query, (0, self.head_dim - query.shape[2])), *self._pooled(key, value))
             return self._attention(*states, kv, batch, spec)[..., : value.shape[2]]
 
-        if not self._folds[index]:
-            return self._run_layer(index, hidden, batch, attend)
-        assert batch.states is not None
-        with running(batch, batch.states[:, self._places[index]]):
-            return self._run_layer(index, hidden, batch, attend)
+        def exchange(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            new = self._pooled(key[0].transpose(0, 1), value[0].transpose(0, 1))
+            write_pages(kv, batch.slot_blocks, batch.slot_offsets, *new)
+            places = torch.arange(batch.rows[0].context, device=self.device)
+            blocks = batch.block_tables[0].long()[places // kv.shape[3]]
+            return self._unpooled(index, *read_pages(kv, blocks, places % kv.shape[3], key.dtype))
+
+        def read() -> tuple[Tensor, Tensor]:
+            return self._unpooled(index, *read_pages(kv, batch.slot_blocks, batch.slot_offsets, self.dtype))
+
+        enter_layer(attend, exchange, read, self._mask_windows[index])
 
     def _pooled(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[tokens, heads, dim]` of any layer as the pool has them, which has room for the widest.
@@ -330,136 +342,97 @@ class TransformersStack:
         copies = self.kv_heads // key.shape[1]
         return (key, value) if copies == 1 else (key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1))
 
-    def _run_layer(self, index: int, hidden: Tensor, batch: Batch, attend: Attend) -> Tensor:
-        if self._recorded is not batch:
-            # The arguments depend on the positions only, so one recording serves every layer of the batch.
-            self.embed(torch.zeros_like(batch.positions), batch.positions)
-            self._recorded = batch
-        recorder = self._recorders[index]
-        args, kwargs = recorder.arguments
-        _call.attend, _call.window = attend, self._mask_windows[index]
-        output = recorder.layer(hidden[None], *args, **kwargs)
-        after: Tensor = output if recorder.behind is None else output[0]
-        return after[0]
+    def _unpooled(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The reverse for layer `index`, `[1, heads, tokens, dim]` each."""
+        heads = self._heads[index]
+        assert heads is not None
+        copies = self.kv_heads // heads.kv_heads
+        kept = keys[:, ::copies, : heads.key_dim], values[:, ::copies, : heads.value_dim]
+        return kept[0].transpose(0, 1)[None], kept[1].transpose(0, 1)[None]
+
+    def _run_layer(self, index: int, hidden: Tensor, arguments: Arguments) -> Tensor:
+        recorder, (args, kwargs) = self._recorders[index], arguments
+        output = recorder.layer(self._unpacked(hidden), *args, **kwargs)
+        after = self._packed(output if recorder.behind is None else output[0])
+        return after if self._between[index] == 1 else after * self._between[index]
 
     def head(self, hidden: Tensor) -> Tensor:
         self._recorded = None
         nothing = torch.zeros(1, hidden.shape[0], dtype=torch.int64, device=self.device)
-        self._recorders[-1].answer = hidden[None]
+        self._recorders[-1].answer = self._unpacked(hidden)
         try:
             logits: Tensor = self._model(input_ids=nothing, position_ids=nothing, use_cache=False).logits
         finally:
             self._recorders[-1].answer = None
         return logits[0].float()
 
-    def _measure(self) -> tuple[list[_Heads | None], list[int | None]]:
-        """Each layer's heads and window, from what it gives to attention: configs name them in many ways. No heads: the
-        layer does not attend, as layers may where some fold.
+    def _measure_between(self, tokens: Tensor) -> list[float]:
+        """What the decoder multiplies each layer's output with before the next one. Finds out, too, whether layers look
+        at token ids.
         """
-        heads, windows = list[_Heads | None](), list[int | None]()
+        positions, factors = torch.arange(len(tokens), device=self.device), list[float]()
+        self.embed(tokens, positions)
+        before, received = self._arguments(), [recorder.received for recorder in self._recorders]
+        for this, following in pairwise(received):
+            same = torch.equal(this, following)
+            factors.append(1.0 if same else float((this * following).sum() / (this * this).sum()))
+            if not torch.allclose(this * factors[-1], following):
+                raise ValueError("its decoder does more between layers than to scale their output")
+        self.embed(tokens.flip(0), positions)
+        pairs = zip(tree_leaves(before), tree_leaves(self._arguments()), strict=True)
+        self._reads_tokens = any(isinstance(one, Tensor) and not torch.equal(one, two) for one, two in pairs)
+        return [*factors, 1.0]
+
+    def _measure(self) -> list[int | None]:
+        """Find each layer's heads, and whose keys and values it reads, from what it gives to attention: configs name
+        them in many ways. No heads: the layer has no attention. Returns each layer's window.
+        """
+        heads, windows, given = list[_Heads | None](), list[int | None](), list[Tensor | None]()
 
         def measure(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
             heads.append(_Heads(key.shape[1], key.shape[2], value.shape[2]))
             windows.append(spec.window)
+            given.append(key)
             return value.new_zeros(*query.shape[:2], value.shape[2])
 
+        def exchange(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            if key.shape[1] != value.shape[1]:
+                raise ValueError("it keeps keys and values of unequally many heads")
+            new = key[0].transpose(0, 1)
+            measure(new, new, value[0].transpose(0, 1), AttentionSpec(1.0))
+            return key, value
+
         batch = make_batch([(0, 1)], [[0]], 1, self.device)
-        hidden = self.embed(torch.zeros_like(batch.positions), batch.positions)
+        self._record(batch)
+        hidden = self._packed(self._recorders[0].received)
+        arguments = [recorder.arguments for recorder in self._recorders]
         for index in range(self.num_layers):
-            self._run_layer(index, hidden, batch, measure)
-            if len(heads) == index and any(self._folds):
+            enter_layer(measure, exchange, window=self._mask_windows[index])
+            self._run_layer(index, hidden, arguments[index])
+            if len(heads) == index and (self._by_rows or any(self._folds)):
                 heads.append(None)
                 windows.append(None)
+                given.append(None)
             if len(heads) != index + 1:
-                raise ValueError(f"its layer {index} does not attend through Transformers' attention interface, once")
+                raise ValueError(f"its layer {index} does not attend once, to keys and values of its own")
         counts = {each.kv_heads for each in heads if each is not None}
         if any(max(counts) % count for count in counts):
             raise ValueError(f"its layers have {sorted(counts)} heads of keys and values")
-        return heads, windows
-
-    def _prove(self, tokens: Tensor, expected: Tensor) -> None:
-        """Compare a prefill in two parts and some decode steps with the logits that the untouched model gave for
-        `tokens`.
-
-        Finds layers that depend on more than their arguments: token ids, their own state, each other.
-        """
-        pool, logits = self._empty_pool(1, self.num_layers), []
-        states = None
-        for span in [(0, _PART), (_PART, _PART), *((position, 1) for position in range(2 * _PART, _PROOF_TOKENS))]:
-            batch = make_batch([span], [[0]], _PROOF_BLOCK, self.device)
-            batch = with_new_states(self, batch) if states is None else replace(batch, states=states)
-            states = batch.states
-            hidden = self.embed(tokens[batch.positions], batch.positions)
-            for index in range(self.num_layers):
-                hidden = self.layer(index, hidden, batch, pool[:, index])
-            logits.append(self.head(hidden))
-        self._require_same(torch.cat(logits), expected, "")
-
-    def _prove_far(self, cache: Cache, length: int, tokens: Tensor, expected: Tensor) -> None:
-        """Compare a step of two sequences, of which one has had the `length` tokens of `cache` before `tokens` and the
-        other nothing, with the logits of the untouched model.
-
-        Finds what depends on a sequence's length, or on that of another one: windows, frequencies, scales.
-        """
-        blocks = -(-(length + len(tokens)) // _PROOF_BLOCK)
-        places = torch.arange(length, device=self.device)
-        self._decoder(input_ids=tokens[None], past_key_values=cache, use_cache=True, position_ids=length + tokens[None])
-        behind = [recorder.arguments for recorder in self._recorders]
-        new = self._recorders[0].received
-        spans, tables = [(length, len(tokens)), (0, len(tokens))], [list(range(blocks)), [blocks]]
-        batch = with_new_states(self, make_batch(spans, tables, _PROOF_BLOCK, self.device))
-        pool = self._empty_pool(blocks + 1, 1)[:, 0]
-        hidden = self.embed(tokens.repeat(2), batch.positions)
-
-        def place(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-            """The layer makes keys and values of what the cache has of its past: they go to the pool."""
-            for kind, states in enumerate(self._pooled(key[:length], value[:length])):
-                pool[places // _PROOF_BLOCK, kind, :, places % _PROOF_BLOCK] = states
-            return value.new_zeros(*query.shape[:2], value.shape[2])
-
-        for index, (recorder, (args, kwargs)) in enumerate(zip(self._recorders, behind, strict=True)):
-            _call.attend, _call.window = place, None
-            if isinstance(cache.layers[index], CacheLayerMixin):
-                recorder.layer(new, *args, **kwargs)
-            hidden = self.layer(index, hidden, batch, pool)
-        self._require_same(self.head(hidden), expected, f" after {length} tokens")
-
-    def _empty_pool(self, blocks: int, layers: int) -> Tensor:
-        shape = (blocks, layers, 2, self.kv_heads, _PROOF_BLOCK, self.head_dim)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
-
-    def _require_same(self, logits: Tensor, expected: Tensor, where: str) -> None:
-        error = float(torch.dist(logits, expected) / expected.norm())
-        if not error < TOLERANCE[self.dtype]:
-            raise ValueError(f"run layer by layer, its logits are off by {error:.0%}{where}")
+        self._heads = heads
+        addresses = [index if key is None else key.data_ptr() for index, key in enumerate(given)]
+        self._sources = [addresses.index(each) for each in addresses]
+        """The layer whose keys and values each reads: mostly its own."""
+        kept = [each for each in heads if each is not None] or [self._heads_of_nothing()]
+        self.kv_heads, self.head_dim = max(each.kv_heads for each in kept), max(max(each[1:]) for each in kept)
+        return windows
 
 
-def _take_out_layers(decoder: nn.Module, count: int) -> list[_Recorder]:
-    """Put a recorder in the place of every layer of `decoder`; the recorders hold the layers."""
-    for name, child in decoder.named_children():
-        if isinstance(child, nn.ModuleList) and len(child) == count:
-            recorders = [_Recorder(layer) for layer in child]
-            setattr(decoder, name, nn.ModuleList(recorders))
-            return recorders
+def _take_out_layers(model: PreTrainedModel, count: int) -> tuple[Any, list[_Recorder]]:
+    """The decoder, with a recorder in the place of every layer. The recorders hold the layers."""
+    for decoder in (model.get_decoder(), *model.modules()):  # Llama 4 does not tell its decoder
+        for name, child in decoder.named_children():
+            if isinstance(child, nn.ModuleList) and len(child) == count:
+                recorders = [_Recorder(layer) for layer in child]
+                setattr(decoder, name, nn.ModuleList(recorders))
+                return decoder, recorders
     raise ValueError(f"its decoder has no list of {count} layers")
-
-
-def _window_of(mask: Tensor | None) -> int | None:
-    """The window of a layer that has this `mask` `[1, 1, queries, keys]`, where its last query does not see all."""
-    if mask is None:
-        return None
-    seen = int((mask[0, 0, -1] == 0).sum())
-    return seen if seen < mask.shape[3] else None
-
-
-def _require_window(mask: Tensor | None, window: int | None) -> None:
-    """Raise ValueError if a layer's `mask` `[1, 1, queries, keys]` is another than that of its `window`; the queries
-    are the last keys.
-    """
-    if mask is None:
-        return
-    queries, keys = mask.shape[2:]
-    behind = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
-    expected = (behind >= 0) & (behind < (keys if window is None else window))
-    if not torch.equal(mask[0, 0].cpu() == 0, expected):
-        raise ValueError(f"its mask is not that of a window of {window} tokens" if window else "its mask is not causal")

@@ -33,7 +33,14 @@ class FoldState:
     attention: TokenState | WindowState | None = None
 
 
-LayerState = TokenState | WindowState | FoldState
+@dataclass(frozen=True, slots=True)
+class SharedState:
+    """Nothing: attention reads the keys and values of an earlier `layer`, and may store the same there again."""
+
+    layer: int
+
+
+LayerState = TokenState | WindowState | FoldState | SharedState
 STATE_ALIGN = 16
 """In the bytes of a sequence's state, each layer's begin at a multiple of this."""
 
@@ -48,8 +55,9 @@ def attention_state(kv_heads: int, head_dim: int, window: int | None) -> TokenSt
 
 
 def attending(states: Sequence[LayerState]) -> list[TokenState | WindowState | None]:
-    """What the attention of each layer keeps; None: the layer has none."""
-    return [state.attention if isinstance(state, FoldState) else state for state in states]
+    """What the attention of each layer keeps; None: it keeps nothing."""
+    kept = [None if isinstance(state, SharedState) else state for state in states]
+    return [state.attention if isinstance(state, FoldState) else state for state in kept]
 
 
 def keeps_tokens(states: Sequence[LayerState]) -> bool:
@@ -83,4 +91,4 @@ def window_of(states: Sequence[LayerState]) -> int | None:
     if len({state.numbers for state in kept}) > 1:
         raise FieldOutOfRange("all layers must keep equally many numbers for each token", param="model")
     windows = [state.window for state in states if isinstance(state, WindowState)]
-    return max(windows) if len(windows) == len(states) else None
+    return max(windows) if all(isinstance(state, WindowState | SharedState) for state in states) else None

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from app.gpu.forward.graphs import layer_by_layer
 from app.gpu.forward.programs import Arena, NotRecordable, RecordedLayers, Recording
-from app.gpu.kernels.attention.base import Batch, make_batch
+from app.gpu.kernels.attention.base import Batch, make_batch, to_rows
 from app.gpu.kernels.attention.cpu import PAGED_TOKENS, PagedCpuAttention
 from app.gpu.kernels.cpu.launch import Program
 from app.gpu.kernels.linear.base import MatmulPrecision
@@ -21,7 +21,6 @@ from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.model_store.resolve import resolve
-from tests.gpu.kernels.attention.reference import to_rows
 from tests.gpu.models.oracle import CASES
 
 BLOCK_SIZE, BLOCKS, POSITIONS, STEP_TOKENS = 16, 80, 600, 200

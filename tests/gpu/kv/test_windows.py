@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from app.domain.errors import FieldOutOfRange
 from app.domain.memory_map import SessionMemory
 from app.domain.values import KVPolicy, Phase, SessionId, Ticket, Tier
-from app.gpu.state.layer_state import FoldState, TokenState, WindowState, window_of
+from app.gpu.state.layer_state import FoldState, SharedState, TokenState, WindowState, window_of
 from app.gpu.state.moves import MoveKind
 from app.gpu.state.sequence import TokenSequence
 from app.messages import Export, Import
@@ -174,6 +174,7 @@ def test_what_layers_keep_together_is_what_the_longest_memory_needs() -> None:
     near, far = WindowState(64, 100), WindowState(64, 512)
     assert window_of([near, far, near]) == 512
     assert window_of([near, TokenState(64)]) is None
+    assert window_of([near, SharedState(0)]) == 100, "it has no memory of its own"
     for folding in (FoldState(64), FoldState(64, near)):  # what has left a window cannot be gone back to
         assert window_of([near, folding]) is None
     for other in (TokenState(32), FoldState(64, TokenState(32))):

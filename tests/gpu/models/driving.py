@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from app.gpu.kernels.attention.base import Batch, make_batch
+from app.gpu.kernels.attention.base import Batch, make_batch, to_rows
+from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.state.layer_state import state_bytes
-from tests.gpu.kernels.attention.reference import to_rows
 from tests.gpu.models.oracle import Expected
 
 BLOCK_SIZE = 4
@@ -28,9 +28,10 @@ class Drive:
         generator = torch.Generator().manual_seed(2)
         blocks = torch.randperm(sum(widths) + 5, generator=generator).tolist()
         self.tables = [[blocks.pop() for _ in range(width)] for width in widths]
-        shape = (sum(widths) + 5, stack.num_layers, 2, stack.kv_heads, BLOCK_SIZE, stack.head_dim)
+        self.pool = KVPool(stack, sum(widths) + 5, BLOCK_SIZE, dtype=kv_dtype)
         # Leftovers of other sessions: large enough to show wherever a key out of bounds is read.
-        self.pool = to_rows(torch.randn(shape, generator=generator) * 50, kv_dtype or stack.dtype)
+        noise = torch.randn((*self.pool.data.shape[:-1], stack.head_dim), generator=generator) * 50
+        self.pool.data.copy_(to_rows(noise, self.pool.data.dtype))
 
     def begin(self, step: Mapping[int, int]) -> tuple[list[int], Batch, Tensor]:
         """The rows (sequence numbers) of a step that takes `step[s]` tokens of sequence s, its batch, its token ids."""
@@ -40,11 +41,11 @@ class Drive:
         ids = [self.sequences[row][start : start + count] for row, (start, count) in zip(rows, spans, strict=True)]
         for row in rows:
             self.done[row] += step[row]
-        return rows, batch, torch.cat(ids)
+        return rows, replace(batch, token_ids=torch.cat(ids)), torch.cat(ids)
 
     def layer(self, index: int, hidden: Tensor, batch: Batch) -> Tensor:
         """One layer over this drive's pool."""
-        return self.stack.layer(index, hidden, batch, self.pool[:, index])
+        return self.stack.layer(index, hidden, batch, self.pool.layer(index))
 
     def run(self, steps: Sequence[Mapping[int, int]]) -> list[Expected]:
         """Every boundary and the logits of every sequence, over all steps."""

@@ -113,6 +113,69 @@ CASES: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
     },
 }
+_CHUNKED = ["chunked_attention", "full_attention", "chunked_attention"]
+_PER_LAYER = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB, "num_kv_shared_layers": 1}
+BY_ROWS: dict[str, dict[str, Any]] = {
+    "gptj": {"model_type": "gptj", **_GPT2, "rotary_dim": 8},
+    "codegen": {"model_type": "codegen", **_GPT2, "rotary_dim": 8},
+    "bloom": {"model_type": "bloom", **_SPECIAL, "vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 4},
+    "falcon": {"model_type": "falcon", **_GQA, "multi_query": True},
+    "falcon, biased by distance": {"model_type": "falcon", **_GQA, "multi_query": False, "alibi": True},
+    "mpt": {"model_type": "mpt", "vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 4, "max_seq_len": 128},
+    "doge, masks made of values": {"model_type": "doge", **_GQA, "keep_window_size": 30},
+    "diffllama, two attentions": {"model_type": "diffllama", **_GQA},
+    "llama4, chunks": {
+        "model_type": "llama4_text",
+        **_GQA,
+        "head_dim": 12,
+        "intermediate_size_mlp": 80,
+        "num_local_experts": 2,
+        "layer_types": _CHUNKED,
+        "no_rope_layers": [1, 0, 1],
+        "attention_chunk_size": 8,
+        "floor_scale": 4,
+    },
+}
+"""Those whose modules attend by themselves."""
+CASES |= BY_ROWS
+CASES |= {
+    "gemma4, embeddings of each layer": {
+        "model_type": "gemma4_text",
+        **_GQA,
+        **_PER_LAYER,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "sliding_window": _WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    },
+    "gemma3n, several streams": {
+        "model_type": "gemma3n_text",
+        **_GQA,
+        **_PER_LAYER,
+        "head_dim": 16,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.0],
+        "sliding_window": _WINDOW,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    },
+    "dots1": {
+        "model_type": "dots1",
+        **_GQA,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "first_k_dense_replace": 1,
+    },
+    "minimax_m2": {
+        "model_type": "minimax_m2",
+        **_GQA,
+        "head_dim": 16,
+        "rotary_dim": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+}
 _DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 _MAMBA = {**_SPECIAL, "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "state_size": 8}
@@ -126,6 +189,38 @@ FOLDING: dict[str, dict[str, Any]] = {
     "lfm2": {"model_type": "lfm2", **_GQA, "layer_types": ["conv", "full_attention", "conv"]},
     "minimax": {"model_type": "minimax", **_HYBRID, **_EXPERTS, "block_size": 8},
     "jamba, token by token": {"model_type": "jamba", **_GQA, **_JAMBA},
+    "kimi_linear": {
+        "model_type": "kimi_linear",
+        **_HYBRID,
+        **_EXPERTS,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 12,
+        "v_head_dim": 12,
+        "linear_head_dim": 12,
+        "linear_num_heads": 4,
+    },
+    "zamba2, embeddings read again": {
+        "model_type": "zamba2",
+        **_GQA,
+        "num_key_value_heads": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+        "mamba_d_state": 8,
+        "n_mamba_heads": 8,
+        "time_step_min": 1e-6,  # steps of one token are clamped to no least time
+        "num_mem_blocks": 2,
+        "adapter_rank": 4,
+        "chunk_size": 64,
+    },
+    "rwkv": {
+        "model_type": "rwkv",
+        **_SPECIAL,
+        "vocab_size": VOCAB,
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "rescale_every": 2,
+    },
     "mamba": {"model_type": "mamba", **_MAMBA},
     "mamba2": {"model_type": "mamba2", **_MAMBA, "num_heads": 8, "head_dim": 12, "n_groups": 1, "chunk_size": 8},
 }
@@ -167,7 +262,8 @@ def expect(model: Any, tokens: Tensor, cache: Cache | None = None) -> Expected:
     """What `model` computes for one whole sequence, with keys and values out of `cache`. The last boundary is taken
     before the final norm.
     """
-    layers = next(child for child in model.get_decoder().children() if isinstance(child, nn.ModuleList))
+    within = (model.get_decoder(), *model.modules())  # Llama 4 does not tell its decoder
+    layers = next(child for each in within for child in each.children() if isinstance(child, nn.ModuleList))
     last: list[Tensor] = []
     handle = layers[-1].register_forward_hook(
         lambda module, inputs, output: last.append(output[0] if isinstance(output, tuple) else output)
@@ -177,6 +273,8 @@ def expect(model: Any, tokens: Tensor, cache: Cache | None = None) -> Expected:
     )
     handle.remove()
     boundaries = [*output.hidden_states[:-1], last[0]]
-    if model.config.model_type.startswith("mamba"):  # its own hidden states begin behind the first layer
+    if model.config.model_type.startswith(("mamba", "rwkv")):  # its own hidden states begin behind the first layer
         boundaries = [model.get_input_embeddings()(tokens[None]), *output.hidden_states[:-1]]
+    if boundaries[0].dim() == 4:  # several streams
+        boundaries = [boundary.permute(1, 2, 0, 3).flatten(2) for boundary in boundaries]
     return Expected([boundary[0] for boundary in boundaries], output.logits[0])

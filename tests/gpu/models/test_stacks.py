@@ -2,6 +2,7 @@
 and what is said of those that cannot run.
 """
 
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.driving import Drive, assert_agrees
-from tests.gpu.models.oracle import CASES, VOCAB, build_model, expect, save_model, tiny_config
+from tests.gpu.models.oracle import BY_ROWS, CASES, VOCAB, build_model, expect, save_model, tiny_config
 from tests.gpu.oracle import RoundingCache
 
 CPU = torch.device("cpu")
@@ -56,7 +57,13 @@ class Pair:
     oracle: Any
 
 
-@pytest.fixture(scope="module", params=CASES)
+_OTHERS = {"dots1", "minimax_m2", "gemma4, embeddings of each layer", "kimi_linear", "zamba2, embeddings read again"}
+_LONG = {*BY_ROWS, *_OTHERS} - {"bloom", "llama4, chunks"}
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(case, marks=[pytest.mark.long] * (case in _LONG)) for case in CASES]
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     case: str = request.param
     oracle = build_model(tiny_config(case))
@@ -128,9 +135,8 @@ def test_a_length_the_model_was_not_made_for_is_refused(case: str, length: int) 
 
 _UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "encoder-decoder": ({"model_type": "t5"}, "t5"),
-    "chunks": ({"model_type": "llama4_text", "layer_types": ["chunked_attention"] * 3}, "of type chunked_attention"),
-    "own-attention": ({"model_type": "bloom", "n_layer": 3, "n_head": 4}, "Transformers' attention interface"),
-    "differential-attention": ({"model_type": "diffllama"}, "attention interface, once"),
+    "speech": ({"model_type": "moonshine"}, "it has an encoder"),
+    "sparse-attention": ({"model_type": "mixtral", "layer_types": ["indexed_attention"] * 3}, "of type indexed"),
 }
 
 
@@ -175,25 +181,30 @@ def _widen_a_window(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (_shrink_far_positions, "off by .* after 120 tokens"),
-        (_hide_a_window, "its mask is not causal"),
-        (_widen_a_window, "not that of a window of 9 tokens"),
-    ],
-)
 def test_what_shows_only_in_long_sequences_is_refused(
-    change: Callable[[pytest.MonkeyPatch], str],
-    reason: str,
-    dtype: torch.dtype,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = _shrink_far_positions(monkeypatch)
+    folder = save_model(build_model(tiny_config(case)), tmp_path)
+    with pytest.raises(FieldOutOfRange, match=r"off by .* after 120 tokens"):
+        load(tiny_config(case), folder, dtype)
+
+
+@pytest.mark.parametrize("change", [_hide_a_window, _widen_a_window])
+def test_a_mask_that_layers_do_not_tell_is_that_of_transformers(
+    change: Callable[[pytest.MonkeyPatch], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = change(monkeypatch)
-    folder = save_model(build_model(tiny_config(case)), tmp_path)
-    with pytest.raises(FieldOutOfRange, match=reason):
-        load(tiny_config(case), folder, dtype)
+    oracle = build_model(tiny_config(case))
+    [found] = Drive(load(tiny_config(case), save_model(oracle, tmp_path)), [sequence(60)]).run(
+        [{0: 45}, {0: 14}, {0: 1}]
+    )
+    assert_agrees(found, expect(oracle, sequence(60)))
+
+
+def test_the_guide_names_every_model_that_is_served() -> None:
+    named = set(re.findall(r"`(\w+)`", Path("docs/models.md").read_text()))
+    assert {case["model_type"] for case in CASES.values()} <= named
 
 
 @pytest.mark.parametrize(

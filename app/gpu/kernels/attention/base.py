@@ -17,6 +17,7 @@ from torch import Tensor
 from app.domain.errors import FieldOutOfRange
 from app.gpu.device.hardware import dtype_name
 from app.gpu.device.streams import Put, put_each
+from app.gpu.kernels.linear.eight_bits import float8_parts, float8_rows, widen_float8
 from app.gpu.state.kv_header import SCALE_BYTES, row_columns
 
 FLOAT8 = torch.float8_e4m3fn
@@ -58,6 +59,8 @@ class Batch:
     """`[prompts + 1]` int32: where the tokens of each row behind the decode rows begin, from 0 on, and their number."""
     states: Tensor | None = None
     """`[rows, state bytes]` uint8: what folding layers remember of each row, which they replace, if there are any."""
+    token_ids: Tensor | None = None
+    """`[tokens]` int64, for layers that look at them. None where a layer is run by itself."""
 
 
 def make_batch(
@@ -144,3 +147,15 @@ def require_rows(dtype: torch.dtype, head_dim: int) -> None:
 def columns_of(head_dim: int, dtype: torch.dtype) -> int:
     """Elements of a row."""
     return row_columns(head_dim, dtype_name(dtype))
+
+
+def to_rows(states: Tensor, dtype: torch.dtype) -> Tensor:
+    """`[..., head_dim]` of any float type as rows of `dtype`, `[..., columns]`, to nearest even."""
+    return float8_rows(states).view(FLOAT8) if dtype is FLOAT8 else states.to(dtype)
+
+
+def from_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """What rows `[..., columns]` stand for, `[..., head_dim]` of `dtype`."""
+    if rows.dtype is not FLOAT8:
+        return rows.to(dtype)
+    return widen_float8(*float8_parts(rows.view(torch.uint8)), dtype)

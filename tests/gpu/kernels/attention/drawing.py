@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.gpu.kernels.attention import attention_for
-from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
-from tests.gpu.kernels.attention.reference import ReferenceAttention, from_rows, to_rows
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, from_rows, make_batch, to_rows
+from tests.gpu.kernels.attention.reference import ReferenceAttention
 
 CUDA = torch.cuda.is_available()
 _CUDA_OR_CPU = torch.device("cuda" if CUDA else "cpu")

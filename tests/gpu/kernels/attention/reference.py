@@ -4,20 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from app.gpu.kernels.attention.base import FLOAT8, AttentionSpec, Batch, RowShape
-from app.gpu.kernels.linear.eight_bits import float8_parts, float8_rows, widen_float8
-
-
-def to_rows(states: Tensor, dtype: torch.dtype) -> Tensor:
-    """`[..., head_dim]` of any float type as rows of `dtype`, `[..., columns]`, to nearest even."""
-    return float8_rows(states).view(FLOAT8) if dtype is FLOAT8 else states.to(dtype)
-
-
-def from_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """What rows `[..., columns]` stand for, `[..., head_dim]` of `dtype`."""
-    if rows.dtype is not FLOAT8:
-        return rows.to(dtype)
-    return widen_float8(*float8_parts(rows.view(torch.uint8)), dtype)
+from app.gpu.kernels.attention.base import AttentionSpec, Batch, RowShape, from_rows, to_rows
 
 
 class ReferenceAttention:

@@ -11,7 +11,7 @@ from hypothesis import given
 from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
-from app.gpu.kernels.attention.base import AttentionSpec, make_batch
+from app.gpu.kernels.attention.base import AttentionSpec, from_rows, make_batch
 from app.gpu.kernels.attention.cpu import PagedCpuAttention, store
 from tests.gpu.kernels.attention.drawing import (
     CUDA,
@@ -27,7 +27,7 @@ from tests.gpu.kernels.attention.drawing import (
     draw_inputs,
     needs_triton,
 )
-from tests.gpu.kernels.attention.reference import ReferenceAttention, from_rows
+from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.oracle import rounded
 
 ROWS = [(8, 1), (16, 1), (0, 1), (9, 5), (0, 8), (19, 2)]
