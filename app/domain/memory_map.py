@@ -1,6 +1,5 @@
 """What the engine says of its memory. Sizes in bytes."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -21,12 +20,34 @@ class TextUse:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """How many blocks a session's KV takes. For each `tokens` tokens there are `full` blocks of layers that keep all,
+    and `windowed` ones of layers that keep the last `most` times as many. The state of layers that fold takes `state`.
+    """
+
+    tokens: int = 1
+    full: int = 1
+    windowed: int = 0
+    most: int = 0
+    state: int = 0
+
+    @property
+    def in_a_row(self) -> int:
+        """Those of the same tokens."""
+        return self.full + self.windowed
+
+    def of(self, tokens: int) -> int:
+        """Those of a session of so many tokens."""
+        times = -(-tokens // self.tokens)
+        return self.full * times + self.windowed * min(times, self.most) + self.state if tokens else 0
+
+
+@dataclass(frozen=True, slots=True)
 class SessionMemory:
     """One session's KV: `blocks` that hold `computed_tokens` of its `tokens`, and the bytes of them in each tier.
 
     `bytes_out` and `bytes_in` have left and come back to the device since the session was opened, in `restores` moves.
-    A block is for `block_tokens` tokens and takes `block_bytes`. With a window, at most `most_blocks` are kept. The
-    state of layers that fold takes `state_blocks` more.
+    A block takes `block_bytes`.
     """
 
     tokens: int = 0
@@ -39,17 +60,15 @@ class SessionMemory:
     bytes_out: int = 0
     bytes_in: int = 0
     restores: int = 0
-    block_tokens: int = 1
     block_bytes: int = 0
-    most_blocks: int = sys.maxsize
-    state_blocks: int = 0
+    counts: BlockCounts = BlockCounts()
 
     def grown(self, tokens: int) -> Self:
         """The same once a turn has decoded to a history of so many tokens. Only KV on the device grows. While a prompt
         is computed the engine tells of each part.
         """
         computed, decodes = tokens - 1, self.computed_tokens >= self.tokens - 1
-        blocks = min(-(-computed // self.block_tokens) + self.state_blocks, self.most_blocks)
+        blocks = self.counts.of(computed)
         if self.tier is not Tier.DEVICE or not decodes or blocks <= self.blocks:
             return self
         size = max(self.device_bytes, blocks * self.block_bytes)
@@ -141,7 +160,7 @@ class MemoryMap:
     text: TextUse
     device: TierUse
     block_bytes: int
-    block_tokens: int
+    blocks: BlockCounts
     sessions: int
     sessions_by_tier: Mapping[Tier, int]
     host: TierUse
@@ -154,7 +173,3 @@ class MemoryMap:
     drafts: DraftCounts
     stack: StackUse
     seconds: float
-    most_blocks: int = sys.maxsize
-    """Of one session, with a window."""
-    state_blocks: int = 0
-    """Those of one session beside the blocks of its tokens, where layers fold."""

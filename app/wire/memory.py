@@ -36,6 +36,13 @@ class DataView(View):
     block_bytes: int
     block_tokens: int
 
+    @classmethod
+    def of(cls, memory: MemoryMap) -> Self:
+        """The part of the engine's map that is KV."""
+        tiers = {"device": memory.device, "host": memory.host, "disk": memory.disk}
+        size = memory.block_bytes * memory.blocks.in_a_row
+        return cls.model_validate({**tiers, "block_bytes": size, "block_tokens": memory.blocks.tokens})
+
 
 class MovesView(View):
     """What has moved one way since the start. `bytes_per_s` is measured over the copies: null before the first."""
@@ -129,7 +136,7 @@ class MemoryView(BaseModel):
         """The wire form of the engine's map."""
         return cls(
             text=memory.text,
-            data=memory,
+            data=DataView.of(memory),
             stack=memory.stack,
             policy=policy,
             moves=memory.moves,
@@ -148,7 +155,7 @@ class MemoryView(BaseModel):
     @classmethod
     def of_one(cls, memory: MemoryMap, policy: KVPolicy, sessions: Collection[Session]) -> Self:
         """What one tenant may see, which has these sessions."""
-        own, whole = TenantUseView.of(sessions), DataView.model_validate(memory)
+        own, whole = TenantUseView.of(sessions), DataView.of(memory)
         held = {"device": own.device_bytes, "host": own.host_bytes, "disk": own.disk_bytes}
         tiers = Counter(session.kv.tier for session in sessions)
         paused = [session.pause.info.bytes for session in sessions if session.pause is not None]
@@ -183,7 +190,7 @@ class MemoryEstimate(BaseModel):
     @classmethod
     def of(cls, memory: MemoryMap, tokens: int, bytes_per_s: float | None) -> Self:
         """Whole blocks, as the pool hands them out, moved at `bytes_per_s` or else at the bandwidths measured."""
-        blocks = min(-(-tokens // memory.block_tokens) + memory.state_blocks, memory.most_blocks)
+        blocks = memory.blocks.of(tokens)
         kv_bytes = blocks * memory.block_bytes
         ways: tuple[Literal["out", "in"], ...] = ("out", "in")
         speeds = {way: bytes_per_s or memory.moves[way].bytes_per_s for way in ways}
@@ -191,7 +198,7 @@ class MemoryEstimate(BaseModel):
             tokens=tokens,
             blocks=blocks,
             kv_bytes=kv_bytes,
-            kv_bytes_per_token=memory.block_bytes // memory.block_tokens,
+            kv_bytes_per_token=memory.block_bytes * memory.blocks.in_a_row // memory.blocks.tokens,
             sessions_resident=memory.device.total_bytes // kv_bytes,
             transfer_ms={way: speed and 1000 * kv_bytes / speed for way, speed in speeds.items()},
         )

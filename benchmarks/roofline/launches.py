@@ -145,8 +145,8 @@ def decode_launches(
     choices = place_requests([request] * sessions, stack.vocab_size, put_each(META))
     with torch.inference_mode():
         token_ids = torch.empty(sessions, dtype=torch.int64, device=META)
-        run_layers = layer_by_layer(stack, KVPool(stack, 1, BLOCK_SIZE))
-        graphs = Graphs(stack, run_layers, NullRecorder(), sessions, -(-stack.max_model_len // BLOCK_SIZE))
+        pool, width = KVPool(stack, 1, BLOCK_SIZE), -(-stack.max_model_len // BLOCK_SIZE)
+        graphs = Graphs(stack, layer_by_layer(stack, pool), NullRecorder(), sessions, width, pool.groups)
     with noting_launches(processors) as log:
         graphs.record_whole(sessions)
         graph = log.take()

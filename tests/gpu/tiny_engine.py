@@ -5,19 +5,31 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from app.domain.values import KVBudget, KVPolicy
 from app.gpu.engine import Engine
 from app.gpu.kernels.attention.base import columns_of
 from app.gpu.startup.loader import load_engine
+from app.model_store import shapes
 from app.model_store.resolve import ResolvedModel, resolve
 from tests.gpu.driving import BLOCK as BLOCK
 from tests.gpu.driving import Driver, cpu_settings
 from tests.gpu.oracle import RoundingModel
 from tests.hugging_face import shape_config
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 _KV_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float8": torch.float8_e4m3fn}
+
+
+def make_windowed(folder: Path, family: str, layer_types: list[str], window: int) -> ResolvedModel:
+    """A tiny model with layers of these types, `SLIDING` ones with a window."""
+    fields = {**shapes.shape_config("tiny-mistral").to_dict(), "model_type": family, "sliding_window": window}
+    layers = {"layer_types": layer_types, "num_hidden_layers": len(layer_types), "max_window_layers": len(layer_types)}
+    config = AutoConfig.for_model(**{**fields, **layers, "use_sliding_window": True, "max_position_embeddings": 16384})
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return resolve(str(folder), cache_dir=folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Commands: each is carried out and answered once, those about a session and its turn here, others elsewhere."""
 
 import logging
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping
@@ -288,16 +287,14 @@ class CommandHandler:
             computed_tokens=sequence.computed,
             tier=sequence.tier,
             blocks=pool.kept_for(sequence.written),
-            device_bytes=len(sequence.held) * size,
-            host_bytes=len(sequence.copies) * size,
+            device_bytes=sequence.held_count * size,
+            host_bytes=sequence.copy_count * size,
             disk_bytes=sequence.disk_blocks * size,
             bytes_out=traffic.bytes_out,
             bytes_in=traffic.bytes_in,
             restores=traffic.restores,
-            block_tokens=pool.block_size,
             block_bytes=size,
-            most_blocks=pool.kept_for(sys.maxsize),
-            state_blocks=pool.extra_blocks,
+            counts=pool.counts,
         )
 
     def _memory(self) -> MemoryMap:
@@ -309,9 +306,7 @@ class CommandHandler:
             text=self._text(),
             device=TierUse(device.num_blocks * size, device.owned * size, device.cached * size),
             block_bytes=size,
-            block_tokens=device.block_size,
-            most_blocks=device.kept_for(sys.maxsize),
-            state_blocks=device.extra_blocks,
+            blocks=device.counts,
             sessions=len(self.sequences),
             sessions_by_tier=Counter(each.tier for each in self.sequences if each.tier is not None),
             host=TierUse(host.num_blocks * size, host.owned * size, host.cached * size),

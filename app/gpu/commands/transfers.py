@@ -90,7 +90,7 @@ class Transfers:
         if same < computed and self._cache.pool.state_blocks:
             same = 0  # the state in the file is of more tokens
         if same and saved.namespace == file_namespace(sequence, computed):  # imported KV has none, and is never shared
-            self._placement.adopt(sequence, min(same, computed), saved.blocks, saved.first)
+            self._placement.adopt(sequence, min(same, computed), saved.blocks, saved.behind)
         else:
             self._tiers.delete_file(sequence)
 
@@ -108,12 +108,13 @@ class Transfers:
         if residency is not Residency.GUARANTEED:
             return
         pool = self._cache.pool
-        context, block_size = pool.most_for(self._max_model_len), pool.block_size
+        context = pool.most_for(self._max_model_len)
         reserved = sum(sequence.guaranteed for sequence in self.sessions.values())
         if 2 * context > self._own_blocks:
             raise FieldOutOfRange(
-                f"residency cannot be guaranteed: the device has KV for {self._own_blocks * block_size} tokens, not "
-                f"two contexts of {self._max_model_len}; the server needs a larger --kv-device",
+                "residency cannot be guaranteed: the device has KV for "
+                f"{self._own_blocks // pool.stripe * pool.block_size} tokens, not two contexts of "
+                f"{self._max_model_len}; the server needs a larger --kv-device",
                 param="residency",
             )
         if (reserved + 2) * context > self._own_blocks:
@@ -198,8 +199,8 @@ class Transfers:
 
     def _adopt(self, sequence: TokenSequence, report: Moved) -> None:
         """Open a session whose file has the KV of its first tokens, as the report says."""
-        blocks = self._host.blocks_for(report.computed) - report.first
-        self._placement.adopt(sequence, report.computed, blocks, report.first)
+        blocks = self._host.groups.count_held(self._host.blocks_for(report.computed), report.behind)
+        self._placement.adopt(sequence, report.computed, blocks, report.behind)
         self.add(sequence)
 
     def _copy_away(
@@ -208,15 +209,15 @@ class Transfers:
         """Bring the KV to the host. Then move the history, and the KV of whole passes that the host has."""
         while not self._is_on_host(sequence, make_room=make_room):
             yield None
-        host, first = self._host, sequence.behind
-        computed = min(sequence.computed, len(sequence.host_blocks) * host.block_size)
+        host, behind = self._host, sequence.behind
+        computed = min(sequence.computed, len(sequence.host_blocks) // host.stripe * host.block_size)
         if host.state_blocks and len(sequence.host_blocks) < host.blocks_for(sequence.computed):
             computed = 0  # nor is KV of use without the state, which comes last
-        if host.first_seen(computed) < first:  # without its last blocks, what the host has is useless
-            computed = first = 0
-        blocks, tokens = tuple(sequence.host_blocks[first : host.blocks_for(computed)]), tuple(sequence.tokens)
+        if host.first_seen(computed) < behind:  # without its last blocks, what the host has is useless
+            computed = behind = 0
+        blocks = tuple(host.groups.held(sequence.host_blocks[: host.blocks_for(computed)], behind))
         host.share(blocks)
-        of_history = {"source": blocks, "first": first, "token_ids": tokens, "computed": computed}
+        of_history = {"source": blocks, "behind": behind, "token_ids": tuple(sequence.tokens), "computed": computed}
         move = self._tiers.order(sequence, kind, **of_history, **where)
         return move, (yield from _arrival(move))
 
@@ -228,7 +229,7 @@ class Transfers:
         if sequence.tier is Tier.DISK:
             needed = sequence.disk_blocks
         elif sequence.tier is Tier.DEVICE and len(sequence.host_blocks) < whole:
-            needed = whole - sequence.copied
+            needed = sequence.uncopied_before(whole)
         else:
             return sequence.moving in (None, Tier.TO_DISK)
         if self._load(sequence, whole) or (make_room and self._placement.make_host_room(needed, sequence)):
@@ -260,14 +261,16 @@ class Transfers:
         if sequence.tier is None:
             self._cache.match_host_prefix(sequence)
         turn.awaits_prefill = True
-        first = min(len(sequence.host_blocks), len(sequence.hashes))
-        first = max(first, self._host.first_kept(tokens - 1))
+        first = min(len(sequence.host_blocks), len(sequence.hashes) * self._host.stripe)
+        if not self._host.groups.full:
+            first = max(first, self._host.first_kept(tokens - 1))
         return [messages.Lacking(sequence.session, turn.ticket, first)]
 
     def _may_wait(self, sequence: TokenSequence) -> bool:
         """Whether KV that comes to the host is as good for the session as its own."""
         # A state is of use at its end only, and a prompt comes in parts.
-        on_host = self._host.num_blocks >= self._host.kept_for(len(sequence.tokens)) and not self._host.state_blocks
+        host = self._host
+        on_host = host.num_blocks >= host.kept_for(len(sequence.tokens)) and not host.state_blocks
         at_rest = sequence.moving is None and sequence.tier in (None, Tier.DEVICE, Tier.HOST)
         return on_host and at_rest and not sequence.watched and not sequence.guaranteed
 
@@ -291,8 +294,10 @@ class Transfers:
         turn = self._held(sequence, command)
         if turn is None:
             raise WrongState(f"session {command.session} waits for no prompt")
-        hashes, computed = self._cache.prompt_hashes(sequence), len(sequence.tokens) - 1
-        needed = self._host.blocks_for(computed) - command.first
+        host, computed = self._host, len(sequence.tokens) - 1
+        first, behind = command.first, host.first_kept(computed)
+        needed = host.groups.count_held(host.blocks_for(computed), behind) - host.groups.count_held(first, behind)
+        hashes = host.parts_of(self._cache.prompt_hashes(sequence))[first:]
         is_wanted = True
         self._receiving.add(turn.ticket)
         try:
@@ -305,9 +310,10 @@ class Transfers:
             turn.coming = self._tiers.order(
                 sequence,
                 MoveKind.RECEIVE_PROMPT,
-                target=tuple(self._host.allocate(needed)),
-                first=command.first,
-                hashes=tuple(hashes[command.first :]),
+                target=tuple(host.allocate(needed)),
+                first=first,
+                behind=behind,
+                hashes=tuple(host.groups.held(hashes, behind - first)),
                 token_ids=tuple(sequence.tokens[:computed]),
                 connection=command.connection,
             )
@@ -318,7 +324,7 @@ class Transfers:
         finally:
             self._receiving.discard(turn.ticket)
             turn.awaits_prefill, turn.coming = False, None
-        came = max(0, report.computed - command.first * self._host.block_size)
+        came = max(0, report.computed - first // host.stripe * host.block_size)
         return messages.ReceivedPrompt(came, report.error)
 
     # A prompt that is computed for another server.
@@ -333,7 +339,8 @@ class Transfers:
             if ready == sent:
                 yield None
                 continue
-            source = tuple(sequence.host_blocks[sent:ready])
+            behind = self._host.first_kept(len(sequence.tokens))  # what the receiver does not need, as it knows
+            source = tuple(self._host.groups.held(sequence.host_blocks[sent:ready], behind - sent))
             self._host.share(source)
             move = self._tiers.order(
                 sequence,
@@ -362,13 +369,13 @@ class Transfers:
             raise _not_sent("its session has been closed")
         # The last block is filled in part, and whole only when the turn is over.
         is_computed = not sequence.busy and sequence.computed == len(sequence.tokens)
-        computed = end if is_computed else sequence.computed // self._host.block_size
+        computed = end if is_computed else self._host.place_of(sequence.computed)
         on_device = sequence.tier is Tier.DEVICE and sequence.outgoing is None
-        if sent < sequence.behind:
+        if sent < sequence.first_held:
             raise _not_sent("its first blocks lie behind the model's window by now")
         lacks = max(sent, sequence.copied) < computed
         if on_device and lacks and not self._tiers.copy_out(sequence, computed):
-            if self._placement.make_host_room(computed - sequence.copied, sequence):
+            if self._placement.make_host_room(sequence.uncopied_before(computed), sequence):
                 self._tiers.copy_out(sequence, computed)
             elif not self._placement.host_is_emptying:
                 raise _not_sent("host memory has no room for its KV")

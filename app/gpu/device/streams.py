@@ -187,7 +187,7 @@ class CudaStreams:
 
 def put_each(device: torch.device) -> Put:
     """Takes every array by itself, and waits for it: for what is done once, outside a step."""
-    return lambda array: torch.from_numpy(array).to(device)
+    return lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
 class Staging:

@@ -57,7 +57,7 @@ class Runner:
         self._split_size = SplitSize()
         self._folds = pool.state_blocks > 0
         """Whether sequences have states: each row reads its own, and leaves another."""
-        self._batches = Batches(pool.block_size)
+        self._batches = Batches(pool.block_size, pool.groups)
         self._mask_thread = ThreadPoolExecutor(1, "djinn-masks", free_from_core)
         self._alone = 0
         """Steps to come that none may overlap, as memory was too short for two."""

@@ -46,10 +46,11 @@ def layer_by_layer(stack: LayerStack, pool: KVPool, on_layer: Callable[[], None]
     """Calls one layer after the other, on any device, for any model and batch. `on_layer` is called before each."""
 
     def run_layers(lo: int, hi: int, hidden: Tensor, batch: Batch) -> Tensor:
+        batches, group_of = batch.by_group(), pool.group_of
         for layer in range(lo, hi):
             if on_layer is not None:
                 on_layer()
-            hidden = stack.layer(layer, hidden, batch, pool.layer(layer))
+            hidden = stack.layer(layer, hidden, batches[group_of[layer]], pool.layer(layer))
         return hidden
 
     return run_layers
@@ -218,11 +219,11 @@ class Graphs:
     """
 
     def __init__(
-        self, stack: LayerStack, run_layers: RunLayers, recorder: CudaRecorder, rows: int, blocks: int
+        self, stack: LayerStack, run_layers: RunLayers, recorder: CudaRecorder, rows: int, blocks: int, groups: int
     ) -> None:
-        """The largest step has so many rows, each of so many KV blocks."""
+        """The largest step has so many rows, each of so many KV blocks of each group of layers."""
         self._stack, self._run_layers, self._recorder = stack, run_layers, recorder
-        self._inputs = FixedBatch(rows, rows, blocks, stack.device)
+        self._inputs = FixedBatch(rows, rows, blocks, stack.device, groups)
         self.hidden = torch.zeros(rows, stack.hidden_size, dtype=stack.dtype, device=stack.device)
         """`[rows, hidden_size]`: the residual stream of the rows that were taken, between two runs."""
         # One output for all: logits that a graph owned would be memory for it alone.

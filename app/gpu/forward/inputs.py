@@ -43,8 +43,9 @@ class Batches:
     have changed: to compare lists takes a hundredth of the time that NumPy takes to read one.
     """
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, block_size: int, groups: int) -> None:
+        """A sequence has a block of so many tokens for each of the `groups` of layers in turn."""
+        self._block_size, self._groups = block_size, groups
         self._array: NDArray[np.int32] = np.zeros((0, 0), np.int32)
         self._places: dict[SessionId, int] = {}
         self._written: list[list[BlockId]] = []
@@ -56,7 +57,7 @@ class Batches:
         tables = self.tables_of([row.sequence for row in rows])
         firsts = np.array([row.first for row in rows], np.int64)
         lengths = np.array([row.length for row in rows], np.int64)
-        return place_batch(firsts, lengths, tables, self._block_size, put)
+        return place_batch(firsts, lengths, tables, self._block_size, put, self._groups)
 
     def tables_of(self, sequences: Sequence[TokenSequence]) -> NDArray[np.int32]:
         """`[sequences, blocks]`: each one's blocks, and zeros; as wide as the longest."""
@@ -107,27 +108,31 @@ class Batches:
 class FixedBatch:
     """Memory of a batch that stays where it is. Past a row's context, a block table keeps entries of earlier steps."""
 
-    def __init__(self, tokens: int, rows: int, blocks: int, device: torch.device) -> None:
-        """For so many tokens and rows at most, each of at most `blocks` blocks. All is padding."""
+    def __init__(self, tokens: int, rows: int, blocks: int, device: torch.device, groups: int) -> None:
+        """For so many tokens and rows at most, each of at most `blocks` blocks of each group. All is padding."""
         self._padding = torch.tensor(PADDING, device=device)[:, None]
         self._columns = self._padding.repeat(1, tokens)
-        self.token_ids, self.positions, self.slot_blocks, self.slot_offsets = self._columns
+        self.token_ids, self.positions, _, self.slot_offsets = self._columns
         self._contexts = torch.zeros(rows, dtype=torch.int32, device=device)
-        self.tables = torch.zeros(rows, blocks, dtype=torch.int32, device=device)
+        slots, tables = self._columns[2], torch.zeros(groups, rows, blocks, dtype=torch.int32, device=device)
+        self.placed = [(slots if group == 0 else slots.clone(), tables[group]) for group in range(groups)]
+        """Slot blocks and block tables of each group."""
 
     def first(self, tokens: int, decodes: int, rows: tuple[RowShape, ...] = ()) -> Batch:
         """The first `tokens` tokens, in `rows`, as views. No rows: each token is one, and the host knows none of them.
         Whatever reads them then cannot be recorded, and must fail rather than keep what it has read.
         """
         count = len(rows) or tokens
+        placed = [(slots[:tokens], tables[:count]) for slots, tables in self.placed]
         return Batch(
             rows=rows,
             decodes=decodes,
             positions=self.positions[:tokens],
-            slot_blocks=self.slot_blocks[:tokens],
+            slot_blocks=placed[0][0],
             slot_offsets=self.slot_offsets[:tokens],
-            block_tables=self.tables[:count],
+            block_tables=placed[0][1],
             contexts=self._contexts[:count],
+            others=tuple(placed[1:]),
         )
 
     def fill(self, token_ids: Tensor, batch: Batch, rows: int) -> None:
@@ -135,19 +140,30 @@ class FixedBatch:
         if self._columns.is_cuda:
             from app.gpu.models.triton_elementwise import fill_inputs  # a CPU needs nothing of Triton
 
-            fill_inputs(token_ids, batch, self._columns, self._contexts, self.tables, rows)
+            fill_inputs(token_ids, batch, self._columns, self._contexts, self.placed[0][1], rows)
+            self._place(batch.others, slice(len(token_ids), rows))
             return
-        count, width = batch.block_tables.shape
+        count = len(token_ids)
         given = (token_ids, batch.positions, batch.slot_blocks, batch.slot_offsets)
         for column, values in enumerate(given):
             self._columns[column, :count].copy_(values)
         self._contexts[:count].copy_(batch.contexts)
-        self.tables[:count, :width].copy_(batch.block_tables)
+        self.placed[0][1][:count, : batch.block_tables.shape[1]].copy_(batch.block_tables)
+        self._place(batch.others, slice(0))
         if count < rows:
             self.clear(slice(count, rows))
+
+    def _place(self, others: Sequence[tuple[Tensor, Tensor]], padding: slice) -> None:
+        """Copy the places of a step of one token a row in, of all groups but the first, and make `padding` of rows."""
+        for (slots, tables), (given, table) in zip(self.placed[1:], others, strict=True):
+            count, width = table.shape
+            slots[:count].copy_(given)
+            tables[:count, :width].copy_(table)
+            slots[padding], tables[padding, 0] = -1, 0
 
     def clear(self, rows: Places) -> None:
         """Make padding of these rows, until they are filled again."""
         self._columns[:, rows] = self._padding
         self._contexts[rows] = 0
-        self.tables[rows, 0] = 0
+        for slots, tables in self.placed:
+            slots[rows], tables[rows, 0] = -1, 0

@@ -139,7 +139,7 @@ class RecordedLayers:
         self._layer_by_layer = layer_by_layer(stack, pool, on_layer)
         self._prompt_tokens, tokens = max_step_tokens, MOST_SHORT + max_step_tokens
         prompts, blocks = -(-max_step_tokens // (PAGED_TOKENS + 1)), -(-max_model_len // pool.block_size)
-        self._inputs = FixedBatch(tokens, MOST_SHORT + prompts, blocks, stack.device)
+        self._inputs = FixedBatch(tokens, MOST_SHORT + prompts, blocks, stack.device, pool.groups)
         self._given, self._arena = torch.empty(tokens, stack.hidden_size, dtype=stack.dtype), Arena()
         # The one with the most tokens first: then the other needs no more memory.
         rows = [RowShape(token, 1, 1) for token in range(MOST_SHORT)]
@@ -160,13 +160,15 @@ class RecordedLayers:
             or any(row.length <= PAGED_TOKENS for row in prompts)
         ):
             return self._layer_by_layer(lo, hi, hidden, batch)
-        (program, recording), inputs, tables = recorded, self._inputs, batch.block_tables
+        (program, recording), inputs = recorded, self._inputs
         recording.hidden[lo][:tokens] = hidden
         inputs.positions[:tokens] = batch.positions
-        inputs.slot_blocks[:tokens] = batch.slot_blocks
         inputs.slot_offsets[:tokens] = batch.slot_offsets
-        inputs.tables[:first, : tables.shape[1]] = token_tables(batch, short)
-        inputs.tables[MOST_SHORT : MOST_SHORT + len(prompts), : tables.shape[1]] = tables[short:]
+        for (slots, tables), group in zip(inputs.placed, batch.by_group(), strict=True):
+            given, width = group.block_tables, group.block_tables.shape[1]
+            slots[:tokens] = group.slot_blocks
+            tables[:first, :width] = token_tables(group, short)
+            tables[MOST_SHORT : MOST_SHORT + len(prompts), :width] = given[short:]
         program.set("queries", first)
         program.set("tokens", tokens)
         if prompts:
@@ -196,10 +198,12 @@ class RecordedLayers:
         """None if the model, or its attention, needs other kernels for that."""
         recording, hidden = Recording(), self._given[: len(batch.positions)]
         recording.mark_boundary(hidden)
+        batches, group_of = batch.by_group(), self._pool.group_of
         try:
             for layer in range(self._stack.num_layers):
                 with recording.within(self._arena):
-                    hidden = self._stack.layer(layer, hidden, batch, self._pool.layer(layer))
+                    given = batches[group_of[layer]]
+                    hidden = self._stack.layer(layer, hidden, given, self._pool.layer(layer))
                 recording.mark_boundary(hidden)
         except NotRecordable as reason:
             logger.info("%s run without a program: %s", what, reason)

@@ -2,9 +2,9 @@
 
 None is allowed while the sequence's KV moves: `KVTiers` takes care of that.
 
-Where every layer has a window (`BlockPool.window`), a sequence gives up the blocks that lie behind it, on the device
-and on the host. They stay published until others need the room. A sequence that is cut to where its window's blocks are
-no longer held goes on from the longest prefix that is still found, and recomputes the rest.
+Of layers with a window (`BlockPool.groups`) a sequence gives up the blocks that lie behind it, on the device and on the
+host. They stay published until others need the room. A sequence that is cut to where its window's blocks are no longer
+held goes on from the longest prefix that is still found, and recomputes the rest.
 
 Where layers fold, a sequence's last blocks have their state (`BlockPool.state_blocks`). It is true of the computed
 tokens and of no fewer, so a sequence that is cut goes back to an earlier state. Some are kept for that: those at the
@@ -13,6 +13,7 @@ like any other. Its blocks are published, so what writes to them next gets other
 room.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
@@ -75,33 +76,49 @@ class KVCache:
         index, (edits, limit) = sequence.computed // size, expected_edits(sequence)
         if (index + 1) * size > min(len(sequence.tokens) - 1, limit) or len(sequence.hashes) < index:
             return False
-        if self.pool.window is None:
+        if self.pool.groups.full:
             following = self._hash(sequence, index, sequence.hashes[index - 1] if index else sequence.namespace, edits)
-            if self.pool.find(following) is None and self.host.find(following) is None:
+            first_of_it = self.pool.parts_of([following])[0]
+            if self.pool.find(first_of_it) is None and self.host.find(first_of_it) is None:
                 return False
         longest = max(len(self.find_prefix(sequence, pool)[1]) for pool in (self.pool, self.host))
         return (longest - 1) * size >= sequence.computed
 
     def find_prefix(self, sequence: TokenSequence, pool: BlockPool) -> tuple[list[BlockId], list[BlockHash]]:
         """The longest prefix of the history that `pool` has all blocks of that the next token sees: these, and the
-        hashes of the whole prefix. Of a window that is its end. A state is at its end, where layers fold.
+        hashes of the prefix. Of a window the blocks of its end are seen. A state is at its end, where layers fold.
         """
         edits, limit = expected_edits(sequence)
         if pool.state_blocks:
             return self._find_state_prefix(sequence, pool, edits, limit)
-        found, hashes = list[BlockId](), list[BlockHash]()
+        of_history = self._chain(sequence, min(len(sequence.tokens) - 1, limit) // pool.block_size, edits)
+        hashes = list[BlockHash]()
+        if not pool.groups.windowed:
+            blocks = list[BlockId]()
+            for block_hash in of_history:
+                block = pool.find(block_hash)
+                if block is None:
+                    break
+                hashes.append(block_hash)
+                blocks.append(block)
+            return blocks, hashes
+        full, size, stripes = pool.groups.full, pool.stripe, list[list[BlockId | None]]()
         together = first = end = 0
-        for block_hash in self._chain(sequence, min(len(sequence.tokens) - 1, limit) // pool.block_size, edits):
-            block = pool.find(block_hash)
-            if block is None and pool.window is None:
+        for block_hash in of_history:
+            stripe = [pool.find(block_hash)] if size == 1 else pool.find_all(pool.parts_of([block_hash]))
+            if full and None in stripe[:full]:
                 break
             hashes.append(block_hash)
-            found.append(-1 if block is None else block)
-            together = 0 if block is None else together + 1
-            seen = pool.first_seen(len(hashes) * pool.block_size)
+            stripes.append(stripe)
+            if None in stripe:
+                together = 0
+                continue
+            together += 1
+            seen = pool.first_seen(len(hashes) * pool.block_size) // size
             if together >= len(hashes) - seen:
                 first, end = seen, len(hashes)
-        return found[first:end], hashes[:end]
+        seen_ones = [stripe[:full] for stripe in stripes[:first]] + stripes[first:end]
+        return [block for stripe in seen_ones for block in stripe if block is not None], hashes[:end]
 
     def _find_state_prefix(
         self, sequence: TokenSequence, pool: BlockPool, edits: InterventionLog, limit: int
@@ -194,13 +211,16 @@ class KVCache:
         count = (len(sequence.tokens) - 1) // self.pool.block_size
         return list(self._chain(sequence, count, NO_EDITS))
 
-    def extend(self, sequence: TokenSequence, first: int, blocks: Sequence[BlockId], computed: int) -> None:
-        """Put host blocks, the one that is number `first` and those behind it, in place of what the sequence has from
-        there on, if that is less and the host has all before them that are seen. The KV of `computed` tokens is on the
-        host then.
+    def extend(
+        self, sequence: TokenSequence, blocks: Sequence[BlockId], computed: int, first: int, behind: int
+    ) -> None:
+        """Put host blocks, those from index `first` on that are held with so many `behind` the window, in place of what
+        the sequence has from there on, if that is less and the host has all others that are seen. The KV of `computed`
+        tokens is on the host then.
         """
-        is_whole = self.pool.first_seen(computed) >= first
-        if sequence.moving is not None or sequence.computed >= computed:
+        seen = self.pool.first_seen(computed)
+        is_whole = first <= (0 if self.pool.groups.full else seen)
+        if sequence.moving is not None or sequence.computed >= computed or behind > max(first, seen):
             return
         if len(sequence.host_blocks) < first and not is_whole:
             return
@@ -209,7 +229,13 @@ class KVCache:
         self.release_blocks(sequence, 0)
         sequence.computed = computed
         self.hash_blocks(sequence)
-        self.hold_copies(sequence, blocks, first)
+        if behind > first:
+            self._slide_to(sequence, behind)
+        elif is_whole:
+            behind = first
+        else:
+            behind = sequence.behind
+        self.hold_copies(sequence, blocks, behind)
 
     def accept_prefix(self, sequence: TokenSequence) -> None:
         """Go on from the prefix that was found, and record the edits that it was computed with."""
@@ -227,7 +253,7 @@ class KVCache:
 
     def is_ready(self, sequence: TokenSequence) -> bool:
         """Whether the next token can be written at once: `reserve` of it would change nothing."""
-        index = sequence.computed // self.pool.block_size
+        index = self.pool.place_of(sequence.computed)
         return (
             index < len(sequence.blocks) - self.pool.extra_blocks
             and all(map(self.pool.is_private, sequence.blocks[index:]))
@@ -242,14 +268,14 @@ class KVCache:
         session that returns to a history it had cut finds that prefix whole.
         """
         copies = []
-        first = sequence.computed // self.pool.block_size
+        first = self.pool.place_of(sequence.computed)
         if self.state_every and self._is_worth_keeping(sequence):
             self.keep_state(sequence)
         needed = max(0, self.pool.blocks_for(sequence.computed + length) - len(sequence.blocks))
         self.release_copies(sequence, first)
         copied = self._shared_with_others(sequence)
-        indices = range(first, len(sequence.blocks)) if self.pool.state_blocks else range(first, first + 1)
-        offered = [i for i in indices if i < len(sequence.blocks) and i not in copied]
+        end = len(sequence.blocks) if self.pool.state_blocks else first + self.pool.stripe
+        offered = [i for i in range(first, min(end, len(sequence.blocks))) if i not in copied]
         offered = [i for i in offered if self.pool.is_published(sequence.blocks[i])]
         if self.pool.available >= needed + len(copied) + len(offered):
             copied += offered
@@ -268,16 +294,16 @@ class KVCache:
         return copies
 
     def extend_plain(self, sequence: TokenSequence) -> bool:
-        """Go on with the next block of a turn that has decoded plainly and filled its last one. False: it has to be
-        looked at, or no block is available.
+        """Go on with the next stripe of a turn that has decoded plainly and filled its last one. False: it has to be
+        looked at, or too few blocks are available.
         """
         if not sequence.fast_path_until:
             return False
-        end = len(sequence.blocks) - self.pool.extra_blocks
-        if sequence.fast_path_until == end * self.pool.block_size:
-            if not self.pool.available:
+        end, count = len(sequence.blocks) - self.pool.extra_blocks, self.pool.stripe
+        if sequence.fast_path_until * count == end * self.pool.block_size:
+            if self.pool.available < count:
                 return False
-            sequence.blocks[end:end] = self.pool.allocate(1)
+            sequence.blocks[end:end] = self.pool.allocate(count)
         sequence.fast_path_until += self.pool.block_size
         return True
 
@@ -290,31 +316,48 @@ class KVCache:
         if computed < (first + 1) * self.pool.block_size:  # a decoded token seldom fills a block
             return
         self.hash_blocks(sequence)
-        self.pool.publish(sequence.blocks[first:], sequence.hashes[first:])
+        filled = sequence.blocks[first * self.pool.stripe :]
+        self.pool.publish(filled, self.pool.parts_of(sequence.hashes[first:]))
         self.slide(sequence)
 
     def slide(self, sequence: TokenSequence) -> None:
         """Give up the blocks that lie behind the window of the computed tokens."""
-        behind, first = sequence.behind, self.pool.first_kept(sequence.computed)
-        if first <= behind:
-            return
+        first = self.pool.first_kept(sequence.computed)
+        if first > sequence.behind:
+            self._slide_to(sequence, first)
+
+    def _slide_to(self, sequence: TokenSequence, behind: int) -> None:
         for pool, blocks in ((self.pool, sequence.blocks), (self.host, sequence.host_blocks)):
-            pool.release(blocks[behind:first])
-            if len(blocks) > first:
-                blocks[:first] = [blocks[first]] * first
-            else:
-                blocks.clear()
-        sequence.behind = first if sequence.blocks or sequence.host_blocks else 0
+            pool.release(pool.groups.leave(blocks, sequence.behind, behind))
+        self._leave_behind(sequence, behind if sequence.blocks or sequence.host_blocks else 0)
+
+    def _leave_behind(self, sequence: TokenSequence, behind: int) -> None:
+        sequence.behind, sequence.groups = behind, self.pool.groups
 
     def hash_blocks(self, sequence: TokenSequence) -> None:
-        """Bring `hashes` up to the full blocks of the computed tokens."""
+        """Bring `hashes` up to the full stripes of the computed tokens."""
         for index in range(len(sequence.hashes), sequence.computed // self.pool.block_size):
             parent = sequence.hashes[-1] if sequence.hashes else sequence.namespace
             sequence.hashes.append(self._hash(sequence, index, parent, sequence.interventions))
 
+    def held_hashes(self, sequence: TokenSequence, first: int, end: int = sys.maxsize) -> list[BlockHash]:
+        """The hashes of the full blocks `[first, end)` that the sequence holds; `first` begins a stripe that is."""
+        count = self.pool.stripe
+        if count == 1:
+            return sequence.hashes[first:end]
+        hashes = self.pool.parts_of(sequence.hashes[first // count : end // count])
+        return self.pool.groups.held(hashes, sequence.behind - first)
+
+    def next_copies(self, sequence: TokenSequence) -> list[BlockId]:
+        """The host's blocks with the content of the first full stripe that has no copies; none, if it lacks one."""
+        first = sequence.copied
+        found = self.host.find_all(self.held_hashes(sequence, first, first + self.host.stripe))
+        blocks = [block for block in found if block is not None]
+        return blocks if len(blocks) == len(found) else []
+
     def publish_copies(self, sequence: TokenSequence) -> None:
         """Offer the full blocks that the host has of the sequence."""
-        self.host.publish(sequence.copies, sequence.hashes[sequence.behind :])
+        self.host.publish(sequence.copies, self.held_hashes(sequence, sequence.first_held))
 
     def trim(self, sequence: TokenSequence, tokens: int) -> None:
         """Give up blocks that were reserved for more than so many tokens, and will not be written to."""
@@ -369,6 +412,7 @@ class KVCache:
             hashes=list(sequence.hashes) if shared else [],
             host_blocks=list(sequence.host_blocks),
             behind=sequence.behind,
+            groups=sequence.groups,
             marks=list(sequence.marks) if shared else [],
             computed=sequence.computed if shared else 0,
             reached=sequence.reached,
@@ -407,32 +451,31 @@ class KVCache:
             self._release(self.host, sequence, sequence.host_blocks, keep)
 
     def _release(self, pool: BlockPool, sequence: TokenSequence, blocks: list[BlockId], keep: int) -> None:
-        pool.release(blocks[max(keep, sequence.behind) :])
-        del blocks[keep if keep > sequence.behind else 0 :]
+        pool.release(pool.groups.held(blocks[keep:], sequence.behind - keep))
+        del blocks[keep if keep > sequence.behind or pool.groups.full else 0 :]
         if not (sequence.blocks or sequence.host_blocks):
             sequence.behind = 0
 
     def hold(self, sequence: TokenSequence, blocks: Sequence[BlockId], behind: int) -> None:
-        """Give a sequence without device blocks those from index `behind` on, which it has a reference to."""
-        sequence.behind = behind
-        sequence.blocks = [*list(blocks[:1]) * behind, *blocks]
-
-    def hold_copies(self, sequence: TokenSequence, blocks: Sequence[BlockId], first: int) -> None:
-        """Share host blocks with a sequence, as its copies from index `first` on. If it has none yet, those before are
-        behind its window.
+        """Give a sequence without device blocks those that it holds with so many `behind` its window, each with a
+        reference.
         """
+        self._leave_behind(sequence, behind)
+        sequence.blocks = self.pool.groups.spread(blocks, behind)
+
+    def hold_copies(self, sequence: TokenSequence, blocks: Sequence[BlockId], behind: int) -> None:
+        """Share host blocks with a sequence, as its next copies. So many of all its blocks lie `behind` its window."""
         if not blocks:
             return
         self.host.share(blocks)
-        if not sequence.host_blocks:
-            sequence.behind = first
-            sequence.host_blocks = list(blocks[:1]) * first
-        sequence.host_blocks.extend(blocks)
+        self._leave_behind(sequence, behind)
+        copies = sequence.host_blocks
+        copies.extend(self.host.groups.spread(blocks, behind - len(copies)))
         self.slide(sequence)
 
     def _chain(self, sequence: TokenSequence, count: int, edits: InterventionLog) -> Iterator[BlockHash]:
-        """Hashes of the first `count` blocks. A turn that waits for room asks at each step, and its history only grows,
-        so it keeps them.
+        """Hashes of the first `count` stripes. A turn that waits for room asks at each step, and its history only
+        grows, so it keeps them.
         """
         known = [] if edits or sequence.turn is None else sequence.turn.prefix_hashes
         for index in range(count):
@@ -446,7 +489,7 @@ class KVCache:
 
     def _shared_with_others(self, sequence: TokenSequence) -> list[int]:
         """Indices of the sequence's blocks that its next tokens are written to and that others hold too."""
-        first = sequence.computed // self.pool.block_size
+        first = self.pool.place_of(sequence.computed)
         return [i for i in range(first, len(sequence.blocks)) if self.pool.holders(sequence.blocks[i]) > 1]
 
 

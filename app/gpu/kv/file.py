@@ -4,9 +4,10 @@
     header     JSON: each tensor's dtype, shape and place; `__metadata__` says what they belong to
     token_ids  I32 [tokens]
     about      U8, what the exporter says of the session
-    kv         [blocks, layers, 2, kv_heads, block_size, columns], block after block as the pool holds them; those
-               behind the model's window are left out, and `first_block` in `__metadata__` says how many; the last
-               are bytes of the state of layers that fold, if there are such
+    kv         [blocks, layers, 2, kv_heads, block_size, columns], block after block as the pool holds them: those of
+               the first tokens of all groups of layers, then of the next tokens; in `__metadata__` `groups` says how
+               many have no window and how many have one, and `first_block` from which block on those with one are
+               there; the last are bytes of the state of layers that fold, if there are such
     sha256     U8 [32], or crc32, U8 [4], little-endian: over all bytes before it
 
 The checksum finds accidents; an attacker who changes a file can compute a new one, so every length is checked first. A
@@ -39,7 +40,6 @@ from app.gpu.state.kv_header import (
     KVFileError,
     KVFileHeader,
     KVIdentity,
-    KVLayout,
     check_tokens,
     encode_header,
     file_bytes,
@@ -78,8 +78,8 @@ class _Sum:
 def write_kv_file(path: Path, header: KVFileHeader, blocks: Iterable[memoryview], about: bytes = b"") -> int:
     """Write the file under a temporary name in the same folder, rename it to `path`, and return its size.
 
-    `blocks` are contiguous, `block_bytes` each, `header.blocks` of them. What is in the last one beyond the computed
-    tokens is written as zeros: it can hold KV of another session. The file is not synced to the disk. A file that a
+    `blocks` are contiguous, `block_bytes` each, `header.blocks` of them. What is in them beyond the computed tokens is
+    written as zeros: it can hold KV of another session. The file is not synced to the disk. A file that a
     power failure tears fails its checksum. Raises `OSError` if there is no room, `ValueError` if the blocks or `about`
     are not what the header says; then nothing is left behind, and a file that was at `path` before stays.
     """
@@ -101,19 +101,18 @@ def _write(file: io.BufferedWriter, header: KVFileHeader, blocks: Iterable[memor
     for part in (encode_header(header), array("i", header.token_ids).tobytes(), about):
         size += file.write(part)
         digest.update(part)
-    layout = header.identity.layout
-    last, used = divmod(header.computed_tokens, layout.block_size)
-    for index, block in enumerate(blocks, header.first):
-        is_partial = used and index == last and layout.keeps_tokens
-        content = zero_after(block, used, layout) if is_partial else block
+    partial = header.partial
+    for index, block in enumerate(blocks):
+        content = without_rest(block, header) if index in partial else block
         size += file.write(content)
         digest.update(content)
     return size + file.write(digest.digest())
 
 
-def zero_after(block: memoryview, used: int, layout: KVLayout) -> bytearray:
-    """A copy of the block with the KV of its first `used` tokens only."""
-    content = bytearray(block)
+def without_rest(block: memoryview, header: KVFileHeader) -> bytearray:
+    """A copy of one of the `partial` blocks with the KV of computed tokens only."""
+    content, layout = bytearray(block), header.identity.layout
+    used = header.computed_tokens % layout.block_size
     head_bytes = layout.block_bytes // (layout.layers * 2 * layout.kv_heads)
     kept = head_bytes // layout.block_size * used
     for start in range(0, len(content), head_bytes):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from app.domain.values import SessionId
 from app.gpu.device.streams import PASSED, Event
-from app.gpu.kv.file import DiskStore, read_export, write_kv_file
+from app.gpu.kv.file import DiskStore, read_export, without_rest, write_kv_file
 from app.gpu.kv.pools import LANDED, HostPool
 from app.gpu.kv.stream import each_block, receive_into, receive_lead, receive_prompt, send_kv, send_prompt
 from app.gpu.state.kv_header import KVFileDamaged, KVFileError, KVFileHeader, KVFileMismatch, KVIdentity
@@ -199,21 +199,30 @@ class KVMover:
             case MoveKind.IMPORT:
                 return self._import(move)
             case MoveKind.SEND:
+                header = self._header(move)
                 with self.connections.take(move.connection) as connection:
-                    tokens = self._identity.layout.token_blocks(move.computed) - move.first
-                    parts = self._host.spans(move.source[:tokens]), self._host.spans(move.source[tokens:])
-                    sent = send_kv(connection, self._header(move), *parts)
+                    sent = send_kv(connection, header, self._spans(move, header.partial, header))
                 return Moved(move.number, sent_bytes=sent)
             case MoveKind.RECEIVE:
                 return self._receive(move)
             case MoveKind.SEND_PROMPT:
+                whole, end = KVFileHeader(self._identity, move.token_ids, len(move.token_ids)), len(move.source)
+                partial = range(end - len(whole.partial) if move.ends else end, end)
                 with self.connections.take(move.connection, keep=not move.ends) as connection:
-                    sent = send_prompt(connection, move, self._host.spans(move.source), self._identity)
+                    sent = send_prompt(connection, move, self._spans(move, partial, whole), self._identity)
                 return Moved(move.number, sent_bytes=sent)
             case MoveKind.RECEIVE_PROMPT:
                 with self.connections.take(move.connection) as connection:
                     return receive_prompt(connection, move, self._host.views(move.target), self._identity)
         return Moved(move.number)
+
+    def _spans(self, move: Move, partial: range, header: KVFileHeader) -> list[memoryview]:
+        """The bytes of the source, neighbours joined. Of the `partial` blocks what is beyond the header's tokens is
+        zeros: it can be KV of another session.
+        """
+        first, end = partial.start, partial.stop
+        rest = [memoryview(without_rest(block, header)) for block in self._host.views(move.source[first:end])]
+        return [*self._host.spans(move.source[:first]), *rest, *self._host.spans(move.source[end:])]
 
     def _receive(self, move: Move) -> Moved:
         """Fill the first of the target's blocks; without a target the KV goes to the session's file."""
@@ -231,7 +240,7 @@ class KVMover:
                 kept = replace(header, namespace=move.namespace)
                 blocks = each_block(connection, header.blocks, layout.block_bytes)
                 self._store.write(move.session, kept, blocks)
-        return Moved(move.number, computed=header.computed_tokens, first=header.first)
+        return Moved(move.number, computed=header.computed_tokens, behind=header.behind)
 
     def _import(self, move: Move) -> Moved:
         """Take over a file; without a disk tier only its tokens."""
@@ -245,7 +254,7 @@ class KVMover:
             move.number,
             token_ids=tuple(header.token_ids),
             computed=computed,
-            first=header.first if computed else 0,
+            behind=header.behind if computed else 0,
             about_at=header.about_at,
             about_bytes=header.about_bytes,
         )
@@ -259,5 +268,5 @@ class KVMover:
     def _header(self, move: Move) -> KVFileHeader:
         about_bytes = len(move.about.encode())
         return KVFileHeader(
-            self._identity, move.token_ids, move.computed, move.namespace, about_bytes, first=move.first
+            self._identity, move.token_ids, move.computed, move.namespace, about_bytes, behind=move.behind
         )

@@ -205,7 +205,7 @@ class Phases:
         if not due or self._host_changes == self._host.changes:
             return []
         self._host_changes = self._host.changes
-        return [sequence for sequence in self._stuck.values() if self._shares_more(sequence)]
+        return [sequence for sequence in self._stuck.values() if self._tiers.cache.next_copies(sequence)]
 
     def _send_away(self, sequence: TokenSequence, now: float) -> bool:
         """Offload a session that waits by one tier: to the host, and from there to disk if it is `idle`. False: it
@@ -232,7 +232,7 @@ class Phases:
     def _park(self, sequence: TokenSequence) -> bool:
         """Begin to move the KV to the host, if that has room or can make some; returns whether it has left."""
         missing = sequence.uncopied
-        if self._host.available < missing >= self._no_room and not self._shares_more(sequence):
+        if self._host.available < missing >= self._no_room and not self._tiers.cache.next_copies(sequence):
             return False
         before = sequence.tier, len(sequence.blocks), len(sequence.host_blocks)
         if not self._tiers.park(sequence):
@@ -242,8 +242,3 @@ class Phases:
         if (sequence.tier, len(sequence.blocks), len(sequence.host_blocks)) != before:
             self._placement.refile(sequence)
         return sequence.tier is not Tier.DEVICE
-
-    def _shares_more(self, sequence: TokenSequence) -> bool:
-        """Whether the host has the content of the session's next block from another session."""
-        copied = sequence.copied
-        return copied < len(sequence.hashes) and self._host.find(sequence.hashes[copied]) is not None

@@ -16,8 +16,8 @@ from app.gpu.kv.tiers import KVTiers
 from app.gpu.state.moves import Move, Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence, TurnState
 
-WRITE_BEHIND_BLOCKS = 8
-"""Blocks in one early copy: so few that a park hardly waits for it."""
+WRITE_BEHIND_STRIPES = 8
+"""Of blocks in one early copy: so few that a park hardly waits for it."""
 DISK_REST_S = 10.0
 """How long no file is written after a write has failed: a full disk does not empty itself in a step."""
 PREFETCH_MARGIN_S = 0.1
@@ -216,8 +216,9 @@ class Placement:
             return
         host = self.tiers.cache.host
         for sequence in (each for each in running if each.waits):
-            end = min(len(sequence.hashes), sequence.copied + WRITE_BEHIND_BLOCKS)
-            if sequence.copied < end and host.available >= 2 * WRITE_BEHIND_BLOCKS:
+            stripe = host.stripe
+            end = stripe * min(len(sequence.hashes), sequence.copied // stripe + WRITE_BEHIND_STRIPES)
+            if sequence.copied < end and host.available >= 2 * WRITE_BEHIND_STRIPES * stripe:
                 self.tiers.copy_out(sequence, end, early=True)
                 return
 
@@ -234,7 +235,7 @@ class Placement:
         clean = sequence.disk_tokens >= sequence.computed
         if not clean and self.clock() < self._writable_at:
             return False
-        if not clean and not self.make_disk_room(len(sequence.copies), sequence, keep):
+        if not clean and not self.make_disk_room(sequence.copy_count, sequence, keep):
             return False
         self.tiers.save(sequence)
         self.note_placed(sequence)
@@ -244,7 +245,7 @@ class Placement:
 
     def adopt(self, sequence: TokenSequence, computed: int, file_blocks: int, behind: int) -> None:
         """Take a file as the session's own, for the first `computed` tokens of its history. The file has `file_blocks`
-        blocks, from index `behind` on.
+        blocks: not those that lie `behind` the window.
 
         It is deleted if it does not fit, if `computed` is 0, or if it lacks blocks that the next token sees.
         """
@@ -294,7 +295,7 @@ class Placement:
         """Device blocks, with those that restores under way will fill."""
         held = Counter[str]()
         for sequence in (*self.resident.values(), *self.active.values()):
-            held[sequence.tenant] += len(sequence.held)
+            held[sequence.tenant] += sequence.held_count
         for move, sequence in self.tiers.in_flight.values():
             held[sequence.tenant] += len(move.blocks) if sequence.incoming is move else 0
         return held
@@ -330,7 +331,7 @@ class Placement:
                 break
             if prefetch and not self._may_ask(tenant, victim.tenant):
                 continue  # others of it have given way in this look
-            blocks = len(victim.held)
+            blocks = victim.held_count
             if self.evict(victim, for_sequence, may_lose=may_lose):
                 if prefetch:
                     self._held[victim.tenant] -= blocks
@@ -390,7 +391,7 @@ class Placement:
         away = (*self.away.values(), *(reversed(self.active.values()) if has_turn else ()))
         savable = [each for each in away if each.tier is Tier.HOST and not each.guaranteed and each not in keep]
         savable = _largest_tenant_first(away, savable) if self.disk_blocks else []
-        most = host.available + self.tiers.saving + sum(len(each.copies) for each in chain(copied, savable))
+        most = host.available + self.tiers.saving + sum(each.copy_count for each in chain(copied, savable))
         if most >= needed:
             for sequence in copied:
                 if host.available >= needed:
@@ -455,5 +456,5 @@ def _largest_tenant_first(away: Sequence[TokenSequence], some: list[TokenSequenc
     """`some`, those first whose tenant has the most host blocks of all that are `away`; of a tenant in their order."""
     held = Counter[str]()
     for sequence in away:
-        held[sequence.tenant] += len(sequence.copies)
+        held[sequence.tenant] += sequence.copy_count
     return some if len(held) <= 1 else sorted(some, key=lambda each: -held[each.tenant])

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from app.gpu.device.hardware import zeroed
 from app.gpu.device.streams import PASSED, DeviceStreams, Event, Run, Stream
 from app.gpu.kernels.attention.base import columns_of
 from app.gpu.models.base import LayerStack
-from app.gpu.state.layer_state import UNDIVIDED, SharedState, attending, keeps_tokens, kv_layers, state_bytes
+from app.gpu.state.layer_state import UNDIVIDED, divide, keeps_tokens, state_bytes
 from app.gpu.state.moves import WHOLE_PASSES, HalfPass
 
 PIECE_BYTES = 16 << 20
@@ -34,7 +33,7 @@ FORGETS = 0.9
 
 class KVPool:
     """Block-major storage, `[blocks, layers, 2, kv_heads, block_size, columns]`: one block is one run of bytes. A
-    row of `columns` elements is a head's key or value (`attention.base`). The layers are those that attend.
+    row of `columns` elements is a head's key or value (`attention.base`). The layers are those of one group.
 
     Blocks also take the state of a sequence's folding layers: `state_blocks` of them, one behind the other.
     """
@@ -52,27 +51,25 @@ class KVPool:
         elements are of `dtype`; None: as the stack computes.
         """
         dtype = dtype or stack.dtype
-        columns = columns_of(stack.head_dim, dtype)
-        shape = (num_blocks, kv_layers(stack.states), 2, stack.kv_heads, block_size, columns)
+        columns, division = columns_of(stack.head_dim, dtype), divide(stack.states)
+        shape = (num_blocks, division.layers, 2, stack.kv_heads, block_size, columns)
         if memory is None:
             self.data = zeroed(shape, dtype, stack.device)
         else:
             size = torch.Size(shape).numel() * dtype.itemsize
             self.data = memory[:size].view(dtype).view(shape)
         self.block_size = block_size if keeps_tokens(stack.states) else UNDIVIDED
-        kept = [state is not None for state in attending(stack.states)]
-        self._places = [max(0, end - 1) for end in accumulate(kept)]
-        """Of each layer among those that keep keys and values."""
-        for index, state in enumerate(stack.states):
-            if isinstance(state, SharedState):
-                self._places[index] = self._places[state.layer]
+        self._places = [place for _, place in division.places]
+        self.group_of = [group for group, _ in division.places]
+        """Of each layer: its block tables are those of this group."""
+        self.groups = division.groups.size
         block_bytes = self.data[:1].nbytes
         self.state_blocks = -(-state_bytes(stack.states) // block_bytes)
         self._bytes = self.data.view(torch.uint8).view(num_blocks, -1) if self.state_blocks else None
 
     def layer(self, index: int) -> Tensor:
-        """Layer `index` of every block: `[blocks, 2, kv_heads, block_size, columns]`, a view. Of a layer that does not
-        attend it is another's, which it does not touch.
+        """Layer `index` of every block of its group: `[blocks, 2, kv_heads, block_size, columns]`, a view. Of a layer
+        that does not attend it is another's, which it does not touch.
         """
         return self.data[:, self._places[index]]
 

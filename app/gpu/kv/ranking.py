@@ -45,7 +45,7 @@ class Victims:
         ordered = sorted(ranked, key=lambda each: each[0])
         self._ranks = [rank for rank, _ in ordered]
         self._sequences = [sequence for _, sequence in ordered]
-        self._sums = [0, *accumulate(len(sequence.held) for sequence in self._sequences)]
+        self._sums = [0, *accumulate(sequence.held_count for sequence in self._sequences)]
         self._bounds = [bisect_left(self._ranks, (group, -math.inf)) for group in range(SOON + 1)]
         self._firsts = list(self._bounds)
         """Of each class: those before have given way, so what the others hold is a difference of two sums."""

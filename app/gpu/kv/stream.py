@@ -11,8 +11,8 @@ The sender of a prompt has no blocks until it is computed. So they come in parts
 What has come by then is of use.
 
     lead    BLAKE2b of the model's identity, the layout of its KV, and the prompt's tokens
-    blocks  one after the other, from the one on that the receiver has asked for; zeros are behind the prompt in the
-            last one
+    blocks  one after the other, from the one on that the receiver has asked for, but for those behind the window of the
+            prompt's end; zeros are behind the prompt
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from app.gpu.kv.file import MAX_HEADER_BYTES, zero_after
+from app.gpu.kv.file import MAX_HEADER_BYTES
 from app.gpu.state.kv_header import (
     LENGTH_BYTES,
     TOKEN_BYTES,
@@ -31,7 +31,6 @@ from app.gpu.state.kv_header import (
     KVFileHeader,
     KVFileMismatch,
     KVIdentity,
-    KVLayout,
     check_tokens,
     encode_header,
     read_header,
@@ -48,32 +47,15 @@ LEAD_BYTES = 32
 """Of a prompt."""
 
 
-def send_kv(
-    connection: socket.socket, header: KVFileHeader, spans: Sequence[memoryview], states: Sequence[memoryview] = ()
-) -> int:
-    """Send it all; returns how many bytes. `spans` are the header's blocks of tokens, neighbours joined, and `states`
-    those of its state.
-
-    What is in the last block beyond the computed tokens is sent as zeros. Raises `OSError`.
-    """
+def send_kv(connection: socket.socket, header: KVFileHeader, parts: Sequence[memoryview]) -> int:
+    """Send it all; returns how many bytes. `parts` are the header's blocks, neighbours joined. Raises `OSError`."""
     connection.settimeout(SILENCE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     lead = encode_header(header) + array("i", header.token_ids).tobytes()
     connection.sendall(lead)
-    parts = [*spans[:-1], *_without_rest(spans[-1], header.computed_tokens, header.identity.layout)] if spans else []
-    parts += states
     for part in parts:
         _send_slices(connection, part)
     return len(lead) + sum(map(len, parts))
-
-
-def _without_rest(span: memoryview, tokens: int, layout: KVLayout) -> list[memoryview]:
-    """The span whose last block is the last of so many tokens, with zeros for what is in that beyond them."""
-    used = tokens % layout.block_size
-    if not used:
-        return [span]
-    last = zero_after(span[-layout.block_bytes :], used, layout)
-    return [span[: -layout.block_bytes], memoryview(last)]
 
 
 def _send_slices(connection: socket.socket, data: memoryview) -> None:
@@ -128,13 +110,12 @@ def each_block(connection: socket.socket, count: int, block_bytes: int) -> Itera
         yield block
 
 
-def send_prompt(connection: socket.socket, move: Move, spans: Sequence[memoryview], identity: KVIdentity) -> int:
-    """Send a part of a prompt, with the lead before the first; returns how many bytes. `spans` are the part's blocks,
+def send_prompt(connection: socket.socket, move: Move, parts: Sequence[memoryview], identity: KVIdentity) -> int:
+    """Send a part of a prompt, with the lead before the first; returns how many bytes. `parts` are its blocks,
     neighbours joined. Raises `OSError`.
     """
     _be_patient(connection)
     lead = _lead(move, identity) if move.begins else b""
-    parts = [*spans[:-1], *_without_rest(spans[-1], len(move.token_ids), identity.layout)] if move.ends else spans
     connection.sendall(lead)
     for part in parts:
         _send_slices(connection, part)
@@ -144,14 +125,16 @@ def send_prompt(connection: socket.socket, move: Move, spans: Sequence[memoryvie
 def receive_prompt(connection: socket.socket, move: Move, blocks: Iterable[memoryview], identity: KVIdentity) -> Moved:
     """Receive a prompt, as much of it as comes. Raises `KVFileMismatch`."""
     _be_patient(connection)
-    size, count = identity.layout.block_size, len(move.token_ids)
-    computed = move.first * size
+    layout, tokens = identity.layout, len(move.token_ids)
+    end = layout.token_blocks(tokens, 0)
+    places = [*layout.groups.held(list(range(move.first, end)), move.behind - move.first), end]
+    computed = move.first // layout.groups.size * layout.block_size
     try:
         if receive(connection, LEAD_BYTES) != _lead(move, identity):
             raise KVFileMismatch("the other server has another model, or computes another prompt")
-        for block in blocks:
+        for block, following in zip(blocks, places[1:], strict=True):
             receive_into(connection, [block])
-            computed = min(computed + size, count)
+            computed = min(following // layout.groups.size * layout.block_size, tokens)
     except OSError as error:
         return Moved(move.number, computed=computed, error=str(error))
     return Moved(move.number, computed=computed)

@@ -79,7 +79,7 @@ class KVTiers:
     def _begin(self, sequence: TokenSequence, to: Tier) -> None:
         """The KV is on its way: `to_host` from the device if there are blocks, else from disk."""
         sequence.moving = to
-        self.saving += len(sequence.copies) if to is Tier.TO_DISK else 0
+        self.saving += sequence.copy_count if to is Tier.TO_DISK else 0
         if sequence.blocks:
             self.cache.pool.expect_release(sequence.held)
         else:
@@ -87,7 +87,7 @@ class KVTiers:
 
     def _rest(self, sequence: TokenSequence) -> None:
         """The KV is in one tier again."""
-        self.saving -= len(sequence.copies) if sequence.moving is Tier.TO_DISK else 0
+        self.saving -= sequence.copy_count if sequence.moving is Tier.TO_DISK else 0
         sequence.moving = None
         self.cache.pool.cancel_release(sequence.held)
         self.moving.pop(sequence.session, None)
@@ -121,18 +121,18 @@ class KVTiers:
         return sequence.outgoing is not None or self._copy_out(sequence, end, early=early)
 
     def _copy_out(self, sequence: TokenSequence, end: int, *, early: bool = False) -> bool:
-        """Order copies of the blocks before index `end` that have none. Content that the host already has is shared."""
+        """Order copies of the blocks before index `end`, which ends a stripe or the state, that have none. Content that
+        the host already has is shared.
+        """
         host = self.cache.host
-        while sequence.copied < min(end, len(sequence.hashes)):
-            found = host.find(sequence.hashes[sequence.copied])
-            if found is None:
-                break
-            self.cache.hold_copies(sequence, [found], sequence.copied)
+        while sequence.copied < end and (found := self.cache.next_copies(sequence)):
+            self.cache.hold_copies(sequence, found, sequence.behind)
         first = sequence.copied
-        if host.available < end - first:
+        source = tuple(host.groups.held(sequence.blocks[first:end], sequence.behind - first))
+        if host.available < len(source):
             return False
-        if end > first:
-            source, target = tuple(sequence.blocks[first:end]), tuple(host.allocate(end - first))
+        if source:
+            target = tuple(host.allocate(len(source)))
             self.cache.pool.share(source)
             self.cache.pool.expect_release(source)
             sequence.fast_path_until = 0  # the last block may be among them
@@ -143,7 +143,8 @@ class KVTiers:
                 source=source,
                 target=target,
                 first=first,
-                hashes=tuple(sequence.hashes[first:end]),
+                behind=sequence.behind,
+                hashes=tuple(self.cache.held_hashes(sequence, first, end)),
                 half=half,
                 bytes_left_out=self._bytes_above(half),
                 computed=sequence.written,
@@ -176,14 +177,14 @@ class KVTiers:
                 return True
             self.cache.host.share(source)
             # None of the half pass's blocks has a hash to be found by.
-            half = self._half_pass(sequence, sequence.behind, len(sequence.host_blocks))
+            half = self._half_pass(sequence, sequence.first_held, len(sequence.host_blocks))
             sequence.incoming = self.order(
                 sequence,
                 MoveKind.IN,
                 source=source,
                 target=target,
                 blocks=blocks,
-                first=sequence.behind,
+                behind=sequence.behind,
                 half=half,
                 bytes_left_out=self._bytes_above(half),
             )
@@ -192,17 +193,20 @@ class KVTiers:
 
     def _find_on_device(self, sequence: TokenSequence) -> list[BlockId | None]:
         """For each host block of the sequence, the device block with the same content, if there is one."""
-        found = self.cache.pool.find_all(sequence.hashes[sequence.behind : len(sequence.host_blocks)])
-        return found + [None] * (len(sequence.copies) - len(found))
+        end = len(sequence.host_blocks)
+        found = self.cache.pool.find_all(self.cache.held_hashes(sequence, sequence.first_held, end))
+        return found + [None] * (sequence.copy_count - len(found))
 
     def _taken(self, found: Sequence[BlockId | None]) -> int:
         """Available device blocks that a restore takes: all but the found ones that a session holds."""
         return len(found) - sum(self.cache.pool.holders(block) > 0 for block in found if block is not None)
 
     def _half_pass(self, sequence: TokenSequence, first: int, end: int) -> HalfPass:
-        """What of the sequence's blocks `[first, end)` only a paused pass has written to."""
-        paused = sequence.paused_pass
-        if paused is None or not paused.held or paused.boundary == self._num_layers:
+        """What of the sequence's blocks `[first, end)` only a paused pass has written to. Blocks of a group are moved
+        whole: the layers below the boundary are not their first ones.
+        """
+        paused, is_divided = sequence.paused_pass, self.cache.pool.stripe > 1
+        if paused is None or not paused.held or paused.boundary == self._num_layers or is_divided:
             return WHOLE_PASSES
         whole = self.cache.pool.blocks_for(sequence.computed)
         return HalfPass(max(0, end - max(first, whole)), paused.boundary)
@@ -220,7 +224,7 @@ class KVTiers:
         if sequence.disk_tokens >= sequence.computed:
             self.cache.release_copies(sequence, 0)
             return
-        self._set_file_size(sequence, len(sequence.copies), sequence.behind)
+        self._set_file_size(sequence, sequence.copy_count, sequence.behind)
         sequence.disk_tokens, sequence.sent = 0, False
         self._begin(sequence, Tier.TO_DISK)
         self.cache.host.share(sequence.copies)
@@ -228,7 +232,7 @@ class KVTiers:
             sequence,
             MoveKind.TO_DISK,
             source=tuple(sequence.copies),
-            first=sequence.behind,
+            behind=sequence.behind,
             token_ids=tuple(sequence.tokens[: sequence.computed]),
             computed=sequence.computed,
             namespace=file_namespace(sequence, sequence.computed),
@@ -241,7 +245,7 @@ class KVTiers:
             if self.cache.host.available < sequence.disk_blocks:
                 return False
             target = tuple(self.cache.host.allocate(sequence.disk_blocks))
-            sequence.incoming = self.order(sequence, MoveKind.FROM_DISK, target=target, first=sequence.disk_behind)
+            sequence.incoming = self.order(sequence, MoveKind.FROM_DISK, target=target, behind=sequence.disk_behind)
         self._begin(sequence, Tier.TO_HOST)
         return True
 
@@ -289,8 +293,8 @@ class KVTiers:
     # The session's file.
 
     def adopt_file(self, sequence: TokenSequence, computed: int, blocks: int, behind: int) -> None:
-        """Note that the session's file of so many blocks, from index `behind` on, has the KV of the first `computed`
-        tokens as far as later ones see it, and that there is no other KV.
+        """Note that the session's file of so many blocks has the KV of the first `computed` tokens, but for what lies
+        `behind` the window, and that there is no other KV.
         """
         self._set_file_size(sequence, blocks, behind)
         sequence.disk_tokens = sequence.computed = computed
@@ -342,13 +346,13 @@ class KVTiers:
                 sequence.incoming = None
                 if arrived:  # the blocks are offered to all, and kept if the session is still to come back
                     pool = self.cache.pool
-                    pool.publish(move.blocks, sequence.hashes[move.first :])
+                    pool.publish(move.blocks, self.cache.held_hashes(sequence, sequence.first_held))
                     sequence.traffic.bytes_in += len(move.source) * self.block_bytes - move.bytes_left_out
                     if sequence.moving is Tier.TO_DEVICE:
                         self._rest(sequence)
                         sequence.traffic.restores += 1
                         pool.share(move.blocks)
-                        self.cache.hold(sequence, move.blocks, move.first)
+                        self.cache.hold(sequence, move.blocks, move.behind)
                 return arrived
             case MoveKind.TO_DISK if sequence.saving is move:
                 sequence.saving = None
@@ -365,19 +369,21 @@ class KVTiers:
                     self._rest(sequence)
                     if sequence.sent:
                         sequence.disk_tokens = 0  # the next file says whose KV it is
-                    self._keep_on_host(sequence, move, move.first)
+                    self._keep_on_host(sequence, move, move.behind)
                     self.cache.publish_copies(sequence)
                 return arrived
-            case MoveKind.RECEIVE if arrived and move.target and host.first_seen(report.computed) >= report.first:
+            case MoveKind.RECEIVE if arrived and move.target and host.first_seen(report.computed) >= report.behind:
                 sequence.computed = report.computed
                 # It is shared with no session before it is known to be wanted.
-                self._keep_on_host(sequence, move, report.first)
+                self._keep_on_host(sequence, move, report.behind)
             case MoveKind.RECEIVE_PROMPT:
                 # What came is there for all; it is the turn's if that still waits. It may be less than was asked for.
-                came = move.target[: max(0, host.blocks_for(report.computed) - move.first)]
+                ends = move.first, host.blocks_for(report.computed)
+                before, after = (host.groups.count_held(end, move.behind) for end in ends)
+                came = move.target[: max(0, after - before)]
                 host.publish(came, move.hashes)
                 if came and sequence.turn is not None and sequence.turn.coming is move:
-                    self.cache.extend(sequence, move.first, came, report.computed)
+                    self.cache.extend(sequence, came, report.computed, move.first, move.behind)
         return True
 
     def _apply_out(self, sequence: TokenSequence, move: Move, *, arrived: bool) -> None:
@@ -391,20 +397,23 @@ class KVTiers:
             return
         host.publish(move.target, move.hashes)
         sequence.traffic.bytes_out += len(move.source) * self.block_bytes - move.bytes_left_out
-        passed = sequence.copied - move.first  # so many more blocks lie behind the window by now
-        if is_current and passed >= 0:
+        if is_current and sequence.copied >= move.first:
             unchanged = sequence.written == move.computed
             wanted = move.target if unchanged else move.target[: len(move.hashes)]
-            self.cache.hold_copies(sequence, wanted[passed:], sequence.copied)
+            copies = host.groups.spread(wanted, move.behind - move.first)  # more may lie behind the window by now
+            copies = host.groups.held(copies, sequence.behind - move.first)
+            self.cache.hold_copies(sequence, copies, sequence.behind)
             self.cache.keep_state_copy(sequence)
             sequence.fast_path_until = 0
 
-    def _keep_on_host(self, sequence: TokenSequence, move: Move, first: int) -> None:
-        """Give the sequence the KV of its computed tokens, which has come from outside this memory: blocks from index
-        `first` on.
+    def _keep_on_host(self, sequence: TokenSequence, move: Move, behind: int) -> None:
+        """Give the sequence the KV of its computed tokens, which has come from outside this memory, but for what lies
+        `behind` the window.
         """
+        host = self.cache.host
         self.cache.hash_blocks(sequence)
-        self.cache.hold_copies(sequence, move.target[: self.cache.host.blocks_for(sequence.computed) - first], first)
+        count = host.groups.count_held(host.blocks_for(sequence.computed), behind)
+        self.cache.hold_copies(sequence, move.target[:count], behind)
 
 
 def file_namespace(sequence: TokenSequence, computed: int) -> BlockHash:

@@ -145,13 +145,6 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Of a layer, behind its input."""
 
 
-class _Group(NamedTuple):
-    """Rows of a batch that run together, and the arguments of every layer for them."""
-
-    batch: Batch
-    arguments: list[Arguments]
-
-
 class TransformersStack:
     """A `LayerStack` around `model`, which must be on its device, in eval mode, and is taken over."""
 
@@ -187,9 +180,10 @@ class TransformersStack:
         ]
         for recorder in self._recorders:
             recorder.transparent = False
-        self._recorded: Batch | None = None
-        self._groups: list[_Group] = []
-        """Of the batch `_recorded`."""
+        self._recorded: tuple[Tensor, Tensor | None] | None = None
+        """Positions and token ids of the batch that `_given` is for."""
+        self._given: list[list[Arguments]] = []
+        """Of each part of a batch that runs together, all rows or one: the arguments of every layer."""
         self._by_rows = self._reads_tokens = False
         self._between = self._measure_between(tokens)
         try:
@@ -254,36 +248,40 @@ class TransformersStack:
         return hidden.reshape(len(hidden), self._streams, -1).transpose(0, 1)[:, None].contiguous()
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        if self._recorded is not batch:
-            # The arguments depend on the tokens and positions only, so one recording serves every layer of the batch.
-            self._groups = self._record(batch)
-            self._recorded = batch
+        # The arguments depend on the tokens and positions only, so one recording serves every layer of the batch.
+        if self._recorded is None or any(one is not two for one, two in zip(self._recorded, _what(batch), strict=True)):
+            self._given = self._record(batch)
+            self._recorded = _what(batch)
+        parts = [row_of(batch, row) for row in range(len(batch.rows))] if self._by_rows else [batch]
         outputs = list[Tensor]()
-        given = hidden.split([len(group.batch.positions) for group in self._groups])
-        for group, of_group in zip(self._groups, given, strict=True):
-            self._enter(index, group.batch, kv)
+        inputs = hidden.split([len(part.positions) for part in parts])
+        for part, of_part, arguments in zip(parts, inputs, self._given, strict=True):
+            self._enter(index, part, kv)
             if not self._folds[index]:
-                outputs.append(self._run_layer(index, of_group, group.arguments[index]))
+                outputs.append(self._run_layer(index, of_part, arguments[index]))
                 continue
-            assert group.batch.states is not None
-            with running(group.batch, group.batch.states[:, self._places[index]]):
-                outputs.append(self._run_layer(index, of_group, group.arguments[index]))
+            assert part.states is not None
+            with running(part, part.states[:, self._places[index]]):
+                outputs.append(self._run_layer(index, of_part, arguments[index]))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _record(self, batch: Batch) -> list[_Group]:
+    def _record(self, batch: Batch) -> list[list[Arguments]]:
         """The arguments of every layer, for all rows together or for each by itself."""
         token_ids = torch.zeros_like(batch.positions) if batch.token_ids is None else batch.token_ids
         if not self._by_rows or not batch.rows:
             self.embed(token_ids, batch.positions)
             if not batch.rows and (self._by_rows or self._reads_tokens):
                 raise ValueError("its layers need to know their rows or tokens, which a graph does not")
-            return [_Group(batch, self._arguments())]
-        groups = list[_Group]()
-        for index, row in enumerate(batch.rows):
-            of_row, cache = row_of(batch, index), row_cache(row.context - row.length, self.num_layers)
-            self._record_behind(cache, token_ids[row.start : row.start + row.length], of_row.positions)
-            groups.append(_Group(of_row, self._arguments()))
-        return groups
+            return [self._arguments()]
+        given = list[list[Arguments]]()
+        for row in batch.rows:
+            tokens, cache = (
+                slice(row.start, row.start + row.length),
+                row_cache(row.context - row.length, self.num_layers),
+            )
+            self._record_behind(cache, token_ids[tokens], batch.positions[tokens])
+            given.append(self._arguments())
+        return given
 
     def _record_behind(self, cache: Cache, token_ids: Tensor, positions: Tensor) -> tuple[Tensor, list[Arguments]]:
         """What the first layer takes, `[tokens, hidden_size]`, and the arguments of every layer, behind what is in
@@ -356,15 +354,23 @@ class TransformersStack:
         after = self._packed(output if recorder.behind is None else output[0])
         return after if self._between[index] == 1 else after * self._between[index]
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        after: Tensor = self._after_layers(self._decoder, hidden).last_hidden_state
+        return after[0]
+
     def head(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._after_layers(self._model, hidden).logits
+        return logits[0].float()
+
+    def _after_layers(self, model: Any, hidden: Tensor) -> Any:
+        """What a module with all layers in it makes of the last one's output."""
         self._recorded = None
         nothing = torch.zeros(1, hidden.shape[0], dtype=torch.int64, device=self.device)
         self._recorders[-1].answer = self._unpacked(hidden)
         try:
-            logits: Tensor = self._model(input_ids=nothing, position_ids=nothing, use_cache=False).logits
+            return model(input_ids=nothing, position_ids=nothing, use_cache=False)
         finally:
             self._recorders[-1].answer = None
-        return logits[0].float()
 
     def _measure_between(self, tokens: Tensor) -> list[float]:
         """What the decoder multiplies each layer's output with before the next one. Finds out, too, whether layers look
@@ -425,6 +431,10 @@ class TransformersStack:
         kept = [each for each in heads if each is not None] or [self._heads_of_nothing()]
         self.kv_heads, self.head_dim = max(each.kv_heads for each in kept), max(max(each[1:]) for each in kept)
         return windows
+
+
+def _what(batch: Batch) -> tuple[Tensor, Tensor | None]:
+    return batch.positions, batch.token_ids
 
 
 def _take_out_layers(model: PreTrainedModel, count: int) -> tuple[Any, list[_Recorder]]:

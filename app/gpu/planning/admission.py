@@ -99,7 +99,7 @@ class Admission:
         if sequence.tier in (Tier.DISK, Tier.TO_DISK) or _is_coming(sequence):
             return None
         if sequence.tier is Tier.HOST:
-            if not self._has_room(max(len(sequence.copies), most_for(len(sequence.tokens))) + headroom, sequence):
+            if not self._has_room(max(sequence.copy_count, most_for(len(sequence.tokens))) + headroom, sequence):
                 return False
             # Making room may have cost the sequence its own on the host, or blocks that it shared with a victim.
             if sequence.tier is not Tier.HOST or not self._tiers.restore(sequence):
@@ -156,7 +156,7 @@ class Admission:
             return False
         self._placement.make_room(needed, sequence, or_some=True)
         # What has to be left to those that run has what givers among them would still have needed.
-        spared = sum(self._claim(each) - len(each.held) for each in givers)
+        spared = sum(self._claim(each) - each.held_count for each in givers)
         if self._coming + self._cache.freed(givers) + spared < needed:
             return False
         self._promised = sequence, turn
@@ -165,7 +165,7 @@ class Admission:
             if coming >= needed:
                 break
             coming += self._cache.freed([giver])
-            needed -= self._claim(giver) - len(giver.held)
+            needed -= self._claim(giver) - giver.held_count
             self._queue.preempt(giver)
             chosen.append(giver)
         self._placement.evict_together(chosen, sequence)
@@ -224,7 +224,7 @@ class Admission:
 
     def _claim(self, sequence: TokenSequence) -> int:
         """Blocks that a sequence with a turn has; if it runs, also those that its other tokens and one more need."""
-        return max(len(sequence.held), self._needs(sequence) if self._queue.runs(sequence) else 0)
+        return max(sequence.held_count, self._needs(sequence) if self._queue.runs(sequence) else 0)
 
     def _held(self, places: Mapping[str, Iterable[TokenSequence]]) -> Counter[str]:
         return Counter({tenant: sum(map(self._claim, place)) for tenant, place in places.items()})

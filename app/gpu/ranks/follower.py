@@ -32,6 +32,7 @@ from app.gpu.kv.pools import KVPool, Part, SharedHostPool
 from app.gpu.models.base import LayerStack
 from app.gpu.models.recipe import Recipe
 from app.gpu.state.kv_header import KVLayout
+from app.gpu.state.layer_state import divide
 from app.logs import Log, configure
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ class Run:
         """The run of this input, and the page, on the device of `hidden`."""
         given = [hidden, batch.positions, batch.slot_blocks, batch.slot_offsets, batch.block_tables, batch.contexts]
         given += [] if batch.prompt_starts is None else [batch.prompt_starts]
+        given += [tensor for group in batch.others for tensor in group]
         run = Run(lo, hi, batch.rows, batch.decodes, tuple((tuple(each.shape), each.dtype) for each in given))
         page = run.empty(hidden.device)
         for place, tensor in zip(run._views(page), given, strict=True):
@@ -87,7 +89,9 @@ class Run:
     def unpack(self, page: Tensor) -> tuple[Tensor, Batch]:
         """The residual stream and the batch of `page`, as views of it."""
         hidden, *tensors = self._views(page)
-        return hidden, Batch(self.rows, self.decodes, *tensors)
+        end = 5 + (len(self.rows) > self.decodes)
+        groups = iter(tensors[end:])
+        return hidden, Batch(self.rows, self.decodes, *tensors[:end], others=tuple(zip(groups, groups, strict=True)))
 
     def empty(self, device: torch.device) -> Tensor:
         """A page for the same run, uninitialised."""
@@ -241,7 +245,7 @@ class Follower:
         recipe, block_size = load.recipe, load.recipe.settings.block_size
         self._group, self._stack, self._device = group, stack, recipe.device
         kept = dtype_name(recipe.kv_dtype)
-        layout = KVLayout(stack.num_layers, stack.kv_heads, block_size, stack.head_dim, kept)
+        layout = KVLayout(divide(stack.states).layers, stack.kv_heads, block_size, stack.head_dim, kept)
         with allocating("kv_device", device_blocks * layout.block_bytes):
             self._pool = KVPool(stack, device_blocks, block_size, dtype=recipe.kv_dtype)
         part = Part(load.rank, load.ranks, slab)

@@ -24,7 +24,7 @@ from app.gpu.sampling.sampler import choose, log_probabilities, place_requests
 from app.gpu.startup.weights import LoadedModel
 from app.gpu.state.blocks import BlockPool
 from app.gpu.state.kv_header import KVFileHeader, KVIdentity, KVLayout
-from app.gpu.state.layer_state import keeps_tokens, kv_layers, state_bytes, window_of
+from app.gpu.state.layer_state import divide, keeps_tokens, state_bytes
 from app.machine.budget import DiskRoom
 from app.machine.files import DiskRoom, counted, size
 from app.machine.memory import read_host_memory
@@ -251,22 +251,24 @@ def make_kv(
     `room` is that for KV files; None: the whole disk.
     """
     stack, ranks = loaded.stack, 1 if loaded.ranks is None else loaded.ranks.count
-    kv_heads, window = stack.kv_heads * ranks, window_of(stack.states)
+    division = divide(stack.states)
     layout = KVLayout(
-        kv_layers(stack.states),
-        kv_heads,
+        division.layers,
+        stack.kv_heads * ranks,
         settings.block_size,
         stack.head_dim,
         dtype_name(dtype),
         state_bytes(stack.states),
         dtype_name(stack.dtype),
         keeps_tokens(stack.states),
+        division.groups,
     )
     plan = _plan_memory(stack, settings, recorder, dtype)
     disk_room = None
     if settings.kv_dir is not None:
         disk_room = DiskRoom(settings.kv_dir) if room is None else room.beside(settings.kv_dir)
-    budgets = budget_blocks(settings, layout.block_bytes, None if plan is None else plan.kv * ranks, disk_room)
+    device_room = None if plan is None else plan.kv * ranks
+    budgets = budget_blocks(settings, layout.block_bytes, device_room, disk_room, division.groups.size)
     if plan is not None:
         plan.check(budgets.device * layout.block_bytes // ranks)
     pool, borrower = _allocate_device(loaded, budgets.device, layout, dtype)
@@ -284,22 +286,20 @@ def make_kv(
         BlockPool(
             blocks,
             pool.block_size,
-            window=window,
+            window=division.window,
             step_tokens=settings.max_step_tokens,
             state_blocks=layout.state_blocks,
             extra_blocks=extra_blocks,
+            groups=division.groups,
         )
         for blocks in (budgets.device, budgets.host)
     )
-    limit = stack.max_model_len
-    if on_device.most_for(limit) > budgets.device:
-        limit = (budgets.device - extra_blocks) * pool.block_size
-        if limit <= 0:
-            raise FieldOutOfRange(
-                f"kv_device must hold a session's state of {layout.state_bytes} bytes and a block of "
-                f"{layout.block_bytes}",
-                param="kv_device",
-            )
+    limit = on_device.longest(stack.max_model_len)
+    if limit <= 0:
+        raise FieldOutOfRange(
+            f"kv_device must hold a session's state of {layout.state_bytes} bytes and a block of {layout.block_bytes}",
+            param="kv_device",
+        )
     _log_budgets(budgets, layout, on_device.kept_for(limit), limit, stack.max_model_len)
     return KV(
         identity=identity,

@@ -128,7 +128,7 @@ def build_engine(
         dtype=dtype_name(stack.dtype),
         device=str(stack.device),
         parameter_bytes=stack.parameter_bytes,
-        kv_bytes_per_token=layout.block_bytes // layout.block_size if layout.keeps_tokens else 0,
+        kv_bytes_per_token=layout.block_bytes * layout.groups.size // layout.block_size if layout.keeps_tokens else 0,
         kv_dtype=layout.dtype,
         state_bytes=layout.state_blocks * layout.block_bytes,
     )

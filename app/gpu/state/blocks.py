@@ -8,8 +8,10 @@ A block is in exactly one of three places:
 
 Blocks come and go at the top, so free ones are given out from the bottom.
 
-Where no layer looks further back than a window, a sequence holds the blocks of its last tokens only. How many that are
-is said here.
+A layer with a window needs its last tokens only. So a model's layers are divided into groups: all layers of a group
+have a window, or none has. A block has the KV of one group for `block_size` tokens. The blocks of the same tokens, one
+of each group, are a stripe: those without a window come first. A sequence has one stripe after the other, and gives up
+blocks with a window once they lie behind it. All models but those with both kinds of layers have one group.
 
 Layers that fold keep a state for each sequence, not for each token. It takes the last of a sequence's blocks, behind
 those of its tokens, and is true of exactly its computed tokens. Of a model that keeps nothing for each token, the first
@@ -22,14 +24,18 @@ import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
+
+from app.domain.memory_map import BlockCounts
+from app.gpu.state.layer_state import ONE_GROUP, Groups
 
 BlockId = int
 BlockHash = bytes
 
 
 def chain_hash(parent: BlockHash, token_ids: Sequence[int], fingerprint: bytes = b"") -> BlockHash:
-    """Identity of a full block: its tokens, the `fingerprint` of the interventions that it was computed with (none:
+    """Identity of a full stripe: its tokens, the `fingerprint` of the interventions that it was computed with (none:
     empty), and everything before it.
 
     The first block's parent is the sequence's namespace, so equal tokens of different tenants have different hashes.
@@ -50,20 +56,26 @@ class BlockPool:
         step_tokens: int = sys.maxsize,
         state_blocks: int = 0,
         extra_blocks: int = 0,
+        groups: Groups | None = None,
     ) -> None:
-        """No token sees more than the last `window`, itself included; None: each sees all. A step computes at most
-        `step_tokens` of one sequence. The last `state_blocks` of a sequence's blocks have the state of its folding
-        layers; `extra_blocks` of these are not counted by its tokens.
+        """In groups with a window no token sees more than the last `window`, itself included. `groups` is None: there
+        is one, with a window if that is given. A step computes at most `step_tokens` of one sequence. The last
+        `state_blocks` of a sequence's blocks have the state of its folding layers; `extra_blocks` of these are not
+        counted by its tokens.
         """
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.state_blocks = state_blocks
         self.extra_blocks = extra_blocks
-        self.window = window
-        self._kept = sys.maxsize if window is None else self.blocks_for(window) + 1
-        """Most blocks that a sequence holds between two steps."""
-        self._most = self._kept + self.blocks_for(step_tokens)
-        """The same in a step."""
+        self.groups = groups or (ONE_GROUP if window is None else Groups(0, 1))
+        self.stripe = self.groups.size
+        """Blocks of the same tokens."""
+        self._window = window or 0
+        self._tags = [bytes([group]) for group in range(self.stripe)]
+        kept = 0 if window is None else -(-window // block_size) + 1
+        self.counts = BlockCounts(block_size, *self.groups, most=kept, state=extra_blocks)
+        """Most that a sequence holds between two steps."""
+        self._counts_in_step = replace(self.counts, most=kept + -(-step_tokens // block_size))
         self.changes = 0
         """How often blocks have got or lost holders."""
         self.leaving = 0
@@ -94,23 +106,48 @@ class BlockPool:
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks of a history of `tokens` tokens and its state, whether a sequence still holds them or not."""
-        return -(-tokens // self.block_size) + self.extra_blocks if tokens else 0
+        return -(-tokens // self.block_size) * self.stripe + self.extra_blocks if tokens else 0
 
     def kept_for(self, tokens: int) -> int:
         """Most blocks that a sequence holds between two steps, once `tokens` tokens are computed."""
-        return min(self.blocks_for(tokens), self._kept)
+        return self.counts.of(tokens) if self._window else self.blocks_for(tokens)
 
     def most_for(self, tokens: int) -> int:
         """Most blocks that a sequence holds on its way to `tokens` computed tokens."""
-        return min(self.blocks_for(tokens), self._most)
+        return self._counts_in_step.of(tokens) if self._window else self.blocks_for(tokens)
+
+    def longest(self, limit: int) -> int:
+        """The most tokens, up to `limit`, that a sequence can come to with the whole pool."""
+        if self.most_for(limit) <= self.num_blocks:
+            return limit
+        room, most = self.num_blocks - self.extra_blocks, self._counts_in_step.most
+        full, windowed = self.groups
+        stripes = (room - windowed * most) // full if room > self.stripe * most else room // self.stripe
+        return stripes * self.block_size
+
+    def place_of(self, position: int) -> int:
+        """Index of the first block of the stripe with the token at `position`."""
+        return position // self.block_size * self.stripe
 
     def first_kept(self, tokens: int) -> int:
-        """Index of the first block that a sequence keeps, once `tokens` tokens are computed."""
-        return 0 if self.window is None else max(0, tokens // self.block_size - self.blocks_for(self.window))
+        """How many of a sequence's first blocks lie behind the window, once `tokens` tokens are computed."""
+        if not self._window:
+            return 0
+        return max(0, tokens // self.block_size - -(-self._window // self.block_size)) * self.stripe
 
     def first_seen(self, position: int) -> int:
-        """Index of the first block that a token at `position` sees. There is one, where any token comes before it."""
-        return 0 if self.window is None else max(0, position + 1 - max(2, self.window)) // self.block_size
+        """How many of a sequence's first blocks lie behind the window of a token at `position`. It counts as seeing the
+        token before it.
+        """
+        if not self._window:
+            return 0
+        return max(0, position + 1 - max(2, self._window)) // self.block_size * self.stripe
+
+    def parts_of(self, hashes: Iterable[BlockHash]) -> list[BlockHash]:
+        """The hashes of all blocks of stripes, given those of their tokens."""
+        if self.stripe == 1:
+            return list(hashes)
+        return [block_hash + tag for block_hash in hashes for tag in self._tags]
 
     def allocate(self, count: int) -> list[BlockId]:
         """Take `count` blocks with reference count 1. Raises RuntimeError if `available` is less."""

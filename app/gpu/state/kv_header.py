@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from app.domain.values import MAX_LABEL_BYTES
+from app.gpu.state.layer_state import ONE_GROUP, Groups
 
 FORMAT = "djinn-kv"
 SHOWN = 12
@@ -82,15 +83,18 @@ class KVLayout:
     """As the stack computes."""
     keeps_tokens: bool = True
     """Whether anything is kept for each token. If not, blocks have states only."""
+    groups: Groups = ONE_GROUP
+    """Those that the model's layers are divided into. A block has at most `layers` of one."""
 
     @property
     def state_blocks(self) -> int:
         """Blocks that have the state of a sequence."""
         return -(-self.state_bytes // self.block_bytes)
 
-    def token_blocks(self, tokens: int) -> int:
-        """Blocks before those, of a sequence of so many tokens."""
-        return -(-tokens // self.block_size) if self.keeps_tokens else 0
+    def token_blocks(self, tokens: int, behind: int) -> int:
+        """Blocks before those, of a sequence of so many tokens with so many blocks `behind` its window."""
+        blocks = -(-tokens // self.block_size) * self.groups.size if self.keeps_tokens else 0
+        return self.groups.count_held(blocks, behind)
 
     @property
     def block_shape(self) -> list[int]:
@@ -115,8 +119,8 @@ class KVIdentity:
 
 @dataclass(frozen=True, slots=True)
 class KVFileHeader:
-    """What a file holds: a history, and blocks with the KV of its first `computed_tokens` tokens. Of a model with a
-    window the first blocks may be missing: those in the file begin with number `first`.
+    """What a file holds: a history, and blocks with the KV of its first `computed_tokens` tokens. So many of these lie
+    `behind` the window.
 
     `namespace` is the one that the session shares prefixes in. `about_bytes` are the length of an export's label.
     """
@@ -127,13 +131,24 @@ class KVFileHeader:
     namespace: bytes = b""
     about_bytes: int = 0
     checksum: Checksum = Checksum.SHA256
-    first: int = 0
+    behind: int = 0
 
     @property
     def blocks(self) -> int:
         """Blocks in the file: of tokens, the last one maybe partly filled, and of the state."""
-        layout = self.identity.layout
-        return layout.token_blocks(self.computed_tokens) - self.first + layout.state_blocks * bool(self.computed_tokens)
+        return self.token_blocks + self.identity.layout.state_blocks * bool(self.computed_tokens)
+
+    @property
+    def token_blocks(self) -> int:
+        """Those of tokens."""
+        return self.identity.layout.token_blocks(self.computed_tokens, self.behind)
+
+    @property
+    def partial(self) -> range:
+        """Which of these are filled in part: those of the last tokens, if they do not fill them."""
+        end, layout = self.token_blocks, self.identity.layout
+        is_partial = end and self.computed_tokens % layout.block_size
+        return range(end - layout.groups.size if is_partial else end, end)
 
     @property
     def about_at(self) -> int:
@@ -157,7 +172,8 @@ def encode_header(header: KVFileHeader) -> bytes:
             "fingerprint": header.identity.fingerprint,
             "computed_tokens": str(header.computed_tokens),
             "namespace": header.namespace.hex(),
-            **({"first_block": str(header.first)} if header.first else {}),
+            **({"groups": "{}+{}".format(*layout.groups)} if layout.groups.size > 1 else {}),
+            **({"first_block": str(header.behind)} if header.behind else {}),
             **({"state": _state_of(layout)} if layout.state_bytes else {}),
         },
         "token_ids": {"dtype": "I32", "shape": [len(header.token_ids)]},
@@ -210,8 +226,8 @@ def read_header(lead: bytes, expected: KVIdentity, max_tokens: int) -> KVFileHea
         [about_bytes] = fields["about"]["shape"]
         _check_count("token_ids", tokens, max_tokens)
         _check_count("about", about_bytes, MAX_LABEL_BYTES)
-        first = int(metadata.get("first_block", 0))
-        if not 0 <= first * expected.layout.block_size <= computed_tokens <= tokens:
+        behind, stripe = int(metadata.get("first_block", 0)), expected.layout.groups.size
+        if behind % stripe or not 0 <= behind // stripe * expected.layout.block_size <= computed_tokens <= tokens:
             raise ValueError
         namespace, checksum = bytes.fromhex(metadata["namespace"]), checksums[metadata["version"]]
         _match(str(metadata["fingerprint"]), str(fields["kv"]["dtype"]), list(fields["kv"]["shape"][1:]), expected)
@@ -221,7 +237,7 @@ def read_header(lead: bytes, expected: KVIdentity, max_tokens: int) -> KVFileHea
             )
     except (ValueError, TypeError, LookupError, RecursionError):
         raise KVFileDamaged("its header is not that of a session of Djinn") from None
-    header = KVFileHeader(expected, range(tokens), computed_tokens, namespace, about_bytes, checksum, first)
+    header = KVFileHeader(expected, range(tokens), computed_tokens, namespace, about_bytes, checksum, behind)
     if encode_header(header) != lead:
         raise KVFileDamaged("its header is not as Djinn writes it")
     return header

@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, TypeVar
 
 from app.domain.errors import FieldOutOfRange
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +69,114 @@ def keeps_tokens(states: Sequence[LayerState]) -> bool:
     return any(state is not None for state in attending(states))
 
 
-def kv_layers(states: Sequence[LayerState]) -> int:
-    """How many layers a KV pool holds. Of a model that only folds it is one, to which nothing is written."""
-    return max(1, sum(state is not None for state in attending(states)))
+class Groups(NamedTuple):
+    """Blocks of a stripe: so many without a window, then so many with one.
+
+    How many of a sequence's blocks lie `behind` the window counts all blocks of its first stripes. Only those with a
+    window are let go of.
+    """
+
+    full: int
+    windowed: int
+
+    @property
+    def size(self) -> int:
+        """Blocks of a stripe."""
+        return self.full + self.windowed
+
+    def count_held(self, end: int, behind: int) -> int:
+        """How many of the first `end` blocks are held, if so many lie `behind` the window."""
+        full, windowed = self
+        return end - min(end, behind) // (full + windowed) * windowed
+
+    def held(self, blocks: list[T], behind: int) -> list[T]:
+        """Those of `blocks`, whole stripes from any on, that are held if so many of them lie `behind` the window."""
+        if behind <= 0:
+            return blocks
+        if not self.full:
+            return blocks[behind:]
+        places = range(0, min(behind, len(blocks)), self.size)
+        return [block for place in places for block in blocks[place : place + self.full]] + blocks[behind:]
+
+    def spread(self, held: Sequence[T], behind: int) -> list[T]:
+        """The blocks that `held` are those of. In place of one that is not held stands one that is: a kernel which
+        looks there finds numbers of the same sequence.
+        """
+        if behind <= 0:
+            return list(held)
+        if not self.full:
+            return [*list(held[:1]) * behind, *held]
+        blocks, end = list[T](), min(behind // self.size * self.full, len(held))
+        for place in range(0, end, self.full):
+            blocks += [*held[place : place + self.full], *[held[place]] * self.windowed]
+        return [*blocks, *held[end:]]
+
+    def leave(self, blocks: list[T], before: int, behind: int) -> list[T]:
+        """Let go of those that lie behind the window now, and did not `before`; returns them."""
+        if not self.full:
+            left = blocks[before:behind]
+            blocks[:behind] = blocks[behind : behind + 1] * behind  # all go if none is held
+            return left
+        left = []
+        for place in range(before, min(behind, len(blocks)), self.size):
+            first, end = place + self.full, place + self.size
+            left += blocks[first:end]
+            blocks[first:end] = blocks[place : place + 1] * self.windowed
+        return left
+
+
+ONE_GROUP = Groups(1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How the KV of a model's layers lies in blocks: each has that of at most `layers` layers, all of one group.
+
+    `places` are the group of each layer of the model, and its place there; of one that does not attend they are those
+    of another. `window` is that of the groups that have one; None: none has.
+    """
+
+    layers: int
+    groups: Groups
+    places: Sequence[tuple[int, int]]
+    window: int | None
+
+
+def divide(states: Sequence[LayerState]) -> Division:
+    """Layers with a window in groups without others, if not all have one: what each kind keeps is freed by itself. All
+    groups have blocks of one size, so any block serves any group. The groups are the largest of which at most an eighth
+    of each kind's places stay empty. Without both kinds of layers there is one group. Layers that share have the place
+    of the one whose keys and values they read.
+
+    So there is beside layers that fold: a sequence that goes back to an earlier state finds all tokens. The window is
+    the widest. Raises FieldOutOfRange for what blocks cannot hold: layers of several sizes.
+    """
+    kept = attending(states)
+    if len({state.numbers for state in kept if state is not None}) > 1:
+        raise FieldOutOfRange("all layers must keep equally many numbers for each token", param="model")
+    windows = [state.window for state in states if isinstance(state, WindowState)]
+    own = [state for state in states if not isinstance(state, SharedState)]
+    counts = len(own) - len(windows), len(windows)
+    if not windows or any(isinstance(state, FoldState) for state in states):
+        ends = list(accumulate(state is not None for state in kept))
+        places = [(0, max(0, end - 1)) for end in ends]
+        for index, state in enumerate(states):
+            if isinstance(state, SharedState):
+                places[index] = places[state.layer]
+        return Division(max(1, ends[-1]), ONE_GROUP, places, None)
+    layers = max(counts)
+    while any(-count % layers > count // 8 for count in counts):
+        layers -= 1
+    groups = Groups(*(-(-count // layers) for count in counts))
+    firsts, places = [0, groups.full * layers], []
+    for state in states:
+        if isinstance(state, SharedState):
+            places.append(places[state.layer])
+            continue
+        has_window = isinstance(state, WindowState)
+        places.append(divmod(firsts[has_window], layers))
+        firsts[has_window] += 1
+    return Division(layers, groups, places, max(windows))
 
 
 def state_bytes(states: Sequence[LayerState]) -> int:
@@ -78,17 +187,3 @@ def state_bytes(states: Sequence[LayerState]) -> int:
 def aligned(nbytes: int) -> int:
     """The next multiple of `STATE_ALIGN`."""
     return -(-nbytes // STATE_ALIGN) * STATE_ALIGN
-
-
-def window_of(states: Sequence[LayerState]) -> int | None:
-    """How many of the last tokens some layer still needs; None: all. A block has all layers of its tokens, so where one
-    layer needs all tokens, they are kept for every layer. So they are beside layers that fold: a sequence that goes
-    back to an earlier state finds them.
-
-    Raises FieldOutOfRange for what blocks cannot hold: layers of several sizes.
-    """
-    kept = [state for state in attending(states) if state is not None]
-    if len({state.numbers for state in kept}) > 1:
-        raise FieldOutOfRange("all layers must keep equally many numbers for each token", param="model")
-    windows = [state.window for state in states if isinstance(state, WindowState)]
-    return max(windows) if all(isinstance(state, WindowState | SharedState) for state in states) else None

@@ -51,10 +51,10 @@ WHOLE_PASSES = HalfPass()
 class Move:
     """One order: block `source[i]` of one tier is copied to block `target[i]` of the other.
 
-    It holds a reference to each of its blocks until it has completed. `first` is the index of its first block in the
-    sequence (those before may lie behind the window), `hashes` those of the full blocks from there on. `token_ids` is
-    the history that a file is written with, and the first `computed` tokens are those whose KV the blocks hold (for a
-    move out also those of a paused pass).
+    It holds a reference to each of its blocks until it has completed. They are those that a sequence holds with so many
+    `behind` its window, from index `first` on. `hashes` are those of the full ones. `token_ids` is the history that a
+    file is written with, and the first `computed` tokens are those whose KV the blocks hold (for a move out also those
+    of a paused pass).
     """
 
     number: int
@@ -63,10 +63,10 @@ class Move:
     source: tuple[BlockId, ...] = ()
     target: tuple[BlockId, ...] = ()
     blocks: tuple[BlockId, ...] = ()
-    """For a move in: all device blocks of the session in order, from index `first` on; those that are not in `target`
-    were there already.
+    """For a move in: all device blocks that the session will hold; those that are not in `target` were there already.
     """
     first: int = 0
+    behind: int = 0
     hashes: tuple[BlockHash, ...] = ()
     half: HalfPass = WHOLE_PASSES
     bytes_left_out: int = 0
@@ -95,8 +95,8 @@ class Moved:
 
     `token_ids` and `computed` are what an imported file holds, and `about_bytes` from `about_at` on what it says.
     `computed` is also what another server has sent, of a prompt even if there is an `error`, and `sent_bytes` what has
-    been sent to one. The blocks that a file or a server had begin at index `first` of the sequence. `arrived` is the
-    share of a move's bytes that have: the others come to the device behind them.
+    been sent to one. A file or a server had those blocks that are held with so many `behind` the window. `arrived` is
+    the share of a move's bytes that have: the others come to the device behind them.
     """
 
     number: int
@@ -106,7 +106,7 @@ class Moved:
     is_mismatch: bool = False
     token_ids: tuple[int, ...] = ()
     computed: int = 0
-    first: int = 0
+    behind: int = 0
     about_at: int = 0
     about_bytes: int = 0
     sent_bytes: int = 0

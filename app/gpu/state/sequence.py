@@ -31,6 +31,7 @@ from app.gpu.state.blocks import BlockHash, BlockId, BlockPool
 from app.gpu.state.checkpoints import Captured, CaptureLog, Cell, Checkpoint
 from app.gpu.state.drafts import Drafter
 from app.gpu.state.interventions import InterventionLog
+from app.gpu.state.layer_state import ONE_GROUP, Groups
 from app.gpu.state.moves import Move
 from app.grammars.matcher import Matcher
 from app.machine.budget import leaves_as_much
@@ -203,21 +204,23 @@ class TokenSequence:
     tenant: str = ""
     """Whose it is; all sessions of a server without keys are of one."""
     blocks: list[BlockId] = field(default_factory=list)
-    """Device blocks, by their place in the history: all that `computed` needs, or none. Those of a state come last."""
+    """Device blocks, stripe by stripe: all that `computed` needs, or none. Those of a state come last."""
     hashes: list[BlockHash] = field(default_factory=list)
-    """Chain hashes of the full blocks that have been computed."""
+    """Chain hashes of the full stripes that have been computed."""
     host_blocks: list[BlockId] = field(default_factory=list)
     """Host copies of the first blocks. A block that is written again loses its copy."""
     behind: int = 0
-    """So many first blocks lie behind the window: no later token sees them, and they are not held. In their place the
-    two lists above name the first block that is, so that a kernel which looks there finds numbers of this session.
+    """So many first blocks lie behind the window: those of them that have one are seen by no later token and not held.
+    In their place the two lists above name some that are.
     """
+    groups: Groups = ONE_GROUP
+    """Of the model, once some blocks lie behind a window."""
     marks: list[int] = field(default_factory=list)
     """Rising numbers of tokens whose state has been kept, where layers fold. It may be gone by now."""
     disk_blocks: int = 0
     """Blocks in the session's file."""
     disk_behind: int = 0
-    """So many first blocks are not in the file."""
+    """So many first blocks lie behind the window, of which the file has those without one."""
     disk_tokens: int = 0
     """Tokens of the history, from its beginning, whose KV is in the file, but for those blocks."""
     sent: bool = False
@@ -270,30 +273,52 @@ class TokenSequence:
         return Tier.DISK if self.computed else None
 
     @property
-    def held(self) -> Sequence[BlockId]:
+    def held(self) -> list[BlockId]:
         """The device blocks that the session holds."""
-        return self.blocks[self.behind :] if self.behind else self.blocks
+        return self.groups.held(self.blocks, self.behind) if self.behind else self.blocks
 
     @property
-    def copies(self) -> Sequence[BlockId]:
+    def held_count(self) -> int:
+        """How many those are."""
+        return self.groups.count_held(len(self.blocks), self.behind) if self.behind else len(self.blocks)
+
+    @property
+    def copies(self) -> list[BlockId]:
         """The host blocks that it holds."""
-        return self.host_blocks[self.behind :] if self.behind else self.host_blocks
+        return self.groups.held(self.host_blocks, self.behind)
+
+    @property
+    def copy_count(self) -> int:
+        """How many of these there are."""
+        return self.groups.count_held(len(self.host_blocks), self.behind)
+
+    @property
+    def first_held(self) -> int:
+        """Index of the first stripe of which it holds blocks."""
+        return 0 if self.groups.full else self.behind
 
     @property
     def copied(self) -> int:
-        """Index of the first block on the device that needs a copy and has none."""
-        return max(self.behind, len(self.host_blocks))
+        """Index of the first stripe on the device that needs copies and has none."""
+        return max(self.first_held, len(self.host_blocks))
 
     @property
     def uncopied(self) -> int:
         """How many blocks on the device have no copy."""
-        return max(0, len(self.blocks) - self.copied)
+        return self.uncopied_before(len(self.blocks))
+
+    def uncopied_before(self, end: int) -> int:
+        """The same of its first `end` blocks."""
+        first, behind, count = self.copied, self.behind, self.groups.count_held
+        if first >= behind:
+            return max(0, end - first)
+        return max(0, count(end, behind) - count(first, behind))
 
     def growth(self, pool: BlockPool, tokens: int) -> int:
         """The most device blocks that it still needs until so many tokens are computed."""
         missing = pool.blocks_for(tokens) - len(self.blocks)
-        if missing > 0 and pool.window is not None:
-            missing = min(missing, pool.most_for(tokens) - len(self.blocks) + self.behind)
+        if missing > 0 and pool.groups.windowed:
+            missing = min(missing, pool.most_for(tokens) - self.held_count)
         return max(0, missing)
 
     def require_tier(self, tier: Tier) -> None:

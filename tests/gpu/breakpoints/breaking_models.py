@@ -33,6 +33,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama": {**CASES["llama"], "num_hidden_layers": 4},
     "two-layers": {**CASES["llama"], "num_hidden_layers": 2},
     "two-layers-window": {**CASES["mistral-window"], "num_hidden_layers": 2, "sliding_window": 6},
+    "two-layers-mixed": {
+        **CASES["qwen2-window"],
+        "num_hidden_layers": 2,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "llama-2-7b-scaled": {
         **shape_config("llama-2-7b").to_dict(),
         "hidden_size": 4096 // 32,

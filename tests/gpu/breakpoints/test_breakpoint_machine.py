@@ -322,6 +322,13 @@ class WindowBreakpointMachine(TieredBreakpointMachine):
     HOST_BLOCKS = 12
 
 
+class MixedBreakpointMachine(TieredBreakpointMachine):
+    """One layer has a window, the other has none."""
+
+    SHAPE = "two-layers-mixed"
+    HOST_BLOCKS = 16
+
+
 @cache
 def padded() -> TinyModel:
     """The same weights, with an attention that takes padding rows."""
@@ -350,5 +357,7 @@ TestTiered = TieredBreakpointMachine.TestCase
 TestTiered.settings = SETTINGS
 TestWindow = WindowBreakpointMachine.TestCase
 TestWindow.settings = SETTINGS
+TestMixed = MixedBreakpointMachine.TestCase
+TestMixed.settings = SETTINGS
 TestReplayed = ReplayedBreakpointMachine.TestCase
 TestReplayed.settings = SETTINGS

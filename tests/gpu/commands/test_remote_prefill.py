@@ -3,12 +3,12 @@
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from app.domain.values import KVPolicy, SamplingParams, SessionId, StopRule, Ticket
+from app.gpu.kv.stream import LEAD_BYTES
 from app.messages import (
     Event,
     Lacking,
@@ -18,10 +18,9 @@ from app.messages import (
     SentKV,
     Submit,
 )
-from app.model_store.resolve import ResolvedModel, resolve
+from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import GREEDY, Driver, tcp_pair
-from tests.gpu.tiny_engine import BLOCK, make_engine, model, prompt
-from tests.hugging_face import shape_config
+from tests.gpu.tiny_engine import BLOCK, FULL, SLIDING, make_engine, make_windowed, model, prompt
 
 __all__ = ["model"]
 
@@ -118,20 +117,18 @@ def alone(model: ResolvedModel, token_ids: list[int]) -> list[int]:
     return driver.tokens(turn)
 
 
-def test_of_a_model_with_a_window_only_that_is_sent(connect: Connect, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("mistral")
-    config = shape_config("tiny-mistral")
-    config.sliding_window = 4 * BLOCK
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    model = resolve(str(folder), cache_dir=folder)
+@pytest.mark.parametrize(("layer_types", "first", "blocks"), [([SLIDING, SLIDING], 8, 5), ([SLIDING, FULL], 0, 13 + 5)])
+def test_of_layers_with_a_window_only_that_is_sent(
+    connect: Connect, tmp_path: Path, layer_types: list[str], first: int, blocks: int
+) -> None:
+    model = make_windowed(tmp_path, "qwen3", layer_types, 4 * BLOCK)
     here, there = Decoder(model), Prefiller(model)
     turn = here.ask(PROMPT)
-    assert [each.first for each in here.lacking] == [8], "of 13 blocks"
+    assert [each.first for each in here.lacking] == [first], "of 13 blocks of each kind"
     out, into = connect()
-    sent = there.send(PROMPT, out, 8)
-    assert sent.bytes < 6 * here.placement.tiers.block_bytes
-    assert here.received(here.await_prompt(into)) == ReceivedPrompt(len(PROMPT) - 1 - 8 * BLOCK)
+    sent = there.send(PROMPT, out, first)
+    assert sent.bytes == blocks * here.placement.tiers.block_bytes + LEAD_BYTES
+    assert here.received(here.await_prompt(into)) == ReceivedPrompt(len(PROMPT) - 1 - first * BLOCK)
     here.finish(turn)
     assert here.end(turn).usage.cached_tokens == len(PROMPT) - 1
     assert here.tokens(turn) == alone(model, PROMPT)

@@ -11,7 +11,7 @@ from app.domain.values import KVPolicy, Residency, SessionId
 from app.messages import Arm, PublishKV, ReceiveKV, SendKV, SentKV
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver, tcp_pair
-from tests.gpu.tiny_engine import BLOCK, make_engine, model, prompt
+from tests.gpu.tiny_engine import BLOCK, FULL, SLIDING, make_engine, make_windowed, model, prompt
 
 __all__ = ["model"]
 
@@ -67,6 +67,22 @@ def test_without_room_on_the_host_it_goes_to_disk(model: ResolvedModel, tmp_path
     there.close(ID)
     there.move()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("layer_types", "blocks"), [([SLIDING, SLIDING], 5), ([SLIDING, FULL], 13 + 5)])
+def test_of_layers_with_a_window_only_that_goes(tmp_path: Path, layer_types: list[str], blocks: int) -> None:
+    model = make_windowed(tmp_path, "qwen3", layer_types, 4 * BLOCK)
+    here, there = make(model), make(model)
+    here.open("t", ID)
+    asked = prompt(4, 12 * BLOCK)
+    history = [*asked, *here.tokens(here.answer(ID, asked, 3))]
+    sent, received = move(here, there, history)
+    assert received == sent.computed_tokens == len(history) - 1
+    assert blocks * here.placement.tiers.block_bytes < sent.bytes < (blocks + 1) * here.placement.tiers.block_bytes
+    here_too, there_too = here.answer(ID, [5], 6), there.answer(ID, [5], 6)
+    assert there.tokens(there_too) == here.tokens(here_too)
+    assert there.end(there_too).usage.tokens_recomputed == 0
+    there.check()
 
 
 def test_another_history_than_was_told_of_is_refused(model: ResolvedModel) -> None:

@@ -50,7 +50,7 @@ def test_a_step_and_its_padding_are_where_graphs_look(contexts: list[int], rows:
     tables = [[number + 3 * place for place in range(BLOCKS)] for number, _ in enumerate(contexts)]
     token_ids = torch.arange(7, 7 + len(contexts))
     host, batch = (make_batch([(each - 1, 1) for each in contexts], tables, 4, device) for device in (CPU, DEVICE))
-    inputs = FixedBatch(MOST_ROWS, MOST_ROWS, BLOCKS, CPU)
+    inputs = FixedBatch(MOST_ROWS, MOST_ROWS, BLOCKS, CPU, groups=1)
     wanted = inputs.first(MOST_ROWS, MOST_ROWS)
     columns = (inputs.token_ids, wanted.positions, wanted.slot_blocks, wanted.slot_offsets)
     for number, tensor in enumerate((*columns, wanted.contexts, wanted.block_tables), 90):

@@ -183,9 +183,11 @@ def test_every_kind_of_model_can_be_cut_anywhere(case: str, tmp_path: Path) -> N
     stack = load_stack(resolved, device=CPU, dtype=torch.float32, attention=PaddedAttention())
     sequences, layers = [torch.arange(5, 25), torch.arange(30, 45), torch.arange(40, 58)], stack.num_layers
     drive = Drive(stack, sequences)
-    recorder = FakeRecorder()
-    graphs = record_graphs(stack, drive.pool, 3, 8, recorder)
+    pool, recorder = KVPool(stack, len(drive.pool.data), BLOCK), FakeRecorder()
+    graphs = record_graphs(stack, pool, 3, 8, recorder)
     assert graphs is not None
+    pool.data.copy_(drive.pool.data)
+    drive.pool = pool
     drive.run([{0: 9, 1: 1, 2: 7}])
     wanted = [expect(oracle, tokens) for tokens in sequences]
     for cut in [*range(1, layers + 1)] * 2:

@@ -20,10 +20,11 @@ from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
+from app.gpu.state.layer_state import divide
 from app.model_store.resolve import resolve
 from tests.gpu.models.oracle import CASES
 
-BLOCK_SIZE, BLOCKS, POSITIONS, STEP_TOKENS = 16, 80, 600, 200
+BLOCK_SIZE, BLOCKS, POSITIONS, STEP_TOKENS = 16, 160, 600, 200
 CPU = torch.device("cpu")
 Span = tuple[int, int]
 
@@ -31,7 +32,7 @@ Span = tuple[int, int]
 WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "n_embd": 64, "max_position_embeddings": 700}
 """Whole panels."""
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
-RECORDED = ["llama-tied-biased-wide-heads", "mistral-window", "qwen2", "qwen3", "smollm3", "olmo2", "gpt2"]
+RECORDED = ["llama-tied-biased-wide-heads", "mistral-window", "qwen2-window", "qwen3", "smollm3", "olmo2", "gpt2"]
 
 
 def load(case: str, dtype: torch.dtype = torch.float32, *, in_bfloat16: bool = False) -> LayerStack:
@@ -62,10 +63,11 @@ def make_step(stack: LayerStack, spans: Sequence[Span], seed: int) -> tuple[Tens
     """Rows over blocks of their own, in no order."""
     generator = torch.Generator().manual_seed(seed)
     blocks = torch.randperm(BLOCKS, generator=generator).tolist()
-    tables = [[blocks.pop() for _ in range(-(-(first + count) // BLOCK_SIZE))] for first, count in spans]
+    groups = divide(stack.states).groups.size
+    tables = [[blocks.pop() for _ in range(-(-(first + count) // BLOCK_SIZE) * groups)] for first, count in spans]
     tokens = sum(count for _, count in spans)
     hidden = torch.randn(tokens, stack.hidden_size, generator=generator).to(stack.dtype)
-    return hidden, make_batch(spans, tables, BLOCK_SIZE, CPU)
+    return hidden, make_batch(spans, tables, BLOCK_SIZE, CPU, groups)
 
 
 def pools(stack: LayerStack, dtype: torch.dtype | None = None) -> tuple[KVPool, KVPool]:

@@ -1,11 +1,12 @@
 """What KV memory contains, without numbers: for every slot the history that its key and value were computed from."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from app.domain.values import SessionId
 from app.gpu.planning.queue import StepPlan
 from app.gpu.state.drafts import Drafted
+from app.gpu.state.layer_state import ONE_GROUP, Groups
 from app.gpu.state.moves import Move, MoveKind
 from app.gpu.state.sequence import TokenSequence
 
@@ -15,35 +16,36 @@ Slots = dict[tuple[int, int], Content]
 
 @dataclass
 class ExportedFile:
-    """A client's file: a history, and the content of the blocks with the KV of its first `computed` tokens, from block
-    `first` on.
+    """A client's file: a history, and the content of the blocks with the KV of its first `computed` tokens. So many lie
+    `behind` the window.
     """
 
     token_ids: tuple[int, ...]
     computed: int
-    first: int
+    behind: int
     blocks: list[list[Content]]
 
 
 class KVModel:
     """Does to its slots what a runner and a mover would do to memory, and checks what is read."""
 
-    def __init__(self, block_size: int, window: int | None = None) -> None:
-        """No token reads more than the last `window`; None: each reads all."""
+    def __init__(self, block_size: int, window: int | None = None, groups: Groups = ONE_GROUP) -> None:
+        """In groups with a window no token reads more than the last `window`; None: none has one."""
         self.device: Slots = {}
         self.host: Slots = {}
         self.files: dict[SessionId, list[list[Content]]] = {}
         self.exported: dict[str, ExportedFile] = {}
         self._size = block_size
-        self._window = window
+        self._window, self._groups = window, groups
 
     def run(self, plan: StepPlan) -> None:
         """Make the plan's copies and writes, and check that every key a row reads belongs to its own history."""
         for source, target in plan.copies:
             self._copy(self.device, source, self.device, target)
         for row in plan.rows:
-            for position in range(row.first, row.first + row.length):
-                self.device[self._slot(row.sequence.blocks, position)] = _content(row.sequence, position, row.draft)
+            for group, position in self._places(row.first, row.first + row.length):
+                slot = self._slot(row.sequence.blocks, group, position)
+                self.device[slot] = _content(row.sequence, group, position, row.draft)
         for row in plan.rows:
             end = row.first + row.length
             self._check(self.device, row.sequence.blocks, row.sequence, row.first, end, row.draft)
@@ -76,19 +78,31 @@ class KVModel:
     def check_files(self, sequences: Iterable[TokenSequence]) -> None:
         """As much of every file as a sequence counts on is of its own history."""
         for sequence in sequences:
-            first = sequence.disk_behind * self._size
-            assert not sequence.disk_tokens or self._first_read(sequence.disk_tokens) >= first
-            for position in range(first, sequence.disk_tokens):
-                block = self.files[sequence.session][(position - first) // self._size]
-                assert block[position % self._size] == _content(sequence, position, ())
+            behind = sequence.disk_behind
+            assert not sequence.disk_tokens or self._first_read(sequence.disk_tokens) >= self._tokens(behind)
+            blocks = self._groups.spread(self.files.get(sequence.session, []), behind)
+            for group, position in self._places(0, sequence.disk_tokens, behind):
+                block, offset = self._slot(range(len(blocks)), group, position)
+                assert blocks[block][offset] == _content(sequence, group, position, ())
 
     def _export(self, move: Move, namespace: bytes) -> None:
         blocks = [self._read(self.host, block) for block in move.source]
-        assert self._first_read(move.computed) >= move.first * self._size or not move.computed
-        for position in range(move.first * self._size, move.computed):
-            expected = (namespace, *move.token_ids[: position + 1])
-            assert blocks[position // self._size - move.first][position % self._size] == expected
-        self.exported[move.path] = ExportedFile(move.token_ids, move.computed, move.first, blocks)
+        assert self._first_read(move.computed) >= self._tokens(move.behind) or not move.computed
+        spread = self._groups.spread(blocks, move.behind)
+        for group, position in self._places(0, move.computed, move.behind):
+            block, offset = self._slot(range(len(spread)), group, position)
+            assert spread[block][offset] == (namespace, group, *move.token_ids[: position + 1])
+        self.exported[move.path] = ExportedFile(move.token_ids, move.computed, move.behind, blocks)
+
+    def _tokens(self, blocks: int) -> int:
+        """Of so many blocks, whole stripes."""
+        return blocks // self._groups.size * self._size
+
+    def _places(self, first: int, end: int, behind: int = 0) -> Iterator[tuple[int, int]]:
+        """Group and position of what is held of tokens `[first, end)`, if so many blocks lie `behind` the window."""
+        for group in range(self._groups.size):
+            held = max(first, self._tokens(behind)) if group >= self._groups.full else first
+            yield from ((group, position) for position in range(held, end))
 
     def _first_read(self, position: int) -> int:
         """The first position that a token at `position` reads."""
@@ -104,10 +118,9 @@ class KVModel:
         draft: tuple[Drafted, ...] = (),
     ) -> None:
         """What is held up to `end` is of the history, and it is all that a token at `position` reads."""
-        first = sequence.behind * self._size
-        assert not blocks or self._first_read(position) >= first
-        for position in range(first, min(end, len(blocks) * self._size)):
-            assert slots[self._slot(blocks, position)] == _content(sequence, position, draft)
+        assert not blocks or self._first_read(position) >= self._tokens(sequence.behind)
+        for group, position in self._places(0, min(end, self._tokens(len(blocks))), sequence.behind):
+            assert slots[self._slot(blocks, group, position)] == _content(sequence, group, position, draft)
 
     def _copy_all(self, origin: Slots, goal: Slots, move: Move) -> None:
         for source, target in zip(move.source, move.target, strict=True):
@@ -119,10 +132,10 @@ class KVModel:
     def _read(self, slots: Slots, block: int) -> list[Content]:
         return [slots.get((block, offset), ()) for offset in range(self._size)]
 
-    def _slot(self, blocks: list[int], position: int) -> tuple[int, int]:
-        return blocks[position // self._size], position % self._size
+    def _slot(self, blocks: Sequence[int], group: int, position: int) -> tuple[int, int]:
+        return blocks[position // self._size * self._groups.size + group], position % self._size
 
 
-def _content(sequence: TokenSequence, position: int, draft: tuple[Drafted, ...]) -> Content:
+def _content(sequence: TokenSequence, group: int, position: int, draft: tuple[Drafted, ...]) -> Content:
     tokens = sequence.tokens + [drafted.token_id for drafted in draft]
-    return (sequence.namespace, *tokens[: position + 1])
+    return (sequence.namespace, group, *tokens[: position + 1])

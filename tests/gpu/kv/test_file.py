@@ -37,6 +37,7 @@ from app.gpu.state.kv_header import (
     encode_header,
     file_bytes,
 )
+from app.gpu.state.layer_state import ONE_GROUP, Groups
 from tests.file_sizes import largest_file
 from tests.privileges import unprivileged_folder
 
@@ -55,7 +56,7 @@ def blocks_of(header: KVFileHeader, seed: int = 0) -> list[memoryview]:
     shape = (header.blocks, *layout.block_shape[:-1], layout.block_shape[-1] * element_bytes)
     content = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
     if rest := header.computed_tokens % layout.block_size:
-        content[-1, :, :, :, rest:] = 0
+        content[-layout.groups.size :, :, :, :, rest:] = 0
     return [memoryview(block.tobytes()) for block in content]
 
 
@@ -91,7 +92,8 @@ def either(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def headers(draw: st.DrawFn) -> KVFileHeader:
     few = st.integers(1, 3)
     dtype = draw(st.sampled_from(["float32", "float16", "bfloat16", "float8"]))
-    layout = KVLayout(draw(few), draw(few), draw(few), draw(few), dtype)
+    groups = draw(st.sampled_from([ONE_GROUP, Groups(0, 1), Groups(1, 1), Groups(2, 3)]))
+    layout = KVLayout(draw(few), draw(few), draw(few), draw(few), dtype, groups=groups)
     tokens = draw(st.lists(st.integers(0, 2**31 - 1), max_size=20))
     computed = draw(st.integers(0, len(tokens)))
     return KVFileHeader(
@@ -101,7 +103,7 @@ def headers(draw: st.DrawFn) -> KVFileHeader:
         draw(st.binary(max_size=16)),
         draw(st.integers(0, 40)),
         draw(st.sampled_from(Checksum)),
-        draw(st.integers(0, computed // layout.block_size)),
+        draw(st.integers(0, computed // layout.block_size if groups.windowed else 0)) * groups.size,
     )
 
 

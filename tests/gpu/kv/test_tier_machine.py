@@ -16,6 +16,7 @@ from app.domain.errors import Busy
 from app.domain.memory_map import SessionMemory
 from app.domain.values import KVPolicy, Phase, Residency, SessionId, Ticket, Tier
 from app.gpu.kv.placement import DISK_REST_S
+from app.gpu.state.layer_state import Groups
 from app.gpu.state.moves import Move, Moved, MoveKind
 from app.messages import (
     Done,
@@ -70,7 +71,7 @@ class TierMachine(PlanningMachine):
         if error is None and move.kind is MoveKind.IMPORT:
             found = self.model.exported[move.path]
             computed = found.computed if self.DISK_BLOCKS else 0
-            report = Moved(move.number, 0.001, token_ids=found.token_ids, computed=computed, first=found.first)
+            report = Moved(move.number, 0.001, token_ids=found.token_ids, computed=computed, behind=found.behind)
         if error is None and (self.DISK_BLOCKS or move.kind is not MoveKind.IMPORT):
             self.model.move(move, self.tiers.in_flight[move.number][1].namespace)
         self.take(self.handler.moved(report))
@@ -162,7 +163,7 @@ class TierMachine(PlanningMachine):
                     assert sequence.incoming is not None
                     assert sequence.incoming.kind is MoveKind.FROM_DISK
                 case Tier.DISK:
-                    assert sequence.disk_behind + sequence.disk_blocks >= needed
+                    assert sequence.disk_blocks >= self.GROUPS.count_held(needed, sequence.disk_behind)
                     assert sequence.disk_tokens >= sequence.computed
                 case None:
                     assert not sequence.computed
@@ -206,7 +207,20 @@ class WindowTierMachine(TierMachine):
     HOST_BLOCKS = 9
     DISK_BLOCKS = 8
     WINDOW = 6
+    GROUPS = Groups(0, 1)
     MAX_LEN = 100
+    sessions = PlanningMachine.sessions
+
+
+class MixedTierMachine(TierMachine):
+    """One group of layers sees all tokens, two see a window."""
+
+    DEVICE_BLOCKS = 26
+    HOST_BLOCKS = 24
+    DISK_BLOCKS = 20
+    WINDOW = 6
+    GROUPS = Groups(1, 2)
+    MAX_LEN = 48
     sessions = PlanningMachine.sessions
 
 
@@ -313,7 +327,10 @@ class EndingMachine(TierMachine):
 
 TestTiers, TestLru, TestWindow = TierMachine.TestCase, LruMachine.TestCase, WindowTierMachine.TestCase
 TestGuaranteed, TestEnding = GuaranteedMachine.TestCase, EndingMachine.TestCase
-TestTiers.settings = TestLru.settings = TestWindow.settings = TestGuaranteed.settings = settings(stateful_step_count=80)
+TestMixed = MixedTierMachine.TestCase
+TestMixed.settings = TestTiers.settings = TestLru.settings = TestWindow.settings = TestGuaranteed.settings = settings(
+    stateful_step_count=80
+)
 TestEnding.settings = settings(stateful_step_count=60)
 
 SESSIONS, CONTEXT, NEW, ANSWER = 6, 28, 3, 4

@@ -1,54 +1,56 @@
-"""Models all of whose layers have a window: a session holds the KV of that, and no more, wherever it is."""
+"""Models with windows: of layers that have one a session holds the KV of that, and no more, wherever it is."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.memory_map import SessionMemory
 from app.domain.values import KVPolicy, Phase, SessionId, Ticket, Tier
-from app.gpu.state.layer_state import FoldState, SharedState, TokenState, WindowState, window_of
+from app.gpu.state.layer_state import FoldState, SharedState, TokenState, WindowState, divide
 from app.gpu.state.moves import MoveKind
 from app.gpu.state.sequence import TokenSequence
-from app.messages import Export, Import
-from app.model_store.resolve import ResolvedModel, resolve
+from app.messages import Export, Import, Rewind
+from app.model_store.resolve import ResolvedModel
 from app.wire.memory import MemoryEstimate
 from tests.gpu.driving import Driver
 from tests.gpu.kv.tiering import Bench
 from tests.gpu.oracle import greedy_tokens
 from tests.gpu.tiny_engine import BLOCK as SMALL_BLOCK
-from tests.gpu.tiny_engine import make_engine, oracle, prompt
+from tests.gpu.tiny_engine import FULL, SLIDING, make_engine, make_windowed, oracle, prompt
 
 __all__ = ["oracle"]
 
 WINDOW, BLOCK = 512, 16
 MOST_BLOCKS = WINDOW // BLOCK + 1
-BLOCK_BYTES = BLOCK * 2 * 2 * 2 * 16 * 4
-"""Of two layers, keys and values, two heads of 16 numbers in float32."""
+LAYER_BYTES = BLOCK * 2 * 2 * 16 * 4
+"""Of a block, keys and values, two heads of 16 numbers in float32."""
+MODELS = {"mistral": [SLIDING, SLIDING], "qwen3": [SLIDING, FULL, SLIDING], "gemma2": [SLIDING, FULL]}
+"""The types of their layers. The last is run by its own modules."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ResolvedModel:
-    """A tiny Mistral."""
-    folder = tmp_path_factory.mktemp("mistral")
-    sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16384}
-    config = AutoConfig.for_model("mistral", **sizes, **heads, sliding_window=WINDOW)
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    return resolve(str(folder), cache_dir=folder)
+@pytest.fixture(scope="module", params=["mistral", "qwen3"])
+def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> ResolvedModel:
+    """A tiny one."""
+    return make_windowed(tmp_path_factory.mktemp(request.param), request.param, MODELS[request.param], WINDOW)
+
+
+def kept_bytes(model: ResolvedModel, tokens: int, windows: int = MOST_BLOCKS) -> int:
+    """All tokens of layers without a window, and so many blocks of the others."""
+    types: list[str] = model.config.layer_types
+    return LAYER_BYTES * (types.count(FULL) * -(-tokens // BLOCK) + types.count(SLIDING) * windows)
 
 
 @pytest.fixture
 def make_driver(model: ResolvedModel, tmp_path: Path) -> Callable[[int], Driver]:
-    """Of an engine with so many blocks on the device."""
+    """Of an engine with room for all layers of so many blocks on the device."""
 
     def make(blocks: int) -> Driver:
-        of_both = [count * BLOCK // SMALL_BLOCK for count in (blocks, 80)]
+        of_both = [count * BLOCK // SMALL_BLOCK for count in (blocks, blocks + 20)]
         engine = make_engine(model, of_both[0], 256, of_both[1], KVPolicy.SIGNAL, tmp_path / "kv", block_size=BLOCK)
         return Driver(engine)
 
@@ -62,13 +64,26 @@ def evict_all(driver: Driver) -> None:
         pool.release(pool.allocate(pool.available))
 
 
-@pytest.mark.parametrize("tokens", [3000, pytest.param(8000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("model", "tokens"),
+    [
+        ("mistral", 3000),
+        ("qwen3", 3000),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (("mistral", 8000), ("qwen3", 8000), ("gemma2", 3000))
+        ),
+    ],
+    indirect=["model"],
+)
 def test_thousands_of_tokens_take_the_room_of_a_window_in_every_tier(
-    make_driver: Callable[[int], Driver], oracle: Any, tokens: int
+    model: ResolvedModel, make_driver: Callable[[int], Driver], oracle: Any, tokens: int
 ) -> None:
-    driver = make_driver(60)  # for 960 tokens, were all of them kept
+    layers, most = model.config.num_hidden_layers, kept_bytes(model, tokens + 84)
+    room = kept_bytes(model, tokens + 84, MOST_BLOCKS + 256 // BLOCK) // (layers * LAYER_BYTES) + 1
+    assert room * BLOCK < 0.7 * tokens, "for so many, were all of them kept"
+    driver = make_driver(room)
     session, history, turns = driver.open(), list[int](), list[Ticket]()
-    most = MOST_BLOCKS * BLOCK_BYTES
 
     def answer(new: list[int]) -> SessionMemory:
         turns.append(driver.answer(session, new, 8))
@@ -93,13 +108,14 @@ def test_thousands_of_tokens_take_the_room_of_a_window_in_every_tier(
         assert driver.end(turns[-1]).usage.tokens_recomputed == 0
     memory = driver.memory()
     assert memory.device.owned_bytes <= most
-    estimate = MemoryEstimate.of(memory, tokens, None)
-    assert (estimate.kv_bytes, estimate.sessions_resident) == (most, 60 // MOST_BLOCKS)
+    estimate, kept = MemoryEstimate.of(memory, tokens, None), kept_bytes(model, tokens)
+    assert (estimate.kv_bytes, estimate.sessions_resident) == (kept, memory.device.total_bytes // kept)
+    assert estimate.kv_bytes_per_token == layers * LAYER_BYTES // BLOCK
 
 
 def test_a_device_holds_as_many_sessions_as_windows_fit(make_driver: Callable[[int], Driver], oracle: Any) -> None:
-    """Three of 1,500 tokens on a device for one and a half, were all kept: they take turns and recompute nothing."""
-    driver = make_driver(150)
+    """Three of 1,500 tokens on a device for less than two, were all kept: they take turns and recompute nothing."""
+    driver = make_driver(200 if FULL in oracle.config.layer_types else 150)
     sessions = [driver.open() for _ in range(3)]
     prompts = [prompt(seed, 1500) for seed in range(3)]
     turns = [driver.submit(session, tokens, 5) for session, tokens in zip(sessions, prompts, strict=True)]
@@ -114,7 +130,7 @@ def test_a_device_holds_as_many_sessions_as_windows_fit(make_driver: Callable[[i
 def test_a_prompt_that_another_session_has_had_needs_the_end_of_it_only(
     make_driver: Callable[[int], Driver], oracle: Any
 ) -> None:
-    driver, tokens = make_driver(80), prompt(0, 2000)
+    driver, tokens = make_driver(160), prompt(0, 2000)
     driver.generate(tokens, 1)
     session = driver.open()
     turn = driver.answer(session, [*tokens, 1, 2], 4)
@@ -123,14 +139,34 @@ def test_a_prompt_that_another_session_has_had_needs_the_end_of_it_only(
     driver.check()
 
 
-def test_an_export_has_the_window_and_comes_back_as_a_session(
-    make_driver: Callable[[int], Driver], oracle: Any, tmp_path: Path
+@pytest.mark.parametrize("evicted", [False, True])
+def test_a_rewind_behind_the_window_finds_what_is_cached_and_recomputes_the_rest(
+    make_driver: Callable[[int], Driver], oracle: Any, *, evicted: bool
 ) -> None:
-    driver, tokens, path = make_driver(80), prompt(0, 2000), str(tmp_path / "export")
+    driver, tokens = make_driver(160), prompt(0, 1500)
+    session = driver.open()
+    driver.answer(session, tokens, 4)
+    fork = driver.fork_idle(session)
+    history = list(driver.sequence(session).tokens)
+    if evicted:
+        evict_all(driver)
+    driver.do(Rewind(driver.ticket(), session, 900))
+    for each, kept in ((session, history[:900]), (fork, history)):
+        turn = driver.answer(each, [7, 8], 4)
+        assert driver.tokens(turn) == greedy_tokens(oracle, [*kept, 7, 8], 4)
+        expected = (0 if evicted else 896) if each == session else len(history) - 1
+        assert driver.end(turn).usage.cached_tokens == expected
+        driver.check()
+
+
+def test_an_export_has_the_window_and_comes_back_as_a_session(
+    model: ResolvedModel, make_driver: Callable[[int], Driver], oracle: Any, tmp_path: Path
+) -> None:
+    driver, tokens, path = make_driver(160), prompt(0, 2000), str(tmp_path / "export")
     session = driver.open()
     turn = driver.answer(session, tokens, 4)
     driver.do(Export(driver.ticket(), session, path))
-    assert Path(path).stat().st_size < (MOST_BLOCKS + 1) * BLOCK_BYTES + 12000
+    assert Path(path).stat().st_size < kept_bytes(model, 2004) + 12000
     copy = SessionId("copy")
     driver.do(Import(driver.ticket(), copy, path, namespace="copy"))
     history = [*tokens, *driver.tokens(turn)]
@@ -170,13 +206,26 @@ def test_a_file_is_taken_if_it_has_what_the_next_token_sees(
     bench.host.check_integrity([sequence.copies])
 
 
-def test_what_layers_keep_together_is_what_the_longest_memory_needs() -> None:
-    near, far = WindowState(64, 100), WindowState(64, 512)
-    assert window_of([near, far, near]) == 512
-    assert window_of([near, TokenState(64)]) is None
-    assert window_of([near, SharedState(0)]) == 100, "it has no memory of its own"
+def test_layers_with_a_window_are_in_other_blocks_than_those_without() -> None:
+    near, far, full = WindowState(64, 100), WindowState(64, 512), TokenState(64)
+    assert divide([near, far, near]).window == 512
+    assert divide([near, SharedState(0)]).window == 100, "it has no memory of its own"
     for folding in (FoldState(64), FoldState(64, near)):  # what has left a window cannot be gone back to
-        assert window_of([near, folding]) is None
+        assert divide([near, folding]).window is None
     for other in (TokenState(32), FoldState(64, TokenState(32))):
         with pytest.raises(FieldOutOfRange, match="equally many numbers"):
-            window_of([near, other])
+            divide([near, other])
+    mixed = divide([near, full, far, near])
+    assert (mixed.window, mixed.layers, mixed.groups) == (512, 1, (1, 3))
+    assert mixed.places == [(1, 0), (0, 0), (2, 0), (3, 0)]
+
+
+@given(full=st.integers(1, 70), windowed=st.integers(1, 70))
+def test_groups_have_places_for_all_layers_and_few_more(full: int, windowed: int) -> None:
+    division = divide([TokenState(8)] * full + [WindowState(8, 16)] * windowed)
+    assert len(set(division.places)) == full + windowed
+    assert all(0 <= place < division.layers for _, place in division.places)
+    for groups, count in zip(division.groups, (full, windowed), strict=True):
+        assert count <= groups * division.layers <= count * 9 / 8
+    assert {group < division.groups.full for group, _ in division.places[:full]} == {True}
+    assert {group < division.groups.full for group, _ in division.places[full:]} == {False}

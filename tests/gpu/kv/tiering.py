@@ -17,6 +17,7 @@ from app.gpu.kv.placement import Placement
 from app.gpu.kv.tiers import KVTiers
 from app.gpu.state.blocks import BlockPool
 from app.gpu.state.checkpoints import Checkpoint
+from app.gpu.state.layer_state import Groups
 from app.gpu.state.moves import Move, Moved
 from app.gpu.state.sequence import TokenSequence, TurnState
 from tests.gpu.breakpoints.breaking_models import vector
@@ -64,9 +65,12 @@ class Bench:
         borrow: Callable[[int], int] = lend_nothing,
         headroom: Callable[[], int] = lambda: 0,
         window: int | None = None,
+        groups: Groups | None = None,
     ) -> None:
         self.now = 100.0
-        self.device, self.host = (BlockPool(blocks, BLOCK_SIZE, window=window) for blocks in (device, host))
+        self.device, self.host = (
+            BlockPool(blocks, BLOCK_SIZE, window=window, groups=groups) for blocks in (device, host)
+        )
         self.cache = KVCache(self.device, self.host)
         self.tiers = KVTiers(self.cache, BLOCK_BYTES, LAYERS)
         self.placement = Placement(self.tiers, policy, disk, lambda: self.now, borrow)

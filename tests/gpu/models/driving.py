@@ -9,7 +9,7 @@ from torch import Tensor
 from app.gpu.kernels.attention.base import Batch, make_batch, to_rows
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
-from app.gpu.state.layer_state import state_bytes
+from app.gpu.state.layer_state import divide, state_bytes
 from tests.gpu.models.oracle import Expected
 
 BLOCK_SIZE = 4
@@ -24,7 +24,8 @@ class Drive:
         self.sequences = sequences
         self.done = [0] * len(sequences)
         self.states = torch.zeros((len(sequences), state_bytes(stack.states)), dtype=torch.uint8)
-        widths = [-(-len(tokens) // BLOCK_SIZE) for tokens in sequences]
+        self.groups = divide(stack.states).groups.size
+        widths = [-(-len(tokens) // BLOCK_SIZE) * self.groups for tokens in sequences]
         generator = torch.Generator().manual_seed(2)
         blocks = torch.randperm(sum(widths) + 5, generator=generator).tolist()
         self.tables = [[blocks.pop() for _ in range(width)] for width in widths]
@@ -37,7 +38,8 @@ class Drive:
         """The rows (sequence numbers) of a step that takes `step[s]` tokens of sequence s, its batch, its token ids."""
         rows = sorted(step, key=lambda row: step[row] != 1)
         spans = [(self.done[row], step[row]) for row in rows]
-        batch = make_batch(spans, [self.tables[row] for row in rows], BLOCK_SIZE, self.stack.device)
+        tables = [self.tables[row] for row in rows]
+        batch = make_batch(spans, tables, BLOCK_SIZE, self.stack.device, self.groups)
         ids = [self.sequences[row][start : start + count] for row, (start, count) in zip(rows, spans, strict=True)]
         for row in rows:
             self.done[row] += step[row]
@@ -45,7 +47,7 @@ class Drive:
 
     def layer(self, index: int, hidden: Tensor, batch: Batch) -> Tensor:
         """One layer over this drive's pool."""
-        return self.stack.layer(index, hidden, batch, self.pool.layer(index))
+        return self.stack.layer(index, hidden, batch.by_group()[self.pool.group_of[index]], self.pool.layer(index))
 
     def run(self, steps: Sequence[Mapping[int, int]]) -> list[Expected]:
         """Every boundary and the logits of every sequence, over all steps."""

@@ -33,6 +33,7 @@ from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.sampling import Sampled
 from app.gpu.state.blocks import BlockPool
+from app.gpu.state.layer_state import ONE_GROUP, Groups
 from app.gpu.state.segments import Row
 from app.gpu.state.sequence import ActivationRoom
 from app.machine.handover import SocketTable
@@ -76,6 +77,7 @@ class PlanningMachine(RuleBasedStateMachine):
     DRAFT_TOKENS = 0
     POLICY = KVPolicy.NONE
     WINDOW: int | None = None
+    GROUPS = ONE_GROUP
     MAX_LEN = DEVICE_BLOCKS * BLOCK_SIZE
     sessions = Bundle("sessions")
 
@@ -83,7 +85,7 @@ class PlanningMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.pool, self.host = (
-            BlockPool(blocks, BLOCK_SIZE, window=self.WINDOW, step_tokens=MAX_STEP_TOKENS)
+            BlockPool(blocks, BLOCK_SIZE, window=self.WINDOW, step_tokens=MAX_STEP_TOKENS, groups=self.GROUPS)
             for blocks in (self.DEVICE_BLOCKS, self.HOST_BLOCKS)
         )
         cache = KVCache(self.pool, self.host)
@@ -116,7 +118,7 @@ class PlanningMachine(RuleBasedStateMachine):
             refused=(),
             connections=SocketTable(),
         )
-        self.model = KVModel(BLOCK_SIZE, self.WINDOW)
+        self.model = KVModel(BLOCK_SIZE, self.WINDOW, self.GROUPS)
         self.tickets = map(Ticket, itertools.count(1))
         self.names = (SessionId(f"s{i}") for i in itertools.count())
         self.histories: dict[SessionId, list[int]] = {}
@@ -280,12 +282,13 @@ class PlanningMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_session_holds_its_window_and_a_block(self) -> None:
-        window = self.MAX_LEN if self.WINDOW is None else self.WINDOW
-        most = -(-window // BLOCK_SIZE) + 1
+        (full, windowed), window = self.GROUPS, self.MAX_LEN if self.WINDOW is None else self.WINDOW
+        most = windowed * (-(-window // BLOCK_SIZE) + 1)
         for sequence in self.handler.sequences:
             runs = self.scheduler.queue.runs(sequence)  # a step writes to more, and gives them up when it has ended
-            assert runs or len(sequence.held) <= most
-            assert len(sequence.copies) <= most
+            stripes = [len(blocks) // (full + windowed) for blocks in (sequence.blocks, sequence.host_blocks)]
+            assert runs or len(sequence.held) <= full * stripes[0] + most
+            assert len(sequence.copies) <= full * stripes[1] + most
 
     @invariant()
     def histories_agree(self) -> None:
@@ -334,11 +337,22 @@ class WindowMachine(DraftingMachine):
 
     DEVICE_BLOCKS = 8
     WINDOW = 6
+    GROUPS = Groups(0, 1)
     MAX_LEN = 100
     sessions = PlanningMachine.sessions
 
 
-TestWindow = WindowMachine.TestCase
-TestWindow.settings = settings(stateful_step_count=60)
+class MixedMachine(DraftingMachine):
+    """One group of layers sees all tokens, two see a window."""
+
+    DEVICE_BLOCKS = 24
+    WINDOW = 6
+    GROUPS = Groups(1, 2)
+    MAX_LEN = 48
+    sessions = PlanningMachine.sessions
+
+
+TestWindow, TestMixed = WindowMachine.TestCase, MixedMachine.TestCase
+TestWindow.settings = TestMixed.settings = settings(stateful_step_count=60)
 TestDrafting = DraftingMachine.TestCase
 TestDrafting.settings = settings(stateful_step_count=60)

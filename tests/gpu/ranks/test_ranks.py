@@ -6,19 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from app.gpu.ranks.protocol import Run
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId
+from app.gpu.kernels.attention.base import make_batch
 from app.gpu.startup.loader import load_engine
 from app.messages import Export, Fork, Import, Token
 from app.settings import Settings
 from tests.gpu.breakpoints.breaking import BreakDriver
-from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
+from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, make_tiny, prompt
 from tests.gpu.conversations import CROWD, same
 from tests.gpu.oracle import greedy_tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TIERS: dict[str, Any] = {"host_blocks": 100, "policy": KVPolicy.SIGNAL}
+CPU = torch.device("cpu")
 REPORTING = SamplingParams(seed=0, temperature=0, logprobs=2)
 
 
@@ -55,6 +59,33 @@ def test_scales_of_float8_go_with_the_heads_that_they_belong_to(tiny_llama: Tiny
         said.append(driver.tokens(first) + driver.tokens(second))
         engine.close()
     assert said[0] == said[1]
+
+
+def test_ranks_are_told_of_the_blocks_of_every_group_of_layers() -> None:
+    batch = make_batch([(9, 1), (0, 6)], [range(9), range(10, 16)], 4, CPU, groups=3)
+    hidden = torch.arange(7 * 8.0).view(7, 8)
+    run = Run.of(0, 2, hidden, batch)
+    given, found = run.unpack(run.pack(hidden, batch))
+    assert torch.equal(given, hidden)
+    for one, other in zip(batch.by_group(), found.by_group(), strict=True):
+        assert torch.equal(one.slot_blocks, other.slot_blocks)
+        assert torch.equal(one.block_tables, other.block_tables)
+
+
+@pytest.mark.long
+def test_layers_with_a_window_are_cut_as_others_are(tmp_path: Path) -> None:
+    tiny = make_tiny("two-layers-mixed", tmp_path)
+    engine = replace(tiny, ranks=2).engine(**TIERS)
+    driver, start = BreakDriver(engine), prompt(6, 50)
+    session = driver.open()
+    turn = driver.submit(session, start, 5)
+    driver.finish(turn)
+    driver.signal(session, Phase.IO_WAIT)
+    after = driver.submit(session, [7], 6)
+    driver.finish(after)
+    engine.close()
+    assert driver.end(after).usage.tokens_recomputed == 0
+    assert driver.tokens(after) == greedy_tokens(tiny.oracle, [*start, *driver.tokens(turn), 7], 6)
 
 
 def test_parked_and_forked_sessions_compute_nothing_again(two: BreakDriver, tiny_llama: TinyModel) -> None:

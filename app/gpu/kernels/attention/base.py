@@ -6,7 +6,7 @@ later can change it: its bits are the same however a prompt was cut.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -61,26 +61,43 @@ class Batch:
     """`[rows, state bytes]` uint8: what folding layers remember of each row, which they replace, if there are any."""
     token_ids: Tensor | None = None
     """`[tokens]` int64, for layers that look at them. None where a layer is run by itself."""
+    others: tuple[tuple[Tensor, Tensor], ...] = ()
+    """`slot_blocks` and `block_tables` of each group of layers but the first (`layer_state.Groups`)."""
+
+    def by_group(self) -> list["Batch"]:
+        """What layers of each group are called with."""
+        others = (replace(self, slot_blocks=slots, block_tables=tables, others=()) for slots, tables in self.others)
+        return [self, *others]
 
 
 def make_batch(
-    spans: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int, device: torch.device
+    spans: Sequence[tuple[int, int]],
+    tables: Sequence[Sequence[int]],
+    block_size: int,
+    device: torch.device,
+    groups: int = 1,
 ) -> Batch:
     """A batch by itself. `spans[i]` is row i's `(first position, token count)`, `tables[i]` its sequence's blocks."""
-    used = [-(-(first + length) // block_size) for first, length in spans]
+    used = [-(-(first + length) // block_size) * groups for first, length in spans]
     padded = np.zeros((len(spans), max(used)), dtype=np.int32)
     for row, (table, count) in enumerate(zip(tables, used, strict=True)):
         padded[row, :count] = table[:count]
     firsts, lengths = np.array(spans, dtype=np.int64).T
-    return place_batch(firsts, lengths, padded, block_size, put_each(device))
+    return place_batch(firsts, lengths, padded, block_size, put_each(device), groups)
 
 
 def place_batch(
-    firsts: NDArray[np.int64], lengths: NDArray[np.int64], tables: NDArray[np.int32], block_size: int, put: Put
+    firsts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    tables: NDArray[np.int32],
+    block_size: int,
+    put: Put,
+    groups: int = 1,
 ) -> Batch:
     """Describe rows to the layers, in arrays that `put` takes to the device. Row i has `lengths[i]` tokens from
-    position `firsts[i]` on; its blocks are the first of `tables[i]`. Rows of one token must come first. Built in NumPy:
-    for so few numbers, waking PyTorch's threads costs more than the work.
+    position `firsts[i]` on; `tables[i]` are the blocks of its sequence, one for each of the `groups` of layers in turn,
+    and whatever follows them. Rows of one token must come first. Built in NumPy: for so few numbers, waking PyTorch's
+    threads costs more than the work.
     """
     starts = np.cumsum(lengths) - lengths
     contexts = firsts + lengths
@@ -91,16 +108,21 @@ def place_batch(
     row_of_token = np.repeat(np.arange(len(lengths)), lengths)
     positions = np.arange(lengths.sum()) + (firsts - starts)[row_of_token]
     prompt_starts = np.append(starts[decodes:], len(positions)) - decodes
-    slot_blocks = tables[row_of_token, positions // block_size].astype(np.int64)
+    stripes, ends = positions // block_size * groups, width * groups
+    placed = [
+        (put(tables[row_of_token, stripes + group].astype(np.int64)), put(tables[:, group:ends:groups]))
+        for group in range(groups)
+    ]
     return Batch(
         rows=tuple(map(RowShape, starts.tolist(), lengths.tolist(), contexts.tolist())),
         decodes=decodes,
         positions=put(positions),
-        slot_blocks=put(slot_blocks),
+        slot_blocks=placed[0][0],
         slot_offsets=put(positions % block_size),
-        block_tables=put(tables[:, :width]),
+        block_tables=placed[0][1],
         contexts=put(contexts.astype(np.int32)),
         prompt_starts=put(prompt_starts.astype(np.int32)) if len(prompt_starts) > 1 else None,
+        others=tuple(placed[1:]),
     )
 
 
