@@ -1,7 +1,7 @@
 """The answers of `/v1/messages`, whole and streamed."""
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -17,6 +17,7 @@ from app.tools.thinking import Seal
 from app.web.errors import messages_error_body, visible_error
 from app.web.sse import sse_event
 from app.wire.base import event_of, fixed, list_of, shape, union_of
+from app.wire.calls import DJINN
 from app.wire.turns import is_none
 
 Event = dict[str, Any]
@@ -80,24 +81,25 @@ class MessageWriter:
 
     def __init__(
         self,
-        model: str,
+        made: Mapping[str, Any],
         prompt_tokens: int,
         answer: Answer,
         *,
         on_calls: Callable[[Sequence[str]], None],
-        seal: Seal | None = None,
-        shows_thoughts: bool = True,
-        thinks: bool = False,
+        seal: Seal,
+        shows_thoughts: bool,
+        thinks: bool,
     ) -> None:
-        """`on_calls` is told the tools that the answer has called, before its last events. `thinks`: the model does,
-        and `seal` signs its thoughts, which are in the signature alone unless the call `shows_thoughts`.
+        """`made` are fields of the message: its `model`, and what is told of its prompt. `on_calls` is told the tools
+        that the answer has called, before its last events. `thinks`: the model does, and `seal` signs its thoughts,
+        which are in the signature alone unless the call `shows_thoughts`.
         """
-        self._seal = seal or Seal()
+        self._seal = seal
         self._shows_thoughts = shows_thoughts
         self._thinks = thinks
         self._thoughts: list[str] = []
         """Those of the block that is open."""
-        self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
+        self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", **made}
         self._prompt_tokens = prompt_tokens
         self._answer = answer
         self._on_calls = on_calls
@@ -245,6 +247,7 @@ MessageAnswer = shape(
         "content": [AnswerBlock],
         "stop_reason": StopReason,
         "stop_sequence": str | None,
+        **DJINN,
     },
 )
 TokenCount = shape("TokenCount", "The tokens of a prompt.", {"input_tokens": int})
@@ -283,6 +286,7 @@ BegunMessage = shape(
         "content": (list_of(TextAnswer), Field(max_length=0)),
         "stop_reason": None,
         "stop_sequence": None,
+        **DJINN,
     },
 )
 MessageStart = shape(

@@ -11,8 +11,9 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.text.tokenizer import CharacterLimit, TextLimit, Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse, check_parameters
+from app.tools.replay import Chat, ChatPrompt
 from app.tools.support import ToolSupport
-from app.tools.thinking import Opening, Seal, Wish
+from app.tools.thinking import Seal, Wish
 from app.wire.base import MAX_COUNT, LongList, TextOrList, WireModel, by_tag, type_of
 from app.wire.calls import CallBody
 from app.wire.extras import ANTHROPIC, DOCUMENT_LEFT_OUT, IMAGE_LEFT_OUT, OpenBody
@@ -129,29 +130,28 @@ class ToolResultBlock(OpenBody):
         return f"Error: {text_of(self.content)}" if self.is_error else text_of(self.content)
 
 
-class ThinkingBlock(OpenBody):
-    """What the model thought. The prompt leaves it out if the chat template does."""
-
-    type: Literal["thinking"]
+class Thoughts(OpenBody):
+    """What the model thought, in any of the fields that blocks of thinking have."""
 
     def text(self, seal: Seal) -> str:
         """The thoughts. An empty `thinking` has them in the `signature`."""
         extras = self.model_extra or {}
-        shown, signature = extras.get("thinking"), extras.get("signature")
+        shown = extras.get("thinking")
         if isinstance(shown, str) and shown:
             return shown
-        return (seal.open(signature) if isinstance(signature, str) else None) or ""
+        return seal.open(extras.get("signature")) or seal.open(extras.get("data")) or ""
 
 
-class RedactedThinkingBlock(OpenBody):
+class ThinkingBlock(Thoughts):
+    """What the model thought. The prompt leaves it out if the chat template does."""
+
+    type: Literal["thinking"]
+
+
+class RedactedThinkingBlock(Thoughts):
     """What a model thought, encrypted: the prompt leaves it out unless this server has sealed it."""
 
     type: Literal["redacted_thinking"]
-
-    def text(self, seal: Seal) -> str:
-        """The thoughts."""
-        data = (self.model_extra or {}).get("data")
-        return (seal.open(data) if isinstance(data, str) else None) or ""
 
 
 OF_THOUGHTS = frozenset(f"{ANTHROPIC}.messages.content.{name}" for name in ("thinking", "signature", "data"))
@@ -194,8 +194,6 @@ def text_of(content: str | Iterable[TextBlock | FileBlock | ToolReferenceBlock])
 
 ID_PREFIX = "toolu_"
 """Begins the ids of calls. Chat templates read the rest, whose length some of them check."""
-
-Chat = list[dict[str, Any]]
 
 
 class SystemInput(OpenBody):
@@ -245,9 +243,7 @@ class AssistantInput(OpenBody):
             return
         texts = [block for block in self.content if isinstance(block, TextBlock)]
         calls = [_call(block) for block in self.content if isinstance(block, ToolUseBlock)]
-        thoughts = [
-            block.text(seal) for block in self.content if isinstance(block, ThinkingBlock | RedactedThinkingBlock)
-        ]
+        thoughts = [block.text(seal) for block in self.content if isinstance(block, Thoughts)]
         thought = "\n".join(filter(None, thoughts))
         yield {
             "role": "assistant",
@@ -474,16 +470,15 @@ class MessagesBody(CallBody, PromptFields):
         return self.thinking is None or self.thinking.display != "omitted"
 
 
-def prompt_tokens(
+def message_prompt(
     body: PromptFields,
     tokens: Tokens,
     support: ToolSupport,
     seal: Seal,
     variables: Mapping[str, Any],
     limit: TextLimit | CharacterLimit | None = None,
-) -> tuple[list[int], Opening]:
-    """The conversation in the model's own template, with its tools and those variables, and how that leaves the turn.
-    `seal` opens its thoughts.
+) -> ChatPrompt:
+    """The conversation in the model's own template, with its tools and those variables. `seal` opens its thoughts.
 
     Raises `FieldOutOfRange` if the last message cannot be continued or the tools do not fit together, and
     `MalformedRequest` if the template rejects the messages, and `ContextTooLong` if they are certainly too long.
@@ -492,14 +487,17 @@ def prompt_tokens(
     continues = body.messages[-1].role == "assistant"
     if continues:
         _check_continued(chat, f"messages.{len(body.messages) - 1}.content")
-    text = support.chat_text(
-        chat,
-        body.to_tool_use().tools,
-        add_generation_prompt=not continues,
-        continue_final_message=continues,
-        variables=variables,
-    )
-    return tokens.encode(text, add_special_tokens=False, limit=limit), support.opening(text)
+    tools = body.to_tool_use().tools
+    options: Any = {"add_generation_prompt": not continues, "continue_final_message": continues, "variables": variables}
+
+    def encode(text: str) -> list[int]:
+        return tokens.encode(text, add_special_tokens=False, limit=limit)
+
+    def encode_again(changed: Chat) -> list[int]:
+        return encode(support.chat_text(changed, tools, **options))
+
+    text = support.chat_text(chat, tools, **options)
+    return ChatPrompt(chat, tools, encode_again, encode(text), support.opening(text))
 
 
 def _check_continued(chat: Chat, field: str) -> None:

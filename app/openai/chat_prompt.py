@@ -1,7 +1,6 @@
 """From the messages of a chat to its tokens, and which of their fields the chat template leaves out."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -10,8 +9,8 @@ from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.openai.chat import ROLE_TAGS
 from app.text.tokenizer import CharacterLimit, TextLimit, Tokens
 from app.tools.definitions import Tool
+from app.tools.replay import Chat, ChatPrompt
 from app.tools.support import ToolSupport
-from app.tools.thinking import Opening
 
 MAX_CHECKED = 8
 """Roles, and fields, of a chat that are tried one by one: each costs a rendering of the chat."""
@@ -21,18 +20,7 @@ ALWAYS_TAKEN = {
 }
 STAND_INS = ("user", "assistant", "system")
 
-Chat = list[dict[str, Any]]
 Render = Callable[[Chat], str]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """The tokens of a chat. `left_out` are the paths of the fields that make no difference to them."""
-
-    token_ids: list[int]
-    left_out: Iterator[str]
-    opening: Opening
-    """How it leaves the model's turn."""
 
 
 def chat_prompt(
@@ -71,7 +59,12 @@ def chat_prompt(
         for name in message
         if (message["role"], name) in left_out
     )
-    return ChatPrompt(tokens.encode(text, add_special_tokens=False, limit=limit), paths, support.opening(text))
+
+    def encode(chat: Chat) -> list[int]:
+        return tokens.encode(render(chat), add_special_tokens=False, limit=limit)
+
+    token_ids = tokens.encode(text, add_special_tokens=False, limit=limit)
+    return ChatPrompt(chat, tools, encode, token_ids, support.opening(text), paths)
 
 
 def _text(chat: Chat, render: Render) -> str | None:

@@ -11,7 +11,6 @@ from pydantic import BaseModel, Field
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import SamplingParams, SessionState, TurnUsage
-from app.openai.chat_prompt import Chat
 from app.openai.response_input import ResponseBody
 from app.openai.response_items import (
     AnyItem,
@@ -40,7 +39,10 @@ from app.openai.response_items import (
 from app.openai.response_tools import HostedTool
 from app.sessions.session import Session
 from app.sessions.table import has_expired
+from app.tools.replay import Chat
+from app.wire.calls import Djinn
 from app.wire.extras import OpenBody, bare
+from app.wire.turns import is_none
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -121,6 +123,7 @@ class ResponseObject(BaseModel):
     usage: ResponseUsage | None = None
     user: str | None
     metadata: dict[str, str]
+    djinn: Djinn | None = Field(None, exclude_if=is_none, description="if a history was not kept to its end")
 
     @classmethod
     def begin(cls, body: ResponseBody, sampling: SamplingParams, id: str, created_at: int) -> ResponseObject:

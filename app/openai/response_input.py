@@ -1,6 +1,7 @@
 """What a call of `/v1/responses` brings."""
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
@@ -38,7 +39,15 @@ from app.openai.response_items import (
     ThoughtPart,
     new_id,
 )
-from app.openai.response_tools import HostedTool, ResponseTool, ResponseToolChoice, check_grammars, response_tool_use
+from app.openai.response_tools import (
+    HostedTool,
+    OfferedTool,
+    ResponseTool,
+    ResponseToolChoice,
+    check_grammars,
+    offered_tools,
+    response_tool_use,
+)
 from app.tools.definitions import ToolUse
 from app.tools.support import ToolSupport
 from app.tools.thinking import Seal, Wish
@@ -195,9 +204,8 @@ class ReasoningBody(OpenBody):
     def to_item(self, seal: Seal) -> ReasoningItem | None:
         """The item; None: it holds no thoughts that this server can read."""
         extras = self.model_extra or {}
-        sealed = extras.get("encrypted_content")
-        opened = seal.open(sealed) if isinstance(sealed, str) else None
-        text = opened or _texts_of(extras.get("content")) or _texts_of(extras.get("summary"))
+        sealed, shown = extras.get("encrypted_content"), (extras.get("content"), extras.get("summary"))
+        text = seal.open(sealed) or next(filter(None, map(_texts_of, shown)), "")
         given = extras.get("id")
         id = given if isinstance(given, str) and given.isascii() and 0 < len(given) <= MAX_ID else new_id("rs")
         return ReasoningItem(id=id, content=[ThoughtPart(text=text)]) if text else None
@@ -439,7 +447,12 @@ class ResponseBody(CallBody):
 
     def to_tool_use(self) -> ToolUse:
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
-        return response_tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
+        return response_tool_use(self.tools, self.offered, self.tool_choice, parallel=self.parallel_tool_calls)
+
+    @cached_property
+    def offered(self) -> list[OfferedTool]:
+        """The tools as the model sees them. Raises `FieldOutOfRange`."""
+        return offered_tools(self.tools)
 
     @property
     def token_limit(self) -> int | None:

@@ -278,7 +278,9 @@ class OfferedTool:
                     return LocalShellCallItem(**head, action=bare(LocalShellAction.model_validate(found)))
                 case "apply_patch":
                     operation = bare(PatchOperation.model_validate(found))
-                    return ApplyPatchCallItem(call_id=made.call_id, operation=operation)
+                    patch = ApplyPatchCallItem(call_id=made.call_id, operation=operation)
+                    # The API knows no incomplete one.
+                    return patch if status == "completed" else patch.model_copy(update={"status": "in_progress"})
         return made.model_copy(update={"name": self.name or self.type, "status": status})
 
 
@@ -328,12 +330,15 @@ def offered_tools(tools: Iterable[ResponseTool]) -> list[OfferedTool]:
 
 
 def response_tool_use(
-    tools: Sequence[ResponseTool], choice: str | ToolChosen | AllowedToolsChosen | None, *, parallel: bool
+    tools: Sequence[ResponseTool],
+    offered: Sequence[OfferedTool],
+    choice: str | ToolChosen | AllowedToolsChosen | None,
+    *,
+    parallel: bool,
 ) -> ToolUse:
-    """What a turn may do with the tools. Raises `FieldOutOfRange` if the fields do not fit together, and for a choice
-    that demands a tool which is not there, or which only the API's own servers run.
+    """What a turn may do with the tools, as they are `offered`. Raises `FieldOutOfRange` if the fields do not fit
+    together, and for a choice that demands a tool which is not there, or which only the API's own servers run.
     """
-    offered = offered_tools(tools)
     seen = [each.tool for each in offered]
     match choice:
         case None:

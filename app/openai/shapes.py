@@ -7,6 +7,7 @@ from pydantic import Field
 from app.openai.response import ResponseObject
 from app.openai.response_items import OutputItem, OutputTextPart, SummaryPart, ThoughtPart
 from app.wire.base import ErrorBody, chunk_event, event_of, fixed, list_of, shape, union_of
+from app.wire.calls import DJINN
 from app.wire.sessions import Metadata
 from app.wire.turns import is_none
 
@@ -95,6 +96,7 @@ ChatCompletion = shape(
         "choices": [ChatChoice],
         "usage": Usage,
         "metadata": Metadata | None,
+        **DJINN,
     },
 )
 
@@ -131,7 +133,7 @@ ChatChunkChoice = shape(
 ChatCompletionChunk = shape(
     "ChatCompletionChunk",
     "A piece of a streamed chat.",
-    {**CHUNK_HEAD, "object": "chat.completion.chunk", "choices": [ChatChunkChoice]},
+    {**CHUNK_HEAD, **DJINN, "object": "chat.completion.chunk", "choices": [ChatChunkChoice]},
 )
 ChatCompletionEvent = chunk_event(
     "ChatCompletionEvent",

@@ -19,10 +19,18 @@ from app.anthropic.messages import (
     MessagesBody,
     MessagesQuery,
     PromptFields,
-    prompt_tokens,
+    message_prompt,
 )
 from app.openai.models import tokenized_limit
-from app.routers.api_calls import BOUND_HEADERS, IGNORED_DESCRIPTION, ApiCallDep, IgnoredDep, OpenAIRoute, check_model
+from app.routers.api_calls import (
+    BOUND_HEADERS,
+    IGNORED_DESCRIPTION,
+    ApiCallDep,
+    IgnoredDep,
+    OpenAIRoute,
+    check_model,
+    told_of,
+)
 from app.routers.dependencies import OwnerDep, ServicesDep
 from app.text.tokenizer import TextLimit
 from app.tools.support import ToolSupport
@@ -63,15 +71,14 @@ async def create_message(
     limit, variables = TextLimit("messages", services.info.max_model_len), heeded.variables
     side_work = services.side_work
     seal = support.seal.of(call.owner)
-    prompt, opening = await side_work.run(
-        call.owner, prompt_tokens, body, services.tokens, support, seal, variables, limit
-    )
-    starting = call.start(body, [prompt], use, user=body.user, opening=opening, budget=heeded.budget)
-    choices = await unless_disconnected(request, starting)
+    prompt = await side_work.run(call.owner, message_prompt, body, services.tokens, support, seal, variables, limit)
+    prompt = await call.go_on(body, prompt)
+    options: Any = {"user": body.user, "opening": prompt.opening, "budget": heeded.budget}
+    choices = await unless_disconnected(request, call.start(body, [prompt.token_ids], use, **options))
     writer = MessageWriter(
-        services.info.name,
-        len(prompt),
-        support.answer(use, has_form=body.to_grammar() is not None, opening=opening),
+        {"model": services.info.name, **told_of(prompt)},
+        len(prompt.token_ids),
+        support.answer(use, has_form=body.to_grammar() is not None, opening=prompt.opening),
         on_calls=call.wait_for_tools,
         seal=seal,
         shows_thoughts=body.shows_thoughts,
@@ -102,10 +109,8 @@ async def count_message_tokens(
     check_model(services, body.model)
     limit = tokenized_limit("messages", services.info.max_model_len)
     seal = support.seal.of(owner)
-    prompt, _ = await services.side_work.run(
-        owner, prompt_tokens, body, services.tokens, support, seal, variables, limit
-    )
-    return {"input_tokens": len(prompt)}
+    prompt = await services.side_work.run(owner, message_prompt, body, services.tokens, support, seal, variables, limit)
+    return {"input_tokens": len(prompt.token_ids)}
 
 
 def _heed(body: PromptFields, ignored: IgnoredFields, support: ToolSupport) -> Heeded:

@@ -1,7 +1,8 @@
 """What the routes of other APIs share: the call, its session, its refusals, and its one way to the engine."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,17 +13,28 @@ from fastapi import Depends, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers
 
-from app.domain.errors import BadRequest, DjinnError, FieldOutOfRange, UnknownModel
-from app.domain.values import MAX_NAME
+from app.domain.errors import (
+    BadRequest,
+    ContextTooLong,
+    DjinnError,
+    FieldOutOfRange,
+    MalformedRequest,
+    Moved,
+    Moving,
+    UnknownModel,
+)
+from app.domain.values import MAX_NAME, common_prefix
 from app.engine_process.turn import Turn
 from app.openai.choices import Choices, OpenSession
 from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, ServicesDep, errors
 from app.sessions.keyed import KeyedRequest
-from app.sessions.session import Session
+from app.sessions.session import UNNAMED, Session
 from app.sessions.table import holding
 from app.sessions.turns import TurnRequest
 from app.settings import Settings
+from app.text.generation import begun_character
 from app.tools.definitions import ToolUse
+from app.tools.replay import ChatPrompt, go_on
 from app.tools.support import turn_grammar
 from app.tools.thinking import Opening
 from app.web.bodies import JsonRoute
@@ -196,10 +208,13 @@ class ApiCall:
         await turns.compile_grammar(self.owner, sampling, body.min_tokens, self.cleanup)
         eos = services.tokens.eos_token_ids | support.ends
         stops = [body.to_stop_rule(max_tokens=room, eos_token_ids=eos) for room in rooms]
-        text = replace(body.to_text_rule(), shown=support.shown(use) if body.has_chat else frozenset())
+        rule = replace(body.to_text_rule(), shown=support.shown(use) if body.has_chat else frozenset())
+        texts = [
+            replace(rule, begun=begun_character(services.tokens, prompt)) if body.echoes else rule for prompt in prompts
+        ]
         return [
             TurnRequest(prompt, sampling, stop, text, replace=True, pausable=False, param=prompt_field, **options)
-            for prompt, stop in zip(prompts, stops, strict=True)
+            for prompt, stop, text in zip(prompts, stops, texts, strict=True)
         ]
 
     async def start(
@@ -235,6 +250,32 @@ class ApiCall:
             undo.pop_all()
         self._turn = None if self._session is None else self._session.turn
         return choices
+
+    async def go_on(self, body: CallBody, prompt: ChatPrompt, session: Session | None = None) -> ChatPrompt:
+        """The prompt in the tokens of the history that it continues, as far as both mean the same. `session` has that
+        history; None: the named session, or one that the call may be bound to by its prompt.
+
+        The prompt stays as it is if the context has no room for it with the thoughts of the history.
+        """
+        services = self.services
+        if session is None and self.session_name is not None:
+            with suppress(Moved, Moving):  # which `start` raises
+                session = services.bound_sessions.find(self.owner, self.session_name)
+            sessions = [] if session is None else [session]
+        elif session is None:
+            sessions = alike(services.sessions.table, self.owner, prompt.token_ids)
+        else:
+            sessions = [session]
+        pasts = [each.past for each in sessions if each.usage.answers]
+        if not pasts:
+            return prompt
+        tokens, support = services.tokens, services.tool_support
+        try:
+            found = await services.side_work.run(self.owner, go_on, prompt, pasts, tokens, support)
+            services.sessions.turns.room(len(found.token_ids), body.token_limit)
+        except (ContextTooLong, MalformedRequest):
+            return prompt
+        return found
 
     async def meet_busy(self, prompts: Sequence[Sequence[int]]) -> None:
         """Handle a call that names a session whose turn is under way. A call that continues the session's history waits
@@ -345,3 +386,34 @@ def generation_responses(event: Any) -> dict[int | str, dict[str, Any]]:
             "content": {EventStream.media_type: {"schema": component(event)}},
         },
     }
+
+
+OPENED_TOKENS = 16
+"""Tokens that a prompt may have at its end to open the model's thoughts, which later prompts may leave out."""
+MOST_ALIKE = 4
+"""Histories that a call without a name is compared with."""
+LAST_TOKENS = 32
+"""Tokens before the first answer that are compared first: prompts of a key often begin alike, and seldom end alike."""
+
+
+def alike(sessions: Iterable[Session], owner: str | None, prompt: Sequence[int]) -> list[Session]:
+    """The owner's sessions without a name whose first answer was to a beginning of the prompt, those first whose
+    histories have most in common with it.
+    """
+    tokens = array("I", prompt)
+    found: list[tuple[int, Session]] = []
+    for session in sessions:
+        if session.name != UNNAMED or session.owner != owner or session.busy or not session.usage.answers:
+            continue
+        start = max(0, session.usage.answers[0] - OPENED_TOKENS)
+        last = slice(max(0, start - LAST_TOKENS), start)
+        if tokens[last] == session.history[last] and tokens[:start] == session.history[:start]:
+            found.append((common_prefix(tokens, session.history), session))
+    found.sort(key=lambda each: each[0], reverse=True)
+    return [session for _, session in found[:MOST_ALIKE]]
+
+
+def told_of(prompt: ChatPrompt) -> dict[str, Any]:
+    """The field of an answer that says why its prompt does not go on from the whole history of its session."""
+    because = prompt.recomputed_because
+    return {} if because is None else {"djinn": {"recomputed_because": because}}

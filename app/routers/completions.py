@@ -34,8 +34,10 @@ from app.routers.api_calls import (
     check_model,
     generation_responses,
     openai_errors,
+    told_of,
 )
 from app.routers.dependencies import OwnerDep, Services, ServicesDep
+from app.text.generation import Detokenizer, begun_character
 from app.text.tokenizer import TextLimit, Tokens
 from app.tools.thinking import Wish
 from app.web.sse import EventStream, unless_disconnected
@@ -71,6 +73,7 @@ async def create_chat_completion(request: Request, body: ChatBody, call: ApiCall
         limit=limit,
     )
     ignored.add(prompt.left_out)
+    prompt = await call.go_on(body, prompt)
     options: Any = {"user": body.user, "opening": prompt.opening, "budget": heeded.budget}
     starting = call.start(body, [prompt.token_ids], use, n=body.n, **options)
     choices = await unless_disconnected(request, starting)
@@ -81,7 +84,7 @@ async def create_chat_completion(request: Request, body: ChatBody, call: ApiCall
         thinks=support.thinking is not None,
         on_calls=call.wait_for_tools,
     )
-    head = head_of("chatcmpl", services.info)
+    head = head_of("chatcmpl", services.info) | told_of(prompt)
     if body.stream:
         head["object"], lengths = "chat.completion.chunk", [len(prompt.token_ids)]
         events = stream(aiter(choices), writer, head, n=body.n, prompt_tokens=lengths, options=body.shown_usage)
@@ -142,7 +145,10 @@ def _encode(prompts: Sequence[str | list[int]], tokens: Tokens, info: ModelInfo)
             encoded.append(Echo(prompt, tuple(tokens.encode(prompt, add_special_tokens=True, limit=limit))))
         else:
             check_token_ids(prompt, info.vocab_size, param=field)
-            encoded.append(Echo(tokens.decode(prompt), tuple(prompt)))
+            # A character that the prompt only begins comes with the answer, which completes it.
+            is_whole = not begun_character(tokens, prompt)
+            text = tokens.decode(prompt) if is_whole else Detokenizer(tokens, after_text=False).push(prompt)
+            encoded.append(Echo(text, tuple(prompt)))
     return encoded
 
 

@@ -9,13 +9,12 @@ from app.domain.errors import Draining, FieldOutOfRange, MalformedRequest, Moved
 from app.domain.homes import new_response_id
 from app.domain.values import FinishReason
 from app.messages import TurnFinished
-from app.openai.chat_prompt import ChatPrompt, chat_prompt
+from app.openai.chat_prompt import chat_prompt
 from app.openai.response import Conversation, ResponseObject, StoredResponse, check_calls, to_chat
 from app.openai.response_events import Event, ResponseWriter
 from app.openai.response_input import ENCRYPTED, ResponseBody
 from app.openai.response_items import AnyItem
 from app.openai.response_store import UnstoredConversation
-from app.openai.response_tools import offered_tools
 from app.routers.api_calls import ApiCall, check_model
 from app.routers.dependencies import Services
 from app.sessions.named import IDLE_TTL_S
@@ -25,6 +24,8 @@ from app.text.generation import TextChunk, TurnReader
 from app.text.tokenizer import TextLimit
 from app.tools.definitions import ToolUse
 from app.tools.reader import Answer
+from app.tools.replay import ChatPrompt
+from app.wire.calls import Djinn
 from app.wire.extras import IgnoredFields
 
 
@@ -137,12 +138,15 @@ async def start_response(
     use = body.to_tool_use()
     items, variables = [*before, *new], heeded.variables
     prompt = await services.side_work.run(call.owner, _prompt, services, body, items, use, variables)
+    prompt = await call.go_on(body, prompt, None if previous is None else previous.conversation.session)
     (request,) = await call.requests(
         body, [prompt.token_ids], use, opening=prompt.opening, budget=heeded.budget, keyed=call.keyed
     )
     await call.meet_busy([prompt.token_ids])
     response_id = new_response_id(services.settings.replica)
     response = ResponseObject.begin(body, request.sampling, response_id, int(time.time()))
+    if prompt.recomputed_because is not None:
+        response.djinn = Djinn(recomputed_because=prompt.recomputed_because)
     if call.keyed is not None:
         call.keyed.response = response_id
     # From here on nothing waits, so no other call takes the session. A refused call closes none.
@@ -161,7 +165,7 @@ async def start_response(
         response,
         services.tokens,
         answer,
-        {each.tool.name: each for each in offered_tools(body.tools)},
+        {each.tool.name: each for each in body.offered},
         generates=body.generate,
         as_summary=body.reasoning is not None and body.reasoning.summary is not None,
         seal=seal if ENCRYPTED in body.include else None,

@@ -247,6 +247,7 @@ def record_of(session: Session) -> SessionRecord:
 
 def session_of(record: SessionRecord, history: array[int], steering: Steering) -> Session:
     """The session again, idle."""
+    usage = msgspec.json.decode(record.usage, type=SessionUsage)
     return Session(
         id=record.id,
         owner=record.owner,
@@ -261,7 +262,8 @@ def session_of(record: SessionRecord, history: array[int], steering: Steering) -
         if record.forked_from is None or record.forked_tokens is None
         else ForkPoint(record.forked_from, record.forked_tokens),
         namespace=record.namespace,
-        usage=msgspec.json.decode(record.usage, type=SessionUsage),
+        usage=usage,
+        prompt_tokens=next((start for start in usage.answers[-1:] if start < len(history)), 0),
         history=history,
         breakpoints={each.id: each for each in steering.breakpoints},
         interventions=steering.interventions,

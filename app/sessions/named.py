@@ -81,9 +81,6 @@ class BoundSessions:
         A client sends back a reply as text, whose tokens may differ from those that were generated. So a prompt
         continues a history if it has all that the last turn began with, and half of its reply. A prompt that is just
         what the last turn began with asks for another reply in its place.
-
-        After a restart the server does not know where a session's last turn began: such a session is not found before
-        its next turn.
         """
         tokens = array("I", prompt)
         found, longest = None, 0

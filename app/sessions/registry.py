@@ -211,6 +211,7 @@ class SessionRegistry:
         child = Session(self.new_id(), session.owner, dict(session.metadata), session.ttl_s, forked_from=origin)
         child.namespace = session.namespace
         child.history, child.uncounted = session.history[:], session.uncounted
+        child.usage.answers = session.usage.answers[:]
         child.breakpoints, child.interventions = dict(session.breakpoints), session.interventions
         if (place := session.paused_place) is not None:
             await self.turns.fork_paused(session, child, place, self.opening(child))

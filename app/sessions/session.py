@@ -13,7 +13,16 @@ from app.domain.activations import CheckpointInfo
 from app.domain.breakpoints import Action, Breakpoint, Intervention, OnTimeout
 from app.domain.errors import Moving, WrongState
 from app.domain.memory_map import SessionMemory
-from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionState, TokenLogprobs, TurnUsage
+from app.domain.values import (
+    ForkPoint,
+    Phase,
+    Residency,
+    SessionId,
+    SessionState,
+    TokenLogprobs,
+    TurnUsage,
+    common_prefix,
+)
 from app.engine_process.turn import Turn
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.sessions.keyed import KeyedRequest
@@ -25,7 +34,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SessionUsage:
-    """Totals over the session's turns in tokens, and where the last one's time to its first token went.
+    """Totals over the session's turns in tokens, where the last one's time to its first token went, and where in the
+    history the model's answers begin.
 
     `restore_ms` went by while KV came back to the device, `queue_ms` is any other wait.
     """
@@ -39,6 +49,8 @@ class SessionUsage:
     prefill_ms: float = 0.0
     last: TurnUsage | None = None
     """Of the last turn that has ended."""
+    answers: list[int] = field(default_factory=list)
+    """Positions in the history, of the first answer and the last others."""
 
     def add(self, turn: TurnUsage) -> None:
         """Count one more turn."""
@@ -47,6 +59,11 @@ class SessionUsage:
         self.completion_tokens += turn.completion_tokens
         self.tokens_recomputed += turn.tokens_recomputed
         self.last = turn
+
+    def note_answer(self, start: int, unchanged: int) -> None:
+        """An answer begins at `start` now. Of the history before, the first `unchanged` tokens are still there."""
+        before = [each for each in self.answers if each <= unchanged and each < start]
+        self.answers = [*before[:1], *before[1:][-MAX_ANSWERS:], start]
 
     def take_back(self, tokens: int) -> None:
         """Do not count the last `tokens` tokens that the last turn has generated."""
@@ -101,6 +118,9 @@ UNNAMED = ""
 """The name of every session that a call without a name opened. No header can say it."""
 OF_RESPONSES = "\n"
 """The name of every session that was opened for kept responses. No header can say it either."""
+
+MAX_ANSWERS = 512
+"""Whose places are known of a session: each turn journals them."""
 
 TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     SessionState.IDLE: frozenset({SessionState.QUEUED, SessionState.CLOSED}),
@@ -262,6 +282,12 @@ class Session:
         return _until(len(self.settled_history), self.interventions)
 
     @property
+    def past(self) -> tuple[array[int], list[int]]:
+        """What a chat may go on from, and where the model's answers in it begin."""
+        history = self.history[: self.prompt_tokens if self.busy else None]
+        return history, [start for start in self.usage.answers if start < len(history)]
+
+    @property
     def expires_at(self) -> float | None:
         """When the session closes by itself; None while a turn is in it, while it leaves, or without a `ttl_s`."""
         if self.ttl_s is None or self.busy or self.leaving:
@@ -382,6 +408,8 @@ class Session:
                 if event.interventions is not None:
                     self.interventions = event.interventions
                 self._generated = event.usage.completion_tokens
+                if len(self.history) > self.prompt_tokens:
+                    self.usage.note_answer(self.prompt_tokens, common_prefix(self._before_turn, self.history))
                 self.move(SessionState.IDLE)
                 if self._keep is not None:
                     self._drop_generated(self._keep)

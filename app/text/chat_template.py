@@ -22,7 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which messages carry reasoning; templates read the first or the second."""
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Variables that are not the caller's."""
@@ -76,7 +76,7 @@ class ChatTemplate:
 def _normal(message: Mapping[str, Any]) -> dict[str, Any]:
     """A copy without what is null, with its reasoning under each name that templates read."""
     given = {name: value for name, value in message.items() if value is not None}
-    reasoning = next((given[name] for name in _REASONING if name in given), None)
+    reasoning = next((given[name] for name in REASONING if name in given), None)
     return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
 
 

@@ -12,6 +12,9 @@ from app.engine_process.turn import TokenRun, Turn
 from app.messages import Paused, PromptScored, Started, TurnFinished
 from app.text.tokenizer import Tokens
 
+MAX_BEGUN = 3
+"""Bytes of UTF-8 of a character that lacks its last one."""
+
 
 class Detokenizer:
     """The text of one turn, piece by piece, without special tokens but those that are `shown`.
@@ -22,11 +25,14 @@ class Detokenizer:
     `after_text` keeps a leading space that the decoders of SentencePiece models take from the start of a text.
     """
 
-    def __init__(self, tokens: Tokens, *, after_text: bool, shown: frozenset[int] = frozenset()) -> None:
-        """`after_text` says whether the tokens go on from text before them."""
+    def __init__(
+        self, tokens: Tokens, *, after_text: bool, shown: frozenset[int] = frozenset(), begun: bytes = b""
+    ) -> None:
+        """`after_text` says whether the tokens go on from text before them, which has `begun` a character."""
         self._tokens = tokens
         self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder.decode(begun)
         self._drop_space = tokens.drops_first_space and not after_text
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -46,6 +52,19 @@ class Detokenizer:
             self._drop_space = False
             return text.removeprefix(" ")
         return text
+
+
+def begun_character(tokens: Tokens, token_ids: Sequence[int]) -> bytes:
+    """The bytes at the end of a text that are the beginning of a character."""
+    end = b""
+    for token_id in reversed(token_ids):
+        end = tokens.text_bytes(token_id) + end
+        if len(end) >= MAX_BEGUN:
+            break
+    reading = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    reading.decode(end)
+    begun, _ = reading.getstate()
+    return begun
 
 
 def whole_pieces(tokens: Tokens, token_ids: Sequence[int]) -> list[str]:
@@ -130,6 +149,8 @@ class TextRule:
     """Alternatives to keep of each token; None: no log-probabilities are kept."""
     shown: frozenset[int] = frozenset()
     """Special tokens that are part of the text."""
+    begun: bytes = b""
+    """Of a character that the prompt begins and the text completes."""
 
 
 class TurnReader:
@@ -171,7 +192,7 @@ class TurnReader:
         self._on_stop = on_stop
         self._settled = settled
         self._text: list[str] = []
-        self._detokenizer = Detokenizer(tokens, after_text=True, shown=rule.shown)
+        self._detokenizer = Detokenizer(tokens, after_text=True, shown=rule.shown, begun=rule.begun)
         self._matcher = StopMatcher(rule.stop)
         self._reading = asyncio.Lock()
         self._end: Paused | TurnFinished | None = None

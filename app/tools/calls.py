@@ -199,7 +199,7 @@ class CallReader(TextReader):
         self._ends = 0
         """How many have been found within it."""
         self._in_call = False
-        self._unclaimed = ""
+        self._unclaimed: list[str] = []
         """What begins calls, and has led to none yet: it is content if none follows."""
         self._is_quoted = False
         self._speech = Speech()
@@ -250,7 +250,7 @@ class CallReader(TextReader):
                 self._in_call, self._held, self._ends = True, [], 0
             elif marker == self._opening:
                 yield from self._give_back("")
-                self._unclaimed = marker
+                self._unclaimed = [marker]
             elif not self.calls:
                 yield from self._give_back(marker)
 
@@ -264,7 +264,7 @@ class CallReader(TextReader):
         if calls is None:
             yield from self._give_back(f"{self._form.begin}{text}{end}")
             return
-        self._unclaimed = ""
+        self._unclaimed.clear()
         self._speech.drop_space()
         for name, arguments in calls:
             self.calls += 1
@@ -275,13 +275,14 @@ class CallReader(TextReader):
         if not text:
             return
         if self._unclaimed and not text.strip():
-            self._unclaimed += text
+            self._unclaimed.append(text)
             return
         yield from self._give_back(text)
 
     def _give_back(self, text: str) -> Iterator[Piece]:
         """Go on with content, which what has led to no call is too."""
-        text, self._unclaimed = self._unclaimed + text, ""
+        text = "".join([*self._unclaimed, text])
+        self._unclaimed.clear()
         self._has_said = self._has_said or bool(text.strip())
         self._is_quoted = text.endswith(QUOTE) if text else self._is_quoted
         yield from self._speech.say(text)

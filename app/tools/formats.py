@@ -263,11 +263,6 @@ _SIGNS: tuple[tuple[str, ToolFormat], ...] = (
 """What the source of a chat template has where a family writes so; the first that fits."""
 
 
-def find_format(chat_template: str | None) -> ToolFormat:
-    """The format of calls that the source of a chat template shows."""
-    return next((form for sign, form in _SIGNS if chat_template and re.search(sign, chat_template)), HERMES)
-
-
 @dataclass(frozen=True, slots=True)
 class Thinking:
     """How a family thinks before it answers: `open` THOUGHTS `end` `answer` ANSWER."""
@@ -299,32 +294,15 @@ THINKING = (
 """Most models, Magistral, Gemma 4, Seed-OSS, Command A and Kimi-VL."""
 
 
-def find_thinking(chat_template: str | None) -> Thinking | None:
-    """How a model thinks, as the source of its chat template shows; None: it does not."""
-    signs = ((each, "<|channel|>" if each is HARMONY_THINKING else each.end) for each in THINKING)
-    return next((each for each, sign in signs if chat_template and sign in chat_template), None)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatFormat:
-    """How one model talks."""
-
-    tools: ToolFormat
-    thinking: Thinking | None = None
-
-    @property
-    def name(self) -> str:
-        """Such as `hermes`, `hermes+think`, `harmony`."""
-        alike = self.thinking is None or self.thinking.name == self.tools.name
-        return self.tools.name if self.thinking is None or alike else f"{self.tools.name}+{self.thinking.name}"
-
-
-def find_chat_format(chat_template: str | None, named: str | None = None) -> ChatFormat:
-    """The format that is `named`, else the one that the source of a chat template shows. Raises ValueError for an
-    unknown name.
+def find_chat_format(chat_template: str | None, named: str | None = None) -> tuple[ToolFormat, Thinking | None]:
+    """How a model writes calls, and how it thinks; None: it does not. That is as it is `named`, else as the source of a
+    chat template shows. Raises ValueError for an unknown name.
     """
     if named is None:
-        return ChatFormat(find_format(chat_template), find_thinking(chat_template))
+        source = chat_template or ""
+        written = next((form for sign, form in _SIGNS if re.search(sign, source)), HERMES)
+        signs = ((each, "<|channel|>" if each is HARMONY_THINKING else each.end) for each in THINKING)
+        return written, next((each for each, sign in signs if sign in source), None)
     first, _, second = named.partition("+")
     tools = next((each for each in TOOL_FORMATS if each.name == first), None)
     thoughts_name = second or first
@@ -332,4 +310,4 @@ def find_chat_format(chat_template: str | None, named: str | None = None) -> Cha
     if tools is None or (second and thinking is None):
         calls, thoughts = (", ".join(each.name for each in group) for group in (TOOL_FORMATS, THINKING))
         raise ValueError(f"{named!r} is neither one of {calls}, nor one of these with + and one of {thoughts}")
-    return ChatFormat(tools, thinking)
+    return tools, thinking

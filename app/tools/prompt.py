@@ -12,6 +12,15 @@ Message = Mapping[str, Any]
 """A message as chat templates read it; the arguments of its calls are texts, most of them of JSON objects."""
 
 
+def calls_of(message: Message) -> list[dict[str, Any]]:
+    """The calls of a message. What a client has put there in another form is for the template alone."""
+    found: Any = message.get("tool_calls")
+    functions = [each.get("function") for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    texts = [each.get(key) for each in functions if isinstance(each, dict) for key in ("name", "arguments")]
+    has_form = isinstance(found, list) and len(texts) == 2 * len(found) and all(isinstance(each, str) for each in texts)
+    return found if has_form else []
+
+
 def messages_for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages for a template that writes calls itself: arguments become objects where they are JSON objects."""
     return [_with_objects(message) for message in messages]
@@ -37,7 +46,7 @@ def with_instructions(messages: list[dict[str, Any]], tools: Sequence[Tool], for
 def _with_objects(message: Message) -> dict[str, Any]:
     calls = [
         {**call, "function": {**call["function"], "arguments": _as_object(call["function"]["arguments"])}}
-        for call in message.get("tool_calls", ())
+        for call in calls_of(message)
     ]
     return {**message, "tool_calls": calls} if calls else dict(message)
 
@@ -61,7 +70,7 @@ def _as_text(message: Message, form: ToolFormat) -> dict[str, Any]:
         return {"role": "tool", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     calls = [
         form.write(json.dumps(call["function"]["name"]), call["function"]["arguments"] or "{}")
-        for call in message.get("tool_calls", ())
+        for call in calls_of(message)
     ]
     if not calls:
         return dict(message)

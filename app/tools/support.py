@@ -50,12 +50,13 @@ class ToolSupport:
         self._tokens = tokens
         self.seal = Seal(secret)
         try:
-            format = find_chat_format(tokens.chat_template, chat_format)
+            self._form, self.thinking = find_chat_format(tokens.chat_template, chat_format)
+            """How the model thinks; None: it does not."""
         except ValueError as error:
             raise FieldOutOfRange(f"chat_format: {error}", param="chat_format") from None
-        self._form, self.thinking = format.tools, format.thinking
-        """How the model thinks; None: it does not."""
-        self.format_name = format.name
+        names = [self._form.name] if self.thinking is None else [self._form.name, self.thinking.name]
+        self.format_name = "+".join(dict.fromkeys(names))
+        """Such as `hermes`, `hermes+think`, `harmony`."""
         self._template: ResponseTemplate | None = None
         if (declared := tokens.response_template) is not None and chat_format is None:
             from transformers.utils.chat_parsing.response_templates import load_response_template
@@ -91,6 +92,14 @@ class ToolSupport:
         """Tokens that end a turn, whatever the checkpoint says."""
         found = map(self._tokens.added_id, ("<|call|>", "<|return|>") if self._form is HARMONY else ())
         return frozenset(each for each in found if each is not None)
+
+    @cached_property
+    def ends_of_messages(self) -> frozenset[int]:
+        """The special token by which the chat template ends a message of the model, if it does."""
+        said = {"role": "assistant", "content": _PROBE_THOUGHT}
+        text = self._probe([_PROBE_CHAT[0], said], add_generation_prompt=False)
+        _, _, after = text.partition(_PROBE_THOUGHT)
+        return frozenset(self._tokens.encode(after, add_special_tokens=False)[:1]) & self._tokens.special_ids
 
     def check_format(self) -> None:
         """Warn of a chat template that writes calls in a form in which no answer is read."""

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import Any, Self
 
 from app.tools.formats import HARMONY_THINKING, Thinking
-from app.tools.reader import AnswerReader, Content, Piece, Reasoning, undecided
+from app.tools.reader import AnswerReader, Content, Piece, Reasoning, Speech, undecided
 
 
 class Opening(Enum):
@@ -113,8 +113,9 @@ class ThoughtReader:
         """Bytes of UTF-8 that have been."""
         self._end = 0
         """Those up to the end of the thoughts."""
-        self._space = ""
-        """White space that is one of the thoughts if more of them follow."""
+        self._space: list[str] = []
+        """White space where thoughts or the answer may begin."""
+        self._thoughts = Speech()
         self._has_thought = False
         self.content_start: int | None = None
 
@@ -141,48 +142,48 @@ class ThoughtReader:
             if self._state is _State.THINKING:
                 place = self._text.find(self._form.end)
                 if place < 0:
-                    yield from self._think(len(self._text) - undecided(self._text, self._form.end))
+                    yield from self._think(self._take(len(self._text) - undecided(self._text, self._form.end)))
                     return
-                yield from self._think(place)
+                yield from self._think(self._take(place))
                 self._take(len(self._form.end))
                 self._state, self._end, self._is_open = _State.BEFORE, self._taken, False
-                self._space = "\n" if self._has_thought else ""
+                self._thoughts.drop_space()
+                if self._has_thought:
+                    yield from self._think("\n")
                 continue
             text = self._text.lstrip()
+            if not self._end:
+                self._space.append(self._text[: len(self._text) - len(text)])
+            self._take(len(self._text) - len(text))
             if not text or (self._form.open.startswith(text) and text != self._form.open):
                 return
             if text.startswith(self._form.open):  # some repeat it where the prompt has it
-                self._take(len(self._text) - len(text) + len(self._form.open))
+                self._take(len(self._form.open))
                 self._state = _State.THINKING
             elif self._is_open:
                 self._state = _State.THINKING
             else:
                 self._state = _State.AFTER
-                said = text if self._end else self._text
-                self._take(len(self._text) - len(said))
-                self.content_start = self._taken
-                yield from self._pass(said)
+                space = "".join(self._space)
+                self.content_start = self._taken - len(space.encode())
+                yield from self._pass(space + self._text)
+            self._space.clear()
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
         if self._state is _State.THINKING or (self._state is _State.BEFORE and self._is_open):
             self._state = _State.THINKING
             if not cut:
-                yield from self._think(len(self._text))
-        elif self._state is _State.BEFORE and not (cut and self._text.strip()):
-            yield from self._pass(self._text.lstrip() if self._end else self._text)
+                yield from self._think(self._take(len(self._text)))
+        elif self._state is _State.BEFORE and not (cut and self._text):
+            yield from self._pass("".join([*self._space, self._text]))
         if self._answer is not None:
             yield from self._answer.finish(cut=cut)
 
-    def _think(self, length: int) -> Iterator[Piece]:
-        """Take the next thoughts, without white space around all of them."""
-        text = self._space + self._take(length)
-        if not self._has_thought:
-            text = text.lstrip()
-        said = text.rstrip()
-        self._space = text[len(said) :]
-        if said:
+    def _think(self, text: str) -> Iterator[Piece]:
+        """The next thoughts, without white space around all of them."""
+        for said in self._thoughts.say(text if self._has_thought else text.lstrip()):
             self._has_thought = True
-            yield Reasoning(said)
+            yield Reasoning(said.text)
 
     def _pass(self, text: str) -> Iterator[Piece]:
         if self._answer is not None:
@@ -219,10 +220,10 @@ class Seal:
         hidden = self._cipher(nonce, text.encode(errors="surrogatepass"))
         return urlsafe_b64encode(nonce + self._tag(nonce + hidden) + hidden).decode()
 
-    def open(self, sealed: str) -> str | None:
-        """The text that was sealed; None: by another server, or it is not as it was."""
+    def open(self, sealed: object) -> str | None:
+        """The text that was sealed, as a client sends it back; None: by another server, or it is not as it was."""
         try:
-            data = urlsafe_b64decode(sealed)
+            data = urlsafe_b64decode(sealed) if isinstance(sealed, str) else b""
         except ValueError:
             return None
         nonce, tag, hidden = data[:NONCE_BYTES], data[NONCE_BYTES:][:TAG_BYTES], data[NONCE_BYTES + TAG_BYTES :]

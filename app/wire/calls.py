@@ -1,13 +1,26 @@
 """What a call of OpenAI's or Anthropic's API asks of its turns, in whichever fields it says so."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, Field
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.tools.definitions import ToolUse
 from app.tools.support import form_without_effect
 from app.wire.extras import OpenBody
-from app.wire.turns import SamplingFields
+from app.wire.turns import SamplingFields, is_none
+
+
+class Djinn(BaseModel):
+    """What only this server tells of an answer."""
+
+    recomputed_because: str = Field(description="where the prompt first differs from the session's history")
+
+
+DJINN: dict[str, Any] = {
+    "djinn": (Djinn | None, Field(None, exclude_if=is_none, description="if a history was not kept to its end"))
+}
 
 
 class CallBody(SamplingFields, OpenBody):

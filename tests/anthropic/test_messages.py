@@ -12,12 +12,13 @@ import jsonschema
 import pytest
 
 from app.anthropic.answers import MessageWriter, collect
-from app.anthropic.messages import Chat, CountTokensBody, chat_of
+from app.anthropic.messages import CountTokensBody, chat_of
 from app.domain.values import FinishReason, Ticket, TurnUsage
 from app.messages import TurnFinished
 from app.text.generation import TextChunk
 from app.tools.formats import HERMES
 from app.tools.reader import Answer, FamilyReader
+from app.tools.replay import Chat
 from app.tools.thinking import Seal
 from tests.anthropic.conftest import ASK, MODEL, prompt_of, text_of
 from tests.conftest import ServeWith
@@ -345,7 +346,8 @@ async def test_an_input_may_have_an_integer_of_any_length() -> None:
         for item in (TextChunk(written), TurnFinished(Ticket(1), FinishReason.STOP, TurnUsage(1, 0, 9, 0), 10)):
             yield 0, item
 
-    writer = MessageWriter("tiny", 1, Answer(FamilyReader(HERMES, TOOLS)), on_calls=lambda names: None)
+    told: Any = {"seal": Seal(), "shows_thoughts": True, "thinks": False, "on_calls": lambda names: None}
+    writer = MessageWriter({"model": "tiny"}, 1, Answer(FamilyReader(HERMES, TOOLS)), **told)
     assert json.loads(await collect(items(), writer))["content"][0]["input"] == {"n": 10**40}
 
 

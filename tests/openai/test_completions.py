@@ -93,6 +93,19 @@ def test_a_single_token_can_be_echoed(sdk: Any) -> None:
     assert (answer.choices[0].text, logprobs_of(answer).token_logprobs) == ("A", [None])
 
 
+@pytest.mark.parametrize(("max_tokens", "text"), [(1, "a€"), (0, "a\N{REPLACEMENT CHARACTER}")])
+def test_an_echo_has_a_character_whole_that_the_prompt_begins(sdk: Any, max_tokens: int, text: str) -> None:
+    bias = {"172": 100}  # the last byte of the euro sign
+    asked: Any = {"model": MODEL, "prompt": [97, 226, 130], "max_tokens": max_tokens, "logit_bias": bias, "echo": True}
+    assert sdk.completions.create(**asked).choices[0].text == text
+    assert "".join(chunk.choices[0].text for chunk in sdk.completions.create(**asked, stream=True)) == text
+    [choice] = sdk.completions.create(**asked, logprobs=0).choices
+    assert (choice.text, choice.logprobs.text_offset) == (text, [0, 1, 1, 1][: 3 + max_tokens])
+    if max_tokens:
+        without = sdk.completions.create(**{**asked, "echo": False})
+        assert without.choices[0].text == "\N{REPLACEMENT CHARACTER}"
+
+
 def test_a_stream_is_the_plain_answer_in_pieces(sdk: Any) -> None:
     asked: Any = {"model": MODEL, "prompt": PROMPT, "logprobs": 2, "max_tokens": 12, "seed": 6, "echo": True}
     plain = sdk.completions.create(**asked)

@@ -87,6 +87,13 @@ def test_arguments_that_are_no_object_stay_as_the_model_left_them(arguments: str
     assert f'{{"name": "add", "arguments": {shown}}}' in support(CHATML).chat_text(chat, [ADD])
 
 
+@pytest.mark.parametrize("calls", [5, [3], [{"function": 3}], [{"function": {"name": "f"}}]])
+def test_calls_of_another_form_are_for_the_template_alone(calls: Any) -> None:
+    message = {"role": "user", "content": "x", "tool_calls": calls}
+    assert messages_for_template([message]) == [message]
+    assert "x" in support(CHATML).chat_text([message], [])
+
+
 @pytest.mark.parametrize("template", [CHATML, ALTERNATING])
 def test_another_template_gets_them_as_text(template: str) -> None:
     foreign = support(template)

@@ -69,11 +69,6 @@ def test_calls_come_back_as_they_were_written(form: ToolFormat, calls: Calls, cu
     assert put_together(pieces_of(write(form, *written), form, cuts, tools)) == ("", written)
 
 
-@given(text=st.text(st.sampled_from('<>{}"[] atol_cnme:\n'), max_size=60), cuts=some_cuts)
-def test_how_a_text_is_cut_makes_no_difference(text: str, cuts: list[int]) -> None:
-    assert read(text, HERMES, cuts) == read(text, HERMES)
-
-
 @FORMATS
 @given(text=st.text(st.characters(blacklist_characters="<[{\0"), max_size=40), cuts=some_cuts)
 def test_plain_text_is_content_to_the_last_space(form: ToolFormat, text: str, cuts: list[int]) -> None:

@@ -1,10 +1,12 @@
 """Calls of tools as each API tells them, whole and streamed, wherever the answer is cut."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any, cast
 
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.anthropic.answers import MessageWriter, whole_message
 from app.domain.values import NEUTRAL, FinishReason, Ticket, TurnUsage
@@ -16,11 +18,11 @@ from app.openai.response_input import ResponseBody
 from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
 from app.tools.definitions import ToolMode, ToolUse
-from app.tools.formats import THINKING, TOOL_FORMATS
+from app.tools.formats import HARMONY, THINKING, Thinking, ToolFormat
 from app.tools.reader import Answer
 from app.tools.support import ToolSupport
 from app.tools.thinking import Opening, Seal
-from tests.tools.calls import TOOLS, write
+from tests.tools.calls import ALL_FORMATS, TOOLS, write
 from tests.tools.test_offering import tokens
 
 SEAL = Seal()
@@ -38,7 +40,8 @@ async def tell(new_answer: Callable[[], Answer], text: str, piece: int, *, cut: 
     choice = whole_choice(0, [entry for item in items for entry in await chat.entries(0, item)])
     chosen = choice["message"]
     functions = [call["function"] for call in chosen.get("tool_calls", ())]
-    message = MessageWriter("tiny", 1, new_answer(), on_calls=lambda names: None, seal=SEAL)
+    thoughts: Any = {"seal": SEAL, "shows_thoughts": True, "thinks": True}
+    message = MessageWriter({"model": "tiny"}, 1, new_answer(), on_calls=lambda names: None, **thoughts)
     whole = whole_message([event for item in items for event in message.events(item)])
     kinds = ("text", "tool_use", "thinking")
     says, uses, thinks = ([each for each in whole["content"] if each["type"] == kind] for kind in kinds)
@@ -61,56 +64,63 @@ async def tell(new_answer: Callable[[], Answer], text: str, piece: int, *, cut: 
     ]
 
 
-HARMONY_THOUGHT = "<|channel|>analysis<|message|>Hm: 1 < 2.<|end|><|start|>assistant"
-THOUGHT = "Hm: 1 < 2.\n<tool_call>?"
-TALKS = [
-    ("hermes", "", "Let me look: 1 < 2.\n", '{"text": "l1\nl2 \\"<tool_call>"}'),
-    ("hermes", "", "", json.dumps('{"text": "x"}')),
-    ("mistral", "", "So [1]. ", '{"text": "l1\n"}'),
-    ("llama", "", "", '{"text": "l1\tl2", "n": [1, {}]}'),
-    ("harmony", HARMONY_THOUGHT, "", '{"text": "<l1>", "n": [1, {}]}'),
-    *(
-        (name, "think", "So: ", '{"text": "l1 <l2>", "n": [1, {}]}')
-        for name in ("hermes", "deepseek_v31", "deepseek_v3", "kimi_k2", "lfm2")
-    ),
-    *((name, "think", "So: ", '{"text": "l1 <l2>"}') for name in ("glm", "qwen3_coder", "minimax_m2")),
-    ("mistral_v11", "brackets", "", '{"text": "x"}'),
-    ("gemma4", "gemma4", "Let me: ", '{"text": "x", "n": [1, {}]}'),
-]
+odd_text = st.text(st.sampled_from('ab_ \n<>{}[]"|:`é'), max_size=24)
+some_arguments = st.dictionaries(st.sampled_from("abc"), odd_text | st.integers(), max_size=2).map(json.dumps)
+some_thinking = st.sampled_from([None, *(each for each in THINKING if each.name != "harmony")])
 
 
-@pytest.mark.parametrize(("name", "thinks", "before", "arguments"), TALKS, ids=lambda value: str(value)[:16])
-async def test_wherever_an_answer_is_cut_all_apis_tell_the_same(
-    name: str, thinks: str, before: str, arguments: str
+@ALL_FORMATS
+@given(
+    thinking=some_thinking,
+    texts=st.tuples(odd_text, odd_text, odd_text),
+    calls=st.lists(st.tuples(st.sampled_from(["f", "edit"]), some_arguments), max_size=2),
+    piece=st.integers(1, 9),
+    shares=st.lists(st.floats(0, 1), min_size=3, max_size=3),
+    is_open=st.booleans(),
+)
+def test_wherever_an_answer_is_cut_all_apis_tell_the_same_in_pieces_and_at_once(
+    form: ToolFormat,
+    thinking: Thinking | None,
+    texts: tuple[str, str, str],
+    calls: list[tuple[str, str]],
+    piece: int,
+    shares: list[float],
+    is_open: bool,
 ) -> None:
-    thinking = next((each for each in THINKING if each.name == thinks), None)
-    support = ToolSupport(tokens("{{ messages }}"), f"{name}+{thinks}" if thinking else name)
-    form = next(each for each in TOOL_FORMATS if each.name == name)
+    """A cut at each of the `shares` of its text, as `max_tokens` makes them, tells the beginning of the whole."""
+    thought, before, after = texts
+    if form is HARMONY:
+        thinking = THINKING[0]
+    name = form.name if thinking is None or form is HARMONY else f"{form.name}+{thinking.name}"
+    support = ToolSupport(tokens("{{ messages }}"), name)
     use = ToolUse(tuple(TOOLS), ToolMode.AUTO, frozenset(tool.name for tool in TOOLS))
-    thought = THOUGHT if thinking else "Hm: 1 < 2." if thinks else ""
-    text = f"\n{thought}\n{thinking.end}\n\n" if thinking else thinks
-    is_open = name in ("glm", "deepseek_v31")
-    if thinking and not is_open:
-        text = thinking.open + text
-    text += before + write(form, ("edit", arguments))
-    opening = Opening.OPEN if is_open else Opening.FREE
+    opening = Opening.OPEN if is_open and form is not HARMONY else Opening.FREE
+    text = "" if thinking is None else thinking.open * (opening is Opening.FREE) + thought + thinking.end
+    text += before + (write(form, *calls[: 2 if form.can_repeat else 1]) if calls else "") + after
 
-    def new_answer() -> Answer:
-        return support.answer(use, has_form=False, opening=opening)
+    async def agreed(end: int) -> Any:
+        def new_answer() -> Answer:
+            return support.answer(use, has_form=False, opening=opening)
 
-    for end in range(1, len(text) + 1):
-        told = await tell(new_answer, text[:end], end, cut=end < len(text))
-        assert told == await tell(new_answer, text[:end], 1, cut=end < len(text)), end
+        told = await tell(new_answer, text[:end], piece, cut=end < len(text))
+        assert told == await tell(new_answer, text[:end], max(1, end), cut=end < len(text))
         chat, message, response = told
-        assert before.startswith(chat[0]), end
-        assert thought.startswith(chat[3]), end
         assert chat[0] == message[0] == response[0]
         assert chat[1] == response[1]
-        assert chat[3] == message[3] == response[3]
-        ends = ("length", "max_tokens", "incomplete") if end < len(text) else ("tool_calls", "tool_use", "completed")
-        assert (chat[2], message[2], response[2]) == ends
         assert [name for name, _ in message[1]] == [name for name, _ in chat[1]]
-    assert chat[3] == thought
-    value = json.loads(arguments, strict=False)
-    assert message[1] == [("edit", json.loads(value) if isinstance(value, str) else value)]
-    assert json.loads(chat[1][0][1]) == message[1][0][1]
+        assert chat[3] == message[3] == response[3]
+        if end < len(text):
+            assert (chat[2], message[2], response[2]) == ("length", "max_tokens", "incomplete")
+        else:
+            assert [json.loads(arguments) for _, arguments in chat[1]] == [found for _, found in message[1]]
+        return chat
+
+    async def check() -> None:
+        whole = await agreed(len(text))
+        for share in shares:
+            part = await agreed(round(share * len(text)))
+            assert whole[0].startswith(part[0])
+            assert whole[3].startswith(part[3])
+            assert part[1][:-1] == whole[1][: max(0, len(part[1]) - 1)]
+
+    asyncio.run(check())

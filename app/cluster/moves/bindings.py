@@ -30,6 +30,8 @@ class Binding(msgspec.Struct, frozen=True):
     """Where the session's last turn began."""
     keyed: list[KeyedRecord] = []
     """What requests with an `Idempotency-Key` have done in it."""
+    answers: list[int] = []
+    """Where the model's answers begin in its history."""
 
 
 class Brought:
@@ -45,6 +47,7 @@ class Brought:
         if any((each.session, each.owner) != (session.id, session.owner) for each in binding.keyed):
             raise ValueError("a key is of another session")
         session.prompt_tokens = max(0, min(binding.prompt_tokens, len(session.history)))
+        session.usage.answers = [start for start in binding.answers if 0 < start < len(session.history)]
 
     @property
     def records(self) -> list[ResponseRecord]:
@@ -68,7 +71,8 @@ class Bindings:
             raise TooLarge(f"the session's responses have more than the {MAX_RESPONSE_BYTES} bytes that can move")
         records = await asyncio.to_thread(lambda: [record_of(each) for each in kept])
         sent = [(each.id, each.body) for each in records]
-        return Binding(sent, self._waits.export(session), session.prompt_tokens, self._keyed.of_session(session.id))
+        keyed, answers = self._keyed.of_session(session.id), session.usage.answers
+        return Binding(sent, self._waits.export(session), session.prompt_tokens, keyed, answers)
 
     def let_go(self, session: Session) -> list[str]:
         """Have nothing more of a session that another server has; returns the ids of its responses."""

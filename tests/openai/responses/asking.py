@@ -5,6 +5,8 @@ from typing import Any
 from tests.openai.conftest import MODEL
 
 GREEDY: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 8, "extra_body": {"ignore_eos": True}}
+LETTERS: Any = {**GREEDY, "extra_body": {"structured_outputs": {"regex": "[a-z]{8}"}}}
+"""Asks for text that becomes the same tokens again when a client sends it back."""
 LONG: Any = {"model": MODEL, "input": "x", "extra_body": {"ignore_eos": True}}
 LOOK_UP: Any = {
     "type": "function",

@@ -11,7 +11,7 @@ import pytest
 
 from tests.errors import assert_error
 from tests.openai.conftest import MODEL
-from tests.openai.responses.asking import CALLING, GREEDY, LOOK_UP, output_of
+from tests.openai.responses.asking import CALLING, GREEDY, LETTERS, LOOK_UP, output_of
 from tests.processes import ServerProcess, serve_process
 
 
@@ -21,29 +21,29 @@ def session_of(sdk: Any, **asked: Any) -> tuple[Any, str | None]:
 
 
 def test_the_server_keeps_the_items(sdk: Any) -> None:
-    first, session = session_of(sdk, **GREEDY, input="A question for responses comes first, and it is long.")
-    second, same = session_of(sdk, **GREEDY, input="And the second?", previous_response_id=first.id)
+    first, session = session_of(sdk, **LETTERS, input="A question for responses comes first, and it is long.")
+    second, same = session_of(sdk, **LETTERS, input="And the second?", previous_response_id=first.id)
     assert session == same
     whole: Any = [
         {"role": "user", "content": "A question for responses comes first, and it is long."},
         *[item.model_dump(exclude_none=True) for item in first.output],
         {"role": "user", "content": "And the second?"},
     ]
-    told = sdk.responses.create(**GREEDY, input=whole)
+    told = sdk.responses.create(**LETTERS, input=whole)
     assert (second.output_text, second.usage.input_tokens) == (told.output_text, told.usage and told.usage.input_tokens)
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
     assert second.previous_response_id == first.id
 
 
 def test_a_response_that_is_not_the_latest_goes_on_in_another_session(sdk: Any) -> None:
-    first, session = session_of(sdk, **GREEDY, input="One")
-    second, _ = session_of(sdk, **GREEDY, input="Two", previous_response_id=first.id)
-    branch, other = session_of(sdk, **GREEDY, input="Two", previous_response_id=first.id)
+    first, session = session_of(sdk, **LETTERS, input="One")
+    second, _ = session_of(sdk, **LETTERS, input="Two", previous_response_id=first.id)
+    branch, other = session_of(sdk, **LETTERS, input="Two", previous_response_id=first.id)
     assert session != other
     assert branch.output_text == second.output_text
-    third, there = session_of(sdk, **GREEDY, input="Three", previous_response_id=branch.id)
+    third, there = session_of(sdk, **LETTERS, input="Three", previous_response_id=branch.id)
     assert there == other
-    again, here = session_of(sdk, **GREEDY, input="Three", previous_response_id=second.id)
+    again, here = session_of(sdk, **LETTERS, input="Three", previous_response_id=second.id)
     assert here == session
     items: Any = [
         {"role": "user", "content": "One"},
@@ -51,7 +51,7 @@ def test_a_response_that_is_not_the_latest_goes_on_in_another_session(sdk: Any) 
         {"role": "user", "content": "Two"},
     ]
     assert third.output_text == again.output_text
-    assert sdk.responses.create(**GREEDY, input=items).output_text == second.output_text
+    assert sdk.responses.create(**LETTERS, input=items).output_text == second.output_text
 
 
 def test_instructions_are_of_one_response_only(sdk: Any) -> None:

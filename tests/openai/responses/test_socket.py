@@ -17,7 +17,7 @@ from app.routers.responses_socket import ResponseConnection
 from app.sessions.side_work import Lane, SideWork
 from app.web.bodies import LARGE_BYTES
 from tests.openai.conftest import MODEL
-from tests.openai.responses.asking import CALLING, GREEDY, LONG, LOOK_UP, folded, output_of
+from tests.openai.responses.asking import CALLING, GREEDY, LETTERS, LONG, LOOK_UP, folded, output_of
 from tests.serving import serve
 from tests.waiting import until, wait_until
 
@@ -54,7 +54,7 @@ def test_three_turns_with_a_function(socket: ResponsesConnection, sdk: Any, http
     first = ask(socket, **CALLING, input="Look it up", store=store)[-1].response
     (call,) = first.output
     assert call.type == "function_call"
-    asked: Any = {**GREEDY, "tools": [LOOK_UP], "tool_choice": "none", "store": store}
+    asked: Any = {**LETTERS, "tools": [LOOK_UP], "tool_choice": "none", "store": store}
     second = ask(socket, **asked, input=[output_of(call.call_id)], previous_response_id=first.id)[-1].response
     third = ask(socket, **asked, input="Thanks", previous_response_id=second.id)[-1].response
     assert third.usage.input_tokens_details.cached_tokens >= second.usage.input_tokens

@@ -20,7 +20,7 @@ from app.openai.response_input import ResponseBody
 from app.openai.response_tools import offered_tools
 from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
-from app.tools.formats import HERMES, find_thinking
+from app.tools.formats import HERMES, find_chat_format
 from app.tools.lark import NotRegular, quoted_lark
 from app.tools.reader import Answer, FamilyReader
 from app.tools.thinking import Opening, Seal, ThoughtReader
@@ -67,7 +67,7 @@ def told(
     answer = Answer(reader)
     if thoughts is not None:
         text = f"{thoughts}</think>\n\n{text}"
-        reader = ThoughtReader(cast("Any", find_thinking("</think>")), reader, Opening.OPEN)
+        reader = ThoughtReader(cast("Any", find_chat_format("</think>")[1]), reader, Opening.OPEN)
         answer = Answer(reader, reader)
     response = ResponseObject.begin(body, body.to_params(NEUTRAL), "resp_1", 1)
     writer = ResponseWriter(response, cast("Tokens", None), answer, {each.tool.name: each for each in tools})
@@ -120,6 +120,13 @@ def test_a_call_that_is_cut_is_told_as_far_as_it_came(name: str) -> None:
     said = call["input"] if name == "note" else call["arguments"]
     assert (said[-5:], call["status"], response.status) == ("one t", "incomplete", "incomplete")
     assert events[-1]["type"] == "response.incomplete"
+
+
+def test_a_patch_whose_call_is_cut_is_not_complete() -> None:
+    events, response, _ = told("apply_patch", json.dumps(CREATE), cut=len("}\n</tool_call>"))
+    (call,) = (each.model_dump() for each in response.output)
+    assert (call["type"], call["status"], response.status) == ("apply_patch_call", "in_progress", "incomplete")
+    TypeAdapter(ResponseStreamEvent).validate_json(orjson.dumps(events[-1]))
 
 
 @pytest.mark.parametrize(
