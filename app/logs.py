@@ -34,6 +34,12 @@ def request_id() -> str | None:
     return None if scope is None else scope.get("state", {}).get("request_id")
 
 
+def is_background() -> bool:
+    """Whether the task's request is one of a batch, whose answer nobody waits for."""
+    scope = REQUEST.get()
+    return scope is not None and bool(scope.get("state", {}).get("is_background"))
+
+
 def session_of(scope: Mapping[str, Any] | None, answered: str = "") -> str | None:
     """The session that the request has opened or was bound to, or that its path names. `answered` is the one that the
     answer names.

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.middleware import Middleware
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.cluster import Cluster, Membership
@@ -39,9 +39,12 @@ from app.model_store.tokenizer import read_generation
 from app.openai.response_store import ResponseStore
 from app.routers import (
     anthropic,
+    batches,
     breakpoints,
     checkpoint,
     completions,
+    embeddings,
+    files,
     responses,
     responses_socket,
     sessions,
@@ -49,6 +52,7 @@ from app.routers import (
     turns,
 )
 from app.routers.dependencies import Services
+from app.routers.files import FILES_PATH
 from app.routers.sessions import IMPORT_PATH
 from app.services import running
 from app.sessions.keeper import SessionKeeper
@@ -75,6 +79,7 @@ from app.web.middleware import (
     access_log,
     cross_origin,
 )
+from app.web.multipart import MAX_FORM_BYTES
 from app.web.openapi import DescribedAPI
 from app.wire.turns import SamplingFields
 
@@ -169,7 +174,10 @@ def middleware(
         Middleware(
             BodyLimitMiddleware,
             max_bytes=min(int(settings.max_request_bytes), int(settings.max_bodies_bytes)),
-            routes={("POST", IMPORT_PATH): most_imported},
+            routes={
+                ("POST", IMPORT_PATH): most_imported,
+                ("POST", FILES_PATH): lambda _: int(settings.max_files_bytes) + MAX_FORM_BYTES,
+            },
             budget=body_budget(int(settings.max_bodies_bytes)),
         ),
         Middleware(IdempotencyMiddleware, requests=keyed),
@@ -186,8 +194,11 @@ ROUTERS = (
     breakpoints.vectors_router,
     sessions.files_router,
     completions.router,
+    embeddings.router,
     responses.router,
     responses.kept_router,
+    files.router,
+    batches.router,
     anthropic.router,
     system.router,
     system.page_router,
@@ -357,4 +368,20 @@ def create_app(
     app.state.services = services
     install_error_handlers(app)
     add_routes(app)
+    app.state.inside = _inside(app)
     return app
+
+
+def _inside(app: FastAPI) -> ASGIApp:
+    """The application without what requests pass on their way to it: for those that it makes of itself."""
+    outside, app.user_middleware = app.user_middleware, []
+    try:
+        stack = app.build_middleware_stack()
+    finally:
+        app.user_middleware = outside
+
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = app
+        await stack(scope, receive, send)
+
+    return inside

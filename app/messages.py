@@ -213,6 +213,14 @@ class ClearCaptures(OfSession, frozen=True):
     """Forget all captures. Answered by `Done(None)`."""
 
 
+class PoolCaptures(OfSession, frozen=True):
+    """Answered by `Done(Callable[[], TensorData])`, as `ReadCaptures` is: the mean of all captures, with `normed` after
+    the final norm of each position. Fails as `ActivationsFull` if some found no room, or there are none.
+    """
+
+    normed: bool
+
+
 class ReadCheckpoint(OfSession, frozen=True):
     """Answered by `Done(Activation)`. Fails as `WrongState` unless the session is paused, `FieldOutOfRange` for
     positions that are not in the checkpoint.
@@ -358,11 +366,20 @@ class KeepKV(Ticketed, frozen=True):
 
 ServerCommand = Restored | Inspect | FreeDisk | KeepKV
 SessionCommand = Open | Fork | Rewind | Close | SetPhase | FreeHost | Export | Import | SendKV | ReceiveKV | PublishKV
-BreakpointCommand = Arm | Disarm | ReadCaptures | ClearCaptures | ReadNorms | OpenMap | MapLens | CloseMap | Reinstate
+BreakpointCommand = Arm | Disarm | ReadCaptures | ClearCaptures | PoolCaptures | ReadNorms | Reinstate
+MapCommand = OpenMap | MapLens | CloseMap
 CheckpointCommand = ReadCheckpoint | EditCheckpoint | WriteCheckpoint | Lens | ReadPaused
 PromptCommand = ReceivePrompt | ComputePrompt | SendPrompt
 Command = (
-    Submit | Resume | Cancel | SessionCommand | BreakpointCommand | CheckpointCommand | PromptCommand | ServerCommand
+    Submit
+    | Resume
+    | Cancel
+    | SessionCommand
+    | BreakpointCommand
+    | MapCommand
+    | CheckpointCommand
+    | PromptCommand
+    | ServerCommand
 )
 
 

@@ -37,7 +37,7 @@ async def running(
     room: DiskRoom,
     traces: SpanTraces | None,
     prefill: Prefill | None,
-    _app: FastAPI,
+    app: FastAPI,
 ) -> AsyncIterator[None]:
     """The life of the application: what began last ends first. `restored` are the journal's sessions. `room` is that of
     files beside the journal.
@@ -69,6 +69,9 @@ async def running(
             endless.append(guard_disk(executor, journal, room))  # KV files share the journal's disk
         for work in endless:
             ends.push_async_callback(_end, asyncio.create_task(work))
+        ends.callback(services.files.close)
+        services.batches.start(app.state.inside)
+        ends.push_async_callback(services.batches.close)
         yield
 
 

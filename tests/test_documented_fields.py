@@ -7,6 +7,7 @@ import pytest
 from app.anthropic.messages import CountTokensBody, MessagesBody
 from app.openai.chat import ChatBody
 from app.openai.completions import CompletionBody
+from app.openai.embeddings import EmbeddingBody
 from app.openai.models import DetokenizeBody, TokenizeBody
 from app.openai.response_input import ResponseBody
 from app.wire.extras import ANTHROPIC, UNSUPPORTED, OpenBody
@@ -75,6 +76,7 @@ def test_the_lists_of_reasons_have_every_unsupported_field(page: str, lists: lis
     [
         ("openai", "/tokenize", TokenizeBody),
         ("openai", "/detokenize", DetokenizeBody),
+        ("openai", "/v1/embeddings", EmbeddingBody),
         ("anthropic", "/v1/messages/count_tokens", CountTokensBody),
     ],
 )

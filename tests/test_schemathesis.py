@@ -40,13 +40,21 @@ WITHOUT_FIELDS = (
     "POST /v1/responses/{response_id}/cancel",
     "GET /v1/models",
     "GET /v1/models/{model}",
+    *(f"{each} /v1/files/{{file_id}}" for each in ("GET", "DELETE")),
+    "GET /v1/files/{file_id}/content",
+    "GET /v1/batches/{batch_id}",
+    "POST /v1/batches/{batch_id}/cancel",
 )
 """Requests to them have no field that could be invalid. An id may be unknown."""
 STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 WITH_FIELDS = (
-    *(f"POST {path}" for path in (*STREAMING, "/tokenize", "/detokenize", "/v1/messages/count_tokens")),
+    *(
+        f"POST {path}"
+        for path in (*STREAMING, "/tokenize", "/detokenize", "/v1/embeddings", "/v1/messages/count_tokens")
+    ),
     "GET /v1/responses/{response_id}",
     "GET /v1/responses/{response_id}/input_items",
+    *(f"{each} /v1/{what}" for each in ("GET", "POST") for what in ("files", "batches")),
 )
 TOKENS = 4
 """A generated request may ask for thousands."""
@@ -153,6 +161,15 @@ class Campaign:
         if "response_id" in case.path_parameters:
             asked = {"model": self._model, "input": "x", "max_output_tokens": 1}
             case.path_parameters["response_id"] = self._http.post("/v1/responses", json=asked).json()["id"]
+        form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": ("x", b"x")}}
+        if "file_id" in case.path_parameters:
+            case.path_parameters["file_id"] = self._http.post("/v1/files", **form).json()["id"]
+        if "batch_id" in case.path_parameters or case.operation.path == "/v1/batches":
+            asked = {"endpoint": "/v1/completions", "completion_window": "24h"}
+            asked["input_file_id"] = self._http.post("/v1/files", **form).json()["id"]
+            case.path_parameters["batch_id"] = self._http.post("/v1/batches", json=asked).json()["id"]
+            if isinstance(case.body, dict) and isinstance(case.body.get("input_file_id"), str):
+                case.body["input_file_id"] = asked["input_file_id"]
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
             case.body["model"] = self._model
 
@@ -189,10 +206,12 @@ def test_good_requests_to_the_wires(campaign: Campaign, operation: str) -> None:
     answered = campaign.run(operation, GenerationMode.POSITIVE, share=4)
     if is_streamed:
         answered += campaign.run(operation, GenerationMode.POSITIVE, share=4, streams=True)
-    if operation.endswith("/cancel"):  # the response is over
+    if operation == "POST /v1/responses/{response_id}/cancel":  # it is over
         assert answered.keys() == {(400, "application/json")}
+    elif operation == "POST /v1/batches/{batch_id}/cancel":
+        assert answered.keys() <= {(200, "application/json"), (409, "application/json")}
     else:
-        assert (200, "application/json") in answered
+        assert (200, "application/octet-stream" if operation.endswith("/content") else "application/json") in answered
     assert ((200, "text/event-stream") in answered) is is_streamed
 
 

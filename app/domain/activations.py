@@ -114,6 +114,10 @@ class LensRows:
     token_ids: tuple[int, ...] = ()
 
 
+MAX_CAPTURE_BYTES = 64 << 20
+"""Most bytes of captures that one session may keep in host memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class ActivationNorms:
     """The L2 length of each residual stream of `map`, layer by layer, and its cosine to a vector, if there was one."""

@@ -256,6 +256,10 @@ class LogprobsFull(Busy, code="logprobs_full"):
     """The log-probabilities that turns under way report take as much memory as they may."""
 
 
+class FilesFull(FieldOutOfRange, code="files_full"):
+    """The kept files are as many, or as large, as they may be."""
+
+
 class DiskShort(DjinnError, status=503, code="disk_full"):
     """Not done: the disk has no room for the file."""
 

@@ -226,10 +226,11 @@ VALUES: dict[str, Any] = {
     "NoneType": None,
     "int": int,
     **{each.__name__: each for each in (Activation, ActivationMap, ActivationNorms, Captures, ExportedKV, ImportedKV)},
-    **{each.__name__: each for each in (KeptKV, LensRows, MemoryMap, PausedTurn, ReceivedPrompt, SentKV)},
+    **{each.__name__: each for each in (KeptKV, LensRows, MemoryMap, PausedTurn)},
+    **{each.__name__: each for each in (ReceivedPrompt, SentKV, TensorData)},
 }
 """What a `Done` may carry, by the name of its type."""
-MADE_LATER = ("ActivationNorms", "Captures")
+MADE_LATER = ("ActivationNorms", "Captures", "TensorData")
 """Those that a function returns."""
 
 Plain = Any

@@ -49,6 +49,15 @@ Prompt = Annotated[
 ]
 
 
+def prompts_of(given: Prompt) -> list[str] | list[list[int]]:
+    """The prompts as a list, whichever form they came in."""
+    if isinstance(given, str):
+        return [given]
+    if _prompt_form(given) == "token ids":
+        return [cast("list[int]", given)]
+    return cast("list[str] | list[list[int]]", given)
+
+
 class CompletionBody(GenerationFields):
     """Texts to go on with."""
 
@@ -76,11 +85,7 @@ class CompletionBody(GenerationFields):
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts as a list, whichever form they came in."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if _prompt_form(self.prompt) == "token ids":
-            return [cast("list[int]", self.prompt)]
-        return cast("list[str] | list[list[int]]", self.prompt)
+        return prompts_of(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)

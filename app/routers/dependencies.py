@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 
+from app.batches.files import FileStore
+from app.batches.runner import Batches
 from app.cluster.moves.cluster import Cluster
 from app.domain.errors import WrongRole
 from app.domain.values import ModelInfo, SamplingDefaults
@@ -52,6 +54,8 @@ class Services:
     """None: the server knows of no others."""
     lease: FolderLease | None
     """Of the state folder; None: no other server can have it."""
+    files: FileStore
+    batches: Batches
     events: EventStreams
     started_at: int
     """Unix seconds."""

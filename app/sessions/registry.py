@@ -14,6 +14,7 @@ from app.domain.memory_map import MemoryMap
 from app.domain.values import ForkPoint, Phase, Quotas, Residency, SessionId, SessionState
 from app.engine_process.executor import EngineExecutor
 from app.engine_process.turn import Turn
+from app.logs import is_background
 from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
 from app.sessions.charges import Charges, logprob_budget
 from app.sessions.keeper import SessionKeeper
@@ -36,6 +37,10 @@ SHARE = 0.05
 """Of the engine's time, that all maps together take."""
 LONGEST_REST_S = 1.0
 """A delayed map delays its readers for this long at most."""
+
+
+BACKGROUND = "\n"
+"""The tenant of all requests of batches, whoever owns them. No file of tenants can name it."""
 
 
 class MemoryReads:
@@ -140,7 +145,10 @@ class SessionRegistry:
         """Open an empty session. Raises `TenantLimit`, `SessionLimit` if none gives way, `Draining` during shutdown."""
         self.make_room(owner)
         session = Session(self.new_id(), owner, dict(metadata or {}), ttl_s, name=name, ephemeral=ephemeral)
-        self.executor.post(lambda ticket: Open(ticket, session.id, owner or ""))
+        session.background = ephemeral and is_background()
+        # To the engine, all batches are one tenant, whose turns have its share. Prefixes stay those of the owner.
+        tenant, namespace = (BACKGROUND, owner or "") if session.background else (owner or "", None)
+        self.executor.post(lambda ticket: Open(ticket, session.id, tenant, namespace=namespace))
         self.table.add(session)
         self.keeper.note(session)
         return session

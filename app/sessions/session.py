@@ -181,6 +181,8 @@ class Session:
     name: str | None = None
     """What `X-Session-ID` calls it, `UNNAMED` or `OF_RESPONSES`; None: no such call opened it."""
     ephemeral: bool = False
+    background: bool = False
+    """Whether it was opened for a request of a batch."""
     """Whether it lives for one call only: it is not journaled."""
     forked_from: ForkPoint | None = None
     """None: it was opened empty, or imported."""

@@ -46,6 +46,10 @@ class BusySessions:
         """Whether anybody has turns in the queue or in the engine."""
         return any(map(self.count, self._busy))
 
+    def foreground_runs(self) -> bool:
+        """Whether anybody has turns in the queue or in the engine that are no requests of batches."""
+        return any(each.under_way and not each.background for busy in self._busy.values() for each in busy)
+
     def others_run(self, owner: str | None) -> bool:
         """Whether other owners have turns in the queue or in the engine."""
         return any(self.count(other) for other in self._busy if other != owner)

@@ -31,6 +31,7 @@ from app.messages import (
     Lens,
     MapLens,
     OpenMap,
+    PoolCaptures,
     ReadCaptures,
     ReadCheckpoint,
     ReadNorms,
@@ -158,6 +159,15 @@ class Whitebox:
     async def captures(self, session: Session) -> Captures:
         """What `capture` breakpoints have recorded."""
         read: Callable[[], Captures] = await self._executor.call(lambda ticket: ReadCaptures(ticket, session.id))
+        return await asyncio.to_thread(read)
+
+    async def pool_captures(self, session: Session, *, normed: bool) -> TensorData:
+        """The mean of what has been recorded, float32 `[hidden_size]`, with `normed` after the final norm of each
+        position. Raises `ActivationsFull` if some of it found no room.
+        """
+        read: Callable[[], TensorData] = await self._executor.call(
+            lambda ticket: PoolCaptures(ticket, session.id, normed)
+        )
         return await asyncio.to_thread(read)
 
     async def clear_captures(self, session: Session) -> None:

@@ -95,6 +95,9 @@ class LimitSettings(BaseModel):
     )
     max_import_bytes: ByteSize = Field(ByteSize(8 << 30), description="largest session file to import")
     max_spool_bytes: ByteSize = Field(ByteSize(16 << 30), description="disk for all exports and imports in flight")
+    max_files_bytes: ByteSize = Field(
+        ByteSize(16 << 30), description="disk for all files of /v1/files, with the results of batches"
+    )
     max_logprobs_bytes: ByteSize = Field(
         ByteSize(1 << 30), description="memory for the log-probabilities of all turns in flight"
     )

@@ -236,6 +236,10 @@ class Metrics:
         self.moved = labelled(
             "djinn_sessions_moved", "Sessions that have gone to another server, by why", "reason", MoveReason, own
         )
+        self.batch_requests = labelled(
+            "djinn_batch_requests", "Requests of batches that are done", "outcome", ("completed", "failed"), own
+        )
+        self.files_bytes = Gauge("djinn_files_bytes", "Bytes of kept files, and of those being written", registry=own)
         self.event_streams = Gauge("djinn_event_streams", "Open streams of /v1/events", registry=own)
         self.connections = ConnectionMetrics(own)
         self.prompts = PromptMetrics(own)

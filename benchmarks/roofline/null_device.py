@@ -105,6 +105,9 @@ class NullStack:
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         return hidden
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        return hidden
+
     def head(self, hidden: Tensor) -> Tensor:
         return torch.ones(len(hidden), self.vocab_size)
 

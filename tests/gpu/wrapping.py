@@ -22,5 +22,8 @@ class WrappedStack:
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         return self._stack.layer(index, hidden, batch, kv)
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        return self._stack.normed(hidden)
+
     def head(self, hidden: Tensor) -> Tensor:
         return self._stack.head(hidden)

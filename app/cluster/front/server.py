@@ -34,12 +34,13 @@ from app.web.bodies import BodyLimitMiddleware, body_budget
 from app.web.connections import Caps, Connection
 from app.web.errors import error_response
 from app.web.middleware import HostMiddleware, RequestMiddleware, cross_origin
+from app.web.multipart import MAX_FORM_BYTES
 from app.web.openapi import is_open
 from app.web.server import ANSWERS_S, Hangups, ListeningServer
 
 logger = logging.getLogger(__name__)
 
-IMPORT = ("POST", "/v1/sessions/import")
+IMPORT, UPLOAD = ("POST", "/v1/sessions/import"), ("POST", "/v1/files")
 
 
 class Front:
@@ -135,11 +136,11 @@ def _guarded(
     door: ASGIApp, settings: Settings, tenant_of: Callable[[Headers], str | None], living: Callable[[], Any]
 ) -> ASGIApp:
     """The door behind what each request passes, as replicas have it, and with a life of its own."""
-    most = int(settings.max_import_bytes)
+    most, most_kept = int(settings.max_import_bytes), int(settings.max_files_bytes) + MAX_FORM_BYTES
     app: ASGIApp = BodyLimitMiddleware(
         door,
         max_bytes=min(int(settings.max_request_bytes), int(settings.max_bodies_bytes)),
-        routes={IMPORT: lambda scope: most},
+        routes={IMPORT: lambda scope: most, UPLOAD: lambda scope: most_kept},
         budget=body_budget(int(settings.max_bodies_bytes)),
     )
     app = KeyGate(app, tenant_of, settings.cors_origins)

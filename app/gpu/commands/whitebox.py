@@ -24,7 +24,7 @@ from app.domain.activations import (
     PausedTurn,
 )
 from app.domain.breakpoints import Action, Edit, EditOp, Intervention, Positions, TensorData
-from app.domain.errors import FieldOutOfRange, WrongState
+from app.domain.errors import ActivationsFull, FieldOutOfRange, WrongState
 from app.gpu.kv.placement import Placement
 from app.gpu.planning.turns import Match
 from app.gpu.state.checkpoints import Captured, Cell, Checkpoint, Rows, StoredTensor, join_cells, kept_rows
@@ -34,6 +34,8 @@ from app.gpu.state.sequence import ActivationRoom, TokenSequence, TurnState
 
 Predict = Callable[[Sequence[Rows], int], list[list[tuple[int, float]]]]
 """For each of the rows, the most likely tokens after the final norm and the head."""
+Mean = Callable[[Sequence[Rows], bool], Callable[[], TensorData]]
+"""A function for any thread that gives the mean of the rows, with True after the final norm of each."""
 Handler = Callable[[TokenSequence, Any], object]
 """Carries out a command on its session; returns what `Done` answers."""
 
@@ -45,12 +47,14 @@ class Whitebox:
         self,
         placement: Placement,
         predict: Predict,
+        mean: Mean,
         store: Callable[[TensorData], StoredTensor],
         match: Match,
         activations: ActivationRoom,
     ) -> None:
         self._placement = placement
         self._predict = predict
+        self._mean = mean
         self._store = store
         self._match = match
         self._activations = activations
@@ -63,6 +67,7 @@ class Whitebox:
             messages.Disarm: disarm,
             messages.ReadCaptures: read_captures,
             messages.ClearCaptures: self._clear_captures,
+            messages.PoolCaptures: self._pool_captures,
             messages.ReadCheckpoint: read_activation,
             messages.EditCheckpoint: edit_checkpoint,
             messages.WriteCheckpoint: write_checkpoint,
@@ -91,6 +96,16 @@ class Whitebox:
         began = time.perf_counter()
         rows = self._predict(join_cells(sequence.map[command.first : command.end]), command.top_k)
         return LensRows(tuple(map(tuple, rows)), time.perf_counter() - began)
+
+    def _pool_captures(self, sequence: TokenSequence, command: messages.PoolCaptures) -> Callable[[], TensorData]:
+        """A function for any thread that gives the mean of all that has been captured. Raises `ActivationsFull` if some
+        of it found no room.
+        """
+        captures = sequence.captures
+        if captures.dropped or not captures.records:
+            raise ActivationsFull("captures have no room in max_activation_bytes now", retry_after_s=1)
+        rows = [(each.hidden, 0, len(each.positions)) for each in captures.records]
+        return self._mean(rows, command.normed)
 
     def _clear_captures(self, sequence: TokenSequence, command: messages.ClearCaptures) -> None:
         """Forget what has been captured."""

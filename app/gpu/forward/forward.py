@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import accumulate, islice
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from app.domain.breakpoints import TensorData
 from app.domain.memory_map import StepCounts
 from app.gpu.device.hardware import is_out_of_memory
 from app.gpu.device.streams import DeviceStreams, Download, Put, Staging
@@ -71,16 +72,36 @@ class Runner:
         """Final norm and head on rows of residual streams (the logit lens; nostalgebraist, 2020): token ids with
         natural-log probabilities, best first. Waits for the device.
         """
+        logits, download = self.stack.head(self._load(parts)), Download(self._streams)
+        best = log_probabilities(logits).topk(top_k)
+        values, ids = download.fetch(best.values), download.fetch(best.indices)
+        download.finish().synchronize()
+        return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
+
+    @torch.inference_mode()
+    def mean(self, parts: Sequence[Rows], normed: bool) -> Callable[[], TensorData]:
+        """A function for any thread that waits for the mean of rows of residual streams, float32 `[hidden_size]`, with
+        `normed` after the final norm of each.
+        """
+        hidden, download = self._load(parts), Download(self._streams)
+        found = download.fetch((self.stack.normed(hidden) if normed else hidden).float().mean(0))
+        done = download.finish()
+
+        def read() -> TensorData:
+            done.synchronize()
+            return TensorData("float32", tuple(found.shape), found.numpy().tobytes())
+
+        return read
+
+    def _load(self, parts: Sequence[Rows]) -> Tensor:
+        """The rows of residual streams on the device, `[rows, hidden_size]`."""
         shape = (sum(end - first for _, first, end in parts), self.stack.hidden_size)
         hidden, begin = torch.empty(shape, dtype=self.stack.dtype, device=self.stack.device), 0
         for stored, first, end in parts:
             assert isinstance(stored, HostTensor)
             stored.load(hidden[begin : begin + end - first], first)
             begin += end - first
-        best, download = log_probabilities(self.stack.head(hidden)).topk(top_k), Download(self._streams)
-        values, ids = download.fetch(best.values), download.fetch(best.indices)
-        download.finish().synchronize()
-        return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
+        return hidden
 
     def close(self) -> None:
         """Join the thread of grammars' masks; no step is launched afterwards."""

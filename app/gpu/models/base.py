@@ -51,6 +51,12 @@ class LayerStack(Protocol):
         """
         ...
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The final norm alone, of `[rows, hidden_size]`: of the last layer's output it makes what Transformers calls
+        `hidden_states[num_layers]`.
+        """
+        ...
+
     def head(self, hidden: Tensor) -> Tensor:
         """Final norm and output projection: `[rows, hidden_size]` to float32 logits `[rows, vocab_size]`."""
         ...

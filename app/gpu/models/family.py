@@ -161,9 +161,12 @@ class OwnStack:
         with self._weights.using(index):
             return self._layers[index](hidden, batch, kv)
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def normed(self, hidden: Tensor) -> Tensor:
         with self._weights.using(self.num_layers):
-            normed = self._norm(hidden)
+            return self._norm(hidden)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        normed = self.normed(hidden)
         width, end = sum(chunk.out_features for chunk in self._output), 0
         logits = torch.empty(hidden.shape[0], width, dtype=torch.float32, device=hidden.device)
         for index, chunk in enumerate(self._output, self.num_layers + 1):

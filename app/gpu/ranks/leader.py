@@ -278,7 +278,7 @@ class LeadingStack:
         self.kv_heads, self.head_dim, self.max_model_len = stack.kv_heads, stack.head_dim, stack.max_model_len
         self.states = stack.states
         self.dtype, self.device, self.parameter_bytes = stack.dtype, stack.device, stack.parameter_bytes
-        self.embed, self.layer = stack.embed, stack.layer
+        self.embed, self.layer, self.normed = stack.embed, stack.layer, stack.normed
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._ranks.run(hidden.contiguous(), lambda: self._stack.head(hidden), "head", len(hidden))

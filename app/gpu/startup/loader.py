@@ -103,7 +103,7 @@ def build_engine(
     activations = ActivationRoom(settings.max_activation_bytes)
     turns = Turns(scheduler, limit, grammars.match, activations)
     to_host = partial(HostTensor.of, streams=loaded.streams)
-    whitebox = Whitebox(scheduler.placement, runner.predict, to_host, grammars.match, activations)
+    whitebox = Whitebox(scheduler.placement, runner.predict, runner.mean, to_host, grammars.match, activations)
     mover = KVMover(kv.host, kv.identity, kv.disk)
     saved, refused = find_files(kv.disk)
     handler = CommandHandler(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from app.domain.activations import CheckpointInfo, ResumeCost
+from app.domain.activations import MAX_CAPTURE_BYTES, CheckpointInfo, ResumeCost
 from app.domain.breakpoints import Edit, Pass, TensorData
 
 
@@ -102,10 +102,6 @@ class Captured:
     token_ids: tuple[int, ...]
     hidden: StoredTensor
     current_to: int = sys.maxsize
-
-
-MAX_CAPTURE_BYTES = 64 << 20
-"""Most bytes of captures that one session may keep in host memory."""
 
 
 @dataclass(slots=True)

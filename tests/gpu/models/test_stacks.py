@@ -77,6 +77,12 @@ def test_prefill_agrees_with_transformers(pair: Pair, chunks: list[int]) -> None
     assert_agrees(found, expect(pair.oracle, tokens))
 
 
+def test_the_final_norm_alone_gives_transformers_last_hidden_state(pair: Pair) -> None:
+    tokens = sequence(9)
+    expected = pair.oracle.get_decoder()(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
+    torch.testing.assert_close(pair.stack.normed(expect(pair.oracle, tokens).boundaries[-1]), expected)
+
+
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
 def test_kv_of_a_smaller_type_is_that_of_a_cache_that_rounds(pair: Pair, kv_dtype: torch.dtype) -> None:
     """In every part of a prompt and after it, the keys and values of a step's own tokens included."""

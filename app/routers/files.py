@@ -1,0 +1,134 @@
+"""`/v1/files`: uploaded in pieces, listed, read, deleted."""
+
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import FileResponse
+from pydantic import ValidationError
+
+from app.batches.files import DeletedFile, FileFields, FileList, FileObject, FilesQuery
+from app.domain.errors import FieldOutOfRange, TooLarge
+from app.routers.api_calls import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors
+from app.routers.dependencies import OwnerDep, ServicesDep
+from app.web.bodies import FILE, OCTET_STREAM, body_chunks
+from app.web.errors import describe_body
+from app.web.multipart import FormPart, form_parts
+
+FILES_PATH = "/v1/files"
+MAX_VALUE = 1024
+"""Bytes of a field of the form that is no file."""
+MAX_FILENAME = 512
+
+router = APIRouter(prefix=FILES_PATH, tags=["openai"], route_class=OpenAIRoute)
+ERRORS: dict[int | str, dict[str, Any]] = {**openai_errors(404), 200: {"headers": IGNORED_DESCRIPTION}}
+FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": ["batch", "user_data"]},
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post("", operation_id="createFile", responses={**ERRORS, **openai_errors(503)}, openapi_extra=FORM)
+async def create_file(request: Request, services: ServicesDep, owner: OwnerDep, ignored: IgnoredDep) -> FileObject:
+    """Keep a file, which comes in a form. It is written to disk while it comes."""
+    fields: dict[str, bytes] = {}
+    filename, part = None, None
+    async with services.files.writing(owner) as writer:
+        async with aclosing(form_parts(request.headers.get("content-type", ""), body_chunks(request))) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, FormPart):
+                    part = piece
+                    if part.name == "file" and filename is not None:
+                        raise FieldOutOfRange("file: give one file", param="file")
+                    if part.name == "file":
+                        filename = part.filename or "file"
+                    else:
+                        fields[part.name] = b""
+                elif part is not None and part.name == "file":
+                    await writer.write(piece)
+                elif part is not None:
+                    fields[part.name] += piece
+                    if len(fields[part.name]) > MAX_VALUE:
+                        raise TooLarge(f"{part.name[:100]}: at most {MAX_VALUE} bytes")
+        if filename is None:
+            raise FieldOutOfRange("file: required", param="file")
+        asked = _read_fields(fields)
+        ignored.read(asked)
+        ttl_s = None if asked.expires_after is None else asked.expires_after.seconds
+        return await writer.keep(filename[:MAX_FILENAME], asked.purpose, ttl_s)
+
+
+def _read_fields(fields: dict[str, bytes]) -> FileFields:
+    """What the form says of the file. Raises `FieldOutOfRange`."""
+    given: dict[str, Any] = {}
+    for name, value in fields.items():
+        text, (outer, _, inner) = value.decode("utf-8", "replace"), name.partition("[")
+        if inner.endswith("]"):
+            within = given.setdefault(outer, {})
+            if isinstance(within, dict):
+                within[inner[:-1]] = int(text) if text.isdecimal() and text.isascii() else text
+        else:
+            given[name] = text
+    try:
+        return FileFields.model_validate(given)
+    except ValidationError as error:
+        raise describe_body(FileFields, error) from error
+
+
+@router.get("", operation_id="listFiles", response_model=FileList, responses=openai_errors())
+async def list_files(services: ServicesDep, owner: OwnerDep, query: Annotated[FilesQuery, Query()]) -> dict[str, Any]:
+    """The caller's files, in pages."""
+    files = [each for each in services.files.owned_by(owner) if query.purpose in (None, each.purpose)]
+    return page_of(files if query.order == "desc" else files[::-1], query.after, query.limit)
+
+
+def page_of(items: list[Any], after: str, limit: int) -> dict[str, Any]:
+    """The page of a list that begins behind the item `after`. Raises `FieldOutOfRange` if there is none."""
+    if after:
+        ids = [item.id for item in items]
+        if after not in ids:
+            raise FieldOutOfRange(f"after: there is no {after[:100]!r} in the list", param="after")
+        items = items[ids.index(after) + 1 :]
+    page = items[:limit]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return {"object": "list", "data": page, "has_more": len(items) > limit, "first_id": first, "last_id": last}
+
+
+@router.get("/{file_id}", operation_id="getFile", responses=ERRORS)
+async def get_file(file_id: str, services: ServicesDep, owner: OwnerDep) -> FileObject:
+    """One file, without its content."""
+    return services.files.find(owner, file_id)
+
+
+@router.get(
+    "/{file_id}/content",
+    operation_id="getFileContent",
+    response_class=Response,
+    responses={**openai_errors(404), 200: {"content": FILE}},
+)
+async def get_file_content(file_id: str, services: ServicesDep, owner: OwnerDep) -> Response:
+    """The content of a file."""
+    file = services.files.find(owner, file_id)
+    return FileResponse(services.files.path(file_id), media_type=OCTET_STREAM, filename=file.filename)
+
+
+@router.delete("/{file_id}", operation_id="deleteFile", responses={**ERRORS, **openai_errors(409)})
+async def delete_file(file_id: str, services: ServicesDep, owner: OwnerDep) -> DeletedFile:
+    """Delete a file. One that a batch reads stays until that is over."""
+    await services.files.delete(owner, file_id)
+    return DeletedFile(id=file_id)

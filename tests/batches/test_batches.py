@@ -1,0 +1,183 @@
+"""`/v1/batches`, by OpenAI's SDK: each line is answered as the same call is, once, and behind everybody else's."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from app.batches import requests
+from app.batches.requests import BatchBody
+from app.domain.values import SamplingParams, StopRule
+from app.sessions.turns import TurnRequest
+from app.text.generation import TextRule
+from tests.processes import serve_process
+from tests.serving import running_services, serve
+from tests.waiting import until, wait_until
+
+MODEL = "tiny-llama"
+CHAT = "/v1/chat/completions"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0},
+    "/v1/completions": {"prompt": "Once", "max_tokens": 4, "temperature": 0},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 4, "temperature": 0, "store": False},
+    "/v1/embeddings": {"input": "Hi"},
+}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serve() as url:
+        yield url
+
+
+@contextmanager
+def sdk_of(url: str) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, _strict_response_validation=True) as sdk:
+        yield sdk
+
+
+@pytest.fixture
+def sdk(url: str) -> Iterator[Any]:
+    with sdk_of(url) as sdk:
+        yield sdk
+
+
+def lines(bodies: list[dict[str, Any]], path: str) -> bytes:
+    """The file of a batch: custom ids count from 0."""
+    asked = (
+        {"custom_id": str(index), "method": "POST", "url": path, "body": {"model": MODEL, **body}}
+        for index, body in enumerate(bodies)
+    )
+    return "\n".join(map(json.dumps, asked)).encode()
+
+
+def begin(sdk: Any, content: bytes, path: str = CHAT) -> Any:
+    file = sdk.files.create(file=("in.jsonl", content), purpose="batch")
+    return sdk.batches.create(input_file_id=file.id, endpoint=path, completion_window="24h", metadata={"of": "test"})
+
+
+def over(sdk: Any, batch: Any) -> Any:
+    wait_until(lambda: sdk.batches.retrieve(batch.id).status in ("completed", "failed", "cancelled", "expired"))
+    return sdk.batches.retrieve(batch.id)
+
+
+def results(sdk: Any, file_id: str | None) -> dict[str, Any]:
+    """The entries of a file of results by their custom ids, which are all different."""
+    entries = [] if file_id is None else [json.loads(line) for line in sdk.files.content(file_id).text.splitlines()]
+    found = {entry["custom_id"]: entry for entry in entries}
+    assert len(found) == len(entries)
+    return found
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_each_line_is_answered_as_the_call_is(sdk: Any, url: str, path: str) -> None:
+    body = BODIES[path]
+    batch = over(sdk, begin(sdk, lines([body, {**body, "temperature": -1, "dimensions": 100_000}, body], path), path))
+    assert (batch.status, batch.errors, batch.metadata) == ("completed", None, {"of": "test"})
+    assert batch.request_counts.to_dict() == {"total": 3, "completed": 2, "failed": 1}
+    answered, refused = results(sdk, batch.output_file_id), results(sdk, batch.error_file_id)
+    expected = httpx.post(f"{url}{path}", json={"model": MODEL, **body}).json()
+    for entry in (answered["0"], answered["2"]):
+        assert (entry["error"], entry["response"]["status_code"]) == (None, 200)
+        answers = (entry["response"]["body"], expected)
+        found, same = ([e.get("data"), e.get("choices"), *(i["content"] for i in e.get("output", ()))] for e in answers)
+        assert found == same
+    response = refused["1"]["response"]
+    assert (response["status_code"], response["body"]["error"]["type"]) == (400, "invalid_request_error")
+    assert next(iter(sdk.batches.list(limit=1))) == batch
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "param"),
+    [
+        (b"", "empty_file", None),
+        (b"{", "invalid_json_line", None),
+        (lines([{"model": "gpt-4o"}], CHAT), "model_not_found", "model"),
+        (lines([{"stream": True}], CHAT), "invalid_request", "body"),
+        (lines([{}], "/v1/completions"), "url_mismatch", "url"),
+        (lines([{}], CHAT).replace(b"POST", b"GET"), "invalid_method", "method"),
+        (lines([{}], CHAT).replace(b"custom_id", b"customId"), "missing_required_parameter", "custom_id"),
+        (lines([{}], CHAT) + b"\n" + lines([{}], CHAT), "duplicate_custom_id", "custom_id"),
+        (b'{"custom_id": "' + b"x" * (9 << 20), "line_too_long", None),
+        (lines([{}] * 100, CHAT), "too_many_tasks", None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_file_of_anything_else_fails_the_batch_and_says_where(
+    sdk: Any, line: bytes, code: str, param: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MAX_LINES", 100)
+    batch = over(sdk, begin(sdk, lines([{}], CHAT).replace(b'"0"', b'"first"') + b"\n" + line if line else b"\n"))
+    assert (batch.status, batch.output_file_id) == ("failed", None)
+    [problem] = batch.errors.data
+    where = None if code in ("empty_file", "too_many_tasks") else 3 if code == "duplicate_custom_id" else 2
+    assert (problem.code, problem.param, problem.line) == (code, param, where)
+
+
+def test_a_cancelled_batch_keeps_what_is_done(sdk: Any) -> None:
+    short, long = {**BODIES[CHAT], "max_tokens": 1}, {**BODIES[CHAT], "max_tokens": 900, "ignore_eos": True}
+    batch = begin(sdk, lines([short, *[long] * 30], CHAT))
+    wait_until(lambda: sdk.batches.retrieve(batch.id).request_counts.completed >= 1)
+    with pytest.raises(openai.ConflictError):
+        sdk.files.delete(batch.input_file_id)
+    assert sdk.batches.cancel(batch.id).status == "cancelling"
+    batch = over(sdk, batch)
+    assert batch.status == "cancelled"
+    answered, left = results(sdk, batch.output_file_id), results(sdk, batch.error_file_id)
+    assert answered.keys() | left.keys() == set(map(str, range(31)))
+    assert not answered.keys() & left.keys()
+    assert {entry["error"]["code"] for entry in left.values()} == {"batch_cancelled"}
+    sdk.files.delete(batch.input_file_id)
+    with pytest.raises(openai.ConflictError):
+        sdk.batches.cancel(batch.id)
+
+
+def test_a_server_that_was_killed_goes_on_and_does_no_line_twice(tmp_path: Path) -> None:
+    content = lines([{**BODIES[CHAT], "max_tokens": 40, "ignore_eos": True, "seed": n} for n in range(30)], CHAT)
+    with serve_process(tmp_path) as server, sdk_of(server.url) as sdk:
+        batch = begin(sdk, content)
+        wait_until(lambda: sdk.batches.retrieve(batch.id).request_counts.completed >= 3)
+        server.kill()
+    [part] = (each for each in (tmp_path / "files").glob("*.part") if each.stat().st_size)
+    done = [json.loads(line)["id"] for line in part.read_bytes().splitlines()]
+    with part.open("ab") as opened:
+        opened.write(b'{"id": "batch_req_half", "custom_')  # as a power cut may leave it
+    with serve_process(tmp_path) as server, sdk_of(server.url) as sdk:
+        found = over(sdk, batch)
+        assert (found.status, found.request_counts.completed, found.error_file_id) == ("completed", 30, None)
+        answered = results(sdk, found.output_file_id)
+        assert answered.keys() == set(map(str, range(30)))
+        assert [entry["id"] for entry in answered.values()][: len(done)] == done
+    assert len(done) >= 3
+
+
+async def test_beside_a_client_one_line_is_under_way() -> None:
+    async with running_services() as services, AsyncExitStack() as cleanup:
+        table, files, long = services.sessions.table, services.files, {"prompt": "x", "ignore_eos": True}
+        async with files.writing(None) as writer:
+            await writer.write(lines([{**long, "max_tokens": 60}] * 24, "/v1/completions"))
+            file = await writer.keep("in.jsonl", "batch", None)
+
+        def under_way() -> int:
+            return sum(session.background and session.under_way for session in table)
+
+        body = BatchBody(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        batch = await services.batches.create(None, body)
+        await until(lambda: under_way() > 1)
+        assert not table.turns.foreground_runs()
+        client = await cleanup.enter_async_context(services.sessions.ephemeral())
+        request = TurnRequest([5, 6, 7], SamplingParams(seed=0), StopRule(max_tokens=500), TextRule())
+        services.sessions.turns.start(client, request, cleanup)
+        await until(lambda: under_way() <= 1)
+        seen = []
+        while client.under_way:
+            seen.append(under_way())
+            await asyncio.sleep(0.002)
+        assert max(seen) == 1
+        await until(lambda: services.batches.find(None, batch.id).status == "completed")

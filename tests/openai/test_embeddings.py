@@ -1,0 +1,70 @@
+"""`/v1/embeddings`, compared with what Transformers computes on the same weights."""
+
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from tests.errors import assert_error
+from tests.openai.conftest import MODEL
+from tests.openai.reference import Reference
+
+TEXTS = ["a cat", "Grüße an alle Hunde", "x"]
+
+
+def expected(reference: Reference, token_ids: list[int], *, pooling: str, layer: int | None) -> torch.Tensor:
+    """The pooled vector `[hidden]`, not normalized. Transformers' last hidden state is the one after the final norm."""
+    with torch.inference_mode():
+        states = reference.model(torch.tensor([token_ids]), output_hidden_states=True).hidden_states
+    found: torch.Tensor = states[-1 if layer is None else layer + 1][0]
+    return found[-1] if pooling == "last" else found.mean(0)
+
+
+@pytest.mark.parametrize("layer", [None, 0, 2])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_vectors_are_hidden_states_of_transformers(
+    sdk: Any, reference: Reference, pooling: str, layer: int | None
+) -> None:
+    texts = [*TEXTS, "long " * 150]  # of more tokens than a step has
+    extra: dict[str, Any] = {"pooling": pooling, "layer": layer}
+    answer = sdk.embeddings.create(model=MODEL, input=texts, extra_body=extra)
+    raw = sdk.embeddings.create(
+        model=MODEL, input=texts, encoding_format="float", extra_body={**extra, "normalize": False}
+    )
+    assert [each.index for each in answer.data] == [0, 1, 2, 3]
+    for text, unit, vector in zip(texts, answer.data, raw.data, strict=True):
+        wanted = expected(reference, reference.encode(text), pooling=pooling, layer=layer)
+        torch.testing.assert_close(torch.tensor(vector.embedding), wanted, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(torch.tensor(unit.embedding), wanted / wanted.norm(), rtol=1e-3, atol=1e-5)
+
+
+def test_an_input_may_come_in_four_forms_and_a_vector_be_shortened(sdk: Any, reference: Reference) -> None:
+    ids = [reference.encode(text) for text in TEXTS]
+    forms: list[Any] = [TEXTS, ids, TEXTS[0], ids[0]]
+    several, of_ids, one, of_one = (sdk.embeddings.create(model=MODEL, input=form) for form in forms)
+    assert [each.embedding for each in several.data] == [each.embedding for each in of_ids.data]
+    assert several.usage.prompt_tokens == several.usage.total_tokens == sum(map(len, ids))
+    assert one.data == of_one.data == several.data[:1]
+    assert (one.model, one.object, one.data[0].object) == (MODEL, "list", "embedding")
+    [short] = sdk.embeddings.create(model=MODEL, input=TEXTS[0], dimensions=5).data
+    first = torch.tensor(one.data[0].embedding[:5])
+    torch.testing.assert_close(torch.tensor(short.embedding), first / first.norm())
+
+
+def test_a_call_of_many_inputs_leaves_no_session_and_refuses_what_cannot_be(http: httpx.Client) -> None:
+    many = http.post("/v1/embeddings", json={"model": MODEL, "input": [[5, number] for number in range(100)]})
+    assert [each["index"] for each in many.json()["data"]] == list(range(100))
+    for body, param in (
+        ({"layer": 4}, "layer"),
+        ({"dimensions": 10_000}, "dimensions"),
+        ({"input": []}, "input"),
+        ({"input": [[1], [100_000]]}, "input.1"),
+        ({"truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+    ):
+        answer = http.post("/v1/embeddings", json={"model": MODEL, "input": "x", **body})
+        assert_error(answer, 400, "field_out_of_range", param=param)
+    too_long = http.post("/v1/embeddings", json={"model": MODEL, "input": [[1], [5] * 1025]})
+    assert_error(too_long, 400, "context_length_exceeded", param="input.1")
+    assert http.post("/v1/embeddings", json={"model": "gpt-4o", "input": "x"}).status_code == 404
+    assert http.get("/v1/sessions").json()["data"] == []
