@@ -19,6 +19,8 @@ from pydantic import ValidationError
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.batches.files import FileStore
+from app.batches.runner import Batches
 from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.cluster import Cluster, Membership
 from app.cluster.moves.doors import ClusterDoors, Way
@@ -43,6 +45,7 @@ from app.routers import (
     breakpoints,
     checkpoint,
     completions,
+    conversations,
     embeddings,
     files,
     responses,
@@ -197,6 +200,7 @@ ROUTERS = (
     embeddings.router,
     responses.router,
     responses.kept_router,
+    conversations.router,
     files.router,
     batches.router,
     anthropic.router,
@@ -326,6 +330,10 @@ def create_app(
     responses.restore(restored)
     spooled = settings.state_dir and settings.state_dir.expanduser() / "tmp"  # with the journal, if there is one
     spool = Spool(spooled, room.beside(spooled) if spooled else room, int(settings.max_spool_bytes))
+    kept = settings.state_dir and settings.state_dir.expanduser() / "files"
+    file_store = FileStore(kept, room.beside(kept) if kept else room, int(settings.max_files_bytes))
+    metrics.files_bytes.set_function(lambda: file_store.total_bytes)
+    lease = None if journal is None else journal.lease
     bound_sessions = BoundSessions(registry, restored)
     key = settings.cluster_key_file
     shared = None if key is None else key.expanduser().read_bytes().strip()
@@ -347,7 +355,11 @@ def create_app(
         vectors=Vectors(journal, keeper.room),
         tenancy=tenancy,
         cluster=None if member is None else Cluster(registry, tenancy.directory, member, bindings),
-        lease=None if journal is None else journal.lease,
+        lease=lease,
+        files=file_store,
+        batches=Batches(
+            file_store, registry, tenancy, lease, model=engine.info.name, max_line_bytes=int(settings.max_request_bytes)
+        ),
         events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),
         started_at=int(time.time()),
     )

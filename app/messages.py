@@ -82,12 +82,14 @@ class Open(OfSession, frozen=True):
 
     KV prefixes are shared only between sessions of one `namespace` (None: that of the `tenant`): no tenant ever sees
     another's timing. KV on disk that belongs to a beginning of `token_ids` is taken up again. `interventions` are those
-    that the history was computed with, `breakpoints` those that are armed.
+    that the history was computed with, `breakpoints` those that are armed. Unless the history `had_kv`, to compute it
+    does not count as recomputing.
     """
 
     tenant: str = ""
     residency: Residency = Residency.BEST_EFFORT
     token_ids: tuple[int, ...] = ()
+    had_kv: bool = True
     breakpoints: tuple[Breakpoint, ...] = ()
     interventions: tuple[Intervention, ...] = ()
     namespace: str | None = None

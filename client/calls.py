@@ -164,6 +164,11 @@ def import_session() -> Call[SessionInfo]:
     return Call("POST", "/v1/sessions/import", SessionInfo.model_validate_json, undo=_close_opened)
 
 
+def label_session(session: str, labels: Mapping[str, str | None]) -> Call[SessionInfo]:
+    """`PATCH /v1/sessions/{id}`."""
+    return Call("PATCH", session_path(session), SessionInfo.model_validate_json, json={"metadata": dict(labels)})
+
+
 def rewind_session(session: str, to_token: int) -> Call[SessionInfo]:
     """`POST /v1/sessions/{id}/rewind`."""
     path = session_path(session, "rewind")

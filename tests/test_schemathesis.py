@@ -44,6 +44,8 @@ WITHOUT_FIELDS = (
     "GET /v1/files/{file_id}/content",
     "GET /v1/batches/{batch_id}",
     "POST /v1/batches/{batch_id}/cancel",
+    *(f"{each} /v1/conversations/{{conversation_id}}" for each in ("GET", "DELETE")),
+    *(f"{each} /v1/conversations/{{conversation_id}}/items/{{item_id}}" for each in ("GET", "DELETE")),
 )
 """Requests to them have no field that could be invalid. An id may be unknown."""
 STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
@@ -55,6 +57,8 @@ WITH_FIELDS = (
     "GET /v1/responses/{response_id}",
     "GET /v1/responses/{response_id}/input_items",
     *(f"{each} /v1/{what}" for each in ("GET", "POST") for what in ("files", "batches")),
+    *(f"POST /v1/{what}" for what in ("responses/compact", "conversations", "conversations/{conversation_id}")),
+    *(f"{each} /v1/conversations/{{conversation_id}}/items" for each in ("GET", "POST")),
 )
 TOKENS = 4
 """A generated request may ask for thousands."""
@@ -161,6 +165,13 @@ class Campaign:
         if "response_id" in case.path_parameters:
             asked = {"model": self._model, "input": "x", "max_output_tokens": 1}
             case.path_parameters["response_id"] = self._http.post("/v1/responses", json=asked).json()["id"]
+        if "conversation_id" in case.path_parameters:
+            items = [{"type": "message", "role": "user", "content": "x"}]
+            opened = self._http.post("/v1/conversations", json={"items": items}).json()["id"]
+            case.path_parameters["conversation_id"] = opened
+            if "item_id" in case.path_parameters:
+                listed = self._http.get(f"/v1/conversations/{opened}/items").json()["data"]
+                case.path_parameters["item_id"] = listed[0]["id"]
         form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": ("x", b"x")}}
         if "file_id" in case.path_parameters:
             case.path_parameters["file_id"] = self._http.post("/v1/files", **form).json()["id"]
@@ -177,14 +188,21 @@ class Campaign:
         """Short answers, streamed or whole."""
         if path == "/tokenize" and body.get("messages") is None:
             body.setdefault("prompt", "x")
+        if path in ("/v1/responses", "/v1/responses/compact"):
+            body |= {
+                "max_output_tokens": TOKENS,
+                "max_tokens": None,
+                "previous_response_id": None,
+                "conversation": None,
+            }
+        if path == "/v1/responses/compact":
+            body["input"] = body.get("input") or "x"
         if path not in STREAMING:
             return
         body |= {"min_tokens": 0, "stream": streams}
         if not streams:
             body.pop("stream_options", None)
-        if path == "/v1/responses":
-            body |= {"max_output_tokens": TOKENS, "max_tokens": None, "previous_response_id": None}
-        else:
+        if path != "/v1/responses":
             body["max_tokens"] = TOKENS
             body.pop("max_completion_tokens", None)
 

@@ -178,7 +178,7 @@ REPLICA_NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
 """Of a server among others of a cluster."""
 
 _NAMED = re.compile(rf"ses_({REPLICA_NAME.pattern})_[0-9a-f]{{36}}")
-_NAMED_RESPONSE = re.compile(rf"resp_({REPLICA_NAME.pattern})_[0-9a-f]{{32}}")
+_NAMED_RESPONSE = re.compile(rf"(?:resp|conv)_({REPLICA_NAME.pattern})_[0-9a-f]{{32}}")
 
 
 def new_session_id(replica: str | None = None) -> SessionId:
@@ -195,13 +195,15 @@ def home_of(session_id: str) -> str | None:
     return None if named is None else named[1]
 
 
-def new_response_id(replica: str | None = None) -> str:
-    """A fresh id of a response: the replica, and 128 random bits, so that no client can guess one."""
+def new_response_id(replica: str | None = None, *, prefix: str = "resp") -> str:
+    """A fresh id of a response, or with `prefix` of a conversation: the replica, and 128 random bits, so that no client
+    can guess one.
+    """
     home = "" if replica is None else f"{replica}_"
-    return f"resp_{home}{secrets.token_hex(16)}"
+    return f"{prefix}_{home}{secrets.token_hex(16)}"
 
 
 def home_of_response(response_id: str) -> str | None:
-    """The replica that made the response; None for an id that names none, or is none."""
+    """The replica that made the response or conversation; None for an id that names none, or is none."""
     named = _NAMED_RESPONSE.fullmatch(response_id)
     return None if named is None else named[1]

@@ -18,6 +18,7 @@ from app.openai.response_items import (
     ApplyPatchCallOutputItem,
     CallItem,
     CallOutputItem,
+    CompactionItem,
     CustomToolCallItem,
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -95,6 +96,16 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens"]
 
 
+CONVERSATION = "conv"
+"""What the id of a conversation begins with that a client has opened by itself."""
+
+
+class ConversationRef(BaseModel):
+    """The conversation that a response belongs to."""
+
+    id: str
+
+
 class ResponseObject(BaseModel):
     """One response, and the fields of its request that it was made with."""
 
@@ -112,6 +123,7 @@ class ResponseObject(BaseModel):
     output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
+    conversation: ConversationRef | None = None
     store: bool
     temperature: float
     text: Annotated[bytes, JsonOf(dict[str, Any])]
@@ -141,6 +153,7 @@ class ResponseObject(BaseModel):
             output=[],
             parallel_tool_calls=body.parallel_tool_calls,
             previous_response_id=body.previous_response_id,
+            conversation=None if body.conversation is None else ConversationRef(id=body.conversation),
             store=body.store,
             temperature=sampling.temperature,
             text=encoded({"format": body.text_format.model_dump(by_alias=True, exclude_none=True)}),
@@ -153,6 +166,40 @@ class ResponseObject(BaseModel):
             user=body.user,
             metadata=dict(body.metadata or {}),
         )
+
+    @classmethod
+    def of_items(cls, id: str, model: str, metadata: dict[str, str] | None = None) -> ResponseObject:
+        """Stands for items of a conversation that came without a response. No client sees it."""
+        return cls(
+            id=id,
+            created_at=int(time.time()),
+            status="completed",
+            instructions=None,
+            max_output_tokens=None,
+            model=model,
+            output=[],
+            parallel_tool_calls=True,
+            previous_response_id=None,
+            store=True,
+            temperature=1.0,
+            text=b"{}",
+            tool_choice="auto",
+            tools=b"[]",
+            top_logprobs=0,
+            top_p=1.0,
+            user=None,
+            metadata=metadata or {},
+        )
+
+
+class CompactedResponse(BaseModel):
+    """A conversation, shortened: the user's messages, and a summary of it."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[InputMessageItem | CompactionItem]
+    usage: ResponseUsage | None
 
 
 class DeletedResponse(BaseModel):
@@ -209,8 +256,9 @@ class StoredResponse:
 
     @property
     def context(self) -> list[AnyItem]:
-        """All items up to its end."""
-        return [*self.conversation.items[: self.start], *self.input, *map(without_logprobs, self.answer.output)]
+        """All items up to its end that are left."""
+        items = [*self.conversation.items[: self.start], *self.input, *map(without_logprobs, self.answer.output)]
+        return self.conversation.left_of(items)
 
 
 @dataclass(slots=True, eq=False)
@@ -225,6 +273,8 @@ class Conversation:
     """Whether the session was opened for it, and closes with it."""
     items: list[AnyItem] = field(default_factory=list)
     responses: dict[str, StoredResponse] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
+    """Ids of items that a client has removed."""
     latest: StoredResponse | None = None
     """The end of the conversation."""
     is_running: bool = False
@@ -237,6 +287,15 @@ class Conversation:
         if response.can_continue:
             self.items += [*response.input, *map(without_logprobs, response.answer.output)]
             self.latest = response
+
+    @property
+    def head(self) -> StoredResponse | None:
+        """What stands for the items that a client has opened it with; None: it began with a response."""
+        return self.responses.get(self.id) if self.id.startswith(CONVERSATION) else None
+
+    def left_of(self, items: list[AnyItem]) -> list[AnyItem]:
+        """Those of its items that no client has removed."""
+        return [item for item in items if item.id not in self.removed] if self.removed else items
 
     @property
     def is_dead(self) -> bool:
@@ -283,7 +342,7 @@ def to_chat(instructions: str | None, items: Iterable[AnyItem]) -> Chat:
     return chat
 
 
-def check_calls(before: Sequence[AnyItem], new: Sequence[AnyItem]) -> None:
+def check_calls(before: Sequence[AnyItem], new: Sequence[AnyItem], *, param: str = "input") -> None:
     """Raise `FieldOutOfRange` for an output among the `new` items whose call comes nowhere before it."""
     called = {item.call_id for item in before if isinstance(item, CallItem)}
     for item in new:
@@ -291,8 +350,8 @@ def check_calls(before: Sequence[AnyItem], new: Sequence[AnyItem]) -> None:
             called.add(item.call_id)
         elif isinstance(item, CallOutputItem) and item.call_id not in called:
             kind = item.type.removesuffix("_output")
-            message = f"input: there is no {kind} with call_id {item.call_id[:100]!r} before its output"
-            raise FieldOutOfRange(message, param="input")
+            message = f"{param}: there is no {kind} with call_id {item.call_id[:100]!r} before its output"
+            raise FieldOutOfRange(message, param=param)
 
 
 def _joined(parts: Sequence[InputTextPart | OutputTextPart | RefusedPart]) -> str:

@@ -121,7 +121,8 @@ class ResponseWriter:
         return self._numbered({"type": kind, "response": self.response.model_dump()})
 
     def _end(self) -> None:
-        if self._is_open and isinstance(self._items[-1], OutputMessageItem):
+        last = self._items[-1] if self._is_open else None
+        if isinstance(last, OutputMessageItem) and last.content:  # a client may go before its part is told
             self._last_part().logprobs = self._scored.shown
         self.response.output = list(self._items)
         if self.response.status == "completed":

@@ -4,7 +4,16 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import TypeAliasType
 
 from app.domain.values import Grammar
@@ -217,12 +226,28 @@ def _texts_of(parts: object) -> str:
     return said.encode(errors="replace").decode()  # UTF-8 has no lone surrogates
 
 
+SUMMARY = "A summary of the conversation so far:\n"
+"""What the model reads before one."""
+
+
 class ForeignBody(OpenBody):
-    """What another server's tools have done, or a summary that only that server can read: it has no effect."""
+    """What another server's tools have done, or a summary that only its own server can read: else it has no effect."""
 
     reads_extras: ClassVar[bool] = True
 
     type: str
+
+    def to_item(self, seal: Seal) -> InputMessageItem | None:
+        """The summary of a conversation; None: it is none of this server's."""
+        sealed = (self.model_extra or {}).get("encrypted_content")
+        text = seal.open(sealed) if self.type == "compaction" and isinstance(sealed, str) else None
+        if text is None:
+            return None
+        return InputMessageItem(id=new_id("cmp"), role="user", content=[InputTextPart(text=SUMMARY + text)])
+
+
+def _is_of_others(item: object) -> bool:
+    return isinstance(item, ForeignBody) and item.type != "compaction"
 
 
 class ItemReferenceBody(OpenBody):
@@ -334,6 +359,18 @@ class ResponseStreamOptions(OpenBody):
     """Options of a streamed response: none has an effect."""
 
 
+def _id_of(conversation: object) -> object:
+    return conversation["id"] if isinstance(conversation, dict) and "id" in conversation else conversation
+
+
+_ID = {"type": "string", "minLength": 1, "maxLength": MAX_ID}
+ConversationId = Annotated[
+    Id,
+    BeforeValidator(_id_of),
+    WithJsonSchema({"anyOf": [_ID, {"type": "object", "properties": {"id": _ID}, "required": ["id"]}]}),
+]
+
+
 class ResponseBody(CallBody):
     """A response to generate. `input` is what is new since the response `previous_response_id`."""
 
@@ -345,6 +382,9 @@ class ResponseBody(CallBody):
     input: Input = Field(description="a text of the user, or items")
     instructions: str | None = Field(None, description="the system's message in front; of this response only")
     previous_response_id: str | None = Field(None, min_length=1, max_length=256, description="goes on after it")
+    conversation: ConversationId | None = Field(
+        None, description="goes on there: its id, or an object with it. Input and output become items of it"
+    )
     max_output_tokens: int | None = Field(
         None, ge=1, le=MAX_COUNT, description="most tokens to generate (default: what the context has room for)"
     )
@@ -384,7 +424,7 @@ class ResponseBody(CallBody):
     def without_effect(self) -> list[str]:
         """Items and tools of other servers, a form beside calls that must be made, and more that changes nothing."""
         items = () if isinstance(self.input, str) else self.input
-        unread = [f"input.{index}" for index, item in enumerate(items) if isinstance(item, ForeignBody)]
+        unread = [f"input.{index}" for index, item in enumerate(items) if _is_of_others(item)]
         unread += [f"tools.{index}" for index, tool in enumerate(self.tools) if isinstance(tool, HostedTool)]
         unread += super().without_effect()
         unread += parallel_without_effect(self.tools, parallel=self.parallel_tool_calls)
@@ -392,9 +432,12 @@ class ResponseBody(CallBody):
         known = (LOGPROBS, ENCRYPTED)
         return unread + [f"include.{index}" for index, name in enumerate(self.include) if name not in known]
 
-    def without_thoughts(self, support: ToolSupport) -> Iterator[str]:
-        """The fields about thoughts that change nothing for this model."""
+    def without_thoughts(self, support: ToolSupport, seal: Seal) -> Iterator[str]:
+        """The fields about thoughts that change nothing for this model, and summaries that the seal does not open."""
         items = () if isinstance(self.input, str) else self.input
+        for index, item in enumerate(items):
+            if isinstance(item, ForeignBody) and not _is_of_others(item) and item.to_item(seal) is None:
+                yield f"input.{index}"
         if not support.reads_thoughts:
             yield from (f"input.{index}" for index, item in enumerate(items) if isinstance(item, ReasoningBody))
         if support.thinking is None:
@@ -416,13 +459,11 @@ class ResponseBody(CallBody):
         items: list[AnyItem] = []
         for body in self.input:
             match body:
-                case ForeignBody():
-                    pass
                 case ItemReferenceBody():
                     items.append(find(body.id))
-                case ReasoningBody():
-                    thoughts = body.to_item(seal)
-                    items += [] if thoughts is None else [thoughts]
+                case ReasoningBody() | ForeignBody():
+                    opened = body.to_item(seal)
+                    items += [] if opened is None else [opened]
                 case MessageBody() | FunctionCallBody() | FunctionCallOutputBody():
                     items.append(body.to_item())
                 case item:
@@ -470,3 +511,10 @@ class ResponseBody(CallBody):
         if self.top_logprobs is None:
             return 0 if LOGPROBS in self.include else None
         return self.top_logprobs
+
+
+class CompactBody(ResponseBody):
+    """A conversation to shorten."""
+
+    input: Input = Field(default="", description="a text of the user, or items; what is new since the last response")
+    stream: Literal[False] = Field(False, description="only false")

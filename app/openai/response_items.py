@@ -408,7 +408,15 @@ def without_logprobs(item: AnyItem) -> AnyItem:
     return item.model_copy(update={"content": bare})
 
 
-IdPrefix = Literal["msg", "fc", "fco", "ctc", "lsh", "sh", "apc", "sho", "apo", "rs"]
+class CompactionItem(BaseModel):
+    """A summary of a conversation, for this server alone."""
+
+    id: str
+    type: Literal["compaction"] = "compaction"
+    encrypted_content: str
+
+
+IdPrefix = Literal["msg", "cmp", "fc", "fco", "ctc", "lsh", "sh", "apc", "sho", "apo", "rs"]
 
 
 def new_id(prefix: IdPrefix) -> str:

@@ -29,6 +29,7 @@ class Journaled(BaseModel):
     input: list[Item]
     answer: ResponseObject
     is_deleted: bool = False
+    removed: list[str] = []
 
 
 def record_of(response: StoredResponse) -> ResponseRecord:
@@ -43,6 +44,7 @@ def record_of(response: StoredResponse) -> ResponseRecord:
         input=list(response.input),
         answer=response.answer,
         is_deleted=response.is_deleted,
+        removed=sorted(conversation.removed) if response is conversation.head else [],
     )
     return ResponseRecord(response.answer.id, conversation.session.id, to_json(kept))
 
@@ -50,7 +52,12 @@ def record_of(response: StoredResponse) -> ResponseRecord:
 def in_order(records: Iterable[ResponseRecord]) -> list[tuple[ResponseRecord, Journaled]]:
     """What is written, each after those before it in its conversation. Raises `ValueError` for what is no response."""
     found = [(record, Journaled.model_validate_json(record.body)) for record in records]
-    return sorted(found, key=lambda each: (each[1].answer.created_at, each[1].start))
+    return sorted(found, key=_place)
+
+
+def _place(found: tuple[ResponseRecord, Journaled]) -> tuple[int, int, bool]:
+    record, kept = found
+    return kept.answer.created_at, kept.start, record.id != kept.conversation
 
 
 class ResponseStore:
@@ -130,6 +137,7 @@ class ResponseStore:
         if conversation is None:
             conversation = Conversation(kept.conversation, session, True, kept.owns_session, list(kept.before))
             self._conversations[kept.conversation] = conversation
+        conversation.removed.update(kept.removed)
         response = StoredResponse(conversation, kept.start, kept.input, kept.answer, kept.is_deleted)
         self._add(response)
         self._measure(response, size)
@@ -160,6 +168,38 @@ class ResponseStore:
         if found.conversation.session.leaving:
             raise Moving(f"response {response_id} is on its way to another server, with its session")
         return found
+
+    def find_conversation(
+        self, owner: str | None, conversation_id: str, *, param: str = "conversation_id"
+    ) -> StoredResponse:
+        """The head of the owner's conversation of that id. Raises what `find` does."""
+        found = self._responses.get(conversation_id)
+        is_there = found is not None and found is found.conversation.head and not found.conversation.is_dead
+        if found is None or not is_there or found.conversation.session.owner != owner:
+            session = self._registry.keeper.homes.gone_by_response(conversation_id)
+            if session is not None:
+                self._registry.table.require_home(session, owner, False)
+            raise NotFound(f"no conversation {conversation_id[:100]}", param=param)
+        if found.conversation.session.leaving:
+            raise Moving(f"conversation {conversation_id} is on its way to another server, with its session")
+        return found
+
+    def put_items(self, conversation: Conversation, items: Sequence[AnyItem], answer: ResponseObject) -> None:
+        """Keep items that came without a response, and `answer` in the place of one."""
+        self.keep(StoredResponse(conversation, len(conversation.items), items, answer, is_deleted=True))
+
+    def change(self, head: StoredResponse, *, metadata: dict[str, str] | None = None, without: str = "") -> None:
+        """Give a conversation other labels, and remove the item of the id `without`, if there is one."""
+        if metadata is not None:
+            head.answer.metadata = metadata
+        if without:
+            head.conversation.removed.add(without)
+            self._items.pop((head.conversation.session.owner, without), None)
+        self._note(head)
+
+    def close(self, head: StoredResponse) -> None:
+        """Forget a conversation and its responses, with the session that was opened for it."""
+        self._forget(head.conversation)
 
     def find_item(self, owner: str | None, item_id: str) -> AnyItem:
         """The owner's item of that id, of any response that is kept, without log-probabilities. Raises `NotFound`."""
@@ -194,7 +234,8 @@ class ResponseStore:
         response.is_deleted = True
         for item in (*response.input, *response.answer.output):
             self._items.pop((conversation.session.owner, item.id), None)
-        if all(each.is_deleted for each in conversation.responses.values()) and not conversation.is_running:
+        is_last = conversation.head is None and all(each.is_deleted for each in conversation.responses.values())
+        if is_last and not conversation.is_running:
             self._forget(conversation)
         else:
             self._note(response)

@@ -1,6 +1,7 @@
 """What the routes of other APIs share: the call, its session, its refusals, and its one way to the engine."""
 
 import asyncio
+import re
 from array import array
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
@@ -39,12 +40,12 @@ from app.tools.support import turn_grammar
 from app.tools.thinking import Opening
 from app.web.bodies import JsonRoute
 from app.web.errors import describe_validation
+from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
 from app.web.openapi import component
 from app.web.sse import EventStream
 from app.wire.calls import CallBody
 from app.wire.extras import IgnoredFields, OpenBody
 
-SESSION_HEADER = "X-Session-ID"
 MOMENT_S = 2.0
 """How long a call waits for the turn of the session that it continues."""
 SessionHeader = Annotated[
@@ -58,30 +59,52 @@ SessionHeader = Annotated[
 ]
 
 
-async def _session_name(request: Request, session_name: SessionHeader = None) -> str | None:
+MAX_TOKEN = 4096
+TokenHeader = Annotated[
+    str | None,
+    Header(
+        alias=TOKEN_HEADER,
+        max_length=MAX_TOKEN,
+        description="binds the call to the session whose answer had this token; one of another server has no effect",
+    ),
+]
+
+
+async def _session_name(
+    request: Request,
+    services: ServicesDep,
+    owner: OwnerDep,
+    session_name: SessionHeader = None,
+    session_token: TokenHeader = None,
+) -> str | None:
     if len(set(request.headers.getlist(SESSION_HEADER))) > 1:
         raise FieldOutOfRange(f"{SESSION_HEADER}: a call is bound to one session", param=SESSION_HEADER)
-    return session_name
+    return session_name or named_by_token(services, owner, session_token)
 
 
 SessionNameDep = Annotated[str | None, Depends(_session_name)]
-"""What `X-Session-ID` says."""
+"""What `X-Session-ID` says, or a token of this server's."""
 
 
-CLIENT_SESSION = ("session-id", "x-claude-code-session-id", "x-session-affinity")
-CLIENT_AGENT = ("x-claude-code-agent-id", "thread-id")
-"""Headers in which agents name their own sessions, and the agents in them. They bind nothing: they are only shown."""
+def named_by_token(services: Services, owner: str | None, token: str | None) -> str | None:
+    """The token, if it is the id of the owner's open session. Raises what `BoundSessions.find` raises."""
+    return token if token and services.bound_sessions.find(owner, token) is not None else None
+
+
+HINTS_IN_HEADERS = {
+    "client_session": ("session-id", "x-claude-code-session-id", "x-session-affinity"),
+    "client_agent": ("x-claude-code-agent-id", "thread-id"),
+}
+"""By label, headers in which agents name their own sessions, and the agents in them. They bind nothing."""
 MAX_LABEL = 512
+IN_USER_ID = re.compile(r"""(?:_session_|"session_id": ?")([0-9a-f-]{36})""")
+"""Claude Code's session in `metadata.user_id`."""
 
 
-def client_labels(headers: Headers) -> dict[str, str]:
-    """What the agent's own headers say of it, as metadata of a session that its call opens."""
-    found: dict[str, str] = {}
-    for label, names in (("client_session", CLIENT_SESSION), ("client_agent", CLIENT_AGENT)):
-        said = next((headers[name] for name in names if headers.get(name)), None)
-        if said is not None and said not in found.values():
-            found[label] = said[:MAX_LABEL]
-    return found
+def client_hints(headers: Headers) -> dict[str, str]:
+    """What the agent's own headers say of it, by label."""
+    found = {label: [headers[name] for name in names if headers.get(name)] for label, names in HINTS_IN_HEADERS.items()}
+    return {label: said[0] for label, said in found.items() if said}
 
 
 IGNORED_HEADER = "X-Djinn-Ignored"
@@ -94,6 +117,7 @@ IGNORED_DESCRIPTION: dict[str, Any] = {
 """The documented headers of an answer that names ignored fields."""
 BOUND_HEADERS: dict[str, Any] = {
     SESSION_HEADER: {"description": "the session that the call was bound to", "schema": {"type": "string"}},
+    TOKEN_HEADER: {"description": "the same, for clients that send it back", "schema": {"type": "string"}},
     **IGNORED_DESCRIPTION,
 }
 """Those of a generating route."""
@@ -168,7 +192,9 @@ class ApiCall:
     keyed: KeyedRequest | None = None
     """What `Idempotency-Key` does."""
     client: Mapping[str, str] = field(default_factory=dict)
-    """What `client_labels` says of the caller."""
+    """What `client_hints` says of the caller."""
+    stays_connected: bool = False
+    """Whether its client may go on after it on the same connection."""
     is_aside: bool = False
     """Whether it runs in no session, as the named one is busy with something else."""
     _session: Session | None = None
@@ -294,16 +320,27 @@ class ApiCall:
                 await asyncio.wait_for(session.turn.ended.wait(), MOMENT_S)
 
     def labels(self, body: OpenBody, user: str | None) -> dict[str, str]:
-        """The metadata of a session that the call opens. A session that it finds keeps its metadata."""
-        key = (body.model_extra or {}).get("prompt_cache_key")
-        by_key = {"client_session": key[:MAX_LABEL]} if isinstance(key, str) and key else {}
-        return {**({} if user is None else {"user": user}), **by_key, **self.client}
+        """The metadata of a session that the call opens, what people know it by first. A session that it finds keeps
+        its metadata.
+        """
+        extras = body.model_extra or {}
+        said = extras.get("client_metadata")  # Codex's
+        fields = said if isinstance(said, dict) else {}
+        of_user = IN_USER_ID.search(user or "")
+        hints = {
+            "client_session": (fields.get("session_id"), extras.get("prompt_cache_key"), of_user and of_user[1]),
+            "client_agent": (fields.get("thread_id"),),
+        }
+        labels: dict[str, str] = {}
+        for label, others in hints.items():
+            found = [hint for hint in (self.client.get(label), *others) if isinstance(hint, str) and hint]
+            if found and found[0][:MAX_LABEL] not in labels.values():
+                labels[label] = found[0][:MAX_LABEL]
+        return labels if user is None else {**labels, "user": user}
 
     def answer(self, response: Response) -> Response:
         """The response, with the session's id in its headers if the call was bound to one."""
-        if self._session is not None:
-            response.headers[SESSION_HEADER] = self._session.id
-        return response
+        return response if self._session is None else with_session(response, self._session)
 
     def wait_for_tools(self, names: Sequence[str]) -> None:
         """The answer has called these tools: the session that the call is bound to waits until its next call."""
@@ -319,7 +356,7 @@ class ApiCall:
         A name's first use opens a session, which `undo` drops if the call cannot start.
         """
         sessions, name = self.services.sessions, self.session_name
-        if self.is_aside or (name is None and not (self.services.settings.bind_by_prefix and n == len(prompts) == 1)):
+        if self.is_aside or (name is None and not (self.services.settings.binds_by_prefix and n == len(prompts) == 1)):
             # For all or none: a refused call must close nothing.
             sessions.make_room(self.owner, n * len(prompts))
             return partial(sessions.ephemeral, self.owner, metadata=metadata)
@@ -328,10 +365,13 @@ class ApiCall:
         if len(prompts) > 1:
             raise FieldOutOfRange(f"prompt must be one prompt with {SESSION_HEADER}", param="prompt")
         bound = self.services.bound_sessions
-        session = bound.find_continued(self.owner, prompts[0]) if name is None else bound.find(self.owner, name)
+        if name is None:
+            session = bound.find_continued(self.owner, prompts[0], metadata)
+        else:
+            session = bound.find(self.owner, name)
         if session is None:
             if name is None:
-                session = bound.open_unnamed(self.owner, metadata=metadata)
+                session = bound.open_unnamed(self.owner, self.cleanup, metadata=metadata)
             else:
                 session = bound.open(self.owner, name, metadata=metadata)
             undo.callback(sessions.drop, session)
@@ -348,10 +388,16 @@ async def _api_call(
     session_name: SessionNameDep,
     keyed: KeyedDep,
 ) -> ApiCall:
-    return ApiCall(services, owner, cleanup, session_name, keyed, client_labels(request.headers))
+    return ApiCall(services, owner, cleanup, session_name, keyed, client_hints(request.headers))
 
 
 ApiCallDep = Annotated[ApiCall, Depends(_api_call)]
+
+
+def with_session(response: Response, session: Session) -> Response:
+    """The response, with the session's id in its headers."""
+    response.headers[SESSION_HEADER] = response.headers[TOKEN_HEADER] = session.id
+    return response
 
 
 def check_model(services: Services, name: str | None) -> None:

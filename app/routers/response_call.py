@@ -127,7 +127,7 @@ async def start_response(
     heeded = support.heed(body.wish())
     ignored.read(body)
     ignored.add(heeded.ignored)
-    ignored.add(body.without_thoughts(support))
+    ignored.add(body.without_thoughts(support, seal))
     check_model(services, body.model)
     previous = _previous(call, unstored, body)
     if previous is not None:
@@ -159,7 +159,8 @@ async def start_response(
         undo.pop_all()
     if not conversation.is_kept:
         unstored.take(conversation)
-    stored = StoredResponse(conversation, len(before), new, response)
+    is_unseen = conversation.is_kept and not body.store
+    stored = StoredResponse(conversation, len(conversation.items), new, response, is_unseen)
     answer = support.answer(use, has_form=body.to_grammar() is not None, opening=prompt.opening)
     writer = ResponseWriter(
         response,
@@ -175,6 +176,13 @@ async def start_response(
 
 def _previous(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody) -> StoredResponse | None:
     name = "previous_response_id"
+    if body.conversation is not None:
+        if body.previous_response_id is not None:
+            raise FieldOutOfRange(f"conversation: give it or {name}, not both", param="conversation")
+        head = call.services.responses.find_conversation(call.owner, body.conversation, param="conversation")
+        if head.conversation.is_running:
+            raise WrongState("a response of the conversation is being generated: one runs at a time")
+        return head.conversation.latest
     if body.previous_response_id is None:
         return None
     found = unstored.find(body.previous_response_id)
@@ -215,7 +223,14 @@ def _conversation(
         call.services.sessions.table.require_no_drain(previous.conversation.session)
         going_on = previous.conversation
         is_there = call.session_name is None or call.is_aside or named is going_on.session
-        if going_on.is_kept is body.store and is_there and going_on.goes_on_after(previous):
+        if body.conversation is not None:
+            if not is_there:
+                raise FieldOutOfRange("conversation: it is in another session than X-Session-ID", param="conversation")
+            return going_on
+        is_free = going_on.head is None and going_on.goes_on_after(previous)
+        if going_on.is_kept is body.store and is_there and is_free:
+            if going_on.session.name == UNNAMED:
+                call.services.bound_sessions.adopt(going_on.session)
             return going_on
     session = named or _open(call, body, prompt, undo)
     owns = (call.session_name is None or call.is_aside) and session.name != UNNAMED
@@ -243,12 +258,14 @@ def _open(call: ApiCall, body: ResponseBody, prompt: list[int], undo: ExitStack)
         session = services.bound_sessions.open(call.owner, call.session_name, metadata=metadata)
     elif body.store:
         session = services.sessions.create(call.owner, metadata=metadata, ttl_s=IDLE_TTL_S, name=OF_RESPONSES)
-    elif services.settings.bind_by_prefix and not call.is_aside:
+    elif services.settings.binds_by_prefix and not call.is_aside:
         bound = services.bound_sessions
-        found = bound.find_continued(call.owner, prompt)
+        found = bound.find_continued(call.owner, prompt, metadata)
         if found is not None:
             return found
-        session = bound.open_unnamed(call.owner, metadata=metadata)
+        session = bound.open_unnamed(call.owner, call.cleanup, metadata=metadata)
+        if call.stays_connected:
+            session.expect()
     else:
         session = services.sessions.create(call.owner, metadata=metadata, ephemeral=True)
     undo.callback(services.sessions.drop, session)

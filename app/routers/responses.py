@@ -1,6 +1,6 @@
 """`/v1/responses`: generated, kept, cancelled."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -9,19 +9,19 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest, NotFound
-from app.openai.response import DeletedResponse, ItemList, ResponseObject, StoredResponse
+from app.openai.response import CompactedResponse, DeletedResponse, ItemList, ResponseObject, StoredResponse
 from app.openai.response_events import CANCELLED_EVENT, LAST_EVENTS
-from app.openai.response_input import ResponseBody
-from app.openai.response_items import AnyItem, to_json
+from app.openai.response_input import CompactBody, MessageBody, ResponseBody
+from app.openai.response_items import AnyItem, CompactionItem, InputMessageItem, OutputMessageItem, new_id, to_json
 from app.openai.response_store import UnstoredConversation
 from app.openai.shapes import ResponseEvent
 from app.routers.api_calls import (
-    IGNORED_DESCRIPTION,
-    SESSION_HEADER,
+    BOUND_HEADERS,
     ApiCallDep,
     IgnoredDep,
     OpenAIRoute,
     openai_errors,
+    with_session,
 )
 from app.routers.dependencies import OwnerDep, Services, ServicesDep
 from app.routers.response_call import ResponseRun, start_response
@@ -31,12 +31,11 @@ from app.web.sse import EventStream, sse_event, unless_disconnected
 from app.wire.base import QueryModel
 
 router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
-SESSION_ID = {"description": "the session that the response was generated in", "schema": {"type": "string"}}
 ANSWERS: dict[int | str, dict[str, Any]] = {
     **openai_errors(404, 409, 421, 429, 503),
     200: {
         "description": "The response; with `stream`, the events of the Responses API, each with its name.",
-        "headers": {SESSION_HEADER: SESSION_ID, **IGNORED_DESCRIPTION},
+        "headers": BOUND_HEADERS,
         "content": {EventStream.media_type: {"schema": component(ResponseEvent)}},
     },
 }
@@ -62,6 +61,49 @@ async def create_response(request: Request, body: ResponseBody, call: ApiCallDep
     if keyed is not None:
         keyed.is_answered = True
     return _with_session(run, Response(to_json(run.response), media_type="application/json"))
+
+
+SUMMARIES = "cmp_"
+"""What the ids of messages begin with that hold earlier summaries."""
+COMPACT = (
+    "Write a summary of this conversation for an assistant who goes on with it, and who reads only the summary and the "
+    "user's messages. Say what was asked, decided, done and found out, and what is left to do. Write only the summary."
+)
+
+
+@router.post(
+    "/v1/responses/compact",
+    operation_id="compactResponse",
+    response_model=CompactedResponse,
+    responses=openai_errors(404, 409, 421, 429, 503),
+)
+async def compact_response(request: Request, body: CompactBody, call: ApiCallDep, ignored: IgnoredDep) -> Response:
+    """Shorten a conversation: the model writes a summary of it. Nothing of it is kept."""
+    if body.conversation is not None:
+        raise FieldOutOfRange("conversation: only previous_response_id and input are shortened", param="conversation")
+    told = MessageBody(role="user", content=COMPACT)
+    given = [MessageBody(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    if body.input == "":
+        if body.previous_response_id is None:
+            raise FieldOutOfRange("input: there is nothing to shorten", param="input")
+        given = []
+    asked = body.model_copy(update={"input": [*given, told], "store": False, "tool_choice": "none"})
+    unstored = UnstoredConversation(call.services.sessions)
+    call.cleanup.callback(unstored.close)
+    run = await unless_disconnected(request, start_response(call, unstored, asked, ignored))
+    before = run.stored.context[:-1]
+    await unless_disconnected(request, _finish(run))
+    response = run.response
+    said = [part.text for item in response.output if isinstance(item, OutputMessageItem) for part in item.content]
+    summary = call.services.tool_support.seal.of(call.owner).close("".join(said))
+    output: list[InputMessageItem | CompactionItem] = [
+        item
+        for item in before
+        if isinstance(item, InputMessageItem) and item.role == "user" and not item.id.startswith(SUMMARIES)
+    ]
+    output.append(CompactionItem(id=new_id("cmp"), encrypted_content=summary))
+    usage, created = response.usage, response.created_at
+    return shown(CompactedResponse(id=response.id, created_at=created, output=output, usage=usage))
 
 
 def _forget_unheard(services: Services, runs: list[ResponseRun]) -> None:
@@ -103,8 +145,7 @@ def _again(made: StoredResponse, keyed: KeyedRequest, *, stream: bool) -> Respon
         answer = EventStream(_events_again(made.answer))
     else:
         answer = Response(to_json(made.answer), media_type="application/json")
-    answer.headers[SESSION_HEADER] = made.conversation.session.id
-    return answer
+    return with_session(answer, made.conversation.session)
 
 
 async def _events_again(response: ResponseObject) -> AsyncGenerator[bytes, None]:
@@ -128,9 +169,7 @@ async def _finish(run: ResponseRun) -> None:
 
 
 def _with_session(run: ResponseRun, answer: Response) -> Response:
-    if run.session is not None:
-        answer.headers[SESSION_HEADER] = run.session.id
-    return answer
+    return answer if run.session is None else with_session(answer, run.session)
 
 
 kept_router = APIRouter(prefix="/v1/responses/{response_id}", tags=["openai"], route_class=OpenAIRoute)
@@ -158,7 +197,7 @@ async def get_response(
     """A response as it is now."""
     if query.stream:
         raise FieldOutOfRange("stream: must be false, the events of a response are not kept", param="stream")
-    return _shown(services.responses.find(owner, response_id).answer)
+    return shown(services.responses.find(owner, response_id).answer)
 
 
 @kept_router.delete("", operation_id="deleteResponse", responses=ERRORS)
@@ -182,7 +221,7 @@ async def cancel_response(response_id: str, services: ServicesDep, owner: OwnerD
     stored, turn = running
     services.sessions.pauses.cancel(stored.conversation.session, turn)
     await turn.ended.wait()
-    return _shown(stored.answer.model_copy(update={"status": "cancelled"}))
+    return shown(stored.answer.model_copy(update={"status": "cancelled"}))
 
 
 @kept_router.get("/input_items", operation_id="listResponseInputItems", response_model=ItemList, responses=ERRORS)
@@ -190,20 +229,18 @@ async def list_input_items(
     response_id: str, services: ServicesDep, owner: OwnerDep, query: Annotated[ItemsQuery, Query()]
 ) -> Response:
     """The items of a response's own input, in pages. Those of the responses before it are theirs."""
-    items = list(services.responses.find(owner, response_id).input)
-    if query.order == "desc":
-        items.reverse()
-    return _shown(ItemList.page(_after(items, query.after), limit=query.limit))
+    return shown(page_of(services.responses.find(owner, response_id).input, query, "the response's input"))
 
 
-def _shown(view: BaseModel) -> Response:
+def shown(view: BaseModel) -> Response:
+    """The view, which may have encoded parts."""
     return Response(to_json(view), media_type="application/json")
 
 
-def _after(items: list[AnyItem], item_id: str) -> list[AnyItem]:
-    if not item_id:
-        return items
-    for index, item in enumerate(items):
-        if item.id == item_id:
-            return items[index + 1 :]
-    raise FieldOutOfRange(f"after: no item {item_id[:100]} in the response's input", param="after")
+def page_of(items: Sequence[AnyItem], query: ItemsQuery, where: str) -> ItemList:
+    """The page that is asked for. Raises `FieldOutOfRange` if it is to begin after an item that is not `where`."""
+    ordered = list(items if query.order == "asc" else reversed(items))
+    places = {item.id: place for place, item in enumerate(ordered, 1)}
+    if query.after and query.after not in places:
+        raise FieldOutOfRange(f"after: no item {query.after[:100]} in {where}", param="after")
+    return ItemList.page(ordered[places.get(query.after, 0) :], limit=query.limit)

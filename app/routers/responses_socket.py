@@ -14,11 +14,12 @@ from app.domain.values import MAX_NAME
 from app.openai.response_events import Event
 from app.openai.response_input import ResponseBody
 from app.openai.response_store import UnstoredConversation
-from app.routers.api_calls import SESSION_HEADER, ApiCall, as_bad_request, client_labels
+from app.routers.api_calls import ApiCall, as_bad_request, client_hints, named_by_token
 from app.routers.dependencies import Services
 from app.routers.response_call import start_response
 from app.web.bodies import read_in_turn
 from app.web.errors import describe_body, error_body, error_response, visible_error
+from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
 from app.wire.extras import IgnoredFields
 
 CREATE = "response.create"
@@ -74,8 +75,10 @@ class ResponseConnection:
             ignored.add(self._websocket.query_params)
             self._websocket.state.admit()  # the key may have ended since the connection began
             async with AsyncExitStack() as cleanup:
-                client = client_labels(self._websocket.headers)
-                call = ApiCall(self._services, self._owner, cleanup, self._session_name, client=client)
+                client = client_hints(self._websocket.headers)
+                call = ApiCall(
+                    self._services, self._owner, cleanup, self._session_name, client=client, stays_connected=True
+                )
                 run = await start_response(call, self._unstored, _body(fields), ignored)
                 for label in ignored.labels():
                     self._services.metrics.ignored_fields.labels(label).inc()
@@ -112,9 +115,11 @@ async def connect_responses(websocket: WebSocket) -> None:
     websocket.scope["route"] = ROUTE  # as FastAPI does for its own
     services: Services = websocket.app.state.services
     try:
-        session_name = _session_name(websocket)
-        if session_name is not None:  # if it is on another server, this raises where
-            services.bound_sessions.find(websocket.state.owner, session_name)
+        session_name, owner = _session_name(websocket), websocket.state.owner
+        if session_name is None:
+            session_name = named_by_token(services, owner, websocket.headers.get(TOKEN_HEADER))
+        else:  # if it is on another server, this raises where
+            services.bound_sessions.find(owner, session_name)
     except DjinnError as error:
         await websocket.send_denial_response(error_response(as_bad_request(error), websocket.scope))
         return

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from app.domain.errors import NoCluster
+from app.domain.errors import FieldOutOfRange, NoCluster
 from app.domain.values import KVBudget, KVPolicy, Residency, SessionId, SessionState
 from app.exports import exports as session_files
 from app.exports.spool import read_chunks, write_chunks
@@ -30,6 +30,7 @@ from app.text.generation import whole_pieces
 from app.web.bodies import FILE, FILE_BODY, JsonRoute, file_type
 from app.wire.base import MoveBody, MoveView
 from app.wire.sessions import (
+    MAX_LABELS,
     MAX_TTL_S,
     CreateSessionBody,
     HistoryQuery,
@@ -40,6 +41,7 @@ from app.wire.sessions import (
     RewindBody,
     SessionPage,
     SessionView,
+    UpdateSessionBody,
 )
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=JsonRoute)
@@ -116,6 +118,18 @@ async def get_history(
         return HistoryView(tokens=len(token_ids), token_ids=token_ids, text="".join(pieces), pieces=pieces)
     text = await services.side_work.run(session.owner, services.tokens.decode, token_ids, skip_special_tokens=False)
     return HistoryView(tokens=len(token_ids), token_ids=token_ids, text=text, pieces=None)
+
+
+@router.patch("/{session_id}", operation_id="updateSession", responses=errors(400, 404))
+async def update_session(session: SessionDep, body: UpdateSessionBody, services: ServicesDep) -> SessionView:
+    """Set labels of the session, or take them away."""
+    labels = {name: label for name, label in (session.metadata | body.metadata).items() if label is not None}
+    if len(labels) > MAX_LABELS:
+        raise FieldOutOfRange(f"metadata: a session has at most {MAX_LABELS} labels", param="metadata")
+    session.relabel(labels)
+    services.sessions.keeper.note(session)
+    await services.sessions.keeper.settled(session)
+    return SessionView.of(session)
 
 
 @router.delete("/{session_id}", operation_id="closeSession", status_code=204, responses=errors(404))

@@ -285,6 +285,15 @@ class SessionRegistry:
         self._forget(session)
         self._close_in_engine(session)
 
+    def release_kv(self, session: Session) -> None:
+        """Have the engine keep the session's KV only as that of a prefix. The next turn takes what is still there."""
+        self._close_in_engine(session)
+        if self.executor.failure is None:
+            history = tuple(session.history)
+            self.executor.post(
+                lambda ticket: Open(ticket, session.id, session.owner or "", token_ids=history, had_kv=False)
+            )
+
     def depart(self, session: Session, home: Home, responses: Iterable[str] = ()) -> None:
         """Let go of a session that another server has taken with these responses, without waiting."""
         session.move(SessionState.CLOSED)

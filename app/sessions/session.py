@@ -181,9 +181,9 @@ class Session:
     name: str | None = None
     """What `X-Session-ID` calls it, `UNNAMED` or `OF_RESPONSES`; None: no such call opened it."""
     ephemeral: bool = False
+    """Whether it lives for one call only, as far as is known: it is not journaled."""
     background: bool = False
     """Whether it was opened for a request of a batch."""
-    """Whether it lives for one call only: it is not journaled."""
     forked_from: ForkPoint | None = None
     """None: it was opened empty, or imported."""
     namespace: str | None = None
@@ -225,6 +225,8 @@ class Session:
     """Length of the context that `turn` started from."""
     max_tokens: int = 0
     """Most that `turn` generates."""
+    shared: int = 0
+    """Tokens that the history had in common with the one before, when a call without a name last went on from there."""
     uncounted: int = 0
     """Tokens of the history that no turn has computed here: the next one's owner pays for them."""
     leaving: bool = False
@@ -345,7 +347,18 @@ class Session:
     def signal(self, phase: Phase, returns_at: float | None = None) -> None:
         """Note what it is doing, and when its client will be back."""
         self.phase, self.returns_at = phase, returns_at
+        self.expect()
         self.watcher.changed(self)
+
+    def relabel(self, labels: dict[str, str]) -> None:
+        """Have other labels."""
+        self.metadata = labels
+        self.expect()
+        self.watcher.changed(self)
+
+    def expect(self) -> None:
+        """Its client is coming back: a call without a name has not been the only one."""
+        self.ephemeral = self.ephemeral and self.name != UNNAMED
 
     def place(self, kv: SessionMemory) -> None:
         """Note where its KV is."""
@@ -358,6 +371,8 @@ class Session:
         """Enter the queue with a turn whose context is `history`, and that generates at most `max_tokens`."""
         self.move(SessionState.QUEUED)
         self.phase, self.returns_at = Phase.COMPUTE, None
+        if self.turn is not None:
+            self.expect()
         self.turn = turn
         self.pause_limit = DEFAULT_LIMIT
         self.spent.clear()

@@ -13,7 +13,7 @@ from app.domain.homes import home_of
 from app.domain.values import Phase, Quotas, Residency, SessionId, SessionState, Tier
 from app.engine_process.turn import Turn
 from app.messages import Lacking
-from app.sessions.session import NOBODY, Session, Watcher
+from app.sessions.session import NOBODY, OF_RESPONSES, Session, Watcher
 
 
 class BusySessions:
@@ -136,9 +136,11 @@ def _part(places: int) -> int:
     return max(1, math.ceil(places * HELD_FOR_A_FREE / (HELD_FOR_A_FREE + 1)))
 
 
-def _worth(session: Session) -> tuple[bool, float]:
-    """Orders sessions that may give way. A client that waits for a tool is coming back; others may never."""
-    return session.phase in (Phase.IO_WAIT, Phase.READY), session.used_at
+def _worth(session: Session) -> tuple[bool, bool, float]:
+    """Orders sessions that may give way. A client that waits for a tool is coming back; others may never. A call
+    without a name brings its whole history again, while kept responses go with their session.
+    """
+    return session.phase in (Phase.IO_WAIT, Phase.READY), session.name == OF_RESPONSES, session.used_at
 
 
 RequireHome = Callable[[SessionId, str | None, bool], None]

@@ -204,9 +204,10 @@ class Settings(LimitSettings, ModelSettings, ClusterSettings, AccessSettings, Ba
     park_on_tool_calls: bool = Field(
         True, description="offload a bound session whose answer calls tools, until its next call"
     )
-    bind_by_prefix: bool = Field(
-        False,
-        description="bind OpenAI and Anthropic calls without X-Session-ID to the session whose history they continue",
+    bind_by_prefix: bool | None = Field(
+        None,
+        description="bind OpenAI and Anthropic calls without X-Session-ID to the session whose history they continue "
+        "(default: yes; no for a server with --replica)",
     )
     strict_fields: bool = Field(
         False, description="refuse fields without effect on the OpenAI and Anthropic routes, instead of naming them"
@@ -257,6 +258,11 @@ class Settings(LimitSettings, ModelSettings, ClusterSettings, AccessSettings, Ba
         if self.lease_s and self.state_dir is None:
             raise ValueError("lease_s: needs a folder to have a lease of, and state_dir is none")
         return self
+
+    @property
+    def binds_by_prefix(self) -> bool:
+        """Whether calls are bound by their history. In a cluster the next call may come to another server."""
+        return self.replica is None if self.bind_by_prefix is None else self.bind_by_prefix
 
     def engine(self) -> EngineSettings:
         """The engine's section: settings of the same name as they are, and those that follow from others."""

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.domain.errors import BadRequest, DjinnError, KeyReused, MalformedRequest, TooLarge
 from app.sessions.keyed import KeptAnswer, KeyedRequest, KeyedRequests
 from app.web.errors import error_response
-from app.web.middleware import SESSION_HEADER
+from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
 from app.web.sse import disconnected
 
 HEADER = "Idempotency-Key"
@@ -199,7 +199,8 @@ def _key(headers: Headers) -> str:
 def _digest(scope: Scope, body: bytes) -> bytes:
     """Of all that tells what is asked for."""
     digest = hashlib.blake2b(digest_size=32)
-    named = [value for name, value in scope["headers"] if name == SESSION_HEADER.lower().encode()]
+    names = (SESSION_HEADER.lower().encode(), TOKEN_HEADER.encode())
+    named = [value for name, value in scope["headers"] if name in names]
     for part in (scope["path"].encode(), scope["query_string"], *named, body):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()

@@ -38,6 +38,8 @@ ANSWERS = ("http.response.start", "websocket.accept", "websocket.http.response.s
 """The messages that have the headers of an answer."""
 SESSION_HEADER = "X-Session-ID"
 """Names the session that an answer of the OpenAI routes is from."""
+TOKEN_HEADER = "x-session-token"
+"""The same. A client that sends it back reaches the same server through routers such as llm-d's."""
 SANE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -127,6 +129,7 @@ READABLE = (
     "X-Request-Id",
     "Request-Id",
     "X-Session-ID",
+    TOKEN_HEADER,
     "X-Djinn-Ignored",
     "Idempotent-Replayed",
     TRACE_RESPONSE,

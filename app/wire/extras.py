@@ -102,6 +102,8 @@ def ignored(*names: str, **neutral: object) -> dict[str, Unsupported]:
     return refused(None, *names, **neutral)
 
 
+_ITEM = ignored("created_by", "name", caller={"type": "direct"}, **{"async": False})
+_PART = ignored("prompt_cache_breakpoint", annotations=[], logprobs=[])
 _TOOL = ignored("output_schema", allowed_callers=["direct"], defer_loading=False, **{"async": False})
 
 UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
@@ -159,7 +161,6 @@ UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
     f"{ANTHROPIC}.messages.content.content": ignored("cache_control"),
     RESPONSES: {
         **refused("the server never shortens a conversation", context_management=[]),
-        **refused("use previous_response_id", "conversation"),
         **refused("the server moderates nothing", "moderation"),
         **refused("the server keeps no prompt templates", "prompt"),
         **refused("a connection runs one response at a time", "stream_id"),
@@ -171,8 +172,10 @@ UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
     f"{RESPONSES}.text": ignored(verbosity="medium"),
     f"{RESPONSES}.tools": _TOOL,
     f"{RESPONSES}.tools.tools": _TOOL,
-    f"{RESPONSES}.input": ignored("created_by", "name", caller={"type": "direct"}, **{"async": False}),
-    f"{RESPONSES}.input.content": ignored("prompt_cache_breakpoint", annotations=[], logprobs=[]),
+    f"{RESPONSES}.input": _ITEM,
+    f"{RESPONSES}.input.content": _PART,
+    f"{RESPONSES}.items": _ITEM,
+    f"{RESPONSES}.items.content": _PART,
 }
 """By the path of the object that has them, without the indices of lists. `""` is the body itself.
 

@@ -14,9 +14,10 @@ DAY_MS = 24 * 3600 * 1000
 MAX_TTL_S = 30 * 24 * 3600
 """A session whose client never comes back is closed some day."""
 
+MAX_LABELS = 16
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
-Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_LABELS)]
 """The client's own labels, kept and returned as they came: OpenAI's limits."""
 
 
@@ -35,6 +36,14 @@ class CreateSessionBody(SessionLabels):
     residency: Annotated[Residency, Field(strict=False)] = Field(
         Residency.BEST_EFFORT,
         description="guaranteed: never evicted for other sessions; refused where the reserve is used up",
+    )
+
+
+class UpdateSessionBody(WireModel):
+    """Labels to change. Lists show the label `name` first."""
+
+    metadata: dict[MetadataKey, MetadataValue | None] = Field(
+        max_length=MAX_LABELS, description="labels to set; null takes one away, and the others stay"
     )
 
 

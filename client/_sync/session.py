@@ -125,6 +125,11 @@ class Session:
         """
         return self._transport.send(calls.move_session(self.id, replica), timeout)
 
+    def label(self, labels: Mapping[str, str | None], *, timeout: Seconds = UNSET) -> SessionInfo:
+        """Set these labels; None takes one away, and the others stay. Lists show the label `name` first."""
+        self.info = self._transport.send(calls.label_session(self.id, labels), timeout)
+        return self.info
+
     def rewind(self, to_token: int, *, timeout: Seconds = UNSET) -> SessionInfo:
         """Drop every token of the history from position `to_token` on."""
         self.info = self._transport.send(calls.rewind_session(self.id, to_token), timeout)

@@ -101,6 +101,10 @@ def test_names_pages_and_what_the_server_tells_about_itself(djinn: Djinn, server
         listed = [session.id for session in djinn.sessions.list(page_size=1)]
     assert found.id in listed
     assert len(pages) == len(listed)
+    assert found.label({"name": "researcher", "since": "today"}).metadata == {"name": "researcher", "since": "today"}
+    assert found.label({"since": None}).metadata == found.refresh().metadata == {"name": "researcher"}
+    with pytest.raises(client.Unprocessable):
+        found.label({str(number): "x" for number in range(16)})
     found.close()
     assert djinn.sessions.find("conversation 7") is None
     assert djinn.detokenize(djinn.tokenize("Hello", add_special_tokens=False)) == "Hello"

@@ -111,6 +111,53 @@ def test_a_call_is_bound_to_one_session_by_a_name_of_sane_length(http: httpx.Cli
     assert http.post("/v1/completions", json=ASK, headers=same).status_code == 200
 
 
+UUID = "0a1b2c3d-0000-4000-8000-00000000000a"
+SAID: list[tuple[str, Any, dict[str, str], dict[str, str]]] = [
+    (
+        "/v1/responses",
+        {"input": "What?", "store": False, "client_metadata": {"session_id": "s", "thread_id": "t"}},
+        {},
+        {"client_session": "s", "client_agent": "t"},
+    ),
+    (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": "Who?"}], "metadata": {"user_id": f"user_1_session_{UUID}"}},
+        {"X-Claude-Code-Agent-Id": "sub"},
+        {"client_session": UUID, "client_agent": "sub", "user": f"user_1_session_{UUID}"},
+    ),
+    (
+        "/v1/completions",
+        {"prompt": "Ann", "user": "ann", "prompt_cache_key": "key"},
+        {"x-session-affinity": "ses", "thread-id": "ses"},
+        {"client_session": "ses", "user": "ann"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "headers", "labels"), SAID, ids=[path for path, *_ in SAID])
+def test_a_session_is_labelled_by_what_its_agent_says(
+    http: httpx.Client, path: str, body: Any, headers: dict[str, str], labels: dict[str, str]
+) -> None:
+    """The label that people know it by comes first: lists show that."""
+    most = {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 4}
+    answer = http.post(path, json={"model": MODEL, **most, **body}, headers=headers).raise_for_status()
+    assert list(session_of(http, answer.headers)["metadata"].items()) == list(labels.items())
+
+
+def test_a_token_of_this_server_binds_and_one_of_another_does_not(http: httpx.Client) -> None:
+    first = http.post("/v1/completions", json=ASK).raise_for_status()
+    token = first.headers["x-session-token"]
+    assert token == first.headers["x-session-id"]
+    calls = [
+        http.post("/v1/completions", json={**ASK, "prompt": said}, headers={"x-session-token": said})
+        for said in (token, "of another server")
+    ]
+    assert calls[0].headers["x-session-token"] == token
+    assert session_of(http, first.headers)["tokens"] == calls[0].json()["usage"]["total_tokens"]
+    assert calls[1].headers["x-session-token"] != token
+    assert session_of(http, calls[1].headers)["metadata"] == {}
+
+
 def test_a_name_means_another_session_to_another_key(reference: Reference) -> None:
     prompt = "A secret that is long enough to fill more than one block of the cache."
     answers: list[Any] = []

@@ -5,6 +5,7 @@ import hashlib
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,7 @@ async def test_a_session_gives_way_to_no_other_before_its_export_has_been_sent()
     app = load_app(tiny_settings(max_sessions=1))
     async with app.router.lifespan_context(app):
         services: Services = app.state.services
-        session = services.bound_sessions.open_unnamed(None, metadata={})
+        session = services.bound_sessions.open_unnamed(None, AsyncExitStack(), metadata={})
         sent: list[int] = []
         asked: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import time
 import weakref
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,39 @@ from app.domain.errors import Moving, NameTaken, SessionLimit, WrongState
 from app.domain.values import Phase, SessionState, StopRule
 from app.engine_process.turn import Turn
 from app.routers.dependencies import Services
-from app.sessions.session import UNNAMED, Session
+from app.sessions.session import OF_RESPONSES, UNNAMED, Session
 from app.sessions.tool_waits import MAX_TOOLS, WINDOW, ToolWaits, expected_wait, note_wait
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, LONG, PROMPT, finish, start_turn
 from tests.tenants.tenant_files import Clock
 
+EIGHT = StopRule(max_tokens=8, min_tokens=8)
+HINT = {"client_session": "one"}
 
-async def spoken(services: Services, context: list[int], *, name: str | None = None) -> Session:
-    """A bound session that has had one turn of eight tokens."""
+
+async def spoken(
+    services: Services,
+    context: list[int],
+    *,
+    name: str | None = None,
+    turns: int = 1,
+    said: dict[str, str] | None = None,
+) -> Session:
+    """A bound session whose first call, and `turns` of eight tokens, are over."""
     bound = services.bound_sessions
-    session = bound.open_unnamed("me", metadata={}) if name is None else bound.open("me", name, metadata={})
-    await finish(start_turn(services.sessions, session, context, GREEDY, StopRule(max_tokens=8, min_tokens=8)))
+    async with AsyncExitStack() as call:
+        if name is None:
+            session = bound.open_unnamed("me", call, metadata=said or {})
+        else:
+            session = bound.open("me", name, metadata=said or {})
+        await finish(start_turn(services.sessions, session, context, GREEDY, EIGHT))
+    for _ in range(turns - 1):
+        await finish(start_turn(services.sessions, session, [], GREEDY, EIGHT))
     return session
+
+
+def continued(services: Services, prompt: Iterable[int], owner: str = "me", **labels: str) -> Session | None:
+    return services.bound_sessions.find_continued(owner, list(prompt), labels)
 
 
 async def test_a_prompt_is_bound_to_the_longest_history_that_it_continues(services: Services) -> None:
@@ -38,57 +60,124 @@ async def test_a_prompt_is_bound_to_the_longest_history_that_it_continues(servic
     short = await spoken(services, [*system, 50])
     await spoken(services, [*system, 60])
     long = await spoken(services, [*short.history, 51])
-    assert bound.find_continued("me", [*short.history, 70]) is short
-    assert bound.find_continued("me", [*long.history, 70]) is long
-    assert bound.find_continued("you", [*long.history, 70]) is None
-    assert bound.find_continued("me", [*system, 50]) is short, "it has answered that"
+    assert continued(services, [*short.history, 70]) is short
+    assert continued(services, [*long.history, 70]) is long
+    assert continued(services, [*long.history, 70], "you") is None
+    assert continued(services, [*system, 50]) is short, "it has answered that"
     named = await spoken(services, [*long.history, 52], name="agent")
-    assert bound.find_continued("me", [*named.history, 70]) is not named
+    assert continued(services, [*named.history, 70]) is not named
     theirs = bound.open("you", "agent", metadata={})
     assert [bound.find(owner, "agent") for owner in ("me", "you")] == [named, theirs]
 
 
+async def test_of_equal_histories_that_with_the_calls_hints_is_continued(services: Services) -> None:
+    context = list(range(3, 43))
+    first, second = [await spoken(services, context, said={"client_session": name}) for name in ("one", "two")]
+    assert first.history == second.history
+    prompt = [*first.history, 70]
+    assert [continued(services, prompt, client_session=name) for name in ("one", "two")] == [first, second]
+    assert continued(services, prompt, client_session="three") in (first, second), "the history is what binds"
+    assert continued(services, range(80, 120), **HINT) is None, "hints alone bind nothing"
+
+
+async def test_a_conversation_takes_its_session_back_from_side_calls(services: Services) -> None:
+    session = await spoken(services, list(range(3, 43)), said=HINT)
+    history = session.history.tolist()
+    for aside in (80, 81):
+        assert continued(services, [*history, aside, aside], **HINT) is session
+        prompt = [*history, aside, aside]
+        await finish(start_turn(services.sessions, session, prompt, GREEDY, EIGHT, replace=True))
+    assert continued(services, [*history, 70], client_session="two") is None, "a subagent's is another"
+    assert continued(services, history[:45], **HINT) is None
+    assert continued(services, [*history, 70], **HINT) is session
+
+
+async def test_a_session_of_one_call_is_worth_no_more_than_a_cached_prefix(tmp_path: Path) -> None:
+    async with running_services(state_dir=tmp_path) as services:
+        once, twice = [await spoken(services, list(range(first, first + 40))) for first in (3, 60)]
+        assert (await services.sessions.memory()).kv_owned_bytes == 0
+        assert continued(services, [*twice.history, 70]) is twice
+        prompt = [*twice.history, 70]
+        last = await finish(start_turn(services.sessions, twice, prompt, GREEDY, EIGHT, replace=True))
+        assert (last.usage.cached_tokens, last.usage.tokens_recomputed) == (32, 0)
+        async with AsyncExitStack() as call:
+            parked = services.bound_sessions.open_unnamed("me", call, metadata={})
+            turn = start_turn(services.sessions, parked, PROMPT, GREEDY, EIGHT)
+            await finish(turn)
+            services.sessions.wait_for_tools(parked, turn, ["search"])
+        for session in (twice, parked):
+            await services.sessions.keeper.settled(session)
+        assert once.ephemeral
+    async with running_services(state_dir=tmp_path) as services:
+        assert [each.id for each in services.sessions.table] == [twice.id, parked.id]
+
+
+async def test_only_so_many_sessions_of_one_call_stay(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.sessions.named.MOST_ONCE", 3)
+    monkeypatch.setattr("app.sessions.named.MOST_ONCE_TOKENS", 96)
+    continued_one = await spoken(services, list(range(3, 43)), turns=2)
+    small = [await spoken(services, [3, 4, 5 + number]) for number in range(4)]
+    left = [SessionState.CLOSED, *[SessionState.IDLE] * 3]
+    assert [each.state for each in small] == left
+    large = await spoken(services, list(range(3, 83)))
+    assert [each.state for each in (*small, large)] == [*[SessionState.CLOSED] * 4, SessionState.IDLE]
+    assert continued_one.state is SessionState.IDLE
+
+
+async def test_a_first_call_whose_client_goes_leaves_no_session(services: Services) -> None:
+    async with AsyncExitStack() as call:
+        session = services.bound_sessions.open_unnamed("me", call, metadata={})
+        start_turn(services.sessions, session, PROMPT, GREEDY, LONG)
+    assert session.state is SessionState.CLOSED
+
+
+async def test_an_unnamed_session_gives_way_before_kept_responses() -> None:
+    async with running_services(max_sessions=2) as services:
+        kept = services.sessions.create("me", name=OF_RESPONSES)
+        unnamed = await spoken(services, PROMPT)
+        services.sessions.create("me")
+        assert [each.state for each in (kept, unnamed)] == [SessionState.IDLE, SessionState.CLOSED]
+
+
 async def test_a_prompt_that_only_begins_alike_is_not(services: Services) -> None:
-    bound = services.bound_sessions
     system = list(range(3, 43))
     session = await spoken(services, [*system, 50])
     context = session.prompt_tokens
-    assert bound.find_continued("me", [*system, 51, *range(60, 90)]) is None
-    assert bound.find_continued("me", session.history[: context - 1].tolist()) is None
+    assert continued(services, [*system, 51, *range(60, 90)]) is None
+    assert continued(services, session.history[: context - 1].tolist()) is None
     other_reply = [(token + 1) % 256 for token in session.history[context:]]
-    assert bound.find_continued("me", [*session.history[:context], *other_reply, 70]) is None
+    assert continued(services, [*session.history[:context], *other_reply, 70]) is None
 
 
 async def test_a_reply_that_comes_back_in_other_tokens_is_recognised(services: Services) -> None:
     session = await spoken(services, list(range(3, 43)))
     retold = [*session.history[:-2], 1, 1, 1, 1]
-    assert services.bound_sessions.find_continued("me", retold) is session
+    assert continued(services, retold) is session
 
 
 async def test_after_a_restart_a_session_is_not_a_strangers_with_the_same_system_prompt(tmp_path: Path) -> None:
     system = list(range(3, 43))
     async with running_services(state_dir=tmp_path) as services:
-        before = await spoken(services, [*system, 50])
+        before = await spoken(services, [*system, 50], turns=2)
         history = before.history.tolist()
         await services.sessions.keeper.settled(before)
     async with running_services(state_dir=tmp_path) as services:
-        bound = services.bound_sessions
         restored = services.sessions.table.get(before.id, "me")
         assert restored.history.tolist() == history
-        assert bound.find_continued("me", [*system, *range(60, 90)]) is None
+        assert continued(services, [*system, *range(60, 90)]) is None
         await finish(start_turn(services.sessions, restored, [70], GREEDY, StopRule(max_tokens=8, min_tokens=8)))
-        assert bound.find_continued("me", [*system, *range(60, 90)]) is None
-        assert bound.find_continued("me", [*restored.history, 71]) is restored
+        assert continued(services, [*system, *range(60, 90)]) is None
+        assert continued(services, [*restored.history, 71]) is restored
 
 
 async def test_a_session_that_would_pause_is_not_found_until_its_breakpoint_is_gone(services: Services) -> None:
-    bound, whitebox = services.bound_sessions, services.sessions.whitebox
+    whitebox = services.sessions.whitebox
     session = await spoken(services, list(range(3, 43)))
     pause = Breakpoint("bp_pause", (0,), Action.PAUSE)
     await whitebox.arm(session, pause)
-    assert bound.find_continued("me", [*session.history, 70]) is None
+    assert continued(services, [*session.history, 70]) is None
     await whitebox.disarm(session, pause.id)
-    assert bound.find_continued("me", [*session.history, 70]) is session
+    assert continued(services, [*session.history, 70]) is session
 
 
 @pytest.mark.parametrize("phase", [Phase.IO_WAIT, Phase.READY])
@@ -108,7 +197,7 @@ async def test_a_session_stays_while_a_request_is_at_it_and_is_found_all_the_sam
         with services.sessions.table.using(session.id, "me"):
             with pytest.raises(SessionLimit):
                 services.sessions.create()
-            assert services.bound_sessions.find_continued("me", [*session.history, 70]) is session
+            assert continued(services, [*session.history, 70]) is session
         services.sessions.create()
         assert session.state is SessionState.CLOSED
 
@@ -116,7 +205,8 @@ async def test_a_session_stays_while_a_request_is_at_it_and_is_found_all_the_sam
 async def test_nobody_gives_way_unless_that_makes_room_enough() -> None:
     async with running_services(max_sessions=3) as services:
         named = services.bound_sessions.open("me", "agent", metadata={})
-        unnamed = [services.bound_sessions.open_unnamed("me", metadata={}) for _ in range(2)]
+        call = AsyncExitStack()
+        unnamed = [services.bound_sessions.open_unnamed("me", call, metadata={}) for _ in range(2)]
         with pytest.raises(SessionLimit):
             services.sessions.make_room(None, 3)
         assert [each.state for each in (named, *unnamed)] == [SessionState.IDLE] * 3
@@ -156,7 +246,7 @@ async def test_a_session_that_has_closed_is_not_kept_for_its_name(services: Serv
 async def test_unnamed_sessions_from_before_a_restart_give_way_to_a_lower_limit(tmp_path: Path) -> None:
     async with running_services(state_dir=tmp_path) as services:
         for number in range(3):
-            await spoken(services, [3, 4, 5 + number])
+            await spoken(services, [3, 4, 5 + number], turns=2)
         named = await spoken(services, [6, 7, 8], name="by-prefix-mine")
         await services.sessions.keeper.settled(named)
     async with running_services(state_dir=tmp_path, max_sessions=2) as services:
@@ -164,7 +254,7 @@ async def test_unnamed_sessions_from_before_a_restart_give_way_to_a_lower_limit(
         with pytest.raises(SessionLimit):
             services.sessions.create("me")
         assert [each.id for each in services.sessions.table.page("me", limit=9)] == [named.id, created.id]
-        assert services.bound_sessions.find_continued("me", [*named.history, 70]) is None
+        assert continued(services, [*named.history, 70]) is None
 
 
 async def test_a_name_that_is_on_its_way_here_opens_no_session(services: Services) -> None:
@@ -189,9 +279,9 @@ async def test_a_session_that_leaves_is_not_continued_and_gives_way_to_nobody() 
     async with running_services(max_sessions=1) as services:
         session = await spoken(services, list(range(3, 43)))
         session.leaving = True
-        assert services.bound_sessions.find_continued("me", [*session.history, 70]) is None
+        assert continued(services, [*session.history, 70]) is None
         with pytest.raises(SessionLimit):
-            services.bound_sessions.open_unnamed("me", metadata={})
+            services.bound_sessions.open_unnamed("me", AsyncExitStack(), metadata={})
         assert session.state is SessionState.IDLE
 
 

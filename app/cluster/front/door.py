@@ -26,10 +26,11 @@ from app.cluster.front.routing.targets import SESSIONS, About, Target, is_turn, 
 from app.cluster.front.upstream.pool import Pool
 from app.cluster.front.websockets.sockets import Sockets
 from app.domain.errors import DjinnError, NotFound, ReplicaAway, ReplicaLost
+from app.domain.homes import home_of
 from app.domain.values import MAX_NAME
 from app.web.errors import BUG_MESSAGE, error_response
 from app.web.idempotency import HEADER as IDEMPOTENCY_KEY
-from app.web.middleware import SESSION_HEADER
+from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +144,8 @@ class FrontDoor:
         """Whom a call is for by its header. One without is placed where there is room."""
         headers = Headers(scope=scope)
         names = headers.getlist(SESSION_HEADER)
+        if not names and home_of(token := headers.get(TOKEN_HEADER, "")) is not None:
+            names = [token]
         if not names or not names[0]:
             return Owner(self._place(headers))
         tenant = self._tenant_of(headers)

@@ -168,6 +168,8 @@ def test_without_its_directory_ids_still_name_their_owners(replica_urls: dict[st
         generate(http, session, [1], max_tokens=1)
         body = {"model": MODEL, "prompt": "hi", "max_tokens": 1}
         assert http.post("/v1/completions", json=body, headers={"X-Session-ID": session}).status_code == 200
+        by_token = [http.post("/v1/completions", json=body, headers={"x-session-token": session}) for _ in range(3)]
+        assert {answer.headers["x-session-token"] for answer in by_token} == {session}
         assert http.post("/v1/completions", json=body).status_code == 200
         named = http.post("/v1/completions", json=body, headers={"X-Session-ID": "a name"})
         assert code(named) == (503, "directory_away")

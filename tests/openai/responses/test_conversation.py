@@ -11,8 +11,9 @@ import pytest
 
 from tests.errors import assert_error
 from tests.openai.conftest import MODEL
-from tests.openai.responses.asking import CALLING, GREEDY, LETTERS, LOOK_UP, output_of
+from tests.openai.responses.asking import CALLING, GREEDY, LETTERS, LONG, LOOK_UP, output_of
 from tests.processes import ServerProcess, serve_process
+from tests.serving import serve
 
 
 def session_of(sdk: Any, **asked: Any) -> tuple[Any, str | None]:
@@ -68,8 +69,8 @@ def test_a_response_that_is_not_stored_is_not_kept(sdk: Any, http: httpx.Client)
     unstored, session = session_of(sdk, **GREEDY, input="Two", previous_response_id=first.id, store=False)
     stored = sdk.responses.create(**GREEDY, input="Two", previous_response_id=first.id)
     assert unstored.output_text == stored.output_text
-    assert session is None
-    assert len(http.get("/v1/sessions", params={"limit": 100}).json()["data"]) == before
+    assert session is not None
+    assert len(http.get("/v1/sessions", params={"limit": 100}).json()["data"]) == before + 1
     assert_error(http.get(f"/v1/responses/{unstored.id}"), 404, "not_found", param="response_id")
 
 
@@ -104,6 +105,129 @@ def test_a_closed_session_takes_its_responses_along(sdk: Any, http: httpx.Client
     http.delete(f"/v1/sessions/{session}").raise_for_status()
     assert_error(http.get(f"/v1/responses/{first.id}"), 404, "not_found", param="response_id")
     assert sdk.responses.create(**GREEDY, input="Two").output  # and the server goes on
+
+
+def texts_of(sdk: Any, conversation: str, **query: Any) -> list[str]:
+    listed: Any = sdk.conversations.items.list(conversation, **query)
+    return [item.content[0].text for item in listed]
+
+
+def test_a_conversation_keeps_the_items_of_its_responses(sdk: Any, http: httpx.Client) -> None:
+    user: Any = {"type": "message", "role": "user", "content": "One"}
+    held = sdk.conversations.create(items=[user], metadata={"topic": "numbers"})
+    assert (held.object, held.metadata, held.id[:5]) == ("conversation", {"topic": "numbers"}, "conv_")
+    first, session = session_of(sdk, **GREEDY, input="Two", conversation=held.id)
+    second, same = session_of(sdk, **GREEDY, input="Three", conversation={"id": held.id}, store=False)
+    assert session == same
+    assert first.conversation.id == second.conversation.id == held.id
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
+    said = ["One", "Two", first.output_text, "Three", second.output_text]
+    assert texts_of(sdk, held.id, order="asc", limit=2) == said  # the SDK reads page after page
+    assert texts_of(sdk, held.id) == said[::-1]
+    whole = sdk.responses.create(**GREEDY, input=[user, {"role": "user", "content": "Two"}])
+    assert (whole.output_text, whole.usage.input_tokens) == (first.output_text, first.usage.input_tokens)
+    assert sdk.responses.retrieve(first.id) == first
+    with pytest.raises(openai.NotFoundError):
+        sdk.responses.retrieve(second.id)
+    branch = sdk.responses.create(**GREEDY, input="Aside", previous_response_id=first.id)
+    sdk.responses.delete(branch.id)
+    sdk.responses.delete(first.id)
+    assert texts_of(sdk, held.id, order="asc") == said
+    deleted = sdk.conversations.delete(held.id)
+    assert (deleted.id, deleted.object, deleted.deleted) == (held.id, "conversation.deleted", True)
+    for gone in (sdk.conversations.retrieve, sdk.conversations.items.list, sdk.conversations.delete):
+        with pytest.raises(openai.NotFoundError):
+            gone(held.id)
+    assert http.get(f"/v1/sessions/{session}").status_code == 404
+
+
+def test_items_are_added_read_and_removed(sdk: Any, http: httpx.Client) -> None:
+    held = sdk.conversations.create()
+    assert texts_of(sdk, held.id) == []
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    items: Any = [{"role": "user", "content": "One", "type": "message"}, call, {"role": "user", "content": "Two"}]
+    added = sdk.conversations.items.create(held.id, items=items)
+    assert [item.type for item in added.data] == ["message", "function_call", "message"]
+    last = added.data[2]
+    assert sdk.conversations.items.retrieve(last.id, conversation_id=held.id) == last
+    before = sdk.responses.create(**GREEDY, input="Three", conversation=held.id)
+    assert sdk.conversations.items.delete(last.id, conversation_id=held.id) == held
+    with pytest.raises(openai.NotFoundError):
+        sdk.conversations.items.retrieve(last.id, conversation_id=held.id)
+    sdk.conversations.items.delete(before.output[0].id, conversation_id=held.id)
+    after = sdk.responses.create(**GREEDY, input=[output_of("c")], conversation=held.id)
+    told = sdk.responses.create(**GREEDY, input=[items[0], call, {"role": "user", "content": "Three"}, output_of("c")])
+    assert (after.output_text, after.usage.input_tokens) == (told.output_text, told.usage.input_tokens)
+    assert sdk.responses.retrieve(before.id) == before
+    assert sdk.conversations.update(held.id, metadata={"a": "b"}).metadata == {"a": "b"}
+    assert sdk.conversations.retrieve(held.id).metadata == {"a": "b"}
+    wrong: list[tuple[Any, str]] = [
+        ({"items": []}, "items"),
+        ({"items": [{"role": "user", "content": "x"}] * 21}, "items"),
+        ({"items": [output_of("nobody")]}, "items"),
+        ({"items": [{"role": "user", "content": "x", "id": added.data[0].id}]}, "items"),
+    ]
+    for body, param in wrong:
+        assert_error(http.post(f"/v1/conversations/{held.id}/items", json=body), 400, "field_out_of_range", param=param)
+    for fields in ({"previous_response_id": before.id}, {"extra_headers": {"X-Session-ID": "another"}}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            sdk.responses.create(**GREEDY, input="x", conversation=held.id, **fields)
+        assert refused.value.param == "conversation"
+
+
+def test_a_conversation_runs_one_response_at_a_time(sdk: Any) -> None:
+    held = sdk.conversations.create()
+    with sdk.responses.create(**LONG, conversation=held.id, stream=True) as stream:
+        next(iter(stream))
+        with pytest.raises(openai.ConflictError, match="one runs at a time"):
+            sdk.responses.create(**GREEDY, input="x", conversation=held.id)
+        with pytest.raises(openai.BadRequestError, match="cancel it first"):
+            sdk.conversations.delete(held.id)
+
+
+def test_a_conversation_is_its_tenants_alone_and_comes_back(tmp_path: Path) -> None:
+    ports: Any = {"api_keys": ("one", "two"), "state_dir": tmp_path}
+    asked: Any = {**GREEDY, "model": "tiny-llama"}
+
+    def client_of(url: str, key: str) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=30)
+
+    with serve(**ports) as url, client_of(url, "one") as sdk, client_of(url, "two") as other:
+        held = sdk.conversations.create(items=[{"role": "user", "content": "One"}], metadata={"a": "b"})
+        first: Any = sdk.responses.create(**asked, input="Two", conversation=held.id)
+        removed, *_ = sdk.conversations.items.list(held.id, order="asc")
+        sdk.conversations.items.delete(str(removed.id), conversation_id=held.id)
+        with pytest.raises(openai.NotFoundError):
+            other.conversations.retrieve(held.id)
+        with pytest.raises(openai.NotFoundError):
+            other.responses.create(**asked, input="x", conversation=held.id)
+    with serve(**ports) as url, client_of(url, "one") as sdk:
+        assert sdk.conversations.retrieve(held.id) == held
+        assert texts_of(sdk, held.id, order="asc") == ["Two", first.output_text]
+        sdk.responses.create(**asked, input="Three", conversation=held.id)
+        assert texts_of(sdk, held.id, order="asc")[:3] == ["Two", first.output_text, "Three"]
+
+
+def test_a_conversation_is_shortened_to_its_users_words_and_a_summary(sdk: Any, http: httpx.Client) -> None:
+    asked: Any = {"model": MODEL, "extra_body": {"max_output_tokens": 8, "ignore_eos": True, "temperature": 0}}
+    first = sdk.responses.create(**GREEDY, input="One")
+    short = sdk.responses.compact(**asked, input="Two", previous_response_id=first.id, instructions="Be brief.")
+    assert (short.object, short.usage.output_tokens) == ("response.compaction", 8)
+    assert [item.type for item in short.output] == ["message", "message", "compaction"]
+    assert [item.content[0].text for item in short.output[:2]] == ["One", "Two"]
+    items: Any = [item.to_dict(warnings=False) for item in short.output]
+    raw = sdk.responses.with_raw_response.create(**GREEDY, input=[*items, {"role": "user", "content": "Three"}])
+    assert "x-djinn-ignored" not in raw.headers
+    without = sdk.responses.create(**GREEDY, input=[*items[:2], {"role": "user", "content": "Three"}])
+    assert raw.parse().usage.input_tokens > without.usage.input_tokens + 8, "the summary is read"
+    again = sdk.responses.compact(**asked, input=items)
+    assert [item.type for item in again.output] == ["message", "message", "compaction"], "it replaces the one before"
+    forged = {**items[2], "encrypted_content": "AAAA" + items[2]["encrypted_content"][4:]}
+    raw = sdk.responses.with_raw_response.create(**GREEDY, input=[items[0], forged])
+    assert raw.headers["x-djinn-ignored"] == "input.1"
+    for body, param in (({}, "input"), ({"input": "x", "conversation": "conv_0"}, "conversation")):
+        refused = http.post("/v1/responses/compact", json={"model": MODEL, **body})
+        assert_error(refused, 400, "field_out_of_range", param=param)
 
 
 CATALOGUED = "tiny-llama"

@@ -130,11 +130,11 @@ def test_closing_the_connection_cancels_and_forgets(sdk: Any, http: httpx.Client
 
     before = open_sessions()
     with sdk.responses.connect() as connection:
-        ask(connection, **GREEDY, input="x", store=False)
+        ask(connection, **GREEDY, input="Found by its history", store=False)
         send(connection, **LONG)
         created: Any = connection.recv()
     wait_until(lambda: sdk.responses.retrieve(created.response.id).status == "cancelled")
-    assert open_sessions() == before + 1
+    assert open_sessions() == before + 2
 
 
 def test_a_connection_needs_a_key() -> None:

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from app.cluster.fleet import Fleet, Replica, State
 from app.cluster.front.heads import bodiless, moved_to, not_done
-from app.cluster.front.routing.targets import RESPONSES, SESSIONS
+from app.cluster.front.routing.targets import CONVERSATIONS, RESPONSES, SESSIONS
 from app.cluster.front.upstream.fetch import Fetched, fetch
 from app.cluster.front.upstream.pool import Pool
 from app.domain.errors import ReplicaAway
@@ -28,6 +28,11 @@ KEYS = (b"authorization", b"x-api-key")
 
 DEFINITE = frozenset({200, 401, 403, 404, 421})
 """Statuses of answers by which a replica has it, or has not. Others, such as 429, leave that open."""
+
+
+def _path_of(response_id: str) -> str:
+    return f"{CONVERSATIONS if response_id.startswith('conv_') else RESPONSES}/{response_id}"
+
 
 Question = tuple[str, tuple[bytes, ...]]
 """What is asked for, and the keys of the client that wants it: replicas answer each client for itself."""
@@ -63,16 +68,18 @@ class Seeker:
         return await self._find(f"{SESSIONS}/{session_id}", scope, _is_there)
 
     async def response(self, response_id: str, scope: Scope) -> Replica | None:
-        """The replica with the response."""
-        return await self._find(f"{RESPONSES}/{response_id}", scope, _is_there)
+        """The replica with the response or conversation."""
+        return await self._find(_path_of(response_id), scope, _is_there)
 
     async def named(self, name: str, scope: Scope) -> Replica | None:
         """The replica with the client's session of that name."""
         return await self._find(f"{SESSIONS}?limit=1&name={quote(name, safe='')}", scope, _has_any)
 
     async def followed(self, response_id: str, first: Replica, scope: Scope) -> Replica:
-        """The replica with the response, according to `first`, its former one: for requests that are sent only once."""
-        path = f"{RESPONSES}/{response_id}".encode()
+        """The replica with the response or conversation, according to `first`, its former one: for requests that are
+        sent only once.
+        """
+        path = _path_of(response_id).encode()
         try:
             told = await fetch(self._pool, first, path, bodiless(scope, self._host), PATIENCE_S)
         except ReplicaAway:

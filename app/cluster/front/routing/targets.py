@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 SESSIONS = "/v1/sessions"
 RESPONSES = "/v1/responses"
+COMPACT = f"{RESPONSES}/compact"
+CONVERSATIONS = "/v1/conversations"
 BETWEEN_SERVERS = "/v1/cluster"
 
 
@@ -16,7 +18,7 @@ class About(enum.Enum):
     SESSION = "session"
     """The replica that has the session of the path."""
     RESPONSE = "response"
-    """The replica that has the response of the path."""
+    """The replica that has the response or the conversation of the path."""
     CREATE_RESPONSE = "create_response"
     """A call that may name a session in a header, and a response in its body."""
     CALL = "call"
@@ -54,15 +56,16 @@ def target_of(method: str, path: str) -> Target:
         return Target(About.NOBODY)
     if (method == "GET" and path in MERGED) or (method == "HEAD" and path == HEALTH):
         return Target(About.MERGED)
-    if method == "POST" and path in (SESSIONS, f"{SESSIONS}/import"):
+    if method == "POST" and path in (SESSIONS, f"{SESSIONS}/import", CONVERSATIONS):
         return Target(About.NEW)
     if method == "POST" and path in CALLS:
         return Target(About.CALL)
-    if method == "POST" and path == RESPONSES:
+    if method == "POST" and path in (RESPONSES, COMPACT):
         return Target(About.CREATE_RESPONSE)
     if path.startswith("/v1/vectors") and method not in ("GET", "HEAD", "OPTIONS"):
         return Target(About.EVERY)
-    for prefix, about in ((SESSIONS, About.SESSION), (RESPONSES, About.RESPONSE)):
+    owned = ((SESSIONS, About.SESSION), (RESPONSES, About.RESPONSE), (CONVERSATIONS, About.RESPONSE))
+    for prefix, about in owned:
         if path.startswith(f"{prefix}/"):
             return Target(about, path[len(prefix) + 1 :].partition("/")[0])
     return Target(About.ANY)
@@ -71,5 +74,5 @@ def target_of(method: str, path: str) -> Target:
 def is_turn(method: str, path: str) -> bool:
     """Whether the request asks for a turn, or for the rest of one."""
     return method == "POST" and (
-        path in CALLS or path == RESPONSES or (path.startswith(f"{SESSIONS}/") and path.endswith(TURNS))
+        path in CALLS or path in (RESPONSES, COMPACT) or (path.startswith(f"{SESSIONS}/") and path.endswith(TURNS))
     )
