@@ -152,6 +152,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "unknown_replica": Unprocessable,
     "request_too_large": TooLarge,
     "field_out_of_range": Unprocessable,
+    "files_full": Unprocessable,
     "beyond_tenant_limit": Unprocessable,
     "bad_export": Unprocessable,
     "idempotency_key_reused": Unprocessable,

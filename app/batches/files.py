@@ -18,8 +18,8 @@ from typing import BinaryIO, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from app.domain.errors import DiskShort, FieldOutOfRange, FilesFull, NotFound, TooLarge, WrongState
-from app.machine.budget import Share, leaves_as_much
-from app.machine.files import DiskRoom, make_writable, size, sync
+from app.machine.budget import DiskRoom, Share, leaves_as_much
+from app.machine.files import make_writable, size, sync
 from app.wire.base import QueryModel, fixed, shape
 from app.wire.extras import OpenBody
 

@@ -33,7 +33,8 @@ class Table:
                 make_private_folder(folder)
                 make_private(folder / FILE)
             path = ":memory:" if folder is None else folder / FILE
-            self._file = sqlite3.connect(path, isolation_level=None)
+            # A thread makes it, and that of the event loop uses it: never both at once.
+            self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=NORMAL")
             self._file.execute("PRAGMA locking_mode=EXCLUSIVE")

@@ -11,7 +11,7 @@ from app.batches.files import DeletedFile, FileFields, FileList, FileObject, Fil
 from app.domain.errors import FieldOutOfRange, TooLarge
 from app.routers.api_calls import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors
 from app.routers.dependencies import OwnerDep, ServicesDep
-from app.web.bodies import FILE, OCTET_STREAM, body_chunks
+from app.web.bodies import FILE, OCTET_STREAM
 from app.web.errors import describe_body
 from app.web.multipart import FormPart, form_parts
 
@@ -49,7 +49,7 @@ async def create_file(request: Request, services: ServicesDep, owner: OwnerDep, 
     fields: dict[str, bytes] = {}
     filename, part = None, None
     async with services.files.writing(owner) as writer:
-        async with aclosing(form_parts(request.headers.get("content-type", ""), body_chunks(request))) as pieces:
+        async with aclosing(form_parts(request.headers.get("content-type", ""), request.stream())) as pieces:
             async for piece in pieces:
                 if isinstance(piece, FormPart):
                     part = piece

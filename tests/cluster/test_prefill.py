@@ -189,7 +189,7 @@ def test_a_client_that_leaves_ends_the_prompt_there(tmp_path: Path) -> None:
         acquainted(servers)
         served = metric(b, "djinn_prompts_served_total")
 
-        body = {"token_ids": PROMPT, "max_tokens": 4, **GREEDY}
+        body = {"token_ids": PROMPT[::-1], "max_tokens": 4, **GREEDY}
         session = open_session(a)
         with suppress(httpx.ReadTimeout):
             a.post(f"/v1/sessions/{session}/generate", json=body, timeout=0.4)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.machine.budget import DiskFull, DiskRoom
-from app.machine.files import GIB, MIB, DiskFull, DiskRoom, free_bytes, rate, size
+from app.machine.files import GIB, MIB, free_bytes, rate, size
 from tests.file_sizes import free_on_disks
 
 FREE_MUCH = """

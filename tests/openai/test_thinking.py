@@ -115,11 +115,13 @@ def test_a_response_has_an_item_of_its_thoughts(sdk: Any, http: httpx.Client, su
     assert (done.text, done.output_index) == (part.text, 0)
     assert events[-1].response.output[0].type == "reasoning"
     said = {"type": "message", "role": "assistant", "content": "yes"}
-    sizes = []
+    sizes: list[int] = []
     for item in (thinking.model_dump(), {"type": "reasoning", "summary": [], "encrypted_content": "x"}):
         history: Any = ["Sure?", item, said, "Sure?"]
         history = [{"role": "user", "content": each} if isinstance(each, str) else each for each in history]
-        again = http.post("/v1/responses", json={"model": MODEL, "input": history, "max_output_tokens": 1})
+        asked = {"model": MODEL, "input": history, "max_output_tokens": 1}
+        apart = {"X-Session-ID": f"{summary} {len(sizes)}"}  # else the second goes on from the tokens of the first
+        again = http.post("/v1/responses", json=asked, headers=apart)
         assert "X-Djinn-Ignored" not in again.headers
         sizes.append(again.json()["usage"]["input_tokens"])
     assert sizes[0] - sizes[1] == len(part.text.encode()) + 2
@@ -184,7 +186,7 @@ def test_a_call_of_any_tool_follows_the_thoughts_of_a_response(sdk: Any, tool: A
         assert thinking.content[0].text == whole.output[0].content[0].text
         assert call.model_dump().items() >= made.items()
     output = {"type": f"{made['type']}_output", "call_id": whole.output[1].call_id, "output": "done"}
-    sizes = []
+    sizes: list[int] = []
     for thinking in (whole.output[:1], []):
         history = [each.model_dump(exclude_none=True) for each in (*thinking, whole.output[1])]
         again = sdk.responses.create(model=MODEL, input=[*history, output], max_output_tokens=1)

@@ -95,7 +95,7 @@ async def test_a_conversation_takes_its_session_back_from_side_calls(services: S
 async def test_a_session_of_one_call_is_worth_no_more_than_a_cached_prefix(tmp_path: Path) -> None:
     async with running_services(state_dir=tmp_path) as services:
         once, twice = [await spoken(services, list(range(first, first + 40))) for first in (3, 60)]
-        assert (await services.sessions.memory()).kv_owned_bytes == 0
+        assert (await services.sessions.memory()).device.owned_bytes == 0
         assert continued(services, [*twice.history, 70]) is twice
         prompt = [*twice.history, 70]
         last = await finish(start_turn(services.sessions, twice, prompt, GREEDY, EIGHT, replace=True))

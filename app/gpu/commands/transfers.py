@@ -72,6 +72,8 @@ class Transfers:
         self._check_reserve(command.residency)
         sequence = make_sequence(command)
         sequence.breakpoints = {each.id: each for each in command.breakpoints}
+        if not command.had_kv:
+            sequence.reached = 0
         self._claim(sequence)
         self.add(sequence)
 

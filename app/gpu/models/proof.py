@@ -107,7 +107,7 @@ def prove(stack: LayerStack, sources: Sequence[int], tokens: Tensor, expected: T
         states = batch.states
         hidden = stack.embed(tokens[batch.positions], batch.positions)
         for index, source in enumerate(sources):
-            hidden = stack.layer(index, hidden, replace(batch), pool[:, source])
+            hidden = stack.layer(index, hidden, replace(batch, positions=batch.positions.clone()), pool[:, source])
         logits.append(stack.head(hidden))
     _require_same(stack, torch.cat(logits), expected, "")
 

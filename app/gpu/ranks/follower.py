@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from math import prod
 from multiprocessing.connection import Connection
@@ -91,7 +91,8 @@ class Run:
         hidden, *tensors = self._views(page)
         end = 5 + (len(self.rows) > self.decodes)
         groups = iter(tensors[end:])
-        return hidden, Batch(self.rows, self.decodes, *tensors[:end], others=tuple(zip(groups, groups, strict=True)))
+        batch = Batch(self.rows, self.decodes, *tensors[:end])
+        return hidden, replace(batch, others=tuple(zip(groups, groups, strict=True)))
 
     def empty(self, device: torch.device) -> Tensor:
         """A page for the same run, uninitialised."""

@@ -26,7 +26,7 @@ from app.gpu.state.blocks import BlockPool
 from app.gpu.state.kv_header import KVFileHeader, KVIdentity, KVLayout
 from app.gpu.state.layer_state import divide, keeps_tokens, state_bytes
 from app.machine.budget import DiskRoom
-from app.machine.files import DiskRoom, counted, size
+from app.machine.files import counted, size
 from app.machine.memory import read_host_memory
 from app.model_store.resolve import ResolvedModel, fingerprint
 from app.settings import EngineSettings
@@ -54,9 +54,14 @@ class TierBlocks:
 
 
 def budget_blocks(
-    settings: EngineSettings, block_bytes: int, device_room: int | None, disk_room: DiskRoom | None = None
+    settings: EngineSettings,
+    block_bytes: int,
+    device_room: int | None,
+    disk_room: DiskRoom | None = None,
+    groups: int = 1,
 ) -> TierBlocks:
-    """Blocks of `block_bytes` bytes for each tier, by the settings or else by the free memory.
+    """Blocks of `block_bytes` bytes for each tier, by the settings or else by the free memory. The KV of the same
+    tokens takes one for each of so many `groups` of layers.
 
     `device_room` is the memory of a GPU for KV, in bytes; None on a CPU, whose device memory is the host's. `disk_room`
     is that for KV files; None: there are none. Raises `FieldOutOfRange` unless the device gets at least one block, and
@@ -66,7 +71,7 @@ def budget_blocks(
 
     def blocks(asked: KVBudget | None, default_bytes: float) -> int:
         budget = KVBudget(bytes=max(0, int(default_bytes))) if asked is None else asked
-        return budget.blocks(block_bytes, settings.block_size)
+        return budget.blocks(block_bytes * groups, settings.block_size) * groups
 
     def lower_blocks(name: str, asked: KVBudget | None, free_bytes: int, share: float) -> int:
         found = blocks(asked, free_bytes * share)
@@ -166,7 +171,8 @@ def largest_step(stack: LayerStack, settings: EngineSettings, memory: DeviceMemo
     them scored; and as many decoding sessions as may be, one with that context, with the costliest sampling.
     """
     pool = KVPool(stack, 1, settings.block_size, dtype=kv_dtype)
-    context = max(1, min(stack.max_model_len, memory.free() * settings.block_size // pool.data.nbytes))
+    stripe_bytes = pool.data.nbytes * pool.groups
+    context = max(1, min(stack.max_model_len, memory.free() * settings.block_size // stripe_bytes))
     length = min(settings.max_step_tokens, context)
     rows, rest = divmod(settings.max_step_tokens, length)
     prompts = [(context - n, n) for n in ([rest] if rest else []) + [length] * rows]
@@ -187,8 +193,8 @@ def largest_step(stack: LayerStack, settings: EngineSettings, memory: DeviceMemo
 
 
 def _run(stack: LayerStack, pool: KVPool, spans: list[tuple[int, int]]) -> Tensor:
-    tables = [[0] * -(-(first + length) // pool.block_size) for first, length in spans]
-    batch = with_new_states(stack, make_batch(spans, tables, pool.block_size, stack.device))
+    tables = [[0] * -(-(first + length) // pool.block_size) * pool.groups for first, length in spans]
+    batch = with_new_states(stack, make_batch(spans, tables, pool.block_size, stack.device, pool.groups))
     token_ids, stages = torch.zeros_like(batch.positions), stack.num_layers + 1
     return run_piece(stack, layer_by_layer(stack, pool), 0, stages, token_ids, batch)
 
@@ -209,7 +215,7 @@ def estimate_graph_bytes(
     """
     free = [memory.free()]
     pool = KVPool(stack, 1, block_size, dtype=kv_dtype)
-    graphs = Graphs(stack, layer_by_layer(stack, pool), recorder, rows, blocks)
+    graphs = Graphs(stack, layer_by_layer(stack, pool), recorder, rows, blocks, pool.groups)
     count = len(graphs.buckets)
     try:
         for bucket in (graphs.buckets[-1], graphs.buckets[0]):

@@ -226,7 +226,7 @@ def record_graphs(stack: LayerStack, pool: KVPool, rows: int, blocks: int, recor
     """Record whole steps of up to `rows` rows, each of up to `blocks` KV blocks, for every bucket, the largest first,
     and check each. Writes to block 0 of `pool`, which must be free. None, and a warning, if that cannot be.
     """
-    graphs = Graphs(stack, layer_by_layer(stack, pool), recorder, rows, blocks)
+    graphs = Graphs(stack, layer_by_layer(stack, pool), recorder, rows, blocks, pool.groups)
     began, count = time.perf_counter(), len(graphs.buckets)
     logger.info("recording decode steps of up to %d sessions as %d graphs", rows, count)
     told = began
@@ -253,18 +253,18 @@ def _check(graphs: Graphs, stack: LayerStack, pool: KVPool) -> None:
     """
     run_layers, stages = layer_by_layer(stack, pool), stack.num_layers + 1
     for position in range(CHECKED_TOKENS):
-        step = _step(position, 1, pool.block_size, stack.device)
+        step = _step(position, 1, pool, stack.device)
         expected = run_piece(stack, run_layers, 0, stages, *step)
     for bucket in graphs.buckets:
         rows = max(1, bucket - 1)
-        found = graphs.replay_whole(*_step(CHECKED_TOKENS - 1, rows, pool.block_size, stack.device))
+        found = graphs.replay_whole(*_step(CHECKED_TOKENS - 1, rows, pool, stack.device))
         error = float(((found - expected).norm(dim=-1) / expected.norm()).max())
         if not error < TOLERANCE[stack.dtype]:
             raise RuntimeError(f"logits of a batch of {rows} are off by {error:.0%} when they are replayed")
 
 
-def _step(position: int, rows: int, block_size: int, device: torch.device) -> tuple[Tensor, Batch]:
+def _step(position: int, rows: int, pool: KVPool, device: torch.device) -> tuple[Tensor, Batch]:
     """Token `position` of `rows` times one sequence, whose token ids are its positions and whose KV is in block 0."""
-    blocks = [0] * (position // block_size + 1)
-    batch = make_batch([(position, 1)] * rows, [blocks] * rows, block_size, device)
+    blocks = [0] * (position // pool.block_size + 1) * pool.groups
+    batch = make_batch([(position, 1)] * rows, [blocks] * rows, pool.block_size, device, pool.groups)
     return batch.positions.clone(), batch

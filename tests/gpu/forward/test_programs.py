@@ -24,7 +24,7 @@ from app.gpu.state.layer_state import divide
 from app.model_store.resolve import resolve
 from tests.gpu.models.oracle import CASES
 
-BLOCK_SIZE, BLOCKS, POSITIONS, STEP_TOKENS = 16, 160, 600, 200
+BLOCK_SIZE, BLOCKS, POSITIONS, STEP_TOKENS = 16, 230, 600, 200
 CPU = torch.device("cpu")
 Span = tuple[int, int]
 

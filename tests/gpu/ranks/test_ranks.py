@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from app.gpu.ranks.protocol import Run
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId
 from app.gpu.kernels.attention.base import make_batch
+from app.gpu.ranks.follower import Run
 from app.gpu.startup.loader import load_engine
 from app.messages import Export, Fork, Import, Token
 from app.settings import Settings
@@ -64,8 +64,8 @@ def test_scales_of_float8_go_with_the_heads_that_they_belong_to(tiny_llama: Tiny
 def test_ranks_are_told_of_the_blocks_of_every_group_of_layers() -> None:
     batch = make_batch([(9, 1), (0, 6)], [range(9), range(10, 16)], 4, CPU, groups=3)
     hidden = torch.arange(7 * 8.0).view(7, 8)
-    run = Run.of(0, 2, hidden, batch)
-    given, found = run.unpack(run.pack(hidden, batch))
+    run, page = Run.of(0, 2, hidden, batch)
+    given, found = run.unpack(page)
     assert torch.equal(given, hidden)
     for one, other in zip(batch.by_group(), found.by_group(), strict=True):
         assert torch.equal(one.slot_blocks, other.slot_blocks)

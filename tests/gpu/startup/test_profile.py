@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from app.gpu.startup.memory import DISK_SHARE, KEPT_SHARE, MemoryPlan, budget_blocks, largest_step, plan_memory
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
@@ -18,7 +17,7 @@ from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
 from app.gpu.startup.kv import DISK_SHARE, KEPT_SHARE, MemoryPlan, budget_blocks, largest_step, plan_memory
 from app.machine.budget import DiskRoom
-from app.machine.files import GIB, DiskRoom
+from app.machine.files import GIB
 from app.settings import EngineSettings, Settings
 from tests.file_sizes import free_on_disks
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel

@@ -6,7 +6,7 @@ later can change it: its bits are the same however a prompt was cut.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -61,7 +61,7 @@ class Batch:
     """`[rows, state bytes]` uint8: what folding layers remember of each row, which they replace, if there are any."""
     token_ids: Tensor | None = None
     """`[tokens]` int64, for layers that look at them. None where a layer is run by itself."""
-    others: tuple[tuple[Tensor, Tensor], ...] = ()
+    others: tuple[tuple[Tensor, Tensor], ...] = field(default=(), kw_only=True)
     """`slot_blocks` and `block_tables` of each group of layers but the first (`layer_state.Groups`)."""
 
     def by_group(self) -> list["Batch"]:

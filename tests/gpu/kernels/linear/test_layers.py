@@ -12,14 +12,19 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from app.gpu.kernels.linear.matrix import BlockMatrix, Matrix
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from app.gpu.kernels.cpu.tiles import PANEL, ROWS
 from app.gpu.kernels.linear import linear_maker
-from app.gpu.kernels.linear.base import FilePlace, Linear, MatmulPrecision
+from app.gpu.kernels.linear.base import (
+    BlockMatrix,
+    FilePlace,
+    Linear,
+    MatmulPrecision,
+    Matrix,
+)
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, dequantize, float8_parts, quantize
 from app.gpu.kernels.linear.formats import to_panels
 from app.gpu.kernels.linear.panels import PanelLinear
