@@ -1,12 +1,10 @@
-"""What benchmarks compute from hand-made measurements: figures, targets, and Djinn compared with its peers."""
+"""What benchmarks compute from hand-made measurements: figures and targets."""
 
 import re
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import orjson
 import pytest
@@ -22,14 +20,10 @@ from benchmarks.figures import figure_table
 from benchmarks.grammars.__main__ import BENCHMARK as GRAMMARS
 from benchmarks.grammars.runner import DecodeRound as GrammarsRound
 from benchmarks.grammars.runner import Measured as GrammarsMeasured
-from benchmarks.peers.load import OpenAILoad
-from benchmarks.peers.timeline import Stream, measure_decode
-from benchmarks.peers.workload import FULL, Workload, build_workload
 from benchmarks.record import RESULTS
 from benchmarks.rounding import Float8OnCpu, compare
 from benchmarks.spread import ratio_of_medians
 from loadgen.processes.launch import ROOT
-from tests.serving import serve
 
 STEPS = GrammarsMeasured(
     rounds=[
@@ -119,45 +113,3 @@ CALM = Outcome("calm", "does nothing", 20, Waits(0.2, 0.02), 100.0, 0, {"200": 3
 )
 def test_an_attack_may_cost_twice_what_an_honest_neighbour_costs(outcome: Outcome, is_kept: bool) -> None:
     assert judge(outcome, NEIGHBOURS).is_kept is is_kept
-
-
-# Djinn compared with its peers.
-
-
-def test_no_part_of_the_text_is_asked_twice_for_a_prefix_cache_to_find() -> None:
-    workload = build_workload(FULL, list(range(40_000)))
-    decode = [prompt for batch in workload.decode for prompt in batch]
-    tokens = [*workload.warm_up_long, *chain(*workload.warm_up, *decode, *workload.long)]
-    assert len(tokens) == len(set(tokens))
-    with pytest.raises(ValueError, match="share their first"):
-        build_workload(FULL, [7] * 40_000)
-
-
-def test_throughput_counts_from_the_first_submission_to_the_last_token_and_tokens_that_share_a_chunk() -> None:
-    early = Stream(submitted=10.0, arrivals=[11.0, 13.0], tokens=4)
-    late = Stream(submitted=10.5, arrivals=[12.0, 13.0, 14.0], tokens=3)
-    phase = measure_decode([early, late])
-    assert (phase.streams, phase.tokens, phase.wall_s) == (2, 7, 4.0)
-    assert phase.throughput == pytest.approx(7 / 4)
-    assert phase.first_token_s == [1.0, 1.5]
-
-
-WORKLOAD = Workload(
-    max_tokens=6,
-    warm_up=[[1, 2, 3], [4, 5, 6]],
-    warm_up_long=list(range(40)),
-    decode=[[[7, 8, 9]], [[10, 11, 12], [13, 14, 15]]],
-    long=[list(range(10, 60)), list(range(20, 70))],
-)
-
-
-async def test_every_stream_brings_all_its_tokens_and_every_long_prompt_a_time() -> None:
-    with serve(served_name="tiny") as base_url:
-        async with httpx.AsyncClient(base_url=base_url, timeout=30) as http:
-            load = OpenAILoad(http, "tiny")
-            await load.warm_up(WORKLOAD)
-            phases, times = await load.decode(WORKLOAD), await load.first_tokens_s(WORKLOAD)
-    assert [(phase.streams, phase.tokens) for phase in phases] == [(1, 6), (2, 12)]
-    assert all(0 < first < phase.wall_s for phase in phases for first in phase.first_token_s)
-    assert len(times) == 2
-    assert min(times) > 0

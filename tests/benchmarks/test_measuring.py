@@ -1,8 +1,6 @@
-"""What benchmarks measure, on a tiny model: engines and their pauses, copies, servers, drafts, and CPU kernels."""
+"""What benchmarks measure, on a tiny model: engines and their pauses, servers and drafts."""
 
 import json
-import re
-import sys
 from collections.abc import Iterator
 from dataclasses import astuple
 from io import StringIO
@@ -12,8 +10,6 @@ from random import Random
 import pytest
 import torch
 
-from app.gpu.state.kv_header import KVLayout
-from benchmarks import kernels
 from benchmarks.breakpoints.plan import KINDS
 from benchmarks.breakpoints.plan import Plan as PausesPlan
 from benchmarks.breakpoints.runner import measure_model
@@ -24,10 +20,8 @@ from benchmarks.engine.loading import load
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import TINY
 from benchmarks.gpu_check.reports.journal import Journal
-from benchmarks.kv.bandwidth import CopyPlan, measure_copies
 from benchmarks.kv.parks import measure_parks
 from benchmarks.kv.resume import ResumeBench
-from benchmarks.kv.signals import measure_signals
 from benchmarks.text import TokenSource
 from client import Djinn
 from tests.serving import serve
@@ -70,15 +64,7 @@ def test_every_pause_and_every_kind_of_session_is_measured() -> None:
     assert all(entry.rates.keys() == set(KINDS) and min(entry.rates.values()) > 0 for entry in found.rounds)
 
 
-# Moves of KV: between small pools, and on a server whose device holds one session.
-
-
-def test_every_kind_of_copy_has_a_time_in_every_round() -> None:
-    layout = KVLayout(layers=2, kv_heads=1, block_size=4, head_dim=8, dtype="float32")
-    copies = measure_copies(layout, 8, CopyPlan(allocations=2, rounds=3), seed=1)
-    assert (len(copies.rounds), len(copies.first_out_s)) == (6, 2)
-    assert all(seconds > 0 for entry in copies.rounds for seconds in astuple(entry))
-    assert min(copies.first_out_s) > 0
+# Moves of KV on a server whose device holds one session.
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +99,6 @@ def test_a_second_park_copies_what_is_new(client: Djinn, source: TokenSource) ->
     assert (parked.first_bytes, parked.second_bytes) == (10 * block_bytes, 3 * block_bytes)
 
 
-def test_signals_are_timed(server_url: str, source: TokenSource) -> None:
-    with Djinn(server_url) as client:
-        times = measure_signals(client, server_url, source, signals=4, tokens=40)
-    assert len(times.round_trips_s) == 4
-    assert min(times.round_trips_s) > 0
-
-
 # Conversations replayed with drafts and without.
 
 PLAN = Plan(conversations=3, turns=2, streams=2, context=300, tokens=20, temperature=0.0)
@@ -143,16 +122,3 @@ def test_every_answer_is_the_same_with_drafts_and_without(tmp_path: Path) -> Non
     assert [batch.turns for batch in measured.batches] == [2, 1, 1, 1]
     assert all(batch.equal == batch.turns for batch in measured.batches)
     assert sum(batch.tokens for batch in measured.batches) == 5 * 19
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kernel", ["linear", "attention"])
-def test_every_way_of_a_kernel_has_a_time(
-    kernel: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    smallest = ["--small", "--rows=1", "--context=16", "--repeats=1", f"--threads={torch.get_num_threads()}"]
-    monkeypatch.setattr(sys, "argv", ["kernels", kernel, *smallest])
-    kernels.main()
-    header, times = capsys.readouterr().out.splitlines()[-2:]
-    assert len(times.split()) == len(re.split(r"\s{2,}", header.strip())) > 5
-    assert all(float(time) > 0 for time in times.split()[1:])

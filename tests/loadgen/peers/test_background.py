@@ -79,12 +79,6 @@ def stopped(cache: Path) -> Iterator[None]:
             background.stop(peer)
 
 
-# For the length of a block.
-
-
-# Until it is told to stop.
-
-
 def test_what_cannot_start_says_why(settings: ServerSettings) -> None:
     with pytest.raises(LoadgenError, match="not installed: python -m loadgen peers install fake"):
         background.start(FakePeer(installed=False), settings, None)
