@@ -3,9 +3,7 @@
 import argparse
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -16,8 +14,6 @@ from loadgen.commands.schema import RESULTS
 from loadgen.errors import LoadgenError
 from loadgen.everything.stages import STAGES, Stage
 from loadgen.experiments.density.tables import LATENCIES
-from loadgen.load.arrivals import Arrivals
-from loadgen.load.think import LogNormal, Uniform
 from loadgen.load.workload import Replay, Signals, Workload
 from loadgen.options.workload import add_workload_options, read_workload
 from loadgen.targets.subject import HISTOGRAMS
@@ -117,28 +113,6 @@ def read(*arguments: str) -> Workload | Replay:
     parser = argparse.ArgumentParser()
     add_workload_options(parser)
     return read_workload(parser.parse_args(arguments))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "changes"),
-    [
-        ("", {}),
-        (
-            "--agents 80 --rate inf --signals ready --time-scale 0.1",
-            {"agents": 80, "rate": float("inf"), "signals": Signals.READY, "time_scale": 0.1},
-        ),
-        (
-            "--arrivals gamma --burstiness 0.5 --think lognormal:12:0.5 --eta-noise 0.3",
-            {"arrivals": Arrivals.GAMMA, "burstiness": 0.5, "think": LogNormal(12.0, 0.5), "eta_noise": 0.3},
-        ),
-        (
-            "--tool-share 0.7 --tool-completion-tokens 8 --tool-think 0:1",
-            {"tool_share": 0.7, "tool_completion_tokens": 8, "tool_think": Uniform(0.0, 1.0)},
-        ),
-    ],
-)
-def test_an_option_sets_its_field(arguments: str, changes: dict[str, Any]) -> None:
-    assert read(*arguments.split()) == replace(Workload(), **changes)
 
 
 def test_a_trace_is_replayed_and_what_it_decides_is_refused_even_where_it_is_the_default() -> None:

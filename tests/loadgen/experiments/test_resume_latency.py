@@ -1,14 +1,11 @@
 """`loadgen resume-latency`: three ways back to where a session stood, by hand and on a real server."""
 
-import os
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from client import Djinn, MemoryMap
 from client.models import DefaultSampling, Model
@@ -16,7 +13,7 @@ from loadgen.cli import main
 from loadgen.errors import LoadgenError
 from loadgen.experiments.resume_latency.away import passer_lengths
 from loadgen.experiments.resume_latency.findings import Findings, Sample, Way
-from loadgen.experiments.resume_latency.offload import OffloadFailed, Shape, hand_written_offload
+from loadgen.experiments.resume_latency.offload import OffloadFailed, Shape
 from loadgen.experiments.resume_latency.plan import Cell
 from loadgen.experiments.resume_latency.report import ResumeReport
 from loadgen.experiments.resume_latency.summary import summarize
@@ -111,51 +108,6 @@ def test_every_way_back_to_every_place_is_timed_and_leads_to_transformers_tokens
     assert all(each.djinn == each.transformers for each in target.summary.agreements)
     assert target.findings.passes == {40: 0, 150: STEP_TOKENS}, "parts before the last one are whole"
     assert sessions_on(url) == []
-
-
-def test_without_its_script_the_other_ways_are_measured(
-    url: str, roomy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The script finds a Transformers that cannot be imported."""
-    (tmp_path / "broken/torch").mkdir(parents=True)
-    (tmp_path / "broken/torch/__init__.py").write_text("raise ImportError('this torch is broken')")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'broken'}:{os.environ.get('PYTHONPATH', '')}")
-    few = ["--lengths", "40", "--repeats", "1", "--depths", "100"]
-    assert resume(tmp_path / "out", "--target", f"djinn={url}", "--model", str(roomy_model), *few) == 1
-    (target,) = result(tmp_path / "out", ResumeReport).targets
-    assert [sample.way for sample in target.findings.samples] == [Way.RECOMPUTE, Way.DJINN]
-    assert {failure.kind for failure in target.findings.failures} == {"OffloadFailed"}
-    assert "this torch is broken" in target.findings.failures[0].message
-
-
-# The hand-written offload against Transformers: what comes back goes on to the token that a whole pass leads to.
-
-HISTORY = tuple((7 * place + 11) % 250 for place in range(40))
-
-
-def shape_of(folder: Path, *, with_model: bool) -> Shape:
-    config = AutoModelForCausalLM.from_pretrained(folder).config
-    elements = 2 * config.num_key_value_heads * config.head_dim
-    model = str(folder) if with_model else None
-    return Shape(config.num_hidden_layers, elements, config.hidden_size, "float32", model)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("first", [0, 16])
-async def test_the_next_token_is_that_of_a_whole_pass(roomy_model: Path, first: int) -> None:
-    with torch.inference_mode():
-        logits = AutoModelForCausalLM.from_pretrained(roomy_model)(torch.tensor([HISTORY])).logits
-    shape = shape_of(roomy_model, with_model=True)
-    async with hand_written_offload() as offload:
-        assert "threads" in await offload.describe(shape)
-        await offload.prepare(HISTORY, first, range(shape.layers))
-        for layer in reversed(range(shape.layers)):
-            sample = await offload.restore(Cell(len(HISTORY), layer), 0)
-            assert sample.token_id == int(logits[0, -1].argmax())
-            assert sample.token_s is not None
-            assert 0 < sample.standing_s < sample.token_s
-            rows = shape.layers * first + (layer + 1) * (len(HISTORY) - first)
-            assert sample.bytes == rows * shape.elements * 4
 
 
 def test_a_model_of_another_shape_than_the_servers_is_refused(url: str, roomy_model: Path, tmp_path: Path) -> None:
