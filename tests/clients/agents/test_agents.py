@@ -98,7 +98,9 @@ def test_an_agent_mends_a_bug(tmp_path: Path, name: str) -> None:
             )
         assert (done.returncode, (work / "calc.py").read_text()) == (0, MENDED), done.stdout + done.stderr
     # Calls for a title have shorter prompts than the loop has.
-    usages = sorted((turn["usage"] for turn in turns), key=lambda usage: usage["prompt_tokens"])[-len(agent.script) :]
+    loop = sorted(turns, key=lambda turn: turn["usage"]["prompt_tokens"])[-len(agent.script) :]
+    assert len({turn["session_id"] for turn in loop}) == 1, "a conversation is one session"
+    usages = [turn["usage"] for turn in loop]
     print(name, *(f"{usage['cached_tokens']:,} of {usage['prompt_tokens']:,};" for usage in usages))
     for before, usage in pairwise(usages):
         assert usage["cached_tokens"] >= before["prompt_tokens"] + before["completion_tokens"] - BLOCK
