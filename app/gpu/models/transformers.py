@@ -30,6 +30,7 @@ from transformers.cache_utils import (
 )
 from transformers.initialization import no_init_weights
 
+from app.gpu.device.hardware import is_out_of_memory
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
 from app.gpu.models.base import require_fixed_rope
 from app.gpu.models.folding import find_folds, running, settle
@@ -193,6 +194,8 @@ class TransformersStack:
             for mask, window in zip(masks, windows, strict=True):
                 require_window(mask, window)
         except Exception as reason:  # of whatever kind: another attention is not what the modules expect
+            if is_out_of_memory(reason):
+                raise
             logger.info("its attention runs row by row: %s", reason)
             self._by_rows, self._mask_windows = True, [None] * self.num_layers
             model.set_attn_implementation("eager")

@@ -145,8 +145,9 @@ class Division:
 def divide(states: Sequence[LayerState]) -> Division:
     """Layers with a window in groups without others, if not all have one: what each kind keeps is freed by itself. All
     groups have blocks of one size, so any block serves any group. The groups are the largest of which at most an eighth
-    of each kind's places stay empty. Without both kinds of layers there is one group. Layers that share have the place
-    of the one whose keys and values they read.
+    of each kind's places stay empty, and none of the first: its blocks stand in for those behind the window, where a
+    kernel must find the sequence's own numbers. Without both kinds of layers there is one group. Layers that share have
+    the place of the one whose keys and values they read.
 
     So there is beside layers that fold: a sequence that goes back to an earlier state finds all tokens. The window is
     the widest. Raises FieldOutOfRange for what blocks cannot hold: layers of several sizes.
@@ -164,7 +165,7 @@ def divide(states: Sequence[LayerState]) -> Division:
             if isinstance(state, SharedState):
                 places[index] = places[state.layer]
         return Division(max(1, ends[-1]), ONE_GROUP, places, None)
-    layers = max(counts)
+    layers = counts[0] or counts[1]
     while any(-count % layers > count // 8 for count in counts):
         layers -= 1
     groups = Groups(*(-(-count // layers) for count in counts))
