@@ -337,7 +337,9 @@ class Forward:
         }
 
     def run(self, token_ids: Tensor) -> Tensor:
-        """Launch all, on `[tokens]` int64 ids. Returns float32 logits `[outputs, vocab_size]`, in the rows' order."""
+        """Launch all, on `[tokens]` int64 ids. Returns float32 logits `[outputs, vocab_size]`: for each row in order,
+        those of its last `row.outputs` tokens.
+        """
         if self._graphs is not None:
             return self._run_in_place(self._graphs, token_ids)
         if self._embeds:
