@@ -72,6 +72,7 @@ from app.tenants.gate import TenantMiddleware, import_limit
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens, load_tokens
 from app.tools.support import ToolSupport
+from app.tools.thinking import kept_secret
 from app.web.bodies import BodyLimitMiddleware, body_budget, refuse_unread
 from app.web.errors import described, install_error_handlers
 from app.web.idempotency import IdempotencyMiddleware
@@ -335,8 +336,9 @@ def create_app(
     metrics.files_bytes.set_function(lambda: file_store.total_bytes)
     lease = None if journal is None else journal.lease
     bound_sessions = BoundSessions(registry, restored)
-    key = settings.cluster_key_file
-    shared = None if key is None else key.expanduser().read_bytes().strip()
+    key, folder = settings.cluster_key_file, settings.state_dir
+    shared = None if folder is None else kept_secret(folder.expanduser())
+    shared = shared if key is None else key.expanduser().read_bytes().strip()
     tool_support = ToolSupport(tokens, settings.chat_format, shared)
     tool_support.check_format()
     bindings = Bindings(bound_sessions, responses, registry.tool_waits, keeper.keyed)

@@ -120,6 +120,8 @@ def _text_of(part: TextBody | RefusalBody | ImageBody) -> str:
 
 def _images(content: str | list[TextBody | RefusalBody | ImageBody], field: str) -> list[str]:
     """The paths of the images in an item's `field`."""
+    if isinstance(content, str):  # it may have millions of characters
+        return []
     return [f"{field}.{index}" for index, part in enumerate(content) if isinstance(part, ImageBody)]
 
 

@@ -283,7 +283,7 @@ class ApiCall:
 
         The prompt stays as it is if the context has no room for it with the thoughts of the history.
         """
-        services = self.services
+        services, named = self.services, session is not None or self.session_name is not None
         if session is None and self.session_name is not None:
             with suppress(Moved, Moving):  # which `start` raises
                 session = services.bound_sessions.find(self.owner, self.session_name)
@@ -297,7 +297,9 @@ class ApiCall:
             return prompt
         tokens, support = services.tokens, services.tool_support
         try:
-            found = await services.side_work.run(self.owner, go_on, prompt, pasts, tokens, support)
+            found = await services.side_work.run(
+                self.owner, partial(go_on, prompt, pasts, tokens, support, named=named)
+            )
             services.sessions.turns.room(len(found.token_ids), body.token_limit)
         except (ContextTooLong, MalformedRequest):
             return prompt

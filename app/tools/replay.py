@@ -63,16 +63,19 @@ class Said:
         return tuple(name for name, _ in self.calls)
 
 
-def go_on(prompt: ChatPrompt, pasts: Sequence[Past], tokens: Tokens, support: ToolSupport) -> ChatPrompt:
+def go_on(
+    prompt: ChatPrompt, pasts: Sequence[Past], tokens: Tokens, support: ToolSupport, *, named: bool
+) -> ChatPrompt:
     """The prompt in the tokens of that history of which it keeps most. Each answer of the model there keeps its tokens
     if the chat has a message in its place that means the same: equal text but for white space around it, and calls with
     equal arguments, but for keys that are null or have the default of the tool's schema.
 
-    Thoughts that the chat lacks come back where the chat template writes them.
+    Thoughts that the chat lacks come back where the chat template writes them. Unless the history is that of a session
+    that the call has `named`, it may be of another conversation: what differs is told if the chat has its first answer.
     """
     found, most = prompt, -1
     for past in pasts:
-        continued = _Continuation(prompt, past, tokens, support).prompt()
+        continued = _Continuation(prompt, past, tokens, support).prompt(named=named)
         kept = common_prefix(past[0], array("I", continued.token_ids))
         if kept > most:
             found, most = continued, kept
@@ -124,7 +127,7 @@ class _Continuation:
         self._past = _Spelled(history, tokens, self._ends)
         self._known: dict[int, Said] = {}
 
-    def prompt(self) -> ChatPrompt:
+    def prompt(self, *, named: bool) -> ChatPrompt:
         """The prompt in the history's tokens."""
         chat = self._with_thoughts() if self._support.thinking and self._support.reads_thoughts else None
         token_ids = self._prompt.token_ids if chat is None else self._prompt.encode(chat)
@@ -148,7 +151,8 @@ class _Continuation:
                     because = f"answer {number}: {difference}"
                     break
             kept, taken, place = self._end(start), end, new.places[end]
-        return replace(self._prompt, token_ids=[*past.ids[:kept], *new.ids[taken:]], recomputed_because=because)
+        token_ids = [*past.ids[:kept], *new.ids[taken:]]
+        return replace(self._prompt, token_ids=token_ids, recomputed_because=because if kept or named else None)
 
     def _end(self, start: int) -> int:
         end = self._past.end(start)

@@ -9,8 +9,10 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any, Self
 
+from app.machine.files import make_private, make_private_folder, sync
 from app.tools.formats import HARMONY_THINKING, Thinking
 from app.tools.reader import AnswerReader, Content, Piece, Reasoning, Speech, undecided
 
@@ -198,6 +200,19 @@ class ThoughtReader:
 
 NONCE_BYTES = 16
 TAG_BYTES = 32
+
+
+def kept_secret(folder: Path) -> bytes:
+    """The secret of a server's seals, which is in `folder` from its first start on. Raises `OSError`."""
+    path = folder / "seal.key"
+    make_private_folder(folder)
+    if not path.exists():
+        fresh = path.with_suffix(".new")  # one that a crash cuts short must not become the secret
+        make_private(fresh)
+        fresh.write_bytes(secrets.token_bytes(32))
+        sync(fresh)
+        fresh.rename(path)
+    return path.read_bytes()
 
 
 class Seal:

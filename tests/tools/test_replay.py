@@ -69,7 +69,7 @@ def replay(model: ToolSupport, wrote: str, *back: Any, before: Any = CHAT) -> tu
     prompt = prompt_of(model, [*before, *back])
     ends = [index for index, token in enumerate(prompt.token_ids) if token == IM_END_ID]
     new = prompt.token_ids[ends[len(CHAT)] + 1 :]
-    return history, new, go_on(prompt, [(array("I", history), [len(asked)])], model._tokens, model)
+    return history, new, go_on(prompt, [(array("I", history), [len(asked)])], model._tokens, model, named=True)
 
 
 ARGUMENTS = '{"a": 1, "deep": {"x": [1, null]}}'
@@ -119,8 +119,11 @@ def test_a_chat_that_goes_back_or_begins_anew_says_so_only_if_something_differs(
     for before, because in ((CHAT, None), (CHAT[:1], "before answer 1"), ([CHAT[1]], "before answer 1")):
         prompt = prompt_of(model, before)
         asked = prompt_of(model, CHAT).token_ids
-        found = go_on(prompt, [(array("I", [*asked, 65, IM_END_ID]), [len(asked)])], model._tokens, model)
+        pasts = [(array("I", [*asked, 65, IM_END_ID]), [len(asked)])]
+        found = go_on(prompt, pasts, model._tokens, model, named=True)
         assert (found.token_ids, found.recomputed_because) == (prompt.token_ids, because)
+        other = go_on(prompt, pasts, model._tokens, model, named=False)
+        assert other.recomputed_because is None, "it may be another conversation"
 
 
 @ALL_FORMATS

@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from app.tools.formats import (
 )
 from app.tools.reader import Answer, CallArguments, CallBegun, Content, Reasoning
 from app.tools.support import ToolSupport, turn_grammar
-from app.tools.thinking import Opening, Seal, ThoughtReader, Wish
+from app.tools.thinking import Opening, Seal, ThoughtReader, Wish, kept_secret
 from tests.hugging_face import byte_tokenizer
 from tests.tools.calls import ALL_FORMATS, TOOLS, reader_of, write
 from tests.tools.test_offering import support, tokens
@@ -340,12 +341,12 @@ def test_text_that_is_no_call_of_a_tool_is_not_lost(form: ToolFormat, text: str)
             assert "".join(each.text for each in pieces if isinstance(each, Content)) == written
 
 
-def test_sealed_thoughts_are_opened_by_the_server_that_sealed_them() -> None:
-    seal = Seal(b"secret")
+def test_sealed_thoughts_are_opened_by_the_server_that_sealed_them(tmp_path: Path) -> None:
+    seal = Seal(kept_secret(tmp_path))
     for text in ("", "Hm.", "é" * 5000):
         sealed = seal.close(text)
         assert seal.close(text) != sealed
-        assert Seal(b"secret").open(sealed) == text
+        assert Seal(kept_secret(tmp_path)).open(sealed) == text
         assert Seal().open(sealed) is None
         assert seal.open(sealed[:-8] + "AAAAAAA=") is None
         assert seal.of("a").open(seal.of("a").close(text)) == text
