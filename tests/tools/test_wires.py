@@ -119,7 +119,7 @@ def test_wherever_an_answer_is_cut_all_apis_tell_the_same_in_pieces_and_at_once(
         whole = await agreed(len(text))
         for share in shares:
             part = await agreed(round(share * len(text)))
-            assert whole[0].startswith(part[0])
+            assert whole[0].startswith(part[0].rstrip())  # white space before a call goes with it
             assert whole[3].startswith(part[3])
             assert part[1][:-1] == whole[1][: max(0, len(part[1]) - 1)]
 
