@@ -110,7 +110,8 @@ class SessionInfo(Answer):
     """A session as it was when the server answered. `tokens` is the length of its history; times are Unix seconds.
 
     `checkpoint` is there while it is paused; `breakpoints` are ids of those that are armed. `used_at` is when a turn
-    last began, paused or ended. `tenant` is whose it is, None on a server without keys.
+    last began, paused or ended, or items came to its conversation. `tenant` is whose it is, None on a
+    server without keys.
     """
 
     id: str

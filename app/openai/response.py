@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.domain.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange, WrongState
 from app.domain.values import SamplingParams, SessionState, TurnUsage
 from app.openai.response_input import ResponseBody
 from app.openai.response_items import (
@@ -168,7 +168,7 @@ class ResponseObject(BaseModel):
         )
 
     @classmethod
-    def of_items(cls, id: str, model: str, metadata: dict[str, str] | None = None) -> ResponseObject:
+    def of_items(cls, id: str, model: str) -> ResponseObject:
         """Stands for items of a conversation that came without a response. No client sees it."""
         return cls(
             id=id,
@@ -188,7 +188,7 @@ class ResponseObject(BaseModel):
             top_logprobs=0,
             top_p=1.0,
             user=None,
-            metadata=metadata or {},
+            metadata={},
         )
 
 
@@ -296,6 +296,17 @@ class Conversation:
     def left_of(self, items: list[AnyItem]) -> list[AnyItem]:
         """Those of its items that no client has removed."""
         return [item for item in items if item.id not in self.removed] if self.removed else items
+
+    def check_not_removed(self, items: Iterable[AnyItem], *, param: str = "input") -> None:
+        """Raise `FieldOutOfRange` for new items with an id that a client has removed: no response would see them."""
+        for item in items:
+            if item.id in self.removed:
+                raise FieldOutOfRange(f"{param}: item {item.id[:100]} was removed from the conversation", param=param)
+
+    def require_rest(self) -> None:
+        """Raise `WrongState` while a response of it is being generated."""
+        if self.is_running:
+            raise WrongState("a response of the conversation is being generated: one runs at a time. Cancel it first")
 
     @property
     def is_dead(self) -> bool:

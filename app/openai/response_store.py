@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pydantic import BaseModel
 
-from app.domain.errors import Moving, NotFound, PeerFull, WrongState
+from app.domain.errors import FieldOutOfRange, Moving, NotFound, PeerFull, WrongState
 from app.engine_process.turn import Turn
 from app.journal.journal import Journal
 from app.journal.records import ResponseKey, ResponseRecord
@@ -185,16 +186,21 @@ class ResponseStore:
         return found
 
     def put_items(self, conversation: Conversation, items: Sequence[AnyItem], answer: ResponseObject) -> None:
-        """Keep items that came without a response, and `answer` in the place of one."""
-        self.keep(StoredResponse(conversation, len(conversation.items), items, answer, is_deleted=True))
+        """Keep items that came without a response, and `answer` in the place of one.
 
-    def change(self, head: StoredResponse, *, metadata: dict[str, str] | None = None, without: str = "") -> None:
-        """Give a conversation other labels, and remove the item of the id `without`, if there is one."""
-        if metadata is not None:
-            head.answer.metadata = metadata
-        if without:
-            head.conversation.removed.add(without)
-            self._items.pop((head.conversation.session.owner, without), None)
+        Raises `FieldOutOfRange` if they have too many bytes. Then the conversation is forgotten.
+        """
+        session = conversation.session
+        session.used_at = time.time()
+        self._registry.keeper.note(session)
+        self.keep(StoredResponse(conversation, len(conversation.items), items, answer, is_deleted=True))
+        if answer.id not in self._responses:
+            raise FieldOutOfRange("items: with them the conversation has more bytes than are kept", param="items")
+
+    def remove_item(self, head: StoredResponse, item_id: str) -> None:
+        """Take an item out of a conversation."""
+        head.conversation.removed.add(item_id)
+        self._items.pop((head.conversation.session.owner, item_id), None)
         self._note(head)
 
     def close(self, head: StoredResponse) -> None:

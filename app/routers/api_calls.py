@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-from array import array
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,12 +23,12 @@ from app.domain.errors import (
     Moving,
     UnknownModel,
 )
-from app.domain.values import MAX_NAME, common_prefix
+from app.domain.values import MAX_NAME
 from app.engine_process.turn import Turn
 from app.openai.choices import Choices, OpenSession
 from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, ServicesDep, errors
 from app.sessions.keyed import KeyedRequest
-from app.sessions.session import UNNAMED, Session
+from app.sessions.session import Session
 from app.sessions.table import holding
 from app.sessions.turns import TurnRequest
 from app.settings import Settings
@@ -77,18 +76,26 @@ async def _session_name(
     session_name: SessionHeader = None,
     session_token: TokenHeader = None,
 ) -> str | None:
-    if len(set(request.headers.getlist(SESSION_HEADER))) > 1:
-        raise FieldOutOfRange(f"{SESSION_HEADER}: a call is bound to one session", param=SESSION_HEADER)
-    return session_name or named_by_token(services, owner, session_token)
+    # The parameters are in the OpenAPI document; a WebSocket has the headers only.
+    return name_in(request.headers, services, owner)
 
 
 SessionNameDep = Annotated[str | None, Depends(_session_name)]
 """What `X-Session-ID` says, or a token of this server's."""
 
 
-def named_by_token(services: Services, owner: str | None, token: str | None) -> str | None:
-    """The token, if it is the id of the owner's open session. Raises what `BoundSessions.find` raises."""
-    return token if token and services.bound_sessions.find(owner, token) is not None else None
+def name_in(headers: Headers, services: Services, owner: str | None) -> str | None:
+    """The session that the headers name: by `X-Session-ID`, else by a token that is the id of the owner's open one.
+
+    Raises `FieldOutOfRange` for several names, or a bad one, and what `BoundSessions.find` raises for a token.
+    """
+    names = set(headers.getlist(SESSION_HEADER))
+    if len(names) > 1 or not all(1 <= len(name) <= MAX_NAME for name in names):
+        message = f"{SESSION_HEADER}: a call is bound to one session, by 1 to {MAX_NAME} characters"
+        raise FieldOutOfRange(message, param=SESSION_HEADER)
+    token = headers.get(TOKEN_HEADER)
+    is_open = not names and token and services.bound_sessions.find(owner, token) is not None
+    return token if is_open else next(iter(names), None)
 
 
 HINTS_IN_HEADERS = {
@@ -289,7 +296,7 @@ class ApiCall:
                 session = services.bound_sessions.find(self.owner, self.session_name)
             sessions = [] if session is None else [session]
         elif session is None:
-            sessions = alike(services.sessions.table, self.owner, prompt.token_ids)
+            sessions = services.bound_sessions.begun_alike(self.owner, prompt.token_ids)
         else:
             sessions = [session]
         pasts = [each.past for each in sessions if each.usage.answers]
@@ -434,31 +441,6 @@ def generation_responses(event: Any) -> dict[int | str, dict[str, Any]]:
             "content": {EventStream.media_type: {"schema": component(event)}},
         },
     }
-
-
-OPENED_TOKENS = 16
-"""Tokens that a prompt may have at its end to open the model's thoughts, which later prompts may leave out."""
-MOST_ALIKE = 4
-"""Histories that a call without a name is compared with."""
-LAST_TOKENS = 32
-"""Tokens before the first answer that are compared first: prompts of a key often begin alike, and seldom end alike."""
-
-
-def alike(sessions: Iterable[Session], owner: str | None, prompt: Sequence[int]) -> list[Session]:
-    """The owner's sessions without a name whose first answer was to a beginning of the prompt, those first whose
-    histories have most in common with it.
-    """
-    tokens = array("I", prompt)
-    found: list[tuple[int, Session]] = []
-    for session in sessions:
-        if session.name != UNNAMED or session.owner != owner or session.busy or not session.usage.answers:
-            continue
-        start = max(0, session.usage.answers[0] - OPENED_TOKENS)
-        last = slice(max(0, start - LAST_TOKENS), start)
-        if tokens[last] == session.history[last] and tokens[:start] == session.history[:start]:
-            found.append((common_prefix(tokens, session.history), session))
-    found.sort(key=lambda each: each[0], reverse=True)
-    return [session for _, session in found[:MOST_ALIKE]]
 
 
 def told_of(prompt: ChatPrompt) -> dict[str, Any]:

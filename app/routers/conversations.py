@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 
-from app.domain.errors import FieldOutOfRange, MalformedRequest, NotFound
+from app.domain.errors import FieldOutOfRange, NotFound
 from app.domain.homes import new_response_id
 from app.openai.response import (
     CONVERSATION,
@@ -68,7 +68,8 @@ class ConversationView(BaseModel):
     @classmethod
     def of(cls, head: StoredResponse) -> Self:
         """The conversation as it is now."""
-        return cls(id=head.answer.id, created_at=head.answer.created_at, metadata=head.answer.metadata)
+        metadata = head.conversation.session.metadata
+        return cls(id=head.answer.id, created_at=head.answer.created_at, metadata=metadata)
 
 
 class DeletedConversation(BaseModel):
@@ -84,11 +85,10 @@ async def create_conversation(
     body: CreateConversationBody, services: ServicesDep, owner: OwnerDep, ignored: IgnoredDep
 ) -> ConversationView:
     """Open a conversation, with a session for its responses."""
-    items = _items(services, owner, body, ignored, [])
-    labels = body.metadata or {}
-    session = services.sessions.create(owner, metadata=labels, ttl_s=IDLE_TTL_S, name=OF_RESPONSES)
+    items = _items(services, owner, body, ignored)
+    session = services.sessions.create(owner, metadata=body.metadata or {}, ttl_s=IDLE_TTL_S, name=OF_RESPONSES)
     name = new_response_id(services.settings.replica, prefix=CONVERSATION)
-    head = ResponseObject.of_items(name, services.info.name, labels)
+    head = ResponseObject.of_items(name, services.info.name)
     services.responses.put_items(Conversation(name, session, is_kept=True), items, head)
     found = services.responses.find_conversation(owner, name)
     await services.responses.settled(found)
@@ -108,7 +108,9 @@ async def update_conversation(
     """Give a conversation other labels."""
     ignored.read(body)
     head = services.responses.find_conversation(owner, conversation_id)
-    services.responses.change(head, metadata=body.metadata or {})
+    session = head.conversation.session
+    session.relabel(body.metadata or {})
+    services.sessions.keeper.note(session)
     await services.responses.settled(head)
     return ConversationView.of(head)
 
@@ -117,7 +119,7 @@ async def update_conversation(
 async def delete_conversation(conversation_id: str, services: ServicesDep, owner: OwnerDep) -> DeletedConversation:
     """Forget a conversation, its items and its responses."""
     head = services.responses.find_conversation(owner, conversation_id)
-    _require_rest(head)
+    head.conversation.require_rest()
     services.responses.close(head)
     await services.responses.settled(head)
     return DeletedConversation(id=conversation_id)
@@ -131,9 +133,9 @@ async def add_items(
 ) -> Response:
     """Add items to the end of a conversation. Returns them."""
     head = services.responses.find_conversation(owner, conversation_id)
-    _require_rest(head)
     conversation = head.conversation
-    items = _items(services, owner, body, ignored, conversation.items)
+    conversation.require_rest()
+    items = _items(services, owner, body, ignored, conversation)
     answer = ResponseObject.of_items(new_response_id(services.settings.replica), services.info.name)
     services.responses.put_items(conversation, items, answer)
     await services.responses.settled(head)
@@ -162,17 +164,10 @@ async def get_item(conversation_id: str, item_id: str, services: ServicesDep, ow
 async def delete_item(conversation_id: str, item_id: str, services: ServicesDep, owner: OwnerDep) -> ConversationView:
     """Remove an item from a conversation. Its response, if it has one, still shows it."""
     head = services.responses.find_conversation(owner, conversation_id)
-    _require_rest(head)
-    services.responses.change(head, without=_item(head.conversation, item_id).id)
+    head.conversation.require_rest()
+    services.responses.remove_item(head, _item(head.conversation, item_id).id)
     await services.responses.settled(head)
     return ConversationView.of(head)
-
-
-def _require_rest(head: StoredResponse) -> None:
-    if head.conversation.is_running:
-        raise MalformedRequest(
-            "a response of the conversation is being generated: cancel it first", param="conversation_id"
-        )
 
 
 def _item(conversation: Conversation, item_id: str) -> AnyItem:
@@ -187,9 +182,9 @@ def _items(
     owner: str | None,
     body: CreateConversationBody | AddItemsBody,
     ignored: IgnoredFields,
-    before: list[AnyItem],
+    conversation: Conversation | None = None,
 ) -> list[AnyItem]:
-    """The items that a body brings, for the end of those `before`. Raises `FieldOutOfRange` and `NotFound`."""
+    """The items that a body brings for the end of the conversation. Raises `FieldOutOfRange` and `NotFound`."""
     ignored.read(body)
     seal = services.tool_support.seal.of(owner)
     foreign = (
@@ -198,6 +193,10 @@ def _items(
     ignored.add(f"items.{index}" for index in foreign)
     call = ResponseBody.model_construct(model=services.info.name, input=body.items)
     items = call.items(lambda item_id: services.responses.find_item(owner, item_id), seal)
+    before = []
+    if conversation is not None:
+        conversation.check_not_removed(items, param="items")
+        before = conversation.left_of(conversation.items)
     check_calls(before, items, param="items")
     known = {item.id for item in before}
     for item in items:

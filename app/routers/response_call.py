@@ -135,6 +135,8 @@ async def start_response(
     before = [] if previous is None else previous.context
     new = body.items(lambda item_id: services.responses.find_item(call.owner, item_id), seal)
     check_calls(before, new)
+    if body.conversation is not None and previous is not None:
+        previous.conversation.check_not_removed(new)
     use = body.to_tool_use()
     items, variables = [*before, *new], heeded.variables
     prompt = await services.side_work.run(call.owner, _prompt, services, body, items, use, variables)
@@ -153,6 +155,8 @@ async def start_response(
     (charge,) = services.sessions.turns.reserve(call.owner, [request], cleanup)
     with ExitStack() as undo:
         previous = _previous(call, unstored, body)  # which may have changed meanwhile
+        if [each.id for each in before] != [each.id for each in ([] if previous is None else previous.context)]:
+            raise WrongState("the conversation has other items than when the response was asked for: ask again")
         conversation = _conversation(call, body, previous, response.id, before, prompt.token_ids, undo)
         cleanup.enter_context(holding(conversation.session))  # until the response is kept
         reader = services.sessions.turns.start(conversation.session, request, cleanup, charge)
@@ -180,8 +184,7 @@ def _previous(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody)
         if body.previous_response_id is not None:
             raise FieldOutOfRange(f"conversation: give it or {name}, not both", param="conversation")
         head = call.services.responses.find_conversation(call.owner, body.conversation, param="conversation")
-        if head.conversation.is_running:
-            raise WrongState("a response of the conversation is being generated: one runs at a time")
+        head.conversation.require_rest()
         return head.conversation.latest
     if body.previous_response_id is None:
         return None

@@ -95,6 +95,12 @@ async def compact_response(request: Request, body: CompactBody, call: ApiCallDep
     await unless_disconnected(request, _finish(run))
     response = run.response
     said = [part.text for item in response.output if isinstance(item, OutputMessageItem) for part in item.content]
+    if response.status != "completed" or not "".join(said).strip():
+        raise MalformedRequest(
+            f"the model wrote no whole summary: its response is {response.status}. Keep the items, or ask again "
+            "with a higher max_output_tokens",
+            param="max_output_tokens",
+        )
     summary = call.services.tool_support.seal.of(call.owner).close("".join(said))
     output: list[InputMessageItem | CompactionItem] = [
         item

@@ -9,17 +9,15 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 from starlette.routing import WebSocketRoute
 
-from app.domain.errors import BadRequest, DjinnError, FieldOutOfRange, MalformedRequest
-from app.domain.values import MAX_NAME
+from app.domain.errors import BadRequest, DjinnError, MalformedRequest
 from app.openai.response_events import Event
 from app.openai.response_input import ResponseBody
 from app.openai.response_store import UnstoredConversation
-from app.routers.api_calls import ApiCall, as_bad_request, client_hints, named_by_token
+from app.routers.api_calls import ApiCall, as_bad_request, client_hints, name_in
 from app.routers.dependencies import Services
 from app.routers.response_call import start_response
 from app.web.bodies import read_in_turn
 from app.web.errors import describe_body, error_body, error_response, visible_error
-from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
 from app.wire.extras import IgnoredFields
 
 CREATE = "response.create"
@@ -115,10 +113,9 @@ async def connect_responses(websocket: WebSocket) -> None:
     websocket.scope["route"] = ROUTE  # as FastAPI does for its own
     services: Services = websocket.app.state.services
     try:
-        session_name, owner = _session_name(websocket), websocket.state.owner
-        if session_name is None:
-            session_name = named_by_token(services, owner, websocket.headers.get(TOKEN_HEADER))
-        else:  # if it is on another server, this raises where
+        owner = websocket.state.owner
+        session_name = name_in(websocket.headers, services, owner)
+        if session_name is not None:  # if it is on another server, this raises where
             services.bound_sessions.find(owner, session_name)
     except DjinnError as error:
         await websocket.send_denial_response(error_response(as_bad_request(error), websocket.scope))
@@ -126,15 +123,6 @@ async def connect_responses(websocket: WebSocket) -> None:
     with closing(UnstoredConversation(services.sessions)) as unstored:
         await websocket.accept()
         await ResponseConnection(websocket, session_name, unstored).serve()
-
-
-def _session_name(websocket: WebSocket) -> str | None:
-    """What `X-Session-ID` says. Raises `FieldOutOfRange` for more than one."""
-    names = set(websocket.headers.getlist(SESSION_HEADER))
-    if len(names) > 1 or not all(1 <= len(name) <= MAX_NAME for name in names):
-        message = f"{SESSION_HEADER}: one name of 1 to {MAX_NAME} characters"
-        raise FieldOutOfRange(message, param=SESSION_HEADER)
-    return next(iter(names), None)
 
 
 ROUTE = WebSocketRoute("/v1/responses", connect_responses)

@@ -26,6 +26,11 @@ MOST_ONCE_TOKENS = 1 << 20
 LAST_TOKENS = 32
 """Tokens of a context that are compared first: contexts of a key often begin alike, and seldom end alike."""
 
+OPENED_TOKENS = 16
+"""Tokens that a prompt may have at its end to open the model's thoughts, which later prompts may leave out."""
+MOST_ALIKE = 4
+"""Histories that a call without a name is compared with."""
+
 HINTS = ("client_session", "client_agent")
 """Labels in which agents say which session and which agent a call is of. Side calls and subagents may say the same."""
 
@@ -44,9 +49,11 @@ class BoundSessions:
         """Those that a client named, by owner and name."""
         self._unnamed: defaultdict[str | None, dict[SessionId, Session]] = defaultdict(dict)
         """Those that calls without a name opened and went on with, by owner."""
-        self._once: dict[SessionId, tuple[Session, End, int]] = {}
-        """Those that had one such call only, the oldest first, each with the end of its context and all its tokens."""
-        self._once_tokens = 0
+        self._once: defaultdict[str | None, dict[SessionId, tuple[Session, End, int]]] = defaultdict(dict)
+        """Those that had one such call only, by owner, the oldest first, each with the end of its context and all its
+        tokens.
+        """
+        self._once_count, self._once_tokens = Counter[str | None](), Counter[str | None]()
         self._at_ends: defaultdict[str | None, dict[End, list[Session]]] = defaultdict(dict)
         """The same by owner and end: there are too many to look at each."""
         self._lengths: defaultdict[str | None, Counter[int]] = defaultdict(Counter)
@@ -97,7 +104,7 @@ class BoundSessions:
         if session.called is not None:
             self._bound[session.owner, session.called] = session
         elif session.name == UNNAMED:
-            self._forget_once(session.id)
+            self._forget_once(session)
             self._unnamed[session.owner][session.id] = session
 
     def find_continued(self, owner: str | None, prompt: Sequence[int], labels: Mapping[str, str]) -> Session | None:
@@ -139,6 +146,21 @@ class BoundSessions:
             if length <= len(tokens):
                 yield from at_ends.get(_end(tokens, length), ())
 
+    def begun_alike(self, owner: str | None, prompt: Sequence[int]) -> list[Session]:
+        """The owner's sessions without a name whose first answer was to a beginning of the prompt, those first whose
+        histories have most in common with it.
+        """
+        tokens = array("I", prompt)
+        found: list[tuple[int, Session]] = []
+        for session in (*self._unnamed[owner].values(), *(each for each, *_ in self._once[owner].values())):
+            if session.busy or not session.usage.answers:
+                continue
+            start = max(0, session.usage.answers[0] - OPENED_TOKENS)
+            if _meet(session.history, tokens, start) and tokens[:start] == session.history[:start]:
+                found.append((common_prefix(tokens, session.history), session))
+        found.sort(key=lambda each: each[0], reverse=True)
+        return [session for _, session in found[:MOST_ALIKE]]
+
     def goes_on(self, session: Session, prompt: Sequence[int]) -> bool:
         """Whether `prompt` continues the session's history, or asks again for the answer to it."""
         return _kept(session, array("I", prompt)) > 0
@@ -175,20 +197,24 @@ class BoundSessions:
             end, tokens = _end(session.history, session.prompt_tokens), len(session.history)
             self._at_ends[session.owner].setdefault(end, []).append(session)
             self._lengths[session.owner][session.prompt_tokens] += 1
-            self._once[session.id] = session, end, tokens
-            self._once_tokens += tokens
-            while len(self._once) > MOST_ONCE or self._once_tokens > MOST_ONCE_TOKENS:
-                oldest, *_ = next(iter(self._once.values()))
-                if oldest.ephemeral and oldest.gives_way:
-                    self._registry.drop(oldest)
-                else:
-                    self.adopt(oldest)
+            self._once[session.owner][session.id] = session, end, tokens
+            self._once_count[session.owner] += 1
+            self._once_tokens[session.owner] += tokens
+            for sizes, most in ((self._once_count, MOST_ONCE), (self._once_tokens, MOST_ONCE_TOKENS)):
+                while sizes.total() > most:
+                    [(owner, _)] = sizes.most_common(1)  # so no tenant pushes out what another one keeps
+                    oldest, *_ = next(iter(self._once[owner].values()))
+                    if oldest.ephemeral and oldest.gives_way:
+                        self._registry.drop(oldest)
+                    else:
+                        self.adopt(oldest)
 
-    def _forget_once(self, session_id: SessionId) -> None:
-        if session_id not in self._once:
+    def _forget_once(self, session: Session) -> None:
+        if session.id not in self._once[session.owner]:
             return
-        session, end, tokens = self._once.pop(session_id)
-        self._once_tokens -= tokens
+        _, end, tokens = self._once[session.owner].pop(session.id)
+        self._once_count[session.owner] -= 1
+        self._once_tokens[session.owner] -= tokens
         at_ends, lengths = self._at_ends[session.owner], self._lengths[session.owner]
         at_ends[end].remove(session)
         if not at_ends[end]:
@@ -199,7 +225,7 @@ class BoundSessions:
 
     def _let_go(self, session: Session) -> None:
         """Forget a session that has closed, unless its name is another's by now."""
-        self._forget_once(session.id)
+        self._forget_once(session)
         self._unnamed[session.owner].pop(session.id, None)
         if session.called is not None and self._bound.get((session.owner, session.called)) is session:
             del self._bound[session.owner, session.called]

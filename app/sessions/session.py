@@ -60,10 +60,13 @@ class SessionUsage:
         self.tokens_recomputed += turn.tokens_recomputed
         self.last = turn
 
-    def note_answer(self, start: int, unchanged: int) -> None:
-        """An answer begins at `start` now. Of the history before, the first `unchanged` tokens are still there."""
-        before = [each for each in self.answers if each <= unchanged and each < start]
-        self.answers = [*before[:1], *before[1:][-MAX_ANSWERS:], start]
+    def note_answer(self, start: int) -> None:
+        """The last answer begins at `start`."""
+        self.answers = [*self.answers[:1], *self.answers[1:][-MAX_ANSWERS:], start]
+
+    def keep_answers(self, length: int) -> None:
+        """Of the history only the first `length` tokens are still there."""
+        self.answers = [start for start in self.answers if start < length]
 
     def take_back(self, tokens: int) -> None:
         """Do not count the last `tokens` tokens that the last turn has generated."""
@@ -289,7 +292,8 @@ class Session:
     def past(self) -> tuple[array[int], list[int]]:
         """What a chat may go on from, and where the model's answers in it begin."""
         history = self.history[: self.prompt_tokens if self.busy else None]
-        return history, [start for start in self.usage.answers if start < len(history)]
+        left = common_prefix(self._before_turn, history) if self.busy else len(history)
+        return history, [start for start in self.usage.answers if start < left]
 
     @property
     def expires_at(self) -> float | None:
@@ -425,8 +429,10 @@ class Session:
                 if event.interventions is not None:
                     self.interventions = event.interventions
                 self._generated = event.usage.completion_tokens
+                unchanged = common_prefix(self._before_turn, self.history)
+                self.usage.keep_answers(min(unchanged, self.prompt_tokens))
                 if len(self.history) > self.prompt_tokens:
-                    self.usage.note_answer(self.prompt_tokens, common_prefix(self._before_turn, self.history))
+                    self.usage.note_answer(self.prompt_tokens)
                 self.move(SessionState.IDLE)
                 if self._keep is not None:
                     self._drop_generated(self._keep)
@@ -438,6 +444,7 @@ class Session:
         """Drop the history from position `length` on, and what it was computed with."""
         del self.history[length:]
         self.interventions = _until(length, self.interventions)
+        self.usage.keep_answers(length)
         self.watcher.changed(self)
 
     def _drop_generated(self, keep: int) -> None:

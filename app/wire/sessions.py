@@ -176,8 +176,8 @@ class SessionView(BaseModel):
     """A session. Times are Unix seconds; `tokens` is the length of its history. A paused one has a `checkpoint`, and
     `breakpoints` are the ids of those that are armed.
 
-    `used_at` is when a turn last began, paused or ended. `tenant` is whose it is: null on a server without keys.
-    `metadata` is for its tenant: operators see none of others.
+    `used_at` is when a turn last began, paused or ended, or items came to its conversation. `tenant` is whose it is:
+    null on a server without keys. `metadata` is for its tenant: operators see none of others.
     """
 
     id: str

@@ -34,6 +34,7 @@ async def spoken(
     context: list[int],
     *,
     name: str | None = None,
+    owner: str = "me",
     turns: int = 1,
     said: dict[str, str] | None = None,
 ) -> Session:
@@ -41,7 +42,7 @@ async def spoken(
     bound = services.bound_sessions
     async with AsyncExitStack() as call:
         if name is None:
-            session = bound.open_unnamed("me", call, metadata=said or {})
+            session = bound.open_unnamed(owner, call, metadata=said or {})
         else:
             session = bound.open("me", name, metadata=said or {})
         await finish(start_turn(services.sessions, session, context, GREEDY, EIGHT))
@@ -114,14 +115,15 @@ async def test_a_session_of_one_call_is_worth_no_more_than_a_cached_prefix(tmp_p
 
 async def test_only_so_many_sessions_of_one_call_stay(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.sessions.named.MOST_ONCE", 3)
-    monkeypatch.setattr("app.sessions.named.MOST_ONCE_TOKENS", 96)
+    monkeypatch.setattr("app.sessions.named.MOST_ONCE_TOKENS", 100)
     continued_one = await spoken(services, list(range(3, 43)), turns=2)
+    theirs = await spoken(services, [3, 4], owner="you")
     small = [await spoken(services, [3, 4, 5 + number]) for number in range(4)]
-    left = [SessionState.CLOSED, *[SessionState.IDLE] * 3]
+    left = [*[SessionState.CLOSED] * 2, *[SessionState.IDLE] * 2]
     assert [each.state for each in small] == left
     large = await spoken(services, list(range(3, 83)))
     assert [each.state for each in (*small, large)] == [*[SessionState.CLOSED] * 4, SessionState.IDLE]
-    assert continued_one.state is SessionState.IDLE
+    assert [each.state for each in (continued_one, theirs)] == [SessionState.IDLE] * 2
 
 
 async def test_a_first_call_whose_client_goes_leaves_no_session(services: Services) -> None:

@@ -45,11 +45,14 @@ def edited(first: int, end: int) -> Intervention:
 
 def test_a_cut_of_an_earlier_turn_changes_nothing() -> None:
     session, turn = session_with_turn()
-    session.observe(finished(3))
+    for event in (Started(TICKET, 2), Token(TICKET, 7), finished(4)):
+        session.observe(event)
     session.begin(Turn(Ticket(2)), array("I", [1, 2, 3, 4, 5]), 8)
+    assert session.past[1] == []
     session.cut(turn, 0)
     session.observe(finished(5))
     assert list(session.history) == [1, 2, 3, 4, 5]
+    assert session.past[1] == [], "the answer was replaced"
 
 
 @pytest.mark.parametrize("cut_first", [True, False])
@@ -64,6 +67,9 @@ def test_a_cut_history_keeps_only_what_it_was_computed_with(cut_first: bool) -> 
     if not cut_first:
         session.cut(turn, 1)
     assert list(session.interventions) == [edited(0, 2), edited(3, 4)]
+    assert session.usage.answers == [3]
+    session.truncate(3)
+    assert session.usage.answers == []
     session.truncate(1)
     assert list(session.interventions) == [edited(0, 1)]
     session.truncate(0)

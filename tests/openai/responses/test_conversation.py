@@ -1,7 +1,9 @@
 """Conversations on the server: only new items travel, the session keeps their KV, and `kill -9` ends none."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from app.routers.api_calls import ApiCall
 from tests.errors import assert_error
 from tests.openai.conftest import MODEL
 from tests.openai.responses.asking import CALLING, GREEDY, LETTERS, LONG, LOOK_UP, output_of
@@ -150,7 +153,7 @@ def test_items_are_added_read_and_removed(sdk: Any, http: httpx.Client) -> None:
     assert [item.type for item in added.data] == ["message", "function_call", "message"]
     last = added.data[2]
     assert sdk.conversations.items.retrieve(last.id, conversation_id=held.id) == last
-    before = sdk.responses.create(**GREEDY, input="Three", conversation=held.id)
+    before, session = session_of(sdk, **GREEDY, input="Three", conversation=held.id)
     assert sdk.conversations.items.delete(last.id, conversation_id=held.id) == held
     with pytest.raises(openai.NotFoundError):
         sdk.conversations.items.retrieve(last.id, conversation_id=held.id)
@@ -160,11 +163,18 @@ def test_items_are_added_read_and_removed(sdk: Any, http: httpx.Client) -> None:
     assert (after.output_text, after.usage.input_tokens) == (told.output_text, told.usage.input_tokens)
     assert sdk.responses.retrieve(before.id) == before
     assert sdk.conversations.update(held.id, metadata={"a": "b"}).metadata == {"a": "b"}
-    assert sdk.conversations.retrieve(held.id).metadata == {"a": "b"}
+    at = f"/v1/sessions/{session}"
+    assert http.get(at).json()["metadata"] == {"a": "b"}, "they are the session's"
+    used = http.patch(at, json={"metadata": {"a": "c"}}).json()["used_at"]
+    assert sdk.conversations.retrieve(held.id).metadata == {"a": "c"}
+    sdk.conversations.items.create(held.id, items=items[:1])
+    assert http.get(at).json()["used_at"] > used, "it is in use"
+    sdk.conversations.items.delete(added.data[1].id, conversation_id=held.id)
     wrong: list[tuple[Any, str]] = [
         ({"items": []}, "items"),
         ({"items": [{"role": "user", "content": "x"}] * 21}, "items"),
         ({"items": [output_of("nobody")]}, "items"),
+        ({"items": [output_of("c")]}, "items"),
         ({"items": [{"role": "user", "content": "x", "id": added.data[0].id}]}, "items"),
     ]
     for body, param in wrong:
@@ -173,16 +183,28 @@ def test_items_are_added_read_and_removed(sdk: Any, http: httpx.Client) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             sdk.responses.create(**GREEDY, input="x", conversation=held.id, **fields)
         assert refused.value.param == "conversation"
+    with pytest.raises(openai.BadRequestError, match="was removed"):
+        sdk.responses.create(**GREEDY, input=[{"role": "user", "content": "x", "id": last.id}], conversation=held.id)
 
 
-def test_a_conversation_runs_one_response_at_a_time(sdk: Any) -> None:
-    held = sdk.conversations.create()
+@pytest.mark.parametrize("removes", [True, False])
+def test_a_conversation_runs_one_response_at_a_time(sdk: Any, monkeypatch: pytest.MonkeyPatch, removes: bool) -> None:
+    held = sdk.conversations.create(items=[{"role": "user", "content": "One"}])
+    [one], asked = sdk.conversations.items.list(held.id), {**GREEDY, "input": "Two", "conversation": held.id}
+    removal: Any = partial(sdk.conversations.items.delete, one.id, conversation_id=held.id)
+
+    async def meanwhile(*_: Any) -> None:
+        monkeypatch.undo()
+        await asyncio.to_thread(removal if removes else partial(sdk.responses.create, **asked))
+
+    monkeypatch.setattr(ApiCall, "meet_busy", meanwhile)
+    with pytest.raises(openai.ConflictError, match="has other items"):
+        sdk.responses.create(**asked)
     with sdk.responses.create(**LONG, conversation=held.id, stream=True) as stream:
         next(iter(stream))
-        with pytest.raises(openai.ConflictError, match="one runs at a time"):
-            sdk.responses.create(**GREEDY, input="x", conversation=held.id)
-        with pytest.raises(openai.BadRequestError, match="cancel it first"):
-            sdk.conversations.delete(held.id)
+        for refused in (partial(sdk.responses.create, **asked), partial(sdk.conversations.delete, held.id)):
+            with pytest.raises(openai.ConflictError, match="one runs at a time"):
+                refused()
 
 
 def test_a_conversation_is_its_tenants_alone_and_comes_back(tmp_path: Path) -> None:
@@ -209,10 +231,11 @@ def test_a_conversation_is_its_tenants_alone_and_comes_back(tmp_path: Path) -> N
 
 
 def test_a_conversation_is_shortened_to_its_users_words_and_a_summary(sdk: Any, http: httpx.Client) -> None:
-    asked: Any = {"model": MODEL, "extra_body": {"max_output_tokens": 8, "ignore_eos": True, "temperature": 0}}
+    form = {"format": {"type": "json_schema", "name": "said", "schema": {"const": "In short"}}}
+    asked: Any = {"model": MODEL, "extra_body": {"text": form, "temperature": 0}}
     first = sdk.responses.create(**GREEDY, input="One")
     short = sdk.responses.compact(**asked, input="Two", previous_response_id=first.id, instructions="Be brief.")
-    assert (short.object, short.usage.output_tokens) == ("response.compaction", 8)
+    assert short.object == "response.compaction"
     assert [item.type for item in short.output] == ["message", "message", "compaction"]
     assert [item.content[0].text for item in short.output[:2]] == ["One", "Two"]
     items: Any = [item.to_dict(warnings=False) for item in short.output]
@@ -220,6 +243,9 @@ def test_a_conversation_is_shortened_to_its_users_words_and_a_summary(sdk: Any, 
     assert "x-djinn-ignored" not in raw.headers
     without = sdk.responses.create(**GREEDY, input=[*items[:2], {"role": "user", "content": "Three"}])
     assert raw.parse().usage.input_tokens > without.usage.input_tokens + 8, "the summary is read"
+    for cut in ({"max_output_tokens": 1}, {"generate": False}):
+        with pytest.raises(openai.BadRequestError, match="no whole summary"):
+            sdk.responses.compact(model=MODEL, input="Two", extra_body=cut)
     again = sdk.responses.compact(**asked, input=items)
     assert [item.type for item in again.output] == ["message", "message", "compaction"], "it replaces the one before"
     forged = {**items[2], "encrypted_content": "AAAA" + items[2]["encrypted_content"][4:]}

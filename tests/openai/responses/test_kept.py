@@ -153,6 +153,8 @@ def test_owners_never_see_each_others_responses(guarded: dict[str, Any]) -> None
         with pytest.raises(openai.NotFoundError):
             attempt()
     assert ours.retrieve(made.id) == made
+    with pytest.raises(openai.BadRequestError, match="more bytes than are kept"):
+        guarded["ours"].conversations.create(items=[{"role": "user", "content": "x" * (33 << 10)}])
 
 
 def test_the_conversations_unused_for_longest_give_way_with_their_sessions(guarded: dict[str, Any]) -> None:
