@@ -90,6 +90,7 @@ async def compact_response(request: Request, body: CompactBody, call: ApiCallDep
     asked = body.model_copy(update={"input": [*given, told], "store": False, "tool_choice": "none"})
     unstored = UnstoredConversation(call.services.sessions)
     call.cleanup.callback(unstored.close)
+    call.is_aside = True  # its session closes with it
     run = await unless_disconnected(request, start_response(call, unstored, asked, ignored))
     before = run.stored.context[:-1]
     await unless_disconnected(request, _finish(run))
