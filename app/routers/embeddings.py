@@ -87,8 +87,9 @@ async def _embed_all(
             field = "input" if len(inputs) == 1 else f"input.{index}"
             vectors[index] = await _embed(services, owner, body, token_ids, field)
 
-    most = services.tenancy.quotas.limits(owner).turns_at_once or AT_ONCE
-    workers = [asyncio.create_task(work()) for _ in range(min(AT_ONCE, most, len(inputs)))]
+    limits = services.tenancy.quotas.limits(owner)
+    most = min(limits.turns_at_once or AT_ONCE, limits.sessions or AT_ONCE, AT_ONCE, len(inputs))
+    workers = [asyncio.create_task(work()) for _ in range(most)]
     try:
         await asyncio.gather(*workers)
     finally:
