@@ -54,12 +54,6 @@ def test_time_scale_is_a_factor_on_every_time(workload: Workload) -> None:
 BASE = Workload(40, turns=4, tool_share=0.5, eta_noise=0.2)
 
 
-def test_the_share_of_tools_is_what_was_asked_for() -> None:
-    """A binomial count lies within 4 standard deviations but for 1 in 15,000."""
-    turns = earlier_turns(plan_trace(Workload(1000, turns=5, tool_share=0.3)))
-    assert sum(turn.tool for turn in turns) == pytest.approx(1200, abs=4 * math.sqrt(4000 * 0.3 * 0.7))
-
-
 def test_noise_is_a_lognormal_factor() -> None:
     """Mean and deviation of its logarithm; 4 standard errors of 6,000 samples."""
     turns = earlier_turns(plan_trace(Workload(2000, turns=4, eta_noise=0.5, think=Uniform(5, 9))))
@@ -162,12 +156,6 @@ def test_gaps_of_arrivals_have_the_distribution_that_was_asked_for() -> None:
     ):
         assert passes_kolmogorov_smirnov(found, erlang_cdf(shape, 3.0, found))
         assert not passes_kolmogorov_smirnov(found, erlang_cdf(shape + 1, 3.0, found))
-
-
-def test_gaps_of_constant_arrivals_are_all_the_same_and_at_an_infinite_rate_there_are_none() -> None:
-    assert times(Arrivals.CONSTANT, 4, 2.0) == (0.5, 1.0, 1.5, 2.0)
-    for arrivals in Arrivals:
-        assert times(arrivals, 3, math.inf) == (0.0, 0.0, 0.0)
 
 
 def test_a_think_time_is_read_as_it_is_written() -> None:

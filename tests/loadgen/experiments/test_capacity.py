@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from loadgen.cli import main
 from loadgen.experiments.capacity.hosting import hosting
-from loadgen.experiments.capacity.limits import TTFT, misses
+from loadgen.experiments.capacity.limits import misses
 from loadgen.experiments.capacity.plan import CapacityPlan
 from loadgen.experiments.capacity.report import CapacityReport, Probe, TargetReport
 from loadgen.experiments.capacity.search import Search
@@ -165,18 +165,6 @@ def test_the_number_that_a_server_holds_is_found(url: str, tmp_path: Path, capsy
     assert "two, probe 4, 3 agents (2 held, 4 failed)" in shown
     assert "two: 3 agents failed: " in shown
     raw_result(tmp_path, CapacityReport, f"1 to 4 agents, {TURNS} turns each")
-
-
-def test_a_probe_that_can_only_fail_ends_early(url: str, tmp_path: Path) -> None:
-    hopeless = ("--turns", "30", "--least", "4", "--slo-ttft", "1e-6")
-    assert capacity(tmp_path, "--target", f"slow={url}", *hopeless) == 1
-    (target,) = result(tmp_path, CapacityReport).targets
-    (probe,) = target.findings.probes
-    assert found(target) == (None, 4)
-    assert [miss.what for miss in probe.misses] == [TTFT]
-    assert probe.ended_early
-    assert probe.summary.turns_completed < probe.summary.turns_planned / 2
-    assert not probe.run.interrupted
 
 
 @pytest.mark.long

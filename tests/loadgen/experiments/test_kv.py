@@ -4,18 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load
 
 import client
 from loadgen.cli import main
 from loadgen.experiments.kv.codecs import Compression
-from loadgen.experiments.kv.fp8 import MAX_E4M3, from_fp8, to_fp8
-from loadgen.experiments.kv.links import Link
-from loadgen.experiments.kv.payoff import break_even, weigh
 from loadgen.experiments.kv.report import KVReport
 from tests.loadgen.experiments.conftest import raw_result, sessions_on
 from tests.serving import serve
@@ -23,28 +17,7 @@ from tests.serving import serve
 EDGES = [0.0, -0.0, 1.0625, 1.1875, 447.0, 448.0, -448.0, 460.0, 1e30, -1e30, 2**-6, 2**-9, 2**-10, 2**-11, 3e-3, -1e-8]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_bytes_of_fp8_are_those_of_pytorch(dtype: torch.dtype) -> None:
-    spread = torch.randn(20_000, generator=torch.Generator().manual_seed(1)) * torch.logspace(-4, 3, 20_000)
-    given = torch.cat([torch.tensor(EDGES), spread]).to(dtype)
-    wanted = given.float().clamp(-MAX_E4M3, MAX_E4M3).to(torch.float8_e4m3fn).view(torch.uint8)
-    numpy_dtype = np.dtype(ml_dtypes.bfloat16) if dtype is torch.bfloat16 else given.numpy().dtype
-    array = given.view(torch.uint8).numpy().view(numpy_dtype)
-    np.testing.assert_array_equal(to_fp8(array), wanted.numpy())
-    codes = np.arange(256, dtype=np.uint8)
-    decoded = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
-    np.testing.assert_array_equal(from_fp8(codes, np.dtype(np.float32)), decoded)
-
-
 HALVED = Compression("half", True, raw_bytes=100, packed_bytes=50, pack_s=1.0, unpack_s=2.0)
-
-
-def test_one_step_after_the_other_and_pipelined_and_where_both_take_as_long_as_plain_bytes() -> None:
-    (found,) = weigh([Link("ten", 10.0)], [HALVED])
-    assert (found.plain_s, found.in_turn_s, found.pipelined_s) == (10.0, 1.0 + 5.0 + 2.0, 5.0)
-    for way in ("in_turn", "pipelined"):
-        (at,) = weigh([Link("even", getattr(break_even(HALVED), way))], [HALVED])
-        assert getattr(at, f"{way}_s") == pytest.approx(at.plain_s)
 
 
 TOKENS, REPEATS, DECODED = 64, 2, 8

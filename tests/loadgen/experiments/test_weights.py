@@ -14,7 +14,7 @@ from loadgen.experiments.weights.findings import Findings, Sample, Way
 from loadgen.experiments.weights.plan import Cell, WeightsPlan
 from loadgen.experiments.weights.report import WeightsReport, judge
 from loadgen.experiments.weights.setup import Setup
-from loadgen.experiments.weights.sizes import Budget, ModelBytes, parse_bytes, read_model_bytes
+from loadgen.experiments.weights.sizes import ModelBytes, read_model_bytes
 from loadgen.experiments.weights.summary import Measure, summarize
 from loadgen.peers.base import ServerSettings
 from loadgen.results.verdicts import Outcome, Verdict
@@ -70,15 +70,6 @@ def test_bandwidth_is_held_against_plain_copies(rates: tuple[float, ...], outcom
     )
     assert verdicts(found)[0].what == "bandwidth over that of plain copies, 1 session"
     assert verdicts(found)[0].outcome is outcome
-
-
-def test_bytes_have_units_and_a_budget_can_be_a_part_of_the_weights() -> None:
-    for text, size in (("90000000", 90_000_000), ("1.5GiB", 3 << 29), ("10GB", 10**10)):
-        assert parse_bytes(text) == Budget(text).of(1) == size
-    assert Budget("2/3").of(600) == 400
-    for wrong in ("0", "90 MiB", "1e9", "7/6", "1/6/2"):
-        with pytest.raises(ValueError, match="must be"):
-            Budget(wrong)
 
 
 def test_a_pass_needs_all_but_an_embedding_that_is_only_looked_up(roomy_model: Path, tmp_path: Path) -> None:
@@ -166,17 +157,6 @@ def test_every_way_is_measured_with_every_batch(roomy_model: Path, urls: list[st
     for url in urls:
         assert sessions_on(url) == []
     assert not list((tmp_path / "cache/peers").iterdir()), "the scratch folder is gone"
-
-
-@pytest.mark.usefixtures("_servers_are_up")
-def test_a_sweep_chooses_a_size(roomy_model: Path, tmp_path: Path) -> None:
-    """It is one server here: which size is the better one is chance."""
-    assert weights(roomy_model, tmp_path, "--sweep", "--chunks", "1MiB,2MiB", "--tokens", "6") == 0
-    report = result(tmp_path, WeightsReport)
-    assert [(row.chunk_bytes, row.first_s.count) for row in report.chunks] == [(size, REPEATS) for size in CHUNKS]
-    assert report.choice is not None
-    assert report.choice.chunk_bytes in CHUNKS
-    raw_result(tmp_path, WeightsReport, "the one with the earliest first token")
 
 
 def test_servers_are_started_as_djinn_can_be(tmp_path: Path) -> None:
