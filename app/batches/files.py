@@ -182,11 +182,12 @@ class FileStore:
             try:
                 yield writer
             finally:
-                await asyncio.to_thread(opened.close)
-                if not self.has(part.stem):
+                if not writer.is_kept:
                     self._bytes[owner] -= writer.bytes
-                    if file_id is None:
-                        await asyncio.to_thread(part.unlink, missing_ok=True)
+                with contextlib.suppress(OSError):  # it writes once more what the disk had no room for
+                    await asyncio.to_thread(opened.close)
+                if file_id is None and not writer.is_kept:
+                    await asyncio.to_thread(part.unlink, missing_ok=True)
 
     def take(self, owner: str | None, more: int, held: int) -> None:
         """Count bytes for a file that has `held` so far. Raises `TooLarge`, `FilesFull`."""
@@ -268,6 +269,7 @@ class FileWriter:
         self._pending = bytearray()
         self._lock = asyncio.Lock()
         self.id = part.stem
+        self.is_kept = False
         self.bytes = part.stat().st_size
         """Those that it has, or will have in a moment."""
 
@@ -292,6 +294,7 @@ class FileWriter:
             purpose=purpose,
         )
         await self._store.keep(self._owner, file)
+        self.is_kept = True
         return file
 
     async def _flush(self) -> None:

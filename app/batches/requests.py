@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import orjson
 from pydantic import BaseModel, Field
@@ -148,6 +149,17 @@ def read_line(line: bytes, endpoint: str, model: str) -> tuple[str, dict[str, An
     return request["custom_id"], body
 
 
+def next_request(opened: BinaryIO, endpoint: str, model: str) -> tuple[str, bytes] | None:
+    """The `custom_id` of the next line, and the body of its request as JSON; None at the end of the file. Raises
+    `LineProblem`.
+    """
+    line = next(filter(bytes.strip, opened), None)
+    if line is None:
+        return None
+    custom_id, body = read_line(line, endpoint, model)
+    return custom_id, json.dumps(body).encode()
+
+
 def check_file(path: Path, endpoint: str, model: str, max_line_bytes: int) -> tuple[int, list[BatchProblem]]:
     """How many requests the file of a batch has, and its first problems."""
     problems, seen, count = list[BatchProblem](), set[bytes](), 0
@@ -189,11 +201,11 @@ def digest_of(custom_id: str) -> bytes:
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
-def take_up_results(path: Path) -> set[bytes]:
-    """The digests of all requests that a file of results has an entry for, one a line. Cuts off a last line that a
-    crash has left half.
+def take_up_results(path: Path) -> dict[bytes, bool]:
+    """The digests of all requests that a file of results has an entry for, one a line, and whether each was made. Cuts
+    off a last line that a crash has left half.
     """
-    found = set[bytes]()
+    found = dict[bytes, bool]()
     if not path.exists():
         return found
     with path.open("r+b") as opened:
@@ -203,5 +215,6 @@ def take_up_results(path: Path) -> set[bytes]:
                 opened.truncate(end)
                 break
             end += len(line)
-            found.add(digest_of(orjson.loads(line)["custom_id"]))
+            entry = orjson.loads(line)
+            found[digest_of(entry["custom_id"])] = entry["response"] is not None
     return found

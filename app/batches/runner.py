@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -34,7 +34,7 @@ from app.batches.requests import (
     LineProblem,
     check_file,
     digest_of,
-    read_line,
+    next_request,
     take_up_results,
 )
 from app.domain.errors import Busy, DiskShort, DjinnError, FieldOutOfRange, NotFound, Unauthenticated, WrongState
@@ -117,6 +117,7 @@ class Batches:
         going_on = [kept for kept in self._kept.values() if kept.batch.status in OPEN]
         self._files.remove_parts(but=[each for kept in going_on for each in (kept.output_id, kept.error_id)])
         for kept in going_on:
+            self._files.in_use[kept.batch.input_file_id] += 1
             self._begin(kept)
 
     async def close(self) -> None:
@@ -163,8 +164,14 @@ class Batches:
             error_id=new_id("file-"),
             results_ttl_s=None if ttl is None else ttl.seconds,
         )
-        await self._save(kept)
-        self._kept[batch.id] = kept
+        self._kept[batch.id] = kept  # before anything waits: it counts, and its file stays
+        self._files.in_use[file.id] += 1
+        try:
+            await self._save(kept)
+        except BaseException:
+            del self._kept[batch.id]
+            self._files.in_use -= Counter([file.id])
+            raise
         self._begin(kept)
         return batch
 
@@ -202,9 +209,10 @@ class Batches:
             raise DiskShort(f"the batch was not stored: {error.strerror}") from error
 
     async def _change(self, kept: _Kept, **fields: Any) -> None:
+        was_open = kept.batch.status in OPEN
         kept.batch = kept.batch.model_copy(update=fields)
-        if kept.batch.status not in OPEN:
-            self._files.in_use[kept.batch.input_file_id] -= 1
+        if was_open and kept.batch.status not in OPEN:
+            self._files.in_use -= Counter([kept.batch.input_file_id])
         await self._save(kept)
 
     def _begin(self, kept: _Kept) -> None:
@@ -212,7 +220,6 @@ class Batches:
         self._cancels[batch_id] = asyncio.Event()
         if kept.batch.status == "cancelling":
             self._cancels[batch_id].set()
-        self._files.in_use[kept.batch.input_file_id] += 1
         task = self._tasks[batch_id] = asyncio.create_task(self._run(kept))
         task.add_done_callback(partial(self._over, kept))
 
@@ -230,10 +237,18 @@ class Batches:
                 await self._work(kept)
         except (OSError, DjinnError, LineProblem) as error:  # the disk is full, or the file is not what it was
             logger.warning("batch %s ends early: %s", kept.batch.id, error)
-            code = "input_file_lost" if isinstance(error, OSError) else error.code
-            problems = BatchProblems(data=[BatchProblem(code=code, message=str(error))])
+            code, message = "input_file_lost", "The input file cannot be read."  # an `OSError` would say where it is
+            if not isinstance(error, OSError):
+                code, message = error.code, error.message
+            problems = BatchProblems(data=[BatchProblem(code=code, message=message)])
             kept.batch, kept.ending = kept.batch.model_copy(update={"errors": problems}), "failed"
-        await self._finish(kept)
+        while True:
+            try:
+                await self._finish(kept)
+                return
+            except (OSError, DiskShort) as error:
+                logger.warning("batch %s waits for the disk: %s", kept.batch.id, error)
+                await asyncio.sleep(LONGEST_WAIT_S)
 
     async def _check(self, kept: _Kept) -> bool:
         """Whether the file of the batch has nothing but its requests; else the batch fails."""
@@ -257,9 +272,8 @@ class Batches:
         """Make every request that has no result yet, until the batch is cancelled or expires."""
         parts = [self._files.path(each).with_suffix(PART) for each in (kept.output_id, kept.error_id)]
         completed, failed = [await asyncio.to_thread(take_up_results, part) for part in parts]
-        counts = {"completed": len(completed), "failed": len(failed)}
-        self._count(kept, **counts)
-        done = completed | failed
+        self._count(kept, completed=len(completed), failed=sum(failed.values()))
+        done = completed.keys() | failed.keys()
         async with (
             self._files.writing(kept.owner, kept.output_id) as output,
             self._files.writing(kept.owner, kept.error_id) as errors,
@@ -288,41 +302,39 @@ class Batches:
         kept.batch = kept.batch.model_copy(update={"request_counts": new})
 
     async def _make_all(self, kept: _Kept, done: set[bytes], output: FileWriter, errors: FileWriter) -> None:
-        """Raises the first `DjinnError` of a result that could not be written."""
+        """Raises why it ends early: a result could not be written, or the file cannot be read or is another."""
         slots = asyncio.Semaphore(AT_ONCE)
         try:
             async with asyncio.TaskGroup() as group:
-                async for custom_id, body in self._left(kept, done):
+                async for custom_id, content in self._left(kept, done):
                     if kept.owner is not None and self._tenancy.directory.named(kept.owner) is None:
                         raise Unauthenticated("the tenant of the batch is no more")
                     await slots.acquire()
-                    making = group.create_task(self._make_one(kept, custom_id, body, done, output, errors))
+                    making = group.create_task(self._make_one(kept, custom_id, content, done, output, errors))
                     making.add_done_callback(lambda _: slots.release())
         except BaseExceptionGroup as group_error:
-            known = group_error.subgroup(DjinnError)
+            known = group_error.subgroup((DjinnError, LineProblem, OSError))
             raise (group_error if known is None else _first(known)) from None
 
-    async def _left(self, kept: _Kept, done: set[bytes]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """The requests of the file that are not `done`."""
-        batch = kept.batch
+    async def _left(self, kept: _Kept, done: set[bytes]) -> AsyncIterator[tuple[str, bytes]]:
+        """The `custom_id` and body of each request of the file that is not `done`. Raises `OSError`, `LineProblem`."""
+        batch, side_work = kept.batch, self._registry.side_work
         with await asyncio.to_thread(self._files.path(batch.input_file_id).open, "rb") as opened:
-            while line := await asyncio.to_thread(opened.readline):
-                if line.strip():
-                    custom_id, body = read_line(line, batch.endpoint, self._model)
-                    if digest_of(custom_id) not in done:
-                        yield custom_id, body
+            while found := await side_work.run(kept.owner, next_request, opened, batch.endpoint, self._model):
+                if digest_of(found[0]) not in done:
+                    yield found
 
     async def _make_one(
         self,
         kept: _Kept,
         custom_id: str,
-        body: dict[str, Any],
+        content: bytes,
         done: set[bytes],
         output: FileWriter,
         errors: FileWriter,
     ) -> None:
         """Make a request, again if the server could not do it now, and write down its answer."""
-        content, wait_s = json.dumps(body).encode(), 0.0
+        wait_s = 0.0
         while True:
             await asyncio.sleep(wait_s)
             wait_s = 1.0
@@ -422,8 +434,8 @@ class Batches:
         await self._change(kept, status=kept.ending, **ended, **results)
 
 
-def _first(group: BaseExceptionGroup[DjinnError]) -> DjinnError:
-    error = group.exceptions[0]
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    error: BaseException = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from app.domain.breakpoints import TensorData
-from app.domain.errors import EngineError
+from app.domain.errors import EngineError, FieldOutOfRange
 from app.domain.values import ModelInfo
 from app.openai.completions import Prompt, prompts_of
 from app.wire.base import fixed, shape
@@ -61,8 +61,13 @@ EmbeddingList = shape(
 
 
 def finished(vector: TensorData, body: EmbeddingBody) -> NDArray[np.float32]:
-    """The first `dimensions` numbers of a pooled vector, at the length 1 if the body asks for that."""
-    numbers = np.frombuffer(vector.data, "<f4")[: body.dimensions].astype(np.float64)
+    """The first `dimensions` numbers of a pooled vector, at the length 1 if the body asks for that. Raises
+    `FieldOutOfRange` if it has fewer.
+    """
+    whole = np.frombuffer(vector.data, "<f4")
+    if body.dimensions is not None and body.dimensions > len(whole):  # the norm joins several residual streams to one
+        raise FieldOutOfRange(f"dimensions must be at most {len(whole)}", param="dimensions")
+    numbers = whole[: body.dimensions].astype(np.float64)
     if not np.isfinite(numbers).all():
         raise EngineError("the model gives numbers that are not finite for this input")
     length = np.linalg.norm(numbers)

@@ -25,6 +25,7 @@ from app.domain.errors import (
 )
 from app.domain.values import MAX_NAME
 from app.engine_process.turn import Turn
+from app.logs import is_background
 from app.openai.choices import Choices, OpenSession
 from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, ServicesDep, errors
 from app.sessions.keyed import KeyedRequest
@@ -296,7 +297,8 @@ class ApiCall:
                 session = services.bound_sessions.find(self.owner, self.session_name)
             sessions = [] if session is None else [session]
         elif session is None:
-            sessions = services.bound_sessions.begun_alike(self.owner, prompt.token_ids)
+            alike = services.bound_sessions.begun_alike
+            sessions = [] if is_background() else alike(self.owner, prompt.token_ids)
         else:
             sessions = [session]
         pasts = [each.past for each in sessions if each.usage.answers]
@@ -347,6 +349,11 @@ class ApiCall:
                 labels[label] = found[0][:MAX_LABEL]
         return labels if user is None else {**labels, "user": user}
 
+    @property
+    def binds(self) -> bool:
+        """Whether the call may go on with a session by its history. A line of a batch leaves those to clients."""
+        return self.services.settings.binds_by_prefix and not self.is_aside and not is_background()
+
     def answer(self, response: Response) -> Response:
         """The response, with the session's id in its headers if the call was bound to one."""
         return response if self._session is None else with_session(response, self._session)
@@ -365,7 +372,7 @@ class ApiCall:
         A name's first use opens a session, which `undo` drops if the call cannot start.
         """
         sessions, name = self.services.sessions, self.session_name
-        if self.is_aside or (name is None and not (self.services.settings.binds_by_prefix and n == len(prompts) == 1)):
+        if self.is_aside or (name is None and not (self.binds and n == len(prompts) == 1)):
             # For all or none: a refused call must close nothing.
             sessions.make_room(self.owner, n * len(prompts))
             return partial(sessions.ephemeral, self.owner, metadata=metadata)

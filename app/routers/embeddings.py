@@ -68,6 +68,8 @@ def _encode(body: EmbeddingBody, tokens: Tokens, info: ModelInfo) -> list[Sequen
         else:
             check_token_ids(given, info.vocab_size, param=field)
             token_ids = given
+        if not token_ids:
+            raise FieldOutOfRange(f"{field}: at least 1 token", param=field)
         if body.pooling == "mean" and len(token_ids) > most:
             raise FieldOutOfRange(f"{field}: the mean is of at most {most} tokens, not {len(token_ids)}", param=field)
         encoded.append(token_ids)

@@ -261,7 +261,7 @@ def _open(call: ApiCall, body: ResponseBody, prompt: list[int], undo: ExitStack)
         session = services.bound_sessions.open(call.owner, call.session_name, metadata=metadata)
     elif body.store:
         session = services.sessions.create(call.owner, metadata=metadata, ttl_s=IDLE_TTL_S, name=OF_RESPONSES)
-    elif services.settings.binds_by_prefix and not call.is_aside:
+    elif call.binds:
         bound = services.bound_sessions
         found = bound.find_continued(call.owner, prompt, metadata)
         if found is not None:

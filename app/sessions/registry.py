@@ -255,9 +255,10 @@ class SessionRegistry:
         """`turn` has ended in calls of `tools`: its session is in `io_wait` until its next turn.
 
         A client may read an answer late. If the session has had another turn since, it waits for other things. One that
-        leaves for another server is told nothing more.
+        leaves for another server is told nothing more. Nothing says when a batch goes on: its sessions do not wait.
         """
-        if session.state is not SessionState.IDLE or session.turn is not turn or session.leaving:
+        is_over = session.state is not SessionState.IDLE or session.turn is not turn
+        if is_over or session.leaving or is_background():
             return
         expected = self.tool_waits.begin(session, tools)
         if self.executor.failure is None:  # else the answer is there all the same

@@ -11,8 +11,9 @@ import httpx
 import openai
 import pytest
 
-from app.batches import requests
+from app.batches import requests, runner
 from app.batches.requests import BatchBody
+from app.domain.errors import DiskShort, WrongState
 from app.domain.values import SamplingParams, StopRule
 from app.sessions.turns import TurnRequest
 from app.text.generation import TextRule
@@ -78,11 +79,13 @@ def results(sdk: Any, file_id: str | None) -> dict[str, Any]:
 @pytest.mark.parametrize("path", BODIES)
 def test_each_line_is_answered_as_the_call_is(sdk: Any, url: str, path: str) -> None:
     body = BODIES[path]
+    expected = httpx.post(f"{url}{path}", json={"model": MODEL, **body}).json()
+    used = [each["used_at"] for each in httpx.get(f"{url}/v1/sessions").json()["data"]]
     batch = over(sdk, begin(sdk, lines([body, {**body, "temperature": -1, "dimensions": 100_000}, body], path), path))
     assert (batch.status, batch.errors, batch.metadata) == ("completed", None, {"of": "test"})
     assert batch.request_counts.to_dict() == {"total": 3, "completed": 2, "failed": 1}
     answered, refused = results(sdk, batch.output_file_id), results(sdk, batch.error_file_id)
-    expected = httpx.post(f"{url}{path}", json={"model": MODEL, **body}).json()
+    assert used == [each["used_at"] for each in httpx.get(f"{url}/v1/sessions").json()["data"]]  # clients' alone
     for entry in (answered["0"], answered["2"]):
         assert (entry["error"], entry["response"]["status_code"]) == (None, 200)
         answers = (entry["response"]["body"], expected)
@@ -144,13 +147,14 @@ def test_a_server_that_was_killed_goes_on_and_does_no_line_twice(tmp_path: Path)
         batch = begin(sdk, content)
         wait_until(lambda: sdk.batches.retrieve(batch.id).request_counts.completed >= 3)
         server.kill()
-    [part] = (each for each in (tmp_path / "files").glob("*.part") if each.stat().st_size)
+    [empty, part] = sorted((tmp_path / "files").glob("*.part"), key=lambda each: each.stat().st_size)
+    empty.write_bytes(b'{"custom_id": "x", "response": null}\n')  # as one that is being cancelled may have
     done = [json.loads(line)["id"] for line in part.read_bytes().splitlines()]
     with part.open("ab") as opened:
         opened.write(b'{"id": "batch_req_half", "custom_')  # as a power cut may leave it
     with serve_process(tmp_path) as server, sdk_of(server.url) as sdk:
         found = over(sdk, batch)
-        assert (found.status, found.request_counts.completed, found.error_file_id) == ("completed", 30, None)
+        assert (found.status, found.request_counts.completed, found.request_counts.failed) == ("completed", 30, 0)
         answered = results(sdk, found.output_file_id)
         assert answered.keys() == set(map(str, range(30)))
         assert [entry["id"] for entry in answered.values()][: len(done)] == done
@@ -181,3 +185,39 @@ async def test_beside_a_client_one_line_is_under_way() -> None:
             await asyncio.sleep(0.002)
         assert max(seen) == 1
         await until(lambda: services.batches.find(None, batch.id).status == "completed")
+
+
+async def test_after_a_restart_a_batch_fails_whose_file_is_lost_or_of_another_model(tmp_path: Path) -> None:
+    (folder := tmp_path / "files" / "batches").mkdir(parents=True)
+    (folder.parent / "file-other").write_bytes(lines([{"model": "gpt-4o"}], CHAT))
+    for name in ("lost", "other"):
+        batch = {"id": name, "endpoint": CHAT, "input_file_id": f"file-{name}", "status": "in_progress"}
+        about = {"batch": {**batch, "created_at": 1, "expires_at": 1 << 40}, "output_id": name, "error_id": f"e-{name}"}
+        (folder / f"{name}.json").write_text(json.dumps({"owner": None, **about}))
+    async with running_services(state_dir=tmp_path) as services:
+        await until(lambda: all(each.status == "failed" for each in services.batches.owned_by(None)))
+        problems = [each.errors.data[0] for each in services.batches.owned_by(None) if each.errors]
+    assert {(each.code, "/" in each.message) for each in problems} == {("input_file_lost", 0), ("model_not_found", 0)}
+
+
+async def test_a_full_disk_delays_the_end_of_a_batch_and_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "LONGEST_WAIT_S", 0.01)
+    async with running_services() as services:
+        batches, files = services.batches, services.files
+        files.path("full.part").symlink_to("/dev/full")
+        with pytest.raises(DiskShort):
+            async with files.writing(None, "full") as writer:
+                await writer.write(b"x", at_once=True)
+        async with files.writing(None) as writer:
+            await writer.write(b"{")
+            file = await writer.keep("in.jsonl", "batch", None)
+            body = BatchBody(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+            asked = batches.create(None, body), files.delete(None, file.id)
+            _, refused = await asyncio.gather(*asked, return_exceptions=True)
+            assert isinstance(refused, WrongState)
+            (blocked := files.folder / "batches" / f"{batches.owned_by(None)[0].id}.new").mkdir()
+            await until(lambda: batches.owned_by(None)[0].status == "failed")
+            blocked.rmdir()
+            await until(lambda: '"status":"failed"' in blocked.with_suffix(".json").read_text())
+            await files.delete(None, file.id)
+        assert files.total_bytes == 0
