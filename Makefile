@@ -81,7 +81,7 @@ test: model      ## run the tests
 
 # Playwright runs an event loop in each of its processes, and the tests of wheels share one environment in their order.
 test-all: setup-dev model release  ## all that CI runs, next to lint and docs: twenty minutes
-	$(PYTEST) -m "not wheel and not browser" --hypothesis-profile full $(CORES)
+	$(PYTEST) -m "not wheel and not browser and not agents" --hypothesis-profile full $(CORES)
 	$(PYTEST) -m browser tests/browser $(CORES)
 	$(MAKE) --jobs 2 --output-sync=line wheel-tests bench-kernels-small soak-short
 
