@@ -196,7 +196,8 @@ class Campaign:
                 "conversation": None,
             }
         if path == "/v1/responses/compact":
-            body["input"] = body.get("input") or "x"
+            whole = {"format": {"type": "json_schema", "name": "summary", "schema": {"const": 1}}}
+            body |= {"input": body.get("input") or "x", "text": whole}
         if path not in STREAMING:
             return
         body |= {"min_tokens": 0, "stream": streams}

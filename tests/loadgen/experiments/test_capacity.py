@@ -1,8 +1,7 @@
 """`loadgen capacity`: the search for a border, and a server that holds a known number of agents."""
 
 import math
-import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -88,22 +87,6 @@ def test_a_border_is_found_exactly_and_with_few_probes(bounds: tuple[int, int], 
     doublings, halvings = math.ceil(math.log2(most / least)) + 1, math.ceil(math.log2(most))
     assert len(set(probed)) <= doublings + halvings
     assert {agents for agents, times in Counter(probed).items() if times > 1} <= {search.held, search.failed}
-
-
-@given(RANGES, st.integers(1, 5), st.integers(0, 2**32))
-def test_noise_does_not_keep_it_from_ending(bounds: tuple[int, int], rounds: int, seed: int) -> None:
-    noise, votes = random.Random(seed), defaultdict[int, list[bool]](list)
-
-    def flip(agents: int) -> bool:
-        votes[agents].append(noise.random() < 0.5)
-        return votes[agents][-1]
-
-    search = Search(*bounds, rounds)
-    finish(search, flip)
-    assert search.held is None or 2 * sum(votes[search.held]) > rounds
-    assert search.failed is None or 2 * sum(votes[search.failed]) <= rounds
-    above = search.least if search.held is None else search.held + 1
-    assert search.failed == (above if above <= search.most else None)
 
 
 @dataclass
