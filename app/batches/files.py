@@ -106,11 +106,11 @@ def new_id(prefix: str) -> str:
 
 class FileStore:
     """The files of all owners in one folder. Together they have at most `max_bytes`, and owners share these: one with
-    several files leaves as much to others as it takes. Used on the event loop; the disk is waited for on other threads.
+    several files leaves as much to others as it takes. Used on the event loop. Other threads read and write contents.
     """
 
     def __init__(self, folder: Path | None, room: DiskRoom, max_bytes: int) -> None:
-        """Takes up what is in `folder`. None: a folder that goes with this object. `room` is that on its disk. Raises
+        """Load the files in `folder`. None: a folder that goes with this object. `room` is that on its disk. Raises
         `FieldOutOfRange` if the folder cannot be written to.
         """
         self._temporary = tempfile.TemporaryDirectory(prefix="djinn-files-") if folder is None else None
@@ -147,7 +147,7 @@ class FileStore:
         return self.folder / file_id
 
     def has(self, file_id: str) -> bool:
-        """Whether there is a whole file of that id, whoever owns it."""
+        """Whether there is a whole file of that id, of any owner."""
         return file_id in self._kept
 
     def owned_by(self, owner: str | None) -> list[FileObject]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -44,6 +43,7 @@ from app.machine.files import make_writable
 from app.sessions.registry import SessionRegistry
 from app.sessions.side_work import Lane
 from app.tenants.tenancy import Tenancy
+from app.web.middleware import new_request_id
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ AT_ONCE = 8
 LOOK_S = 0.05
 """How often a request that waits for its place looks whether the others are gone."""
 MAX_OPEN, MAX_KEPT = 100, 1000
-"""Batches of one owner that are not over, and all of them: the oldest that are over are forgotten."""
+"""Open batches of one owner, and batches of one owner in all: the oldest finished ones are forgotten."""
 AGAIN = frozenset({408, 429, 502, 503})
 """Statuses that say nothing about the request: it is made again."""
 LONGEST_WAIT_S = 30.0
@@ -73,7 +73,7 @@ class _Kept(BaseModel):
 
 
 class Batches:
-    """The batches of all owners. Used on the event loop; the disk is waited for on other threads."""
+    """The batches of all owners. Used on the event loop. Other threads read lines and write results."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Batches:
         model: str,
         max_line_bytes: int,
     ) -> None:
-        """Takes up what is in the folder of `files`, in one of its own. Raises `FieldOutOfRange`."""
+        """Load the batches of an earlier run, from `batches` in the folder of `files`. Raises `FieldOutOfRange`."""
         self._folder = files.folder / "batches"
         self._files = files
         self._registry = registry
@@ -112,7 +112,7 @@ class Batches:
             self._kept[kept.batch.id] = kept
 
     def start(self, app: ASGIApp) -> None:
-        """Go on with what is not over. `app` answers requests without asking for a key."""
+        """Continue open batches. `app` answers requests without asking for a key."""
         self._app = app
         going_on = [kept for kept in self._kept.values() if kept.batch.status in OPEN]
         self._files.remove_parts(but=[each for kept in going_on for each in (kept.output_id, kept.error_id)])
@@ -179,7 +179,7 @@ class Batches:
         """End a batch early. What is done stays; requests under way are dropped. Raises `NotFound`, `WrongState`."""
         kept = self._find(owner, batch_id)
         if kept.batch.status not in OPEN:
-            raise WrongState(f"the batch is {kept.batch.status}: only one that is not over can be cancelled")
+            raise WrongState(f"the batch is {kept.batch.status}: only an open batch can be cancelled")
         if kept.batch.status != "cancelling":
             await self._change(kept, status="cancelling", cancelling_at=int(time.time()))
         if batch_id in self._cancels:
@@ -340,7 +340,7 @@ class Batches:
             wait_s = 1.0
             if not self._is_here:
                 continue
-            request_id = f"req_{secrets.token_hex(12)}"
+            request_id = new_request_id()
             async with self._places.place():
                 status, headers, answer = await self._call(kept, request_id, content)
             if status not in AGAIN and self._is_here:
@@ -353,7 +353,7 @@ class Batches:
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait([writing])  # what is written counts, whoever cancels
+            await asyncio.wait([writing])  # a written result counts, even if this task is cancelled
             raise
         finally:
             if writing.done() and writing.exception() is None:
