@@ -219,17 +219,6 @@ class ItemList(BaseModel):
     last_id: str | None
     has_more: bool
 
-    @classmethod
-    def page(cls, items: list[AnyItem], *, limit: int) -> ItemList:
-        """The first `limit` of `items`."""
-        shown = items[:limit]
-        return cls(
-            data=shown,
-            first_id=shown[0].id if shown else None,
-            last_id=shown[-1].id if shown else None,
-            has_more=len(items) > limit,
-        )
-
 
 IDLE_S = 24 * 3600
 """Seconds without a response after which a conversation is forgotten, whatever its session's own limit."""

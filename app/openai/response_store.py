@@ -161,14 +161,8 @@ class ResponseStore:
         if running is not None:
             return running[0]
         found = self._responses.get(response_id)
-        if found is None or found.is_deleted or found.conversation.session.owner != owner or found.conversation.is_dead:
-            session = self._registry.keeper.homes.gone_by_response(response_id)
-            if session is not None:
-                self._registry.table.require_home(session, owner, False)
-            raise NotFound(f"no response {response_id[:100]}", param=param)
-        if found.conversation.session.leaving:
-            raise Moving(f"response {response_id} is on its way to another server, with its session")
-        return found
+        is_there = found is not None and not found.is_deleted and not found.conversation.is_dead
+        return self._require_here(found if is_there else None, owner, "response", response_id, param)
 
     def find_conversation(
         self, owner: str | None, conversation_id: str, *, param: str = "conversation_id"
@@ -176,13 +170,19 @@ class ResponseStore:
         """The head of the owner's conversation of that id. Raises what `find` does."""
         found = self._responses.get(conversation_id)
         is_there = found is not None and found is found.conversation.head and not found.conversation.is_dead
-        if found is None or not is_there or found.conversation.session.owner != owner:
-            session = self._registry.keeper.homes.gone_by_response(conversation_id)
+        return self._require_here(found if is_there else None, owner, "conversation", conversation_id, param)
+
+    def _require_here(
+        self, found: StoredResponse | None, owner: str | None, what: str, id: str, param: str
+    ) -> StoredResponse:
+        """What is found, if it is the owner's and stays here. Raises what `find` does."""
+        if found is None or found.conversation.session.owner != owner:
+            session = self._registry.keeper.homes.gone_by_response(id)
             if session is not None:
                 self._registry.table.require_home(session, owner, False)
-            raise NotFound(f"no conversation {conversation_id[:100]}", param=param)
+            raise NotFound(f"no {what} {id[:100]}", param=param)
         if found.conversation.session.leaving:
-            raise Moving(f"conversation {conversation_id} is on its way to another server, with its session")
+            raise Moving(f"{what} {id} is on its way to another server, with its session")
         return found
 
     def put_items(self, conversation: Conversation, items: Sequence[AnyItem], answer: ResponseObject) -> None:
@@ -207,11 +207,11 @@ class ResponseStore:
         """Forget a conversation and its responses, with the session that was opened for it."""
         self._forget(head.conversation)
 
-    def find_item(self, owner: str | None, item_id: str) -> AnyItem:
+    def find_item(self, owner: str | None, item_id: str, *, param: str = "input") -> AnyItem:
         """The owner's item of that id, of any response that is kept, without log-probabilities. Raises `NotFound`."""
         found = self._items.get((owner, item_id))
         if found is None or found[0].is_dead:
-            raise NotFound(f"no item {item_id[:100]}", param="input")
+            raise NotFound(f"no item {item_id[:100]}", param=param)
         return without_logprobs(found[1])
 
     def keep(self, response: StoredResponse) -> None:

@@ -454,3 +454,18 @@ def told_of(prompt: ChatPrompt) -> dict[str, Any]:
     """The field of an answer that says why its prompt does not go on from the whole history of its session."""
     because = prompt.recomputed_because
     return {} if because is None else {"djinn": {"recomputed_because": because}}
+
+
+def page_of(items: Sequence[Any], after: str | None, limit: int, where: str = "the list") -> dict[str, Any]:
+    """At most `limit` of the items behind the one with the id `after`, as OpenAI pages lists.
+
+    Raises `FieldOutOfRange` if no item has that id.
+    """
+    if after:
+        places = {item.id: place for place, item in enumerate(items, 1)}
+        if after not in places:
+            raise FieldOutOfRange(f"after: no item {after[:100]} in {where}", param="after")
+        items = items[places[after] :]
+    page = items[:limit]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return {"object": "list", "data": page, "has_more": len(items) > limit, "first_id": first, "last_id": last}

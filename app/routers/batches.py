@@ -5,9 +5,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from app.batches.requests import Batch, BatchBody, BatchesQuery, BatchList
-from app.routers.api_calls import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors
+from app.routers.api_calls import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors, page_of
 from app.routers.dependencies import OwnerDep, ServicesDep
-from app.routers.files import page_of
 
 router = APIRouter(prefix="/v1/batches", tags=["openai"], route_class=OpenAIRoute)
 ERRORS: dict[int | str, dict[str, Any]] = {**openai_errors(404, 503), 200: {"headers": IGNORED_DESCRIPTION}}

@@ -17,9 +17,9 @@ from app.openai.response import (
 )
 from app.openai.response_input import ForeignBody, InputItemBody, ResponseBody
 from app.openai.response_items import AnyItem, Item
-from app.routers.api_calls import IgnoredDep, OpenAIRoute, openai_errors
+from app.routers.api_calls import IgnoredDep, OpenAIRoute, openai_errors, page_of
 from app.routers.dependencies import OwnerDep, Services, ServicesDep
-from app.routers.responses import ItemsQuery, page_of, shown
+from app.routers.responses import ItemsQuery, items_page, shown
 from app.sessions.named import IDLE_TTL_S
 from app.sessions.session import OF_RESPONSES
 from app.wire.base import LongList
@@ -139,7 +139,7 @@ async def add_items(
     answer = ResponseObject.of_items(new_response_id(services.settings.replica), services.info.name)
     services.responses.put_items(conversation, items, answer)
     await services.responses.settled(head)
-    return shown(ItemList.page(items, limit=MOST_ITEMS))
+    return shown(ItemList.model_construct(**page_of(items, None, MOST_ITEMS)))
 
 
 @router.get("/{conversation_id}/items", operation_id="listConversationItems", response_model=ItemList, responses=ERRORS)
@@ -148,7 +148,7 @@ async def list_items(
 ) -> Response:
     """The items of a conversation, in pages."""
     conversation = services.responses.find_conversation(owner, conversation_id).conversation
-    return shown(page_of(conversation.left_of(conversation.items), query, "the conversation"))
+    return shown(items_page(conversation.left_of(conversation.items), query, "the conversation"))
 
 
 @router.get(
@@ -192,7 +192,7 @@ def _items(
     )
     ignored.add(f"items.{index}" for index in foreign)
     call = ResponseBody.model_construct(model=services.info.name, input=body.items)
-    items = call.items(lambda item_id: services.responses.find_item(owner, item_id), seal)
+    items = call.items(lambda item_id: services.responses.find_item(owner, item_id, param="items"), seal)
     before = []
     if conversation is not None:
         conversation.check_not_removed(items, param="items")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from app.batches.files import DeletedFile, FileFields, FileList, FileObject, FilesQuery
 from app.domain.errors import FieldOutOfRange, TooLarge
-from app.routers.api_calls import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors
+from app.routers.api_calls import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors, page_of
 from app.routers.dependencies import OwnerDep, ServicesDep
 from app.web.bodies import FILE, OCTET_STREAM
 from app.web.errors import describe_body
@@ -95,18 +95,6 @@ async def list_files(services: ServicesDep, owner: OwnerDep, query: Annotated[Fi
     """The caller's files, in pages."""
     files = [each for each in services.files.owned_by(owner) if query.purpose in (None, each.purpose)]
     return page_of(files if query.order == "desc" else files[::-1], query.after, query.limit)
-
-
-def page_of(items: list[Any], after: str, limit: int) -> dict[str, Any]:
-    """The page of a list that begins behind the item `after`. Raises `FieldOutOfRange` if there is none."""
-    if after:
-        ids = [item.id for item in items]
-        if after not in ids:
-            raise FieldOutOfRange(f"after: there is no {after[:100]!r} in the list", param="after")
-        items = items[ids.index(after) + 1 :]
-    page = items[:limit]
-    first, last = (page[0].id, page[-1].id) if page else (None, None)
-    return {"object": "list", "data": page, "has_more": len(items) > limit, "first_id": first, "last_id": last}
 
 
 @router.get("/{file_id}", operation_id="getFile", responses=ERRORS)

@@ -21,6 +21,7 @@ from app.routers.api_calls import (
     IgnoredDep,
     OpenAIRoute,
     openai_errors,
+    page_of,
     with_session,
 )
 from app.routers.dependencies import OwnerDep, Services, ServicesDep
@@ -81,6 +82,9 @@ async def compact_response(request: Request, body: CompactBody, call: ApiCallDep
     """Shorten a conversation: the model writes a summary of it. Nothing of it is kept."""
     if body.conversation is not None:
         raise FieldOutOfRange("conversation: only previous_response_id and input are shortened", param="conversation")
+    # A summary calls no tools, and is not kept.
+    refused = {"tool_choice": body.tool_choice not in (None, "none"), "store": body.store}
+    ignored.add(name for name, asks in refused.items() if asks and name in body.model_fields_set)
     told = MessageBody(role="user", content=COMPACT)
     given = [MessageBody(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     if body.input == "":
@@ -236,7 +240,7 @@ async def list_input_items(
     response_id: str, services: ServicesDep, owner: OwnerDep, query: Annotated[ItemsQuery, Query()]
 ) -> Response:
     """The items of a response's own input, in pages. Those of the responses before it are theirs."""
-    return shown(page_of(services.responses.find(owner, response_id).input, query, "the response's input"))
+    return shown(items_page(services.responses.find(owner, response_id).input, query, "the response's input"))
 
 
 def shown(view: BaseModel) -> Response:
@@ -244,10 +248,7 @@ def shown(view: BaseModel) -> Response:
     return Response(to_json(view), media_type="application/json")
 
 
-def page_of(items: Sequence[AnyItem], query: ItemsQuery, where: str) -> ItemList:
+def items_page(items: Sequence[AnyItem], query: ItemsQuery, where: str) -> ItemList:
     """The page that is asked for. Raises `FieldOutOfRange` if it is to begin after an item that is not `where`."""
     ordered = list(items if query.order == "asc" else reversed(items))
-    places = {item.id: place for place, item in enumerate(ordered, 1)}
-    if query.after and query.after not in places:
-        raise FieldOutOfRange(f"after: no item {query.after[:100]} in {where}", param="after")
-    return ItemList.page(ordered[places.get(query.after, 0) :], limit=query.limit)
+    return ItemList.model_construct(**page_of(ordered, query.after, query.limit, where))

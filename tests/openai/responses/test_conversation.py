@@ -251,6 +251,11 @@ def test_a_conversation_is_shortened_to_its_users_words_and_a_summary(sdk: Any, 
     forged = {**items[2], "encrypted_content": "AAAA" + items[2]["encrypted_content"][4:]}
     raw = sdk.responses.with_raw_response.create(**GREEDY, input=[items[0], forged])
     assert raw.headers["x-djinn-ignored"] == "input.1"
+    told = {"model": MODEL, "input": "x", "text": form, "temperature": 0, "store": True, "tool_choice": "required"}
+    named = http.post("/v1/responses/compact", json=told).raise_for_status().headers["x-djinn-ignored"]
+    assert set(named.split(", ")) == {"store", "tool_choice"}
+    unknown = http.post("/v1/conversations", json={"items": [{"type": "item_reference", "id": "msg_0"}]})
+    assert_error(unknown, 404, "not_found", param="items")
     for body, param in (({}, "input"), ({"input": "x", "conversation": "conv_0"}, "conversation")):
         refused = http.post("/v1/responses/compact", json={"model": MODEL, **body})
         assert_error(refused, 400, "field_out_of_range", param=param)
