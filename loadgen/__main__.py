@@ -2,7 +2,7 @@
 
 import sys
 
-EXTRA = ("lz4", "matplotlib", "ml_dtypes", "simpy", "zstandard")
+EXTRA = ("lz4", "matplotlib", "ml_dtypes", "zstandard")
 """What a server can do without."""
 
 try:

@@ -18,7 +18,6 @@ from loadgen.experiments.kv import command as kv
 from loadgen.experiments.migrate import command as migrate
 from loadgen.experiments.oversubscribe import command as oversubscribe
 from loadgen.experiments.resume_latency import command as resume_latency
-from loadgen.experiments.simulate import command as simulate
 from loadgen.experiments.soak import command as soak
 from loadgen.experiments.weights import command as weights
 from loadgen.experiments.whitebox import command as whitebox
@@ -50,7 +49,6 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "oversubscribe": (oversubscribe, "sessions that grow until they are several times what the device holds"),
     "kv": (kv, "what a session's KV is made of, and what it costs to keep and to move"),
     "migrate": (migrate, "sessions that go from one server to another"),
-    "simulate": (simulate, "a cluster of any size, simulated with the measured costs of one server"),
     "soak": (soak, "agents that run for long while faults come, and a twin that checks every token"),
     "cluster": (cluster, "agents on several replicas while sessions move and replicas die"),
     "weights": (weights, "a model that is several times larger than the memory for its weights"),

@@ -12,7 +12,6 @@ from loadgen.experiments.kv.report import KVReport
 from loadgen.experiments.migrate.report import MigrateReport
 from loadgen.experiments.oversubscribe.report import OversubscribeReport
 from loadgen.experiments.resume_latency.report import ResumeReport
-from loadgen.experiments.simulate.report import SimulateReport
 from loadgen.experiments.soak.report import SoakReport
 from loadgen.experiments.weights.report import WeightsReport
 from loadgen.experiments.whitebox.report import WhiteboxReport
@@ -28,7 +27,6 @@ RESULTS: dict[str, type[Result]] = {
     "migrate": MigrateReport,
     "oversubscribe": OversubscribeReport,
     "resume-latency": ResumeReport,
-    "simulate": SimulateReport,
     "soak": SoakReport,
     "weights": WeightsReport,
     "whitebox": WhiteboxReport,

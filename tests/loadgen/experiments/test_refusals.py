@@ -50,7 +50,6 @@ REFUSED = {
         ("--target a=URL --lengths 2000", "has room for"),
         ("--target a=URL --lengths 64,64", "lengths must be different numbers from 2"),
     ],
-    "simulate": [("", "costs are missing"), ("--event flood@3", "an event is")],
     "soak": [("--minutes 0", "minutes must be a number above 0")],
     "weights": [
         ("--model /nowhere", "no model in /nowhere"),
