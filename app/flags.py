@@ -39,6 +39,24 @@ METAVARS = {
 """What `--help` calls the value of a setting, where neither the end of its name nor its type tells."""
 OF_NAMES = {"_dir": "FOLDER", "_tokens": "TOKENS", "chat_format": "FORMAT"}
 OF_TYPES = {Path: "FILE", ByteSize: "SIZE", KVBudget: "SIZE", float: "SECONDS", int: "COUNT"}
+MAIN = (
+    "host",
+    "port",
+    "api_keys",
+    "tenants",
+    "model",
+    "served_name",
+    "device",
+    "tensor_parallel",
+    "dtype",
+    "weights_device",
+    "kv_device",
+    "kv_host",
+    "kv_disk",
+    "max_model_len",
+    "state_dir",
+)
+"""The settings that most servers need: those that `--help` shows."""
 GROUPS = {
     "host": "access and logs",
     "model": "the model",
@@ -58,10 +76,26 @@ NAMES = re.compile(rf"(?<![\w./-])(?:{'|'.join(name for name in Settings.model_f
 class OneLineParser(argparse.ArgumentParser):
     """A parser that answers a mistake with one line, not with its whole usage, and guesses what was meant."""
 
+    main: Sequence[str] = ()
+    """What `--help` shows, where `--help-all` shows the rest too; none: all."""
+
+    def format_help(self) -> str:
+        """What `--help` prints."""
+        hidden = [each for each in self._actions if self.main and each.dest not in (*self.main, "help", "help_all")]
+        shown = [each.help for each in hidden]
+        for each in hidden:
+            each.help = argparse.SUPPRESS
+        try:
+            return super().format_help()
+        finally:
+            for each, text in zip(hidden, shown, strict=True):
+                each.help = text
+
     def error(self, message: str) -> NoReturn:
         """Print the message and leave with status 2."""
         end = "" if message.endswith("?") else "."
-        self.exit(USAGE_ERROR, f"djinn: {self._plain(message)}{end} See {self.prog} --help\n")
+        flag = "--help-all" if self.main else "--help"
+        self.exit(USAGE_ERROR, f"djinn: {self._plain(message)}{end} See {self.prog} {flag}\n")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """End for arguments that this parser has left over."""
@@ -106,8 +140,20 @@ def add_command(commands: Commands, name: str, text: str, run: Run | None = None
     return parser
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+class _ShowAll(argparse.Action):
+    """Prints what the parser knows, and leaves."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> None:
+        assert isinstance(parser, OneLineParser)
+        parser.main = ()
+        parser.print_help()
+        parser.exit()
+
+
+def add_flags(parser: OneLineParser) -> None:
     """Give the parser a flag for each setting. What is not given is not in the namespace."""
+    parser.main = MAIN
+    parser.add_argument("--help-all", action=_ShowAll, nargs=0, default=argparse.SUPPRESS, help="show all flags")
     group: argparse._ActionsContainer = parser
     for name, field in Settings.model_fields.items():
         if name in GROUPS:

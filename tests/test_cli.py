@@ -97,6 +97,10 @@ def test_help_shows_flags_and_their_defaults(capsys: pytest.CaptureFixture[str])
     assert status == 0
     assert "127.0.0.1" in out
     assert "--kv-device SIZE " in out
+    assert "--block-size" not in out
+    status, out, _ = run(capsys, "serve", "--help-all")
+    assert status == 0
+    assert "--block-size TOKENS" in out
     assert "(default: 16MiB)" in out
     for foreign in ("None", "KVBudget", "ByteSize", "Path", "tuple", " str ", " int "):
         assert foreign not in out

@@ -10,15 +10,13 @@ from client.shell.rates import Look, Rates
 from client.shell.session_table import GAP, Row, fitting_table, kv_bytes
 from client.shell.wording import counted, on_one_line, size
 
-BAR_WIDTH = 20
-WIDE = 80
-"""Cells of a terminal that has room for bars and moves."""
-WAYS: dict[str, tuple[tuple[str, Direction], ...]] = {
-    "device": (("to host", "out"), ("from host", "in")),
-    "host": (),
-    "disk": (("to disk", "to_disk"), ("from disk", "from_disk")),
-}
-"""The moves that the line of a tier tells of."""
+BAR_WIDTHS = 6, 20
+WITHOUT_BAR = 74
+"""Cells of the other columns of a tier's line."""
+WAYS: dict[str, tuple[Direction, ...]] = {"device": ("out", "in"), "host": (), "disk": ("to_disk", "from_disk")}
+"""The moves that the line of a tier tells of: away from the device, and towards it."""
+ALARMS = ((0.95, "red"), (0.8, "yellow"), (0.0, "green"))
+"""Colours of a bar from that share on."""
 LINES_ABOVE = 9
 """Above the sessions: three of the server, four of the tiers, and a blank one after each."""
 RANKS = {"running": 0, "queued": 1, "paused": 2}
@@ -27,7 +25,7 @@ RANKS = {"running": 0, "queued": 1, "paused": 2}
 def overview(model: str, now: Look, rates: Rates | None, console: Console) -> RenderableType:
     """The server in a few lines, each tier, and as many of the busiest sessions as the terminal has lines for."""
     speeds = {} if rates is None else rates.tokens
-    rows = [Row(info, now.unix_s - info.used_at, speeds.get(info.id)) for info in now.busy.values()]
+    rows = [Row(info, now.unix_s, speeds.get(info.id)) for info in now.busy.values()]
     sessions = fitting_table(sorted(rows, key=_rank), console, console.height - LINES_ABOVE, with_rates=True)
     return Group(*_server(model, now, rates), Text(), _tiers(now.memory, rates, console), Text(), sessions)
 
@@ -52,30 +50,33 @@ def _server(model: str, now: Look, rates: Rates | None) -> list[Text]:
 
 
 def _tiers(memory: MemoryMap, rates: Rates | None, console: Console) -> Table:
-    """A line for each tier: how full it is, what sessions hold, what is kept for reuse, and what moves."""
-    is_wide, has_bars = console.width >= WIDE, console.is_terminal and console.width >= WIDE
+    """A line for each tier: what sessions hold, also as a bar, what is kept for reuse, and how fast KV moves down from
+    there and up to there.
+    """
+    least, most = BAR_WIDTHS
+    width = min(most, console.width - WITHOUT_BAR)
+    has_bars = console.is_terminal and width >= least
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     table.add_column("KV")
     if has_bars:
-        table.add_column("", width=BAR_WIDTH)
-    for title in ("FULL", "HELD", "CACHED", "ROOM"):
+        table.add_column("", width=width)
+    for title in ("FULL", "HELD", "CACHED", "ROOM", "DOWN/S", "UP/S"):
         table.add_column(title, justify="right", no_wrap=True)
-    if is_wide:
-        table.add_column("MOVES", no_wrap=True, overflow="ellipsis")
     for name, ways in WAYS.items():
         tier: TierUse = getattr(memory.data, name)
         used = tier.owned_bytes + tier.cached_bytes
         full = f"{used / tier.total_bytes:.0%}" if tier.total_bytes else "-"
-        bar = [ProgressBar(tier.total_bytes or 1, used, width=BAR_WIDTH)] if has_bars else []
-        moves = [_moves(ways, memory, rates)] if is_wide else []
+        bar = [_bar(tier, width)] if has_bars else []
+        moves = [size(rates.moved_bytes[way]) if rates and way in rates.moved_bytes else "-" for way in ways]
         table.add_row(name, *bar, full, size(tier.owned_bytes), size(tier.cached_bytes), size(tier.total_bytes), *moves)
     return table
 
 
-def _moves(ways: tuple[tuple[str, Direction], ...], memory: MemoryMap, rates: Rates | None) -> str:
-    """How fast KV moves each way; nothing where the server does not tell this key."""
-    told = [(words, way) for words, way in ways if way in memory.moves]
-    return ", ".join(f"{words} {_rate(None if rates is None else rates.moved_bytes.get(way))}" for words, way in told)
+def _bar(tier: TierUse, width: int) -> ProgressBar:
+    """What sessions hold of the tier: what is only kept for reuse makes room at once."""
+    held = tier.owned_bytes / tier.total_bytes if tier.total_bytes else 0.0
+    color = next(color for share, color in ALARMS if held >= share)
+    return ProgressBar(1.0, held, width=width, complete_style=color, finished_style=color)
 
 
 def _rate(bytes_per_s: float | None) -> str:

@@ -20,8 +20,8 @@ def ps(
     """
 
     def rows(djinn: Djinn) -> list[Row]:
-        listed = [session.info for session in djinn.sessions.list(state=state, tier=tier)]
-        return [Row(info, time.time() - info.used_at) for info in listed]
+        now_s = time.time()
+        return [Row(session.info, now_s) for session in djinn.sessions.list(state=state, tier=tier)]
 
     def command(djinn: Djinn) -> int:
         console = make_console()

@@ -1,14 +1,23 @@
 """What a command writes to: a terminal that is drawn anew, or plain lines."""
 
 import itertools
+import os
+import select
+import sys
 import time
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 
 from client.shell.ending import ended_in_order
+
+try:
+    import termios
+    import tty
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
 
 REFRESH_S = 1.0
 ANY_WIDTH = 10_000
@@ -22,13 +31,14 @@ def make_console() -> Console:
 
 
 def refresh(console: Console, draw: Callable[[], RenderableType], *, count: int | None = None) -> None:
-    """Draw once a second: `count` times, or until Ctrl-C or SIGTERM.
+    """Draw once a second: `count` times, or until `q`, Ctrl-C or SIGTERM.
 
     Without a `count`, a terminal shows it on its other screen, and has its own back at the end, whatever the end is.
     """
     with ended_in_order():
         if count is None and console.is_terminal and not console.is_dumb_terminal:
             _refresh_screen(console, draw)
+            return
         for number in itertools.count() if count is None else range(count):
             if number:
                 time.sleep(REFRESH_S)
@@ -37,8 +47,30 @@ def refresh(console: Console, draw: Callable[[], RenderableType], *, count: int 
             console.file.flush()
 
 
-def _refresh_screen(console: Console, draw: Callable[[], RenderableType]) -> NoReturn:
-    with Live(draw(), console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            time.sleep(REFRESH_S)
+def _refresh_screen(console: Console, draw: Callable[[], RenderableType]) -> None:
+    with _keys() as typed_within, Live(draw(), console=console, screen=True, auto_refresh=False) as live:
+        while b"q" not in typed_within(REFRESH_S).lower():
             live.update(draw(), refresh=True)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], bytes]]:
+    """Yields what waits at most so many seconds for keys, and returns them: in the block they need no Enter."""
+
+    def typed_within(seconds: float) -> bytes:
+        if has_keys and select.select([sys.stdin], [], [], seconds)[0]:
+            return os.read(sys.stdin.fileno(), 64)
+        if not has_keys:
+            time.sleep(seconds)
+        return b""
+
+    has_keys = termios is not None and sys.stdin.isatty()
+    if termios is None or not has_keys:
+        yield typed_within
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield typed_within
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -10,31 +10,31 @@ from rich.table import Table
 from rich.text import Text
 
 from client.models import SessionInfo
-from client.shell.wording import on_one_line, size, span
+from client.shell.wording import LATE, due, on_one_line, size, span
 
 GAP = 2
 ID_END = 8
 """Ids of one moment begin alike, and end at random."""
 NAME_WIDTH = 8
 """What is left of a name at least, before another column goes."""
-DISPENSABLE = ("TENANT", "USED", "PHASE", "KV", "TIER", "TOKENS", "TOKENS/S", "NAME")
+DISPENSABLE = ("TENANT", "USED", "PHASE", "KV", "TIER", "TOKENS", "RETURNS", "TOKENS/S", "NAME")
 """Columns that a narrow terminal does without, the first of them first."""
-NUMBERS = frozenset({"TOKENS", "KV", "TOKENS/S", "USED"})
+NUMBERS = frozenset({"TOKENS", "KV", "TOKENS/S", "USED", "RETURNS"})
 STYLES = {"running": "green", "queued": "yellow", "paused": "magenta"}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A session, the seconds since its last use, and how many tokens it gets each second: None if unknown."""
+    """A session at `now_s` (Unix seconds), and how many tokens it gets each second: None if unknown."""
 
     info: SessionInfo
-    unused_s: float
+    now_s: float
     tokens_per_s: float | None = None
 
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
-    "ID": lambda row: row.info.id,
     "NAME": lambda row: name_of(row.info),
+    "ID": lambda row: row.info.id,
     "TENANT": lambda row: on_one_line(row.info.tenant or "-"),
     "STATE": lambda row: row.info.state,
     "PHASE": lambda row: row.info.phase,
@@ -42,7 +42,8 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "TOKENS": lambda row: str(row.info.tokens),
     "KV": lambda row: size(kv_bytes(row.info)) if row.info.kv.tier else "-",
     "TOKENS/S": lambda row: "-" if row.tokens_per_s is None else f"{row.tokens_per_s:.1f}",
-    "USED": lambda row: span(row.unused_s),
+    "RETURNS": lambda row: "-" if row.info.returns_at is None else due(row.info.returns_at - row.now_s),
+    "USED": lambda row: span(row.now_s - row.info.used_at),
 }
 
 
@@ -119,5 +120,5 @@ def _drawn(cells: dict[str, list[str]]) -> Table:
         width = _width_of(title, column)
         table.add_column(title, justify="right" if title in NUMBERS else "left", no_wrap=True, width=width)
     for line in zip(*cells.values(), strict=True):
-        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in line))
+        table.add_row(*(Text(cell, style="red" if cell.endswith(LATE) else STYLES.get(cell, "")) for cell in line))
     return table

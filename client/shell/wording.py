@@ -6,6 +6,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 """Characters that would move the cursor, change colours or retitle the window. Line ends and tabs are none of them."""
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 SPANS = (("d", 86400), ("h", 3600), ("m", 60))
+LATE = " late"
 SPACES = str.maketrans({" ": "·", "\n": "↵", "\t": "→"})
 
 
@@ -41,3 +42,8 @@ def span(seconds: float) -> str:
         if seconds >= length:
             return f"{int(seconds // length)}{unit}"
     return f"{max(0, int(seconds))}s"
+
+
+def due(seconds: float) -> str:
+    """When something happens that is expected in so many seconds: "in 5s", or "2m late"."""
+    return f"in {span(seconds)}" if seconds >= 0 else f"{span(-seconds)}{LATE}"

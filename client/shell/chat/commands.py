@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from client.breakpoint_models import Pass
 from client.shell.chat.conversation import Conversation, Misuse
-from client.shell.chat.views import breakpoints_text, history_text, lens_view
+from client.shell.chat.views import breakpoints_text, edits_text, history_text, lens_view
 from client.shell.session_table import kv_bytes
 from client.shell.wording import counted, size
 
@@ -57,6 +57,24 @@ def _pause(conversation: Conversation, words: Sequence[str]) -> None:
                 raise Misuse(f"usage: {COMMANDS['/pause'].usage}")
     conversation.session.break_at(layer=layer, when_pass=when_pass, once=once, timeout_s=PAUSE_LIMIT_S)
     conversation.terminal.note(f"(pauses after layer {words[0]})")
+
+
+def _steer(conversation: Conversation, words: Sequence[str]) -> None:
+    """`/steer off` leaves what pauses and captures alone."""
+    edits = [each for each in conversation.session.breakpoints() if each.info.action == "edit"]
+    if not words:
+        conversation.terminal.show(edits_text([each.info for each in edits]) or "nothing steers")
+    elif words == ["off"]:
+        for each in edits:
+            each.remove()
+    else:
+        name, factor, layer = *words, *("1", str(conversation.layers // 2))[len(words) - 1 :]
+        try:
+            number = float(factor)
+        except ValueError:
+            raise Misuse(f"{factor} is no number; usage: {COMMANDS['/steer'].usage}") from None
+        conversation.session.steer(add=name, factor=number, layer=_number(layer, COMMANDS["/steer"]))
+        conversation.terminal.note(f"(adds {number:g} x {name} after layer {layer} from now on)")
 
 
 def _lens(conversation: Conversation, words: Sequence[str]) -> None:
@@ -123,6 +141,12 @@ COMMANDS: dict[str, Command] = {
     for command in (
         Command(
             "/pause [LAYER [prefill|decode|any] [once]|off]", "pause turns after a layer; none: list them", _pause, 3
+        ),
+        Command(
+            "/steer [VECTOR [FACTOR [LAYER]]|off]",
+            "add a vector to what comes after a layer; none: list them",
+            _steer,
+            3,
         ),
         Command("/lens [COUNT]", "the likeliest next tokens where the turn is paused", _lens, 1),
         Command("/step [LAYER]", "go on to the same layer of the next token, or to a higher layer", _step, 1),

@@ -51,6 +51,11 @@ class Conversation:
         """Where the session is paused, as far as is known."""
         return self.session.info.checkpoint
 
+    @property
+    def layers(self) -> int:
+        """How many the model has."""
+        return self._djinn.models()[0].layers
+
     def find(self, given: str) -> Session:
         """The session with this id, or whose id alone ends like this. Raises `NotFound` or `Misuse`."""
         if given.startswith("ses_"):

@@ -57,6 +57,22 @@ def breakpoints_text(found: list[BreakpointInfo]) -> str:
     )
 
 
+def edits_text(found: list[BreakpointInfo]) -> str:
+    """What steers, a line for each edit."""
+    return "\n".join(
+        " ".join(
+            [
+                edit.op,
+                *([] if edit.factor is None else [f"{edit.factor:g}"]),
+                *([] if edit.vector is None else [f"x a vector of length {edit.vector.norm:.2f}"]),
+                f"after layer {', '.join(map(str, each.layers))}",
+            ]
+        )
+        for each in found
+        for edit in each.edits
+    )
+
+
 def end_of_turn(turn: Turn) -> str:
     """Why a turn is over, and how long the history is now."""
     usage = turn.usage

@@ -130,6 +130,9 @@ def test_mistakes_are_said_and_only_a_closed_session_ends_the_conversation(serve
             "/pause 99": r"djinn: layer: .*99",
             "/rewind": r"djinn: usage: /rewind POSITION",
             "/fork now": r"djinn: usage: /fork",
+            "/steer nothing": r"djinn: .*nothing",
+            "/steer sad much": r"djinn: much is no number; usage: /steer",
+            "/steer": r"nothing steers",
             "/lens": r"djinn: .* is idle, it must be paused",
             "/session zzz": r"djinn: the ids of no sessions end with zzz",
             "/session ses_0": r"djinn: no session ses_0",
@@ -150,6 +153,18 @@ def test_a_terminal_that_closes_leaves_no_session(server_url: str, djinn: Djinn)
         assert terminal.hang_up() != 0
     with pytest.raises(NotFound):
         djinn.sessions.get(session)
+
+
+def test_a_vector_steers_from_where_it_is_said_on(server_url: str, djinn: Djinn) -> None:
+    djinn.vectors.put("northwards", 8 * np.eye(64, dtype=np.float32)[5])
+    script = "/steer northwards 2.5 1\n/steer\nhello\n/steer off\n/steer\n"
+    done = piped(server_url, script.encode(), "--raw")
+    assert (done.returncode, done.stderr) == (0, b"")
+    with djinn.sessions.create() as session:
+        session.steer(add="northwards", factor=2.5, layer=1)
+        steered = session.generate(prompt="hello", max_tokens=6, temperature=0).text
+    shown = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", steered).rstrip("\n")
+    assert done.stdout.decode() == f"add 2.5 x a vector of length 8.00 after layer 1\n{shown}\nnothing steers\n"
 
 
 def test_in_a_pipe_only_answers_are_printed(server_url: str, djinn: Djinn) -> None:

@@ -21,6 +21,7 @@ from app.cli import main
 from client import Djinn, Session
 from client.models import History, SessionInfo
 from client.shell.chat.views import history_lines, history_text
+from client.shell.overview import overview
 from client.shell.rates import look, rates_between
 from client.shell.session_table import Row, session_table
 from client.shell.wording import CONTROL, harmless, on_one_line, visible
@@ -49,14 +50,13 @@ def url() -> Iterator[str]:
 def test_it_lists_sessions_whole_and_without_colours(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "--url", url]) == 0
     header, first, second, third = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert header == ["ID", "NAME", "STATE", "PHASE", "TIER", "TOKENS", "KV", "USED"]
+    assert header == ["NAME", "ID", "STATE", "PHASE", "TIER", "TOKENS", "KV", "RETURNS", "USED"]
     with Djinn(url) as djinn:
         ids = [session.id for session in djinn.sessions.list()]
-    assert [row[0] for row in (first, second, third)] == ids
-    assert first[1:-1] == ["planner", "team=7", "idle", "compute", "device", "3", "16.0", "KiB"]
+    assert first[:-1] == ["planner", "team=7", ids[0], "idle", "compute", "device", "3", "16.0", "KiB", "-"]
     assert re.fullmatch(r"\d+[sm]", first[-1])
-    assert second[1:-1] == [WIDE, "idle", "compute", "-", "0", "-"]
-    assert third[1:3] == ["-", "paused"]
+    assert second[:-1] == [WIDE, ids[1], "idle", "compute", "-", "0", "-", "-"]
+    assert third[:3] == ["-", ids[2], "paused"]
 
 
 def test_json_is_what_the_server_says(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,12 +81,18 @@ def test_operators_see_tenants(
                 djinn.sessions.create(metadata={"name": f"of {key}"})
         assert main(["ps", "--url", url]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split()[1:3] == ["NAME", "TENANT"]
-    assert [row.split()[1:-6] for row in rows] == [["-", "acme"], ["of", "ops", "ops"]]
+    assert header.split()[:3] == ["NAME", "ID", "TENANT"]
+    found = [re.match(r"(.+?) +ses_\w+ +(\w+) ", row) for row in rows]
+    assert [row and row.groups() for row in found] == [("-", "acme"), ("of ops", "ops")]
 
 
-@pytest.mark.parametrize("command", [("ps", "--watch"), pytest.param(("top",), marks=pytest.mark.long)])
-def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("command", "end", "status"),
+    [(("ps", "--watch"), "q", 0), pytest.param(("top",), CTRL_C, 130, marks=pytest.mark.long)],
+)
+def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(
+    command: tuple[str, ...], end: str, status: int
+) -> None:
     with (
         serve() as url,  # sessions that other tests have left could take all rows
         Djinn(url) as djinn,
@@ -96,8 +102,8 @@ def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(command: tu
         terminal.expect("early")
         with paused_session(djinn, "late"):
             terminal.expect("late")
-        terminal.type(CTRL_C)
-        assert terminal.end() == 130
+        terminal.type(end)
+        assert terminal.end() == status
     assert BOTH_SCREENS.search(terminal.raw)
     assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")  # the cursor is back
     assert "Traceback" not in terminal.text
@@ -169,12 +175,30 @@ def test_it_shows_tiers_turns_and_sessions(capsys: pytest.CaptureFixture[str]) -
     assert first.startswith("tiny-llama: 2 sessions, KV policy signal\n")
     assert "turns: 0 running, 0 waiting, 1 paused; - tokens/s" in first
     assert "turns: 0 running, 0 waiting, 1 paused; 0.0 tokens/s" in second
-    assert re.search(r"^device +0% +16.0 KiB +0 B +4.0 MiB  to host 0 B/s, from host 0 B/s", second, re.MULTILINE)
+    assert re.search(r"^device +0% +16.0 KiB +0 B +4.0 MiB +0 B +0 B$", second, re.MULTILINE)
     assert re.search(r"^host +0% .* 16.0 MiB", second, re.MULTILINE)
     assert re.search(r"^disk +- ", second, re.MULTILINE)
-    (row,) = (line.split() for line in second.splitlines() if line.startswith("ses_"))
-    assert row[:3] == [session.id, "planner", "paused"]
+    (row,) = (line.split() for line in second.splitlines() if session.id in line)
+    assert row[:3] == ["planner", session.id, "paused"]
     assert "0.0" in row
+
+
+def test_a_small_terminal_shows_every_tier_whole(url: str) -> None:
+    with Djinn(url) as djinn:
+        seen, file = look(djinn), StringIO()
+        console = Console(file=file, width=80, height=24, color_system=None, force_terminal=True)
+        console.print(overview("tiny-llama", seen, rates_between(seen, seen), console))
+    lines = file.getvalue().splitlines()
+    assert len(lines) <= 24
+    assert all(cell_len(line) <= 80 for line in lines)
+    assert not any("…" in line for line in lines[:9])
+
+
+def test_who_is_late_is_said() -> None:
+    now = 1e9
+    expected = SESSION.model_copy(update={"returns_at": now + 90})
+    assert drawn([Row(expected, now)], 200)[1].split()[-4:-1] == ["-", "in", "1m"]
+    assert drawn([Row(expected, now + 100)], 200)[1].split()[-4:-1] == ["-", "10s", "late"]
 
 
 def test_rates_come_from_two_looks(server_url: str) -> None:
@@ -207,14 +231,15 @@ def drawn(rows: list[Row], width: int, *, is_terminal: bool = True) -> list[str]
 
 @given(st.lists(names, min_size=1, max_size=4), st.integers(SHORT_ID + 9, 200))
 def test_every_line_fits_and_names_are_cut_between_characters(texts: list[str], width: int) -> None:
-    rows = [Row(session(number, name), number) for number, name in enumerate(texts)]
+    rows = [Row(session(number, name), SESSION.used_at + number) for number, name in enumerate(texts)]
     header, *lines = drawn(rows, width)
     assert len(lines) == len(rows)
     assert all(cell_len(line) <= width for line in [header, *lines])
     assert not any(CONTROL.search(line) for line in lines)
     for line, text in zip(lines, texts, strict=True):
-        if "\u2026" in line[SHORT_ID:]:
-            name = line[SHORT_ID:].partition("\u2026")[0].strip()
+        cut = re.match(r"(.*?)\u2026 ", line)
+        if cut and not line.startswith("\u2026"):
+            name = cut[1].strip()
             whole = " ".join(CONTROL.sub("\ufffd", text).split())
             assert whole.startswith(name)
             assert name != whole
