@@ -31,7 +31,7 @@ def test_a_session_moves_between_the_lanes_whose_figures_and_charts_have_units(
     session = open_session(http, tokens=40, name="traveller")
     cell = cells(page, session)
     expect(cell).to_have_attribute("data-tier", "device")
-    expect(cell).to_have_accessible_name(re.compile("traveller, at hand; 40 tokens, .* on the device"))
+    expect(cell).to_have_accessible_name(re.compile("traveller, compute; 40 tokens, .* on the device"))
     expect(device).not_to_contain_text("Empty.")
     expect(device).to_contain_text(re.compile(r"KiB owned.*free of 4\.0 MiB.*weights"))
     charts = page.get_by_role("region", name="The last 10 minutes")
@@ -39,7 +39,7 @@ def test_a_session_moves_between_the_lanes_whose_figures_and_charts_have_units(
     expect(charts.get_by_role("img", name=re.compile("^Turns .* 0 running and 0 waiting"))).to_be_visible()
     signal(http, session, "io_wait")
     expect(cell).to_have_attribute("data-tier", "host")
-    expect(cell).to_have_accessible_name(re.compile("traveller, waiting; .* on the host"))
+    expect(cell).to_have_accessible_name(re.compile("traveller, io_wait; .* on the host"))
     lane: Any = host.bounding_box()
     drawn: Any = cell.bounding_box()
     assert lane["y"] < drawn["y"] < lane["y"] + lane["height"]
@@ -60,7 +60,7 @@ def test_arrow_keys_go_from_cell_to_cell_whose_tooltips_tell_what_they_hold(
     page.keyboard.press("ArrowDown")
     expect(cells(page, on_device)).to_be_focused()
     tip = page.get_by_role("tooltip")
-    for text in (on_device, "name: above, team: blue", "40 tokens", "48 KiB on the device", "phase compute", "prefill"):
+    for text in (on_device, "name: above, team: blue", "40 tokens", "48 KiB on the device", "Doingcompute", "prefill"):
         expect(tip).to_contain_text(text)
     page.keyboard.press("ArrowDown")
     expect(cells(page, on_host)).to_be_focused()
@@ -168,7 +168,7 @@ def test_a_row_parks_calls_back_and_closes(open_page: OpenPage, http: httpx.Clie
     expect(row(page, session).get_by_role("button", name="Park")).to_be_disabled()
     row(page, session).get_by_role("button", name="Call back").click()
     wait_until(http, session, lambda view: view["phase"] == "ready" and view["kv"]["tier"] == "device")
-    row(page, session).locator(".tag").click()  # only a click beside the buttons opens the session
+    row(page, session).locator(".number").first.click()  # only a click beside the buttons opens the session
     expect(page.get_by_role("heading", level=1)).to_contain_text(session[-8:])
     page.go_back()
     fork = http.post(f"/v1/sessions/{session}/fork").raise_for_status().json()["id"]
@@ -185,6 +185,22 @@ def test_a_row_parks_calls_back_and_closes(open_page: OpenPage, http: httpx.Clie
     asks.get_by_role("button", name="Close the session").click()
     expect(row(page, session)).to_have_count(0)
     assert http.get(f"/v1/sessions/{session}").status_code == 404
+
+
+def test_what_needs_a_look_comes_first_with_what_to_do(open_page: OpenPage, http: httpx.Client) -> None:
+    late, soon, silent = (open_session(http, tokens=40, name=name) for name in ("late", "soon", "silent"))
+    for session, ms in ((late, 1), (soon, 3_600_000)):
+        http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait", "resume_in_ms": ms}).raise_for_status()
+    page = open_page()
+    expect(page.get_by_role("main")).to_contain_text(re.compile("on the device, . away · 0 tokens recomputed"))
+    found = page.get_by_role("list", name="What needs a look")
+    expect(found).to_contain_text(re.compile(r"1 client later than announced: late by \d+ s"))
+    found.get_by_role("button", name="Latest first").click()
+    expect(rows(page).first).to_have_attribute("data-id", late)
+    expect(row(page, late)).to_contain_text(re.compile(r"\d+ s late"))
+    expect(row(page, soon)).to_contain_text(re.compile(r"in (60 min|1 h)"))
+    expect(rows(page).last).to_have_attribute("data-id", silent)
+    expect(row(page, late).get_by_role("link", name=f"late {late[-8:]}")).to_be_visible()
 
 
 def test_a_session_is_opened_with_labels(open_page: OpenPage, http: httpx.Client) -> None:

@@ -15,7 +15,7 @@ from tests.serving import serve
 
 pytestmark = pytest.mark.browser
 
-MOST_BYTES = 120 * 1000
+MOST_BYTES = 160 * 1000
 """Of all files as they are sent, each compressed by itself."""
 LOADED = (".js", ".mjs", ".css", ".html")
 

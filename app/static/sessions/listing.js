@@ -1,8 +1,9 @@
 // Which sessions the screen shows, in which order, and how many have each value. It is about this tab only.
 import { batch, effect, signal, untracked } from "@preact/signals";
+import { nameOf } from "../lib/format.js";
 import { perKey } from "../state/per_key.js";
 import { all, revision } from "../state/sessions.js";
-import { bytesIn, bytesOf, placeOf, tagsOf } from "./looks.js";
+import { bytesIn, bytesOf, leftOf, placeOf, tagsOf } from "./looks.js";
 
 /** What may be chosen; sessions pass that have one of the chosen values, or any if none is chosen. */
 export const FACETS = [
@@ -20,7 +21,7 @@ export const order = signal({ by: "created", down: true });
 
 /** What a column is sorted by. */
 const ORDERS = {
-  id: (view) => view.id,
+  name: (view) => nameOf(view).toLowerCase(),
   state: (view) => view.state,
   phase: (view) => view.phase,
   tokens: (view) => view.tokens,
@@ -30,7 +31,7 @@ const ORDERS = {
   disk: (view) => bytesIn(view, "disk"),
   resume: ({ usage: { resume_ms: wait } }) => wait.queue + wait.restore + wait.prefill,
   created: (view) => view.created_at,
-  expires: (view) => view.expires_at ?? Infinity,
+  returns: (view) => leftOf(view, 0) ?? Infinity,
 };
 
 export function toggle(facet, value) {

@@ -5,10 +5,10 @@ export const LOOKS = [
   { key: "running", glyph: "▶", word: "running", means: "a turn computes" },
   { key: "queued", glyph: "…", word: "queued", means: "a turn waits for its first step" },
   { key: "paused", glyph: "‖", word: "paused", means: "a turn stands at a breakpoint" },
-  { key: "compute", glyph: "○", word: "at hand", means: "no turn; phase compute" },
-  { key: "ready", glyph: "△", word: "called back", means: "no turn; phase ready" },
-  { key: "io_wait", glyph: "◔", word: "waiting", means: "no turn; phase io_wait: a tool runs" },
-  { key: "idle", glyph: "–", word: "away", means: "no turn; phase idle: gone for long" },
+  { key: "compute", glyph: "○", word: "compute", means: "no turn: its next call is near" },
+  { key: "ready", glyph: "△", word: "ready", means: "no turn: KV comes back for the next" },
+  { key: "io_wait", glyph: "◔", word: "io_wait", means: "no turn: a tool runs" },
+  { key: "idle", glyph: "–", word: "idle", means: "no turn: gone for long" },
 ];
 const BY_KEY = new Map(LOOKS.map((look) => [look.key, look]));
 
@@ -28,6 +28,9 @@ export const bytesIn = ({ kv }, tier) => kv[`${tier}_bytes`];
 
 /** Bytes of a session's KV. A copy does not make it larger. */
 export const bytesOf = (view) => Math.max(...TIERS.map((tier) => bytesIn(view, tier)));
+
+/** Seconds until its client is back, by the client's own word; negative: late by so much. Null: it has not said. */
+export const leftOf = ({ phase, returns_at: at }, time) => (at === null || phase !== "io_wait" ? null : at - time);
 
 /** `name: value` of each label, after whether it is a fork: that has the labels of its origin. */
 export const tagsOf = ({ metadata, forked_from: from }) =>

@@ -6,6 +6,7 @@ import { Button } from "../shell/controls.js";
 import { DropZone } from "../shell/import.js";
 import { memory } from "../state/memory.js";
 import { ids } from "../state/sessions.js";
+import { Findings, InWords } from "./findings.js";
 import { Board } from "./board/board.js";
 import { Charts } from "./charts/charts.js";
 import { chosen, clear, counts, FACETS, isFiltered, keepListing, listed, order, text, toggle } from "./listing.js";
@@ -16,7 +17,7 @@ import { Table } from "./table/table.js";
 export function SessionsScreen() {
   useEffect(keepListing, []);
   return html`<div class="sessions">
-    <div class="stack"><${Toolbar} /><${Imports} /></div>
+    <div class="stack"><${Toolbar} /><${Findings} /><${Imports} /></div>
     <div class="overview"><${Board} /><${Charts} /></div>
     <${Table} />
     <${Tenants} />
@@ -28,6 +29,7 @@ const Toolbar = () => html`
   <div class="row heading">
     <h1>Sessions</h1>
     <p class="dim" role="status"><${Shown} /></p>
+    <${InWords} />
     <div class="row ends">
       <${ImportButton} />
       <${Button} class="primary" onClick=${() => (creating.value = true)}>New session<//>
@@ -51,7 +53,7 @@ function Shown() {
 
 const Facet = ({ facet: { key, title, values } }) => html`<fieldset class="facet">
   <legend>${title}</legend>
-  ${values.map(
+  ${values.filter((value) => chosen.value[key].includes(value) || counts.value[key]?.[value] > 0).map(
     (value) => html`<button key=${value} aria-pressed=${chosen.value[key].includes(value)} onClick=${() => toggle(key, value)}>
       ${value} <span class="count">${number(counts.value[key]?.[value] ?? 0)}</span>
     </button>`,

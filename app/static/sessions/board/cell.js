@@ -1,12 +1,12 @@
 // A session on the board: a button in each lane where it has KV, as large as its bytes there, and what its tooltip says.
 import { useComputed } from "@preact/signals";
-import { now } from "../../lib/clock.js";
+import { now, second } from "../../lib/clock.js";
 import { bytes, counted, nameOf, place, seconds, waits } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { perKey } from "../../state/per_key.js";
 import { sessionOf } from "../../state/sessions.js";
 import { passing } from "../listing.js";
-import { bytesIn, lookOf, tagsOf, TIERS } from "../looks.js";
+import { bytesIn, leftOf, lookOf, tagsOf, TIERS } from "../looks.js";
 import { tops } from "./lanes.js";
 import { placesOf } from "./plan.js";
 
@@ -32,7 +32,8 @@ export function Cell({ id }) {
 function Spot({ view, tier, place, isCopy, glides, passes }) {
   const look = lookOf(view);
   const moves = view.kv.tier?.startsWith("to_") && !isCopy;
-  const marks = `${isCopy ? "copy" : ""} ${moves ? "moves" : ""} ${glides ? "glides" : ""}`;
+  const left = leftOf(view, now.value);
+  const marks = `${isCopy ? "copy" : ""} ${moves ? "moves" : ""} ${glides ? "glides" : ""} ${left < 0 ? "late" : ""}`;
   return html`<button
     class="cell ${look.key} ${marks}"
     style=${{
@@ -43,7 +44,18 @@ function Spot({ view, tier, place, isCopy, glides, passes }) {
     }}
     tabindex="-1" disabled=${!passes} data-id=${view.id} data-tier=${tier}
     aria-label=${sayAll(view, tier, isCopy)}
-  >${look.glyph}${place.width >= NAME_WIDTH ? ` ${nameOf(view)}` : ""}</button>`;
+  >${left === null ? look.glyph : html`<${Ring} view=${view} />`}${place.width >= NAME_WIDTH ? ` ${nameOf(view)}` : ""}</button>`;
+}
+
+/** Seconds: a ring that has longer to go need not be drawn each second. */
+const NEAR_S = 60;
+
+/** A ring that empties until the client has said that it is back. */
+function Ring({ view }) {
+  const far = leftOf(view, now.value) > NEAR_S;
+  const left = leftOf(view, (far ? now : second).value);
+  const share = Math.max(0, Math.min(1, left / Math.max(1, view.returns_at - view.used_at)));
+  return html`<i class="ring" style=${{ "--left": share }} aria-hidden="true"></i>`;
 }
 
 /** What a tooltip shows, as lines of a title and a text. */
@@ -62,9 +74,8 @@ function linesOf(view, tier) {
   ];
 }
 
-/** When its client will be back, by its own word. */
-function returnOf({ returns_at: at }) {
-  const left = at - now.value;
+function returnOf(view) {
+  const left = view.returns_at - now.value;
   return left > 0 ? `in ${seconds(left)}` : `${seconds(-left)} late`;
 }
 

@@ -28,7 +28,7 @@ export const Lanes = () => TIERS.map((tier) => html`<${LaneGround} key=${tier} t
 function LaneGround({ tier }) {
   const view = memory.value;
   const use = view?.data[tier];
-  return html`<section class="lane ${tier}" aria-label=${`${tierName[tier]} tier`}>
+  return html`<section class=${`lane ${tier} ${use?.total_bytes === 0 ? "without" : ""}`} aria-label=${`${tierName[tier]} tier`}>
     <header>
       <h2 title=${WHERE[tier]}>${tierName[tier]}</h2>
       <${Budget} use=${use} tier=${tier} />

@@ -9,33 +9,39 @@ import { isPast } from "../../state/connection.js";
 import { perSession } from "../../state/per_key.js";
 import { go, linkTo } from "../../state/route.js";
 import { sessionOf, stateWord } from "../../state/sessions.js";
-import { bytesIn, lookOf, tagsOf, tierName, TIERS } from "../looks.js";
+import { bytesIn, leftOf, lookOf, tagsOf, tierName, TIERS } from "../looks.js";
 
 const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>` : bytes(count));
 
 /** `by` is what a column is sorted by; `width` is in pixels. */
 export const COLUMNS = [
-  { title: "Session", by: "id", width: 76, cell: (view) => html`<a class="mono" href=${linkTo(view.id)} title=${view.id}>${shortId(view.id)}</a>` },
-  { title: "Tags", width: 125, cell: (view) => html`<${Tags} view=${view} />` },
+  { title: "Session", by: "name", width: 196, cell: (view) => html`<${Name} view=${view} />` },
+  { title: "Tags", width: 108, cell: (view) => html`<${Tags} view=${view} />` },
   { title: "State", by: "state", width: 104, cell: (view) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true">${lookOf(view).glyph}</b>${stateWord(view)}` },
   { title: "Phase", by: "phase", width: 72, cell: (view) => view.phase },
   { title: "Tokens", by: "tokens", width: 76, isNumber: true, cell: (view) => number(view.tokens) },
   ...TIERS.map((by) => ({ title: tierName[by], by, width: 76, isNumber: true, cell: (view) => size(bytesIn(view, by)) })),
   { title: "Last resume", about: "what the last turn's first token waited for: queue, restore, prefill", by: "resume", width: 169, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
   { title: "Created", by: "created", width: 98, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
-  { title: "Expires", by: "expires", width: 84, isNumber: true, cell: (view) => html`<${Expires} at=${view.expires_at} />` },
+  { title: "Returns", about: "when the client has said that it comes back", by: "returns", width: 92, isNumber: true, cell: (view) => html`<${Returns} view=${view} />` },
 ];
 
+/** The name that its client gave it, and the end of its id. Without a name the id is the name. */
+const Name = ({ view }) => html`<a class="name" href=${linkTo(view.id)} title=${view.id}>
+  ${nameOf(view)}${nameOf(view).endsWith(shortId(view.id)) ? "" : html` <span class="mono dim">${shortId(view.id)}</span>`}
+</a>`;
+
 function Tags({ view }) {
-  const tags = [...tagsOf(view), ...(view.tenant === null ? [] : [`tenant ${view.tenant}`])];
+  const tags = [...tagsOf(view).filter((tag) => !tag.startsWith("name: ")), ...(view.tenant === null ? [] : [`tenant ${view.tenant}`])];
   return html`<span class="tags" title=${tags.join("\n")}>${tags.map((tag) => html`<span class="tag">${tag}</span>`)}</span>`;
 }
 
 const Resume = (waited) => html`<span title=${waits(waited)} style=${{ wordSpacing: "-2px" }}>${[waited.queue, waited.restore, waited.prefill].map(milliseconds).join(" · ")}</span>`;
 
-function Expires({ at }) {
-  if (at === null) return html`<span class="dim" title="not during a turn">–</span>`;
-  return `in ${coarse(at - now.value)}`;
+function Returns({ view }) {
+  const left = leftOf(view, now.value);
+  if (left === null) return html`<span class="dim">–</span>`;
+  return left > 0 ? `in ${coarse(left)}` : html`<span class="late">${coarse(-left)} late</span>`;
 }
 
 export function Row({ id, index }) {
@@ -79,7 +85,7 @@ function whyNoPhase({ state }) {
 const whyNoPark = (view) =>
   whyNoPhase(view) ?? (view.phase === "io_wait" || view.phase === "idle" ? "It is parked already." : null);
 const whyNoCall = (view) =>
-  whyNoPhase(view) ?? (view.phase === "ready" || view.phase === "compute" ? "It is at hand already." : null);
+  whyNoPhase(view) ?? (view.phase === "ready" || view.phase === "compute" ? `Its phase is ${view.phase} already.` : null);
 
 const park = (id) => tell(id, () => call("POST", `/v1/sessions/${id}/phase`, { body: { phase: "io_wait" } }));
 const callBack = (id) => tell(id, () => call("POST", `/v1/sessions/${id}/phase`, { body: { phase: "ready" } }));
