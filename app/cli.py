@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         default=Settings.model_fields["model"].default,
         help="as `djinn serve` has it (default: %(default)s)",
     )
+    showing.add_argument("--port", type=int, metavar="PORT", default=0, help="port to listen on (default: a free one)")
     showing.add_argument("--open", action="store_true", help="open the page in the browser")
     comparing = add_command(commands, "bench", "compare Djinn with the other installed servers", _bench)
     comparing.add_argument("--full", action="store_true", help="hours, with eighty agents (default: some minutes)")
@@ -125,7 +126,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    return demo(arguments.model, opens=arguments.open)
+    return demo(arguments.model, port=arguments.port, opens=arguments.open)
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from tests.processes import hear_interrupts
 from tests.waiting import wait_until
 
 SHOWN = re.compile(r"Djinn is at (http://\S+):")
+SESSION = re.compile(r"is paused inside the model: http://\S+/#/sessions/(ses_\w+)/model")
 WAIT_S = 100
 
 
@@ -43,6 +44,12 @@ def test_agents_come_and_go_with_the_server(demo: tuple[subprocess.Popen[str], s
         lambda: any(each["tokens"] for each in httpx.get(f"{url}/v1/sessions", timeout=30).json()["data"]), WAIT_S
     )
     assert httpx.get(url, timeout=30).status_code == 200
+    said = SESSION.search(process.stdout.readline() if process.stdout else "")
+    assert said is not None
+    wait_until(lambda: httpx.get(f"{url}/v1/sessions/{said[1]}", timeout=30).json()["state"] == "paused", WAIT_S)
+    found = httpx.get(f"{url}/v1/sessions", timeout=30).json()["data"]
+    assert {"planner", "translator"} <= {each["metadata"]["name"] for each in found}
+    assert any(each["phase"] == "io_wait" and each["returns_at"] for each in found)
     started = psutil.Process(process.pid).children(recursive=True)
     assert len(started) >= 2
     process.send_signal(signal.SIGINT)
