@@ -2,7 +2,8 @@
 import { signal } from "@preact/signals";
 import { call } from "../lib/api.js";
 
-/** Most positions of one request. */
+/** Positions in sight at first, and most of one request. The first request of a round has one position, and each later
+ * one twice as many: so something is there soon, also beside the turns of others, which a lens gives way to. */
 const BLOCK = 64;
 /** Tokens of a cell in sight, and at the position that is looked at: the most that the server tells. */
 const [ONE, MOST] = [1, 5];
@@ -11,7 +12,7 @@ const AGAIN_MS = 1000;
 
 /** The map of a session. `version` changes with its content; read it, then `column`. */
 export function makeLensMap(id) {
-  const state = { id, columns: new Map(), round: 0, end: 0, wanted: NOWHERE, detail: null, numLayers: 0, asking: null };
+  const state = { id, columns: new Map(), round: 0, end: 0, wanted: NOWHERE, detail: null, numLayers: 0, asking: null, most: 1 };
   const map = {
     version: signal(0),
     /** One more than the last position. */
@@ -73,6 +74,7 @@ function sightAt({ end: before, wanted }, end) {
 /** Begin a round: what is missing may be there by now. */
 function begin(state, map) {
   state.round += 1;
+  state.most = 1;
   map.version.value += 1;
   work(state, map);
 }
@@ -83,6 +85,7 @@ async function work(state, map) {
   try {
     for (let next = nextOf(state); next !== null; next = nextOf(state)) {
       await ask(state, next);
+      state.most = Math.min(BLOCK, 2 * state.most);
       map.version.value += 1;
     }
     map.error.value = null;
@@ -107,19 +110,19 @@ async function ask(state, next) {
 }
 
 /** What to ask for next, `{first, end, layers, count}`: the position that is looked at, or else the last ones in sight
- * that miss something. Null if all is known that there is in this round. */
+ * that miss the same. Null if all is known that there is in this round. */
 function nextOf(state) {
   const { wanted, detail, end } = state;
   const looked = detail !== null && detail < end ? missing(state, detail, MOST) : [];
   if (looked.length) return { first: detail, end: detail + 1, layers: looked, count: MOST };
-  const isKnown = (position) => missing(state, position, ONE).length === 0;
+  const missed = (position) => missing(state, position, ONE).join();
   let last = wanted.end - 1;
-  while (last >= wanted.first && isKnown(last)) last -= 1;
+  while (last >= wanted.first && !missed(last)) last -= 1;
   if (last < wanted.first) return null;
-  let first = Math.max(wanted.first, last - BLOCK + 1);
-  while (isKnown(first)) first += 1;
-  const open = Array.from({ length: last + 1 - first }, (_, at) => missing(state, first + at, ONE));
-  return { first, end: last + 1, layers: [...new Set(open.flat())], count: ONE };
+  const same = missed(last);
+  let first = last;
+  while (first > wanted.first && last + 1 - first < state.most && missed(first - 1) === same) first -= 1;
+  return { first, end: last + 1, layers: missing(state, last, ONE), count: ONE };
 }
 
 /** The layers of which fewer than `count` tokens are known at a position, if it was not asked for in this round. */
