@@ -6,6 +6,8 @@ import { Button, Failure } from "../shell/controls.js";
 import { server } from "../state/connection.js";
 import { attempt } from "../state/notices.js";
 import { cancel, resume, whyNoTurn } from "../state/turns.js";
+import { deskOf } from "./desk.js";
+import { TryIt } from "./example.js";
 
 export function Turn({ desk }) {
   const { running, text, verb, over } = desk.turn.value;
@@ -30,6 +32,7 @@ function Start({ view, running }) {
   return html`<div class="row">
     <${Button} class="primary" type="submit" why=${busy ?? whyNoTurn.value} title="Ctrl+Enter">Start the turn<//>
     <${Button} why=${busy ? null : "No turn runs."} onClick=${() => attempt("Cancel", () => cancel(view.id))}>Cancel<//>
+    ${view.tokens === 0 && html`<${TryIt} desk=${deskOf(view.id)} why=${busy ?? whyNoTurn.value} />`}
   </div>`;
 }
 

@@ -1,6 +1,7 @@
 // All sessions that pass the filters. Only the rows in view are in the document.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "../../lib/html.js";
+import { LookInside } from "../../model/example.js";
 import { Button } from "../../shell/controls.js";
 import { ids } from "../../state/sessions.js";
 import { clear, listed, order, sortBy } from "../listing.js";
@@ -67,8 +68,8 @@ function Nothing() {
     return html`<p class="nothing">No session passes the filters. <button onClick=${clear}>Clear the filters</button></p>`;
   }
   return html`<p class="nothing">
-    No session is open. <${Button} onClick=${() => (creating.value = true)}>Open one<//> or drop an exported file here; sessions
-    of the API appear by themselves.
+    No session is open. <${Button} onClick=${() => (creating.value = true)}>Open one<//>, <${LookInside} />, or drop an exported file
+    here. Sessions of the API appear by themselves.
   </p>`;
 }
 
