@@ -8,11 +8,10 @@ from rich.table import Table
 from loadgen.options.common import EXIT_OK
 from loadgen.options.servers import add_server_options, read_settings
 from loadgen.peers import background
-from loadgen.peers.base import Installable
-from loadgen.peers.registry import LIBRARIES, PEERS, find_installable, find_peer
+from loadgen.peers.base import Peer
+from loadgen.peers.registry import PEERS, find_peer
 
 NAMES = ", ".join(peer.name for peer in PEERS)
-INSTALLABLE = ", ".join([NAMES, *(library.name for library in LIBRARIES)])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +21,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     install = actions.add_parser("install", help="make it ready to start, in its own environment")
     start = actions.add_parser("start", help="start it and leave it running")
     stop = actions.add_parser("stop", help="stop it with all of its processes")
-    for action, act, names in ((install, _install, INSTALLABLE), (start, _start, NAMES), (stop, _stop, NAMES)):
-        action.add_argument("peer", metavar="PEER", help=names)
+    for action, act in ((install, _install), (start, _start), (stop, _stop)):
+        action.add_argument("peer", metavar="PEER", help=NAMES)
         action.set_defaults(act=act)
     add_server_options(start)
     start.add_argument("--port", type=_port, metavar="N", help="of the loopback address (default: a free one)")
@@ -41,19 +40,17 @@ def _list(_options: argparse.Namespace, _progress: Console) -> None:
         note = background.running(peer)
         place = ("", "") if note is None else (note.url, str(note.pid))
         table.add_row(peer.name, _installed(peer), *place)
-    for library in LIBRARIES:
-        table.add_row(library.name, _installed(library), "no server")
     Console(highlight=False).print(table)
 
 
-def _installed(peer: Installable) -> str:
+def _installed(peer: Peer) -> str:
     if not peer.is_installed():
         return "no"
     return ", ".join(f"{name} {version}" for name, version in peer.versions().items())
 
 
 def _install(options: argparse.Namespace, progress: Console) -> None:
-    peer = find_installable(options.peer)
+    peer = find_peer(options.peer)
     peer.install(lambda line: progress.print(line, markup=False, highlight=False))
     print(f"{peer.name} is installed")
 

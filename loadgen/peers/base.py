@@ -38,8 +38,8 @@ class ServerSettings:
     cores: tuple[int, ...] = field(default_factory=available_cores)
 
 
-class Installable(Protocol):
-    """What can be made ready to run."""
+class Peer(Protocol):
+    """One kind of server."""
 
     @property
     def name(self) -> str:
@@ -60,10 +60,6 @@ class Installable(Protocol):
     def versions(self) -> dict[str, str]:
         """Versions by package of what decides about its speed; it must be installed."""
         ...
-
-
-class Peer(Installable, Protocol):
-    """One kind of server."""
 
     @property
     def served_model(self) -> str | None:

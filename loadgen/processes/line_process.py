@@ -51,10 +51,8 @@ class LineProcess:
 
 
 @asynccontextmanager
-async def line_process(
-    command: Sequence[str], failure: type[LoadgenError], environment: Mapping[str, str] | None = None
-) -> AsyncIterator[LineProcess]:
-    """The program, until the block ends; `environment` is what is added to its variables.
+async def line_process(command: Sequence[str], failure: type[LoadgenError]) -> AsyncIterator[LineProcess]:
+    """The program, until the block ends.
 
     In a session of its own: Ctrl-C is for the load generator, which ends it.
     """
@@ -65,7 +63,7 @@ async def line_process(
             stdout=PIPE,
             stderr=log,
             limit=LINE_LIMIT,
-            env={"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ, **(environment or {})},
+            env={"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ},
             start_new_session=True,
         )
         try:

@@ -69,8 +69,9 @@ OF_DENSITY = "See python -m loadgen density --help\n"
             "the URL of a target begins with http://: --target a=http://127.0.0.1:80\n",
         ),
         (
-            ("peers", "start", "deepspeed"),
-            "deepspeed is a library without a server: it can be installed, but not started or measured\n",
+            ("peers", "start", "tgi"),
+            "there is no peer 'tgi', only djinn, djinn+lru, djinn+none, djinn+tools, djinn+tools+signals, vllm, "
+            "vllm+offload, llamacpp, transformers\n",
         ),
         (("selfcheck", "--gap", "0"), "--gap must be above 0\n"),
     ],

@@ -13,7 +13,6 @@ from loadgen.errors import LoadgenError
 from loadgen.experiments.weights.experiment import run_sweep, run_weights
 from loadgen.experiments.weights.page import write_weights
 from loadgen.experiments.weights.plan import QUICK, WeightsPlan
-from loadgen.experiments.weights.programs import launches
 from loadgen.experiments.weights.setup import Setup
 from loadgen.experiments.weights.sizes import Budget, parse_bytes, read_model_bytes
 from loadgen.experiments.weights.tables import tables
@@ -71,10 +70,7 @@ def run(options: argparse.Namespace, progress: Console) -> int:
         if options.sweep:
             report = run_on(setup.chunked_servers(plan), lambda specs: run_sweep(specs, setup, plan, corpus, progress))
         else:
-            programs = list(launches())
-            report = run_on(
-                setup.servers(plan), lambda specs: run_weights(specs, programs, setup, plan, corpus, progress)
-            )
+            report = run_on(setup.servers(plan), lambda specs: run_weights(specs, setup, plan, corpus, progress))
     report = with_origin(report, options)
     return finish(report, to_rich(tables(report)), partial(write_weights, report, folder))
 

@@ -17,7 +17,7 @@ from loadgen.experiments.weights.chunks import choose, chunk_rows, measure_chunk
 from loadgen.experiments.weights.findings import Findings, Way
 from loadgen.experiments.weights.measuring import Bench, measure
 from loadgen.experiments.weights.plan import WeightsPlan, ways_of
-from loadgen.experiments.weights.programs import Launch
+from loadgen.experiments.weights.programs import PROGRAMS
 from loadgen.experiments.weights.report import Model, WeightsReport, judge
 from loadgen.experiments.weights.setup import Setup
 from loadgen.experiments.weights.summary import summarize
@@ -33,24 +33,23 @@ RUN, SIZES = "the run", "sizes of copies"
 
 async def run_weights(
     specs: Sequence[TargetSpec],
-    launches: Sequence[Launch],
     setup: Setup,
     plan: WeightsPlan,
     corpus: Corpus,
     console: Console,
 ) -> WeightsReport:
-    """Compare. `specs` are the servers of `Setup.servers`, `launches` the programs that run beside them.
+    """Compare. `specs` are the servers of `Setup.servers`; the programs run beside them.
 
     Raises `LoadgenError`, before the first sample, if a server cannot be measured. Cancelled during the run, it returns
     what was seen until then.
     """
     findings = Findings()
-    ways = [Way.STREAMED, Way.RESIDENT, *(launch.way for launch in launches), Way.PLAIN]
+    ways = [Way.STREAMED, Way.RESIDENT, *PROGRAMS, Way.PLAIN]
     steps = {str(cell): plan.repeats * len(ways_of(cell, ways)) for cell in plan.cells}
     async with _subjects(specs, plan) as (streamed, resident):
         bench = Bench(setup, plan, corpus, streamed, resident)
         with show_parts(console, "weights", steps) as advance, ending_early(findings), noting(RUN, findings.failures):
-            await measure(bench, launches, findings, lambda cell: advance(str(cell)))
+            await measure(bench, findings, lambda cell: advance(str(cell)))
     report = _report(specs, setup, plan, corpus, findings)
     return replace(report, verdicts=judge(report.summary, findings, plan.cells))
 

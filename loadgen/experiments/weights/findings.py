@@ -14,7 +14,6 @@ class Way(StrEnum):
     """With all weights on the device: what streaming is held against."""
     DOUBLE_BUFFER = "hand-written double buffer"
     ACCELERATE = "Accelerate"
-    DEEPSPEED = "DeepSpeed ZeRO-Inference"
     PLAIN = "plain copies"
     """Of what the double buffer streams in a pass, and nothing else: no way gets weights faster."""
 

@@ -9,7 +9,7 @@ from loadgen.experiments.weights.findings import Findings, Sample, Way
 from loadgen.experiments.weights.generation import Generation, ask_djinn
 from loadgen.experiments.weights.page_cache import dropped
 from loadgen.experiments.weights.plan import FEWEST_TOKENS, Cell, WeightsPlan, order_of_ways, ways_of
-from loadgen.experiments.weights.programs import Launch, Program, running
+from loadgen.experiments.weights.programs import PROGRAMS, Program, running
 from loadgen.experiments.weights.setup import Setup
 from loadgen.load.corpus import Corpus
 from loadgen.load.prompts import TokenIds, fresh_prompts
@@ -56,20 +56,16 @@ class Bench:
         return self.programs[way]
 
 
-async def measure(
-    bench: Bench, launches: Sequence[Launch], findings: Findings, advance: Callable[[Cell], None]
-) -> None:
+async def measure(bench: Bench, findings: Findings, advance: Callable[[Cell], None]) -> None:
     """Take all samples; `advance` is told the cell of each. One that cannot be taken is a failure among the findings.
 
     Raises `DjinnError` and `LoadgenError` if nothing can be measured.
     """
-    plan, ways = bench.plan, [Way.STREAMED, Way.RESIDENT, *(launch.way for launch in launches), Way.PLAIN]
+    plan, ways = bench.plan, [Way.STREAMED, Way.RESIDENT, *PROGRAMS, Way.PLAIN]
     async with AsyncExitStack() as stack:
-        for launch in launches:
-            with noting(launch.way, findings.failures):
-                bench.programs[launch.way] = await stack.enter_async_context(
-                    running(launch, bench.setup.for_programs())
-                )
+        for program in PROGRAMS:
+            with noting(program, findings.failures):
+                bench.programs[program] = await stack.enter_async_context(running(program, bench.setup.for_programs()))
         await _describe(bench, findings)
         await _warm_up(bench, findings)
         for repeat in range(plan.repeats):

@@ -82,7 +82,7 @@ TIMED = (
         "Plain copies: one thread reads what the double buffer streams in a pass into two buffers in turn, over and "
         "over (on CUDA: copies it from pinned memory), and does nothing else. Double buffer: a decoder written by hand "
         "for one static batch, with two buffers of which one is filled while the other is computed with; the rest of "
-        "the budget keeps whole layers, evenly spread. Accelerate, DeepSpeed: Transformers' generation, their offload.",
+        "the budget keeps whole layers, evenly spread. Accelerate: Transformers' generation, its offload.",
     ),
 )
 COLD = Section(

@@ -1,46 +1,25 @@
 """The programs that Djinn is compared with, and what there is of each."""
 
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.errors import LoadgenError
 from loadgen.experiments.weights.findings import Way
 from loadgen.experiments.weights.generation import Generation
 from loadgen.load.prompts import TokenIds
-from loadgen.peers.deepspeed import DeepSpeed
-from loadgen.processes.launch import ROOT
 from loadgen.processes.line_process import LineProcess, line_process
 
-DOUBLE_BUFFER = "loadgen.rivals.double_buffer"
-ACCELERATE = "loadgen.rivals.offload.accelerate"
-ZERO_INFERENCE = "loadgen.rivals.offload.zero_inference"
+PROGRAMS = {
+    Way.DOUBLE_BUFFER: "loadgen.rivals.double_buffer",
+    Way.ACCELERATE: "loadgen.rivals.offload.accelerate",
+}
+"""Modules, each of which `python -m` runs."""
 
 
 class ProgramFailed(LoadgenError):
     """A program ended. The text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """`python -m module` for one way, with what is added to the environment."""
-
-    way: Way
-    python: str
-    module: str
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-def launches() -> Iterator[Launch]:
-    """Those that are installed."""
-    yield Launch(Way.DOUBLE_BUFFER, sys.executable, DOUBLE_BUFFER)
-    yield Launch(Way.ACCELERATE, sys.executable, ACCELERATE)
-    deepspeed = DeepSpeed()
-    if deepspeed.is_installed():
-        python, environment = str(deepspeed.environment.python), {"PYTHONPATH": str(ROOT), "LOCAL_RANK": "0"}
-        yield Launch(Way.DEEPSPEED, python, ZERO_INFERENCE, environment)
 
 
 class Program:
@@ -63,8 +42,7 @@ class Program:
 
 
 @asynccontextmanager
-async def running(launch: Launch, setup: Mapping[str, Any]) -> AsyncIterator[Program]:
-    """The program, ready to generate, until the block ends. Raises `ProgramFailed`."""
-    command = [launch.python, "-m", launch.module]
-    async with line_process(command, ProgramFailed, launch.environment) as process:
+async def running(way: Way, setup: Mapping[str, Any]) -> AsyncIterator[Program]:
+    """The program of that way, ready to generate, until the block ends. Raises `ProgramFailed`."""
+    async with line_process([sys.executable, "-m", PROGRAMS[way]], ProgramFailed) as process:
         yield Program(process, await process.ask(setup))

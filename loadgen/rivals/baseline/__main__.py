@@ -1,4 +1,4 @@
-"""`python -m loadgen.rivals.baseline`: the server. With `--actors` the model is in Ray actors, else in this process."""
+"""`python -m loadgen.rivals.baseline`: the server."""
 
 import argparse
 import asyncio
@@ -9,7 +9,8 @@ from fastapi import FastAPI
 from tokenizers import Tokenizer
 
 from loadgen.rivals.baseline.front import create_front
-from loadgen.rivals.baseline.requests import Generator
+from loadgen.rivals.baseline.local import LocalGenerator
+from loadgen.rivals.baseline.model import CausalModel
 
 GRACE_S = 1
 """For those who still read an answer when the server is told to stop."""
@@ -23,7 +24,6 @@ def main() -> None:
     parser.add_argument("--dtype", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True, help="cores for all there is")
-    parser.add_argument("--actors", type=int, default=0, help="how many Ray actors; 0: none")
     asyncio.run(_serve(parser.parse_args()))
 
 
@@ -37,23 +37,8 @@ async def _serve(options: argparse.Namespace) -> None:
 
 def _create_app(options: argparse.Namespace) -> FastAPI:
     tokenizer = Tokenizer.from_file(str(Path(options.model) / "tokenizer.json"))
-    generator, context = _make_ray(options) if options.actors else _make_local(options)
-    return create_front(generator, tokenizer, options.served_name, context)
-
-
-def _make_local(options: argparse.Namespace) -> tuple[Generator, int]:
-    from loadgen.rivals.baseline.local import LocalGenerator
-    from loadgen.rivals.baseline.model import CausalModel
-
     model = CausalModel(options.model, options.dtype, options.threads)
-    return LocalGenerator(model), model.context
-
-
-def _make_ray(options: argparse.Namespace) -> tuple[Generator, int]:
-    from loadgen.rivals.baseline.ray_actors import RayGenerator  # Ray is only in the environment of that peer
-
-    generator = RayGenerator(options.model, options.dtype, options.threads, options.actors)
-    return generator, generator.context
+    return create_front(LocalGenerator(model), tokenizer, options.served_name, model.context)
 
 
 if __name__ == "__main__":

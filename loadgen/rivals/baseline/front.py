@@ -12,10 +12,11 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from loadgen.rivals.baseline.requests import CompletionRequest, GenerationFailed, Generator, Job, TokenizeRequest
+from loadgen.rivals.baseline.local import LocalGenerator
+from loadgen.rivals.baseline.requests import CompletionRequest, GenerationFailed, Job, TokenizeRequest
 
 
-def create_front(generator: Generator, tokenizer: Tokenizer, model: str, context: int) -> FastAPI:
+def create_front(generator: LocalGenerator, tokenizer: Tokenizer, model: str, context: int) -> FastAPI:
     """The server of `model`, whose conversations have at most `context` tokens."""
 
     @asynccontextmanager

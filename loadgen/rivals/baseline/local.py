@@ -20,7 +20,9 @@ class LocalGenerator:
         self._worker = asyncio.create_task(self._work())
 
     async def stream(self, job: Job) -> AsyncGenerator[int]:
-        """See `Generator`. A job whose reader left before its turn is skipped."""
+        """The generated tokens as they come, after those before it. A job whose reader left before its turn is skipped.
+        Raises `GenerationFailed`.
+        """
         ticket = Ticket(job)
         self._queue.put_nowait(ticket)
         async with aclosing(ticket.read()) as tokens:
@@ -28,6 +30,7 @@ class LocalGenerator:
                 yield token
 
     async def close(self) -> None:
+        """Take no more jobs."""
         self._worker.cancel()
         await asyncio.gather(self._worker, return_exceptions=True)
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -58,18 +58,6 @@ class Job:
 
 class GenerationFailed(Exception):
     """The generator could not go on; the message says why."""
-
-
-class Generator(Protocol):
-    """Whatever turns jobs into tokens."""
-
-    def stream(self, job: Job) -> AsyncGenerator[int]:
-        """The generated tokens as they come. Waits for its turn first. Raises `GenerationFailed`."""
-        ...
-
-    async def close(self) -> None:
-        """Take no more jobs."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

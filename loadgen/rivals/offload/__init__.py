@@ -2,5 +2,5 @@
 
 `{"model", "dtype", "budget_bytes", "folder"}` comes first: a Transformers folder, how many bytes of weights the device
 may have where that can be told, and a scratch folder. `{"prompts", "tokens"}` then generates so many tokens greedily
-after prompts of one length. This imports nothing: one of the programs runs in an environment of its own.
+after prompts of one length.
 """

@@ -14,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from loadgen.peers.base import ServerSettings
 from loadgen.peers.baselines import TransformersPeer
 from loadgen.peers.serving import Served, serving
-from loadgen.rivals.baseline.affinity import Affinity
 from loadgen.targets.dialects import OpenAIDialect, find_dialect
 from tests.hugging_face import byte_tokenizer
 from tests.openai.reference import Reference
@@ -98,15 +97,3 @@ def test_what_it_cannot_do_it_refuses(served: Served) -> None:
     for changed, status, words in cases:
         answer = httpx.post(f"{served.url}/v1/completions", json={**body, **changed})
         assert (answer.status_code, words in answer.text) == (status, True)
-
-
-def test_conversations_are_divided_evenly_and_come_back_to_the_worker_with_the_longest_history() -> None:
-    affinity = Affinity(2)
-    workers = [affinity.begin((number, 0)) for number in range(4)]
-    assert sorted(workers) == [0, 0, 1, 1]
-    for number, worker in enumerate(workers):
-        affinity.end(worker, (number, 0, 7))
-    assert [affinity.begin((number, 0, 7, 8)) for number in range(4)] == workers
-    alone = Affinity(2)
-    alone.end(alone.begin((1,)), None)
-    assert alone.begin((9,)) == 0, "a turn that failed counts no more"

@@ -82,7 +82,7 @@ def test_servers_made_of_pytorch_get_the_fastest_type_and_djinn_multiplies_in_it
     on_gpu(False)
     remember(cache.parent, model, slow)
     settings = read(["--model", str(model)])
-    for peer in ("vllm", "transformers", "ray"):
+    for peer in ("vllm", "transformers"):
         assert flags(peer, settings)["--dtype"] == fast
     assert flags("djinn", settings)["--dtype"] == "auto"
     assert flags("djinn", settings).get("--matmul-precision") == (None if fast == "float32" else fast)
@@ -103,7 +103,7 @@ def test_a_gpu_is_given_bfloat16_unmeasured(on_gpu: BeOn, model: Path) -> None:
 
 def test_a_type_that_is_given_is_everybodys(model: Path) -> None:
     settings = read(["--model", str(model), "--dtype", "float16"], "float32")
-    for peer in ("djinn", "vllm", "transformers", "ray"):
+    for peer in ("djinn", "vllm", "transformers"):
         assert flags(peer, settings)["--dtype"] == "float16"
         assert launched(peer, settings).calibration is None
     assert read(["--model", str(model), "--dtype", "auto"], "float16").dtype == "auto"
@@ -123,7 +123,7 @@ def test_another_processor_is_measured_anew_and_so_is_what_a_damaged_note_was_of
     assert len(list((cache.parent / "calibration").iterdir())) == 2
 
 
-# vLLM and Ray.
+# vLLM.
 
 
 def test_vllm_on_cpus_gets_the_same_kv_in_its_own_blocks(settings: ServerSettings, on_gpu: BeOn, cache: Path) -> None:
