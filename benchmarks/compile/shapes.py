@@ -78,6 +78,7 @@ def launches(shape: Shape) -> Iterator[tuple[str, Launch]]:
         attend(query, tables, contexts, starts, pool, spec, output, rows=tall, splits=splits)
 
     yield "rotate", lambda: rotate(fused[:, : heads + KV_HEADS], table, slots)
+    yield "rotate in part", lambda: rotate(fused[:, : heads + KV_HEADS], table[:, : shape.head_dim // 2], slots)
     yield "store", lambda: store(key, value, pool, slots, slots)
     yield "decode", lambda: decode(pool, plain)
     yield "split decode", lambda: decode(pool, plain, SPLITS)
@@ -100,6 +101,8 @@ def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
     inputs = [torch.zeros(rows, INPUTS, dtype=weight.dtype) for rows in (1, 16, 17)]
     yield "product", lambda: [matmul(each, weight, None) for each in inputs]
     yield "product of one row", lambda: matvec(inputs[0], weight, None)
+    experts = torch.tensor([0, 16, 17], dtype=torch.int32)
+    yield "product of experts", lambda: [matmul(each, weight, None, starts=experts) for each in inputs]
     if weight.dtype is not torch.float32:  # which is refused beside them
         numbers, scales = weight.to(torch.int8), torch.zeros(INPUTS // INT8_BLOCK, OUTPUTS, dtype=torch.float16)
         yield "product of int8", lambda: [matmul(each, numbers, None, scales) for each in inputs]

@@ -6,16 +6,16 @@ from app.domain.errors import DjinnError, FieldOutOfRange
 from app.gpu.kernels.attention.base import Attention
 from app.gpu.kernels.linear.base import WHOLE, MatmulPrecision, Shard
 from app.gpu.models.base import LayerStack
-from app.gpu.models.family import OwnStack
+from app.gpu.models.family import Family, OwnStack
 from app.gpu.models.gpt2 import GPT2
-from app.gpu.models.llama import LLAMA, VARIANTS
+from app.gpu.models.llama import LLAMA
+from app.gpu.models.variants import VARIANTS, has_turned_experts, is_variant
 from app.gpu.weights.bundles import ResidentWeights, Weights
 from app.gpu.weights.source import WeightSource, weights_of
 from app.model_store.resolve import ResolvedModel
 
-_FAMILIES = {**dict.fromkeys(VARIANTS, LLAMA), "gpt2": GPT2}
-"""Those that run on kernels of ours, by `model_type`."""
-_KNOWN = ", ".join(sorted(_FAMILIES))
+_KNOWN = ", ".join(sorted((*VARIANTS, "gpt2")))
+"""Families that run on kernels of ours, by `model_type`."""
 UNBOUNDED = 32_768
 """Tokens of a sequence of a model whose config names no limit."""
 
@@ -70,27 +70,27 @@ def build_stack(
     """The stack of `model` whose weights come from `source` and are kept by `weights`. Raises as `load_stack`, and
     FieldOutOfRange for a model type without a family of ours.
     """
-    kind = model.config.model_type
-    if kind not in _FAMILIES:
+    kind, family = model.config.model_type, _family_of(model)
+    if family is None:
         raise FieldOutOfRange(
             f"weights_device: {kind!r} runs on Transformers' modules, and Djinn cannot stream their weights. "
             f"Those of {_KNOWN} can",
             param="weights_device",
         )
     length = _length(model, max_model_len)
-    return OwnStack(_FAMILIES[kind], model.config, source, attention, length, weights, shard)
+    return OwnStack(family, model.config, source, attention, length, weights, shard)
 
 
 def require_shards(model: ResolvedModel, ranks: int) -> None:
     """Raise FieldOutOfRange unless the layers of `model` can be cut into `ranks` equal parts."""
-    kind, vocab = model.config.model_type, model.config.vocab_size
-    if kind not in _FAMILIES:
+    kind, vocab, family = model.config.model_type, model.config.vocab_size, _family_of(model)
+    if family is None:
         raise FieldOutOfRange(
             f"tensor_parallel must be 1 for {kind!r}, which runs on Transformers' modules; those of {_KNOWN} can be "
             "more",
             param="tensor_parallel",
         )
-    counts = _FAMILIES[kind].divided(model.config)
+    counts = family.divided(model.config)
     if not counts:
         raise FieldOutOfRange(
             f"tensor_parallel must be 1 for {kind!r}, whose layers cannot be cut", param="tensor_parallel"
@@ -110,13 +110,20 @@ def require_shards(model: ResolvedModel, ranks: int) -> None:
 
 def can_be_streamed(model: ResolvedModel) -> bool:
     """Whether `build_stack` takes the model."""
-    return model.config.model_type in _FAMILIES
+    return _family_of(model) is not None
+
+
+def _family_of(model: ResolvedModel) -> Family | None:
+    """The one of ours, if the model runs on kernels of ours."""
+    if model.config.model_type == "gpt2":
+        return GPT2
+    return LLAMA if is_variant(model.config) else None
 
 
 def multiplies_blocks(model: ResolvedModel) -> bool:
     """Whether matrices reach the model's layers in the blocks in which they are stored: turned ones do not."""
-    family = _FAMILIES.get(model.config.model_type)
-    return family is not None and not family.turned
+    family = _family_of(model)
+    return family is not None and not family.turned and not has_turned_experts(model.config)
 
 
 def _length(model: ResolvedModel, wanted: int | None) -> int:
@@ -143,10 +150,9 @@ def why_not_row_by_row(model: ResolvedModel, device: torch.device) -> str | None
     PyTorch's activations on a CPU do: the last few values of each thread's share take other instructions. Those that
     have a kernel of ours do not.
     """
-    kind = model.config.model_type
-    if kind not in _FAMILIES:
+    kind, family = model.config.model_type, _family_of(model)
+    if family is None:
         return f"{kind!r} runs on Transformers' modules, whose products depend on the batch"
-    family = _FAMILIES[kind]
-    if device.type == "cpu" and getattr(model.config, family.activation) != family.own_activation:
+    if device.type == "cpu" and family.activation(model.config) not in family.own_activations:
         return f"the activation of {kind!r} depends on the batch on a CPU"
     return None

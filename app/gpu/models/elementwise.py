@@ -3,6 +3,7 @@
 The kernels are imported where they are used: a GPU needs nothing of Numba, and a CPU nothing of Triton.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -43,14 +44,39 @@ def gelu_(x: Tensor) -> Tensor:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """`silu(gate) * up` of `[tokens, 2 * inner]`, the gate first: `[tokens, inner]` (Shazeer, arXiv:2002.05202)."""
+    """`silu(gate) * up` of `[..., 2 * inner]`, dense but for its first axis, the gate first: `[..., inner]` (Shazeer,
+    arXiv:2002.05202).
+    """
     if gate_up.device.type == "cpu":
         from app.gpu.kernels.cpu import elementwise as cpu_elementwise
 
         return cpu_elementwise.silu_mul(gate_up)
     from app.gpu.models import triton_elementwise
 
-    return triton_elementwise.silu_mul(gate_up)
+    return triton_elementwise.silu_mul(gate_up.flatten(0, -2)).unflatten(0, gate_up.shape[:-1])
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """The same with `gelu_` of the gate."""
+    if gate_up.device.type == "cpu":
+        from app.gpu.kernels.cpu import elementwise as cpu_elementwise
+
+        return cpu_elementwise.gelu_mul(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """The same with `gate * logistic(alpha * gate) * (up + 1)`, of gates of at most `limit` and ups within it, as
+    gpt-oss has it.
+    """
+    if gate_up.device.type == "cpu":
+        from app.gpu.kernels.cpu import elementwise as cpu_elementwise
+
+        return cpu_elementwise.clamped_swiglu(gate_up, alpha, limit)
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1).mul_(gate * torch.sigmoid(gate * alpha))
 
 
 def add_rms_norm(x: Tensor, other: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -74,8 +100,9 @@ def add_(x: Tensor, other: Tensor) -> Tensor:
 def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     """Rotate the halves of each head of `x` `[tokens, heads, head_dim]`, heads dense, into a new contiguous tensor.
 
-    `table` `[positions, head_dim]` holds cosines, then sines, of half a head each; `positions` is `[tokens]` int64.
-    With `x = (a, b)` in halves the result is `(a cos - b sin, b cos + a sin)` (Su et al., arXiv:2104.09864).
+    `table` `[positions, rotated]` holds cosines, then sines, of half of the first `rotated` values of a head; others
+    stay. `positions` is `[tokens]` int64. With `x = (a, b, c)`, `a` and `b` such halves, the result is
+    `(a cos - b sin, b cos + a sin, c)` (Su et al., arXiv:2104.09864).
     """
     if x.device.type == "cpu":
         from app.gpu.kernels.cpu import elementwise as cpu_elementwise
@@ -84,3 +111,21 @@ def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     from app.gpu.models import triton_elementwise
 
     return triton_elementwise.rotate(x, table, positions)
+
+
+def scale_(x: Tensor, factor: float) -> Tensor:
+    """`x` `[tokens, width]`, dense, of which each value has been multiplied by `factor`."""
+    if x.device.type == "cpu":
+        from app.gpu.kernels.cpu import elementwise as cpu_elementwise
+
+        return cpu_elementwise.scale_(x, factor)
+    return x.mul_(factor)
+
+
+def softcap_(x: Tensor, cap: float) -> Tensor:
+    """`x` `[tokens, width]`, dense, of which each value `v` has become `cap * tanh(v / cap)`."""
+    if x.device.type == "cpu":
+        from app.gpu.kernels.cpu import elementwise as cpu_elementwise
+
+        return cpu_elementwise.softcap_(x, cap)
+    return x.div_(cap).tanh_().mul_(cap)

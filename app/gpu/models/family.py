@@ -11,13 +11,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from app.gpu.kernels.attention.base import Attention, Batch
-from app.gpu.kernels.linear.base import WHOLE, Linear, Matrix, Shard, Weight, dense_of, split, stack, stored_rows
+from app.gpu.kernels.linear.base import (
+    WHOLE,
+    Linear,
+    Matrix,
+    Shard,
+    Weight,
+    dense_of,
+    pick_rows,
+    split,
+    stack,
+    stored_rows,
+)
+from app.gpu.models.elementwise import softcap_
 from app.gpu.state.layer_state import LayerState, attention_state
 from app.gpu.weights.bundles import Bundle, Weights
 from app.gpu.weights.source import WeightSource, take_output_weight
@@ -37,8 +50,8 @@ _TILE = 64
 class Family:
     """What differs between families."""
 
-    layer: Callable[[Attention, Tensor | None, int, Parts], Layer]
-    """Makes a layer: of an attention, the `table`, its number and its parts."""
+    layer: Callable[[Attention, Any, int, Parts], Layer]
+    """Makes a layer: of an attention, the `tables`, its number and its parts."""
     norm: Callable[[Parts, str], Elementwise]
     """Makes the norm of that name."""
     tokens: str
@@ -46,13 +59,13 @@ class Family:
     final_norm: str
     divided: Callable[[PretrainedConfig], Sequence[int]]
     """What the number of ranks must divide, at the least the KV heads; empty if layers cannot be cut."""
-    activation: str
-    """The field of the config that names the MLP's."""
-    own_activation: str
-    """The one that has a kernel of ours on a CPU."""
-    unused: re.Pattern[str]
-    """Tensors of old checkpoints that nothing needs."""
-    table: Callable[[PretrainedConfig, int, Weights], Tensor] | None = None
+    activation: Callable[[PretrainedConfig], str]
+    """The MLP's."""
+    own_activations: frozenset[str]
+    """Those that have a kernel of ours on a CPU."""
+    unused: Callable[[PretrainedConfig], re.Pattern[str]]
+    """Tensors of checkpoints that nothing needs."""
+    tables: Callable[[PretrainedConfig, int, Weights], Any] | None = None
     """Makes what all layers look up, of a config, the longest sequence and the weights."""
     positions: str | None = None
     """The table of learned positions, if there is one."""
@@ -60,6 +73,12 @@ class Family:
     """How many of the last tokens a layer sees, by its number; None: all."""
     turned: bool = False
     """Whether layers' matrices are stored `[in, out]` (Transformers' `Conv1D`), not `[out, in]`."""
+    embedding_scale: Callable[[PretrainedConfig, torch.dtype], float] = lambda config, dtype: 1.0
+    """What embeddings are multiplied by, in the type of the computation."""
+    logit_scale: Callable[[PretrainedConfig], float] = lambda config: 1.0
+    """What logits are multiplied by."""
+    logit_cap: Callable[[PretrainedConfig], float | None] = lambda config: None
+    """The bound of logits, as of scores in `AttentionSpec.softcap`; None: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +90,45 @@ class Parts:
     source: WeightSource
     shard: Shard
     bundle: Bundle
+    device: torch.device
+    """On which layers compute."""
 
     def hold(self, name: str, *shape: int) -> Weight:
         """The tensor `name`, whole."""
         return self.bundle.hold(self.source.take(name, shape))
 
-    def cut(self, modules: Mapping[str, Sequence[int]], inputs: int, *, bias: bool) -> Linear:
+    def cut(
+        self,
+        modules: Mapping[str, Sequence[int]],
+        inputs: int,
+        *,
+        bias: bool,
+        orders: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> Linear:
         """One layer of the output features of all `modules`, in their order. Each name has the sizes of the parts that
-        its features are made of: of every part the shard has its share.
+        its features are made of: of every part the shard has its share. `orders` are those of the features of some
+        modules, `[features]` int64 on the host; others have theirs.
         """
         weights, biases = list[Matrix](), list[Tensor]()
         for name, sizes in modules.items():
-            weights += [self.shard.rows(part) for part in split(self._matrix(name, sum(sizes), inputs), list(sizes))]
+            matrix, order = self._matrix(name, sum(sizes), inputs), orders.get(name)
+            matrix = matrix if order is None else pick_rows(matrix, order)
+            weights += [self.shard.rows(part) for part in split(matrix, list(sizes))]
             if bias:
                 taken = self.source.take(f"{name}.bias", (sum(sizes),))
+                taken = taken if order is None else dense_of(pick_rows(taken, order))
                 biases += [self.shard.values(part) for part in taken.split(list(sizes))]
         return self.bundle.linear(stack(weights), torch.cat(biases) if bias else None)
 
     def summed(self, name: str, outputs: int, inputs: int, *, bias: bool) -> Linear:
         """The layer that takes what each shard has of `inputs`."""
+        return self.shard.summed(self.part_of_sum(name, outputs, inputs, bias=bias))
+
+    def part_of_sum(self, name: str, outputs: int, inputs: int, *, bias: bool) -> Linear:
+        """The same, of which all shards' results are yet to be summed."""
         weight = self.shard.columns(self._matrix(name, outputs, inputs))
         taken = self.shard.once(self.source.take(f"{name}.bias", (outputs,))) if bias else None
-        return self.shard.summed(self.bundle.linear(weight, taken))
+        return self.bundle.linear(weight, taken)
 
     def _matrix(self, name: str, outputs: int, inputs: int) -> Matrix:
         if not self.family.turned:
@@ -124,12 +160,12 @@ class OwnStack:
         self.max_model_len = max_model_len
         self.dtype, self.device = weights.dtype, weights.device
         self._weights, self._shard = weights, shard
-        table = None if family.table is None else family.table(config, max_model_len, weights)
+        tables = None if family.tables is None else family.tables(config, max_model_len, weights)
         self._layers = list[Layer]()
         for index in range(self.num_layers):
             with weights.bundle() as bundle:
-                parts = Parts(family, config, source, shard, bundle)
-                self._layers.append(family.layer(attention, table, index, parts))
+                parts = Parts(family, config, source, shard, bundle, self.device)
+                self._layers.append(family.layer(attention, tables, index, parts))
         layer_bytes = source.nbytes // self.num_layers
         self._positions = None
         if family.positions is not None:
@@ -138,9 +174,11 @@ class OwnStack:
         tokens = source.take_matrix(family.tokens, (self.vocab_size, self.hidden_size))
         self._tokens = weights.table(tokens)
         with weights.bundle() as bundle:
-            self._norm = family.norm(Parts(family, config, source, shard, bundle), family.final_norm)
+            self._norm = family.norm(Parts(family, config, source, shard, bundle, self.device), family.final_norm)
         self._output = self._chunk(take_output_weight(source, config, tokens), layer_bytes)
-        source.finish(family.unused)
+        source.finish(family.unused(config))
+        self._embedding_scale = family.embedding_scale(config, self.dtype)
+        self._logit_scale, self._logit_cap = family.logit_scale(config), family.logit_cap(config)
         self.parameter_bytes = source.nbytes
 
     def _chunk(self, weight: Matrix, layer_bytes: int) -> list[Linear]:
@@ -155,6 +193,8 @@ class OwnStack:
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         embedded = self._tokens(token_ids)
+        if self._embedding_scale != 1:
+            embedded = embedded.mul_(self._embedding_scale)
         return embedded if self._positions is None else embedded.add_(self._positions(positions))
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
@@ -173,6 +213,10 @@ class OwnStack:
             begin, end = end, end + chunk.out_features
             with self._weights.using(index):
                 logits[:, begin:end] = chunk(normed)
+        if self._logit_scale != 1:
+            logits.mul_(self._logit_scale)
+        if self._logit_cap is not None:
+            softcap_(logits, self._logit_cap)
         return self._shard.beside(logits, self.vocab_size)
 
 

@@ -22,7 +22,7 @@ def _norm(parts: Parts, name: str) -> Elementwise:
     return lambda x: layer_norm(x, weight.tensor, bias.tensor, eps)
 
 
-def _layer(attention: Attention, _table: Tensor | None, index: int, parts: Parts) -> Layer:
+def _layer(attention: Attention, _tables: None, index: int, parts: Parts) -> Layer:
     """One layer: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`."""
     config, name = parts.config, f"transformer.h.{index}"
     hidden_size, inner, heads = config.hidden_size, _inner(config), parts.shard.share(config.num_attention_heads)
@@ -58,8 +58,8 @@ GPT2 = Family(
     positions="transformer.wpe.weight",
     final_norm="transformer.ln_f",
     divided=lambda config: (config.num_attention_heads, _inner(config)),
-    activation="activation_function",
-    own_activation="gelu_new",
+    activation=lambda config: config.activation_function,
+    own_activations=frozenset({"gelu_new"}),
     turned=True,
-    unused=re.compile(r"\.attn\.(masked_)?bias$"),  # the causal mask
+    unused=lambda config: re.compile(r"\.attn\.(masked_)?bias$"),  # the causal mask
 )

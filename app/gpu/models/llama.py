@@ -1,135 +1,131 @@
-"""Llama and the families that differ from it in details. A new one is a line of `VARIANTS`."""
+"""Layers of Llama and of the families in `variants`: attention, then a feed-forward, each with its norms."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from app.domain.errors import FieldOutOfRange
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
+from app.gpu.kernels.linear.base import Weight
 from app.gpu.models.base import require_fixed_rope
-from app.gpu.models.elementwise import add_, add_rms_norm, rms_norm, rotate, silu_mul
-from app.gpu.models.family import Elementwise, Family, Parts, activation_of, head_dim_of
+from app.gpu.models.elementwise import add_, add_rms_norm, rms_norm, rotate, scale_
+from app.gpu.models.family import Elementwise, Family, Parts, head_dim_of
+from app.gpu.models.feed_forward import OWN_ACTIVATIONS, Experts, FeedForward, mlp
+from app.gpu.models.variants import VARIANTS, read
 from app.gpu.weights.bundles import Weights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """What differs between families. Of the fields in which configs differ only those count that it `reads`, as in
-    Transformers' module of that name; without `layer_types`, a window is that of all layers.
-    """
-
-    reads: tuple[str, ...]
-    qkv_bias: bool = False
-    """Whether queries, keys and values have a bias whatever the config says."""
-    qk_norm: bool = False
-    """Whether each head of queries and keys is normed."""
-    wide_qk_norm: bool = False
-    """Whether all heads of queries are normed together, and those of keys."""
-    norms_after: bool = False
-    """Whether what attention and the MLP give is normed, not what they take."""
-    fused: bool = False
-    """Whether the checkpoint has one matrix for queries, keys and values, and one for gate and up."""
+Tables = Mapping[str | None, Tensor]
+"""By the type of a layer, or one under None for layers of all types."""
 
 
-VARIANTS = {
-    "llama": Variant(("attention_bias", "mlp_bias")),
-    "mistral": Variant(("sliding_window",)),
-    "qwen2": Variant(("layer_types",), qkv_bias=True),
-    "qwen3": Variant(("attention_bias", "layer_types"), qk_norm=True),
-    "smollm3": Variant(("attention_bias", "mlp_bias", "layer_types", "no_rope_layers")),
-    "olmo2": Variant(("attention_bias",), wide_qk_norm=True, norms_after=True),
-    "phi3": Variant(("sliding_window", "partial_rotary_factor"), fused=True),
-}
-"""By `model_type`."""
-
-
-def rotary_table(config: PretrainedConfig, positions: int, weights: Weights) -> Tensor:
-    """Cosines, then sines, of half a head each, `[positions, head_dim]`, for rotary position embedding (Su et al.,
-    arXiv:2104.09864) with Transformers' own frequencies and scaling. Raises as `require_fixed_rope`,
-    and for heads that are rotated in part.
+def rotary_tables(config: PretrainedConfig, positions: int, weights: Weights) -> Tables:
+    """Cosines, then sines, of half of what is rotated of a head, `[positions, rotated]`, for rotary position embedding
+    (Su et al., arXiv:2104.09864) with Transformers' own frequencies and scaling. Raises as `require_fixed_rope`.
     """
     require_fixed_rope(config)
-    rotated = config.rope_parameters.get("partial_rotary_factor", 1.0)
-    if "partial_rotary_factor" in VARIANTS[config.model_type].reads and rotated != 1:
-        raise FieldOutOfRange(f"partial_rotary_factor must be 1; {rotated} is not supported", param="model")
-    kind, scale = config.rope_parameters["rope_type"], 1.0
-    if kind == "default":
-        width = head_dim_of(config)
-        exponents = torch.arange(0, width, 2, dtype=torch.float) / width
-        frequencies = 1.0 / (config.rope_parameters["rope_theta"] ** exponents)
-    else:
+    exact = VARIANTS[config.model_type].exact_angles
+    dtype, at = torch.float32 if exact else weights.dtype, torch.arange(positions, device=weights.device)
+    by_type = {kind: given for kind, given in config.rope_parameters.items() if isinstance(given, dict)}
+    tables = dict[str | None, Tensor]()
+    for layer_type, parameters in (by_type or {None: config.rope_parameters}).items():
+        frequencies, scale = _frequencies(config, layer_type, parameters)
+        angles = at[:, None].float() * frequencies.to(weights.device, torch.float32)
+        tables[layer_type] = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1).to(dtype)
+    return tables
+
+
+def _frequencies(
+    config: PretrainedConfig, layer_type: str | None, parameters: Mapping[str, Any]
+) -> tuple[Tensor, float]:
+    """Those of a type of layers, and what their cosines and sines are multiplied by."""
+    if parameters["rope_type"] != "default":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](cast("Any", config))
-    device = weights.device
-    angles = torch.arange(positions, device=device)[:, None].float() * frequencies.to(device, torch.float32)
-    # Transformers' module of OLMo 2 rounds once it has rotated, the others round their angles.
-    dtype = torch.float32 if config.model_type == "olmo2" else weights.dtype
-    return torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1).to(dtype)
+        return ROPE_INIT_FUNCTIONS[parameters["rope_type"]](cast("Any", config), layer_type=layer_type)
+    partial = parameters.get("partial_rotary_factor", 1.0) if _rotates_in_part(config) else 1.0
+    width = int(head_dim_of(config) * partial)
+    exponents = torch.arange(0, width, 2, dtype=torch.float) / width
+    return 1.0 / (parameters["rope_theta"] ** exponents), 1.0
+
+
+def _rotates_in_part(config: PretrainedConfig) -> bool:
+    return "partial_rotary_factor" in VARIANTS[config.model_type].reads
 
 
 class LlamaLayer:
-    """`h = x + attention(norm(x))`, then `h + mlp(norm(h))`, each sum in the tensor that the last projection has made;
-    or `h = x + norm(attention(x))`, then `h + norm(mlp(h))`.
+    """`h = x + attention(norm(x))`, then `h + feed_forward(norm(h))`, each sum in the tensor that the last projection
+    has made. What attention and the feed-forward give may be normed too, or instead of what they take.
 
-    Grouped-query attention with one projection to queries, keys and values, of which the first two are rotated
-    together; the MLP is `down(activation(gate(x)) * up(x))`, gate and up in one projection.
+    Grouped-query attention has one projection to queries, keys and values, of which the first two are rotated together.
     """
 
-    def __init__(self, attention: Attention, table: Tensor | None, index: int, parts: Parts) -> None:
-        """`table` is the `rotary_table`."""
+    def __init__(self, attention: Attention, tables: Tables | None, index: int, parts: Parts) -> None:
+        """`tables` are the `rotary_tables`."""
         config, variant = parts.config, VARIANTS[parts.config.model_type]
-        name, hidden, inner = f"model.layers.{index}", config.hidden_size, config.intermediate_size
+        name, hidden = f"model.layers.{index}", config.hidden_size
         heads, kv_heads, self._head_dim = config.num_attention_heads, config.num_key_value_heads, head_dim_of(config)
         self._heads, self._kv_heads = parts.shard.share(heads), parts.shard.share(kv_heads)
-        self._eps = config.rms_norm_eps
-        self._attention, self._spec = attention, AttentionSpec(self._head_dim**-0.5, _window(config, index))
-        self._table = table if "no_rope_layers" not in variant.reads or config.no_rope_layers[index] else None
-        self._activation = None if config.hidden_act == "silu" else activation_of(config.hidden_act)
-        bias = "attention_bias" in variant.reads and config.attention_bias
-        mlp_bias = "mlp_bias" in variant.reads and config.mlp_bias
+        self._eps, self._residual = config.rms_norm_eps, read(config, "residual_multiplier", 1.0)
+        assert tables is not None
+        table = tables.get(None, tables.get(_layer_type(config, index)))
+        self._table = table if read(config, "no_rope_layers", {index: 1})[index] else None
+        self._attention, self._spec = attention, _spec(config, index, self._head_dim)
+        self._sinks = None
+        if variant.sinks:
+            sinks = parts.source.take(f"{name}.self_attn.sinks", (heads,)).float()
+            self._sinks = parts.bundle.hold(parts.shard.values(sinks))
+        bias = read(config, "attention_bias", False) or read(config, "use_bias", False)
+        qkv_bias = variant.qkv_bias or bias or read(config, "qkv_bias", False)
+        output_bias = read(config, "attention_out_bias", bias and variant.output_bias)
         sizes = {"q": heads * self._head_dim, "k": kv_heads * self._head_dim, "v": kv_heads * self._head_dim}
         qkv = {f"{name}.self_attn.{each}_proj": [size] for each, size in sizes.items()}
-        gate_up = {f"{name}.mlp.gate_proj": [inner], f"{name}.mlp.up_proj": [inner]}
-        if variant.fused:
+        if variant.fused_qkv:
             qkv = {f"{name}.self_attn.qkv_proj": list(sizes.values())}
-            gate_up = {f"{name}.mlp.gate_up_proj": [inner, inner]}
-        self._norms_after, norms = variant.norms_after, ["input_layernorm", "post_attention_layernorm"]
-        if variant.norms_after:
-            norms = ["post_attention_layernorm", "post_feedforward_layernorm"]
-        self._attention_norm = parts.hold(f"{name}.{norms[0]}.weight", hidden)
-        self._qkv = parts.cut(qkv, hidden, bias=bias or variant.qkv_bias)
-        self._output = parts.summed(f"{name}.self_attn.o_proj", hidden, sizes["q"], bias=bias)
-        self._qk_norm = parts.bundle.hold(self._take_qk_norm(f"{name}.self_attn", parts)) if variant.qk_norm else None
+        orders = dict[str, Tensor]()
+        if variant.interleaved and table is not None:
+            orders = {
+                f"{name}.self_attn.{each}_proj": _halves_apart(count, self._head_dim, table.shape[1])
+                for each, count in (("q", heads), ("k", kv_heads))
+            }
+        norms = [None if each is None else hold_norm(parts, f"{name}.{each}", hidden) for each in variant.norms]
+        self._before, self._after, self._before_mlp, self._after_mlp = norms
+        self._qkv = parts.cut(qkv, hidden, bias=qkv_bias, orders=orders)
+        self._output = parts.summed(f"{name}.self_attn.o_proj", hidden, sizes["q"], bias=output_bias)
+        self._qk_norm = None
+        if variant.qk_norm or read(config, "use_qk_norm", False):
+            self._qk_norm = parts.bundle.hold(self._take_qk_norm(f"{name}.self_attn", parts))
         wide = ("q", "k") if variant.wide_qk_norm else ()
         self._wide_norms = [parts.hold(f"{name}.self_attn.{each}_norm.weight", sizes[each]) for each in wide]
-        self._mlp_norm = parts.hold(f"{name}.{norms[1]}.weight", hidden)
-        self._gate_up = parts.cut(gate_up, hidden, bias=mlp_bias)
-        self._down = parts.summed(f"{name}.mlp.down_proj", hidden, inner, bias=mlp_bias)
+        self._feed_forward = _feed_forward(parts, name, index)
 
     def _take_qk_norm(self, name: str, parts: Parts) -> Tensor:
         """`[heads + kv_heads, head_dim]`: the weight of every query and key head's norm."""
-        query = parts.source.take(f"{name}.q_norm.weight", (self._head_dim,)).expand(self._heads, -1)
-        key = parts.source.take(f"{name}.k_norm.weight", (self._head_dim,)).expand(self._kv_heads, -1)
+        query = take_norm(parts, f"{name}.q_norm", self._head_dim).expand(self._heads, -1)
+        key = take_norm(parts, f"{name}.k_norm", self._head_dim).expand(self._kv_heads, -1)
         return torch.cat((query, key))
 
     def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        if self._norms_after:
-            attended = rms_norm(self._attend(hidden, batch, kv), self._attention_norm.tensor, self._eps)
-            hidden = add_(attended, hidden)
-            return add_(rms_norm(self._mlp(hidden), self._mlp_norm.tensor, self._eps), hidden)
-        attended = self._attend(rms_norm(hidden, self._attention_norm.tensor, self._eps), batch, kv)
-        hidden, normed = add_rms_norm(attended, hidden, self._mlp_norm.tensor, self._eps)
-        return add_(self._mlp(normed), hidden)
+        attended = self._attend(self._normed(hidden, self._before), batch, kv)
+        attended = self._scaled(self._normed(attended, self._after))
+        if self._before_mlp is None:
+            hidden = normed = add_(attended, hidden)
+        else:
+            hidden, normed = add_rms_norm(attended, hidden, self._before_mlp.tensor, self._eps)
+        return add_(self._scaled(self._normed(self._feed_forward(normed), self._after_mlp)), hidden)
+
+    def _normed(self, x: Tensor, norm: Weight | None) -> Tensor:
+        return x if norm is None else rms_norm(x, norm.tensor, self._eps)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self._residual == 1 else scale_(x, self._residual)
 
     def _attend(self, normed: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         rotated = self._heads + self._kv_heads
@@ -145,49 +141,111 @@ class LlamaLayer:
                 self._rotate(rms_norm(each.flatten(1), norm.tensor, self._eps).view(each.shape), batch)
                 for each, norm in zip((query, key), self._wide_norms, strict=True)
             )
-        attended = self._attention(query, key, value, kv, batch, self._spec)
+        spec = self._spec if self._sinks is None else replace(self._spec, sinks=self._sinks.tensor)
+        attended = self._attention(query, key, value, kv, batch, spec)
         return self._output(attended.view(-1, self._heads * self._head_dim))
 
     def _rotate(self, heads: Tensor, batch: Batch) -> Tensor:
         return heads if self._table is None else rotate(heads, self._table, batch.positions)
 
-    def _mlp(self, normed: Tensor) -> Tensor:
-        gate_up = self._gate_up(normed)
-        if self._activation is None:
-            return self._down(silu_mul(gate_up))
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self._down(self._activation(gate).mul_(up))
+
+def _feed_forward(parts: Parts, name: str, index: int) -> FeedForward:
+    """That of the layer `name`."""
+    config, variant, activation = parts.config, VARIANTS[parts.config.model_type], _activation(parts.config)
+    mixture = variant.experts(config, index)
+    if mixture is not None:
+        return Experts(parts, name, mixture, activation)
+    bias = read(config, "mlp_bias", False) or read(config, "use_bias", False)
+    width = config.intermediate_size
+    return mlp(parts, f"{name}.mlp", width, activation, bias=bias, fused=variant.fused_gate_up)
+
+
+def _spec(config: PretrainedConfig, index: int, head_dim: int) -> AttentionSpec:
+    scale = read(config, "attention_multiplier", read(config, "query_pre_attn_scalar", head_dim) ** -0.5)
+    return AttentionSpec(scale, _window(config, index), read(config, "attn_logit_softcapping"))
+
+
+def _halves_apart(heads: int, head_dim: int, rotated: int) -> Tensor:
+    """The order of a projection's outputs in which the numbers of a head that are rotated together, neighbours in the
+    checkpoint, are half of what is rotated apart: scores do not depend on the order within queries and keys.
+    """
+    pairs = torch.arange(rotated).view(-1, 2).T.flatten()
+    one = torch.cat((pairs, torch.arange(rotated, head_dim)))
+    return (torch.arange(heads)[:, None] * head_dim + one).flatten()
+
+
+def take_norm(parts: Parts, name: str, width: int) -> Tensor:
+    """What the norm of that name multiplies by: in float32 where that is its weight and one, which no half type has."""
+    weight = parts.source.take(f"{name}.weight", (width,))
+    return weight.float() + 1 if VARIANTS[parts.config.model_type].one_more else weight
+
+
+def hold_norm(parts: Parts, name: str, width: int) -> Weight:
+    """The same, as a part of the bundle."""
+    return parts.bundle.hold(take_norm(parts, name, width))
+
+
+def _layer_type(config: PretrainedConfig, index: int) -> str | None:
+    kinds: Sequence[str] | None = read(config, "layer_types")
+    return None if kinds is None else kinds[index]
 
 
 def _window(config: PretrainedConfig, index: int) -> int | None:
     """How many keys a query of the layer sees; None: all."""
-    reads = VARIANTS[config.model_type].reads
-    in_layer = "layer_types" in reads and config.layer_types[index] == "sliding_attention"
-    window: int | None = config.sliding_window if in_layer or "sliding_window" in reads else None
+    in_layer = _layer_type(config, index) == "sliding_attention"
+    window: int | None = config.sliding_window if in_layer else read(config, "sliding_window")
     return window
 
 
+def _activation(config: PretrainedConfig) -> str:
+    name: str = read(config, "hidden_activation", getattr(config, "hidden_act", None))
+    return name
+
+
 def _divided(config: PretrainedConfig) -> Sequence[int]:
-    if VARIANTS[config.model_type].wide_qk_norm:
+    variant = VARIANTS[config.model_type]
+    if variant.wide_qk_norm:
         return ()
-    return config.num_attention_heads, config.num_key_value_heads, config.intermediate_size
+    widths = set[int]()
+    for index in range(config.num_hidden_layers):
+        mixture = variant.experts(config, index)
+        widths |= {config.intermediate_size} if mixture is None else {mixture.width, mixture.shared_width}
+    return config.num_attention_heads, config.num_key_value_heads, *(widths - {0})
 
 
 def _norm(parts: Parts, name: str) -> Elementwise:
     """Root-mean-square norm over the last axis."""
-    weight, eps = parts.hold(f"{name}.weight", parts.config.hidden_size), parts.config.rms_norm_eps
+    weight, eps = hold_norm(parts, name, parts.config.hidden_size), parts.config.rms_norm_eps
     return lambda x: rms_norm(x, weight.tensor, eps)
+
+
+def _embedding_scale(config: PretrainedConfig, dtype: torch.dtype) -> float:
+    """As Transformers has it, in the type of the computation where it is a root."""
+    if VARIANTS[config.model_type].root_of_hidden:
+        return torch.tensor(config.hidden_size**0.5, dtype=dtype).item()
+    scale: float = read(config, "embedding_multiplier", 1.0)
+    return scale
+
+
+def _unused(config: PretrainedConfig) -> re.Pattern[str]:
+    """Frequencies in old checkpoints, and layers behind the last one, which predict a second token."""
+    last = config.num_hidden_layers
+    more = range(last, last + (getattr(config, "num_nextn_predict_layers", None) or 0))
+    return re.compile("|".join((r"rotary_emb\.inv_freq$", *(rf"^model\.layers\.{index}\." for index in more))))
 
 
 LLAMA = Family(
     layer=LlamaLayer,
-    table=rotary_table,
+    tables=rotary_tables,
     norm=_norm,
     tokens="model.embed_tokens.weight",
     final_norm="model.norm",
     divided=_divided,
-    activation="hidden_act",
-    own_activation="silu",
+    activation=_activation,
+    own_activations=frozenset(OWN_ACTIVATIONS),
     window=_window,
-    unused=re.compile(r"rotary_emb\.inv_freq$"),
+    unused=_unused,
+    embedding_scale=_embedding_scale,
+    logit_scale=lambda config: 1 / read(config, "logits_scaling", 1.0),
+    logit_cap=lambda config: read(config, "final_logit_softcapping"),
 )

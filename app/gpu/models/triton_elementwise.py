@@ -33,9 +33,11 @@ def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
             out,
             *x.stride()[:2],
             heads=heads,
-            half=head_dim // 2,
+            width=head_dim,
+            half=table.shape[1] // 2,
             tile_heads=triton.next_power_of_2(heads),
-            tile_half=triton.next_power_of_2(head_dim // 2),
+            tile_half=triton.next_power_of_2(table.shape[1] // 2),
+            tile_rest=triton.next_power_of_2(head_dim - table.shape[1]),
         )
     return out
 
@@ -124,11 +126,15 @@ def _rotate(
     token_stride: tl.tensor,
     head_stride: tl.tensor,
     heads: tl.constexpr,
+    width: tl.constexpr,
     half: tl.constexpr,
     tile_heads: tl.constexpr,
     tile_half: tl.constexpr,
+    tile_rest: tl.constexpr,
 ) -> None:
-    """One program rotates one token: `[heads, 2 * half]`, padded to powers of two."""
+    """One program has one token: it rotates `[heads, 2 * half]`, padded to powers of two, and copies what is left of
+    `[heads, width]`.
+    """
     token = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, tile_heads)[:, None]
     at = tl.arange(0, tile_half)[None, :]
@@ -139,9 +145,14 @@ def _rotate(
     value = x + token * token_stride + head * head_stride + at
     first = tl.load(value, mask=real, other=0.0).to(tl.float32)
     second = tl.load(value + half, mask=real, other=0.0).to(tl.float32)
-    rotated = out + (token * heads + head) * (2 * half) + at
+    rotated = out + (token * heads + head) * width + at
     tl.store(rotated, (first * cos - second * sin).to(out.dtype.element_ty), mask=real)
     tl.store(rotated + half, (second * cos + first * sin).to(out.dtype.element_ty), mask=real)
+    if width > 2 * half:
+        last = 2 * half + tl.arange(0, tile_rest)[None, :]
+        there = (head < heads) & (last < width)
+        kept = tl.load(x + token * token_stride + head * head_stride + last, mask=there)
+        tl.store(out + (token * heads + head) * width + last, kept, mask=there)
 
 
 @triton.jit

@@ -125,7 +125,7 @@ def _stream(recipe: Recipe, budget: int, weights: StreamedWeights, stack: LayerS
         known = fingerprint(model)
         path = settings.weights_dir / f"{Path(model.name).name}-{known[:16]}-{dtype_name(dtype)}.safetensors"
         file = open_weight_file(path, f"{known} in {dtype_name(dtype)}", layout, fill)
-        store = FileStore(file)
+        store = FileStore(file, weights.sparse)
     else:
         store = PinnedStore(layout, streams, settings.chunk_bytes)
         fill(store.write)

@@ -51,6 +51,8 @@ class Bundle:
     def __init__(self, linear: MakeLinear) -> None:
         self.weights: list[Weight] = []
         """The cells of all its tensors."""
+        self.is_sparse = False
+        """Whether a pass needs some of its bytes alone: those of experts that are visited."""
         self._make = linear
 
     def hold(self, tensor: Tensor) -> Weight:
@@ -59,9 +61,12 @@ class Bundle:
         self.weights.append(weight)
         return weight
 
-    def linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
-        """The dense layer of `weight` `[out, in]`, as the checkpoint has it, and `bias` `[out]`."""
-        linear = self._make(weight, bias)
+    def linear(self, weight: Matrix, bias: Tensor | None = None, experts: int = 1) -> Linear:
+        """The dense layer of `weight` `[out, in]`, as the checkpoint has it, and `bias` `[out]`. Or of so many experts,
+        those of each below those of the one before.
+        """
+        self.is_sparse |= experts > 1
+        linear = self._make(weight, bias, experts)
         self.weights += linear.weights
         return linear
 
@@ -102,7 +107,7 @@ class ResidentWeights:
         self._linear = linear_maker(device, dtype, batch_invariant=batch_invariant, products=products)
 
     def bundle(self) -> AbstractContextManager[Bundle]:
-        return nullcontext(Bundle(lambda weight, bias: self._linear(self._here(weight), bias)))
+        return nullcontext(Bundle(lambda weight, bias, experts=1: self._linear(self._here(weight), bias, experts)))
 
     def table(self, matrix: Matrix) -> Table:
         here = self._here(matrix)
@@ -203,6 +208,8 @@ class StreamedWeights:
         """`linear` makes layers whose weights come and go. A part that is complete goes to `write`, and is not kept."""
         self.device, self.dtype = device, dtype
         self.layout = WeightLayout()
+        self.sparse = list[int]()
+        """Bundles that are."""
         self.make_linear, self._write = linear, write
         self._weights: list[list[Weight]] = []
         self._places: Mapping[int, slice] = {}
@@ -219,6 +226,8 @@ class StreamedWeights:
         tensors = [weight.tensor for weight in bundle.weights]
         self._weights.append(bundle.weights)
         self.layout.bundles.append(BundleLayout.of(tensors))
+        if bundle.is_sparse:
+            self.sparse.append(index)
         if self._write is not None:
             self._write(f"bundle.{index}", tensors)
         self._unbind(index)

@@ -131,11 +131,15 @@ class WeightSource(ABC):
         self.nbytes += tensor.nbytes
         return tensor
 
-    def take_matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
-        """The matrix `name` `[out, in]` of a dense layer or a table, as it is to be kept; raises as `take` does."""
+    def take_matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        """The matrix `name` `[out, in]` of a dense layer or a table, as it is to be kept; raises as `take` does. Of
+        several, `[n, out, in]`, the rows are those of all.
+        """
         if not self._format.keeps_matrices:
-            return self.take(name, shape)
-        matrix = self._format.matrix(name, self._stored(name, shape))
+            return self.take(name, shape).flatten(0, -2)
+        stored = self._stored(name, shape)
+        stored = stored.flatten(0, -2) if isinstance(stored, Tensor) else stored
+        matrix = self._format.matrix(name, stored)
         self.nbytes += stored_rows(matrix).nbytes
         return matrix
 

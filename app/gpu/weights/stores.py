@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -78,11 +78,15 @@ class FileStore:
 
     What the system has in memory is used where it is, or copied by the threads that compute when it is waited for: they
     would wait for another thread. What has to come from the disk is read ahead by a thread that mostly sleeps.
+
+    Bundles with experts are `sparse`: a pass needs some of their bytes, and nobody knows which before. Once such a
+    bundle is proven it is always used where it is. So only experts that are visited come from the disk, and those that
+    are visited often stay in the system's memory.
     """
 
-    def __init__(self, file: WeightFile) -> None:
+    def __init__(self, file: WeightFile, sparse: Collection[int] = ()) -> None:
         """Takes over `file`."""
-        self.file = file
+        self.file, self._sparse = file, sparse
         self._thread = ThreadPoolExecutor(1, "djinn-weights", free_from_core)
         self._read: Future[State | None] = Future()
         """The last one that the thread was given."""
@@ -94,7 +98,8 @@ class FileStore:
         name = f"bundle.{index}"
         if target.nbytes != self.file.sections[name].nbytes:
             raise ValueError(f"{name} has {self.file.sections[name].nbytes} bytes, not {target.nbytes}")
-        in_memory = self._closed or self.file.is_cached(name)
+        known = index in self._sparse and self.file.is_intact(name)
+        in_memory = self._closed or known or self.file.is_cached(name)
         if not in_memory:
             self._read = self._thread.submit(self._read_ahead, name, target)
         return FileLoad(self.file, name, target, self._read, in_memory=in_memory)

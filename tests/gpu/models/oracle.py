@@ -32,6 +32,9 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 16,
 }
 _YARN_ROPE = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 1}
+_GROUPS |= {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "norm_topk_prob": True}
 _GPT2 = {**_SPECIAL, "vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -74,6 +77,35 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma2": {"model_type": "gemma2", **_GQA, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _MIXED},
     "gemma3": {"model_type": "gemma3_text", **_GQA, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _MIXED},
     "mixtral": {"model_type": "mixtral", **_GQA, "num_local_experts": 4},
+    "qwen2_moe, dense and shared": {
+        "model_type": "qwen2_moe",
+        **_GQA,
+        **_EXPERTS,
+        "shared_expert_intermediate_size": 40,
+        "mlp_only_layers": [1],
+    },
+    "qwen3_moe": {"model_type": "qwen3_moe", **_GQA, **_EXPERTS, "head_dim": 16, "norm_topk_prob": True},
+    "olmoe": {"model_type": "olmoe", **_GQA, **_EXPERTS},
+    "glm": {"model_type": "glm", **_GQA, "head_dim": 16, "attention_bias": True},
+    "glm4": {"model_type": "glm4", **_GQA, "head_dim": 16},
+    "glm4_moe, groups": {"model_type": "glm4_moe", **_GQA, **_GROUPS, "head_dim": 16, "use_qk_norm": True},
+    "seed_oss": {"model_type": "seed_oss", **_GQA, "head_dim": 16},
+    "ernie4_5": {"model_type": "ernie4_5", **_GQA, "head_dim": 16, "use_bias": True},
+    "helium": {"model_type": "helium", **_GQA, "head_dim": 12},
+    "granite": {
+        "model_type": "granite",
+        **_GQA,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 2.0,
+    },
+    "olmo3": {"model_type": "olmo3", **_GQA, "sliding_window": _WINDOW, "layer_types": _MIXED},
+    "phi3, rotated in part": {
+        "model_type": "phi3",
+        **_GQA,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+    },
     "gemma4, heads of two sizes": {
         "model_type": "gemma4_text",
         **_GQA,
@@ -180,7 +212,6 @@ _DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_he
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 _MAMBA = {**_SPECIAL, "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "state_size": 8}
 _HYBRID = {**_GQA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
-_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1, "use_mamba_kernels": False}
 FOLDING: dict[str, dict[str, Any]] = {
     "qwen3_next": {"model_type": "qwen3_next", **_HYBRID, **_DELTA, **_EXPERTS, "head_dim": 16},
@@ -241,6 +272,9 @@ def build_model(config: PretrainedConfig) -> Any:
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator) * 0.2
         parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
     return model
 
 

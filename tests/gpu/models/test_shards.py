@@ -25,7 +25,7 @@ from tests.gpu.models.oracle import CASES, build_model, expect, save_model, tiny
 from tests.gpu.models.test_stacks import sequence
 
 CPU = torch.device("cpu")
-OWN = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gpt2")
+OWN = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gpt2", "mixtral", "qwen2_moe", "glm4_moe", "ernie4_5")
 SHARDED = [case for case, shape in CASES.items() if shape["model_type"] in OWN]
 
 
@@ -114,7 +114,7 @@ def test_rows_of_float8_keep_their_scales() -> None:
         torch.testing.assert_close(found, numbers, rtol=2**-4, atol=0)
 
 
-@pytest.mark.parametrize(("case", "ranks"), [("llama", 4), ("llama", 3), ("gpt2", 8), ("gemma", 2), ("olmo2", 2)])
+@pytest.mark.parametrize(("case", "ranks"), [("llama", 4), ("llama", 3), ("gpt2", 8), ("gpt_neox", 2), ("olmo2", 2)])
 def test_heads_that_cannot_be_divided_are_refused(case: str, ranks: int) -> None:
     model = ResolvedModel(case, tiny_config(case), None, seed=0)
     with pytest.raises(FieldOutOfRange, match="tensor_parallel must") as refused:

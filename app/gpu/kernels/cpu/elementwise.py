@@ -21,7 +21,7 @@ _WORD = 32
 """Tokens in one int32."""
 _MINUS_INFINITY = np.int32(np.float32(-np.inf).view(np.int32))
 """As an integer: kernels are compiled for numbers that are finite."""
-_ONE = np.float32(1)
+_ONE, _TWO = np.float32(1), np.float32(2)
 _TWO_ROOT = np.float32(1.5957691216057308)
 """Twice the root of 2 / pi: with it, half of 1 + tanh is a logistic function."""
 
@@ -42,9 +42,22 @@ def gelu_(x: Tensor) -> Tensor:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """`silu(gate) * up` of `[tokens, 2 * inner]`, the gate first."""
-    out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    return _run(_silu_mul_row, gate_up, out.shape[1], out)
+    """`silu(gate) * up` of `[tokens, 2 * inner]` or dense `[tokens, visits, 2 * inner]`, the gate first."""
+    out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    return _run(_silu_mul_row, gate_up, out.shape[-1], out, heads=_heads(gate_up))
+
+
+def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """`models.elementwise.clamped_swiglu`, of the same."""
+    out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    more = {"heads": _heads(gate_up), "factor": alpha, "limit": limit}
+    return _run(_clamped_swiglu_row, gate_up, out.shape[-1], out, **more)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up` of the same."""
+    out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    return _run(_gelu_mul_row, gate_up, out.shape[-1], out, heads=_heads(gate_up))
 
 
 def add_(x: Tensor, other: Tensor) -> Tensor:
@@ -52,9 +65,22 @@ def add_(x: Tensor, other: Tensor) -> Tensor:
     return _run(_add_row, x, x.shape[1], x, weight=other if other.dim() == x.dim() else other.expand_as(x))
 
 
+def scale_(x: Tensor, factor: float) -> Tensor:
+    """Multiply `x` `[tokens, width]` by `factor`."""
+    return _run(_scale_row, x, x.shape[1], x, factor=factor)
+
+
+def softcap_(x: Tensor, cap: float) -> Tensor:
+    """`cap * tanh(x / cap)`, in place, of `[tokens, width]`."""
+    return _run(_softcap_row, x, x.shape[1], x, factor=cap)
+
+
 def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
-    """Rotate the halves of heads `[tokens, heads, head_dim]` as `table` `[positions, head_dim]` says, cosines first."""
-    return _run(_rotate_row, x, x.shape[2], weight=table, positions=positions, heads=_heads(x))
+    """Rotate the first values of heads `[tokens, heads, head_dim]` as `table` `[positions, rotated]` says, cosines
+    first.
+    """
+    more = {"rotated": table.shape[1], "heads": _heads(x)}
+    return _run(_rotate_row, x, x.shape[2], weight=table, positions=positions, **more)
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -98,7 +124,10 @@ def _each_row(
     bias: Tensor | None = None,
     positions: Tensor | None = None,
     heads: int = 1,
+    rotated: int = 0,
     eps: float = 0.0,
+    factor: float = 1.0,
+    limit: float = 0.0,
     *,
     row: Any,
 ) -> None:
@@ -148,20 +177,44 @@ def _logistic(value: Any, inner: Any) -> Any:
 
 
 @inlined
+def _gelu(value: Any) -> Any:
+    return _logistic(value, _TWO_ROOT * (value + np.float32(0.044715) * value * value * value))
+
+
+@inlined
 def _silu_mul_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
-    own, up = out[index * a.width :], x[a.width :]
-    for i in range(a.width):
-        gate = widen(x[i])
-        own[i] = convert(_logistic(gate, gate) * widen(up[i]), own[i])
+    for head in range(a.heads):
+        own, gates = out[(index * a.heads + head) * a.width :], x[2 * head * a.width :]
+        up = gates[a.width :]
+        for i in range(a.width):
+            gate = widen(gates[i])
+            own[i] = convert(_logistic(gate, gate) * widen(up[i]), own[i])
+
+
+@inlined
+def _clamped_swiglu_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
+    for head in range(a.heads):
+        own, gates = out[(index * a.heads + head) * a.width :], x[2 * head * a.width :]
+        ups = gates[a.width :]
+        for i in range(a.width):
+            gate, up = min(widen(gates[i]), a.limit), min(max(widen(ups[i]), -a.limit), a.limit)
+            own[i] = convert(_logistic(gate, gate * a.factor) * (up + _ONE), own[i])
 
 
 @inlined
 def _gelu_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
     own = out[index * a.width :]
     for i in range(a.width):
-        value = widen(x[i])
-        inner = _TWO_ROOT * (value + np.float32(0.044715) * value * value * value)
-        own[i] = convert(_logistic(value, inner), own[i])
+        own[i] = convert(_gelu(widen(x[i])), own[i])
+
+
+@inlined
+def _gelu_mul_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
+    for head in range(a.heads):
+        own, gates = out[(index * a.heads + head) * a.width :], x[2 * head * a.width :]
+        up = gates[a.width :]
+        for i in range(a.width):
+            own[i] = convert(_gelu(widen(gates[i])) * widen(up[i]), own[i])
 
 
 @inlined
@@ -172,9 +225,24 @@ def _add_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, posit
 
 
 @inlined
+def _scale_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
+    own = out[index * a.width :]
+    for i in range(a.width):
+        own[i] = convert(widen(x[i]) * a.factor, own[i])
+
+
+@inlined
+def _softcap_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
+    own = out[index * a.width :]
+    for i in range(a.width):
+        inner = _TWO * (widen(x[i]) / a.factor)
+        own[i] = convert(a.factor * (_logistic(_TWO, inner) - _ONE), own[i])
+
+
+@inlined
 def _rotate_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
-    half = a.width // 2
-    cos = weight[positions[index] * a.width :]
+    half = a.rotated // 2
+    cos = weight[positions[index] * a.rotated :]
     sin = cos[half:]
     for head in range(a.heads):
         low = x[head * a.width :]
@@ -184,6 +252,8 @@ def _rotate_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, po
             left, right = widen(low[i]), widen(high[i])
             own[i] = convert(left * widen(cos[i]) - right * widen(sin[i]), own[i])
             own[half + i] = convert(right * widen(cos[i]) + left * widen(sin[i]), own[half + i])
+        for i in range(a.rotated, a.width):
+            own[i] = low[i]
 
 
 @inlined

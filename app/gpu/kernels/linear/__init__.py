@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +11,13 @@ from torch import Tensor
 from app.gpu.kernels.linear.base import BlockMatrix, Linear, MatmulPrecision, Matrix, Weight, dense_of
 from app.gpu.kernels.linear.eight_bits import FLOAT8, FLOAT8_STEP, INT8, float8_parts, int8_parts
 
-MakeLinear = Callable[[Matrix, Tensor | None], Linear]
-"""Makes the layer of a weight `[out, in]` and a bias `[out]`, which may be on `meta`."""
+
+class MakeLinear(Protocol):
+    """Makes the layer of a weight `[out, in]` and a bias `[out]`, which may be on `meta`. Or the layers of so many
+    experts: of `[experts * out, in]` and `[experts, out]`.
+    """
+
+    def __call__(self, weight: Matrix, bias: Tensor | None, experts: int = 1, /) -> Linear: ...
 
 
 def sums_rows_alike(device: torch.device, *, batch_invariant: bool) -> bool:
@@ -43,22 +49,24 @@ class DenseLinear:
     - `INT8`: integers become the type of the inputs in registers, in a kernel of ours.
     - `FLOAT8`: inputs become float8 too, with a scale for each row. Sums are float32. The products are PyTorch's.
 
-    PyTorch chooses how to sum by the number of rows. With `batch_invariant` all products are our own.
+    PyTorch chooses how to sum by the number of rows. With `batch_invariant` all products are our own, and those of
+    experts always are.
     """
 
     def __init__(
         self,
         weight: Matrix,
         bias: Tensor | None = None,
+        experts: int = 1,
         *,
         dtype: torch.dtype | None = None,
         batch_invariant: bool = False,
     ) -> None:
         """Without `dtype` the weight keeps the type that `dense_of` gives it."""
-        self.out_features, self.in_features = weight.shape
+        self.out_features, self.in_features = weight.shape[0] // experts, weight.shape[1]
         kind = weight.kind if isinstance(weight, BlockMatrix) else None
         self._multiply: Callable[..., Tensor] = _multiply_dense
-        if batch_invariant or kind in (INT8, FLOAT8):
+        if batch_invariant or experts > 1 or kind in (INT8, FLOAT8):
             from app.gpu.kernels.linear.triton_matmul import matmul
 
             self._multiply = matmul
@@ -66,20 +74,23 @@ class DenseLinear:
             numbers, scales = int8_parts(weight.rows)
             tensors = [numbers.flatten(1).contiguous(), scales.T.contiguous()]
         elif isinstance(weight, BlockMatrix) and kind == FLOAT8:
-            self._multiply = partial(_multiply_float8, batch_invariant)
-            missing = -self.out_features % FLOAT8_STEP  # PyTorch's outputs are whole steps, as its inputs are
+            self._multiply = partial(_multiply_float8, batch_invariant or experts > 1)
+            missing = -weight.shape[0] % FLOAT8_STEP  # PyTorch's outputs are whole steps, as its inputs are
             tensors = [each.contiguous() for each in float8_parts(F.pad(weight.rows, (0, 0, 0, missing)))]
-            bias = None if bias is None else F.pad(bias, (0, missing))
+            bias = bias if bias is None or experts > 1 else F.pad(bias, (0, missing))
         else:
             dense = dense_of(weight)
             tensors = [dense if dtype is None else dense.to(dtype)]
         self._is_scaled = len(tensors) > 1
         self.weights = [Weight(each) for each in (*tensors, *(() if bias is None else (bias,)))]
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         weight, *rest = (each.tensor for each in self.weights)
         scales = rest.pop(0) if self._is_scaled else None
-        y = self._multiply(x, weight, rest[0] if rest else None, scales)
+        bias = rest[0] if rest else None
+        if starts is not None:
+            return self._multiply(x.flatten(0, 1), weight, bias, scales, starts=starts).view(*x.shape[:2], -1)
+        y = self._multiply(x, weight, bias, scales)
         return y if y.shape[1] == self.out_features else y[:, : self.out_features].contiguous()
 
 
@@ -91,10 +102,12 @@ def _multiply_dense(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tens
     return F.linear(x, weight, bias)
 
 
-def _multiply_float8(own: bool, x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor) -> Tensor:
+def _multiply_float8(
+    own: bool, x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor, starts: Tensor | None = None
+) -> Tensor:
     from app.gpu.kernels.linear.triton_matmul import matmul, round_rows
 
     rows, row_scales = round_rows(x)
     if own:
-        return matmul(rows, weight, bias, scales, row_scales, x.dtype)
+        return matmul(rows, weight, bias, scales, row_scales, x.dtype, starts=starts)
     return torch._scaled_mm(rows, weight.T, row_scales, scales.T, bias=bias, out_dtype=x.dtype)

@@ -75,17 +75,22 @@ class Weight:
 
 
 class Linear(Protocol):
-    """A dense layer."""
+    """A dense layer, or those of several experts, all of one shape, whose weights are one below the other."""
 
     in_features: int
     out_features: int
+    """Of each expert."""
 
     @property
     def weights(self) -> Sequence[Weight]:
         """The tensors that the layer computes with, dense, in the layout in which it multiplies. They may be moved."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """`[tokens, in_features]` to `[tokens, out_features]`, both in the dtype that the model computes in."""
+    def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """`[tokens, in_features]` to `[tokens, out_features]`, both in the dtype that the model computes in.
+
+        Of experts: `[tokens, visits, in_features]` to `[tokens, visits, out_features]`. Of the rows of `x`, counted
+        over both axes, expert `i` has `[starts[i], starts[i + 1])`; `starts` is `[experts + 1]` int32.
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,6 +136,18 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
     if parts[0].is_meta:
         return parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
     return torch.cat(list(parts))
+
+
+def with_rows(matrix: Matrix, rows: int) -> Matrix:
+    """The matrix with zeros below it, up to so many rows: blocks of zeros stand for zeros."""
+    stored = stored_rows(matrix)
+    return _like(matrix, _join([stored, stored.new_zeros(rows - len(stored), *stored.shape[1:])]))
+
+
+def pick_rows(matrix: Matrix, ids: Tensor) -> Matrix:
+    """Rows `ids` `[n]` int64, on the host, of the matrix, as they are stored."""
+    stored = stored_rows(matrix)
+    return _like(matrix, stored.new_empty(len(ids), *stored.shape[1:]) if stored.is_meta else stored[ids])
 
 
 def split(matrix: Matrix, rows: int | list[int]) -> list[Matrix]:
@@ -237,8 +254,8 @@ class _Summed:
     def weights(self) -> Sequence[Weight]:
         return self._linear.weights
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._total(self._linear(x))
+    def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        return self._total(self._linear(x, starts))
 
 
 def _block_length(kind: str) -> int:

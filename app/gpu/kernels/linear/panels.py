@@ -22,10 +22,11 @@ from torch import Tensor
 
 from app.gpu.kernels.cpu.compile import inlined
 from app.gpu.kernels.cpu.elementwise import add_, rounded
+from app.gpu.kernels.cpu.experts import add_to_groups_
 from app.gpu.kernels.cpu.intrinsics import INT64, address_of, fetch_add, instruction
 from app.gpu.kernels.cpu.launch import draw, parallel
 from app.gpu.kernels.cpu.tiles import COLUMNS, HALVES, PANEL, ROWS, is_in_pairs, make_tile, takes_bfloat16, unpack
-from app.gpu.kernels.linear.base import MatmulPrecision, Matrix, Weight, dense_of
+from app.gpu.kernels.linear.base import MatmulPrecision, Matrix, Weight, dense_of, split, stack, with_rows
 from app.gpu.kernels.linear.formats import to_panels
 
 PART_BYTES = 1 << 18
@@ -48,45 +49,64 @@ _own = threading.local()
 
 class PanelLinear:
     """A dense layer of a weight in panels, which sums in float32. What it is given, and gives, has one float type. With
-    `in_bfloat16`, for inputs that are even, an input is rounded to it just before its product.
+    `in_bfloat16`, for inputs that are even, an input is rounded to it just before its product. Of `experts` only the
+    weights of those that have rows are read.
     """
 
-    def __init__(self, weight: Matrix, bias: Tensor | None = None, *, in_bfloat16: bool = False) -> None:
-        self.out_features, self.in_features = weight.shape
+    def __init__(
+        self, weight: Matrix, bias: Tensor | None = None, experts: int = 1, *, in_bfloat16: bool = False
+    ) -> None:
+        self.out_features, self.in_features = weight.shape[0] // experts, weight.shape[1]
+        if experts > 1 and self.out_features % PANEL:  # a panel is of one expert
+            parts = split(weight, self.out_features)
+            weight = stack([with_rows(part, -(-self.out_features // PANEL) * PANEL) for part in parts])
         panels, self._element = to_panels(weight, in_bfloat16=in_bfloat16)
         self._dtype = torch.bfloat16 if in_bfloat16 else torch.float32
-        self._panels, self._panel_bytes = len(panels), panels[0].nbytes
+        self._experts, self._panels, self._panel_bytes = experts, len(panels) // experts, panels[0].nbytes
         self._part = max(1, min(PART_BYTES // self._panel_bytes, self._panels // _SHARE))
         """Panels that a thread draws at a time."""
         self.weights = [Weight(each) for each in (panels, bias) if each is not None]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        y = self._multiply(x if x.dtype is self._dtype else rounded(x, self._dtype), self.weights[0])
-        if y.shape[1] > self.out_features:
-            y = y[:, : self.out_features].contiguous()
-        y = add_(y, self.weights[1].tensor) if len(self.weights) > 1 else y
+    def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        y = self._multiply(x if x.dtype is self._dtype else rounded(x, self._dtype), self.weights[0], starts)
+        if y.shape[-1] > self.out_features:
+            y = y[..., : self.out_features].contiguous()
+        if len(self.weights) > 1:
+            bias = self.weights[1].tensor
+            y = add_(y, bias) if starts is None else add_to_groups_(y, bias, starts)
         return y if y.dtype is x.dtype else rounded(y, x.dtype)
 
-    def _multiply(self, x: Tensor, weight: Weight) -> Tensor:
+    def _multiply(self, x: Tensor, weight: Weight, starts: Tensor | None) -> Tensor:
         """`[tokens, in_features]` to `[tokens, outputs of all panels]` float32. A weight that is in a file is read
         while it is multiplied; if the file is short, cannot be read, or was changed, it comes to memory.
         """
-        if x.dim() != 2 or x.shape[1] != self.in_features:
+        if x.dim() != (2 if starts is None else 3) or x.shape[-1] != self.in_features:
             raise ValueError(f"x is {list(x.shape)}, not [rows, {self.in_features}]")
-        x = x if x.stride(1) == 1 else x.contiguous()
-        y = x.new_empty(x.shape[0], self._panels * PANEL, dtype=torch.float32)
+        if (1 if starts is None else len(starts) - 1) != self._experts:
+            raise ValueError(f"the layer has {self._experts} experts, whose rows must be given")
+        x = x if x.is_contiguous() or (starts is None and x.stride(1) == 1) else x.contiguous()
+        y = x.new_empty(*x.shape[:-1], self._panels * PANEL, dtype=torch.float32)
         place = weight.place
         if place is not None:
             threads, part_bytes = torch.get_num_threads(), self._part * self._panel_bytes
             scratch = getattr(_own, "scratch", None)
             if scratch is None or scratch.numel() < threads * part_bytes:
                 scratch = _own.scratch = torch.empty(threads * part_bytes, dtype=torch.uint8)
-            if self._launch(x, y, place.offset, place.file, scratch.data_ptr(), threads) and place.is_intact():
+            if self._launch(x, y, starts, place.offset, place.file, scratch.data_ptr(), threads) and place.is_intact():
                 return y
-        self._launch(x, y, weight.tensor.data_ptr())
+        self._launch(x, y, starts, weight.tensor.data_ptr())
         return y
 
-    def _launch(self, x: Tensor, y: Tensor, weight: int, file: int = -1, scratch: int = 0, threads: int = 0) -> bool:
+    def _launch(
+        self,
+        x: Tensor,
+        y: Tensor,
+        starts: Tensor | None,
+        weight: int,
+        file: int = -1,
+        scratch: int = 0,
+        threads: int = 0,
+    ) -> bool:
         """See `_multiply`. Returns whether the whole weight was there."""
         arguments = _multiply(
             tokens=x.shape[0],
@@ -95,26 +115,29 @@ class PanelLinear:
             part=self._part,
             panel_bytes=self._panel_bytes,
             x=x.data_ptr(),
-            x_bytes=x.stride(0) * x.itemsize,
+            x_bytes=x.stride(-2) * x.itemsize,
             out=y.data_ptr(),
             weight=weight,
+            experts=self._experts,
+            starts=starts,
             file=file,
             scratch=scratch,
             threads=threads,
             element=self._element,
             from_file=threads > 0,
+            grouped=starts is not None,
         )
         return not arguments.short
 
 
 def make_panels(
-    dtype: torch.dtype, precision: MatmulPrecision, weight: Matrix, bias: Tensor | None = None
+    dtype: torch.dtype, precision: MatmulPrecision, weight: Matrix, bias: Tensor | None = None, experts: int = 1
 ) -> PanelLinear:
     """The layer of a model that computes in `dtype`. One of a half type has weights of it."""
     weight = weight if dtype is torch.float32 else dense_of(weight).to(dtype)
     kept = isinstance(weight, Tensor) and weight.dtype is torch.bfloat16
     wanted = precision is MatmulPrecision.BFLOAT16 or (precision is MatmulPrecision.AS_KEPT and kept)
-    return PanelLinear(weight, bias, in_bfloat16=wanted and weight.shape[1] % 2 == 0)
+    return PanelLinear(weight, bias, experts, in_bfloat16=wanted and weight.shape[1] % 2 == 0)
 
 
 def read_on_torch_threads(file: int, offset: int, target: Tensor) -> bool:
@@ -137,20 +160,25 @@ def _multiply(
     x_bytes: int,
     out: int,
     weight: int,
+    experts: int,
     file: int,
     scratch: int,
     threads: int,
+    starts: Tensor | None = None,
     next_thread: int = 0,
     short: int = 0,
     *,
     element: Any,
     from_file: bool,
+    grouped: bool,
 ) -> None:
     """Draw parts of the product of `x` `[tokens, inputs]`, whose rows are `x_bytes` apart, until none is left.
 
     The product is `out` `[tokens, panels * PANEL]`, dense, in parts of `part` panels of `panel_bytes`. These are
     addresses, as is `weight`. Or that is an offset in `file`, and `short` becomes 1 if the file has ended early. Then
     each thread has memory for its parts in `scratch`, for `threads` of them: `next_thread` counts those.
+
+    `grouped`: each expert has such panels, one's behind the other's, and the rows that `starts` gives it.
     """
     own = 0
     if from_file:
@@ -158,18 +186,29 @@ def _multiply(
         if thread >= threads:
             return
         own = scratch + thread * part * panel_bytes
+    parts = (panels + part - 1) // part
+    expert, turn, rows, base = 0, 0, tokens, 0
     while a.short == 0:
-        first = draw(a) * part
+        item = draw(a)
+        if grouped:  # parts of the first expert that has rows, then of the next: items only grow
+            while expert < experts and (starts[expert] == starts[expert + 1] or turn < item // parts):
+                turn += 1 if starts[expert] < starts[expert + 1] else 0
+                expert += 1
+            if expert == experts:
+                return
+            base, item = starts[expert], item % parts
+            rows = starts[expert + 1] - base
+        first = item * part
         if first >= panels:
             return
-        end, at = min(first + part, panels), weight + first * panel_bytes
+        end, at = min(first + part, panels), weight + (expert * panels + first) * panel_bytes
         if from_file:
             if not _read_part(file, at, own, (end - first) * panel_bytes):
                 a.short = 1
                 return
             at = own
         for panel in range(first, end):
-            _multiply_panel(element, a, at + (panel - first) * panel_bytes, panel)
+            _multiply_panel(element, a, at + (panel - first) * panel_bytes, panel, base, rows)
 
 
 _NEXT_THREAD: int = _multiply.arguments.next_thread.offset
@@ -240,17 +279,18 @@ for _size in sorted({3, 4, 5, 6, 8, ROWS}):
 
 
 @inlined
-def _multiply_panel(element: Any, a: Any, weight: Any, panel: Any) -> None:
-    """All rows with the panel at address `weight`."""
-    out, out_bytes = a.out + panel * PANEL * 4, a.panels * PANEL * 4
-    if a.tokens < (_SLICED_ROWS_OF_PAIRS if is_in_pairs(element) else _SLICED_ROWS):
-        _multiply_rows(element, a.tokens, a.x, a.x_bytes, weight, a.inputs, out, out_bytes, 0)
+def _multiply_panel(element: Any, a: Any, weight: Any, panel: Any, base: Any, rows: Any) -> None:
+    """So many `rows`, from row `base` on, with the panel at address `weight`."""
+    x, out_bytes = a.x + base * a.x_bytes, a.panels * PANEL * 4
+    out = a.out + base * out_bytes + panel * PANEL * 4
+    if rows < (_SLICED_ROWS_OF_PAIRS if is_in_pairs(element) else _SLICED_ROWS):
+        _multiply_rows(element, rows, x, a.x_bytes, weight, a.inputs, out, out_bytes, 0)
         return
     scratch = _scratch()
     for first in range(0, a.inputs, _SLICE):
         count = min(_SLICE, a.inputs - first)
         unpacked = unpack(element, weight + a.panel_bytes * first // a.inputs, count, scratch)
         if takes_bfloat16(element):
-            _multiply_rows(HALVES, a.tokens, a.x + first * 2, a.x_bytes, unpacked, count, out, out_bytes, first)
+            _multiply_rows(HALVES, rows, x + first * 2, a.x_bytes, unpacked, count, out, out_bytes, first)
         else:
-            _multiply_rows(np.float32, a.tokens, a.x + first * 4, a.x_bytes, unpacked, count, out, out_bytes, first)
+            _multiply_rows(np.float32, rows, x + first * 4, a.x_bytes, unpacked, count, out, out_bytes, first)

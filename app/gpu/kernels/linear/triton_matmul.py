@@ -39,6 +39,8 @@ def matmul(
     scales: Tensor | None = None,
     x_scales: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    *,
+    starts: Tensor | None = None,
 ) -> Tensor:
     """`x` `[rows, inputs]` times `weight` `[outputs, inputs]` transposed, plus `bias` `[outputs]`: `[rows, outputs]` of
     `dtype`, by default that of `x`. CUDA tensors, or CPU tensors in Triton's interpreter. Sums are float32.
@@ -48,9 +50,15 @@ def matmul(
       `[inputs / 32, outputs]` float16 for its blocks. The integers become the type of `x` in registers, exactly; the
       sum of each block is multiplied by the block's scale in float32;
     - `x` and `weight` float8_e4m3fn, dense, with `x_scales` `[rows, 1]` and `scales` `[outputs, 1]` float32.
+
+    With `starts` `[experts + 1]` int32, `weight` and `scales` are those of all experts, one behind the other's outputs,
+    `bias` is `[experts, outputs]`, and rows `[starts[i], starts[i + 1])` are multiplied with those of expert `i`. The
+    host learns nothing of them: there are as many programs as any `starts` could need.
     """
     rows, inputs = x.shape
-    outputs = weight.shape[0]
+    experts = 0 if starts is None else len(starts) - 1
+    outputs = weight.shape[0] // max(1, experts)
+    tiles = triton.cdiv(rows, TILE_ROWS) if starts is None else min(experts, rows) + rows // TILE_ROWS
     y = torch.empty(rows, outputs, dtype=dtype or x.dtype, device=x.device)
     tile_inputs, stages = TILE_INPUTS, 8 // x.element_size()  # 64 KiB of shared memory
     if scales is not None:
@@ -58,16 +66,19 @@ def matmul(
     if not rows:
         return y
     with torch.cuda.device_of(x):
-        _matmul[triton.cdiv(rows, TILE_ROWS), triton.cdiv(outputs, TILE_OUTPUTS)](
+        _matmul[tiles, triton.cdiv(outputs, TILE_OUTPUTS)](
             x,
             x_scales,
             weight,
             scales,
             bias,
             y,
+            starts,
             rows,
             x.stride(0),
             weight.stride(0),
+            experts=experts,
+            tile_experts=triton.next_power_of_2(max(1, experts)),
             outputs=outputs,
             inputs=inputs,
             tile_rows=TILE_ROWS,
@@ -112,9 +123,12 @@ def _matmul(
     scales: tl.tensor,
     bias: tl.tensor,
     y: tl.tensor,
+    starts: tl.tensor,
     rows: tl.tensor,
     x_stride: tl.tensor,
     weight_stride: tl.tensor,
+    experts: tl.constexpr,
+    tile_experts: tl.constexpr,
     outputs: tl.constexpr,
     inputs: tl.constexpr,
     tile_rows: tl.constexpr,
@@ -124,8 +138,28 @@ def _matmul(
     """One program computes one tile of `y`, transposed: integers become floats in registers, from which tensor cores
     take the left operand only. Rows that share a tile of weights run side by side, so that it is read once. `rows` is
     not specialised: a kernel of its own for one row, or for a multiple of 16, might sum in another order.
+
+    The tiles of rows are those of the first expert that has any, then those of the next. Behind the last one there is
+    nothing to do.
     """
-    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows).to(tl.int64)
+    first_row, outputs_of_all = tl.program_id(0) * tile_rows, outputs
+    if starts is not None:
+        each = tl.arange(0, tile_experts)
+        begin = tl.load(starts + each, mask=each < experts, other=0)
+        tiles = (tl.load(starts + each + 1, mask=each < experts, other=0) - begin + tile_rows - 1) // tile_rows
+        expert = tl.sum((tl.cumsum(tiles, 0) <= tl.program_id(0)).to(tl.int32), 0)
+        if expert >= experts:
+            return
+        before = tl.sum(tl.where(each < expert, tiles, 0), 0)
+        first_row = tl.load(starts + expert) + (tl.program_id(0) - before) * tile_rows
+        rows = tl.load(starts + expert + 1)
+        outputs_of_all = experts * outputs
+        weight += expert.to(tl.int64) * outputs * weight_stride
+        if scales is not None:
+            scales += expert * outputs
+        if bias is not None:
+            bias += expert * outputs
+    row = first_row + tl.arange(0, tile_rows).to(tl.int64)
     output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs).to(tl.int64)
     total = tl.zeros((tile_outputs, tile_rows), dtype=tl.float32)
     for first in range(0, inputs, tile_inputs):
@@ -143,7 +177,7 @@ def _matmul(
         if scales is None:
             total = tl.dot(left, right, total, input_precision="ieee")
         elif x_scales is None:  # a tile has the inputs of one block
-            scale = tl.load(scales + first // tile_inputs * outputs + output, mask=output < outputs, other=0.0)
+            scale = tl.load(scales + first // tile_inputs * outputs_of_all + output, mask=output < outputs, other=0.0)
             product = tl.dot(left.to(right.dtype), right, input_precision="ieee")
             total += product * scale.to(tl.float32)[:, None]
         else:  # Hopper's tensor cores sum float8 in fewer bits than float32 has: each tile is added in registers

@@ -1,0 +1,218 @@
+"""What a layer does with each token by itself, between norm and residual stream: a gated MLP, or experts.
+
+Experts are such MLPs, of which each token visits a few, that a router chooses (Shazeer et al., arXiv:1701.06538).
+Visits are put in the order of their experts, so that a product reads the weights of each expert that is visited, once;
+and of no other. On a GPU nothing waits for the host to learn which these are, so CUDA graphs can be captured of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from app.gpu.kernels.linear.base import Linear, Matrix, dense_of, split, stack, with_rows
+from app.gpu.models.elementwise import clamped_swiglu, gelu_mul, silu_mul
+from app.gpu.models.family import Elementwise, Parts, activation_of
+
+FeedForward = Callable[[Tensor], Tensor]
+"""`[tokens, hidden_size]` to the same shape, in a new tensor."""
+OWN_ACTIVATIONS: dict[str, Elementwise] = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_mul, "gelu_new": gelu_mul}
+"""Those with a kernel of ours that multiplies `up` by what becomes of `gate`, by the names of Transformers."""
+_STEP = 32
+"""Outputs of a router are a multiple of this: whole panels of a CPU's products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The experts of a layer, and what their parts are called in checkpoints."""
+
+    experts: int
+    top_k: int
+    width: int
+    """Of an expert's MLP."""
+    module: str = "mlp"
+    router: str = "gate"
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    renormalized: bool = True
+    """Whether the weights of a token's visits sum to 1, before they are scaled."""
+    sigmoid: bool = False
+    """Whether a score is a logistic function of the router's output, not its share of the softmax."""
+    correction: str | None = None
+    """What is added to scores when experts are chosen, not when they are weighted (Wang et al., arXiv:2408.15664)."""
+    groups: int = 1
+    top_groups: int = 1
+    """Experts are chosen from so many of the groups, those whose best two have the highest scores (DeepSeek-V3)."""
+    scale: float = 1.0
+    shared: str | None = None
+    """An MLP that all tokens visit."""
+    shared_width: int = 0
+    shared_gate: str | None = None
+    """What the shared MLP's weight is a logistic function of; without it, that is 1."""
+    router_bias: bool = False
+    turned: bool = False
+    """Whether tensors are as gpt-oss has them: all experts in one, `[experts, in, out]`, gate and up take turns, and
+    both projections have biases.
+    """
+    clamp: tuple[float, float] | None = None
+    """Alpha and limit of `elementwise.clamped_swiglu`, where that is what multiplies gate and up."""
+
+
+def gated(activation: str) -> Elementwise:
+    """`activation(gate) * up` of `[..., 2 * width]`, the gate first."""
+    own = OWN_ACTIVATIONS.get(activation)
+    if own is not None:
+        return own
+    function = activation_of(activation)
+
+    def multiply(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return function(gate).mul_(up)
+
+    return multiply
+
+
+def mlp(
+    parts: Parts, name: str, width: int, activation: str, *, bias: bool = False, fused: bool = False
+) -> FeedForward:
+    """`down(activation(gate(x)) * up(x))`, gate and up in one projection; if `fused`, in the checkpoint too."""
+    up, down = _gate_up(parts, name, width, bias=bias, fused=fused), _down(parts, name, width, bias=bias)
+    multiply, total = gated(activation), parts.shard.total
+    if parts.shard.ranks == 1:
+        return lambda x: down(multiply(up(x)))
+    return lambda x: total(down(multiply(up(x))))
+
+
+def _gate_up(parts: Parts, name: str, width: int, *, bias: bool = False, fused: bool = False) -> Linear:
+    modules = {f"{name}.gate_proj": [width], f"{name}.up_proj": [width]}
+    return parts.cut(
+        {f"{name}.gate_up_proj": [width, width]} if fused else modules, parts.config.hidden_size, bias=bias
+    )
+
+
+def _down(parts: Parts, name: str, width: int, *, bias: bool = False) -> Linear:
+    return parts.part_of_sum(f"{name}.down_proj", parts.config.hidden_size, width, bias=bias)
+
+
+class Experts:
+    """A `FeedForward` of a mixture."""
+
+    def __init__(self, parts: Parts, name: str, mixture: Mixture, activation: str) -> None:
+        """`name` is that of the layer."""
+        self._mixture, self._total = mixture, parts.shard.total
+        self._multiply = gated(activation) if mixture.clamp is None else _clamped(*mixture.clamp)
+        self._on = _kernels_of(parts.device)
+        module = f"{name}.{mixture.module}"
+        self._router = parts.bundle.linear(*self._take_router(parts, f"{module}.{mixture.router}", module))
+        self._correction = None
+        if mixture.correction is not None:
+            self._correction = parts.hold(f"{module}.{mixture.correction}", mixture.experts)
+        take, take_bias = (_take_turned, _take_turned_biases) if mixture.turned else (_take_experts, _no_biases)
+        (gate_up, down), (gate_up_bias, down_bias) = (
+            each(parts, f"{module}.experts", mixture) for each in (take, take_bias)
+        )
+        self._gate_up = parts.bundle.linear(gate_up, gate_up_bias, mixture.experts)
+        self._down = parts.bundle.linear(down, down_bias, mixture.experts)
+        self._shared: FeedForward | None = None
+        if mixture.shared is not None:
+            shared = f"{module}.{mixture.shared}"
+            up, back = _gate_up(parts, shared, mixture.shared_width), _down(parts, shared, mixture.shared_width)
+            self._shared = lambda x: back(self._multiply(up(x)))
+
+    def _take_router(self, parts: Parts, router: str, module: str) -> tuple[Matrix, Tensor | None]:
+        """The router's rows, one for the gate of the shared expert behind them, and zeros: they are multiplied in one
+        go, in the type of the computation. And its bias, if it has one.
+        """
+        mixture, hidden = self._mixture, parts.config.hidden_size
+        rows = [parts.source.take(f"{router}.weight", (mixture.experts, hidden))]
+        if mixture.shared_gate is not None:
+            rows.append(parts.source.take(f"{module}.{mixture.shared_gate}.weight", (1, hidden)))
+        count = sum(map(len, rows))
+        missing = -count % _STEP
+        bias = None
+        if mixture.router_bias:
+            bias = F.pad(
+                parts.source.take(f"{router}.bias", (mixture.experts,)), (0, count + missing - mixture.experts)
+            )
+        return with_rows(stack(rows), count + missing), bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        mixture, logits = self._mixture, self._router(x)
+        ids, weights = self._on.route(
+            logits,
+            mixture.top_k,
+            experts=mixture.experts,
+            correction=None if self._correction is None else self._correction.tensor,
+            sigmoid=mixture.sigmoid,
+            renormalized=mixture.renormalized,
+            scale=mixture.scale,
+            groups=mixture.groups,
+            top_groups=mixture.top_groups,
+        )
+        places, starts = self._on.group(ids, mixture.experts)
+        visits = self._down(self._multiply(self._gate_up(self._on.spread(x, places), starts)), starts)
+        shared = None if self._shared is None else self._shared(x)
+        gate = None if mixture.shared_gate is None else logits[:, mixture.experts :]
+        return self._total(self._on.combine(visits, places, weights, shared, gate))
+
+
+def _kernels_of(device: torch.device) -> Any:
+    """What lies around experts' products there: a GPU needs nothing of Numba."""
+    if device.type == "cpu":
+        from app.gpu.kernels.cpu import experts as on_cpu
+
+        return on_cpu
+    from app.gpu.kernels import experts
+
+    return experts
+
+
+def _take_experts(parts: Parts, name: str, mixture: Mixture) -> tuple[Matrix, Matrix]:
+    """Gate and up of all experts, `[experts * 2 * width, hidden]`, and down, `[experts * hidden, width]`: of each the
+    shard's share. Checkpoints have them one by one, or all in one tensor.
+    """
+    count, width, hidden = mixture.experts, mixture.width, parts.config.hidden_size
+    gate, up, down = mixture.projections
+    take, shard, first, second = parts.source.take_matrix, parts.shard, list[Matrix](), list[Matrix]()
+    if parts.source.holds(f"{name}.gate_up_proj"):
+        first = split(take(f"{name}.gate_up_proj", (count, 2 * width, hidden)), width)
+        second = split(take(f"{name}.down_proj", (count, hidden, width)), hidden)
+    else:
+        for expert in range(count):
+            first += [take(f"{name}.{expert}.{each}.weight", (width, hidden)) for each in (gate, up)]
+            second.append(take(f"{name}.{expert}.{down}.weight", (hidden, width)))
+    return stack([shard.rows(each) for each in first]), stack([shard.columns(each) for each in second])
+
+
+def _take_turned(parts: Parts, name: str, mixture: Mixture) -> tuple[Matrix, Matrix]:
+    """The same of a mixture that is `turned`."""
+    count, width, hidden = mixture.experts, mixture.width, parts.config.hidden_size
+    gate_up = dense_of(parts.source.take_matrix(f"{name}.gate_up_proj", (count, hidden, 2 * width)))
+    down = dense_of(parts.source.take_matrix(f"{name}.down_proj", (count, width, hidden)))
+    first = gate_up.view(count, hidden, width, 2).permute(0, 3, 2, 1).reshape(-1, width, hidden)
+    second = down.view(count, width, hidden).transpose(1, 2)
+    return (
+        stack([parts.shard.rows(each) for each in first]),
+        stack([parts.shard.columns(each.contiguous()) for each in second]),
+    )
+
+
+def _take_turned_biases(parts: Parts, name: str, mixture: Mixture) -> tuple[Tensor, Tensor | None]:
+    count, width, shard = mixture.experts, mixture.width, parts.shard
+    gate_up = parts.source.take(f"{name}.gate_up_proj_bias", (count, 2 * width)).view(count, width, 2)
+    share = shard.values(gate_up.permute(1, 0, 2)).permute(1, 2, 0)
+    return share.reshape(count, -1), shard.once(
+        parts.source.take(f"{name}.down_proj_bias", (count, parts.config.hidden_size))
+    )
+
+
+def _no_biases(_parts: Parts, _name: str, _mixture: Mixture) -> tuple[None, None]:
+    return None, None
+
+
+def _clamped(alpha: float, limit: float) -> Elementwise:
+    return lambda gate_up: clamped_swiglu(gate_up, alpha, limit)

@@ -1,0 +1,204 @@
+"""The families whose layers are those of `llama.LlamaLayer`, and how they differ. A new one is a line of `VARIANTS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from app.gpu.models.feed_forward import Mixture
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Norms = tuple[str | None, str | None, str | None, str | None]
+"""Names of the norms before and after attention, and before and after the feed-forward."""
+_BEFORE: Norms = ("input_layernorm", None, "post_attention_layernorm", None)
+_AFTER: Norms = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+_GEMMA: Norms = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+_GLM4: Norms = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What differs between families. Of the fields in which configs differ only those count that it `reads`, as in
+    Transformers' module of that name; without `layer_types`, a window is that of all layers.
+    """
+
+    reads: tuple[str, ...] = ()
+    qkv_bias: bool = False
+    """Whether queries, keys and values have a bias whatever the config says."""
+    output_bias: bool = True
+    """Whether attention's output projection has a bias if queries have."""
+    qk_norm: bool = False
+    """Whether each head of queries and keys is normed."""
+    wide_qk_norm: bool = False
+    """Whether all heads of queries are normed together, and those of keys."""
+    norms: Norms = _BEFORE
+    one_more: bool = False
+    """Whether norms multiply by their weight and one."""
+    fused_qkv: bool = False
+    """Whether the checkpoint has one matrix for queries, keys and values."""
+    fused_gate_up: bool = False
+    """The same for gate and up."""
+    interleaved: bool = False
+    """Whether the two numbers that are rotated together are neighbours, not a half apart."""
+    exact_angles: bool = False
+    """Whether Transformers' module rounds once it has rotated; the others round their angles."""
+    sinks: bool = False
+    """Whether each head has a score that takes part in each softmax."""
+    root_of_hidden: bool = False
+    """Whether embeddings are multiplied by the root of the hidden size."""
+    experts: Callable[[PretrainedConfig, int], Mixture | None] = lambda config, index: None
+    """Those of a layer, by its number; None: it has one MLP."""
+
+
+def _mixtral(config: PretrainedConfig, _index: int) -> Mixture:
+    projections = "w1", "w3", "w2"
+    return Mixture(
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        module="block_sparse_moe",
+        projections=projections,
+    )
+
+
+def _minimax_m2(config: PretrainedConfig, index: int) -> Mixture:
+    return replace(_mixtral(config, index), sigmoid=True, correction="e_score_correction_bias")
+
+
+def _olmoe(config: PretrainedConfig, _index: int) -> Mixture:
+    return Mixture(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        renormalized=config.norm_topk_prob,
+    )
+
+
+def _qwen3_moe(config: PretrainedConfig, index: int) -> Mixture | None:
+    if index in config.mlp_only_layers or config.num_experts == 0 or (index + 1) % config.decoder_sparse_step:
+        return None
+    return replace(_olmoe(config, index), width=config.moe_intermediate_size)
+
+
+def _qwen2_moe(config: PretrainedConfig, index: int) -> Mixture | None:
+    mixture, width = _qwen3_moe(config, index), config.shared_expert_intermediate_size
+    shared = "shared_expert"
+    return mixture and replace(mixture, shared=shared, shared_width=width, shared_gate=f"{shared}_gate")
+
+
+def _gpt_oss(config: PretrainedConfig, _index: int) -> Mixture:
+    return Mixture(
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        router="router",
+        router_bias=True,
+        turned=True,
+        clamp=(config.swiglu_alpha, config.swiglu_limit),
+    )
+
+
+def _deepseek(config: PretrainedConfig, index: int) -> Mixture | None:
+    if index < config.first_k_dense_replace:
+        return None
+    return Mixture(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        renormalized=config.norm_topk_prob,
+        sigmoid=True,
+        correction="gate.e_score_correction_bias",
+        groups=config.n_group,
+        top_groups=config.topk_group,
+        scale=config.routed_scaling_factor,
+        shared="shared_experts",
+        shared_width=config.moe_intermediate_size * config.n_shared_experts,
+    )
+
+
+VARIANTS = {
+    "llama": Variant(("attention_bias", "mlp_bias")),
+    "mistral": Variant(("sliding_window",)),
+    "mixtral": Variant(("sliding_window",), experts=_mixtral),
+    "minimax_m2": Variant(("partial_rotary_factor",), wide_qk_norm=True, experts=_minimax_m2),
+    "qwen2": Variant(("layer_types",), qkv_bias=True),
+    "qwen2_moe": Variant(("qkv_bias", "layer_types"), output_bias=False, experts=_qwen2_moe),
+    "qwen3": Variant(("attention_bias", "layer_types"), qk_norm=True),
+    "qwen3_moe": Variant(("attention_bias", "sliding_window"), qk_norm=True, experts=_qwen3_moe),
+    "dots1": Variant(("attention_bias", "layer_types"), qk_norm=True, experts=_deepseek),
+    "smollm3": Variant(("attention_bias", "mlp_bias", "layer_types", "no_rope_layers")),
+    "seed_oss": Variant(("attention_bias", "attention_out_bias", "mlp_bias")),
+    "ernie4_5": Variant(("use_bias",), interleaved=True),
+    "helium": Variant(("attention_bias", "mlp_bias"), output_bias=False, interleaved=True),
+    "granite": Variant(
+        (
+            "attention_bias",
+            "mlp_bias",
+            "attention_multiplier",
+            "residual_multiplier",
+            "embedding_multiplier",
+            "logits_scaling",
+        )
+    ),
+    "olmo2": Variant(("attention_bias",), wide_qk_norm=True, norms=_AFTER, exact_angles=True),
+    "olmo3": Variant(("attention_bias", "layer_types"), wide_qk_norm=True, norms=_AFTER, exact_angles=True),
+    "olmoe": Variant(("attention_bias",), wide_qk_norm=True, experts=_olmoe),
+    "gpt_oss": Variant(("attention_bias", "layer_types"), sinks=True, experts=_gpt_oss),
+    "phi3": Variant(("sliding_window", "partial_rotary_factor"), fused_qkv=True, fused_gate_up=True),
+    "glm": Variant(
+        ("attention_bias", "partial_rotary_factor"), output_bias=False, interleaved=True, fused_gate_up=True
+    ),
+    "glm4": Variant(
+        ("attention_bias", "partial_rotary_factor"),
+        output_bias=False,
+        interleaved=True,
+        fused_gate_up=True,
+        norms=_GLM4,
+    ),
+    "glm4_moe": Variant(
+        ("attention_bias", "partial_rotary_factor", "use_qk_norm"), output_bias=False, experts=_deepseek
+    ),
+    "gemma": Variant(("attention_bias",), one_more=True, root_of_hidden=True),
+    "gemma2": Variant(
+        (
+            "attention_bias",
+            "layer_types",
+            "hidden_activation",
+            "query_pre_attn_scalar",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+        ),
+        norms=_GEMMA,
+        one_more=True,
+        root_of_hidden=True,
+    ),
+}
+VARIANTS["gemma3_text"] = replace(VARIANTS["gemma2"], qk_norm=True)
+"""By `model_type`."""
+
+
+def read(config: PretrainedConfig, name: str, default: Any = None) -> Any:
+    """A field of the config, or `default` if its family does not read it."""
+    return getattr(config, name) if name in VARIANTS[config.model_type].reads else default
+
+
+def is_variant(config: PretrainedConfig) -> bool:
+    """Whether the model's layers are such. Transformers' modules run those that clip what they project, and refuse
+    those that see what comes later.
+    """
+    known, clipped = config.model_type in VARIANTS, getattr(config, "clip_qkv", None) is not None
+    return known and not clipped and not getattr(config, "use_bidirectional_attention", False)
+
+
+def has_turned_experts(config: PretrainedConfig) -> bool:
+    """Whether experts' matrices are stored with their inputs as rows."""
+    mixture = VARIANTS[config.model_type].experts(config, 0) if is_variant(config) else None
+    return mixture is not None and mixture.turned
