@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     backup.add_argument("--with-kv", action="store_true", help="KV files too: turns of the copy compute less again")
     _add_settings(backup, ("state-dir", "FOLDER"))
     doctor = add_command(commands, "doctor", "examine this machine before anything is measured on it", _doctor)
+    doctor.add_argument("model", metavar="MODEL", nargs="?", help="a model that this machine may serve")
     _add_settings(doctor, ("device", "NAME"), ("state-dir", "FOLDER"), ("cache-dir", "FOLDER"))
+    _add_settings(doctor, ("dtype", "NAME"), ("weights-dtype", "NAME"))
     doctor.add_argument("--weights", action="store_true", help="read the copies of streamed weights wholly: minutes")
     doctor.add_argument("--json", action="store_true", help="all facts too, for programs")
     keys = add_command(commands, "keys", "API keys of tenants", _new_key)
@@ -134,12 +136,13 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    named = getattr(arguments, "model", None) is not None
+    if not named:
+        vars(arguments).pop("model", None)
     settings = settings_of(arguments)
     from app.doctor.examination import diagnose  # imports PyTorch
 
-    state_dir = None if settings.state_dir is None else settings.state_dir.expanduser()
-    weights_dir = settings.engine().weights_dir if arguments.weights else None
-    return diagnose(settings.device, state_dir, weights_dir, as_json=arguments.json)
+    return diagnose(settings, reads_weights=arguments.weights, looks_at_model=named, as_json=arguments.json)
 
 
 def _back_up(arguments: argparse.Namespace) -> None:

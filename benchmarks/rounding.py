@@ -29,7 +29,7 @@ from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.bundles import Bundle, ResidentWeights
-from app.gpu.weights.source import weights_of
+from app.gpu.weights.checkpoint import weights_of
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import Settings
 from benchmarks.text import TokenSource, read_text_tokens

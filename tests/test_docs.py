@@ -7,9 +7,12 @@ from pathlib import Path
 import httpx
 import pytest
 from packaging.requirements import Requirement
+from transformers import AutoConfig
 
 import client
 from app.domain.errors import DjinnError
+from app.gpu.models import _FAMILIES
+from app.model_store.gguf_families import FAMILIES as GGUF_FAMILIES
 from app.settings import Settings
 from docs.site.client_page import client_page
 from docs.site.flags_page import flags_page
@@ -113,3 +116,19 @@ def test_every_dependency_is_on_the_page(path: str) -> None:
     asked += [each for extra in project.get("optional-dependencies", {}).values() for each in extra]
     names = {Requirement(each).name for each in asked} - {project["name"]}
     assert {name for name in names if not re.search(rf"\b{re.escape(name)}\b", page)} == set()
+
+
+def test_the_table_of_models_is_that_of_the_registry() -> None:
+    """One row for each family of Djinn's own layers, and one for all others."""
+    in_place = {model_type for family in GGUF_FAMILIES.values() for model_type in family.model_types}
+    rows = [("family", "layers", "CPU, GPU", "ring", "TP", "quantized", "GGUF", "tools, reasoning")]
+    rows.append(("---",) * len(rows[0]))
+    for kind, family in sorted(_FAMILIES.items()):
+        cut = "yes" if family.divided(AutoConfig.for_model(kind)) else "no"
+        kept, gguf = "dequantized" if family.turned else "kept", "in place" if kind in in_place else "converted"
+        rows.append((f"`{kind}`", "Djinn's", "yes", "yes", cut, kept, gguf, "by template"))
+    others = ", ".join(f"`{kind}`" for kind in sorted(in_place - _FAMILIES.keys()))
+    gguf = f"in place: {others}; else converted"
+    rows.append(("any other decoder", "Transformers'", "yes", "no", "no", "dequantized", gguf, "by template"))
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    assert table in PAGES["models"], f"docs/models.md must have this table:\n{table}"

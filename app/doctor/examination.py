@@ -53,6 +53,7 @@ from app.gpu.weights.file import REMEDY, WeightFile
 from app.gpu.weights.layout import UnusableFile
 from app.machine.files import size
 from app.machine.memory import HostMemory, read_host_memory
+from app.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +262,17 @@ def judge(requested: str, device: str, facts: Facts) -> list[Finding]:
     ]
 
 
-def diagnose(device: str, state_dir: Path | None, weights_dir: Path | None, *, as_json: bool) -> int:
-    """Examine this machine, and the copies of weights in `weights_dir` if it is given, and print the report; returns
-    the exit status, 1 if anything is an error.
+def diagnose(settings: Settings, *, reads_weights: bool, looks_at_model: bool, as_json: bool) -> int:
+    """Examine this machine, the copies of streamed weights and the model if that is wanted, and print the report;
+    returns the exit status, 1 if anything is an error.
     """
-    report = examine(device, state_dir, MachineProbe(), weights_dir=weights_dir)
+    state_dir = None if settings.state_dir is None else settings.state_dir.expanduser()
+    weights_dir = settings.engine().weights_dir if reads_weights else None
+    report = examine(settings.device, state_dir, MachineProbe(), weights_dir=weights_dir)
+    if looks_at_model:
+        from app.doctor.model import check_model  # imports all that a model needs
+
+        report = Report.of(report.device, [*report.findings, check_model(settings)], report.facts)
     if as_json:
         print(report.to_json())
     else:

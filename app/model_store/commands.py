@@ -52,10 +52,11 @@ def _export(source: Path, folder: Path) -> None:
     )
     require_free_space(folder, shards.metadata["total_size"])
     for path in source.iterdir():
-        if path.name not in (GGUF_INDEX, SAVED) and path != index.file:
+        if path.name not in (GGUF_INDEX, SAVED) and path not in index.files:
             shutil.copy(path, folder)
     (folder / CHECKPOINT).symlink_to(source.resolve())
-    (folder / f"{CHECKPOINT}.gguf").symlink_to(index.file.resolve())
+    if len(index.files) == 1:
+        (folder / f"{CHECKPOINT}.gguf").symlink_to(index.files[0].resolve())
     for file, names in shards.filename_to_tensors.items():
         save_file({name: index.values(name) for name in names}, folder / file, metadata={"format": "pt"})
     if shards.is_sharded:

@@ -1,7 +1,7 @@
 """GGUF files: what is not weights becomes a Transformers folder once; most files' weights are read in place.
 
-Transformers reads config, tokenizer and chat template. What it would drop in silence is put right here (the SmolLM
-pre-tokenizer) or refused (scaled rotary embeddings, missing and unknown tensors).
+Transformers reads tokenizer and chat template, and most configs. What it would drop in silence is put right, here and
+in `gguf_families`, or refused (missing and unknown tensors, unknown ways to scale rotary embeddings).
 """
 
 from __future__ import annotations
@@ -13,32 +13,31 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from app.domain.errors import UnknownModel
 from app.model_store import install
+from app.model_store.gguf_families import FAMILIES, GgufModel, config_of, index_tensors, is_read_in_place, shards_of
 from app.model_store.install import ModelStoreError, install_once, require_free_space
 from app.model_store.saved import save
-from app.model_store.tensors import index_tensors, is_read_in_place
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
 
 _DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
 """`tokenizer.ggml.pre` values for GPT-2's split with every digit alone (llama.cpp, src/llama-vocab.cpp)."""
 _PLAIN_GPT2 = frozenset({"", "default", "gpt-2"})
 
 
-def _convert_tokenizer(source: Path, split: str, folder: Path) -> None:
-    """Write it into `folder`, with the pre-tokenizer `split` that the file names: Transformers takes GPT-2's for any
-    name it does not know. Raises ValueError if it is not known here either.
+def _convert_tokenizer(model: GgufModel, folder: Path) -> None:
+    """Write it into `folder`, with the pre-tokenizer that the file names: Transformers takes GPT-2's for any name it
+    does not know. Raises ValueError if it is not known here either.
     """
     from tokenizers import pre_tokenizers
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    family, split = FAMILIES.get(model.architecture), model.text("tokenizer.ggml.pre")
+    automatic: Any = AutoTokenizer if family is None or family.reads else PreTrainedTokenizerFast
+    tokenizer = automatic.from_pretrained(model.files[0].parent, gguf_file=model.files[0].name)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend = tokenizer.backend_tokenizer
     if split in _DIGITS_APART:
@@ -55,45 +54,39 @@ def convert_gguf(source: Path, folder: Path) -> None:
     disk per parameter. Raises StoreFull if the disk lacks them, and ModelStoreError if the file is broken or of a kind
     whose model would answer differently.
     """
-    from gguf import GGUFReader
-
     try:
-        reader = GGUFReader(source)
-        architecture = _text_field(reader, "general.architecture")
-        _refuse_scaled_rope(reader, architecture)
-        _check_layers(reader, architecture)
-        _convert_tokenizer(source, _text_field(reader, "tokenizer.ggml.pre"), folder)
-        if not _index_in_place(reader, architecture, source, folder):
-            require_free_space(folder, 4 * sum(int(tensor.n_elements) for tensor in reader.tensors))
-            window = _number_field(reader, "phi3.attention.sliding_window")
-            _convert_weights(source, folder, window if architecture == "phi3" else 0)
+        model = GgufModel(source)
+        _check_layers(model)
+        config = config_of(model)
+        _convert_tokenizer(model, folder)
+        if is_read_in_place(model, config.model_type):
+            _index(model, config, folder)
+        else:
+            _refuse_lost(model)
+            require_free_space(folder, 4 * sum(int(tensor.n_elements) for _, tensor in model.tensors.values()))
+            _convert_weights(source, folder)
     except ModelStoreError:
         raise
     except Exception as error:  # what Transformers raises for wrong metadata has no common kind
         raise ModelStoreError(f"the conversion of {source.name} failed: {error}") from error
 
 
-def _index_in_place(reader: GGUFReader, architecture: str, source: Path, folder: Path) -> bool:
-    """Write the config, and all that a start needs, if the file's tensors can be kept as they are; returns whether."""
+def _index(model: GgufModel, config: Any, folder: Path) -> None:
+    """Write the config, all that a start needs, and where the file's tensors are."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    config: Any = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
-    if not is_read_in_place(reader, architecture, config.model_type):
-        return False
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}  # tied ones once
-    index_tensors(reader, source, config, shapes).write(folder)
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
+        modules: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    shapes = {name: tuple(parameter.shape) for name, parameter in modules.named_parameters()}  # tied ones once
+    index_tensors(model, config, shapes).write(folder)
+    modules.config.architectures = [type(modules).__name__]
+    modules.config.save_pretrained(folder)
+    modules.generation_config.save_pretrained(folder)
     save(folder)
-    return True
 
 
-def _convert_weights(source: Path, folder: Path, window: int) -> None:
-    """`window` is that of all layers, which Transformers does not read; 0: as it reads the file."""
+def _convert_weights(source: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -108,8 +101,6 @@ def _convert_weights(source: Path, folder: Path, window: int) -> None:
         model, report = loaded
         if report["missing_keys"]:
             raise ValueError(f"it lacks {', '.join(sorted(report['missing_keys'])[:5])}")
-        if window:
-            model.config.sliding_window = window
         model.save_pretrained(folder)
 
 
@@ -131,45 +122,20 @@ def _no_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _refuse_scaled_rope(reader: GGUFReader, architecture: str) -> None:
-    """Transformers reads no rotary scaling from a GGUF file, nor how much of a head is rotated: a Llama 3.1 or a
-    Phi-4-mini would go wrong without a word. The tensors are `rope_freqs`, `rope_factors_long` and `_short`.
-    """
-    scaled = _text_field(reader, f"{architecture}.rope.scaling.type") not in ("", "none")
-    if scaled or any(tensor.name.startswith("rope_f") for tensor in reader.tensors):
+def _refuse_lost(model: GgufModel) -> None:
+    """Raise ValueError for what Transformers does not read of a file: rotary scaling, and further files."""
+    scaled = model.text(".rope.scaling.type") not in ("", "none")
+    if scaled or any(name.startswith("rope_f") for name in model.tensors):
         raise ValueError("its rotary embedding is scaled, which is lost in conversion; use its Transformers folder")
-    names = ("rope.dimension_count", "embedding_length", "attention.head_count")
-    rotated, width, heads = (_number_field(reader, f"{architecture}.{name}") for name in names)
-    if architecture == "phi3" and rotated and heads and rotated != width // heads:
-        raise ValueError("its heads are rotated in part, which is lost in conversion; use its Transformers folder")
+    if len(model.files) > 1:
+        raise ValueError(f"its architecture {model.architecture!r} is converted, and only from a single file")
 
 
-def _check_layers(reader: GGUFReader, architecture: str) -> None:
+def _check_layers(model: GgufModel) -> None:
     """Raise ValueError for more layers than the file has tensors. Each has several, and the model is built of them."""
-    layers = _field(reader, f"{architecture}.block_count", 0)
-    if not isinstance(layers, int) or layers > len(reader.tensors):
-        raise ValueError(f"{architecture}.block_count is {layers!r}; the file has {len(reader.tensors)} tensors")
-
-
-def _number_field(reader: GGUFReader, name: str) -> int:
-    """A whole number of the file's metadata, or 0 if it is not there."""
-    found = _field(reader, name, 0)
-    if not isinstance(found, int):
-        raise ValueError(f"{name} is no whole number")
-    return found
-
-
-def _text_field(reader: GGUFReader, name: str) -> str:
-    """A string of the file's metadata, or "" if it is not there."""
-    found = _field(reader, name, "")
-    if not isinstance(found, str):
-        raise ValueError(f"{name} is no string")
-    return found
-
-
-def _field(reader: GGUFReader, name: str, absent: object) -> object:
-    field: Any = reader.get_field(name)
-    return absent if field is None else field.contents()
+    layers = model.get(".block_count", 0)
+    if not isinstance(layers, int) or layers > len(model.tensors):
+        raise ValueError(f"{model.architecture}.block_count is {layers!r}; the file has {len(model.tensors)} tensors")
 
 
 _FAILED = 3
@@ -204,21 +170,27 @@ def _main() -> int:
     return 0
 
 
-_FORM = 4
+_FORM = 5
 """Of the folders, so that one of another form is never read."""
 
 
 def cached_gguf(path: Path, cache_dir: Path) -> Path:
     """The folder of the GGUF file at `path`, which refers to it; made if it is not in the cache yet.
 
-    The cache is keyed by place, size and time of change, so that starting again does not read the whole file.
+    Of a model in several files `path` is any. The cache is keyed by place, size and time of change, so that starting
+    again does not read the whole file.
     Raises UnknownModel if there is no such file, and ModelStoreError.
     """
     source = path.expanduser().resolve()
     if not source.is_file():
         raise UnknownModel(f"there is no GGUF file {path}", param="model")
-    state = source.stat()
-    folder = gguf_folder(cache_dir, source.stem, f"{source}\0{state.st_size}\0{state.st_mtime_ns}")
+    try:
+        files = shards_of(source)
+    except ValueError as error:
+        raise UnknownModel(f"{path}: {error}", param="model") from error
+    states = [(each, each.stat()) for each in files]
+    identity = "\0".join(f"{each}\0{state.st_size}\0{state.st_mtime_ns}" for each, state in states)
+    folder = gguf_folder(cache_dir, files[0].stem, identity)
     install_once(folder, lambda scratch: convert_apart(source, scratch))
     return folder
 

@@ -62,6 +62,9 @@ class SavedConfig(SimpleNamespace):
         """Itself: the models of GGUF files and of `random:SHAPE` read text only."""
         return self
 
+    def standardize_rope_params(self) -> None:
+        """Transformers has done so before it was saved, and asks for it again where it computes frequencies."""
+
 
 def is_saved(folder: Path) -> bool:
     """Whether the folder has what `save` writes."""

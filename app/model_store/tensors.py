@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +62,10 @@ class GgufTensor:
     nbytes: int
     heads: int = 0
     """Heads whose rows are interleaved for rotary pairs, which Transformers keeps as halves. 0: rows are in order."""
+    file: int = 0
+    """The number of its file."""
+    added: float = 0.0
+    """What the file has added to each number, of tensors in float32."""
 
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -70,19 +74,19 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class GgufIndex:
-    """The tensors of `file`, which has `nbytes` bytes. They are read, never mapped: where somebody truncates a mapped
+    """The tensors of `files`, which have `sizes` bytes. They are read, never mapped: where somebody truncates a mapped
     file, the next look at it ends the process.
     """
 
-    file: Path
-    nbytes: int
+    files: tuple[Path, ...]
+    sizes: tuple[int, ...]
     tensors: Mapping[str, GgufTensor]
 
     def write(self, folder: Path) -> None:
-        """Write it into `folder`; a file in the same folder is named relative to it."""
-        file = self.file.name if self.file.parent == folder else str(self.file)
+        """Write it into `folder`; files in the same folder are named relative to it."""
+        files = [file.name if file.parent == folder else str(file) for file in self.files]
         tensors = {name: asdict(tensor) for name, tensor in self.tensors.items()}
-        (folder / GGUF_INDEX).write_text(json.dumps({"file": file, "nbytes": self.nbytes, "tensors": tensors}))
+        (folder / GGUF_INDEX).write_text(json.dumps({"files": files, "sizes": self.sizes, "tensors": tensors}))
 
     @classmethod
     def read(cls, folder: Path) -> GgufIndex:
@@ -93,9 +97,10 @@ class GgufIndex:
                 name: GgufTensor(**{**fields, "shape": tuple(fields["shape"])})
                 for name, fields in found["tensors"].items()
             }
-            index = cls(folder / found["file"], int(found["nbytes"]), tensors)
+            files = tuple(folder / file for file in found["files"])
+            index = cls(files, tuple(map(int, found["sizes"])), tensors)
             for name, tensor in tensors.items():
-                _check(name, tensor, index.nbytes)
+                _check(name, tensor, index.sizes)
             return index
         except DAMAGED as error:
             raise BrokenModel(f"cannot read {folder / GGUF_INDEX}: {error!r}", param="model") from error
@@ -107,17 +112,19 @@ class GgufIndex:
         not the one that the index was made of.
         """
         tensor = self.tensors[name]
-        data = bytearray(tensor.nbytes)
+        data, path, nbytes = bytearray(tensor.nbytes), self.files[tensor.file], self.sizes[tensor.file]
         try:
-            with self.file.open("rb") as file:
+            with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(tensor.offset)
                 read = file.readinto(data)
         except OSError as error:
-            raise BrokenModel(f"cannot read {self.file}: {error.strerror}", param="model") from error
-        if size != self.nbytes or read != tensor.nbytes:
-            raise BrokenModel(f"{self.file} has changed: it has {size} bytes, not {self.nbytes}", param="model")
+            raise BrokenModel(f"cannot read {path}: {error.strerror}", param="model") from error
+        if size != nbytes or read != tensor.nbytes:
+            raise BrokenModel(f"{path} has changed: it has {size} bytes, not {nbytes}", param="model")
         found: Bytes = np.frombuffer(data, np.uint8)
+        if tensor.added:
+            found = (found.view(np.float32) - np.float32(tensor.added)).view(np.uint8)
         if not tensor.heads:
             return found.reshape(tensor.shape[0] if len(tensor.shape) > 1 else 1, -1)
         pairs = found.reshape(tensor.heads, tensor.shape[0] // tensor.heads // 2, 2, -1)
@@ -133,15 +140,17 @@ class GgufIndex:
         return values
 
 
-def _check(name: str, tensor: GgufTensor, file_bytes: int) -> None:
-    """Raise ValueError or KeyError unless the tensor lies in the file and is as large as its shape says."""
+def _check(name: str, tensor: GgufTensor, sizes: tuple[int, ...]) -> None:
+    """Raise ValueError or LookupError unless the tensor lies in its file and is as large as its shape says."""
     import gguf  # a start reads vectors with it anyway
 
-    numbers = (*tensor.shape, tensor.offset, tensor.nbytes, tensor.heads)
+    numbers = (*tensor.shape, tensor.offset, tensor.nbytes, tensor.heads, tensor.file)
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"{name}: sizes must be whole numbers")
-    if tensor.offset + tensor.nbytes > file_bytes:
-        raise ValueError(f"{name} ends after byte {file_bytes}, the last of the file")
+    if tensor.offset + tensor.nbytes > sizes[tensor.file]:
+        raise ValueError(f"{name} ends after byte {sizes[tensor.file]}, the last of the file")
+    if not isinstance(tensor.added, float) or (tensor.added and tensor.kind != "F32"):
+        raise ValueError(f"{name}: {tensor.added!r} cannot be added to {tensor.kind}")
     block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[tensor.kind]]
     if not tensor.shape or tensor.shape[-1] % block or prod(tensor.shape) // block * block_bytes != tensor.nbytes:
         raise ValueError(f"{name}: {tensor.nbytes} bytes are not {tensor.shape} of {tensor.kind}")
@@ -156,73 +165,7 @@ def is_indexed(folder: Path) -> bool:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights of a model's folder; none if it has no weights. Raises BrokenModel."""
-    return [GgufIndex.read(folder).file] if is_indexed(folder) else shard_files(folder)
-
-
-if TYPE_CHECKING:
-    from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor
-    from transformers import PretrainedConfig
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""Parameter name to shape, as Transformers has them."""
-
-_MODEL_TYPES = {"llama": {"llama", "mistral"}, "qwen2": {"qwen2"}, "qwen3": {"qwen3"}}
-"""By the file's architecture, the model types whose tensors have the same rows there and in Transformers, but for the
-rotary pairs of `llama`. GPT-2's are transposed."""
-
-
-def is_read_in_place(reader: GGUFReader, architecture: str, model_type: str) -> bool:
-    """Whether every tensor of the file can be kept as it is."""
-    return (
-        model_type in _MODEL_TYPES.get(architecture, ())
-        and reader.byte_order == "I"
-        and all(_is_known(kind) for kind in {tensor.tensor_type for tensor in reader.tensors})
-    )
-
-
-def index_tensors(reader: GGUFReader, source: Path, config: PretrainedConfig, shapes: Shapes) -> GgufIndex:
-    """Where the parameters `shapes` of a model of `config` are in the file `source`.
-
-    Raises ValueError if one is missing or has another shape, or if the file has a tensor that no parameter needs.
-    """
-    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-
-    architecture = str(reader.fields["general.architecture"].contents())
-    arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture)
-    names: Any = get_tensor_name_map(arch, config.num_hidden_layers)
-    stored = {tensor.name: tensor for tensor in reader.tensors}
-    sought = {name: names.get_name(name, try_suffixes=(".weight", ".bias")) for name in shapes}
-    lacking = sorted(name for name, place in sought.items() if place not in stored)
-    if lacking:
-        raise ValueError(f"it lacks {', '.join(lacking[:5])}")
-    left = sorted(stored.keys() - set(sought.values()))
-    if left:
-        raise ValueError(f"the model has no use for its tensors {', '.join(left[:5])}")
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    heads = heads if architecture == "llama" else {}
-    tensors = {name: _entry(stored[place], name, shapes[name], heads) for name, place in sought.items()}
-    return GgufIndex(source, source.stat().st_size, tensors)
-
-
-def _entry(tensor: ReaderTensor, name: str, shape: tuple[int, ...], heads: Mapping[str, int]) -> GgufTensor:
-    found = tuple(int(length) for length in reversed(tensor.shape))
-    if found != shape:
-        raise ValueError(f"{name} is {found}, must be {shape}")
-    module = name.split(".")[-2]
-    offset, nbytes = int(tensor.data_offset), int(tensor.n_bytes)
-    return GgufTensor(tensor.tensor_type.name, shape, offset, nbytes, heads.get(module, 0))
-
-
-def _is_known(kind: GGMLQuantizationType) -> bool:
-    """Whether gguf knows the values that tensors of this kind stand for."""
-    from gguf import GGML_QUANT_SIZES
-    from gguf.quants import dequantize
-
-    try:
-        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
-    except NotImplementedError:
-        return False
-    return True
+    return list(GgufIndex.read(folder).files) if is_indexed(folder) else shard_files(folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,18 @@ def read_generation(model: ResolvedModel) -> tuple[Path, dict[str, Any]] | None:
 def load_tokenizer(model: ResolvedModel) -> ModelTokenizer:
     """The tokenizer in the model's folder, or the byte-level one if its weights are random.
 
-    Raises BrokenModel if the folder has no tokenizer that the `tokenizers` library can run.
+    Raises BrokenModel if the folder has no tokenizer that the `tokenizers` library can run, or one that has more tokens
+    than the model. Added tokens do not count: some models, such as Gemma 3, name one that they have no use for.
     """
     if model.folder is None:
         return byte_tokenizer(model.config.vocab_size)
-    if is_saved(model.folder):
-        return read_tokenizer(model.folder)
-    return _load_with_transformers(model.folder)
+    saved = is_saved(model.folder)
+    tokenizer = read_tokenizer(model.folder) if saved else _load_with_transformers(model.folder)
+    tokens, known = tokenizer.backend.get_vocab_size(with_added_tokens=False), model.config.get_text_config().vocab_size
+    if tokens > known:
+        said = f"the tokenizer in {model.folder} has {tokens} tokens, and vocab_size in config.json is {known}"
+        raise BrokenModel(f"{said}: it is not the model's", param="model")
+    return tokenizer
 
 
 def _load_with_transformers(folder: Path) -> ModelTokenizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 import torch
@@ -13,7 +14,8 @@ from app.gpu.kernels.attention.base import FLOAT8, AttentionSpec, make_batch
 from app.gpu.kernels.attention.cuda import PROMPT_ROWS
 from app.gpu.kernels.attention.triton_paged import LEAST_ROWS, attend, store
 from app.gpu.kernels.linear.eight_bits import INT8_BLOCK, float8_rows
-from app.gpu.kernels.linear.triton_matmul import matmul, matvec, round_rows
+from app.gpu.kernels.linear.groups import Codes, Grouped
+from app.gpu.kernels.linear.triton_matmul import grouped_matmul, matmul, matvec, round_rows
 from app.gpu.models.triton_elementwise import add_rms_norm, fill_inputs, rms_norm, rotate, silu_mul
 from app.gpu.sampling.triton_draw import draw
 
@@ -23,6 +25,13 @@ KV_HEADS, SEQUENCES, PROMPT, INPUTS, OUTPUTS = 2, 3, 64, 4096, 1024
 SPLITS = 4
 FLOAT8_CAPABILITY = 89
 """Tensor cores multiply float8 from this one on."""
+GROUPED = [
+    (Codes.INT4, 128, torch.float16, True),
+    (Codes.INT8, 64, torch.bfloat16, False),
+    (Codes.FLOAT4, 16, torch.bfloat16, False),
+    (Codes.FLOAT8, 128, torch.float32, False),
+]
+"""Kinds of quantized checkpoints: AWQ and GPTQ, integers, NVFP4, float8 in blocks."""
 Launch = Callable[[], object]
 
 
@@ -93,6 +102,10 @@ def launches(shape: Shape) -> Iterator[tuple[str, Launch]]:
         yield "float8 prompts", lambda: prompts(rounded, plain)
 
 
+def _every(launch: Callable[..., object], kind: Grouped, inputs: list[Tensor], given: tuple[object, ...]) -> object:
+    return [launch(kind, each, *given) for each in inputs]
+
+
 def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
     """What is launched over whole rows on a device of that compute capability. One product has to do for every number
     of them: with another kernel a row might have other bits.
@@ -106,6 +119,14 @@ def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
     if weight.dtype is not torch.float32:  # which is refused beside them
         numbers, scales = weight.to(torch.int8), torch.zeros(INPUTS // INT8_BLOCK, OUTPUTS, dtype=torch.float16)
         yield "product of int8", lambda: [matmul(each, numbers, None, scales) for each in inputs]
+        for codes, group, values, has_zeros in GROUPED:
+            kind = Grouped(codes, group, values, values, has_zeros)
+            packed = (
+                weight.to(torch.int8).view(torch.uint8)[:, : INPUTS // 2 if codes.in_pairs else INPUTS].contiguous()
+            )
+            factors = torch.zeros(OUTPUTS, INPUTS // group), torch.zeros(OUTPUTS, INPUTS // group, dtype=torch.int8)
+            given = packed, factors[0], factors[1] if has_zeros else None, None
+            yield f"product of {codes} in groups of {group}", partial(_every, grouped_matmul, kind, inputs, given)
     if capability >= FLOAT8_CAPABILITY and weight.dtype is torch.bfloat16:
         yield "rounding to float8", lambda: round_rows(inputs[-1])
         float8, ones = weight.to(torch.float8_e4m3fn), torch.ones(OUTPUTS, 1)

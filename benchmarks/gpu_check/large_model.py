@@ -10,7 +10,7 @@ from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.linear import DenseLinear
 from app.gpu.models import build_stack
 from app.gpu.weights.bundles import StreamedWeights
-from app.gpu.weights.source import weights_of
+from app.gpu.weights.checkpoint import weights_of
 from app.machine.memory import read_host_memory
 from app.model_store.resolve import ResolvedModel
 from benchmarks.engine.loading import find_model

@@ -30,7 +30,7 @@ from app.gpu.models.base import LayerStack
 from app.gpu.sampling import SampleRequest
 from app.gpu.sampling.sampler import choose, place_requests
 from app.gpu.weights.bundles import ResidentWeights
-from app.gpu.weights.source import weights_of
+from app.gpu.weights.checkpoint import weights_of
 from app.model_store.resolve import resolve
 from benchmarks.roofline.null_device import NullRecorder
 

@@ -11,7 +11,8 @@ from app.gpu.models.gpt2 import GPT2
 from app.gpu.models.llama import LLAMA
 from app.gpu.models.variants import VARIANTS, has_turned_experts, is_variant
 from app.gpu.weights.bundles import ResidentWeights, Weights
-from app.gpu.weights.source import WeightSource, weights_of
+from app.gpu.weights.checkpoint import weights_of
+from app.gpu.weights.source import WeightSource
 from app.model_store.resolve import ResolvedModel
 
 _KNOWN = ", ".join(sorted((*VARIANTS, "gpt2")))

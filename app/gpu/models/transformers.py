@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, Cache, PreTrainedModel
 from transformers.cache_utils import (
     CacheLayerMixin,
     KVSharingDict,
@@ -37,9 +37,12 @@ from app.gpu.models.folding import find_folds, running, settle
 from app.gpu.models.paging import NAME, SharedKV, enter_layer, read_pages, row_cache, row_of, write_pages
 from app.gpu.models.proof import LENGTH, TOKENS, Past, make_past, prove, prove_far, require_window, window_of_mask
 from app.gpu.state.layer_state import FoldState, LayerState, SharedState, aligned, attention_state
+from app.gpu.weights.checkpoint import GgufFile
+from app.gpu.weights.quantized import QuantizedFolder
 from app.gpu.weights.source import RandomWeights, TensorFormat
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
+from app.model_store.tensors import is_indexed
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +58,6 @@ def load_transformers_stack(
     """Raises ValueError, with the reason, for an architecture that cannot be run layer by layer."""
     text = model.config.get_text_config()
     require_fixed_rope(text)
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise ValueError("its weights are quantized, which only models with Djinn's own layers may have")
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError("it has an encoder, and Djinn serves decoders alone")
     others = set(_layer_types(text)) - _LAYER_TYPES
@@ -68,7 +69,7 @@ def load_transformers_stack(
 
 def _load_modules(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> Any:
     """With random weights, or through Transformers' own loader: it knows the checkpoints whose names differ from the
-    modules'.
+    modules'. Tensors that are quantized, or in a GGUF file, are dequantized before it sees them.
     """
     auto: Any = AutoModelForCausalLM  # annotated only in part
     config, folder = deepcopy(model.config), model.folder  # Transformers keeps the choice of attention in the config
@@ -79,9 +80,22 @@ def _load_modules(model: ResolvedModel, device: torch.device, dtype: torch.dtype
         for name, parameter in modules.named_parameters():
             parameter.data = source.take(name, tuple(parameter.shape))
         return modules
+    tensor_format, state = TensorFormat(torch.device("cpu"), dtype), None
+    quantization = getattr(config, "quantization_config", None)
+    if is_indexed(folder):
+        config, state = (
+            AutoConfig.from_pretrained(folder, local_files_only=True),
+            GgufFile(folder, tensor_format).dense(),
+        )
+    elif quantization is not None:
+        state = QuantizedFolder(folder, quantization, tensor_format).dense()
+        del config.quantization_config
+    if state is not None:
+        auto = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # the automatic class reads folders only
     try:
         modules, report = auto.from_pretrained(
-            folder,
+            folder if state is None else None,
+            state_dict=state,
             config=config,
             dtype=dtype,
             attn_implementation="eager",

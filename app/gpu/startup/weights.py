@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,19 +21,26 @@ from app.gpu.models.recipe import Recipe
 from app.gpu.ranks.leader import Ranks
 from app.gpu.weights.arena import plan_weights
 from app.gpu.weights.bundles import StreamedWeights
+from app.gpu.weights.checkpoint import weights_of
 from app.gpu.weights.file import open_weight_file
 from app.gpu.weights.layout import Write
-from app.gpu.weights.source import TensorFormat, weights_of
+from app.gpu.weights.quantized import require_known
+from app.gpu.weights.source import TensorFormat
 from app.gpu.weights.stores import BundleStore, FileStore, PinnedStore
 from app.machine.files import size
 from app.machine.memory import read_host_memory
+from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel, fingerprint
-from app.model_store.tensors import StoredSize, stored_sizes
+from app.model_store.tensors import StoredSize, is_indexed, stored_sizes
 
 logger = logging.getLogger(__name__)
 
 MOST_GROWTH = 16
 """More times the bytes of a file than any type of its blocks takes in memory: those of 2 bits become float32."""
+QUANTIZED = "quantization_config"
+"""The field of a config that has it."""
+_EXPERT, _EXPERT_COUNTS = re.compile(r"\.experts\.(\d+)\."), ("num_experts", "num_local_experts", "n_routed_experts")
+"""The name of an expert's tensor, and fields of configs that count the experts of a layer."""
 RESIDENT_SHARE = 0.9
 """Most of the free memory that all weights may take by default: KV and steps need some."""
 STREAMED_SHARE = 0.5
@@ -69,19 +77,19 @@ def load_model(recipe: Recipe, ranks: Ranks | None = None) -> LoadedModel:
     seconds; raises FieldOutOfRange if they do not fit, BrokenModel and `WeightsLost` if they cannot be read.
     """
     model, settings, device, dtype = recipe.model, recipe.settings, recipe.device, recipe.dtype
-    # Random weights are in no file that says how large they are.
-    built = _build_on_meta(recipe) if model.folder is None and can_be_streamed(model) else None
+    require_fitting(model)
+    built = _build_on_meta(recipe) if _is_unsized(model) else None
     stored = weight_bytes(model, device, dtype) if built is None else built[0].layout.nbytes
     if ranks is not None:
         _check_fit(model, stored if device.type == "cpu" else stored // ranks.count, device, dtype)
         stack = recipe.load_stack(ranks.shard)
         logger.info("weights: %s, the layers cut over %d ranks", size(stack.parameter_bytes), ranks.count)
         return LoadedModel(stack, streams_of(device), ranks=ranks)
-    free = _free_bytes(device)
+    free = free_bytes(device)
     # Blocks that are laid out anew, or become float32, may take many times what they take in their file. To find out
     # takes a second, so a small model is counted by its file.
     may_grow = TensorFormat(device, dtype, model.weights_dtype).keeps_matrices and model.folder is not None
-    if may_grow and stored * MOST_GROWTH >= free and can_be_streamed(model):
+    if built is None and may_grow and stored * MOST_GROWTH >= free and can_be_streamed(model):
         built = _build_on_meta(recipe)
     needed = stored if built is None else built[0].layout.nbytes
     budget = settings.weights_device
@@ -100,12 +108,45 @@ def load_model(recipe: Recipe, ranks: Ranks | None = None) -> LoadedModel:
     return LoadedModel(stack, streams_of(device))
 
 
+def require_fitting(model: ResolvedModel) -> None:
+    """Raise BrokenModel, in a sentence that names file and field, for a folder whose quantization Djinn does not read,
+    or that has not as many experts as its config says. Only names of tensors are read.
+    """
+    if model.folder is None or is_indexed(model.folder):
+        return
+    quantization, text = getattr(model.config, QUANTIZED, None), model.config.get_text_config()
+    if quantization is not None:
+        require_known(model.folder, quantization)
+    numbers = [int(found[1]) for found in map(_EXPERT.search, stored_sizes(model.folder)) if found]
+    for name in _EXPERT_COUNTS if numbers else ():
+        said = getattr(text, name, None)
+        if isinstance(said, int) and said != max(numbers) + 1:
+            raise BrokenModel(
+                f"{model.folder / 'config.json'}: {name} is {said}, and the weights have {max(numbers) + 1} experts",
+                param="model",
+            )
+
+
+def _is_unsized(model: ResolvedModel) -> bool:
+    """Whether no file says how much of the device the weights take: those that are made, and quantized ones."""
+    return can_be_streamed(model) and (model.folder is None or getattr(model.config, QUANTIZED, None) is not None)
+
+
+def needed_bytes(recipe: Recipe) -> int:
+    """Bytes that all weights take on the device. Nothing is read but the sizes of tensors; raises as `load_model`."""
+    if can_be_streamed(recipe.model):
+        return _build_on_meta(recipe)[0].layout.nbytes
+    return weight_bytes(recipe.model, recipe.device, recipe.dtype)
+
+
 def _build_on_meta(recipe: Recipe) -> tuple[StreamedWeights, LayerStack]:
     """The layers without a weight, and how their weights are laid out where they are streamed."""
     device, dtype = recipe.device, recipe.dtype
     linear = linear_maker(device, dtype, batch_invariant=recipe.settings.batch_invariant, products=recipe.products)
     weights = StreamedWeights(device, dtype, linear)
-    return weights, recipe.build_stack(weights_of(recipe.model, torch.device("cpu"), dtype, on_meta=True), weights)
+    on_gpu, host = device.type == "cuda", torch.device("cpu")
+    source = weights_of(recipe.model, host, dtype, on_meta=True, on_gpu=on_gpu)
+    return weights, recipe.build_stack(source, weights)
 
 
 def _stream(recipe: Recipe, budget: int, weights: StreamedWeights, stack: LayerStack) -> LoadedModel:
@@ -117,7 +158,7 @@ def _stream(recipe: Recipe, budget: int, weights: StreamedWeights, stack: LayerS
 
     def fill(write: Write) -> None:
         parts = StreamedWeights(torch.device("meta"), dtype, weights.make_linear, write)
-        recipe.build_stack(weights_of(model, origin, dtype), parts)
+        recipe.build_stack(weights_of(model, origin, dtype, on_gpu=device.type == "cuda"), parts)
 
     streams = streams_of(device)
     store: BundleStore
@@ -155,7 +196,7 @@ def weight_bytes(model: ResolvedModel, device: torch.device, dtype: torch.dtype)
     table: tuple[int, int] = (text.vocab_size, text.hidden_size)
     tied = bool(text.tie_word_embeddings) and device.type == "cpu"
     tensor_format = TensorFormat(device, dtype, model.weights_dtype if can_be_streamed(model) else WeightsDtype.FLOAT32)
-    if model.folder is None or getattr(model.config, "quantization_config", None) is not None:
+    if model.folder is None or getattr(model.config, QUANTIZED, None) is not None:
         stored = _random_sizes(model, dtype)
     else:
         stored = stored_sizes(model.folder)
@@ -172,13 +213,14 @@ def _random_sizes(model: ResolvedModel, dtype: torch.dtype) -> dict[str, StoredS
     return {name: StoredSize(tuple(each.shape), each.numel() * dtype.itemsize) for name, each in parameters}
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
+    """Of the device's memory, now."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else read_host_memory().free_bytes
 
 
 def _check_fit(model: ResolvedModel, needed: int, device: torch.device, dtype: torch.dtype) -> None:
     """Raise `FieldOutOfRange` if fewer than `needed` bytes are free on `device`, where these weights are kept."""
-    free = _free_bytes(device)
+    free = free_bytes(device)
     if needed > free:
         raise FieldOutOfRange(
             f"the weights of {model.name} need {size(needed)} for {dtype_name(dtype)}; "

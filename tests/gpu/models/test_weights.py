@@ -27,7 +27,8 @@ from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.arena import plan_weights
 from app.gpu.weights.bundles import ResidentWeights, StreamedWeights
-from app.gpu.weights.source import WeightSource, weights_of
+from app.gpu.weights.checkpoint import weights_of
+from app.gpu.weights.source import WeightSource
 from app.gpu.weights.stores import PinnedStore
 from app.model_store.resolve import ResolvedModel, resolve
 from tests.gpu.kernels.attention.reference import ReferenceAttention

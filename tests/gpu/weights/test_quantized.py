@@ -1,19 +1,26 @@
 """Quantized checkpoints say what a checkpoint of the same values says."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
 
+from app.doctor.findings import Finding, Status
+from app.doctor.model import check_model
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel, resolve
+from app.settings import Settings
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.driving import Drive
 from tests.gpu.models.oracle import build_model, save_model, tiny_config
@@ -113,7 +120,7 @@ def gptq(weight: Tensor, *, by_activation: bool = False, less: int = 1) -> Store
 
 
 COMPRESSED: dict[str, Any] = {"quant_method": "compressed-tensors"}
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}
 FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored]]] = {
     "fp8 in blocks": ({"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}, fp8),
     "int4": (COMPRESSED, library(4)),
@@ -124,46 +131,79 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored]]] = {
     "NVFP4": (COMPRESSED, library(4, type="float", strategy="tensor_group", group_size=16)),
     "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": GROUP}, awq),
     "GPTQ": (GPTQ, gptq),
-    "GPTQ by activation": (GPTQ, lambda weight: gptq(weight, by_activation=True)),
+    "GPTQ by activation": ({**GPTQ, "desc_act": True}, lambda weight: gptq(weight, by_activation=True)),
     "GPTQ v2": ({**GPTQ, "checkpoint_format": "gptq_v2"}, lambda weight: gptq(weight, less=0)),
 }
+LLAMAS = list(FORMATS)
 OF_LIBRARY = [name for name, (config, _) in FORMATS.items() if config is COMPRESSED]
 
 
-def quantized_folder(name: str, folder: Path) -> tuple[Path, Any]:
-    """A folder in this format, and Transformers' model of the values in it."""
+def mxfp4(weight: Tensor) -> Stored:
+    """The experts of gpt-oss, `[experts, in, out]`; read by Transformers."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    generator = torch.Generator().manual_seed(weight.numel())
+    experts, inputs, outputs = weight.shape
+    blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(121, 125, blocks.shape[:3], dtype=torch.uint8, generator=generator)
+    return {"blocks": blocks, "scales": scales}, convert_moe_packed_tensors(blocks, scales).float()
+
+
+FORMATS |= {"MXFP4": ({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}, mxfp4)}
+
+
+def quantized_folder(name: str, folder: Path, case: str = "llama") -> tuple[Path, Path]:
+    """A folder in this format, and one of the values in it."""
     config, quantize = FORMATS[name]
-    oracle = build_model(tiny_config("llama"))
-    state = {key: value.contiguous() for key, value in oracle.state_dict().items()}
-    for path, module in oracle.model.layers.named_modules():
-        if isinstance(module, nn.Linear):
-            stored, values = quantize(module.weight.data)
-            module.weight.data.copy_(values)
-            del state[f"model.layers.{path}.weight"]
-            state |= {f"model.layers.{path}.{end}": each.contiguous() for end, each in stored.items()}
-    folder.mkdir()
-    save_file(state, folder / "model.safetensors")
-    fields = {**oracle.config.to_dict(), "architectures": ["LlamaForCausalLM"], "quantization_config": config}
-    (folder / "config.json").write_text(json.dumps(fields))
-    return folder, oracle
+    model_config = tiny_config(case)
+    if name == "MXFP4":
+        model_config.hidden_size, model_config.intermediate_size = 64, 96
+    dense = save_model(build_model(model_config), folder / "dense")
+    state = dict[str, Tensor]()
+    values = load_file(dense / "model.safetensors")
+    for key, tensor in values.items():
+        base, experts = key.removesuffix(".weight"), tensor.dim() == 3
+        if ".layers." not in key or (tensor.dim() == 2) == (name == "MXFP4") or tensor.dim() < 2 or "gate." in key:
+            state[key] = tensor
+            continue
+        stored, found = quantize(tensor)
+        values[key] = found.contiguous()
+        state |= {f"{base}{'_' if experts else '.'}{end}": each.contiguous() for end, each in stored.items()}
+    save_file(values, dense / "model.safetensors", metadata={"format": "pt"})
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    fields = json.loads((dense / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
+    return folder, dense
 
 
 def load(model: ResolvedModel) -> LayerStack:
     return load_stack(model, device=torch.device("cpu"), dtype=torch.float32, attention=ReferenceAttention())
 
 
+def logits(folder: Path, cache: Path) -> tuple[Tensor, int]:
+    """Of a prompt and three single tokens behind it; and the bytes of all weights."""
+    stack = load(resolve(str(folder), cache_dir=cache))
+    found = Drive(stack, [torch.arange(3, 43)]).run([{0: 37}, {0: 1}, {0: 1}, {0: 1}])[0].logits
+    return found, stack.parameter_bytes
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.dev if name in OF_LIBRARY else ()) for name in FORMATS]
+    ("name", "case"),
+    [
+        *(pytest.param(name, "llama", marks=pytest.mark.dev if name in OF_LIBRARY else ()) for name in LLAMAS),
+        ("MXFP4", "gpt_oss, sinks"),
+        ("GPTQ", "gemma2"),
+        ("AWQ", "mixtral"),
+        ("fp8 in blocks", "dots1"),
+    ],
 )
-def test_it_says_what_its_values_say(name: str, tmp_path: Path) -> None:
-    folder, oracle = quantized_folder(name, tmp_path / "quantized")
-    dense = save_model(oracle, tmp_path / "dense")
-    tokens = torch.arange(3, 43)
-    found, expected = (
-        Drive(load(resolve(str(each), cache_dir=tmp_path)), [tokens]).run([{0: 40}])[0].logits
-        for each in (folder, dense)
-    )
+def test_it_says_what_its_values_say(name: str, case: str, tmp_path: Path) -> None:
+    """On layers of Djinn's in less memory than in bfloat16, and on Transformers' modules."""
+    folder, dense = quantized_folder(name, tmp_path / "quantized", case)
+    (found, nbytes), (expected, whole) = (logits(each, tmp_path) for each in (folder, dense))
     assert torch.equal(found, expected)
+    if case == "llama" and "by activation" not in name:
+        assert nbytes < 0.55 * whole
 
 
 @pytest.mark.parametrize(("field", "known"), [("quant_method", "fp8, compressed-tensors, awq"), ("version", "gemm")])
@@ -174,3 +214,29 @@ def test_what_cannot_be_read_is_refused_by_its_name(tmp_path: Path, field: str, 
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(BrokenModel, match=f"{field} is 'odd'; Djinn reads {known}"):
         load(resolve(str(folder), cache_dir=tmp_path))
+
+
+def test_the_doctor_says_what_a_model_would_take_or_why_it_cannot_be_read(tmp_path: Path) -> None:
+    def ask(name: str, changed: dict[str, Any], words: int = 9, without: str = "") -> Finding:
+        folder, _ = quantized_folder("AWQ", tmp_path / name, name.partition("-")[0])
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changed))
+        vocabulary = Tokenizer(WordLevel({str(number): number for number in range(words)}, "0"))
+        PreTrainedTokenizerFast(tokenizer_object=vocabulary).save_pretrained(folder)
+        tensors = load_file(folder / "model.safetensors")
+        save_file({key: each for key, each in tensors.items() if key != without}, folder / "model.safetensors")
+        return check_model(Settings(model=str(folder), device="cpu", dtype="float32", cache_dir=tmp_path))
+
+    fits = ask("llama", {})
+    assert fits.status is Status.OK
+    assert re.search(r"llama on Djinn's own layers, in float32; weights \(awq, kept so\) take .* KiB of", fits.summary)
+    assert "weights (awq, dequantized at the start)" in ask("mixtral", {}).summary
+    name = "model.layers.1.mlp.up_proj.qweight"
+    for found, said in (
+        (ask("llama-odd", {"quantization_config": {"quant_method": "odd"}}), r"config.json: .*quant_method is 'odd'"),
+        (ask("mixtral-8", {"num_local_experts": 8}), "num_local_experts is 8, and the weights have 4 experts"),
+        (ask("llama-large", {}, words=99), r"tokenizer in .* has 99 tokens, and vocab_size in config.json is 67"),
+        (ask("llama-less", {}, without=name), r"has no tensor 'model\.layers\.1\.mlp\.up_proj\."),
+    ):
+        assert found.status is Status.ERROR
+        assert re.search(said, found.summary)

@@ -21,8 +21,8 @@ from app.gpu.kernels.linear.base import Weight
 from app.gpu.models import build_stack
 from app.gpu.weights.arena import WeightPlan, lay_out, plan_weights
 from app.gpu.weights.bundles import StreamedWeights
+from app.gpu.weights.checkpoint import weights_of
 from app.gpu.weights.layout import WeightLayout
-from app.gpu.weights.source import weights_of
 from app.gpu.weights.stores import PinnedStore
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.device.deferring import DeferredDevice

@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GgufConfig, LlamaForCausalLM
 
-from app.domain.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange, UnknownModel
 from app.domain.values import WeightsDtype
 from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of, stored_rows
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.weights.source import GgufFile, RandomWeights, SafetensorsFolder, TensorFormat, weights_of
+from app.gpu.weights.checkpoint import GgufFile, weights_of
+from app.gpu.weights.source import RandomWeights, SafetensorsFolder, TensorFormat
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel, fingerprint, resolve
 from app.model_store.tensors import stored_sizes
@@ -268,7 +269,7 @@ def test_a_file_that_is_cut_short_or_gone_and_a_broken_index_are_refused(tmp_pat
     file.unlink()
     with pytest.raises(BrokenModel, match=r"cannot read .*m\.gguf: No such file"):
         source.take("model.layers.0.input_layernorm.weight", (64,))
-    (tmp_path / "gguf.json").write_text('{"file": "m.gguf"}')
+    (tmp_path / "gguf.json").write_text('{"files": ["m.gguf"]}')
     with pytest.raises(BrokenModel, match=r"gguf\.json"):
         GgufFile(tmp_path, TensorFormat(CPU, torch.float32))
 
@@ -294,3 +295,62 @@ def test_a_model_in_blocks_agrees_with_transformers_and_is_never_dense(tmp_path:
     [found] = Drive(stack, [tokens]).run([{0: len(tokens)}])
     assert_agrees(found, expect(oracle, tokens))
     assert stack.parameter_bytes < sum(parameter.nbytes for parameter in oracle.parameters()) / 4
+
+
+_LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": {**_LLAMA3, "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 32}},
+    "qwen2": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    "qwen3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+    "phi3": {},
+    "qwen3_moe": {**_EXPERTS, "num_experts": 4, "norm_topk_prob": True, "decoder_sparse_step": 1},
+    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 9},
+    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 9, "num_hidden_layers": 7},
+    "granite": {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 2.0,
+    },
+    "glm4": {"head_dim": 16, "attention_bias": True},
+    "gpt_oss": {
+        **_EXPERTS,
+        "num_local_experts": 4,
+        "sliding_window": 9,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+        },
+    },
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_a_model_from_files_of_any_architecture_agrees_with_what_was_written(tmp_path: Path, model_type: str) -> None:
+    """In several files, and without a copy."""
+    changed = {"tie_word_embeddings": model_type.startswith("gemma"), **ARCHITECTURES[model_type]}
+    written, tokens = tiny_model(model_type, TOKENIZER.get_vocab_size(), **changed), torch.arange(3, 60)
+    write_gguf(tmp_path / "m.gguf", written, TOKENIZER, tensors_per_file=9)
+    first, *_, last = sorted(tmp_path.glob("m-*.gguf"))
+    model = resolve(str(last), cache_dir=tmp_path / "cache")
+    stack = load_stack(model, device=CPU, dtype=torch.float32, attention=ReferenceAttention())
+    [found] = Drive(stack, [tokens]).run([{0: len(tokens)}])
+    assert_agrees(found, expect(written, tokens))
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+    last.unlink()
+    with pytest.raises(UnknownModel, match=f"{last.name} is not there"):
+        resolve(str(first), cache_dir=tmp_path / "cache")

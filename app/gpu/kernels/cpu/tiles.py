@@ -5,7 +5,7 @@ Weights are read in panels: of each input, `PANEL` outputs lie beside each other
 - Dense, `[inputs, PANEL]`: float32, or half types as `intrinsics.widen` has them.
 - In pairs, `HALVES`: bfloat16, two inputs of each output at a time.
 - In blocks: a run of records, one for each group of inputs, see `linear.formats`. A weight is
-  `scale * quant + offset`, rounded once.
+  `scale * quant + offset`, rounded once, or `scale * (quant - zero)`, which may be rounded to a half type.
 
 What stands for a weight's type is `element`, in Numba's code and here. Numba has no vectors: what LLVM makes of scalar
 loops keeps one sum in many parts, which depend on how it unrolls, and it cannot know that arrays do not overlap.
@@ -38,6 +38,10 @@ HALVES = np.dtype([("halves", np.uint16, (PANEL, 2))])
 """A record of a panel: two bfloat16 of each output, of two inputs that follow each other."""
 ROUNDED, PAIRS = "rounded_", "pairs"
 """How the name of the quants, a block's last field, begins if weights become bfloat16, and ends if a byte has two."""
+FLOAT4, FLOAT8 = "float4_", "float8_"
+"""How that name goes on if quants are no integers, but E2M1, or E4M3."""
+TO_BFLOAT16, TO_FLOAT16 = "scales_to_bfloat16", "scales_to_float16"
+"""The name of the scales, a block's first field, if weights are rounded to such a type."""
 LOWEST = np.float32(-3e38)
 """The score of a key that a query does not see."""
 _DOT_LANES = 16
@@ -110,14 +114,18 @@ def load_weights(
 
 def _load_blocks(code: Lanes, dtype: Any, vectors: int, weight: Any, column: Any, inputs: Any, ahead: bool) -> Terms:
     builder, name = code.builder, _quants_of(dtype)
-    quants = dtype.typeof(name)
-    in_pairs, signed = name.endswith(PAIRS), quants.dtype.signed
+    quants, scaled = dtype.typeof(name), str(next(iter(dtype.fields)))
+    in_pairs = name.endswith(PAIRS)
     pairs, lines = (quants.shape[0], 1) if in_pairs else (quants.shape[0] // 2, 2)
     groups = builder.sdiv(inputs, INT64(2 * pairs))
     with cgutils.for_range(builder, groups) as group:
         record = builder.add(weight, builder.mul(group.index, INT64(dtype.size)))
-        scales = _load_scales(code, dtype, vectors, record, "scales", column)
+        scales = _load_scales(code, dtype, vectors, record, scaled, column)
         offsets = _load_scales(code, dtype, vectors, record, "offsets", column)
+        zeros: list[Any] = [None] * vectors
+        if "zeros" in dtype.fields:
+            start = builder.add(record, INT64(dtype.fields["zeros"].offset))
+            zeros = _extend(code, _load(code, vectors, start, _INT8, column), signed=True)
         if ahead:
             _prefetch_run(builder, builder.add(record, builder.mul(groups, INT64(dtype.size))), dtype.size)
         first = builder.mul(group.index, INT64(pairs))
@@ -127,11 +135,19 @@ def _load_blocks(code: Lanes, dtype: Any, vectors: int, weight: Any, column: Any
             loaded: list[list[Any]] = []
             for line in range(lines):
                 run = _load(code, vectors, builder.add(place, INT64(line * PANEL)), _INT8, column)
-                loaded += _split(code, run, signed) if in_pairs else [_extend(code, run, signed)]
+                if FLOAT8 in name:
+                    loaded.append([code.widen(types.uint8, each) for each in run])
+                    continue
+                signed = quants.dtype.signed
+                numbers = _split(code, run, signed) if in_pairs else [_extend(code, run, signed)]
+                loaded += [
+                    [_number(code, name, quant, zero) for quant, zero in zip(each, zeros, strict=True)]
+                    for each in numbers
+                ]
             left, right = (
                 [
-                    code.multiply_add(scale, builder.sitofp(quant, code.floats), offset)
-                    for scale, quant, offset in zip(scales, each, offsets, strict=True)
+                    _rounded_to(code, scaled, code.multiply_add(scale, number, offset))
+                    for scale, number, offset in zip(scales, each, offsets, strict=True)
                 ]
                 for each in loaded
             )
@@ -144,12 +160,38 @@ def _load_blocks(code: Lanes, dtype: Any, vectors: int, weight: Any, column: Any
                 yield builder.add(term, INT64(1)), right
 
 
+def _number(code: Lanes, name: str, quant: Any, zero: Any) -> Any:
+    """What a vector of quants, int32, stands for, float32."""
+    builder = code.builder
+    if FLOAT4 in name:  # as float16 the same bits stand for the number over 2 ** 14
+        sign = builder.shl(builder.and_(quant, code.constant(code.integers, 8)), code.constant(code.integers, 12))
+        size = builder.shl(builder.and_(quant, code.constant(code.integers, 7)), code.constant(code.integers, 9))
+        halves = builder.bitcast(builder.trunc(builder.or_(sign, size), code.of(_INT16)), code.of(HALF))
+        return builder.fmul(builder.fpext(halves, code.floats), code.constant(code.floats, 16384.0))
+    return builder.sitofp(quant if zero is None else builder.sub(quant, zero), code.floats)
+
+
+def _rounded_to(code: Lanes, scaled: str, weights: Any) -> Any:
+    """Float32 numbers, to nearest even in the type that the name of their scales says."""
+    builder = code.builder
+    if scaled == TO_FLOAT16:
+        return builder.fpext(builder.fptrunc(weights, code.of(HALF)), code.floats)
+    if scaled == TO_BFLOAT16:
+        return builder.bitcast(
+            builder.and_(code.rounded_up(weights), code.constant(code.integers, -65536)), code.floats
+        )
+    return weights
+
+
 def _load_scales(code: Lanes, dtype: Any, vectors: int, record: Any, name: str, column: Any) -> list[Any]:
     """The outputs', as float32. -0.0 stands for offsets that are not there: it keeps even the sign of a zero."""
     if name not in dtype.fields:
         return [code.constant(code.floats, -0.0)] * vectors
-    scalar = HALF if dtype.typeof(name).dtype == types.float16 else FLOAT
+    kept = dtype.typeof(name).dtype
     start = code.builder.add(record, INT64(dtype.fields[name].offset))
+    if kept == types.uint16:
+        return [code.widen(kept, each) for each in _load(code, vectors, start, _INT16, column)]
+    scalar = HALF if kept == types.float16 else FLOAT
     loaded = _load(code, vectors, start, scalar, column)
     return loaded if scalar is FLOAT else [code.builder.fpext(each, code.floats) for each in loaded]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from app.gpu.kernels.linear.base import BlockMatrix, Linear, MatmulPrecision, Matrix, Weight, dense_of
 from app.gpu.kernels.linear.eight_bits import FLOAT8, FLOAT8_STEP, INT8, float8_parts, int8_parts
+from app.gpu.kernels.linear.groups import Grouped
 
 
 class MakeLinear(Protocol):
@@ -44,8 +45,9 @@ def linear_maker(
 
 
 class DenseLinear:
-    """A dense layer on CUDA, and of PyTorch on any device. A weight becomes `dtype`, unless it is in 8 bits:
+    """A dense layer on CUDA, and of PyTorch on any device. A weight becomes `dtype`, unless it has fewer bits:
 
+    - In groups: codes become the type of the inputs in registers, in a kernel of ours. Experts become `dtype`.
     - `INT8`: integers become the type of the inputs in registers, in a kernel of ours.
     - `FLOAT8`: inputs become float8 too, with a scale for each row. Sums are float32. The products are PyTorch's.
 
@@ -70,7 +72,13 @@ class DenseLinear:
             from app.gpu.kernels.linear.triton_matmul import matmul
 
             self._multiply = matmul
-        if isinstance(weight, BlockMatrix) and kind == INT8:
+        if isinstance(weight, BlockMatrix) and isinstance(kind, Grouped) and experts == 1:
+            from app.gpu.kernels.linear.triton_matmul import arrange_codes
+
+            self._multiply = partial(_multiply_groups, kind)
+            codes, *factors = kind.parts(weight.rows)
+            tensors = [arrange_codes(kind, codes.flatten(1)), *(each.contiguous() for each in factors)]
+        elif isinstance(weight, BlockMatrix) and kind == INT8:
             numbers, scales = int8_parts(weight.rows)
             tensors = [numbers.flatten(1).contiguous(), scales.T.contiguous()]
         elif isinstance(weight, BlockMatrix) and kind == FLOAT8:
@@ -81,16 +89,16 @@ class DenseLinear:
         else:
             dense = dense_of(weight)
             tensors = [dense if dtype is None else dense.to(dtype)]
-        self._is_scaled = len(tensors) > 1
+        self._factors = len(tensors) - 1
         self.weights = [Weight(each) for each in (*tensors, *(() if bias is None else (bias,)))]
 
     def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         weight, *rest = (each.tensor for each in self.weights)
-        scales = rest.pop(0) if self._is_scaled else None
-        bias = rest[0] if rest else None
+        factors = rest[: self._factors] or [None]
+        bias = rest[self._factors] if len(rest) > self._factors else None
         if starts is not None:
-            return self._multiply(x.flatten(0, 1), weight, bias, scales, starts=starts).view(*x.shape[:2], -1)
-        y = self._multiply(x, weight, bias, scales)
+            return self._multiply(x.flatten(0, 1), weight, bias, *factors, starts=starts).view(*x.shape[:2], -1)
+        y = self._multiply(x, weight, bias, *factors)
         return y if y.shape[1] == self.out_features else y[:, : self.out_features].contiguous()
 
 
@@ -100,6 +108,14 @@ def _multiply_dense(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tens
 
         return matvec(x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def _multiply_groups(
+    kind: Grouped, x: Tensor, codes: Tensor, bias: Tensor | None, scales: Tensor, zeros: Tensor
+) -> Tensor:
+    from app.gpu.kernels.linear.triton_matmul import grouped_matmul
+
+    return grouped_matmul(kind, x, codes, scales, zeros if kind.has_zeros else None, bias)
 
 
 def _multiply_float8(

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from app.gpu.kernels.linear.eight_bits import FLOAT8, FLOAT8_STEP, INT8, dequantize
+from app.gpu.kernels.linear.groups import Grouped
 
 
 class MatmulPrecision(Enum):
@@ -97,23 +98,25 @@ class Linear(Protocol):
 class BlockMatrix:
     """A matrix `[out, in]` of which each row is a run of quantized blocks.
 
-    `kind` is the name of its type in gguf's `GGMLQuantizationType`, such as "Q4_1", or `FLOAT8`. `rows` is `[out, bytes
-    of a row]` uint8, on the host; those of 8 bits, see `eight_bits`, may be on any device.
+    `kind` is `Grouped`, or `FLOAT8`, or the name of its type in gguf's `GGMLQuantizationType`, such as "Q4_1". `rows`
+    is `[out, bytes of a row]` uint8, on the host; those of 8 bits and of groups may be on any device.
     """
 
-    kind: str
+    kind: str | Grouped
     rows: Tensor
     shape: tuple[int, int]
 
     def dequantize(self, ids: Tensor | None = None) -> Tensor:
         """Rows `ids` `[n]` int64, or all: `[n, in]` float32, as gguf's own `dequantize` gives them. On `meta` too."""
         rows = self.rows if ids is None else self.rows[ids]
+        if rows.is_meta:
+            return torch.empty(len(rows), self.shape[1], dtype=torch.float32, device="meta")
+        if isinstance(self.kind, Grouped):
+            return self.kind.dequantize(rows)
         if self.kind in (INT8, FLOAT8):
             return dequantize(self.kind, rows)
         import gguf
 
-        if rows.is_meta:
-            return torch.empty(len(rows), self.shape[1], dtype=torch.float32, device="meta")
         values: np.ndarray[Any, Any] = gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType[self.kind])
         return torch.from_numpy(values)
 
@@ -258,8 +261,10 @@ class _Summed:
         return self._total(self._linear(x, starts))
 
 
-def _block_length(kind: str) -> int:
+def _block_length(kind: str | Grouped) -> int:
     """Inputs of a matrix in blocks are a multiple of this."""
+    if isinstance(kind, Grouped):
+        return kind.inputs
     if kind == FLOAT8:
         return FLOAT8_STEP
     import gguf

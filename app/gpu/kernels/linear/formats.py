@@ -2,7 +2,7 @@
 
 GGUF's quantized blocks are taken apart: each weight is `scale * quant + offset`. Quants are whole numbers. For these
 kinds the product of scale and quant needs no rounding, so that a multiply-add has the bits of gguf's own `dequantize`,
-which rounds the product before it adds the offset.
+which rounds the product before it adds the offset. The groups of quantized checkpoints keep their codes, see `groups`.
 
 Blocks are read many at a time, as `[..., bytes, PANEL]` uint8: each byte beside those at its place in the rows of a
 panel, which are treated alike. A reader gives three tensors: scales and offsets, or None,
@@ -21,13 +21,18 @@ from torch import Tensor
 
 from app.gpu.kernels.cpu import lone_threads
 from app.gpu.kernels.cpu.launch import ELEMENTS
-from app.gpu.kernels.cpu.tiles import HALVES, PAIRS, PANEL, ROUNDED
+from app.gpu.kernels.cpu.tiles import FLOAT4, FLOAT8, HALVES, PAIRS, PANEL, ROUNDED, TO_BFLOAT16, TO_FLOAT16
 from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of
+from app.gpu.kernels.linear.groups import HEAD_BYTES, Codes, Grouped
 
 _ROWS = 8 * PANEL
 """Rows of blocks that are taken apart at a time, so that what they become stays in the cache."""
 _DENSE = (torch.float32, torch.bfloat16, torch.float16)
 """Types that kernels read."""
+_SCALED = {torch.float32: "scales", torch.bfloat16: TO_BFLOAT16, torch.float16: TO_FLOAT16}
+"""The name of a group's scales, by the type to which its weights are rounded."""
+_SCALES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.float16}
+_CODES = {Codes.INT4: PAIRS, Codes.INT8: "quants", Codes.FLOAT4: FLOAT4 + PAIRS, Codes.FLOAT8: FLOAT8 + "quants"}
 _Fields = tuple[Tensor, Tensor | None, Tensor]
 """Scales, offsets and quants."""
 
@@ -38,7 +43,7 @@ def to_panels(matrix: Matrix, *, in_bfloat16: bool = False) -> tuple[Tensor, Any
     float32. For products in bfloat16, whose inputs must be even, all but blocks is rounded to it: `[panels, inputs / 2,
     PANEL, 2]`. Blocks are `[panels, bytes]` uint8, see `_record`.
     """
-    if isinstance(matrix, BlockMatrix) and matrix.kind in _KINDS:
+    if isinstance(matrix, BlockMatrix) and (isinstance(matrix.kind, Grouped) or matrix.kind in _KINDS):
         record = _record(matrix.kind, in_bfloat16)
         return _pack_blocks(matrix, record), record
     dense = dense_of(matrix)
@@ -49,18 +54,25 @@ def to_panels(matrix: Matrix, *, in_bfloat16: bool = False) -> tuple[Tensor, Any
     return _cut(dense), ELEMENTS[dense.dtype]
 
 
-def _record(kind: str, in_bfloat16: bool) -> Any:
+def _record(kind: str | Grouped, in_bfloat16: bool) -> Any:
     """A panel of blocks is a run of these, one for each group of inputs:
 
-        scales    [PANEL], float16 or float32
+        scales    [PANEL], float16, float32, or bfloat16 as uint16
         offsets   [PANEL], of the same type; some kinds have none
+        zeros     [PANEL] int8; some groups have them
         quants    [group, PANEL] int8; or `pairs` [group / 2, PANEL], two inputs in a byte, the first in its low half
 
     For products in bfloat16, to which each weight is rounded as it is unpacked, the quants' name begins with `ROUNDED`.
     """
-    _, group, quants, bits, scales, has_offsets = _KINDS[kind]
-    fields: list[Any] = [("scales", scales, PANEL), *([("offsets", scales, PANEL)] if has_offsets else [])]
-    name, lines = ("quants", group) if bits == 8 else (PAIRS, group // 2)
+    if isinstance(kind, Grouped):
+        fields: list[Any] = [(_SCALED[kind.values], _SCALES[kind.scales], PANEL)]
+        fields += [("zeros", np.int8, PANEL)] if kind.has_zeros else []
+        group, quants, name = kind.inputs, np.int8 if kind.codes.startswith("int") else np.uint8, _CODES[kind.codes]
+    else:
+        _, group, quants, bits, scales, has_offsets = _KINDS[kind]
+        fields = [("scales", scales, PANEL), *([("offsets", scales, PANEL)] if has_offsets else [])]
+        name = "quants" if bits == 8 else PAIRS
+    lines = group // 2 if name.endswith(PAIRS) else group
     return np.dtype([*fields, (ROUNDED * in_bfloat16 + name, quants, (lines, PANEL))])
 
 
@@ -73,8 +85,12 @@ def _cut(rows: Tensor) -> Tensor:
 
 def _pack_blocks(matrix: BlockMatrix, record: Any) -> Tensor:
     """Records of groups, panel by panel: `[panels, bytes]` uint8."""
-    outputs, inputs = matrix.shape
-    groups, block = inputs // _KINDS[matrix.kind][1], 256 if matrix.kind.endswith("_K") else 32
+    (outputs, inputs), kind = matrix.shape, matrix.kind
+    if isinstance(kind, Grouped):
+        group, block, read = kind.inputs, kind.inputs, partial(_group, kind)
+    else:
+        read, group, block = *_KINDS[kind][:2], 256 if kind.endswith("_K") else 32
+    groups = inputs // group
     panels = matrix.rows.new_empty(-(-outputs // PANEL), groups, record.itemsize)
     inference = torch.is_inference_mode_enabled()
 
@@ -82,7 +98,7 @@ def _pack_blocks(matrix: BlockMatrix, record: Any) -> Tensor:
         target, end = panels[first // PANEL :][: _ROWS // PANEL], 0
         with torch.inference_mode(inference):  # each thread has a mode of its own
             blocks = _cut(matrix.rows[first : first + _ROWS]).unflatten(1, (inputs // block, -1))
-            *factors, quants = _KINDS[matrix.kind][0](blocks)
+            *factors, quants = read(blocks)
             for numbers in factors:
                 if numbers is not None:
                     size = PANEL * numbers.itemsize
@@ -100,6 +116,13 @@ def _pack_blocks(matrix: BlockMatrix, record: Any) -> Tensor:
 def _halves(blocks: Tensor, first: int) -> Tensor:
     """The float16 at byte `first`, `[..., 1, PANEL]`."""
     return blocks[..., first : first + 2, :].transpose(-1, -2).contiguous().view(torch.float16).transpose(-1, -2)
+
+
+def _group(kind: Grouped, blocks: Tensor) -> _Fields:
+    """Scales, zeros in the place of offsets, and codes as they are."""
+    scales = blocks[..., :4, :].transpose(-1, -2).contiguous().view(torch.float32).transpose(-1, -2)
+    zeros = blocks[..., 4:5, :].view(torch.int8) if kind.has_zeros else None
+    return scales.to(kind.scales), zeros, blocks[..., HEAD_BYTES:, :]
 
 
 def _nibbles(packed: Tensor) -> Tensor:

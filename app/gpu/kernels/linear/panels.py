@@ -28,12 +28,13 @@ from app.gpu.kernels.cpu.launch import draw, parallel
 from app.gpu.kernels.cpu.tiles import COLUMNS, HALVES, PANEL, ROWS, is_in_pairs, make_tile, takes_bfloat16, unpack
 from app.gpu.kernels.linear.base import MatmulPrecision, Matrix, Weight, dense_of, split, stack, with_rows
 from app.gpu.kernels.linear.formats import to_panels
+from app.gpu.kernels.linear.groups import SLICE
 
 PART_BYTES = 1 << 18
 """Bytes that a thread reads at a time: a part of its second-level cache."""
 _SHARE = 8
 """A product is cut into so many parts at least, if it has as many panels: threads do not end at the same time."""
-_SLICE = 512
+_SLICE = SLICE
 """Inputs of which many rows are multiplied at a time: with a panel's outputs a part of the second-level cache."""
 _SLICED_ROWS, _SLICED_ROWS_OF_PAIRS = 16, 6
 """From so many rows on a product is made in slices, for which weights of another type than float32 are unpacked to the

@@ -1,5 +1,5 @@
-"""Triton kernels for products with a weight: of any rows in tiles of one size, and of a single row. And float8, bit for
-bit as `eight_bits` rounds to it: on devices that have no float8 too.
+"""Triton kernels for products with a weight, dense or in groups: of any rows in tiles of one size, and of a single row.
+And float8, bit for bit as `eight_bits` rounds to it: on devices that have no float8 too.
 
 cuBLAS picks its kernel, and with it the order of the sum over the inputs, by the number of rows. In `matmul` every
 product is made of tiles of one size, which sum their inputs from first to last. So a row has the same bits at any place
@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from app.gpu.kernels.linear import eight_bits
+from app.gpu.kernels.linear.groups import Codes, Grouped
 
 TILE_ROWS, TILE_OUTPUTS, TILE_INPUTS = 64, 64, 64
 """One size for every product of one type. 64 rows are the fewest that Hopper's tensor cores take without waste; a
@@ -22,6 +23,9 @@ ROW_TILE = 2048
 """Numbers of a row that are rounded at a time."""
 FLOAT8_INPUTS, EIGHT_BITS_STAGES = 128, 4
 """Inputs of a tile in float8, and tiles in flight of it and of integers: chosen by reasoning, not tuned on a device."""
+GROUPED_STAGES = 4
+"""Tiles of codes in flight: the same."""
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 VECTOR_TILE, WIDE_VECTOR_TILE = 1024, 2048
 """Inputs of a single row that a program reads at a time; the latter where it divides them."""
 _MAGNITUDE, _EXPONENT = tl.constexpr(eight_bits.MAGNITUDE), tl.constexpr(eight_bits.EXPONENT)
@@ -185,6 +189,122 @@ def _matmul(
     if x_scales is not None:
         total *= tl.load(x_scales + row, mask=row < rows, other=0.0)[None, :]
         total *= tl.load(scales + output, mask=output < outputs, other=0.0)[:, None]
+    if bias is not None:
+        total += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[:, None]
+    tl.store(
+        y + row[None, :] * outputs + output[:, None],
+        total.to(y.dtype.element_ty),
+        mask=(row[None, :] < rows) & (output[:, None] < outputs),
+    )
+
+
+def arrange_codes(kind: Grouped, codes: Tensor) -> Tensor:
+    """The codes of whole rows, `[outputs, bytes]` uint8 as `groups` has them, as `grouped_matmul` reads them: of each
+    tile of inputs, the first half is in the low halves of bytes, the second in the high ones. Rows are whole tiles.
+    """
+    if not kind.codes.in_pairs:
+        return codes.contiguous()
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % (TILE_INPUTS // 2)))
+    apart = torch.stack((padded & 15, padded >> 4), dim=2).view(len(codes), -1, 2, TILE_INPUTS // 2)
+    return (apart[:, :, 0] | apart[:, :, 1] << 4).flatten(1)
+
+
+def grouped_matmul(
+    kind: Grouped, x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """`x` `[rows, inputs]` in a half type times a weight in groups transposed, plus `bias`: `[rows, outputs]`.
+
+    `codes` are those of `arrange_codes`, `scales` float32 and `zeros` int8 are `[outputs, groups]`, all dense. Weights
+    are made in registers, with the values that `kind` says, and become the type of `x`. Sums are float32. CUDA tensors,
+    or CPU tensors in Triton's interpreter. A row has the same bits in any batch, as with `matmul`.
+    """
+    (rows, inputs), outputs = x.shape, len(codes)
+    y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    if not rows:
+        return y
+    with torch.cuda.device_of(x):
+        _grouped_matmul[triton.cdiv(rows, TILE_ROWS), triton.cdiv(outputs, TILE_OUTPUTS)](
+            x,
+            codes,
+            scales,
+            zeros,
+            bias,
+            y,
+            rows,
+            x.stride(0),
+            outputs=outputs,
+            inputs=inputs,
+            code_bytes=codes.shape[1],
+            group=kind.inputs,
+            in_pairs=kind.codes.in_pairs,
+            in_float=kind.codes in (Codes.FLOAT4, Codes.FLOAT8),
+            values=_TYPES[kind.values],
+            tile_rows=TILE_ROWS,
+            tile_outputs=TILE_OUTPUTS,
+            tile_inputs=TILE_INPUTS,
+            num_warps=4,
+            num_stages=GROUPED_STAGES,
+        )
+    return y
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _grouped_matmul(
+    x: tl.tensor,
+    codes: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    bias: tl.tensor,
+    y: tl.tensor,
+    rows: tl.tensor,
+    x_stride: tl.tensor,
+    outputs: tl.constexpr,
+    inputs: tl.constexpr,
+    code_bytes: tl.constexpr,
+    group: tl.constexpr,
+    in_pairs: tl.constexpr,
+    in_float: tl.constexpr,
+    values: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_outputs: tl.constexpr,
+    tile_inputs: tl.constexpr,
+) -> None:
+    """One program computes one tile of `y`, transposed, as `_matmul` does."""
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows).to(tl.int64)
+    output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs).to(tl.int64)
+    total = tl.zeros((tile_outputs, tile_rows), dtype=tl.float32)
+    tile_bytes: tl.constexpr = tile_inputs // 2 if in_pairs else tile_inputs
+    for tile in range(tl.cdiv(inputs, tile_inputs)):
+        at = tile * tile_bytes + tl.arange(0, tile_bytes)
+        stored = tl.load(
+            codes + output[:, None] * code_bytes + at[None, :],
+            mask=(output[:, None] < outputs) & (at[None, :] < code_bytes),
+            other=0,
+        )
+        for half in tl.static_range(2 if in_pairs else 1):
+            step = tile * tile_inputs + half * tile_bytes + tl.arange(0, tile_bytes)
+            place = output[:, None] * (inputs // group) + step[None, :] // group
+            known = (output[:, None] < outputs) & (step[None, :] < inputs)
+            scale = tl.load(scales + place, mask=known, other=0.0)
+            if in_float and in_pairs:
+                nibbles = (stored >> 4 * half).to(tl.uint16)
+                bits = ((nibbles & 8) << 12) | ((nibbles & 7) << 9)
+                numbers = bits.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+            elif in_float:
+                numbers = decode(stored)
+            elif in_pairs:
+                numbers = ((((stored >> 4 * half) & 15) ^ 8).to(tl.int32) - 8).to(tl.float32)
+            else:
+                numbers = stored.to(tl.int8, bitcast=True).to(tl.float32)
+            if zeros is not None:
+                numbers -= tl.load(zeros + place, mask=known, other=0).to(tl.float32)
+            right = tl.load(
+                x + row[None, :] * x_stride + step[:, None],
+                mask=(row[None, :] < rows) & (step[:, None] < inputs),
+                other=0.0,
+            )
+            left = (numbers * scale).to(values).to(right.dtype)
+            total = tl.dot(left, right, total, input_precision="ieee")
     if bias is not None:
         total += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[:, None]
     tl.store(

@@ -1,10 +1,14 @@
 """Matrices in quantized blocks of any kind, with scales that are ordinary or as extreme as they come."""
 
+from dataclasses import replace
+from math import gcd
+
 import gguf
 import numpy as np
 import torch
 
 from app.gpu.kernels.linear.base import BlockMatrix
+from app.gpu.kernels.linear.groups import Codes, Grouped, pack_groups
 
 HALVES = {
     "Q8_0": [0],
@@ -30,3 +34,30 @@ def draw_blocks(kind: str, rows: int, blocks: int, scales: np.ndarray = ORDINARY
         drawn = chance.choice(scales, (rows, blocks, 1))
         packed[:, :, first : first + 2] = drawn.view(np.uint8)
     return BlockMatrix(kind, torch.from_numpy(packed.reshape(rows, -1)), (rows, blocks * inputs))
+
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+GROUPED = {
+    "int4 in float16": Grouped(Codes.INT4, 128, F16, F16, has_zeros=True),
+    "int4 in bfloat16": Grouped(Codes.INT4, 32, BF16, BF16),
+    "int8": Grouped(Codes.INT8, 64, F32, F32, has_zeros=True),
+    "NVFP4": Grouped(Codes.FLOAT4, 16, BF16, F32),
+    "float8": Grouped(Codes.FLOAT8, 512, BF16, BF16),
+}
+"""As checkpoints have them."""
+
+
+def draw_groups(name: str, rows: int, inputs: int) -> BlockMatrix:
+    """`rows` rows of `inputs`, or up to 15 more: any codes but NaN, scales of either sign, zeros within the codes."""
+    inputs += -inputs % 16
+    kind = replace(GROUPED[name], inputs=gcd(GROUPED[name].inputs, inputs))
+    chance, count = torch.Generator().manual_seed(rows + inputs), inputs // kind.inputs
+    codes = torch.randint(-128, 128, (rows, inputs), dtype=torch.int8, generator=chance)
+    codes[codes == 127] = 1
+    codes[codes == -1] = 2
+    if kind.codes.in_pairs:
+        codes &= 15
+    most = 8 if kind.codes.in_pairs else 128
+    scales = (torch.randn(rows, count, generator=chance) / most).to(kind.scales)
+    zeros = torch.randint(-most, most, (rows, count), generator=chance) if kind.has_zeros else None
+    return BlockMatrix(kind, pack_groups(kind, codes.view(torch.uint8), scales, zeros), (rows, inputs))

@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from app.gpu.kernels.linear import linear_maker
 from app.gpu.kernels.linear.base import BlockMatrix, Linear, dense_of
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, float8_parts, quantize
+from app.gpu.kernels.linear.groups import Grouped
 from app.gpu.kernels.linear.triton_matmul import (
     ROW_TILE,
     TILE_INPUTS,
@@ -23,6 +24,7 @@ from app.gpu.kernels.linear.triton_matmul import (
     matvec,
     round_rows,
 )
+from tests.gpu.kernels.linear.blocks import GROUPED, draw_groups
 from tests.gpu.oracle import rounded
 
 ON_GPU = torch.cuda.is_available()
@@ -32,7 +34,11 @@ TOLERANCE = {FLOAT32: 1e-5, FLOAT16: 3e-3, BFLOAT16: 2e-2}
 NARROW = BFLOAT16 if ON_GPU else FLOAT16
 """The interpreter cannot multiply bfloat16, and PyTorch's products of float8 become nothing else."""
 has_float8 = not ON_GPU or torch.cuda.get_device_capability() >= (8, 9)
-KINDS = [INT8, pytest.param(FLOAT8, marks=pytest.mark.skipif(not has_float8, reason="the device has no float8"))]
+KINDS = [
+    INT8,
+    *GROUPED,
+    pytest.param(FLOAT8, marks=pytest.mark.skipif(not has_float8, reason="the device has no float8")),
+]
 DENSE_SHAPES = [(1, 1), (7, 5), (TILE_OUTPUTS, TILE_INPUTS), (TILE_OUTPUTS + 1, 2 * TILE_INPUTS + 3)]
 BLOCK_SHAPES = [(1, 32), (7, 64), (65, 96), (64, 160)]
 ROWS = [0, 1, 2, TILE_ROWS, TILE_ROWS + 1]
@@ -43,6 +49,9 @@ def draw(*shape: int, dtype: torch.dtype = FLOAT32) -> Tensor:
 
 
 def blocks(kind: str, outputs: int, inputs: int) -> BlockMatrix:
+    if kind in GROUPED:
+        matrix = draw_groups(kind, outputs, inputs)
+        return BlockMatrix(matrix.kind, matrix.rows.to(DEVICE), matrix.shape)
     return BlockMatrix(kind, quantize(kind, draw(outputs, inputs)), (outputs, inputs))
 
 
@@ -51,10 +60,13 @@ def layer(weight: BlockMatrix, bias: Tensor | None, dtype: torch.dtype, *, invar
     return maker(weight, bias)
 
 
-def assert_product(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+def assert_product(
+    y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, kind: str | Grouped = ""
+) -> None:
+    """The interpreter cuts weights in groups of `kind` to bfloat16, which a device rounds to it."""
     expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     assert (y.dtype, y.shape) == (dtype, expected.shape)
-    tolerance = TOLERANCE[dtype]
+    tolerance = max(TOLERANCE[each] for each in (dtype, getattr(kind, "values", dtype)))
     torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance * weight.shape[1] ** 0.5)
 
 
@@ -85,7 +97,7 @@ def test_products_of_one_row(outputs: int, inputs: int, dtype: torch.dtype) -> N
 @pytest.mark.parametrize(
     "shape", [*(pytest.param(each, marks=pytest.mark.long) for each in BLOCK_SHAPES[:-1]), BLOCK_SHAPES[-1]]
 )
-def test_products_of_8_bits(shape: tuple[int, int], dtype: torch.dtype, invariant: bool, kind: str) -> None:
+def test_products_of_few_bits(shape: tuple[int, int], dtype: torch.dtype, invariant: bool, kind: str) -> None:
     """The inputs of float8 are rounded too."""
     if ON_GPU and dtype is FLOAT32:
         pytest.skip("PyTorch's products of float8 are bfloat16")
@@ -93,9 +105,8 @@ def test_products_of_8_bits(shape: tuple[int, int], dtype: torch.dtype, invarian
     for rows in ROWS:
         x, offset = draw(rows, shape[1], dtype=dtype), bias if rows % 2 else None
         y = layer(weight, offset, dtype, invariant=invariant)(x)
-        assert_product(
-            y, rounded(x.double(), torch.float8_e4m3fn) if kind == FLOAT8 else x, dense_of(weight), offset, dtype
-        )
+        x = rounded(x.double(), torch.float8_e4m3fn) if kind == FLOAT8 else x
+        assert_product(y, x, dense_of(weight), offset, dtype, weight.kind)
 
 
 @pytest.mark.skipif(not has_float8, reason="the device has no float8")
@@ -153,7 +164,7 @@ def test_a_row_has_the_same_bits_in_any_batch(kind: str | None) -> None:
 @pytest.mark.parametrize("invariant", [False, True])
 def test_a_weight_that_comes_later_has_the_place_that_was_said(kind: str, invariant: bool) -> None:
     weight, bias, x = blocks(kind, 70, 64), draw(70, dtype=NARROW), draw(3, 64, dtype=NARROW)
-    outline = BlockMatrix(kind, weight.rows.to("meta"), weight.shape)
+    outline = BlockMatrix(weight.kind, weight.rows.to("meta"), weight.shape)
     stays = layer(weight, bias, NARROW, invariant=invariant)
     later = layer(outline, bias.to("meta"), NARROW, invariant=invariant)
     for cell, came in zip(later.weights, stays.weights, strict=True):

@@ -24,12 +24,13 @@ from app.gpu.kernels.linear.base import (
     Linear,
     MatmulPrecision,
     Matrix,
+    dense_of,
 )
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, dequantize, float8_parts, quantize
 from app.gpu.kernels.linear.formats import to_panels
 from app.gpu.kernels.linear.panels import PanelLinear
 from app.gpu.weights.layout import host_bytes
-from tests.gpu.kernels.linear.blocks import EXTREME, HALVES, draw_blocks
+from tests.gpu.kernels.linear.blocks import EXTREME, GROUPED, HALVES, draw_blocks, draw_groups
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -142,6 +143,8 @@ def kept(kind: str, outputs: int, inputs: int) -> PanelLinear:
     """Random weights in panels, of about so many inputs."""
     if kind == "pairs":
         return PairLinear(draw(outputs, 2 * inputs))
+    if kind in GROUPED:
+        return PanelLinear(draw_groups(kind, outputs, inputs))
     if kind in KINDS:
         return PanelLinear(draw_blocks(kind, outputs, -(-inputs // 32)))
     return PanelLinear(draw(outputs, inputs).to(getattr(torch, kind)))
@@ -171,7 +174,7 @@ class InFile:
 
 
 @pytest.mark.usefixtures("one_thread")  # which puts back how many there were
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "pairs", "Q8_0", "Q4_1", "Q6_K"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "pairs", "Q8_0", "Q4_1", "Q6_K", "NVFP4"])
 @given(
     rows=st.integers(0, 3 * ROWS),
     outputs=st.integers(1, 12 * PANEL),
@@ -217,9 +220,10 @@ def test_a_product_is_that_of_the_values(rows: int, outputs: int, pairs: int) ->
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5 * pairs)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *GROUPED])
 def test_blocks_have_the_values_that_gguf_gives_them(kind: str) -> None:
-    matrix = draw_blocks(kind, 100, 3, EXTREME)
+    """And groups those of PyTorch's types."""
+    matrix = draw_groups(kind, 100, 1536) if kind in GROUPED else draw_blocks(kind, 100, 3, EXTREME)
     expected = matrix.dequantize()
     assert expected.isfinite().all()
     assert torch.equal(PanelLinear(matrix)(torch.eye(matrix.shape[1])).T, expected)
@@ -235,12 +239,14 @@ def test_blocks_have_the_values_that_gguf_gives_them(kind: str) -> None:
         ("Q4_K", PanelLinear),
         ("Q8_0", PairLinear),
         ("Q4_1", PairLinear),
+        *((kind, PanelLinear) for kind in GROUPED),
+        ("float8", PairLinear),
     ],
 )
 def test_weights_of_a_smaller_type_give_the_bits_of_float32_weights(kind: str, layer: Callable[..., Linear]) -> None:
-    if kind in KINDS:
-        matrix: Matrix = draw_blocks(kind, 70, 8)
-        values = draw_blocks(kind, 70, 8).dequantize()
+    if kind in KINDS or kind in GROUPED:
+        matrix: Matrix = draw_groups(kind, 70, 1024) if kind in GROUPED else draw_blocks(kind, 70, 8)
+        values = dense_of(matrix)
     else:
         matrix = draw(70, 33).to(dtype := getattr(torch, kind))
         matrix[0, 0], matrix[1, 0] = torch.finfo(dtype).smallest_normal / 4, -torch.finfo(dtype).max

@@ -1,0 +1,70 @@
+"""The one way to a model's weights: from its folder, its GGUF files or its seed to a `WeightSource`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from app.gpu.kernels.linear.base import BlockMatrix, Matrix
+from app.gpu.weights.quantized import QuantizedFolder
+from app.gpu.weights.source import FLOATS, RandomWeights, SafetensorsFolder, TensorFormat, WeightSource
+from app.model_store.resolve import ResolvedModel
+from app.model_store.tensors import GgufIndex, is_indexed
+
+
+class GgufFile(WeightSource):
+    """The file that the index in a model's folder names, read in place. Blocks arrive on the host."""
+
+    def __init__(self, folder: Path, tensor_format: TensorFormat) -> None:
+        self._index = GgufIndex.read(folder)
+        super().__init__(tensor_format, self._index.files[0], self._index.tensors)
+
+    def dense(self) -> dict[str, Tensor]:
+        """All tensors, as a checkpoint of Transformers has them, as the format's dtype."""
+        state = dict[str, Tensor]()
+        for name in sorted(self._left):
+            state[name] = torch.from_numpy(self._index.values(name)).to(self._format.dtype)
+        for gate in [name for name in state if re.search(r"experts\.gate_proj(_bias)?$", name)]:  # of gpt-oss
+            both = torch.stack((state.pop(gate), state.pop(gate.replace("gate_proj", "up_proj"))), 2).flatten(1, 2)
+            down = gate.replace("gate_proj", "down_proj")
+            state[gate.replace("gate_proj", "gate_up_proj")] = _turned(both)
+            state[down] = _turned(state[down])
+        return state
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        stored = self._check_off(name)
+        tensor = self._index.tensors[stored]
+        self._require_shape(name, tensor.shape, shape)
+        if self._format.on_meta:
+            count = shape[0] if len(shape) > 1 else 1
+            rows = torch.empty((count, tensor.nbytes // count), dtype=torch.uint8, device="meta")
+        else:
+            rows = torch.from_numpy(self._index.rows(stored))
+        if tensor.kind in FLOATS:
+            return rows.view(FLOATS[tensor.kind]).view(shape)
+        return BlockMatrix(tensor.kind, rows, (len(rows), shape[-1]))
+
+
+def _turned(experts: Tensor) -> Tensor:
+    """Matrices `[experts, out, in]` with the last two axes turned; biases as they are."""
+    return experts.transpose(1, 2).contiguous() if experts.dim() == 3 else experts
+
+
+def weights_of(
+    model: ResolvedModel, device: torch.device, dtype: torch.dtype, *, on_meta: bool = False, on_gpu: bool = False
+) -> WeightSource:
+    """The weights of `model`, which arrive on `device`: matrices as the model says, if they are multiplied so there,
+    or `on_gpu`, all others as `dtype`. Or, `on_meta`, their shapes and types: nothing is read.
+    """
+    tensor_format = TensorFormat(device, dtype, model.weights_dtype, on_meta, on_gpu)
+    if model.folder is None:
+        return RandomWeights(model.seed, model.config, tensor_format)
+    if is_indexed(model.folder):
+        return GgufFile(model.folder, tensor_format)
+    quantization = getattr(model.config, "quantization_config", None)
+    if quantization is None:
+        return SafetensorsFolder(model.folder, tensor_format)
+    return QuantizedFolder(model.folder, quantization, tensor_format)
