@@ -384,4 +384,4 @@ def finish_step(turns: Turns, rows: Sequence[Row], result: StepResult) -> Iterat
             message = f"memory is too short for one token of a session of {len(row.sequence.tokens)} tokens"
             yield turns.fail(row.sequence, EngineError(message))
         else:
-            yield from turns.pause(row, result.stopped[row])
+            yield from turns.pause(row, *result.stopped[row])

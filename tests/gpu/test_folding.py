@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from app.domain.breakpoints import Action, Edit, EditOp, Until
-from app.domain.errors import EngineError, FieldOutOfRange
+from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVBudget, KVPolicy, Phase, SessionId, StopRule, Tier
 from app.gpu.startup.loader import load_engine
 from app.messages import Export, Import, Open, Rewind, TurnFinished
@@ -30,8 +30,10 @@ LONGEST = 64
 class Served:
     """A tiny model, and what Transformers generates with it."""
 
-    def __init__(self, case: str, folder: Path) -> None:
-        self._oracle = build_model(tiny_config(case))
+    def __init__(self, case: str, folder: Path, **changed: Any) -> None:
+        config = tiny_config(case)
+        config.update(changed)
+        self._oracle = build_model(config)
         self.model: ResolvedModel = resolve(str(save_model(self._oracle, folder)), cache_dir=folder)
         probe = self.make(contexts=100)
         pool = probe.scheduler.cache.pool
@@ -45,12 +47,19 @@ class Served:
             tokens.append(int(logits[0, -1].argmax()))
         return tokens[len(context) :]
 
-    def make(self, folder: Path | None = None, contexts: int = CONTEXTS, **changed: Any) -> BreakDriver:
+    def make(
+        self,
+        folder: Path | None = None,
+        contexts: int = CONTEXTS,
+        state_every: int | None = 2 * BLOCK,
+        **changed: Any,
+    ) -> BreakDriver:
         """An engine with room for so many contexts on the device, and as many on the host."""
         room = KVBudget(bytes=contexts * getattr(self, "context_bytes", 1 << 20))
         settings = {"kv_policy": KVPolicy.SIGNAL, "max_step_tokens": 16, "kv_device": room, "kv_host": room, **changed}
         driver = BreakDriver(load_engine(self.model, cpu_settings(kv_dir=folder, **settings)))
-        driver.scheduler.cache.state_every = 2 * BLOCK
+        if state_every is not None:
+            driver.scheduler.cache.state_every = state_every
         return driver
 
 
@@ -174,11 +183,13 @@ def test_so_they_are_of_modules_that_attend_by_themselves_or_share_what_they_kee
     Life(served, served.make(tmp_path / "kv"), 0).live(15)
 
 
-def talk(served: Served, driver: BreakDriver, session: SessionId, history: list[int], new: list[int]) -> TurnFinished:
-    """A turn of 5 tokens, which are those of Transformers, and how it ended."""
-    turn = driver.turn(session, new, 5)
+def talk(
+    served: Served, driver: BreakDriver, session: SessionId, history: list[int], new: list[int], count: int = 5
+) -> TurnFinished:
+    """A turn of `count` tokens, which are those of Transformers, and how it ended."""
+    turn = driver.turn(session, new, count)
     history += new
-    assert turn.tokens == served.greedy(tuple(history), 5)
+    assert turn.tokens == served.greedy(tuple(history), count)
     history += turn.tokens
     return turn.end
 
@@ -219,6 +230,8 @@ def test_a_pause_after_any_layer_changes_no_token_of_any_row(served: Served) -> 
         driver.run_together(turns, chance)
         for turn, new in zip(turns, [*prompts[1:], prompts[0]], strict=True):
             assert turn.tokens == served.greedy(tuple(new), 5)
+        paths = [row.path for plan in driver.plans for row in plan.rows if row.turn.ticket in turns[-1].tickets]
+        assert all(path.lo == layer + 1 for path in paths if not path.pauses), "a pass goes on where it has paused"
 
 
 @torch.inference_mode()
@@ -291,7 +304,29 @@ def test_a_prefix_is_found_where_a_state_was_kept_and_nobody_elses_is(served: Se
 
     assert cached("a", steered=True) == 0
     assert [cached("a"), cached("a"), cached("b")] == [0, 4 * BLOCK, 0], "a step has 16 tokens"
+    is_divided = driver.scheduler.cache.pool.block_size == BLOCK
+    assert cached("a") == (6 if is_divided else 4) * BLOCK, "the second left a state where it left the first"
     assert cached("a", steered=True) == 4 * BLOCK, "what was computed with the same edits"
+
+
+@torch.inference_mode()
+def test_sessions_compute_a_long_prefix_once_and_a_rewind_a_turn_at_most(tmp_path: Path) -> None:
+    served, chance = Served("qwen3_next", tmp_path, max_position_embeddings=4096), random.Random(11)
+    driver = served.make(state_every=None, max_step_tokens=256, contexts=100)
+    spacing, system = driver.scheduler.cache.state_every, prompt(chance, 2000)
+    for most in (2000, spacing, 0):
+        session, history = driver.open(), list[int]()
+        ended = talk(served, driver, session, history, [*system, *prompt(chance, 9)], 1)
+        assert 2000 - ended.usage.cached_tokens <= most
+    ends = list[int]()
+    for _ in range(3):
+        ends.append(len(history))
+        talk(served, driver, session, history, prompt(chance, 40), 1)
+    for keep, end in ((ends[2], ends[2]), (ends[2] - 20, ends[1])):
+        del history[keep:]
+        driver.do(Rewind(driver.ticket(), session, keep))
+        ended = talk(served, driver, session, history, prompt(chance, 2), 1)
+        assert ended.usage.cached_tokens >= end - 1
 
 
 @torch.inference_mode()
@@ -320,11 +355,9 @@ def test_a_step_that_does_not_fit_leaves_states_as_they_were(hybrid: Served) -> 
     stack.layer = layer
     for each in (14, 9):
         talk(hybrid, driver, driver.open(), [], prompt(chance, each))
-    armed = driver.open_armed(1, once=True)
-    with pytest.raises(EngineError, match="memory is too short"):  # a part of the pass would leave half a state
-        driver.turn(armed, prompt(chance, 12), 5)
-    driver.disarm(armed)
-    talk(hybrid, driver, armed, [], prompt(chance, 12))
+    turn = driver.turn(driver.open_armed(1, once=True), new := prompt(chance, 12), 5)
+    driver.run(turn)  # one part of the pass goes on from what the one before has left half way up
+    assert turn.tokens == hybrid.greedy(tuple(new), 5)
 
 
 @torch.inference_mode()

@@ -194,7 +194,7 @@ class CommandHandler:
         if (parent.turn is None) != (command.turn is None):
             raise WrongState(f"session {command.session} is {'idle' if parent.turn is None else 'paused'}")
         if parent.checkpoint is not None:
-            self._activations.check(parent, parent.checkpoint.hidden.nbytes, besides=True)
+            self._activations.check(parent, parent.checkpoint.nbytes, besides=True)
         child = self._scheduler.cache.fork(parent, command.child)
         self._activations.note(child)
         if parent.turn is not None and command.turn is not None:

@@ -213,11 +213,14 @@ class Transfers:
             yield None
         host, behind = self._host, sequence.behind
         computed = min(sequence.computed, len(sequence.host_blocks) // host.stripe * host.block_size)
-        if host.state_blocks and len(sequence.host_blocks) < host.blocks_for(sequence.computed):
+        copies = sequence.host_blocks
+        if host.state_blocks and len(copies) < host.blocks_for(sequence.written):
             computed = 0  # nor is KV of use without the state, which comes last
         if host.first_seen(computed) < behind:  # without its last blocks, what the host has is useless
             computed = behind = 0
-        blocks = tuple(host.groups.held(sequence.host_blocks[: host.blocks_for(computed)], behind))
+        if host.state_blocks and computed:
+            copies = self._cache.of_whole_passes(sequence, copies)
+        blocks = tuple(host.groups.held(copies[: host.blocks_for(computed)], behind))
         host.share(blocks)
         of_history = {"source": blocks, "behind": behind, "token_ids": tuple(sequence.tokens), "computed": computed}
         move = self._tiers.order(sequence, kind, **of_history, **where)
@@ -227,7 +230,8 @@ class Transfers:
         """Whether there is nothing to wait for. With `make_room` other sessions are evicted where that is needed."""
         if sequence.busy:
             return True
-        whole = self._cache.pool.blocks_for(sequence.computed)
+        pool = self._cache.pool  # a state comes behind the blocks of a paused pass
+        whole = pool.blocks_for(sequence.written if pool.state_blocks else sequence.computed)
         if sequence.tier is Tier.DISK:
             needed = sequence.disk_blocks
         elif sequence.tier is Tier.DEVICE and len(sequence.host_blocks) < whole:

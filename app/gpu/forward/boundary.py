@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -150,6 +151,13 @@ def _copy(tensor: Tensor, streams: DeviceStreams) -> Tensor:
     return streams.host_tensor(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
 
+class Stopped(NamedTuple):
+    """A row that has paused: its residual stream there, and what layers below that fold have left, if any do."""
+
+    hidden: HostTensor
+    states: HostTensor | None
+
+
 class BoundaryActions:
     """Edits, captures and checkpoints of a step's rows at layer boundaries. `hidden` is always the row's part of the
     residual stream, `[length, hidden_size]`. Indices of scattered positions are put on the device when this is made;
@@ -160,8 +168,8 @@ class BoundaryActions:
         self._streams, self._place = streams, place
         self.captured: dict[Row, list[Captured]] = {}
         """Captures of breakpoints; the sessions get them only when the step is over."""
-        self.stopped: dict[Row, HostTensor] = {}
-        """The residual stream of each row that pauses, where it has stopped."""
+        self.stopped: dict[Row, Stopped] = {}
+        """What is kept of each row that pauses."""
         self._tokens: dict[tuple[Row, Runs], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         """Chosen positions, and the tokens there: found once, at however many boundaries they are captured."""
         self._indices: dict[tuple[Row, Runs], Tensor] = {}
@@ -197,9 +205,12 @@ class BoundaryActions:
                 case LoadCheckpoint():
                     self.load_checkpoint(row, hidden)
 
-    def stop(self, row: Row, hidden: Tensor) -> None:
-        """Save a row that pauses here; nothing may write to `hidden` any more."""
-        self.stopped[row] = HostTensor.save(hidden, self._streams)
+    def stop(self, row: Row, hidden: Tensor, states: Tensor | None) -> None:
+        """Save a row that pauses here, and the `states` that layers below have left, `[1, bytes]`; nothing may write to
+        these any more.
+        """
+        kept = None if states is None else HostTensor.save(states, self._streams)
+        self.stopped[row] = Stopped(HostTensor.save(hidden, self._streams), kept)
 
     def _choose(self, row: Row, runs: Runs, hidden: Tensor) -> Tensor:
         """The chosen positions, `[positions, hidden_size]`: a view where they are one run, else a copy."""

@@ -3,10 +3,11 @@
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import accumulate, islice
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -128,18 +129,17 @@ class Runner:
             waiting.extend(_without_drafts(rows))
         left = iter(requests)
         wanted = {row: list(islice(left, row.choices)) for row in rows}
+        half_states = dict[Row, HostTensor]()
         while waiting:
             part = split_off(waiting, self._split_size.limit)
-            if self._folds and part[0].path.pauses and part[0].whole.length != part[0].length:
-                # The first part of a pass that pauses leaves no state for the next one to go on from.
-                self._give_up(part[0], waiting, unfit)
-                continue
-            launched = self._launch(part, [each for row in part for each in wanted[row.whole][: row.choices]])
+            asked = [each for row in part for each in wanted[row.whole][: row.choices]]
+            launched = self._launch(part, asked, half_states=half_states)
             if launched is None:
                 self._put_back(part, waiting, unfit)
             else:
                 self._split_size.note_fit()
                 parts.append(launched)
+                half_states |= launched.half_states
         return SplitStep(rows, parts, unfit)
 
     def _put_back(self, part: list[Row], waiting: deque[Row], unfit: set[Row]) -> None:
@@ -175,9 +175,15 @@ class Runner:
         return launched
 
     def _launch(
-        self, rows: list[Row], requests: Sequence[SampleRequest], before: LaunchedStep | SplitStep | None = None
+        self,
+        rows: list[Row],
+        requests: Sequence[SampleRequest],
+        before: LaunchedStep | SplitStep | None = None,
+        half_states: Mapping[Row, HostTensor] = MappingProxyType({}),
     ) -> LaunchedStep | None:
-        """None if memory is too short: an exception would keep the tensors of its frames until it is handled."""
+        """None if memory is too short: an exception would keep the tensors of its frames until it is handled.
+        `half_states` are what earlier cuts of rows that pause have left.
+        """
         step: LaunchedStep | None = None
         try:
             self._staging.begin()
@@ -204,13 +210,13 @@ class Runner:
             else:
                 actions = BoundaryActions(rows, put, self._streams, self._place_vector)
                 in_place = graphs if decodes else None
-                pool = self.pool if self._folds else None
-                forward = Forward(stack, self._run_layers, in_place, self._batches, rows, actions, put, pool)
+                states = RowStates(self.pool, rows, half_states, put) if self._folds else None
+                forward = Forward(stack, self._run_layers, in_place, self._batches, rows, actions, put, states)
                 self._staging.send()
                 token_ids = token_ids if index is None else token_ids[index]
                 step.launch(forward.run(token_ids), actions)
-                if forward.states is not None:  # an attempt that does not fit has left them as they were
-                    forward.states.write()
+                if states is not None:  # an attempt that does not fit has left them as they were
+                    states.write()
                 self._in_runs += forward.replayed
                 self._eager += not forward.replayed
                 if graphs is not None and not forward.replayed:
@@ -249,24 +255,42 @@ def _without_drafts(rows: Iterable[Row]) -> list[Row]:
 
 
 class RowStates:
-    """The states of a step's rows, `[rows, bytes]`, in memory of their own until they replace those in the pool."""
+    """The states of a step's rows, `[rows, bytes]`, in memory of their own until they replace those in the pool.
 
-    def __init__(self, pool: KVPool, rows: Sequence[Row], segments: Iterable[tuple[int, ...]], put: Put) -> None:
-        """`segments` are the rows that layers run together."""
-        self._pool, count = pool, pool.state_blocks
+    A row that pauses leaves those in the pool as they are. What layers below have left goes with its checkpoint, and
+    comes back when the pass goes on.
+    """
+
+    def __init__(self, pool: KVPool, rows: Sequence[Row], half_states: Mapping[Row, HostTensor], put: Put) -> None:
+        """`half_states`: what earlier cuts of planned rows that pause have left."""
+        self._pool, self._rows, self._put, count = pool, rows, put, pool.state_blocks
         self._blocks = put(np.array([row.sequence.blocks[-count:] for row in rows], np.int64))
         self._begins = put(np.array([place for place, row in enumerate(rows) if not row.first], np.int64))
         ended = [place for place, row in enumerate(rows) if not row.path.pauses]
         self._ended = put(np.array(ended, np.int64)) if ended else None
-        """Rows that pause are run from the first layer again when they go on."""
-        self._members = {each: put(np.array(each, np.int64)) for each in segments if len(each) < len(rows)}
+        self._below = dict[int, HostTensor]()
+        """By place, of rows that have run some layers already."""
+        for place, row in enumerate(rows):
+            checkpoint = row.sequence.checkpoint if row.path.lo else None
+            below = half_states.get(row.whole, None if checkpoint is None else checkpoint.states)
+            if below is not None:
+                assert isinstance(below, HostTensor)
+                self._below[place] = below
+        self._members: dict[tuple[int, ...], Tensor] = {}
         """Rows of a segment that has not all of them."""
         self._bytes: Tensor
+
+    def note_segments(self, segments: Iterable[tuple[int, ...]]) -> None:
+        """Take to the device which rows layers run together."""
+        rows = len(self._rows)
+        self._members = {each: self._put(np.array(each, np.int64)) for each in segments if len(each) < rows}
 
     def read(self) -> None:
         """Launch reading them. A row without a past begins with zeros."""
         self._bytes = self._pool.read_states(self._blocks)
         self._bytes[self._begins] = 0
+        for place, below in self._below.items():
+            below.load(self._bytes[place : place + 1, : below.shape[1]])
 
     def give(self, rows: tuple[int, ...], batch: Batch) -> Batch:
         """The batch of these rows with their states, which layers change."""
@@ -278,6 +302,11 @@ class RowStates:
         members = self._members.get(rows)
         if members is not None and batch.states is not None:
             self._bytes[members] = batch.states
+
+    def below(self, place: int, boundary: int) -> Tensor | None:
+        """A copy of what layers below the boundary have left of a row, `[1, bytes]`; None: none of them folds."""
+        size = self._pool.state_bytes_below[boundary]
+        return self._bytes[place : place + 1, :size].clone() if size else None
 
     def write(self) -> None:
         """Launch writing those of rows that have run all layers."""
@@ -303,9 +332,9 @@ class Forward:
         rows: list[Row],
         actions: BoundaryActions,
         put: Put,
-        pool: KVPool | None,
+        states: RowStates | None,
     ) -> None:
-        """`pool` has the states of a stack that folds; else None."""
+        """`states` are those of a stack that folds; else None."""
         self._stack, self._run_layers, self._graphs = stack, run_layers, graphs
         self._rows, self._actions = rows, actions
         self.replayed = graphs is not None
@@ -316,7 +345,9 @@ class Forward:
         """The tokens that need logits."""
         self._segments = cut_segments(rows)
         members = dict.fromkeys(segment.rows for segment in self._segments)
-        self.states = None if pool is None else RowStates(pool, rows, members, put)
+        self._states = states
+        if states is not None:
+            states.note_segments(members)
         if graphs is not None:
             self._hidden, self._batch = graphs.hidden, batches.place(rows, put)
             everyone = np.arange(len(rows))
@@ -345,18 +376,18 @@ class Forward:
         if self._embeds:
             self._hidden = self._stack.embed(token_ids, self._positions)
             self._load_checkpoints(place for place, row in enumerate(self._rows) if row.path.lo)
-        if self.states is not None:
-            self.states.read()
+        if self._states is not None:
+            self._states.read()
         placed = {
             rows: (replace(batch, token_ids=token_ids[index]), index) for rows, (batch, index) in self._placed.items()
         }
         for segment in self._segments:
             batch, index = placed[segment.rows]
-            if self.states is not None:
-                batch = self.states.give(segment.rows, batch)
+            if self._states is not None:
+                batch = self._states.give(segment.rows, batch)
             self._hidden[index] = self._run_layers(segment.lo, segment.hi, self._hidden[index], batch)
-            if self.states is not None:
-                self.states.take(segment.rows, batch)
+            if self._states is not None:
+                self._states.take(segment.rows, batch)
             self._act(segment)
         if self._outputs is None:
             return self._hidden.new_empty(0, self._stack.vocab_size)
@@ -403,4 +434,6 @@ class Forward:
                 self._actions.act(row, boundary, self._hidden_of(first, end))
             if row.path.pauses and row.path.hi == boundary:
                 hidden = self._hidden_of(first, end)
-                self._actions.stop(row, hidden if self._graphs is None else hidden.clone())  # graphs run in its place
+                hidden = hidden if self._graphs is None else hidden.clone()  # graphs run in its place
+                states = None if self._states is None else self._states.below(first, boundary)
+                self._actions.stop(row, hidden, states)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from app.domain.values import TokenLogprobs
 from app.gpu.device.streams import PASSED, DeviceStreams, Download, Event, Put
-from app.gpu.forward.boundary import BoundaryActions, HostTensor
+from app.gpu.forward.boundary import BoundaryActions, HostTensor, Stopped
 from app.gpu.forward.inputs import Places, place_runs
 from app.gpu.sampling import Sampled, SampleRequest
 from app.gpu.sampling.sampler import Mask, ReadReport, choose, log_probabilities, place_requests, report
@@ -28,8 +28,8 @@ class StepResult:
     """Each row's next token, and those that were chosen after its drafted tokens."""
     scores: dict[Row, list[TokenLogprobs]] = field(default_factory=dict)
     """Log-probabilities of the prompt tokens that follow each of the row's tokens."""
-    stopped: dict[Row, HostTensor] = field(default_factory=dict)
-    """The residual stream of each row that pauses, where it stopped."""
+    stopped: dict[Row, Stopped] = field(default_factory=dict)
+    """What is kept of each row that pauses."""
     captured: dict[Row, list[Captured]] = field(default_factory=dict)
     """Captures of breakpoints, lowest boundary first."""
     broken: set[Row] = field(default_factory=set)
@@ -110,6 +110,12 @@ class LaunchedStep:
             self._done = download.finish()
 
     @property
+    def half_states(self) -> dict[Row, HostTensor]:
+        """By planned row, the states that layers below a pause have left."""
+        stopped = {} if self._actions is None else self._actions.stopped
+        return {row.whole: kept.states for row, kept in stopped.items() if kept.states is not None}
+
+    @property
     def done(self) -> bool:
         """Whether `collect` would return at once. True from the beginning for a step without outputs."""
         return self._done.query()
@@ -163,7 +169,7 @@ class SplitStep:
     def collect(self) -> StepResult:
         """Wait until the step is over. The results are those of whole rows."""
         joined = StepResult(unfit=self.unfit)
-        stopped: dict[Row, list[HostTensor]] = {}
+        stopped: dict[Row, list[Stopped]] = {}
         for result in [part.collect() for part in self.parts]:
             joined.sampled.update((row.whole, sampled) for row, sampled in result.sampled.items())
             joined.broken.update(row.whole for row in result.broken)
@@ -171,9 +177,10 @@ class SplitStep:
                 joined.scores.setdefault(row.whole, []).extend(scores)
             for row, found in result.captured.items():
                 joined.captured.setdefault(row.whole, []).extend(found)
-            for row, hidden in result.stopped.items():
-                stopped.setdefault(row.whole, []).append(hidden)
-        joined.stopped.update((row, HostTensor.joined(hidden)) for row, hidden in stopped.items())
+            for row, part in result.stopped.items():
+                stopped.setdefault(row.whole, []).append(part)
+        for row, parts in stopped.items():
+            joined.stopped[row] = Stopped(HostTensor.joined([part.hidden for part in parts]), parts[-1].states)
         joined.captured = {row: _join_captures(row, found) for row, found in joined.captured.items()}
         return joined
 

@@ -8,21 +8,27 @@ held goes on from the longest prefix that is still found, and recomputes the res
 
 Where layers fold, a sequence's last blocks have their state (`BlockPool.state_blocks`). It is true of the computed
 tokens and of no fewer, so a sequence that is cut goes back to an earlier state. Some are kept for that: those at the
-ends of turns and of their prompts, and on the way there one for every `state_every` tokens. A kept state is a prefix
-like any other. Its blocks are published, so what writes to them next gets others, and they stay until others need the
-room.
+ends of turns and of their prompts, on the way there one for every `state_every` tokens, and where a prompt leaves what
+another has computed. A kept state is a prefix like any other. Its blocks are published, so what writes to them next
+gets others, and they stay until others need the room.
 """
 
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
+from itertools import takewhile
 
 from app.domain.values import SessionId
 from app.gpu.state.blocks import BlockHash, BlockId, BlockPool, chain_hash
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.paths import NO_EDITS, expected_edits
 from app.gpu.state.sequence import TokenSequence
+
+WORTH_A_BRANCH = 4
+"""A state takes as much room as the KV of `state_every` tokens. It is kept at a branch if that saves a part of so many
+of these.
+"""
 
 
 class KVCache:
@@ -46,9 +52,21 @@ class KVCache:
         for is left too. The prefix has been computed with the edits that the sequence would get.
         """
         blocks, hashes = self.find_prefix(sequence, self.pool)
+        if self.state_every:
+            self._note_branch(sequence, len(hashes) * self.hash_tokens)
         self.pool.share(blocks)
         self._begin_at(sequence, hashes)
         self.hold(sequence, blocks, self.pool.first_seen(sequence.computed))
+
+    def _note_branch(self, sequence: TokenSequence, found: int) -> None:
+        """Note where the sequence's prompt leaves what others have computed, unless it saves little to keep a state
+        there: `found` tokens have one. Who comes next with the same prefix finds it (Marconi; Pan et al., 2025).
+        """
+        edits, limit = expected_edits(sequence)
+        known = self._chain(sequence, min(len(sequence.tokens) - 1, limit) // self.hash_tokens, edits)
+        end = sum(1 for _ in takewhile(lambda block_hash: self.pool.find(block_hash) is not None, known))
+        is_worth_it = end * self.hash_tokens - found >= self.state_every // WORTH_A_BRANCH
+        sequence.active_turn.branch = end * self.hash_tokens if is_worth_it else 0
 
     def _begin_at(self, sequence: TokenSequence, hashes: list[BlockHash]) -> None:
         """The sequence has got the KV, and the state, of a prefix with these hashes."""
@@ -142,16 +160,21 @@ class KVCache:
         return [], []
 
     def to_kept_end(self, sequence: TokenSequence, length: int) -> int:
-        """A little less than `length`, if the next so many tokens end where no state is kept and others follow."""
+        """A little less than `length`, if the next so many tokens end where no state is kept and others follow, or pass
+        a branch.
+        """
+        branch = sequence.active_turn.branch
+        if sequence.computed < branch < sequence.computed + length:
+            return branch - sequence.computed
         end = (sequence.computed + length) // self.hash_tokens * self.hash_tokens
         return length if sequence.pending <= length or end <= sequence.computed else end - sequence.computed
 
     def _is_worth_keeping(self, sequence: TokenSequence) -> bool:
         """Whether the sequence may come back to the state that it has before its next tokens: that of a turn's
-        beginning, of its prompt's end, and one for every `state_every` tokens, where others find it.
+        beginning, of its prompt's end, and one for every `state_every` tokens and at a branch, where others find it.
         """
         turn, computed = sequence.turn, sequence.computed
-        if turn is not None and computed in (turn.cached_tokens, turn.prompt_tokens):
+        if turn is not None and computed in (turn.cached_tokens, turn.prompt_tokens, turn.branch):
             return True
         last = sequence.marks[-1] if sequence.marks else 0
         return computed % self.hash_tokens == 0 and computed - last >= self.state_every
@@ -355,20 +378,31 @@ class KVCache:
         blocks = [block for block in found if block is not None]
         return blocks if len(blocks) == len(found) else []
 
+    def of_whole_passes(self, sequence: TokenSequence, blocks: list[BlockId]) -> list[BlockId]:
+        """Of the sequence's device or host blocks, all of which are here, those without a paused pass."""
+        keep, extra = self.pool.blocks_for(sequence.computed), self.pool.extra_blocks
+        return [*blocks[: keep - extra], *blocks[len(blocks) - extra :]] if keep else []
+
     def publish_copies(self, sequence: TokenSequence) -> None:
         """Offer the full blocks that the host has of the sequence."""
         self.host.publish(sequence.copies, self.held_hashes(sequence, sequence.first_held))
 
     def trim(self, sequence: TokenSequence, tokens: int) -> None:
-        """Give up blocks that were reserved for more than so many tokens, and will not be written to."""
-        keep = self.pool.blocks_for(tokens)
-        surplus, end = len(sequence.blocks) - keep, len(sequence.blocks) - self.pool.extra_blocks
-        if not self.pool.extra_blocks or not keep:
+        """Give up blocks that were reserved for more than so many tokens, and will not be written to. Where layers
+        fold, these lie before the state.
+        """
+        keep, extra = self.pool.blocks_for(tokens), self.pool.extra_blocks
+        if not extra or not keep:
             self.release_blocks(sequence, keep)
-        elif surplus > 0:
-            self.pool.release(sequence.blocks[end - surplus : end])
-            del sequence.blocks[end - surplus : end]
-            sequence.fast_path_until = 0
+            return
+        if keep < len(sequence.blocks) != len(sequence.host_blocks):  # copies end among those that go
+            self.release_copies(sequence, keep - extra)
+        for pool, blocks in ((self.pool, sequence.blocks), (self.host, sequence.host_blocks)):
+            surplus, end = len(blocks) - keep, len(blocks) - extra
+            if surplus > 0:
+                pool.release(blocks[end - surplus : end])
+                del blocks[end - surplus : end]
+                sequence.fast_path_until = 0
 
     def uncompute(self, sequence: TokenSequence, length: int) -> None:
         """Forget the KV of the tokens from position `length` on, in every tier; the history stays.
@@ -388,6 +422,8 @@ class KVCache:
         keep = self.pool.blocks_for(sequence.computed)
         if self.pool.first_seen(sequence.computed) < sequence.behind:
             keep = 0
+        if self.pool.extra_blocks:
+            self.trim(sequence, sequence.computed)
         self.release_blocks(sequence, keep)
         self.release_copies(sequence, keep)
         if not (sequence.blocks or sequence.host_blocks):

@@ -65,6 +65,8 @@ class KVPool:
         self.groups = division.groups.size
         block_bytes = self.data[:1].nbytes
         self.state_blocks = -(-state_bytes(stack.states) // block_bytes)
+        self.state_bytes_below = [state_bytes(stack.states[:layer]) for layer in range(len(stack.states) + 1)]
+        """Of a state, how many bytes at its beginning are of layers below each boundary."""
         self._bytes = self.data.view(torch.uint8).view(num_blocks, -1) if self.state_blocks else None
 
     def layer(self, index: int) -> Tensor:

@@ -202,13 +202,14 @@ class KVTiers:
         return len(found) - sum(self.cache.pool.holders(block) > 0 for block in found if block is not None)
 
     def _half_pass(self, sequence: TokenSequence, first: int, end: int) -> HalfPass:
-        """What of the sequence's blocks `[first, end)` only a paused pass has written to. Blocks of a group are moved
-        whole: the layers below the boundary are not their first ones.
+        """What of the sequence's blocks `[first, end)` only a paused pass has written to. Blocks of a group, and those
+        before a state, are moved whole: the layers below the boundary are not their first ones.
         """
-        paused, is_divided = sequence.paused_pass, self.cache.pool.stripe > 1
-        if paused is None or not paused.held or paused.boundary == self._num_layers or is_divided:
+        paused, pool = sequence.paused_pass, self.cache.pool
+        is_whole = paused is None or not paused.held or paused.boundary == self._num_layers
+        if paused is None or is_whole or pool.stripe > 1 or pool.state_blocks:
             return WHOLE_PASSES
-        whole = self.cache.pool.blocks_for(sequence.computed)
+        whole = pool.blocks_for(sequence.computed)
         return HalfPass(max(0, end - max(first, whole)), paused.boundary)
 
     def _bytes_above(self, half: HalfPass) -> int:

@@ -95,14 +95,14 @@ class Turns:
             self._scheduler.cache.trim(sequence, sequence.computed)
             events.append(self.end(sequence, reason))
 
-    def pause(self, row: Row, hidden: StoredTensor) -> list[Event]:
-        """Stop the turn where its row has stopped, with the residual stream that it had there. The turn fails if there
-        is no room for that.
+    def pause(self, row: Row, hidden: StoredTensor, states: StoredTensor | None) -> list[Event]:
+        """Stop the turn where its row has stopped, with the residual stream that it had there, and the states that
+        layers below have left. The turn fails if there is no room for that.
         """
         sequence, turn = row.sequence, row.turn
         try:
             _note_edits(row)
-            self.activations.check(sequence, hidden.nbytes)
+            self.activations.check(sequence, hidden.nbytes + (0 if states is None else states.nbytes))
         except (FieldOutOfRange, ActivationsFull) as error:
             return [self.fail(sequence, error)]
         events: list[Event] = self._spend(row)
@@ -115,7 +115,7 @@ class Turns:
             in_pass=Pass.PREFILL if row.first < turn.prompt_tokens else Pass.DECODE,
             breakpoint=row.path.breakpoint,
             created_at=time.time(),
-            held=not self._scheduler.cache.pool.state_blocks,  # a state half way up is of no use: none is kept
+            states=states,
         )
         self.activations.note(sequence)
         turn.paused, turn.pause_at, turn.announced, turn.drafter = True, None, False, None

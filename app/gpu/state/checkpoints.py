@@ -13,7 +13,9 @@ from app.domain.breakpoints import Edit, Pass, TensorData
 
 
 class StoredTensor(Protocol):
-    """A residual stream `[positions, hidden_size]` in host memory. It never changes: edits make another one."""
+    """A residual stream `[positions, hidden_size]` in host memory. It never changes: edits make another one. So are
+    states stored, whose bytes nobody edits.
+    """
 
     dtype: str
     """PyTorch's name."""
@@ -58,6 +60,10 @@ class Checkpoint:
     in_pass: Pass
     breakpoint: str | None
     created_at: float
+    states: StoredTensor | None = None
+    """What layers below that fold have left, as bytes `[1, bytes]`, until the pass ends: the session's blocks have the
+    states of before it. Of use as long as the pass is `held`.
+    """
     held: bool = True
     dispatch_ms: float = 0.0
     """How long the command to resume took."""
@@ -68,6 +74,11 @@ class Checkpoint:
     def end(self) -> int:
         """Position after the last."""
         return self.first + self.length
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that it keeps in host memory."""
+        return self.hidden.nbytes + (0 if self.states is None else self.states.nbytes)
 
     def cost(self) -> ResumeCost:
         """How long it took to go on from here."""

@@ -112,6 +112,10 @@ class TurnState:
     """None until the turn has left the queue for the first time."""
     prefix_hashes: list[BlockHash] = field(default_factory=list)
     """Chain hashes of the history's first blocks without edits, as far as the turn has looked for them."""
+    branch: int = 0
+    """Where the prompt leaves a prefix that others have computed, if no state was found there that layers which fold
+    could go on from.
+    """
     expected: tuple[tuple[object, ...], InterventionLog, int] | None = None
     """What `expected_edits` has found, and what that is based on: while the turn waits, each step needs it."""
     awaits_prefill: bool = False
@@ -423,7 +427,7 @@ class ActivationRoom:
     def note(self, sequence: TokenSequence) -> None:
         """Account for what the session holds now."""
         checkpoint = sequence.checkpoint
-        self._set(sequence, self._checkpoints, 0 if checkpoint is None else checkpoint.hidden.nbytes)
+        self._set(sequence, self._checkpoints, 0 if checkpoint is None else checkpoint.nbytes)
         self._set(sequence, self._captures, sequence.captures.nbytes)
 
     def forget(self, sequence: TokenSequence) -> None:

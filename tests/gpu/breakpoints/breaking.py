@@ -112,7 +112,7 @@ class BreakDriver(Driver):
         """Every checkpoint and capture is accounted for too."""
         super().check()
         sequences = self.handler.sequences
-        checkpoints = [s.checkpoint.hidden.nbytes for s in sequences if s.checkpoint is not None]
+        checkpoints = [s.checkpoint.nbytes for s in sequences if s.checkpoint is not None]
         captures = {s.session: s.captures.nbytes for s in sequences if s.captures.nbytes}
         held = StackUse(len(checkpoints), sum(checkpoints), sum(captures.values()), captures)
         assert self.activations.use() == held

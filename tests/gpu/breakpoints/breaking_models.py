@@ -39,6 +39,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "two-layers-hybrid": {
+        **CASES["qwen3_next"],
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "two-layers-both": {**CASES["falcon_h1, both in a layer"], "num_hidden_layers": 2},
     "llama-2-7b-scaled": {
         **shape_config("llama-2-7b").to_dict(),
         "hidden_size": 4096 // 32,

@@ -115,13 +115,13 @@ def data_of(tensor: Tensor) -> TensorData:
     return TensorData(name, tuple(tensor.shape), tensor.contiguous().numpy().tobytes())
 
 
-def _hook(change: Change, tokens: list[int]) -> Callable[[nn.Module, object, Tensor], Tensor]:
-    def hook(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        hidden = output.clone()
+def _hook(change: Change, tokens: list[int]) -> Callable[[nn.Module, object, Any], Any]:
+    def hook(module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        hidden = (output[0] if isinstance(output, tuple) else output).clone()
         first = len(tokens) - hidden.shape[1]
         for row in range(hidden.shape[1]):
             if change.where(first + row, tokens[first + row]):
                 hidden[0, row] = change.formula(hidden[0, row])
-        return hidden
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
     return hook

@@ -12,14 +12,15 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch import Tensor
 
 from app.domain.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, EditOp, Pass, Positions, Until, When
 from app.domain.values import KVPolicy, Phase, SessionId
 from app.gpu.engine import Engine
 from app.gpu.forward.graphs import KeptGraphs
-from app.messages import Rewind, SetPhase
+from app.messages import Export, Import, Rewind, SetPhase
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
-from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny
+from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, make_tiny
 from tests.gpu.breakpoints.breaking_oracle import change_of, hooked, within
 from tests.gpu.forward.recording import FakeRecorder, PaddedAttention, with_attention
 
@@ -329,6 +330,73 @@ class MixedBreakpointMachine(TieredBreakpointMachine):
     HOST_BLOCKS = 16
 
 
+class HybridBreakpointMachine(TieredBreakpointMachine):
+    """One layer folds, the other attends: what has been folded is kept where a pass pauses, and a session that is cut
+    goes back to an earlier state.
+    """
+
+    SHAPE = "two-layers-hybrid"
+    DEVICE_BLOCKS = 16
+    HOST_BLOCKS = 28
+
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        super().__init__()
+        self.states: dict[SessionId, tuple[int, Tensor]] = {}
+        """Of sessions that rest: their computed tokens, and the state that was seen then."""
+
+    def engine(self) -> Engine:
+        sizes = {"blocks": self.DEVICE_BLOCKS, "host_blocks": self.HOST_BLOCKS}
+        engine = self.model().engine(max_step_tokens=7, policy=self.POLICY, kv_dir=Path(self.folder.name), **sizes)
+        engine._scheduler.cache.state_every = 2 * BLOCK
+        return engine
+
+    @precondition(lambda self: self.unedited())
+    @rule(which=shares)
+    def export_and_import(self, which: float) -> None:
+        """The session goes on from a file of itself."""
+        driver, session, path = self.driver, pick(self.unedited(), which).session, f"{self.folder.name}/exported"
+        driver.do(Export(driver.ticket(), session, path))
+        driver.close(session)
+        driver.do(Import(driver.ticket(), session, path))
+
+    def unedited(self) -> list[Client]:
+        return [each for each in self.idle() if each.history and not (each.steering or each.made)]
+
+    @invariant()
+    def states_stay_as_they_are_until_a_pass_has_ended(self) -> None:
+        """Wherever they go, and if the pass is cancelled half way up."""
+        pool, host = self.driver.runner.pool, self.driver.engine._mover.threaded._host.data
+        for client in self.clients:
+            sequence = self.driver.sequence(client.session)
+            if client.turn is not None and not client.turn.rests:
+                self.states.pop(client.session, None)
+                continue
+            if sequence.blocks:
+                found = pool.read_states(torch.tensor([sequence.blocks[-pool.state_blocks :]]))[0]
+            elif sequence.host_blocks:
+                found = host[sequence.host_blocks[-pool.state_blocks :]].flatten()
+            else:
+                continue
+            computed, state = self.states.setdefault(client.session, (sequence.computed, found.clone()))
+            if computed == sequence.computed > 0:
+                assert torch.equal(found, state)
+            else:
+                del self.states[client.session]
+
+    def teardown(self) -> None:
+        with self.folder:
+            super().teardown()
+
+
+class BothBreakpointMachine(HybridBreakpointMachine):
+    """Each layer folds and attends."""
+
+    SHAPE = "two-layers-both"
+    DEVICE_BLOCKS = 20
+    HOST_BLOCKS = 40
+
+
 @cache
 def padded() -> TinyModel:
     """The same weights, with an attention that takes padding rows."""
@@ -359,5 +427,9 @@ TestWindow = WindowBreakpointMachine.TestCase
 TestWindow.settings = SETTINGS
 TestMixed = MixedBreakpointMachine.TestCase
 TestMixed.settings = SETTINGS
+TestHybrid = HybridBreakpointMachine.TestCase
+TestHybrid.settings = SETTINGS
+TestBoth = pytest.mark.long(BothBreakpointMachine.TestCase)
+TestBoth.settings = SETTINGS
 TestReplayed = ReplayedBreakpointMachine.TestCase
 TestReplayed.settings = SETTINGS
